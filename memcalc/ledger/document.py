@@ -1,0 +1,74 @@
+"""The result as the JSON document: one shape for estimate, trace, dry-run and measure (INTERFACE: schema_version 1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.ledger.result import Result
+
+SCHEMA_VERSION = 1
+
+
+def document(result: Result) -> dict[str, Any]:
+    """The result as the JSON document, ready for `json.dumps`."""
+    ledger = result.ledger
+    headline = result.headline
+    card = result.card
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "source": result.source,
+        "device": result.device,
+        "name": result.spec.name,
+        "spec": result.spec.model_dump(mode="json"),
+        "model": {
+            "parameters": result.parameters,
+            "trainable_parameters": result.trainable_parameters,
+            "buffer_elements": result.buffer_elements,
+        },
+        "textbook": {
+            "parameters": result.textbook.parameters,
+            "model_state_bytes": result.textbook.model_state_bytes,
+            "activation_bytes": result.textbook.activation_bytes,
+        },
+        "peak": {
+            "phase": ledger.peak_phase,
+            "rank": headline.rank,
+            "allocated_bytes": ledger.peak_bytes,
+            "reserved_bytes": headline.reserved_bytes,
+            "device_bytes": headline.device_bytes,
+            "confidence": result.confidence,
+        },
+        "components": _by_name(ledger.components(ledger.peak_phase)),
+        "outside_allocated": {
+            "cached_segments": headline.outside.cached_segments,
+            "device_context": headline.outside.device_context,
+            "communication_library": headline.outside.communication_library,
+        },
+        "phases": [
+            {
+                "phase": phase,
+                "allocated_bytes": ledger.totals[phase],
+                "components": _by_name(ledger.components(phase)),
+            }
+            for phase in ledger.phases
+        ],
+        "ledger": [
+            {
+                **row._asdict(),
+                "component": row.component.value,
+                "shape": list(row.shape),
+                "phases": list(row.phases),
+            }
+            for row in ledger.rows
+        ],
+        "gpu": None
+        if card is None
+        else {"name": card.name, "advertised_bytes": card.advertised_bytes, "usable_bytes": card.usable_bytes},
+        "fits": result.fits,
+        "headroom_bytes": result.headroom_bytes,
+        "not_modelled": list(result.not_modelled),
+    }
+
+
+def _by_name(components: dict[Any, int]) -> dict[str, int]:
+    return {component.value: count for component, count in components.items()}

@@ -1,0 +1,60 @@
+"""The ledger and its views: every total, breakdown and peak that memcalc reports is a sum of these rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+from memcalc.ledger.component import Component
+from memcalc.ledger.row import Row
+
+
+class Ledger:
+    """The rows of one rank, and the phases (in order) that they refer to."""
+
+    def __init__(self, rows: Iterable[Row], phases: tuple[str, ...]) -> None:
+        self.rows = tuple(rows)
+        self.phases = phases
+
+    @cached_property
+    def components_by_phase(self) -> dict[str, dict[Component, int]]:
+        """Bytes of each component alive in the highest moment of each phase; components without bytes left out."""
+        table: dict[str, dict[Component, int]] = {phase: {} for phase in self.phases}
+        for row in self.rows:
+            for phase in row.phases:
+                column = table[phase]
+                column[row.component] = column.get(row.component, 0) + row.bytes
+        return table
+
+    @cached_property
+    def totals(self) -> dict[str, int]:
+        """Allocated bytes in the highest moment of each phase."""
+        return {phase: sum(column.values()) for phase, column in self.components_by_phase.items()}
+
+    @cached_property
+    def peak_phase(self) -> str:
+        """The phase that needs most; the first of them where several do."""
+        return max(self.phases, key=self.totals.__getitem__)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Allocated bytes at the peak."""
+        return self.totals[self.peak_phase]
+
+    def components(self, phase: str) -> dict[Component, int]:
+        """Bytes by component in one phase, in the order of `Component`; zeros left out."""
+        column = self.components_by_phase[phase]
+        return {component: column[component] for component in Component if column.get(component)}
+
+    def alive(self, phase: str, component: Component | None = None) -> list[Row]:
+        """The rows alive in one phase, largest first."""
+        rows = (row for row in self.rows if phase in row.phases and component in (None, row.component))
+        return sorted(rows, key=lambda row: -row.bytes)
+
+    def by_module(self, phase: str, component: Component | None = None) -> dict[str, int]:
+        """Bytes by module in one phase, in the order of the rows."""
+        table: dict[str, int] = {}
+        for row in self.rows:
+            if phase in row.phases and component in (None, row.component):
+                table[row.module] = table.get(row.module, 0) + row.bytes
+        return table

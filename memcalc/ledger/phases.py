@@ -1,0 +1,11 @@
+"""The moments of a training run at which memory is evaluated, in the order in which they happen."""
+
+from __future__ import annotations
+
+SETUP_PHASES = ("model", "optimizer", "input")
+STEP_PHASES = ("zero_grad", "forward", "loss", "backward", "optimizer_step")
+
+
+def phase_names(steps: int) -> tuple[str, ...]:
+    """All phases of a run of `steps` optimizer steps: "model", ..., "zero_grad_1", ..., "optimizer_step_<steps>"."""
+    return SETUP_PHASES + tuple(f"{phase}_{step}" for step in range(1, steps + 1) for phase in STEP_PHASES)

@@ -1,0 +1,101 @@
+"""The JSON document described as Pydantic models: they give its JSON Schema and check it in tests.
+
+Apart from `document.py`, so that printing a result does not pay for building these models.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from memcalc.ledger.result import Confidence, Source
+from memcalc.spec.model import Block
+from memcalc.spec.spec import Spec
+
+
+class ModelCounts(Block):
+    """Elements, not bytes."""
+
+    parameters: int = Field(description="nn.Parameters, tied ones once")
+    trainable_parameters: int
+    buffer_elements: int = Field(description="router correction biases and rotary tables")
+
+
+class TextbookFigures(Block):
+    """The published closed forms, on one GPU without sharding."""
+
+    parameters: int = Field(description="l(12d^2+13d)+Vd")
+    model_state_bytes: int = Field(description="20 (16, 18) bytes a parameter")
+    activation_bytes: int = Field(description="l(34bsd+5bs^2h)")
+
+
+class Peak(Block):
+    """The moment that needs most, on the rank that needs most."""
+
+    phase: str
+    rank: dict[str, int]
+    allocated_bytes: int
+    reserved_bytes: int | None
+    device_bytes: int | None
+    confidence: Confidence
+
+
+class OutsideAllocated(Block):
+    """Device memory outside PyTorch's allocated blocks."""
+
+    cached_segments: int
+    device_context: int
+    communication_library: int
+
+
+class Phase(Block):
+    """The highest moment of one phase; components sum to allocated_bytes exactly."""
+
+    phase: str
+    allocated_bytes: int
+    components: dict[str, int]
+
+
+class LedgerRow(Block):
+    """One kind of tensor on the headline rank; bytes are for all `count` of them."""
+
+    component: str
+    module: str
+    tensor: str
+    shape: list[int]
+    dtype: str
+    count: int
+    bytes: int
+    phases: list[str]
+    formula: str
+    citation: str
+
+
+class Gpu(Block):
+    """The card that the run was judged against."""
+
+    name: str
+    advertised_bytes: int
+    usable_bytes: int
+
+
+class Document(Block):
+    """What `--format json` prints."""
+
+    schema_version: Literal[1]
+    source: Source
+    device: str | None
+    name: str
+    spec: Spec
+    model: ModelCounts
+    textbook: TextbookFigures
+    peak: Peak
+    components: dict[str, int] = Field(description="bytes at the peak; their sum is peak.allocated_bytes")
+    outside_allocated: OutsideAllocated
+    phases: list[Phase]
+    ledger: list[LedgerRow]
+    gpu: Gpu | None
+    fits: bool | None
+    headroom_bytes: int | None
+    not_modelled: list[str]

@@ -1,0 +1,95 @@
+"""The model block: a transformer's sizes, in the words of Hugging Face configs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# 2^40 elements along one axis is beyond any model; the bound keeps every product of sizes a sane integer.
+Size = Annotated[int, Field(gt=0, le=2**40)]
+Count = Annotated[int, Field(ge=0, le=2**40)]
+Probability = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
+
+PositionEmbedding = Literal["learned", "rope", "alibi", "none"]
+Normalization = Literal["layernorm", "rmsnorm"]
+Mlp = Literal["gelu", "relu", "swiglu", "geglu"]
+
+
+class Block(BaseModel):
+    """A block of the configuration: frozen once read, unknown keys refused, no silent conversions."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class MoeSpec(Block):
+    """Mixture of experts in place of the MLP."""
+
+    num_experts: Size = Field(description="E: routed experts in each MoE layer")
+    num_experts_per_token: Size = Field(description="k: routed experts a token visits")
+    expert_intermediate_size: Size = Field(description="F_e: width inside one routed expert")
+    shared_expert_intermediate_size: Count = Field(0, description="width of the expert every token visits; 0: none")
+    shared_expert_gate: bool = Field(False, description="whether a d-vector gates the shared expert")
+    first_dense_layers: Count = Field(0, description="how many first layers keep a dense MLP")
+    router_correction_bias: bool = Field(False, description="whether the router keeps a buffer of E fp32 corrections")
+
+
+class MlaSpec(Block):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
+
+    q_lora_rank: Count = Field(description="rank of the query's latent; 0: queries are projected directly")
+    kv_lora_rank: Size = Field(description="rank of the latent that keys and values share")
+    qk_nope_head_dim: Size = Field(description="width of a query/key head without position")
+    qk_rope_head_dim: Size = Field(description="width of a query/key head that is rotated")
+    v_head_dim: Size = Field(description="width of a value head")
+
+
+class ModelSpec(Block):
+    """A decoder-only transformer. Papers' symbols in brackets; each is accepted as an alias."""
+
+    architecture: str | None = Field(None, description="a Hugging Face model_type; sets the defaults of its fields")
+    num_layers: Size = Field(description="(l) transformer layers")
+    hidden_size: Size = Field(description="(d) width of the residual stream")
+    num_attention_heads: Size = Field(description="(h) query heads")
+    num_key_value_heads: Size = Field(description="key/value heads; default: num_attention_heads")
+    head_dim: Size = Field(description="width of one head; default: hidden_size / num_attention_heads")
+    intermediate_size: Size = Field(description="width inside the MLP; default: 4 * hidden_size")
+    vocab_size: Size = Field(description="(V) rows of the embedding table")
+    max_position_embeddings: Size = Field(2048, description="longest sequence the positions allow")
+    position_embedding: PositionEmbedding = Field("learned", description="how positions enter")
+    position_embedding_offset: Count = Field(0, description="extra rows of the learned position table (OPT: 2)")
+    normalization: Normalization = Field("layernorm", description="layernorm (weight, bias) | rmsnorm (weight)")
+    norms_per_layer: Annotated[int, Field(ge=1, le=2)] = Field(2, description="1 where a parallel block shares one")
+    final_norm: bool = Field(True, description="a norm after the last layer")
+    embedding_norm: bool = Field(False, description="a norm after the embedding (BLOOM)")
+    embedding_size: Size = Field(description="width of the embedding table; default: hidden_size, else projected")
+    mlp: Mlp = Field("gelu", description="gelu | relu: two matrices; swiglu | geglu: three")
+    qkv_bias: bool = Field(True, description="bias of the query, key and value projections")
+    output_bias: bool = Field(True, description="bias of the attention's output projection")
+    mlp_bias: bool = Field(True, description="bias of the MLP's projections")
+    lm_head_bias: bool = Field(False, description="bias of the output head")
+    qk_norm: bool = Field(False, description="a norm on each query head and key head (Qwen3)")
+    tie_word_embeddings: bool = Field(True, description="whether the head uses the embedding's weight")
+    parallel_block: bool = Field(False, description="attention and MLP side by side (GPT-J, CodeGen)")
+    fused_qkv: bool = Field(False, description="whether the checkpoint holds q, k, v as one matrix")
+    fused_gate_up: bool = Field(False, description="whether the checkpoint holds gate and up as one matrix")
+    attention_dropout: Probability = Field(0.0, description="the config's own dropout on attention probabilities")
+    residual_dropout: Probability = Field(0.0, description="the config's own dropout before each residual sum")
+    embedding_dropout: Probability = Field(0.0, description="the config's own dropout after the embedding")
+    moe: MoeSpec | None = Field(None, description="mixture of experts")
+    mla: MlaSpec | None = Field(None, description="latent attention")
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_value_size(self) -> int:
+        """Width of all key heads (and of all value heads) together."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def gated_mlp(self) -> bool:
+        """Whether the MLP has a gate beside its up projection."""
+        return self.mlp in ("swiglu", "geglu")

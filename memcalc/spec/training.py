@@ -1,0 +1,62 @@
+"""The training, parallelism and hardware blocks: what runs, spread how, on which card."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from memcalc.spec.model import Block, Probability, Size
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+Recipe = Literal["fp32", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
+Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
+Optimizer = Literal["sgd", "momentum", "adam", "adamw", "lion", "adafactor", "adam-8bit"]
+OptimizerImplementation = Literal["foreach", "fused", "for-loop"]
+Attention = Literal["eager", "flash", "memory-efficient"]
+Loss = Literal["materialized", "chunked", "fused", "vocab-parallel"]
+Engine = Literal["ddp", "fsdp2", "deepspeed", "megatron"]
+
+RecomputeWord = Annotated[str, Field(pattern=r"^(none|selective|full|every-[1-9][0-9]{0,5})$")]
+RecomputeLayers = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
+
+
+class TrainingSpec(Block):
+    """One training step: sizes, precision, optimizer, and what autograd keeps."""
+
+    micro_batch_size: Size = Field(1, description="(b) sequences in one forward")
+    sequence_length: Size = Field(description="(s) tokens; default: min(2048, max_position_embeddings)")
+    gradient_accumulation_steps: Size = Field(1, description="micro-batches before each optimizer step")
+    global_batch_size: Size | None = Field(None, description="b * accumulation * data_parallel, checked if given")
+    dtype: Dtype = Field("bf16", description="what forward and backward compute in")
+    recipe: Recipe = Field("mixed-20", description="which copies of weights and gradients exist, and when")
+    implementation: Implementation = Field("plain", description="whose modules run")
+    optimizer: Optimizer = Field("adamw", description="the update rule, hence its states")
+    optimizer_implementation: OptimizerImplementation = Field("foreach", description="the temporaries of the step")
+    zero_grad: Literal["set_to_none", "zero"] = Field("set_to_none", description="free gradients, or fill with zeros")
+    recompute: RecomputeWord | RecomputeLayers = Field(
+        "none", description="none | selective | full | every-k (each k-th layer) | a list of layers"
+    )
+    attention: Attention = Field("flash", description="the attention kernel")
+    dropout: Probability | None = Field(None, description="one rate for all of the block's dropouts; default: model's")
+    loss: Loss = Field("materialized", description="whether the logits exist as a whole")
+    finetune: Literal["full", "lora", "qlora"] = Field("full", description="which parameters train")
+
+
+class ParallelismSpec(Block):
+    """How the step is spread over ranks."""
+
+    engine: Engine = Field(description="whose sharding; default: ddp, deepspeed (ZeRO 1, 2) or fsdp2 (ZeRO 3)")
+    data_parallel: Size = Field(1, description="N: replicas, over which ZeRO shards")
+    tensor_parallel: Size = Field(1, description="t: ranks that split each matrix")
+    pipeline_parallel: Size = Field(1, description="p: stages that split the layers")
+    context_parallel: Size = Field(1, description="ranks that split the sequence everywhere")
+    expert_parallel: Size = Field(1, description="ranks that split the experts")
+    sequence_parallel: bool = Field(False, description="split norms and residuals along the sequence over t")
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(0, description="1: optimizer, 2: + gradients, 3: + weights")
+
+
+class HardwareSpec(Block):
+    """The card each rank runs on."""
+
+    gpu: str | None = Field(None, description="a row of the table of cards; see `memcalc gpus`")

@@ -1,0 +1,56 @@
+"""Bytes as people write and read them: the one formatter and the one parser of the program.
+
+GiB is 2^30 and GB is 10^9; nothing here mixes the two.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from memcalc.errors import InputError
+
+Unit = Literal["GiB", "GB", "MiB", "bytes"]
+
+BYTES_PER_UNIT: dict[str, int] = {
+    "bytes": 1,
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+
+_DECIMALS = {"GiB": 2, "GB": 2, "MiB": 1, "bytes": 0}
+
+
+def format_bytes(count: int, unit: Unit = "GiB") -> str:
+    """`count` bytes in `unit`, with thousands separators: 3.5 * 2^30 -> "3.50 GiB"."""
+    return f"{format_number(count, unit)} {unit}"
+
+
+def format_number(count: int, unit: Unit = "GiB") -> str:
+    """The number of `format_bytes` without its unit, for table columns whose head names it."""
+    if unit == "bytes":
+        return f"{count:,}"
+    return f"{count / BYTES_PER_UNIT[unit]:,.{_DECIMALS[unit]}f}"
+
+
+def parse_bytes(text: str) -> int:
+    """ "70GiB", "80 GB", "512 MiB" or "1000000" as bytes.
+
+    Raises:
+        InputError: when the number or the unit cannot be read, or the number is negative.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    units = {name.lower(): size for name, size in BYTES_PER_UNIT.items()}
+    if match is None or (match[2] or "bytes").lower() not in units:
+        raise InputError(
+            f"{text!r} is not a size.",
+            "Write a number and a unit, such as 70GiB (2^30 bytes) or 80GB (10^9 bytes).",
+        )
+    return int(float(match[1]) * units[(match[2] or "bytes").lower()])
