@@ -1,0 +1,265 @@
+"""Every parameter of a model as a row: its shape in symbols and sizes, how often it exists, and how ranks split it.
+
+The rows are the one place that knows the layout of the weights; counts, bytes, shards and the formulas in reports
+all come from them. Linear weights are [out, in], as torch.nn.Linear holds them. Symbols:
+
+    d hidden   h heads   h_kv key/value heads   d_h head   F MLP   V vocabulary   S positions   d_e embedding
+    E experts   F_e expert   F_s shared expert   r_q, r_kv latents   d_n, d_r, d_v latent attention's head parts
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Literal
+
+from memcalc.spec.families import family_buffers
+from memcalc.spec.model import MlaSpec, ModelSpec, MoeSpec
+
+Axis = tuple[str, int]
+Where = Literal["embedding", "layer", "head"]
+
+# How tensor parallelism over t ranks splits a tensor:
+#   column      axis 0 (the outputs), biases too
+#   row         axis 1 (the inputs); the bias is whole on every rank, hence "replicated"
+#   vocab       axis 0, the vocabulary
+#   expert      axis 0 counts experts (expert parallelism splits it); t splits the axis that holds F_e
+#   replicated  whole on every rank
+Split = Literal["column", "row", "vocab", "expert", "replicated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter tensor, and how many layers hold one like it.
+
+    Args:
+        module: its module, `layers.*` standing for all layers; `layers.dense.*` and `layers.moe.*` where they differ.
+        tensor: "weight" or "bias".
+        shape: each axis as (symbol, size).
+        count: how many such tensors the whole model holds.
+        where: which part of a pipeline it belongs to; the final norm goes with the head.
+        split: how tensor parallelism splits it.
+    """
+
+    module: str
+    tensor: Literal["weight", "bias"]
+    shape: tuple[Axis, ...]
+    count: int
+    where: Where
+    split: Split
+
+    @property
+    def elements(self) -> int:
+        """Elements of one such tensor."""
+        return prod(size for _, size in self.shape)
+
+    @property
+    def total(self) -> int:
+        """Elements of all such tensors together."""
+        return self.count * self.elements
+
+    @property
+    def formula(self) -> str:
+        """Elements of one such tensor in symbols, e.g. "V·d"."""
+        return "·".join(f"({symbol})" if "+" in symbol else symbol for symbol, _ in self.shape)
+
+
+@lru_cache(maxsize=256)
+def parameter_table(model: ModelSpec) -> tuple[Parameter, ...]:
+    """All parameters of a model, in the order of the forward pass; a tied head is no row of its own."""
+    rows: list[Parameter] = []
+    _add_embedding(rows, model)
+    for prefix, count, moe in _layer_kinds(model):
+        layer = _Part(rows, "layer", prefix, count)
+        _add_layer(layer, model, moe)
+    _add_head(rows, model)
+    return tuple(rows)
+
+
+@lru_cache(maxsize=256)
+def count_parameters(model: ModelSpec) -> int:
+    """Parameters of a model, tied ones once, as transformers counts them."""
+    return sum(row.total for row in parameter_table(model))
+
+
+@lru_cache(maxsize=256)
+def buffer_elements(model: ModelSpec) -> int:
+    """Elements of the buffers that transformers registers: router corrections, rotary tables, scales."""
+    buffers = family_buffers(model.architecture)
+    elements = buffers.scalars
+    if model.moe is not None and model.moe.router_correction_bias:
+        moe_layers = sum(count for _, count, moe in _layer_kinds(model) if moe is not None)
+        elements += moe_layers * model.moe.num_experts
+    if model.position_embedding != "rope":
+        return elements
+    if buffers.sinusoid_width:
+        # Every layer has its own table of sines and cosines: [S, rotary_dim].
+        return elements + model.num_layers * model.max_position_embeddings * buffers.sinusoid_width
+    head_dim = model.head_dim if model.mla is None else model.mla.qk_rope_head_dim
+    rotated = int(head_dim * buffers.rotary_fraction)
+    # One frequency for each pair of rotated dimensions; `inv_freq` and the copy `original_inv_freq`.
+    return elements + 2 * ((rotated + 1) // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Appends rows of one part of the model."""
+
+    rows: list[Parameter]
+    where: Where
+    prefix: str = ""
+    count: int = 1
+
+    def tensor(self, module: str, tensor: Literal["weight", "bias"], shape: tuple[Axis, ...], split: Split) -> None:
+        self.rows.append(Parameter(self.prefix + module, tensor, shape, self.count, self.where, split))
+
+    def linear(self, module: str, out: Axis, into: Axis, split: Split, *, bias: bool = False) -> None:
+        self.tensor(module, "weight", (out, into), split)
+        if bias:
+            # A row-parallel layer adds its bias after the sum over ranks, so each rank holds it whole.
+            self.tensor(module, "bias", (out,), "replicated" if split == "row" else split)
+
+    def norm(self, module: str, width: Axis, model: ModelSpec) -> None:
+        self.tensor(module, "weight", (width,), "replicated")
+        if model.normalization == "layernorm":
+            self.tensor(module, "bias", (width,), "replicated")
+
+
+def _layer_kinds(model: ModelSpec) -> list[tuple[str, int, MoeSpec | None]]:
+    """The kinds of layers: name prefix, how many, and the experts of each."""
+    moe = model.moe
+    if moe is None:
+        return [("layers.*.", model.num_layers, None)]
+    dense = min(moe.first_dense_layers, model.num_layers)
+    if dense == 0:
+        return [("layers.*.", model.num_layers, moe)]
+    if dense == model.num_layers:
+        return [("layers.*.", model.num_layers, None)]
+    return [("layers.dense.*.", dense, None), ("layers.moe.*.", model.num_layers - dense, moe)]
+
+
+def _add_embedding(rows: list[Parameter], model: ModelSpec) -> None:
+    part = _Part(rows, "embedding")
+    d = ("d", model.hidden_size)
+    d_e = _embedding_axis(model)
+    part.tensor("embed_tokens", "weight", (("V", model.vocab_size), d_e), "vocab")
+    if model.position_embedding == "learned":
+        offset = model.position_embedding_offset
+        positions = model.max_position_embeddings + offset
+        part.tensor("embed_positions", "weight", ((f"S+{offset}" if offset else "S", positions), d), "replicated")
+    if d_e != d:
+        part.linear("project_in", d, d_e, "replicated")
+    if model.embedding_norm:
+        part.norm("embed_norm", d, model)
+
+
+def _add_layer(layer: _Part, model: ModelSpec, moe: MoeSpec | None) -> None:
+    d = ("d", model.hidden_size)
+    layer.norm("input_norm", d, model)
+    if model.mla is None:
+        _add_attention(layer, model)
+    else:
+        _add_latent_attention(layer, model, model.mla)
+    if model.norms_per_layer == 2:
+        layer.norm("post_attention_norm", d, model)
+    if moe is None:
+        _add_mlp(layer, model, "mlp.", d, _mlp_axis(model))
+    else:
+        _add_experts(layer, model, moe)
+
+
+def _add_attention(layer: _Part, model: ModelSpec) -> None:
+    d = ("d", model.hidden_size)
+    query, key_value = model.query_size, model.key_value_size
+    q = d if query == model.hidden_size else ("h·d_h", query)
+    kv = q if key_value == query else ("h_kv·d_h", key_value)
+    if model.fused_qkv:
+        symbol = "3·d" if kv == d else "(h+2·h_kv)·d_h"
+        layer.linear("attention.qkv_proj", (symbol, query + 2 * key_value), d, "column", bias=model.qkv_bias)
+    else:
+        layer.linear("attention.q_proj", q, d, "column", bias=model.qkv_bias)
+        layer.linear("attention.k_proj", kv, d, "column", bias=model.qkv_bias)
+        layer.linear("attention.v_proj", kv, d, "column", bias=model.qkv_bias)
+    if model.qk_norm:
+        layer.norm("attention.q_norm", ("d_h", model.head_dim), model)
+        layer.norm("attention.k_norm", ("d_h", model.head_dim), model)
+    layer.linear("attention.o_proj", d, q, "row", bias=model.output_bias)
+
+
+def _add_latent_attention(layer: _Part, model: ModelSpec, mla: MlaSpec) -> None:
+    """DeepSeek-V2 (arXiv 2405.04434): keys, values and (with a rank) queries pass through narrow latents."""
+    d = ("d", model.hidden_size)
+    heads = model.num_attention_heads
+    query = ("h·(d_n+d_r)", heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim))
+    if mla.q_lora_rank:
+        r_q = ("r_q", mla.q_lora_rank)
+        layer.linear("attention.q_a_proj", r_q, d, "replicated", bias=model.qkv_bias)
+        layer.norm("attention.q_a_norm", r_q, model)
+        layer.linear("attention.q_b_proj", query, r_q, "column")
+    else:
+        layer.linear("attention.q_proj", query, d, "column")
+    r_kv = ("r_kv", mla.kv_lora_rank)
+    # The rotated part of the key is one for all heads and is not compressed.
+    latent = ("r_kv+d_r", mla.kv_lora_rank + mla.qk_rope_head_dim)
+    layer.linear("attention.kv_a_proj", latent, d, "replicated", bias=model.qkv_bias)
+    layer.norm("attention.kv_a_norm", r_kv, model)
+    key_value = ("h·(d_n+d_v)", heads * (mla.qk_nope_head_dim + mla.v_head_dim))
+    layer.linear("attention.kv_b_proj", key_value, r_kv, "column")
+    layer.linear("attention.o_proj", d, ("h·d_v", heads * mla.v_head_dim), "row", bias=model.output_bias)
+
+
+def _add_mlp(layer: _Part, model: ModelSpec, prefix: str, d: Axis, width: Axis) -> None:
+    symbol, size = width
+    if model.gated_mlp and model.fused_gate_up:
+        layer.linear(prefix + "gate_up_proj", (f"2·{symbol}", 2 * size), d, "column", bias=model.mlp_bias)
+    else:
+        if model.gated_mlp:
+            layer.linear(prefix + "gate_proj", width, d, "column", bias=model.mlp_bias)
+        layer.linear(prefix + "up_proj", width, d, "column", bias=model.mlp_bias)
+    layer.linear(prefix + "down_proj", d, width, "row", bias=model.mlp_bias)
+
+
+def _add_experts(layer: _Part, model: ModelSpec, moe: MoeSpec) -> None:
+    d = ("d", model.hidden_size)
+    experts = ("E", moe.num_experts)
+    width = ("F_e", moe.expert_intermediate_size)
+    layer.tensor("mlp.router", "weight", (experts, d), "replicated")
+    # transformers stacks the experts: one tensor for the gates and ups of all, one for the downs.
+    up, up_out = ("gate_up_proj", ("2·F_e", 2 * width[1])) if model.gated_mlp else ("up_proj", width)
+    layer.tensor(f"mlp.experts.{up}", "weight", (experts, up_out, d), "expert")
+    if model.mlp_bias:
+        layer.tensor(f"mlp.experts.{up}", "bias", (experts, up_out), "expert")
+    layer.tensor("mlp.experts.down_proj", "weight", (experts, d, width), "expert")
+    if model.mlp_bias:
+        layer.tensor("mlp.experts.down_proj", "bias", (experts, d), "expert")
+    if moe.shared_expert_intermediate_size:
+        _add_mlp(layer, model, "mlp.shared_experts.", d, ("F_s", moe.shared_expert_intermediate_size))
+        if moe.shared_expert_gate:
+            layer.tensor("mlp.shared_expert_gate", "weight", (("1", 1), d), "replicated")
+
+
+def _add_head(rows: list[Parameter], model: ModelSpec) -> None:
+    part = _Part(rows, "head")
+    d = ("d", model.hidden_size)
+    d_e = _embedding_axis(model)
+    vocabulary = ("V", model.vocab_size)
+    if model.final_norm:
+        part.norm("norm", d, model)
+    if d_e != d:
+        part.linear("project_out", d_e, d, "replicated")
+    if not model.tie_word_embeddings:
+        part.tensor("lm_head", "weight", (vocabulary, d_e), "vocab")
+    if model.lm_head_bias:
+        part.tensor("lm_head", "bias", (vocabulary,), "vocab")
+
+
+def _embedding_axis(model: ModelSpec) -> Axis:
+    own = model.embedding_size != model.hidden_size
+    return ("d_e", model.embedding_size) if own else ("d", model.hidden_size)
+
+
+def _mlp_axis(model: ModelSpec) -> Axis:
+    # The papers' 4·d, where it holds, lets reports say 12·d² without another symbol.
+    usual = model.intermediate_size == 4 * model.hidden_size
+    return ("4·d" if usual else "F", model.intermediate_size)

@@ -1,0 +1,91 @@
+"""Fills in the fields of a `model:` block that follow from others."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from memcalc.errors import InputError
+from memcalc.spec.families import family_defaults
+
+_NESTED = ("moe", "mla")
+
+
+def derive_model(raw: dict[str, object]) -> dict[str, object]:
+    """A raw `model:` block (canonical field names) with its defaults: the family's, then the derived ones.
+
+    A key without a value counts as not given. Types are left for ModelSpec to judge:
+    a derivation whose inputs are not positive whole numbers is skipped.
+
+    Raises:
+        InputError: when the architecture is unknown, or the hidden size cannot be split into heads.
+    """
+    model = _given(raw)
+    architecture = model.get("architecture")
+    if isinstance(architecture, str):
+        model = _merged(family_defaults(architecture), model)
+    hidden_size = _size(model.get("hidden_size"))
+    heads = _size(model.get("num_attention_heads"))
+    if heads is not None:
+        model.setdefault("num_key_value_heads", heads)
+    if hidden_size is not None:
+        model.setdefault("intermediate_size", 4 * hidden_size)
+        model.setdefault("embedding_size", hidden_size)
+    if "mla" in model:
+        _derive_latent_head(model)
+    elif "head_dim" not in model and hidden_size is not None and heads is not None:
+        model["head_dim"] = _split_into_heads(hidden_size, heads)
+    return model
+
+
+def _given(block: dict[str, object]) -> dict[str, object]:
+    given = {key: value for key, value in block.items() if value is not None}
+    for key in _NESTED:
+        inner = given.get(key)
+        if isinstance(inner, dict):
+            given[key] = {name: value for name, value in inner.items() if value is not None}
+    return given
+
+
+def _merged(defaults: dict[str, object], given: dict[str, object]) -> dict[str, object]:
+    merged = defaults | given
+    for key in _NESTED:
+        default, own = defaults.get(key), given.get(key)
+        if isinstance(default, dict) and isinstance(own, dict):
+            merged[key] = default | own
+    return merged
+
+
+def _derive_latent_head(model: dict[str, object]) -> None:
+    """A query head of latent attention is its part without position and its rotated part, side by side."""
+    mla = model["mla"]
+    if not isinstance(mla, dict):
+        return
+    plain, rotated = _size(mla.get("qk_nope_head_dim")), _size(mla.get("qk_rope_head_dim"))
+    if plain is None or rotated is None:
+        return
+    given = _size(model.setdefault("head_dim", plain + rotated))
+    if given is not None and given != plain + rotated:
+        raise InputError(
+            f"head_dim = {given}, but with latent attention a head is "
+            f"qk_nope_head_dim + qk_rope_head_dim = {plain} + {rotated} = {plain + rotated} wide.",
+            "Leave head_dim out.",
+            "model.head_dim",
+        )
+
+
+def _split_into_heads(hidden_size: int, heads: int) -> int:
+    if hidden_size % heads == 0:
+        return hidden_size // heads
+    # The nearest divisor below, or, for sizes so odd that it is far away, the greatest common one.
+    nearest = range(min(heads, hidden_size), max(heads - 4096, 0), -1)
+    below = next((count for count in nearest if hidden_size % count == 0), gcd(hidden_size, heads))
+    raise InputError(
+        f"num_attention_heads = {heads} does not divide hidden_size = {hidden_size}.",
+        f"Give a number of heads that divides it, such as {below}, or set head_dim.",
+        "model.num_attention_heads",
+    )
+
+
+def _size(value: object) -> int | None:
+    """`value` when it can be a size; a boolean is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
