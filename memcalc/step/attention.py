@@ -1,0 +1,86 @@
+"""Attention of the reference decoder: one fused projection, then eager arithmetic or PyTorch's fused kernels.
+
+Eager attention keeps for backward exactly what Korthikanti et al. (arXiv 2205.05198) count: 11bsd + 5bs^2h bytes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from memcalc.spec.model import ModelSpec
+from memcalc.spec.training import TrainingSpec
+from memcalc.step.norms import norm
+from memcalc.step.positions import Shared, rotate
+
+CUDA_BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "memory-efficient": SDPBackend.EFFICIENT_ATTENTION}
+CPU_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # its one fused kernel knows no dropout
+
+
+class Attention(nn.Module):
+    """Queries, keys and values from one matrix; causal attention; the output projection."""
+
+    def __init__(self, model: ModelSpec, training: TrainingSpec, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = model.num_attention_heads, model.num_key_value_heads, model.head_dim
+        self.widths = (model.query_size, model.key_value_size, model.key_value_size)
+        self.kernel = training.attention
+        self.selective = training.recompute == "selective"
+        self.dropout = dropout
+        self.qkv_proj = nn.Linear(model.hidden_size, sum(self.widths), bias=model.qkv_bias)
+        self.q_norm = norm(model, model.head_dim) if model.qk_norm else None
+        self.k_norm = norm(model, model.head_dim) if model.qk_norm else None
+        self.o_proj = nn.Linear(model.query_size, model.hidden_size, bias=model.output_bias)
+
+    def forward(self, x: Tensor, shared: Shared) -> Tensor:
+        """(b, s, d) in, (b, s, d) out."""
+        batch, length, _ = x.shape
+        q, k, v = self.project(x, shared)
+        core = partial(self.eager, shared) if self.kernel == "eager" else self.fused
+        attended: Tensor = checkpoint(core, q, k, v, use_reentrant=False) if self.selective else core(q, k, v)
+        return self.o_proj(attended.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
+
+    def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (b, h, s, head_dim), keys and values (b, kv, s, head_dim): views of the fused output or rotated."""
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv_proj(x).split(self.widths, dim=-1))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        elif shared.cos is not None:
+            # Rotation copies q and k; a view as v would keep their unrotated versions alive until backward.
+            v = v.contiguous()
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if shared.cos is not None and shared.sin is not None:
+            q, k = rotate(q, shared.cos, shared.sin), rotate(k, shared.cos, shared.sin)
+        return q, k, v
+
+    def eager(self, shared: Shared, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Scores, softmax and weighted sum as separate operators, in the dtype of the queries."""
+        k, v = self.expand(k), self.expand(v)
+        scores = q @ k.transpose(-2, -1)
+        scores = scores * self.head_dim**-0.5
+        if shared.bias is not None:
+            scores = scores + shared.bias
+        assert shared.mask is not None
+        scores = scores.masked_fill(shared.mask, -torch.inf)
+        probabilities = functional.softmax(scores, dim=-1)
+        return functional.dropout(probabilities, self.dropout, self.training) @ v
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """One kernel that keeps its inputs, its output and a log-sum-exp for each query."""
+        rate = self.dropout if self.training else 0.0
+        backends = [CUDA_BACKENDS[self.kernel]] if q.is_cuda else CPU_BACKENDS
+        grouped = self.kernel == "flash" and self.kv_heads != self.heads
+        if not grouped:
+            k, v = self.expand(k), self.expand(v)
+        with sdpa_kernel(backends):
+            return functional.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True, enable_gqa=grouped)
+
+    def expand(self, heads: Tensor) -> Tensor:
+        """Each key/value head repeated for the query heads that share it."""
+        repeats = self.heads // self.kv_heads
+        return heads if repeats == 1 else heads.repeat_interleave(repeats, dim=1)

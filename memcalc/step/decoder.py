@@ -1,0 +1,122 @@
+"""The reference decoder ("plain"): PyTorch modules arranged as the papers' block.
+
+A GPT layer keeps for backward the 34bsd + 5bs^2h bytes of Korthikanti et al. (arXiv 2205.05198) in 16-bit precision,
+plus what they leave out: the statistics of its two norms (4 bytes each of mean and reciprocal deviation, per token).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from memcalc.errors import InputError
+from memcalc.spec.model import ModelSpec
+from memcalc.spec.spec import Spec
+from memcalc.spec.training import TrainingSpec
+from memcalc.step.attention import Attention
+from memcalc.step.dtypes import compute_dtype
+from memcalc.step.mlp import MixtureOfExperts, Mlp
+from memcalc.step.norms import norm
+from memcalc.step.positions import Shared, prepare
+from memcalc.step.recompute import recomputed_layers
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each after a norm and before a dropout, one after the other or side by side."""
+
+    def __init__(self, model: ModelSpec, training: TrainingSpec, index: int) -> None:
+        super().__init__()
+        rate = training.dropout
+        self.dropout = model.residual_dropout if rate is None else rate
+        self.parallel = model.parallel_block
+        self.input_norm = norm(model, model.hidden_size)
+        self.attention = Attention(model, training, model.attention_dropout if rate is None else rate)
+        self.post_attention_norm = norm(model, model.hidden_size) if model.norms_per_layer == 2 else None
+        self.mlp: nn.Module
+        if model.moe is not None and index >= model.moe.first_dense_layers:
+            self.mlp = MixtureOfExperts(model, model.moe)
+        else:
+            self.mlp = Mlp(model, model.intermediate_size)
+
+    def forward(self, x: Tensor, shared: Shared) -> Tensor:
+        """(b, s, d) in, (b, s, d) out."""
+        if self.parallel:
+            normed = self.input_norm(x)
+            attended = functional.dropout(self.attention(normed, shared), self.dropout, self.training)
+            if self.post_attention_norm is not None:
+                normed = self.post_attention_norm(x)
+            return x + attended + functional.dropout(self.mlp(normed), self.dropout, self.training)
+        assert self.post_attention_norm is not None
+        x = x + functional.dropout(self.attention(self.input_norm(x), shared), self.dropout, self.training)
+        return x + functional.dropout(self.mlp(self.post_attention_norm(x)), self.dropout, self.training)
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, head: token ids (b, s) in, logits (b, s, V) out. Built on torch's default device and dtype."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        model, training = spec.model, spec.training
+        refuse_unsupported(spec)
+        self.spec = spec
+        self.recomputed = recomputed_layers(training, model.num_layers)
+        width = model.embedding_size
+        self.embed_tokens = nn.Embedding(model.vocab_size, width)
+        projected = width != model.hidden_size
+        self.embed_proj = nn.Linear(width, model.hidden_size, bias=False) if projected else None
+        rows = model.max_position_embeddings + model.position_embedding_offset
+        learned = model.position_embedding == "learned"
+        self.embed_positions = nn.Embedding(rows, model.hidden_size) if learned else None
+        self.embed_norm = norm(model, model.hidden_size) if model.embedding_norm else None
+        self.layers = nn.ModuleList(Layer(model, training, index) for index in range(model.num_layers))
+        self.norm = norm(model, model.hidden_size) if model.final_norm else None
+        self.head_proj = nn.Linear(model.hidden_size, width, bias=False) if projected else None
+        self.lm_head = nn.Linear(width, model.vocab_size, bias=model.lm_head_bias)
+        if model.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """The logits of every position."""
+        x, tables = self.embed(input_ids)
+        for index, layer in enumerate(self.layers):
+            x = checkpoint(layer, x, tables, use_reentrant=False) if index in self.recomputed else layer(x, tables)
+        x = x if self.norm is None else self.norm(x)
+        x = x if self.head_proj is None else self.head_proj(x)
+        return self.lm_head(x)  # type: ignore[no-any-return]
+
+    def embed(self, input_ids: Tensor) -> tuple[Tensor, Shared]:
+        """The residual stream's start, and what all layers share."""
+        model, training = self.spec.model, self.spec.training
+        length = input_ids.shape[1]
+        x = self.embed_tokens(input_ids)
+        x = x if self.embed_proj is None else self.embed_proj(x)
+        if self.embed_positions is not None:
+            first = model.position_embedding_offset
+            x = x + self.embed_positions(torch.arange(first, first + length, device=input_ids.device))
+        x = x if self.embed_norm is None else self.embed_norm(x)
+        return x, prepare(model, training.attention, length, compute_dtype(training), input_ids.device)
+
+
+def refuse_unsupported(spec: Spec) -> None:
+    """Name what the reference decoder does not know."""
+    model = spec.model
+    if model.mla is not None:
+        raise InputError(
+            "The plain implementation has no multi-head latent attention.",
+            "Use `memcalc estimate`, which has its formulas, or a model without `mla`.",
+            "model.mla",
+        )
+    if model.norms_per_layer == 1 and not model.parallel_block:
+        raise InputError(
+            "norms_per_layer = 1, but attention and MLP follow each other, and each needs its norm.",
+            "Set norms_per_layer: 2, or parallel_block: true.",
+            "model.norms_per_layer",
+        )
+    if model.position_embedding == "alibi" and spec.training.attention != "eager":
+        raise InputError(
+            f"attention = {spec.training.attention} cannot add ALiBi's bias to the scores.",
+            "Set training.attention: eager.",
+            "training.attention",
+        )

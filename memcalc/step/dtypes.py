@@ -1,0 +1,19 @@
+"""The spec's dtype words as torch dtypes."""
+
+from __future__ import annotations
+
+import torch
+
+from memcalc.spec.training import TrainingSpec
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def compute_dtype(training: TrainingSpec) -> torch.dtype:
+    """What forward and backward compute in."""
+    return DTYPES[training.dtype]
+
+
+def weight_dtype(training: TrainingSpec) -> torch.dtype:
+    """What the weights that forward reads are held in: under autocast they stay in fp32."""
+    return torch.float32 if training.recipe in ("fp32", "amp") else compute_dtype(training)

@@ -1,0 +1,115 @@
+"""The MLP of the reference decoder, dense and as a mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from memcalc.spec.model import Mlp as MlpKind
+from memcalc.spec.model import ModelSpec, MoeSpec
+
+ACTIVATIONS: dict[MlpKind, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "swiglu": functional.silu,
+    "geglu": functional.gelu,
+}
+
+
+def activate(kind: MlpKind, up: Tensor, gate: Tensor | None) -> Tensor:
+    """gelu(up), relu(up), silu(gate) * up or gelu(gate) * up."""
+    activation = ACTIVATIONS[kind]
+    return activation(up) if gate is None else activation(gate) * up
+
+
+class Mlp(nn.Module):
+    """Up (and gate), activation, down."""
+
+    def __init__(self, model: ModelSpec, width: int) -> None:
+        super().__init__()
+        self.kind = model.mlp
+        self.gate_proj = nn.Linear(model.hidden_size, width, bias=model.mlp_bias) if model.gated_mlp else None
+        self.up_proj = nn.Linear(model.hidden_size, width, bias=model.mlp_bias)
+        self.down_proj = nn.Linear(width, model.hidden_size, bias=model.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, s, d) in, (b, s, d) out."""
+        gate = None if self.gate_proj is None else self.gate_proj(x)
+        return self.down_proj(activate(self.kind, self.up_proj(x), gate))  # type: ignore[no-any-return]
+
+
+class Experts(nn.Module):
+    """All routed experts as batched matrices: (E, rows, d) in and out."""
+
+    def __init__(self, model: ModelSpec, moe: MoeSpec) -> None:
+        super().__init__()
+        self.kind = model.mlp
+        shape = (moe.num_experts, model.hidden_size, moe.expert_intermediate_size)
+        self.gate_proj = expert_weights(shape) if model.gated_mlp else None
+        self.up_proj = expert_weights(shape)
+        self.down_proj = expert_weights((shape[0], shape[2], shape[1]))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Every expert on its own rows."""
+        gate = None if self.gate_proj is None else tokens @ self.gate_proj
+        return activate(self.kind, tokens @ self.up_proj, gate) @ self.down_proj
+
+
+def expert_weights(shape: tuple[int, int, int]) -> nn.Parameter:
+    """One matrix for each expert, drawn as a Linear's would be."""
+    return nn.Parameter(torch.empty(shape).uniform_(-(shape[1] ** -0.5), shape[1] ** -0.5))
+
+
+class MixtureOfExperts(nn.Module):
+    """Top-k routing in which every expert takes an equal share of the token copies, sorted by expert.
+
+    The sizes are those of perfectly balanced routing, and no value is read back from the device, so the step also runs
+    where values do not exist. It is a model of memory: with unbalanced routing the copies at the borders of the shares
+    visit the neighbouring expert.
+    """
+
+    def __init__(self, model: ModelSpec, moe: MoeSpec) -> None:
+        super().__init__()
+        self.moe = moe
+        self.router = nn.Linear(model.hidden_size, moe.num_experts, bias=False)
+        self.experts = Experts(model, moe)
+        shared = moe.shared_expert_intermediate_size
+        self.shared_expert = Mlp(model, shared) if shared else None
+        self.shared_expert_gate = nn.Linear(model.hidden_size, 1, bias=False) if moe.shared_expert_gate else None
+        self.correction: Tensor | None
+        correction = torch.zeros(moe.num_experts, dtype=torch.float32) if moe.router_correction_bias else None
+        self.register_buffer("correction", correction)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, s, d) in, (b, s, d) out."""
+        tokens = x.flatten(0, 1)
+        weights, chosen = self.route(tokens)
+        copies = chosen.numel()
+        order = chosen.flatten().argsort()
+        source = order // self.moe.num_experts_per_token
+        rows = -(-copies // self.moe.num_experts)  # of each expert, rounded up
+        permuted = functional.pad(tokens[source], (0, 0, 0, rows * self.moe.num_experts - copies))
+        done = self.experts(permuted.view(self.moe.num_experts, rows, -1)).flatten(0, 1)[:copies]
+        weighted = done * weights.flatten()[order, None].to(done.dtype)
+        y = torch.zeros_like(tokens, dtype=done.dtype).index_add(0, source, weighted)
+        return self.with_shared_expert(tokens, y).view_as(x)
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of the k best experts of each token, and which they are: (tokens, k) each."""
+        probabilities = functional.softmax(self.router(tokens).float(), dim=-1)
+        ranked = probabilities if self.correction is None else probabilities + self.correction
+        chosen = ranked.topk(self.moe.num_experts_per_token, dim=-1).indices
+        weights = probabilities.gather(-1, chosen)
+        return weights / weights.sum(dim=-1, keepdim=True), chosen
+
+    def with_shared_expert(self, tokens: Tensor, y: Tensor) -> Tensor:
+        """The experts' sum plus that of the expert which every token visits."""
+        if self.shared_expert is None:
+            return y
+        common = self.shared_expert(tokens)
+        if self.shared_expert_gate is not None:
+            common = torch.sigmoid(self.shared_expert_gate(tokens)) * common
+        return y + common  # type: ignore[no-any-return]
