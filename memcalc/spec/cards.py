@@ -1,0 +1,129 @@
+"""The table of cards: what each GPU is sold as, and what a training process can use of it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from memcalc.errors import InputError
+
+FILE = Path(__file__).parent.parent / "data" / "gpus.yaml"
+
+# CSafeLoader is some ten times faster, but is absent where PyYAML was built without libyaml.
+_Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+# "NVIDIA GeForce RTX 3090" and "rtx-3090" are one card.
+_MAKERS = re.compile(r"^(nvidia-|amd-|intel-|huawei-|tesla-|geforce-|instinct-|radeon-)+")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU, as a rank sees it.
+
+    Args:
+        name: its key in the table.
+        label: its maker's name for it.
+        vendor: nvidia, amd, intel or huawei.
+        aliases: other names it is found by.
+        advertised_bytes: the number on the label, read as GiB: makers print "GB" for GiB of DRAM.
+        smi_bytes: total that the vendor's tool shows; None: not published.
+        usable_bytes: total that frameworks can allocate from, the lowest seen; what fits is judged by this.
+        context_bytes: what a process holds outside its tensors (context, loaded kernels).
+        compute_capability: (major, minor) of CUDA; None: not a CUDA card.
+        multiprocessors: streaming multiprocessors, or compute units; None: not known for certain.
+        max_threads_per_multiprocessor: None: not known for certain.
+        bandwidth_bytes_per_second: of its DRAM.
+        bf16_tflops: dense bf16 rate; None: no bf16 matrix units.
+        source: where the numbers come from.
+    """
+
+    name: str
+    label: str
+    vendor: str
+    aliases: tuple[str, ...]
+    advertised_bytes: int
+    smi_bytes: int | None
+    usable_bytes: int
+    context_bytes: int
+    compute_capability: tuple[int, int] | None
+    multiprocessors: int | None
+    max_threads_per_multiprocessor: int | None
+    bandwidth_bytes_per_second: int
+    bf16_tflops: float | None
+    source: str
+
+
+def find_card(name: str) -> Card:
+    """The card of that name or alias; case, spaces and the maker's name do not matter.
+
+    Raises:
+        InputError: when there is no such card; the message names the nearest ones.
+    """
+    found = _index().get(_normalized(name))
+    if found is not None:
+        return found
+    nearest = _nearest(name)
+    raise InputError(
+        f"{name[:60]!r} is not a card in the table." + (f" Nearest: {', '.join(nearest)}." if nearest else ""),
+        "`memcalc gpus` lists them all.",
+    )
+
+
+@lru_cache(maxsize=1)
+def all_cards() -> tuple[Card, ...]:
+    """Every card, in the order of the table."""
+    data = yaml.load(FILE.read_bytes(), Loader=_Loader)
+    context_bytes = data["context_mib"] * 2**20
+    sources: dict[str, str] = data["sources"]
+    return tuple(_card(name, row, context_bytes, sources) for name, row in data["cards"].items())
+
+
+def _card(name: str, row: dict[str, Any], context_bytes: int, sources: dict[str, str]) -> Card:
+    smi_mib = row["smi_mib"]
+    return Card(
+        name=name,
+        label=row["label"],
+        vendor=row["vendor"],
+        aliases=tuple(row.get("aliases", ())),
+        advertised_bytes=row["advertised_gib"] * 2**30,
+        smi_bytes=None if smi_mib is None else smi_mib * 2**20,
+        usable_bytes=int(row["usable_gib"] * 2**30),
+        context_bytes=context_bytes,
+        compute_capability=_capability(row["capability"]),
+        multiprocessors=row["sm"],
+        max_threads_per_multiprocessor=row["threads"],
+        bandwidth_bytes_per_second=round(row["bandwidth_tb_s"] * 1e12),
+        bf16_tflops=row["bf16_tflops"],
+        source=sources[row["source"]],
+    )
+
+
+def _capability(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)
+
+
+@lru_cache(maxsize=1)
+def _index() -> dict[str, Card]:
+    return {_normalized(name): card for card in all_cards() for name in (card.name, *card.aliases)}
+
+
+def _normalized(name: str) -> str:
+    hyphened = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return _MAKERS.sub("", hyphened)
+
+
+def _nearest(name: str) -> list[str]:
+    """Names that begin alike come first: "a100" is short for two cards, not a misspelling."""
+    wanted = _normalized(name[:60])
+    alike = [card.name for card in all_cards() if wanted and card.name.startswith(wanted)]
+    spelled = [_index()[key].name for key in difflib.get_close_matches(wanted, _index(), n=5, cutoff=0.6)]
+    return list(dict.fromkeys(alike + spelled))[:5]
