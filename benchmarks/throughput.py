@@ -1,0 +1,54 @@
+"""How many estimates a second one core makes, over specs that all differ.
+
+Reading the YAML is not counted: a search reads once and varies the spec.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import statistics
+import time
+
+import memcalc
+
+PRESETS = ("gpt2", "gpt3", "llama-3-8b", "llama-3-70b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3")
+SEQUENCE_LENGTHS = (128, 256, 512, 1024)
+
+
+def specs(count: int) -> list[memcalc.Spec]:
+    """`count` specs in random order, no two alike: presets x sequence lengths x micro-batch sizes."""
+    bases = [memcalc.load(name) for name in PRESETS]
+    variants = []
+    for b, s, base in itertools.product(itertools.count(1), SEQUENCE_LENGTHS, bases):
+        training = base.training.model_copy(update={"micro_batch_size": b, "sequence_length": s})
+        variants.append(base.model_copy(update={"training": training}))
+        if len(variants) == count:
+            break
+    random.Random(0).shuffle(variants)
+    return variants
+
+
+def main() -> None:
+    """Print the median, best and worst of several rounds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+
+    rates = []
+    for _ in range(options.rounds):
+        batch = specs(options.count)
+        start = time.perf_counter()
+        peaks = [memcalc.estimate(spec).ledger.peak_bytes for spec in batch]
+        rates.append(len(peaks) / (time.perf_counter() - start))
+    print(
+        f"{statistics.median(rates):,.0f} estimates a second "
+        f"(median of {options.rounds} rounds of {options.count} different specs; "
+        f"{min(rates):,.0f} to {max(rates):,.0f})"
+    )
+
+
+if __name__ == "__main__":
+    main()

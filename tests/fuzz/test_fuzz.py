@@ -1,0 +1,115 @@
+"""No config, however wrong, gets more than one clear message, and none takes long."""
+
+import io
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from memcalc.cli.app import main
+
+from tests.fuzz.mutate import mutate
+
+SECONDS_ALLOWED = 2.0
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Interrupt what takes longer, so that one endless config fails rather than hangs."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise TimeoutError(f"no answer after {seconds} s")
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def invoke(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command line, in this process."""
+    monkeypatch.setattr("sys.argv", ["memcalc", *arguments])
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as exit_info:
+        main()
+    code = exit_info.value.code
+    assert code is None or isinstance(code, int)
+    return code or 0, out.getvalue(), err.getvalue()
+
+
+def judge(code: int, out: str, err: str) -> str | None:
+    """What is wrong with an answer, if anything."""
+    if code not in (0, 2):
+        return f"exit code {code}"
+    if "Traceback" in out + err:
+        return "a traceback"
+    if code == 2 and not err.strip():
+        return "refused without a message"
+    if code == 2 and len(err) > 3_000:
+        return f"a message of {len(err)} characters"
+    return None
+
+
+def run(seed: int, samples: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The complaints about a number of configs; prints how many a second were judged."""
+    rng = random.Random(seed)
+    config = tmp_path / "config.yaml"
+    codes: Counter[int] = Counter()
+    complaints = []
+    slowest = 0.0
+    start = time.perf_counter()
+    for index in range(samples):
+        config.write_bytes(mutate(rng))
+        begin = time.perf_counter()
+        try:
+            with time_limit(5 * SECONDS_ALLOWED):
+                code, out, err = invoke(["estimate", str(config), "--format", "json"], monkeypatch)
+            complaint = judge(code, out, err)
+            codes[code] += 1
+        except Exception as error:  # noqa: BLE001 -- whatever escapes is the finding
+            complaint = f"{type(error).__name__}: {str(error)[:200]}"
+        elapsed = time.perf_counter() - begin
+        slowest = max(slowest, elapsed)
+        if elapsed > SECONDS_ALLOWED:
+            complaint = complaint or f"took {elapsed:.1f} s"
+        if complaint:
+            kept = tmp_path / f"{index}.yaml"
+            config.rename(kept)
+            complaints.append(f"{kept}: {complaint}")
+    per_second = samples / (time.perf_counter() - start)
+    print(f"\n{samples} configs, {per_second:.0f} a second, slowest {slowest:.2f} s, exit codes {dict(codes)}")
+    return complaints
+
+
+def test_a_few_hundred_configs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert run(1, 400, monkeypatch, tmp_path) == []
+
+
+@pytest.mark.long
+def test_twenty_thousand_configs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with capsys.disabled():
+        complaints = run(2, 20_000, monkeypatch, tmp_path)
+
+    assert complaints == []
+
+
+def test_the_fuzzer_reaches_configs_that_are_right_and_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A fuzzer whose every config is refused at the first line tests nothing."""
+    rng = random.Random(3)
+    config = tmp_path / "config.yaml"
+    codes: Counter[int] = Counter()
+    for _ in range(200):
+        config.write_bytes(mutate(rng))
+        codes[invoke(["estimate", str(config), "--format", "json"], monkeypatch)[0]] += 1
+
+    assert min(codes[0], codes[2]) >= 20

@@ -1,0 +1,68 @@
+"""Sizing a config loads nothing heavy: the import cost is a feature, so it has a test."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"torch", "transformers", "numpy", "scipy", "matplotlib"}
+
+PROBE = """
+import json, sys
+sys.argv = ["memcalc", *sys.argv[1:]]
+try:
+    exec({statement!r})
+except SystemExit as exit:
+    assert not exit.code or exit.code == 1, exit.code  # check answers "does not fit" with 1
+loaded = sorted({{name.partition(".")[0] for name in sys.modules}})
+print("\\n" + json.dumps(loaded))
+"""
+COMMAND = "from memcalc.cli.app import main; main()"
+
+
+def loaded(*arguments: str, statement: str = COMMAND) -> set[str]:
+    """The top-level packages in memory after a statement has run in a fresh interpreter."""
+    process = subprocess.run(
+        [sys.executable, "-c", PROBE.format(statement=statement), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return set(json.loads(process.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["estimate", "--help"],
+        ["estimate", "gpt3.yaml"],
+        ["estimate", "gpt3.yaml", "--format", "json"],
+        ["check", "configs", "--gpu", "h100-80gb"],
+        ["models"],
+        ["gpus"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_without_a_training_step_loads_nothing_heavy(arguments: list[str]) -> None:
+    assert loaded(*arguments) & HEAVY == set()
+
+
+def test_json_is_printed_without_rich() -> None:
+    assert "rich" not in loaded("estimate", "gpt3.yaml", "--format", "json")
+
+
+def test_the_library_loads_no_terminal() -> None:
+    statement = "import memcalc; memcalc.estimate(memcalc.load('gpt3'))"
+
+    assert loaded(statement=statement) & (HEAVY | {"rich", "typer"}) == set()
+
+
+def test_the_probe_sees_what_is_loaded() -> None:
+    assert "numpy" in loaded(statement="import numpy")
