@@ -12,13 +12,7 @@ import sys
 import time
 
 BASELINE = [sys.executable, "-c", "import typer, rich.table, rich.console, pydantic, yaml"]
-COMMAND = [
-    sys.executable,
-    "-c",
-    "import sys; sys.argv[0] = 'memcalc'; from memcalc.cli.app import main; main()",
-    "estimate",
-    "gpt3.yaml",
-]
+COMMAND = [sys.executable, "-m", "memcalc", "estimate", "gpt3.yaml"]
 
 
 def seconds(command: list[str]) -> float:

@@ -60,7 +60,7 @@ def mutate(rng: random.Random) -> bytes:
     if rng.random() < 0.15:
         return rng.choice(HOPELESS)(rng)
     lines = rng.choice([_preset, _preset, _run])(rng)
-    for _ in range(rng.choice([0, 1, 1, 1, 2, 3, 6, 12])):
+    for _ in range(rng.choice([0, 0, 1, 1, 1, 2, 3, 8])):
         lines = rng.choice(EDITS)(rng, lines)
     data = "\n".join(lines).encode("utf-8", "surrogatepass")
     if rng.random() < 0.05:
@@ -75,15 +75,18 @@ def _preset(rng: random.Random) -> list[str]:
 
 def _run(rng: random.Random) -> list[str]:
     """A preset by name with training and parallelism, mostly plausible and often contradictory."""
-    degree = lambda: rng.choice([1, 1, 1, 2, 4, 8, 3, 64, 1000003])  # noqa: E731 -- one line of dice
+    degree = lambda: rng.choice([1] * 20 + [2, 2, 4, 8, 3, 64, 1000003])  # noqa: E731 -- one line of dice
     lines = [f"preset: {rng.choice(sorted(CONFIGS.glob('*.yaml'))).stem}", "training:"]
-    lines += [f"  micro_batch_size: {degree()}", f"  sequence_length: {rng.choice([1, 128, 2048, 8192, 2**20])}"]
+    lines += [f"  micro_batch_size: {degree()}", f"  sequence_length: {rng.choice([1, 128, 512, 1024, 2048, 2**20])}"]
     lines += [f"  recipe: {rng.choice('fp32 amp pure mixed-16 mixed-18 mixed-20 zero mt-nlg'.split())}"]
     lines += [f"  recompute: {rng.choice(['none', 'full', 'selective', 'every-3', '[0, 1]', '[999]'])}"]
     lines += [f"  optimizer: {rng.choice('sgd momentum adam adamw lion adafactor adam-8bit'.split())}", "parallelism:"]
     kinds = "data tensor pipeline context expert".split()
     lines += [f"  {kind}_parallel: {degree()}" for kind in kinds if rng.random() < 0.5]
-    lines += [f"  zero_stage: {rng.randrange(5)}", f"  sequence_parallel: {rng.choice(['true', 'false'])}"]
+    lines += [
+        f"  zero_stage: {rng.choice([0, 0, 1, 2, 3, 4])}",
+        f"  sequence_parallel: {rng.choice(['true', 'false'])}",
+    ]
     return [*lines, "hardware:", f"  gpu: {rng.choice(['h100-80gb', 'a100-40gb', 't4', 'abacus'])}"]
 
 

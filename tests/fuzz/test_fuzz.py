@@ -11,8 +11,8 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from memcalc.cli.app import main
 
+from memcalc.cli.app import main
 from tests.fuzz.mutate import mutate
 
 SECONDS_ALLOWED = 2.0
@@ -38,9 +38,12 @@ def invoke(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, 
     """Exit code, stdout and stderr of the command line, in this process."""
     monkeypatch.setattr("sys.argv", ["memcalc", *arguments])
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as exit_info:
-        main()
-    code = exit_info.value.code
+    code: object
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main()
+        except SystemExit as exit_request:
+            code = exit_request.code
     assert code is None or isinstance(code, int)
     return code or 0, out.getvalue(), err.getvalue()
 

@@ -20,7 +20,7 @@ except SystemExit as exit:
 loaded = sorted({{name.partition(".")[0] for name in sys.modules}})
 print("\\n" + json.dumps(loaded))
 """
-COMMAND = "from memcalc.cli.app import main; main()"
+COMMAND = "from memcalc.cli.app import main; sys.exit(main())"
 
 
 def loaded(*arguments: str, statement: str = COMMAND) -> set[str]:

@@ -16,12 +16,12 @@ PACKAGE = ROOT / "memcalc"
 
 # From the top down. Packages on one line are alike in height and never import each other.
 LAYERS = (
-    ("cli", "__main__"),
+    ("__main__",),
+    ("cli",),
     ("report",),
-    ("checking",),
     ("__init__",),
     ("api",),
-    ("search", "planning", "diagnosis"),
+    ("checking", "search", "planning", "diagnosis"),
     ("estimation", "tracing", "nullcuda", "measuring"),
     ("recorder",),
     ("step",),

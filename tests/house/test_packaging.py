@@ -110,9 +110,7 @@ def test_the_wheel_works_alone(wheel: Path, tmp_path: Path, nowhere: Path) -> No
 
 
 def test_presets_resolve_in_a_clone(clone: Path, nowhere: Path) -> None:
-    command = "from memcalc.cli.app import main; main()"
-
-    check_estimate(sys.executable, "-c", command, cwd=nowhere, PYTHONPATH=str(clone))
+    check_estimate(sys.executable, "-m", "memcalc", cwd=nowhere, PYTHONPATH=str(clone))
     place = run(sys.executable, "-c", SHOW_PLACE, cwd=nowhere, PYTHONPATH=str(clone))
     assert Path(place.strip()) == clone / "memcalc"
 

@@ -1,0 +1,52 @@
+"""The documentation cannot drift: its output is real, its examples run, its links lead somewhere."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import memcalc
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text() for path in DOCUMENTS}
+
+COMMANDS = set(re.findall(r"memcalc ([a-z][a-z-]+)", "\n".join(re.findall(r"^\$ .*", "\n".join(TEXTS.values()), re.MULTILINE))))
+
+
+def test_generated_parts_are_fresh() -> None:
+    """Every command shown is run again, and must print what is shown. `make docs` rewrites what is stale."""
+    process = subprocess.run(
+        [sys.executable, "tools/docs.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert process.returncode == 0, f"stale: run `make docs`\n{process.stdout}{process.stderr}"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_within_the_repository_lead_somewhere(name: str) -> None:
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", TEXTS[name])
+    local = [target for target in targets if "://" not in target]
+
+    assert [target for target in local if not (ROOT / name).parent.joinpath(target).exists()] == []
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_configs_shown_are_right(name: str) -> None:
+    shown = re.findall(r"^```yaml\n(.*?)^```$", TEXTS[name], re.MULTILINE | re.DOTALL)
+    parsed = [yaml.safe_load(text) for text in shown]
+
+    for config in parsed:
+        if {"model", "preset"} & config.keys():
+            memcalc.load(config)
+
+
+def test_every_command_is_shown_with_its_output() -> None:
+    from memcalc.cli.app import app
+
+    names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+
+    assert names <= COMMANDS

@@ -1,0 +1,165 @@
+"""Regenerate the parts of README.md and docs/ that are output: `python tools/docs.py` (or `--check`).
+
+Three kinds of text are output, and nobody types them:
+
+- what follows a `$ command` line in a ```console block, up to the next such line;
+- what follows a `>>>` line in a ```pycon block;
+- what stands between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a function in TABLES below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import doctest
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import memcalc  # noqa: E402 -- from this checkout, installed or not
+from memcalc.spec.cards import all_cards  # noqa: E402
+from memcalc.spec.presets import preset_names  # noqa: E402
+
+WIDTH = 100
+BLOCK = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+GENERATED = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
+SEPARATOR = "=-=-= end of a command =-=-="
+MEMCALC = f'memcalc() {{ {sys.executable} -m memcalc "$@"; }}\n'
+
+
+def documents() -> list[Path]:
+    """The Markdown files that have generated parts."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def refreshed(text: str) -> str:
+    """A document with every generated part made anew."""
+    text = GENERATED.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], text)
+    blocks = list(BLOCK.finditer(text))
+    sessions = {"console": console_session, "pycon": python_session}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each console session waits for processes of its own
+        bodies = iter(list(pool.map(lambda block: sessions[block[1]](block[2]), blocks)))
+    return BLOCK.sub(lambda block: f"```{block[1]}\n{next(bodies)}```", text)
+
+
+def console_session(session: str) -> str:
+    """A shell session with its output: one shell for the session, so that `$ echo $?` says what it should."""
+    commands = re.findall(r"^\$ ((?:.*\\\n)*.*)$", session, re.MULTILINE)
+    if not commands:
+        raise SystemExit(f"a console block without a `$ command`:\n{session}")
+    script = MEMCALC + "".join(f"{command}\ns=$?; echo '{SEPARATOR}'; (exit $s)\n" for command in commands)
+    process = subprocess.run(
+        ["bash", "-c", script],
+        cwd=ROOT,
+        env=os.environ
+        | {
+            "COLUMNS": str(WIDTH),
+            "NO_COLOR": "1",
+            "TERM": "dumb",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONIOENCODING": "utf-8",
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    outputs = process.stdout.split(f"{SEPARATOR}\n")
+    if "Traceback" in process.stdout or len(outputs) != len(commands) + 1:
+        raise SystemExit(f"{session}\nended in\n{process.stdout}")
+    return "\n".join(f"$ {command}\n{tidy(output)}" for command, output in zip(commands, outputs[:-1], strict=True))
+
+
+def tidy(output: str) -> str:
+    """Output without blanks at the ends of lines and without empty lines around it."""
+    lines = "\n".join(line.rstrip() for line in output.splitlines()).strip("\n")
+    return f"{lines}\n" if lines else ""
+
+
+def python_session(session: str) -> str:
+    """An interactive Python session with its output."""
+    names: dict[str, object] = {}
+    lines = []
+    for example in doctest.DocTestParser().get_examples(session):
+        source = example.source.splitlines()
+        lines += [f">>> {source[0]}", *(f"... {line}" for line in source[1:])]
+        with redirect_stdout(io.StringIO()) as output:
+            exec(compile(example.source, "<docs>", "single"), names)  # noqa: S102 -- our own documentation
+        lines += output.getvalue().splitlines()
+    return "".join(f"{line}\n" for line in lines)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(str(cell) for cell in line)} |\n" for line in lines)
+
+
+def presets_table() -> str:
+    """Every preset with its sizes, from the presets themselves."""
+
+    def row(name: str) -> list[object]:
+        spec = memcalc.load(name)
+        model = spec.model
+        parameters = memcalc.estimate(spec).parameters
+        return [
+            f"[`{name}`](../configs/{name}.yaml)",
+            f"{parameters:,}",
+            model.num_layers,
+            model.hidden_size,
+            f"{model.num_attention_heads} / {model.num_key_value_heads}",
+            f"{model.vocab_size:,}",
+        ]
+
+    return table(
+        ["preset", "parameters", "layers", "hidden size", "heads / key-value heads", "vocabulary"],
+        [row(name) for name in preset_names()],
+    )
+
+
+def cards_table() -> str:
+    """Every card with its memory, from the table of cards."""
+    return table(
+        ["card", "maker's name", "advertised bytes", "usable bytes"],
+        [
+            [f"`{card.name}`", card.label, f"{card.advertised_bytes:,}", f"{card.usable_bytes:,}"]
+            for card in all_cards()
+        ],
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {"presets": presets_table, "cards": cards_table}
+
+
+def main() -> None:
+    """Rewrite what is stale, or with --check only say so."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if anything is stale")
+    check = parser.parse_args().check
+    stale = False
+    for path in documents():
+        old = path.read_text()
+        new = refreshed(old)
+        if old == new:
+            continue
+        stale = True
+        name = str(path.relative_to(ROOT))
+        sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), name, name))
+        if not check:
+            path.write_text(new)
+    sys.exit(check and stale)
+
+
+if __name__ == "__main__":
+    main()
