@@ -19,7 +19,7 @@ class Row(NamedTuple):
     tensor: str
     shape: tuple[int, ...]
     dtype: str
-    count: int
+    count: int  # type: ignore[assignment] # hides tuple.count, which no row needs
     bytes: int
     phases: tuple[str, ...]
     formula: str  # of one tensor's bytes, in symbols: "2·b·s·d"

@@ -40,7 +40,7 @@ class Card:
         max_threads_per_multiprocessor: None: not known for certain.
         bandwidth_bytes_per_second: of its DRAM.
         bf16_tflops: dense bf16 rate; None: no bf16 matrix units.
-        source: where the numbers come from.
+        source: what usable_bytes rests on.
     """
 
     name: str

@@ -1,0 +1,73 @@
+"""The values a configuration leaves out, filled in from those it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.errors import InputError
+from memcalc.spec.recipes import ALIASES
+
+DEFAULT_SEQUENCE_LENGTH = 2048
+
+OPTIMIZER_ALIASES = {"sgd-momentum": "momentum", "adamw-8bit": "adam-8bit", "adamw8bit": "adam-8bit"}
+
+_ENGINE_OF_STAGE = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
+
+
+def default_training(training: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
+    """The training block with its derived defaults; values of a wrong type are left for validation to refuse."""
+    filled = dict(training)
+    positions = model.get("max_position_embeddings", DEFAULT_SEQUENCE_LENGTH)
+    if isinstance(positions, int):
+        filled.setdefault("sequence_length", min(DEFAULT_SEQUENCE_LENGTH, positions))
+    if isinstance(filled.get("recipe"), str):
+        filled["recipe"] = ALIASES.get(filled["recipe"], filled["recipe"])
+    if isinstance(filled.get("optimizer"), str):
+        filled["optimizer"] = OPTIMIZER_ALIASES.get(filled["optimizer"], filled["optimizer"])
+    # fp32 is a dtype and a recipe: whichever is named decides the other.
+    if filled.get("dtype") == "fp32":
+        filled.setdefault("recipe", "fp32")
+    if filled.get("recipe") == "fp32":
+        filled.setdefault("dtype", "fp32")
+    return filled
+
+
+def default_parallelism(parallelism: dict[str, Any], training: dict[str, Any]) -> dict[str, Any]:
+    """The parallelism block with its derived engine: ddp, deepspeed or fsdp2 by ZeRO stage, megatron for Megatron."""
+    filled = dict(parallelism)
+    model_parallel = any(filled.get(f"{kind}_parallel", 1) != 1 for kind in ("tensor", "pipeline", "context", "expert"))
+    if training.get("implementation") == "megatron" and model_parallel:
+        filled.setdefault("engine", "megatron")
+    stage = filled.get("zero_stage", 0)
+    filled.setdefault("engine", _ENGINE_OF_STAGE.get(stage, "ddp") if isinstance(stage, int) else "ddp")
+    return filled
+
+
+def tie_batch(training: dict[str, Any], parallelism: dict[str, Any], where: str) -> dict[str, Any]:
+    """global_batch_size = micro_batch_size * gradient_accumulation_steps * data_parallel, solved for what is silent.
+
+    Raises:
+        InputError: the batch does not divide, or all are given and do not agree.
+    """
+    total = training.get("global_batch_size")
+    replicas = parallelism.get("data_parallel", 1)
+    micro = training.get("micro_batch_size")
+    steps = training.get("gradient_accumulation_steps")
+    given = [value for value in (total, replicas, micro, steps) if value is not None]
+    if total is None or not all(type(value) is int and value > 0 for value in given):
+        return training
+    filled = dict(training)
+    if steps is None:
+        filled["gradient_accumulation_steps"] = max(1, total // ((micro or 1) * replicas))
+    elif micro is None:
+        filled["micro_batch_size"] = max(1, total // (steps * replicas))
+    micro = filled.get("micro_batch_size", 1)
+    steps = filled["gradient_accumulation_steps"]
+    if micro * steps * replicas != total:
+        raise InputError(
+            f"global_batch_size = {total}, but micro_batch_size {micro} x gradient_accumulation_steps {steps} "
+            f"x data_parallel {replicas} = {micro * steps * replicas}.",
+            "Change one of them, or leave one out to have it computed.",
+            where,
+        )
+    return filled

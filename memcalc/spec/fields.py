@@ -1,0 +1,137 @@
+"""The names a configuration may use: blocks, fields, the papers' symbols, and the nearest name to a wrong one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.errors import InputError
+from memcalc.spec.model import Block, MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
+from memcalc.spec.yaml_source import Path, Source
+
+BLOCKS: dict[str, type[Block]] = {
+    "model": ModelSpec,
+    "training": TrainingSpec,
+    "parallelism": ParallelismSpec,
+    "hardware": HardwareSpec,
+}
+
+NESTED: dict[str, type[Block]] = {"moe": MoeSpec, "mla": MlaSpec}
+
+SYMBOLS: dict[str, dict[str, str]] = {
+    "model": {"l": "num_layers", "d": "hidden_size", "h": "num_attention_heads", "V": "vocab_size"},
+    "training": {"b": "micro_batch_size", "s": "sequence_length"},
+}
+
+TOP_LEVEL = ("name", *BLOCKS, "preset", "hf_config")
+MODEL_SOURCES = ("preset", "hf_config")
+
+
+def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
+    """The fields of one block under their full names; keys without a value are left out, as if silent.
+
+    Raises:
+        InputError: the block is no mapping, a key is unknown, or a field stands under two names.
+    """
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise InputError(
+            f"{describe(raw)} stands where a block of fields is expected.",
+            f"Write `{block}:` and its fields indented below it.",
+            source.where((block,)),
+        )
+    fields = BLOCKS[block].model_fields
+    result: dict[str, Any] = {}
+    for key, value in raw.items():
+        name = SYMBOLS.get(block, {}).get(key, key)
+        path: Path = (block, key)
+        if name not in fields and not (block == "model" and name in MODEL_SOURCES):
+            raise unknown_key(key, block, source.where(path))
+        if name in result:
+            raise InputError(f"{name} is given twice, also as {key}.", "Keep one of the two.", source.where(path))
+        if value is None:
+            continue
+        result[name] = _nested(name, value, source) if name in NESTED and block == "model" else value
+    return result
+
+
+def _nested(name: str, raw: Any, source: Source) -> Any:
+    if not isinstance(raw, dict):
+        return raw  # Pydantic says what is wrong with it
+    for key in raw:
+        if key not in NESTED[name].model_fields:
+            raise _unknown(key, f"model.{name}", list(NESTED[name].model_fields), source.where(("model", name, key)))
+    return {key: value for key, value in raw.items() if value is not None}
+
+
+def find_field(name: str) -> Path | None:
+    """The path of a field given by its full path, bare name or symbol: "b" -> ("training", "micro_batch_size")."""
+    block, _, rest = name.partition(".")
+    if block in NESTED and rest:
+        return ("model", block, rest) if rest in NESTED[block].model_fields else None
+    if rest:
+        first, _, inner = rest.partition(".")
+        if block == "model" and first in NESTED and inner:
+            return (block, first, inner) if inner in NESTED[first].model_fields else None
+        field = SYMBOLS.get(block, {}).get(rest, rest)
+        return (block, field) if block in BLOCKS and field in BLOCKS[block].model_fields else None
+    if name in ("name", *MODEL_SOURCES):
+        return (name,)
+    for candidate, model in BLOCKS.items():
+        field = SYMBOLS.get(candidate, {}).get(name, name)
+        if field in model.model_fields:
+            return (candidate, field)
+    return None
+
+
+def all_field_names() -> list[str]:
+    """Every bare field name and symbol, for suggestions."""
+    names = ["name", *MODEL_SOURCES]
+    for block, model in BLOCKS.items():
+        names += [*model.model_fields, *(f"{block}.{field}" for field in model.model_fields), *SYMBOLS.get(block, {})]
+    return names
+
+
+def unknown_key(key: str, block: str, where: str) -> InputError:
+    """The error for a key that a block does not have; says so if another block has it."""
+    for other, model in BLOCKS.items():
+        if other != block and SYMBOLS.get(other, {}).get(key, key) in model.model_fields:
+            return InputError(f"{key!r} is no field of {block}; it belongs to {other}.", f"Move it to {other}:.", where)
+    fields = [*BLOCKS[block].model_fields, *SYMBOLS.get(block, {})]
+    return _unknown(key, block, fields, where)
+
+
+def unknown_top_level(key: str, where: str) -> InputError:
+    """The error for a key at the top of a file that is no block."""
+    place = find_field(key)
+    if place is not None and len(place) > 1:
+        return InputError(f"{key!r} stands outside its block.", f"Move it below {place[0]}:.", where)
+    return _unknown(key, "a configuration", list(TOP_LEVEL), where)
+
+
+def _unknown(key: str, block: str, fields: list[str], where: str) -> InputError:
+    close = nearest(key, fields)
+    remedy = f"Did you mean {close}?" if close else f"Known are {', '.join(fields)}."
+    return InputError(f"{_clip(key)!r} is no field of {block}.", remedy, where)
+
+
+def nearest(name: str, known: list[str]) -> str | None:
+    """The known name closest to `name`, if any is close."""
+    import difflib  # only on the way to an error message
+
+    matches = difflib.get_close_matches(name[:80], known, n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def describe(value: Any) -> str:
+    """A wrong value, short enough for a message."""
+    if isinstance(value, dict):
+        return "a block"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return _clip(repr(value))
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."

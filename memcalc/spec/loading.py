@@ -1,0 +1,131 @@
+"""From what the user names to a Spec: read, override, fill in, validate, check the rules.
+
+file | preset | stdin | mapping -> Source -> blocks -> --set -> defaults -> Spec (Pydantic) -> rules
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from memcalc.errors import InputError
+from memcalc.spec.defaults import default_parallelism, default_training, tie_batch
+from memcalc.spec.derive import derive_model
+from memcalc.spec.families import read_hf_config
+from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, canonical_block, describe, unknown_top_level
+from memcalc.spec.overrides import apply_overrides, parse_overrides
+from memcalc.spec.reading import find_config, read_source
+from memcalc.spec.rules import check_rules
+from memcalc.spec.spec import Spec
+from memcalc.spec.validation import validated
+from memcalc.spec.yaml_source import Source
+
+
+def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, gpu: str | None = None) -> Spec:
+    """The fully resolved spec of a configuration.
+
+    Args:
+        source: a YAML file or Hugging Face config.json, the name of a preset, "-" for standard input, or a mapping.
+        overrides: `field=value` texts as --set takes them.
+        gpu: the card, in place of hardware.gpu.
+
+    Raises:
+        InputError: the configuration is wrong; the message names file, line, key, value, rule and remedy.
+    """
+    read = Source(dict(source), "configuration") if isinstance(source, Mapping) else read_source(source)
+    folder = Path(source).parent if isinstance(source, str | Path) and str(source) != "-" else Path()
+    default_name = Path(source).stem if isinstance(source, str | Path) and str(source) != "-" else "unnamed"
+    blocks = _blocks(read)
+    blocks.setdefault("name", default_name)
+    changes = parse_overrides(overrides)
+    if gpu is not None:
+        changes["hardware", "gpu"] = gpu
+    apply_overrides(blocks, changes)
+    return _resolve(blocks, folder, read)
+
+
+def _blocks(source: Source) -> dict[str, Any]:
+    """The blocks of a file under their full names; a Hugging Face config.json becomes a model block."""
+    data = source.data
+    if not isinstance(data, dict) or not data:
+        raise InputError(
+            "it holds no configuration." if data in (None, {}) else f"it holds {describe(data)}, not a configuration.",
+            "Write at least a `model:` block; `memcalc models` lists presets to start from.",
+            source.label,
+        )
+    if "model_type" in data and "model" not in data:
+        return {"model": read_hf_config(data, source.label)}
+    blocks: dict[str, Any] = {}
+    for key, value in data.items():
+        if key in BLOCKS:
+            blocks[key] = canonical_block(key, value, source)
+        elif key not in ("name", *MODEL_SOURCES):
+            raise unknown_top_level(key, source.where((key,)))
+        elif value is not None:
+            blocks[key] = value
+    model = blocks.setdefault("model", {})
+    for key in MODEL_SOURCES:  # INTERFACE lets them stand beside or inside the model block
+        if key in model:
+            blocks[key] = model.pop(key)
+    return blocks
+
+
+def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
+    model = derive_model(_model_base(blocks, folder, source) | blocks.get("model", {}))
+    training = blocks.get("training", {})
+    training = default_training(_training_base(blocks) | training, model)
+    parallelism = default_parallelism(blocks.get("parallelism", {}), training)
+    training = tie_batch(training, parallelism, source.where(("training", "global_batch_size")))
+    spec = validated(
+        {
+            "name": blocks["name"],
+            "model": model,
+            "training": training,
+            "parallelism": parallelism,
+            "hardware": blocks.get("hardware", {}),
+        },
+        source,
+    )
+    check_rules(spec, source)
+    return spec
+
+
+def _model_base(blocks: dict[str, Any], folder: Path, source: Source) -> dict[str, Any]:
+    """What `preset:` or `hf_config:` says of the model; the model block's own fields go over it."""
+    given = [key for key in MODEL_SOURCES if key in blocks]
+    if not given:
+        return {}
+    if len(given) > 1:
+        raise InputError("preset and hf_config are both given.", "Keep one of the two.", source.where(("preset",)))
+    key = given[0]
+    name = blocks[key]
+    where = source.where((key,))
+    if not isinstance(name, str):
+        raise InputError(f"{key} = {describe(name)} is not a name.", "Write a path or the name of a preset.", where)
+    try:
+        base = _blocks(read_source(_beside(name, folder)))
+    except InputError as error:
+        raise error.located(where) from None
+    blocks.setdefault("_base_training", base.get("training", {}))
+    if any(nested in base for nested in MODEL_SOURCES):
+        raise InputError(f"{name} refers to yet another configuration.", "Name that one directly.", where)
+    model: dict[str, Any] = base["model"]
+    return model
+
+
+def _training_base(blocks: dict[str, Any]) -> dict[str, Any]:
+    # Presets hold only the model, gpt3 alone its published training block: naming it as a preset brings both.
+    base: dict[str, Any] = blocks.pop("_base_training", {})
+    return base
+
+
+def _beside(name: str, folder: Path) -> str | Path:
+    """A path in a configuration is relative to that configuration's folder."""
+    beside = folder / name
+    try:
+        if beside.is_file():
+            return beside
+    except (OSError, ValueError):
+        pass
+    return find_config(name)

@@ -1,0 +1,50 @@
+"""`--set field=value`: any field of a configuration, overridden from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from memcalc.errors import InputError
+from memcalc.spec.fields import all_field_names, find_field, nearest
+from memcalc.spec.yaml_source import Path, parse_yaml
+
+
+def parse_overrides(assignments: Iterable[str]) -> dict[Path, Any]:
+    """`["b=4", "training.recompute=full"]` as values by the full path of their field; the last one wins.
+
+    Raises:
+        InputError: an assignment without "=", an unknown field, or a value that is no YAML scalar or list.
+    """
+    result: dict[Path, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        name = name.strip()
+        where = f"--set {assignment}"[:120]
+        if not equals:
+            raise InputError("there is no '=' in it.", "Write --set field=value, such as --set b=4.", where)
+        path = find_field(name)
+        if path is None:
+            close = nearest(name, all_field_names())
+            remedy = f"Did you mean {close}?" if close else "`memcalc schema` lists all fields."
+            raise InputError(f"{name[:60]!r} is no field of a configuration.", remedy, where)
+        result[path] = parse_yaml(text, where).data
+    return result
+
+
+def apply_overrides(raw: dict[str, Any], overrides: dict[Path, Any]) -> None:
+    """Put the overridden values into the blocks of a configuration (under their full names), in place.
+
+    A value of null unsets the field, so that its default is derived again.
+    """
+    for path, value in overrides.items():
+        block = raw
+        for part in path[:-1]:
+            inner = block.get(str(part))
+            if not isinstance(inner, dict):
+                inner = block[str(part)] = {}
+            block = inner
+        if value is None:
+            block.pop(str(path[-1]), None)
+        else:
+            block[str(path[-1])] = value

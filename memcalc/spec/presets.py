@@ -1,0 +1,26 @@
+"""The shipped configurations, found by name in a clone, an editable install and a wheel alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def presets_folder() -> Path:
+    """Where the presets lie: inside the package in a wheel, beside it in a clone."""
+    inside = _PACKAGE / "configs"
+    return inside if inside.is_dir() else _PACKAGE.parent / "configs"
+
+
+def preset_names() -> list[str]:
+    """All presets by name, sorted."""
+    return sorted(path.stem for path in presets_folder().glob("*.yaml"))
+
+
+def preset_path(name: str) -> Path | None:
+    """The file of the preset called `name` (with or without ".yaml"), or None."""
+    if "/" in name or "\\" in name or "\0" in name:
+        return None
+    path = presets_folder() / f"{name.removesuffix('.yaml')}.yaml"
+    return path if path.is_file() else None

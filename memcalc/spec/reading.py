@@ -1,0 +1,61 @@
+"""Finding and reading the text of a configuration: a file, a preset by name, or standard input."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from memcalc.errors import InputError
+from memcalc.spec.fields import nearest
+from memcalc.spec.presets import preset_names, preset_path
+from memcalc.spec.yaml_source import MAX_CHARACTERS, Source, parse_yaml
+
+
+def read_source(source: str | Path) -> Source:
+    """The configuration at a path, else the preset of that name; "-" reads standard input.
+
+    Raises:
+        InputError: nothing is there, it cannot be read, or it is no UTF-8 YAML.
+    """
+    if str(source) == "-":
+        return parse_yaml(_decode(sys.stdin.buffer.read(4 * MAX_CHARACTERS + 1), "standard input"), "standard input")
+    path = find_config(source)
+    try:
+        with path.open("rb") as file:
+            data = file.read(4 * MAX_CHARACTERS + 1)
+    except OSError as error:
+        raise InputError(f"it cannot be read: {error.strerror}.", "Check the path and its rights.", str(path)) from None
+    return parse_yaml(_decode(data, path.name), path.name)
+
+
+def find_config(source: str | Path) -> Path:
+    """The file that `source` means: itself if it exists, else the preset of that name.
+
+    Raises:
+        InputError: neither exists; the message names the nearest preset.
+    """
+    path = Path(source)
+    try:
+        if path.is_file():
+            return path
+        if path.is_dir():
+            raise InputError(
+                f"{source} is a directory.", "Name a file in it, or size them all with `memcalc check`.", str(source)
+            )
+    except (OSError, ValueError):  # a name longer than the system allows, or with a null character
+        pass
+    preset = preset_path(str(source))
+    if preset is not None:
+        return preset
+    close = nearest(str(source).removesuffix(".yaml"), preset_names())
+    remedy = f"Did you mean {close}?" if close else "`memcalc models` lists the presets."
+    raise InputError("there is no such file and no preset of that name.", remedy, str(source)[:200])
+
+
+def _decode(data: bytes, label: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"byte {error.start} is not UTF-8 text.", "A configuration is a text file in UTF-8.", label
+        ) from None

@@ -1,0 +1,207 @@
+"""The rules that tie fields together, each an equation checked once, at the border."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from memcalc.errors import InputError
+from memcalc.spec.cards import find_card
+from memcalc.spec.spec import Spec
+from memcalc.spec.yaml_source import Path, Source
+
+
+class Broken(NamedTuple):
+    """A rule that does not hold: the key at fault, the rule with its numbers, the way out."""
+
+    key: Path
+    problem: str
+    remedy: str
+
+
+def check_rules(spec: Spec, source: Source) -> None:
+    """Raise the first broken rule.
+
+    Raises:
+        InputError: with key, value, rule and remedy; an unknown card included.
+    """
+    for rule in RULES:
+        for broken in rule(spec):
+            raise InputError(broken.problem, broken.remedy, source.where(broken.key))
+    if spec.hardware.gpu is not None:
+        try:
+            find_card(spec.hardware.gpu)
+        except InputError as error:
+            raise error.located(source.where(("hardware", "gpu"))) from None
+
+
+def _heads(spec: Spec) -> Iterator[Broken]:
+    model = spec.model
+    heads, groups = model.num_attention_heads, model.num_key_value_heads
+    if heads % groups:
+        yield Broken(
+            ("model", "num_key_value_heads"),
+            f"num_key_value_heads = {groups} does not divide num_attention_heads = {heads}.",
+            f"Each key/value head serves the same number of query heads: try {_divisors(heads)}.",
+        )
+    if model.parallel_block is False and model.norms_per_layer == 1:
+        yield Broken(
+            ("model", "norms_per_layer"),
+            "norms_per_layer = 1 needs parallel_block: true.",
+            "A block whose MLP follows its attention has 2 norms.",
+        )
+    if model.tie_word_embeddings and model.moe is None and model.embedding_size > model.hidden_size * 64:
+        yield Broken(
+            ("model", "embedding_size"),
+            f"embedding_size = {model.embedding_size} is out of proportion to hidden_size = {model.hidden_size}.",
+            "It is the width of the embedding table, usually hidden_size.",
+        )
+
+
+def _experts(spec: Spec) -> Iterator[Broken]:
+    moe = spec.model.moe
+    if moe is None:
+        return
+    if moe.num_experts_per_token > moe.num_experts:
+        yield Broken(
+            ("model", "moe", "num_experts_per_token"),
+            f"num_experts_per_token = {moe.num_experts_per_token} is more than num_experts = {moe.num_experts}.",
+            "A token visits at most every expert once.",
+        )
+    if moe.first_dense_layers > spec.model.num_layers:
+        yield Broken(
+            ("model", "moe", "first_dense_layers"),
+            f"first_dense_layers = {moe.first_dense_layers} is more than num_layers = {spec.model.num_layers}.",
+            "Lower it.",
+        )
+
+
+def _sequence(spec: Spec) -> Iterator[Broken]:
+    positions, length = spec.model.max_position_embeddings, spec.training.sequence_length
+    if spec.model.position_embedding == "learned" and length > positions:
+        yield Broken(
+            ("training", "sequence_length"),
+            f"sequence_length = {length} is longer than the {positions} learned positions.",
+            f"Lower it to {positions}, or raise model.max_position_embeddings.",
+        )
+
+
+def _precision(spec: Spec) -> Iterator[Broken]:
+    recipe, dtype = spec.training.recipe, spec.training.dtype
+    if recipe == "fp32" and dtype != "fp32":
+        yield Broken(
+            ("training", "recipe"),
+            f"recipe fp32 computes in fp32, but dtype = {dtype}.",
+            "Set dtype: fp32, or recipe: amp to compute in 16 bit with fp32 weights.",
+        )
+    if (recipe == "amp" or recipe.startswith("mixed")) and dtype == "fp32":
+        yield Broken(
+            ("training", "recipe"),
+            f"recipe {recipe} computes in 16 bit, but dtype = fp32.",
+            "Set dtype: bf16 or fp16, or recipe: fp32.",
+        )
+
+
+def _layers(spec: Spec) -> Iterator[Broken]:
+    layers, stages = spec.model.num_layers, spec.parallelism.pipeline_parallel
+    if stages > layers:
+        yield Broken(
+            ("parallelism", "pipeline_parallel"),
+            f"pipeline_parallel = {stages} is more than num_layers = {layers}.",
+            f"A stage holds at least one layer: at most {layers}.",
+        )
+    recompute = spec.training.recompute
+    if isinstance(recompute, tuple) and any(layer >= layers for layer in recompute):
+        yield Broken(
+            ("training", "recompute"),
+            f"recompute names layer {max(recompute)}, but the layers are 0 to {layers - 1}.",
+            "Name layers that exist.",
+        )
+
+
+def _tensor_parallel(spec: Spec) -> Iterator[Broken]:
+    ranks, model = spec.parallelism.tensor_parallel, spec.model
+    key: Path = ("parallelism", "tensor_parallel")
+    if model.num_attention_heads % ranks:
+        yield Broken(
+            key,
+            f"tensor_parallel = {ranks} does not divide num_attention_heads = {model.num_attention_heads}.",
+            f"Tensor parallelism splits attention by head: try {_divisors(model.num_attention_heads)}.",
+        )
+    elif model.mla is None and model.num_key_value_heads % ranks:
+        yield Broken(
+            key,
+            f"tensor_parallel = {ranks} does not divide num_key_value_heads = {model.num_key_value_heads}.",
+            f"Replicated key/value heads are not modelled yet: try {_divisors(model.num_key_value_heads)}.",
+        )
+    widths = {"intermediate_size": model.intermediate_size}
+    if model.moe is not None:
+        widths["expert_intermediate_size"] = model.moe.expert_intermediate_size
+        widths["shared_expert_intermediate_size"] = model.moe.shared_expert_intermediate_size
+    for name, width in widths.items():
+        if width % ranks:
+            yield Broken(
+                key, f"tensor_parallel = {ranks} does not divide {name} = {width}.", f"Try {_divisors(width)}."
+            )
+    if spec.parallelism.sequence_parallel and spec.training.sequence_length % ranks:
+        length = spec.training.sequence_length
+        yield Broken(
+            ("parallelism", "sequence_parallel"),
+            f"tensor_parallel = {ranks} does not divide sequence_length = {length}.",
+            "Sequence parallelism splits the sequence evenly over the tensor-parallel ranks.",
+        )
+
+
+def _engine(spec: Spec) -> Iterator[Broken]:
+    engine, stage = spec.parallelism.engine, spec.parallelism.zero_stage
+    stages = {"ddp": (0,), "fsdp2": (2, 3), "deepspeed": (0, 1, 2, 3), "megatron": (0, 1)}[engine]
+    if stage not in stages:
+        yield Broken(
+            ("parallelism", "engine"),
+            f"engine {engine} cannot do zero_stage = {stage}; it does {', '.join(map(str, stages))}.",
+            "ddp shards nothing, deepspeed does stages 1 to 3, fsdp2 does 2 and 3.",
+        )
+    if spec.parallelism.pipeline_parallel > 1 and stage >= 2:
+        yield Broken(
+            ("parallelism", "zero_stage"),
+            f"zero_stage = {stage} together with pipeline_parallel = {spec.parallelism.pipeline_parallel} is not "
+            "modelled: gradients of several micro-batches would be sharded while the pipeline still adds to them.",
+            "Use zero_stage 0 or 1 with a pipeline.",
+        )
+
+
+def _modelled(spec: Spec) -> Iterator[Broken]:
+    training, parallelism = spec.training, spec.parallelism
+    unknown: dict[Path, tuple[str, str]] = {}
+    if training.implementation in ("megatron", "torchtitan"):
+        unknown["training", "implementation"] = (training.implementation, "plain or huggingface")
+    if training.loss != "materialized":
+        unknown["training", "loss"] = (training.loss, "materialized")
+    if training.finetune != "full":
+        unknown["training", "finetune"] = (training.finetune, "full")
+    if parallelism.engine == "megatron":
+        unknown["parallelism", "engine"] = ("megatron", "ddp, deepspeed or fsdp2")
+    if parallelism.context_parallel > 1:
+        unknown["parallelism", "context_parallel"] = (str(parallelism.context_parallel), "1")
+    if parallelism.expert_parallel > 1:
+        unknown["parallelism", "expert_parallel"] = (str(parallelism.expert_parallel), "1")
+    for key, (value, known) in unknown.items():
+        yield Broken(key, f"{key[-1]} = {value} is not modelled yet.", f"Modelled today: {known}.")
+
+
+RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
+    _heads,
+    _experts,
+    _sequence,
+    _precision,
+    _layers,
+    _tensor_parallel,
+    _engine,
+    _modelled,
+)
+
+
+def _divisors(number: int) -> str:
+    """The powers of two that divide `number`, and itself, for a remedy."""
+    found = [2**k for k in range(8) if number % 2**k == 0]
+    return ", ".join(map(str, found if number in found or number > 128 else [*found, number]))

@@ -1,0 +1,65 @@
+"""Pydantic's findings in our words: the key's place in the file, the value, the rule and the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from memcalc.errors import InputError
+from memcalc.spec.fields import describe
+from memcalc.spec.spec import Spec
+from memcalc.spec.yaml_source import Path, Source
+
+_RULES = {
+    "int_type": ("is not a whole number", "Write digits only, such as 4096."),
+    "int_from_float": ("is not a whole number", "Write digits only, such as 4096."),
+    "float_type": ("is not a number", "Write a number, such as 0.1."),
+    "bool_type": ("is neither true nor false", "Write true or false."),
+    "string_type": ("is not a word", "Write a word; put it in quotes if YAML reads it as a number."),
+    "tuple_type": ("is not a list", "Write a list in brackets."),
+    "model_type": ("is not a block", "Write the block's fields indented below it."),
+    "model_attributes_type": ("is not a block", "Write the block's fields indented below it."),
+}
+
+
+def validated(raw: dict[str, Any], source: Source) -> Spec:
+    """The Spec of completed blocks.
+
+    Raises:
+        InputError: for the first finding, which names the value, the rule and the remedy.
+    """
+    try:
+        return Spec(**raw)
+    except ValidationError as error:
+        finding = error.errors(include_url=False)[0]
+        location: Path = tuple(part for part in finding["loc"] if not _is_union_branch(part))
+        raise _in_our_words(finding, location, source.where(location)) from None
+
+
+def _is_union_branch(part: str | int) -> bool:
+    # Pydantic names the branch of a union in the location: "constrained-str", "tuple[...]", "function-after[...]".
+    return isinstance(part, str) and ("[" in part or "-" in part)
+
+
+def _in_our_words(finding: Any, location: Path, where: str) -> InputError:
+    kind, value, context = finding["type"], finding["input"], finding.get("ctx", {})
+    field = str(location[-1]) if location else "the configuration"
+    if kind == "missing":
+        return InputError(f"{field} is missing, and nothing else tells it.", f"Add a line `{field}: ...`.", where)
+    if field == "recompute":
+        return InputError(
+            f"recompute = {describe(value)} is no way to recompute.",
+            "Write none, selective, full, every-k (every-2: each second layer) or a list of layer numbers.",
+            where,
+        )
+    if kind == "literal_error":
+        return InputError(f"{field} = {describe(value)} is not known.", f"Known are {context['expected']}.", where)
+    if kind in ("greater_than", "greater_than_equal"):
+        bound = f"{'more than' if kind == 'greater_than' else 'at least'} {context.get('gt', context.get('ge'))}"
+        return InputError(f"{field} = {describe(value)} is too small.", f"It must be {bound}.", where)
+    if kind in ("less_than", "less_than_equal"):
+        bound = f"{'less than' if kind == 'less_than' else 'at most'} {context.get('lt', context.get('le'))}"
+        return InputError(f"{field} = {describe(value)} is too large.", f"It must be {bound}.", where)
+    rule, remedy = _RULES.get(kind, (f"cannot stand there ({finding['msg'].lower()})", "See `memcalc schema`."))
+    return InputError(f"{field} = {describe(value)} {rule}.", remedy, where)

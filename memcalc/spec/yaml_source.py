@@ -1,0 +1,168 @@
+"""YAML read strictly: one document of plain mappings, lists and scalars, with the line of every key.
+
+Refused with a message, never a traceback or a hang: duplicate keys, tags of any language, non-finite numbers, dates,
+keys that are not words, files or nestings larger than any configuration, and aliases that expand beyond measure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from memcalc.errors import InputError
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's parser is some ten times faster
+
+# Limits no real configuration comes near; they bound the time and memory a hostile file can take.
+MAX_CHARACTERS = 1_000_000
+MAX_DEPTH = 32
+MAX_NODES = 20_000
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A parsed file: its data, what to call it in messages, and the line of each key."""
+
+    data: Any
+    label: str
+    lines: dict[Path, int] = field(default_factory=dict)
+
+    def where(self, path: Path) -> str:
+        """ "gpt3.yaml:12: model.num_layers" for the key at `path`, as precisely as it is known."""
+        key = ".".join(str(part) for part in path)
+        known = path
+        while known and known not in self.lines:
+            known = known[:-1]
+        place = f"{self.label}:{self.lines[known]}" if known in self.lines else self.label
+        return f"{place}: {key}" if key else place
+
+
+def parse_yaml(text: str, label: str) -> Source:
+    """`text` as plain data.
+
+    Raises:
+        InputError: see the module's docstring; the message names line, value, rule and remedy.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(
+            f"the file has {len(text):,} characters; a configuration has at most {MAX_CHARACTERS:,}.",
+            "Name the configuration file itself.",
+            label,
+        )
+    try:
+        _check_events(text, label)
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise _syntax_error(error, label) from None
+    source = Source(None, label)
+    if node is None:
+        return source
+    budget = [MAX_NODES]
+    return Source(_construct(node, (), source, budget), label, source.lines)
+
+
+def _check_events(text: str, label: str) -> None:
+    """Depth and number of nodes, before anything recursive looks at the text."""
+    depth = 0
+    documents = 0
+    for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.DocumentStartEvent):
+            documents += 1
+        if depth > MAX_DEPTH or count > 4 * MAX_NODES or documents > 1:
+            line = event.start_mark.line + 1 if event.start_mark is not None else 1
+            rule = (
+                "the file holds more than one document (a line of ---)"
+                if documents > 1
+                else f"the file nests or repeats beyond {MAX_DEPTH} levels or {MAX_NODES:,} values"
+            )
+            raise InputError(f"{rule}.", "A configuration is one small document.", f"{label}:{line}")
+
+
+def _construct(node: yaml.Node, path: Path, source: Source, budget: list[int]) -> Any:
+    budget[0] -= 1
+    line = node.start_mark.line + 1
+    if budget[0] < 0:
+        raise InputError(
+            f"the aliases in this file expand to more than {MAX_NODES:,} values.",
+            "Write the values out instead of nesting aliases.",
+            f"{source.label}:{line}",
+        )
+    if len(path) > MAX_DEPTH:
+        raise InputError("an alias refers to itself.", "Write the value out.", f"{source.label}:{line}")
+    source.lines.setdefault(path, line)
+    if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
+        return _mapping(node, path, source, budget)
+    if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
+        return [_construct(child, (*path, index), source, budget) for index, child in enumerate(node.value)]
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(node, path, source)
+    raise _tag_error(node, path, source)
+
+
+def _mapping(node: yaml.MappingNode, path: Path, source: Source, budget: list[int]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
+            raise InputError(
+                "a key must be a word.", "Write `name: value` lines.", f"{source.label}:{line}: {_dotted(path)}"
+            )
+        key = key_node.value
+        child = (*path, key)
+        if key in result:
+            raise InputError(
+                f"the key {key!r} stands twice, first on line {source.lines[child]}.",
+                "Keep one of the two.",
+                f"{source.label}:{line}: {_dotted(child)}",
+            )
+        source.lines[child] = line
+        result[key] = _construct(value_node, child, source, budget)
+    return result
+
+
+def _scalar(node: yaml.ScalarNode, path: Path, source: Source) -> Any:
+    kind = node.tag.removeprefix("tag:yaml.org,2002:")
+    if kind not in ("null", "bool", "int", "float", "str"):
+        raise _tag_error(node, path, source)
+    try:
+        value = yaml.constructor.SafeConstructor().construct_object(node)
+    except (ValueError, yaml.YAMLError):
+        raise InputError(
+            f"{_shorten(node.value)} is not a {kind} that can be read.", "Write a plain number.", source.where(path)
+        ) from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{node.value} is not a finite number.", "Write a plain number.", source.where(path))
+    return value
+
+
+def _tag_error(node: yaml.Node, path: Path, source: Source) -> InputError:
+    tag = node.tag.removeprefix("tag:yaml.org,2002:")
+    return InputError(
+        f"{_shorten(tag)!r} is a kind of value that a configuration does not have.",
+        "Use plain mappings, lists, numbers, words, true and false.",
+        source.where(path),
+    )
+
+
+def _syntax_error(error: yaml.YAMLError, label: str) -> InputError:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed"
+    place = f"{label}:{mark.line + 1}" if mark is not None else label
+    return InputError(f"this is not YAML: {problem}.", "Check indentation, quotes and colons there.", place)
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:37]}..."
