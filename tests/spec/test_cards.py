@@ -1,0 +1,109 @@
+"""The table of cards: complete rows, sane numbers, names that are found."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from memcalc.errors import InputError
+from memcalc.spec.cards import Card, all_cards, find_card
+
+PROMISED = """a100-40gb a100-80gb h100-80gb h100-pcie h100-nvl h200 b200 l4 a10g t4 p40 v100-16gb v100-32gb
+    rtx-3090 rtx-4090 rtx-a6000""".split()
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_promised_names_stay(name: str) -> None:
+    assert find_card(name).name == name
+
+
+@pytest.mark.parametrize("card", all_cards(), ids=lambda card: card.name)
+def test_a_card_never_offers_more_than_it_has(card: Card) -> None:
+    """Usable <= what the tool shows <= what the label says (in GiB), and not absurdly less."""
+    assert card.usable_bytes < card.advertised_bytes
+    assert card.usable_bytes > 0.9 * card.advertised_bytes
+    if card.smi_bytes is not None:
+        assert card.usable_bytes < card.smi_bytes <= card.advertised_bytes
+    assert 0 < card.context_bytes < 2**30
+    assert card.source
+
+
+@pytest.mark.parametrize("card", [card for card in all_cards() if card.vendor == "nvidia"], ids=lambda card: card.name)
+def test_cuda_cards_know_their_capability(card: Card) -> None:
+    """Threads of one multiprocessor: 1024 on Turing (7.5), 1536 on 8.6, 8.9 and 12.0, 2048 elsewhere."""
+    assert card.compute_capability is not None
+    threads = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+
+    assert threads.get(card.compute_capability, 2048) == card.max_threads_per_multiprocessor
+    assert (card.bf16_tflops is not None) == (card.compute_capability >= (8, 0))
+
+
+def test_usable_bytes_are_the_lowest_total_that_frameworks_state() -> None:
+    """A100 80 GB: 79.14 GiB of 80, 79.14 * 2^30 = 84,975,927,951; MI300X: 191.69 GiB of 192."""
+    a100 = find_card("a100-80gb")
+
+    assert a100.usable_bytes == int(79.14 * 2**30) == 84_975_927_951
+    assert a100.smi_bytes == 81_920 * 2**20
+    assert a100.advertised_bytes == 80 * 2**30
+    assert a100.context_bytes == 481 * 2**20
+    assert (a100.compute_capability, a100.multiprocessors) == ((8, 0), 108)
+    assert find_card("mi300x").usable_bytes == int(191.69 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("h100", "h100-80gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("Tesla V100-SXM2-32GB", "v100-32gb"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("RTX_A6000", "rtx-a6000"),
+    ],
+)
+def test_device_names_find_their_card(spelling: str, name: str) -> None:
+    assert find_card(spelling).name == name
+
+
+def test_no_name_stands_for_two_cards() -> None:
+    names = [name for card in all_cards() for name in (card.name, *card.aliases)]
+
+    assert len(names) == len(set(names))
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("a100", "a100-40gb, a100-80gb"), ("h1000", "h100-80gb"), ("rtx3091", "rtx-3090")],
+)
+def test_an_unknown_card_is_refused_with_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find_card(name)
+
+    assert f"{name!r} is not a card" in str(caught.value)
+    assert f"Nearest: {nearest}" in str(caught.value)
+    assert "memcalc gpus" in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["", "---", "x" * 10_000, "\x00"])
+def test_nonsense_is_refused_in_a_short_message(name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find_card(name)
+
+    assert len(str(caught.value)) < 300
+
+
+def test_the_table_loads_no_heavy_library() -> None:
+    code = (
+        "import sys\n"
+        "from memcalc.spec.cards import find_card\n"
+        "find_card('h200')\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,150 @@
+"""The presets: published parameter counts, sources named, nothing that another value settles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from memcalc.estimation.parameters import buffer_elements, count_parameters, parameter_table
+from memcalc.spec.derive import derive_model
+from memcalc.spec.model import ModelSpec
+
+FOLDER = Path(__file__).parents[2] / "configs"
+PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+# Published counts: those of the checkpoints' tensors, parameters shared by embedding and head once.
+COUNTS = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    # V d + S d + l (12 d^2 + 13 d) + 2 d = 50257 d + 2048 d + 96 (12 d^2 + 13 d) + 2 d with d = 12288
+    "gpt3": 174_604_259_328,
+    "codegen-350m": 356_712_448,
+    # 2 V d + V + l (12 d^2 + 7 d) + 2 d with V = 51200
+    "codegen-2b": 2 * 51200 * 2560 + 51200 + 32 * (12 * 2560**2 + 7 * 2560) + 2 * 2560,
+    "codegen-6b": 2 * 51200 * 4096 + 51200 + 33 * (12 * 4096**2 + 7 * 4096) + 2 * 4096,
+    "codegen-16b": 2 * 51200 * 6144 + 51200 + 34 * (12 * 6144**2 + 7 * 6144) + 2 * 6144,
+    "llama-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-33b": 32_528_943_616,
+    "llama-65b": 65_285_660_672,
+    "llama-2-7b": 6_738_415_616,  # LLaMA's sizes, with longer positions
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_630_071_296,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "deepseek-v3": 671_026_404_352,  # the 14,848 correction biases of its routers are buffers
+}
+
+
+def read(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def model_of(name: str, **changes: object) -> ModelSpec:
+    return ModelSpec.model_validate(derive_model(read(name)["model"] | changes))
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_presets_have_their_published_parameter_counts(name: str) -> None:
+    assert COUNTS[name] == count_parameters(model_of(name))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_counted_here(name: str) -> None:
+    """A preset without a published count beside it is a guess."""
+    assert name in COUNTS
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_preset_names_its_schema_and_its_source(name: str) -> None:
+    lines = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+
+    assert lines[0] == "# yaml-language-server: $schema=../memcalc/data/config.schema.json"
+    assert lines[1].startswith("# Source: ")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_hold_a_name_and_a_model(name: str) -> None:
+    """Only gpt3 also holds the training block of the published numbers."""
+    blocks = set(read(name))
+
+    assert blocks == ({"name", "model", "training"} if name == "gpt3" else {"name", "model"})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_leave_out_what_follows(name: str) -> None:
+    """Without any one key, the model is another one, or none: so `--set hidden_size=` rescales all that follows."""
+    block = read(name)["model"]
+    whole = derive_model(block)
+    for key in block:
+        if key == "architecture":
+            continue
+        shorter = derive_model({other: value for other, value in block.items() if other != key})
+        assert shorter.get(key) != whole[key], key
+
+
+def test_a_preset_rescales_with_its_hidden_size() -> None:
+    """GPT-3 with d = 6144: heads of 6144 / 96 = 64, an MLP of 4 * 6144 = 24576."""
+    model = model_of("gpt3", hidden_size=6144)
+
+    assert (model.head_dim, model.intermediate_size, model.embedding_size) == (64, 24576, 6144)
+
+
+def test_codegen_350m_by_module() -> None:
+    """l = 20, d = 1024, V = 51200: a parallel block with one norm, no attention biases, a head with one."""
+    sums: dict[str, int] = {}
+    for row in parameter_table(model_of("codegen-350m")):
+        sums[row.module] = sums.get(row.module, 0) + row.total
+
+    assert sums == {
+        "embed_tokens": 52_428_800,  # V d = 51200 * 1024
+        "layers.*.input_norm": 40_960,  # l 2 d = 20 * 2048
+        "layers.*.attention.qkv_proj": 62_914_560,  # l 3 d^2 = 20 * 3 * 1024^2
+        "layers.*.attention.o_proj": 20_971_520,  # l d^2
+        "layers.*.mlp.up_proj": 83_968_000,  # l (4 d^2 + 4 d)
+        "layers.*.mlp.down_proj": 83_906_560,  # l (4 d^2 + d)
+        "norm": 2_048,  # 2 d
+        "lm_head": 52_480_000,  # V d + V
+    }
+    assert sum(sums.values()) == 356_712_448
+
+
+def test_deepseek_v3_keeps_its_correction_biases_apart() -> None:
+    """58 MoE layers of 256 experts: 14,848 buffer elements, and 64 for the rotary tables (two of 32)."""
+    model = model_of("deepseek-v3")
+
+    assert buffer_elements(model) == 58 * 256 + 2 * 32
+    assert count_parameters(model) + 58 * 256 == 671_026_419_200
+
+
+def test_gpt3_holds_the_published_training_block() -> None:
+    assert read("gpt3")["training"] == {
+        "micro_batch_size": 1,
+        "sequence_length": 2048,
+        "dtype": "bf16",
+        "recipe": "mixed-20",
+        "implementation": "plain",
+        "optimizer": "adamw",
+        "attention": "eager",
+        "dropout": 0.1,
+        "recompute": "none",
+    }
