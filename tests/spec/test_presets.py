@@ -10,6 +10,7 @@ import yaml
 
 from memcalc.estimation.parameters import buffer_elements, count_parameters, parameter_table
 from memcalc.spec.derive import derive_model
+from memcalc.spec.loading import load
 from memcalc.spec.model import ModelSpec
 
 FOLDER = Path(__file__).parents[2] / "configs"
@@ -66,6 +67,12 @@ def model_of(name: str, **changes: object) -> ModelSpec:
 @pytest.mark.parametrize("name", COUNTS)
 def test_presets_have_their_published_parameter_counts(name: str) -> None:
     assert COUNTS[name] == count_parameters(model_of(name))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_preset_loads_by_its_name(name: str) -> None:
+    """Nothing but its name is needed, and the loader makes the same model of it."""
+    assert load(name).model == model_of(name)
 
 
 @pytest.mark.parametrize("name", PRESETS)
