@@ -1,0 +1,71 @@
+"""What the training loop needs of a model, whoever wrote its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from memcalc.errors import InputError
+from memcalc.spec.spec import Spec
+from memcalc.step.decoder import Decoder
+from memcalc.step.dtypes import weight_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class CausalLM:
+    """A decoder with its loss.
+
+    Args:
+        module: holds the parameters.
+        logits: token ids (b, s) to logits (b, s, V).
+        loss: logits and labels (b, s) to a scalar.
+        surroundings: entered around forward and backward: settings of PyTorch that the modules leave to their caller.
+    """
+
+    module: nn.Module
+    logits: Callable[[Tensor], Tensor]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def build(spec: Spec, device: torch.device) -> CausalLM:
+    """The model of the spec with random weights, made on the device in the dtype that the recipe keeps weights in.
+
+    Raises:
+        InputError: the implementation cannot be run here, or does not know the model.
+    """
+    if spec.training.implementation == "huggingface":
+        # Imported here: transformers is an extra of its own, and takes seconds.
+        from memcalc.step.huggingface import build_huggingface
+
+        return build_huggingface(spec, device)
+    if spec.training.implementation != "plain":
+        raise InputError(
+            f"implementation = {spec.training.implementation} cannot be run.",
+            "Set training.implementation: plain or huggingface.",
+            "training.implementation",
+        )
+    with device, default_dtype(weight_dtype(spec.training)):
+        decoder = Decoder(spec)
+    return CausalLM(decoder, decoder, loss)
+
+
+def loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy in fp32. A function of its own, so that the fp32 logits lose their name when it returns."""
+    return functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), labels.view(-1))
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """New floating-point tensors have this dtype inside."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,117 @@
+"""The training loop as most scripts write it, cut into the phases that memory is evaluated at.
+
+    outputs = model(...); loss = ...; loss.backward(); optimizer.step()
+
+The logits keep their name until backward has finished, as `outputs` does in such scripts.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from memcalc.errors import InputError
+from memcalc.ledger.component import Component
+from memcalc.spec.spec import Spec
+from memcalc.step.causal_lm import CausalLM, build
+from memcalc.step.optimizers import build_optimizer
+from memcalc.step.recipes import Copies, autocast
+
+
+class Observer(Protocol):
+    """Watches a run."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Entered around each phase; a phase that runs once for each micro-batch is entered as often."""
+
+
+class TrainingRun:
+    """A few training steps of one rank on one device. What it holds can be asked for at any moment.
+
+    Args:
+        spec: what to train, and how.
+        device: any that PyTorch can compute on.
+    """
+
+    def __init__(self, spec: Spec, device: torch.device) -> None:
+        refuse_parallel(spec)
+        self.spec = spec
+        self.device = device
+        self.model: CausalLM | None = None
+        self.copies: Copies | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.inputs: tuple[Tensor, Tensor] | None = None  # token ids and labels
+        self.logits: Tensor | None = None
+
+    def execute(self, steps: int, observer: Observer) -> None:
+        """Build everything, then train."""
+        torch.manual_seed(0)
+        with observer.phase("model"):
+            model = self.model = build(self.spec, self.device)
+        with observer.phase("optimizer"):
+            copies = self.copies = Copies(model.module.parameters(), self.spec.training)
+            optimizer = self.optimizer = build_optimizer(self.spec.training, copies.optimized)
+        with observer.phase("input"):
+            self.inputs = (self._random_tokens(), self._random_tokens())
+        with model.surroundings():
+            for step in range(1, steps + 1):
+                with observer.phase(f"zero_grad_{step}"):
+                    copies.zero_grad(set_to_none=self.spec.training.zero_grad == "set_to_none")
+                for _ in range(self.spec.training.gradient_accumulation_steps):
+                    self._micro_batch(model, self.inputs, step, observer)
+                with observer.phase(f"optimizer_step_{step}"):
+                    copies.step(optimizer)
+
+    def _micro_batch(self, model: CausalLM, inputs: tuple[Tensor, Tensor], step: int, observer: Observer) -> None:
+        input_ids, labels = inputs
+        with autocast(self.spec.training, self.device):
+            with observer.phase(f"forward_{step}"):
+                self.logits = model.logits(input_ids)
+            with observer.phase(f"loss_{step}"):
+                loss = model.loss(self.logits, labels)
+        with observer.phase(f"backward_{step}"):
+            if self.spec.training.gradient_accumulation_steps > 1:
+                loss = loss / self.spec.training.gradient_accumulation_steps
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.logits = None
+            del loss
+
+    def _random_tokens(self) -> Tensor:
+        shape = (self.spec.training.micro_batch_size, self.spec.training.sequence_length)
+        return torch.randint(self.spec.model.vocab_size, shape, device=self.device)
+
+    def held(self) -> dict[Component, list[Tensor]]:
+        """The tensors that can be named now; activations and temporaries cannot."""
+        found: dict[Component, list[Tensor]] = {}
+        if self.model is not None:
+            found[Component.WEIGHTS] = [*self.model.module.parameters(), *self.model.module.buffers()]
+        if self.copies is not None:
+            found[Component.MASTER_WEIGHTS] = list(self.copies.masters)
+            found[Component.GRADIENTS] = self.copies.gradients
+        if self.optimizer is not None:
+            states = (value for state in self.optimizer.state.values() for value in state.values())
+            found[Component.OPTIMIZER_STATE] = [value for value in states if isinstance(value, Tensor)]
+        if self.inputs is not None:
+            found[Component.INPUTS] = list(self.inputs)
+        if self.logits is not None:
+            found[Component.LOGITS_AND_LOSS] = [self.logits]
+        # Adam counts its steps in CPU tensors, which are no concern of a GPU.
+        return {
+            component: [tensor for tensor in tensors if tensor.device.type == self.device.type]
+            for component, tensors in found.items()
+        }
+
+
+def refuse_parallel(spec: Spec) -> None:
+    """This loop is one rank on its own."""
+    for name in ("data_parallel", "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
+        ranks = getattr(spec.parallelism, name)
+        if ranks > 1:
+            raise InputError(
+                f"{name} = {ranks}, but the step runs on one device.",
+                f"Set {name}: 1, or use `memcalc estimate`, which knows sharding.",
+                f"parallelism.{name}",
+            )

@@ -1,0 +1,100 @@
+"""The copies of weights and gradients that a recipe keeps beside the model's own, made and dropped when it says.
+
+Which copies exist is read from the one table in memcalc/spec/recipes.py; this file gives them their lifetimes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from memcalc.spec.recipes import RECIPES
+from memcalc.spec.training import TrainingSpec
+from memcalc.step.dtypes import compute_dtype
+
+
+def autocast(training: TrainingSpec, device: torch.device) -> AbstractContextManager[object]:
+    """What the forward and the loss run under."""
+    if RECIPES[training.recipe].autocast:
+        return torch.autocast(device.type, dtype=compute_dtype(training))
+    return nullcontext()
+
+
+class Copies:
+    """fp32 masters and fp32 gradients of a model's parameters.
+
+    A master's fp32 gradient is held as its `.grad`, which is where the optimizer looks for it.
+
+    Args:
+        parameters: those of the model, each once.
+        training: names the recipe.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], training: TrainingSpec) -> None:
+        self.recipe = RECIPES[training.recipe]
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self.masters: list[nn.Parameter] = []
+        if self.recipe.master is not None:
+            self.masters = [nn.Parameter(p.detach().to(torch.float32, copy=True)) for p in self.parameters]
+        if self.recipe.main_gradients_live == "always":
+            for master in self.masters:
+                master.grad = torch.zeros_like(master)
+        if self.recipe.main_gradients_live in ("always", "backward"):
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                self._upcast_in_backward(parameter, master)
+
+    @property
+    def optimized(self) -> list[nn.Parameter]:
+        """What the optimizer updates."""
+        return self.masters or self.parameters
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Every gradient that exists now, in every precision."""
+        return [p.grad for p in (*self.parameters, *self.masters) if p.grad is not None]
+
+    def _upcast_in_backward(self, parameter: nn.Parameter, master: nn.Parameter) -> None:
+        transient = self.recipe.gradients is None
+
+        def upcast(_: Tensor) -> None:
+            assert parameter.grad is not None
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad.add_(parameter.grad)
+            if transient:
+                parameter.grad = None
+            else:  # the sum is kept in fp32; the next micro-batch starts from zero
+                parameter.grad.zero_()
+
+        parameter.register_post_accumulate_grad_hook(upcast)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """One update, with what the recipe does before and after it."""
+        if self.recipe.main_gradients_live == "step":
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                master.grad = None if parameter.grad is None else parameter.grad.float()
+        optimizer.step()
+        if self.recipe.main_gradients_live == "step":
+            for master in self.masters:
+                master.grad = None
+        if self.masters:
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                parameter.copy_(master)
+
+    def zero_grad(self, *, set_to_none: bool) -> None:
+        """Drop the gradients or fill them with zeros; main gradients that live always are filled."""
+        _clear(self.parameters, set_to_none=set_to_none)
+        _clear(self.masters, set_to_none=set_to_none and self.recipe.main_gradients_live != "always")
+
+
+def _clear(parameters: list[nn.Parameter], *, set_to_none: bool) -> None:
+    for parameter in parameters:
+        if set_to_none:
+            parameter.grad = None
+        elif parameter.grad is not None:
+            parameter.grad.zero_()
