@@ -1,0 +1,52 @@
+"""memcalc: how many bytes each GPU of an LLM training run will hold, at which moment, and why.
+
+The verbs and what they return are loaded on first use, so that `import memcalc` is nearly free:
+
+    import memcalc
+    result = memcalc.estimate("gpt3", "b=4", gpu="h100-80gb")
+    result.fits, result.ledger.peak_phase, result.ledger.peak_bytes
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memcalc.api import check as check
+    from memcalc.api import diff as diff
+    from memcalc.api import estimate as estimate
+    from memcalc.api import load as load
+    from memcalc.api import measure as measure
+    from memcalc.errors import InputError as InputError
+    from memcalc.errors import MemcalcError as MemcalcError
+    from memcalc.ledger.result import Result as Result
+    from memcalc.spec.spec import Spec as Spec
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "InputError": "memcalc.errors",
+    "MemcalcError": "memcalc.errors",
+    "Result": "memcalc.ledger.result",
+    "Spec": "memcalc.spec.spec",
+    "check": "memcalc.api",
+    "diff": "memcalc.api",
+    "estimate": "memcalc.api",
+    "load": "memcalc.api",
+    "measure": "memcalc.api",
+}
+
+__all__ = ["InputError", "MemcalcError", "Result", "Spec", "check", "diff", "estimate", "load", "measure"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'memcalc' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,10 @@
+"""`python -m memcalc` is the command `memcalc`."""
+
+from __future__ import annotations
+
+import sys
+
+from memcalc.cli.app import main
+
+if __name__ == "__main__":
+    sys.exit(main())

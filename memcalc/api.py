@@ -1,0 +1,85 @@
+"""The verbs of memcalc for programs; the command line says the same words and calls these.
+
+Each takes a `source`: a path to a YAML file or a Hugging Face config.json, the name of a preset, a mapping of the same
+shape as the YAML, or a Spec that was loaded before. Overrides are written as on the command line: "b=4",
+"parallelism.zero_stage=3". Wrong input raises `InputError`; nothing is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memcalc.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from memcalc.checking.comparison import Difference
+    from memcalc.checking.report import CheckReport
+    from memcalc.ledger.result import Result
+    from memcalc.measuring import Measurement
+
+Source = Spec | str | Path | Mapping[str, Any]
+
+
+def load(source: Source, *overrides: str, gpu: str | None = None) -> Spec:
+    """The run that `source` describes, with every default filled in and every rule checked.
+
+    Args:
+        source: a path, a preset's name, "-" for standard input, a mapping, or a Spec.
+        overrides: "field=value", applied in this order. On a Spec, whose derived sizes are already filled in, they
+            change only the fields they name; on every other source sizes that follow from others follow.
+        gpu: the card to judge by, in place of `hardware.gpu`.
+    """
+    if isinstance(source, Spec):
+        if not overrides and gpu is None:
+            return source
+        source = source.model_dump()
+    from memcalc.spec.loading import load as load_spec
+
+    return load_spec(source, overrides, gpu=gpu)
+
+
+def estimate(source: Source, *overrides: str, gpu: str | None = None) -> Result:
+    """What each GPU will hold, from closed formulas: no torch, no GPU, a tenth of a second."""
+    from memcalc.estimation.estimate import estimate as estimate_spec
+
+    return estimate_spec(load(source, *overrides, gpu=gpu))
+
+
+def measure(
+    source: Source,
+    *overrides: str,
+    gpu: str | None = None,
+    device: str | None = None,
+    steps: int = 3,
+    record: str | Path | None = None,
+) -> Measurement:
+    """What a device really holds while it runs the training step. Needs torch.
+
+    Args:
+        source: as for `load`.
+        overrides: as for `load`.
+        gpu: as for `load`.
+        device: "cuda" or "cpu"; default: the GPU.
+        steps: optimizer steps to run.
+        record: a file that keeps every figure, for later comparison.
+    """
+    from memcalc.measuring import measure as measure_spec
+
+    return measure_spec(load(source, *overrides, gpu=gpu), device=device, steps=steps, record=record)
+
+
+def check(*paths: str | Path, gpu: str | None = None, budget: int | str | None = None) -> CheckReport:
+    """Whether every configuration under `paths` fits its card (or `gpu`), and a budget of bytes or "70GiB"."""
+    from memcalc.checking.check import check as check_paths
+    from memcalc.units import parse_bytes
+
+    return check_paths(paths, gpu=gpu, budget=parse_bytes(budget) if isinstance(budget, str) else budget)
+
+
+def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None) -> Difference:
+    """Two runs beside each other: components at each one's peak, and phases. Overrides apply to both."""
+    from memcalc.checking.comparison import compare
+
+    return compare(estimate(a, *overrides, gpu=gpu), estimate(b, *overrides, gpu=gpu))

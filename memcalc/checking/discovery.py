@@ -1,0 +1,61 @@
+"""Which files of a repository are configurations. Reads no YAML: a broken config must still count as one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_YAML = (".yaml", ".yml")
+
+# At the start of a line: a `model:` with a block under it (or in braces), or one of our two references to a model.
+_MARKS = re.compile(
+    r"""^(?:['"]?model['"]?[ \t]*:[ \t]*(?:\#.*)?(?:\{.*)?$|['"]?(?:preset|hf_config)['"]?[ \t]*:[ \t]*\S)""",
+    re.MULTILINE,
+)
+
+
+class Found(NamedTuple):
+    """What the paths of the command line lead to."""
+
+    files: list[str]  # named files as they were named, and the configs of folders, each once
+    skipped: int  # files in folders that are no configs
+
+
+def find_configs(paths: Iterable[str | os.PathLike[str]]) -> Found:
+    """Named files always; in folders, and all folders below them in order, what looks like a configuration."""
+    files: dict[str, None] = {}
+    skipped = 0
+    for path in map(os.fspath, paths):
+        if not Path(path).is_dir():
+            files[path] = None  # also what does not exist: loading it says so, or finds a preset of that name
+            continue
+        for file in _walk(path):
+            if is_config(file):
+                files[file] = None
+            else:
+                skipped += 1
+    return Found(list(files), skipped)
+
+
+def _walk(folder: str) -> Iterator[str]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))  # .git, .venv, ...
+        yield from (os.path.join(parent, name) for name in sorted(names))  # noqa: PTH118 - "./a.yaml" stays "./a.yaml"
+
+
+def is_config(path: str) -> bool:
+    """Whether a file in a folder is a training configuration or a Hugging Face config.json."""
+    name = Path(path).name.lower()
+    try:
+        if name.endswith(_YAML):
+            return _MARKS.search(Path(path).read_text(encoding="utf-8", errors="replace")) is not None
+        if name.endswith("config.json"):
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            return isinstance(data, dict) and "model_type" in data
+    except (OSError, ValueError, RecursionError):
+        return False
+    return False

@@ -1,0 +1,52 @@
+"""`memcalc diff`: two runs beside each other."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from memcalc.cli.options import Config, Gpu, Set, Units
+
+_SIDE = "FIELD=VALUE"
+
+
+def command(
+    a: Config,
+    b: Config,
+    *,
+    overrides: Set = None,
+    set_a: Annotated[list[str] | None, typer.Option("--set-a", metavar=_SIDE, help="--set for A alone.")] = None,
+    set_b: Annotated[list[str] | None, typer.Option("--set-b", metavar=_SIDE, help="--set for B alone.")] = None,
+    gpu: Gpu = None,
+    form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
+    units: Units = "GiB",
+) -> None:
+    """Compare two runs, component by component.
+
+    Each at its own peak; then phase by phase.
+
+    Example: memcalc diff llama-3-8b llama-3-8b --set-b zero_stage=3 --set-b data_parallel=8
+    """
+    from memcalc import api
+
+    shared = overrides or []
+    difference = api.diff(
+        api.load(a, *shared, *(set_a or ()), gpu=gpu),
+        api.load(b, *shared, *(set_b or ()), gpu=gpu),
+    )
+    if form == "json":
+        from memcalc.cli.output import print_json
+        from memcalc.report.differences import difference_document
+
+        print_json(difference_document(difference))
+    elif form == "markdown":
+        from memcalc.cli.output import print_text
+        from memcalc.report.differences import difference_markdown
+
+        print_text(difference_markdown(difference, units))
+    else:
+        from memcalc.report.console import make_console
+        from memcalc.report.differences import draw_difference
+
+        draw_difference(make_console(), difference, units)

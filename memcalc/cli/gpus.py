@@ -1,0 +1,24 @@
+"""`memcalc gpus`: the table of cards."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from memcalc.cli.options import Units
+
+
+def command(
+    form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
+    units: Units = "GiB",
+) -> None:
+    """List the cards with their memory.
+
+    As sold, as nvidia-smi shows it, and as a framework can use it, by which fits is judged.
+    """
+    from memcalc.cli.render import print_listing
+    from memcalc.report.listings import card_grid, card_rows
+
+    rows = card_rows()
+    print_listing(form, rows, card_grid(rows, units))

@@ -1,0 +1,37 @@
+"""Messages on standard error: one line for a log, wrapped and coloured for a person at a terminal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+
+import typer
+
+
+def show_error(text: str) -> None:
+    """Print "error: ..."; colours and line breaks only where a person looks at a terminal."""
+    message = f"error: {text}"
+    if not sys.stderr.isatty():
+        typer.echo(message, err=True)  # one line: a log is searched by line
+        return
+    width = max(40, shutil.get_terminal_size().columns)
+    lines = [
+        textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in message.splitlines()
+    ]
+    wrapped = "\n".join(lines)
+    if "NO_COLOR" not in os.environ:
+        wrapped = wrapped.replace("error:", typer.style("error:", fg="red", bold=True), 1)
+    typer.echo(wrapped, err=True)
+
+
+def explain_usage(error: Exception) -> str:
+    """What is wrong with the command line, in one line, with the way out."""
+    text = " ".join(str(getattr(error, "format_message", error.__str__)()).split())
+    param = getattr(error, "param", None)
+    if type(error).__name__ == "MissingParameter" and getattr(param, "help", None):
+        text = f"{text} It is {param.help[0].lower()}{param.help[1:]}"
+    context = getattr(error, "ctx", None)
+    return f"{text} Try `{context.command_path} --help`." if context is not None else text

@@ -1,0 +1,21 @@
+"""`memcalc models`: the presets."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+
+def command(
+    form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
+) -> None:
+    """List the presets with their sizes.
+
+    Layers l, hidden size d, heads h, vocabulary V, as in the formulas.
+    """
+    from memcalc.cli.render import print_listing
+    from memcalc.report.listings import model_grid, model_rows
+
+    rows = model_rows()
+    print_listing(form, rows, model_grid(rows))

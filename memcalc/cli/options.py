@@ -1,0 +1,52 @@
+"""The options that commands share: one alias each, so that a flag means the same everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from memcalc.units import Unit
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """Presets by name, for the shell's completion; files are completed by the shell itself."""
+    from memcalc.spec.presets import preset_names
+
+    return [name for name in preset_names() if name.startswith(incomplete)]
+
+
+def complete_card(incomplete: str) -> list[tuple[str, str]]:
+    """Cards by name, for the shell's completion."""
+    from memcalc.spec.cards import all_cards
+
+    return [(card.name, card.label) for card in all_cards() if card.name.startswith(incomplete)]
+
+
+def complete_field(incomplete: str) -> list[str]:
+    """Fields of the configuration, each with its equals sign, for the shell's completion."""
+    from memcalc.spec.fields import all_field_names
+
+    return sorted({f"{name}=" for name in all_field_names() if name.startswith(incomplete)})
+
+
+CONFIG_HELP = (
+    "A YAML file, a Hugging Face config.json, a preset's name (see `memcalc models`), or - for standard input."
+)
+SET_HELP = "Override a field, e.g. --set b=4 --set parallelism.zero_stage=3. Repeatable."
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help=CONFIG_HELP, autocompletion=complete_config)]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="FIELD=VALUE", help=SET_HELP, autocompletion=complete_field),
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu", "-g", metavar="CARD", help="The card to judge by; see `memcalc gpus`.", autocompletion=complete_card
+    ),
+]
+Units = Annotated[Unit, typer.Option("--units", "-u", help="GiB is 2^30 bytes, GB is 10^9.")]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="cuda|cpu", help="Where to run; default: the GPU.")
+]

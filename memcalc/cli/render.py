@@ -1,0 +1,69 @@
+"""Picks the writer that a --format asks for, and loads no other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.cli.output import print_json, print_text
+from memcalc.ledger.result import Result
+from memcalc.report.grid import Grid, markdown_grid
+from memcalc.units import Unit
+
+if TYPE_CHECKING:
+    from memcalc.measuring import Measurement
+
+
+def print_sizing(
+    result: Result,
+    form: str,
+    unit: Unit,
+    *,
+    all_ranks: bool = False,
+    explain: str | None = None,
+    measurement: Measurement | None = None,
+) -> None:
+    """Print an estimate, with a measurement beside it if there is one."""
+    if form == "json":
+        from memcalc.ledger.document import document
+
+        content = document(result)
+        if measurement is not None:
+            content["measured"] = document(measurement.to_result())
+        print_json(content)
+    elif form == "markdown":
+        from memcalc.report.markdown import sizing_markdown
+
+        print_text(sizing_markdown(result, unit, all_ranks=all_ranks, explain=explain))
+        if measurement is not None:
+            from memcalc.report.measurement import measurement_grid
+
+            print_text(
+                "\n" + "\n".join(markdown_grid(measurement_grid(result, measurement.to_result(), unit))).rstrip()
+            )
+    elif form == "csv":
+        from memcalc.report.tabular import ledger_csv
+
+        print_text(ledger_csv(result))
+    else:
+        from memcalc.report.console import make_console
+        from memcalc.report.sizing import draw_sizing
+
+        console = make_console()
+        draw_sizing(console, result, unit, all_ranks=all_ranks, explain=explain)
+        if measurement is not None:
+            from memcalc.report.measurement import draw_measurement
+
+            draw_measurement(console, result, measurement.to_result(), unit)
+
+
+def print_listing(form: str, rows: list[dict[str, Any]], grid: Grid) -> None:
+    """Print a list of rows: as they are in JSON, else as a table."""
+    if form == "json":
+        print_json(rows)
+    elif form == "markdown":
+        print_text("\n".join(markdown_grid(grid)).rstrip())
+    else:
+        from memcalc.report.console import make_console
+        from memcalc.report.terminal import draw_grid
+
+        draw_grid(make_console(), grid)

@@ -1,0 +1,78 @@
+"""Where the memory is at the peak: one bar, and the table that is its legend."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.ledger.result import Result
+from memcalc.report.bar import letter_bar
+from memcalc.report.grid import Column, Grid
+from memcalc.report.words import HEADROOM, label, letter, meaning, percent, rank_text
+from memcalc.units import Unit, format_bytes, format_number
+
+
+class Breakdown(NamedTuple):
+    """The peak taken apart. Bytes."""
+
+    inside: dict[str, int]  # components; their sum is the allocated peak
+    outside: dict[str, int]  # what else the process holds on the device; empty where that is not known
+    headroom: int | None
+
+
+def breakdown(result: Result) -> Breakdown:
+    """The peak of the headline rank by component, and what lies around it."""
+    headline, ledger = result.headline, result.ledger
+    outside = headline.outside
+    around = {
+        "cached_segments": outside.cached_segments,
+        "device_context": outside.device_context,
+        "communication_library": outside.communication_library,
+    }
+    return Breakdown(
+        {component.value: size for component, size in ledger.components(ledger.peak_phase).items()},
+        {name: size for name, size in around.items() if size and headline.device_bytes is not None},
+        result.headroom_bytes,
+    )
+
+
+def bar_lines(result: Result, unit: Unit, width: int) -> tuple[str, str]:
+    """The bar, and a line below it that says where the card ends when the need goes past it."""
+    parts = breakdown(result)
+    cells = [(letter(name), size) for name, size in (parts.inside | parts.outside).items()]
+    if parts.headroom is not None and parts.headroom >= 0:
+        return letter_bar([*cells, (HEADROOM, parts.headroom)], width), ""
+    below = ""
+    if result.card is not None and parts.headroom is not None:
+        needed = result.card.usable_bytes - parts.headroom
+        at = min(width - 1, width * result.card.usable_bytes // needed)
+        text = f"the card ends here: {format_bytes(result.card.usable_bytes, unit)}"
+        below = f"{' ' * at}^ {text}" if at + 2 + len(text) <= width else f"{text} ^".rjust(at + 1)
+    return letter_bar(cells, width), below
+
+
+def component_grid(result: Result, unit: Unit) -> Grid:
+    """The components at the peak with their share; sums in strong type."""
+    parts = breakdown(result)
+    allocated = sum(parts.inside.values())
+    whole = allocated + sum(parts.outside.values())
+    rows: list[tuple[str, ...]] = []
+    strong: set[int] = set()
+
+    def add(mark: str, name: str, size: int, text: str) -> None:
+        rows.append((mark, name, format_number(size, unit), percent(size, whole), text))
+
+    for name, size in parts.inside.items():
+        add(letter(name), label(name), size, meaning(name))
+    strong.add(len(rows))
+    add("", "allocated", allocated, "")
+    if parts.outside:
+        for name, size in parts.outside.items():
+            add(letter(name), label(name), size, meaning(name))
+        strong.add(len(rows))
+        add("", "device", whole, "")
+    if parts.headroom is not None and parts.headroom >= 0:
+        rows.append((HEADROOM, "headroom", format_number(parts.headroom, unit), "", "left on the card"))
+    where = rank_text(result.headline.rank) if len(result.ranks) > 1 else ""
+    title = f"At the peak: {result.ledger.peak_phase}{f', {where}' if where else ''}"
+    columns = (Column(""), Column("component"), Column(unit, right=True), Column("share", right=True))
+    return Grid(title, (*columns, Column("what it is", wrap=True)), rows, frozenset(strong), letters=True)

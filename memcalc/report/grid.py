@@ -1,0 +1,47 @@
+"""A table as plain data: each report builds it once, and the terminal, Markdown and tests read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Column(NamedTuple):
+    """One column: its head, numbers to the right, and whether long text may wrap."""
+
+    head: str
+    right: bool = False
+    wrap: bool = False
+
+
+class Grid(NamedTuple):
+    """A titled table. `strong` are the rows to stress; `letters` says that column 0 holds the bar's letters."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: Sequence[tuple[str, ...]]
+    strong: frozenset[int] = frozenset()
+    letters: bool = False
+    head: bool = True
+
+
+def markdown_grid(grid: Grid) -> list[str]:
+    """The table in Markdown, under its title."""
+    heads = [column.head for column in grid.columns]
+    rules = ["---:" if column.right else "---" for column in grid.columns]
+    lines = [f"### {grid.title}", ""] if grid.title else []
+    lines += [_markdown_row(heads), _markdown_row(rules)]
+    for number, row in enumerate(grid.rows):
+        cells = [_escaped(cell) for cell in row]
+        lines.append(
+            _markdown_row([f"**{cell}**" if cell else "" for cell in cells] if number in grid.strong else cells)
+        )
+    return [*lines, ""]
+
+
+def _markdown_row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*").replace("\n", " ").strip()

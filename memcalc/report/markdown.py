@@ -1,0 +1,48 @@
+"""A result as Markdown, for pull requests and notes: the same tables as on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memcalc.ledger.result import Result
+from memcalc.report.breakdown import component_grid
+from memcalc.report.grid import Column, Grid, markdown_grid
+from memcalc.report.moments import phase_grid, rank_grid
+from memcalc.report.textbook import textbook_grid
+from memcalc.report.verdict import figures, subject, verdict
+from memcalc.units import Unit
+
+
+def sizing_markdown(result: Result, unit: Unit = "GiB", *, all_ranks: bool = False, explain: str | None = None) -> str:
+    """The report of `memcalc estimate --format markdown`."""
+    lines = [f"## {result.spec.name}", "", subject(result).replace("\n", "; "), ""]
+    lines += [f"**{verdict(result, unit)}**", ""]
+    lines += markdown_grid(figures(result, unit))
+    lines += markdown_grid(component_grid(result, unit))
+    if all_ranks:
+        lines += markdown_grid(rank_grid(result, unit))
+    lines += markdown_grid(phase_grid(result, unit))
+    lines += markdown_grid(textbook_grid(result, unit))
+    if explain is not None:
+        lines += _explanation(result, unit, explain)
+    lines += _items("Notes", result.notes)
+    lines += _items("Not modelled", result.not_modelled)
+    return "\n".join(lines).rstrip()
+
+
+def _explanation(result: Result, unit: Unit, word: str) -> list[str]:
+    from memcalc.report.explanation import PARAMETERS, chapters
+    from memcalc.report.parameters import parameter_grid
+
+    if word == PARAMETERS:
+        return markdown_grid(parameter_grid(result.spec.model))
+    columns = (Column("tensor"), Column(unit, right=True), Column("formula"), Column("alive"), Column("source"))
+    lines: list[str] = []
+    for chapter in chapters(result, word, unit):
+        lines += markdown_grid(Grid(chapter.heading, columns, [tuple(entry) for entry in chapter.entries]))
+    return lines
+
+
+def _items(title: str, items: Iterable[str]) -> list[str]:
+    lines = [f"- {item}" for item in items]
+    return [f"### {title}", "", *lines, ""] if lines else []

@@ -1,0 +1,57 @@
+"""What was measured beside what was estimated, phase by phase."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from memcalc.ledger.result import Result
+from memcalc.report.grid import Column, Grid
+from memcalc.report.terminal import draw_grid, draw_list
+from memcalc.report.words import signed_percent
+from memcalc.units import Unit, format_number
+
+_STEADY_STEP = "2"
+
+
+def steady_phase(phase: str) -> str:
+    """The estimate's phase for a measured one: it gives step 1, and step 2 for all that follow."""
+    name, _, step = phase.rpartition("_")
+    return f"{name}_{_STEADY_STEP}" if step.isdigit() and int(step) > int(_STEADY_STEP) else phase
+
+
+def measurement_grid(estimate: Result, measured: Result, unit: Unit) -> Grid:
+    """Each measured phase: estimate, measured, difference in bytes and percent of what was measured."""
+    rows = []
+    for phase in measured.ledger.phases:
+        got = measured.ledger.totals[phase]
+        said = estimate.ledger.totals.get(steady_phase(phase))
+        rows.append(_row(phase, said, got, unit))
+    rows.append(_row("allocated peak", estimate.ledger.peak_bytes, measured.ledger.peak_bytes, unit))
+    for name in ("reserved_bytes", "device_bytes"):
+        said, known = getattr(estimate.headline, name), getattr(measured.headline, name)
+        if known is not None:
+            rows.append(_row(name.removesuffix("_bytes"), said, known, unit))
+    columns = (Column("phase"), Column(f"estimate {unit}", right=True), Column("measured", right=True))
+    differences = (Column("difference in bytes", right=True), Column("%", right=True))
+    peak = len(measured.ledger.phases)
+    return Grid(f"Measured on {measured.device}", (*columns, *differences), rows, frozenset({peak}))
+
+
+def _row(phase: str, said: int | None, got: int, unit: Unit) -> tuple[str, ...]:
+    if said is None:
+        return (phase, "-", format_number(got, unit), "-", "-")
+    return (
+        phase,
+        format_number(said, unit),
+        format_number(got, unit),
+        f"{said - got:+,}",
+        signed_percent(said - got, got),
+    )
+
+
+def draw_measurement(console: Console, estimate: Result, measured: Result, unit: Unit) -> None:
+    """The comparison, and what the measurement has to say about itself."""
+    console.print(Text("Difference: the estimate less what was measured."))
+    draw_grid(console, measurement_grid(estimate, measured, unit))
+    draw_list(console, "Notes", measured.notes)

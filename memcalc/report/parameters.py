@@ -1,0 +1,27 @@
+"""The parameters by module, as model papers print them."""
+
+from __future__ import annotations
+
+from memcalc.estimation.parameters import parameter_table
+from memcalc.report.grid import Column, Grid
+from memcalc.spec.model import ModelSpec
+
+
+def parameter_grid(model: ModelSpec) -> Grid:
+    """Module, shape, parameters, how many layers hold one, total; the last row is the model's count."""
+    table = parameter_table(model)
+    rows = [
+        (
+            f"{row.module}.{row.tensor}",
+            f"[{', '.join(str(size) for _, size in row.shape)}]",
+            row.formula,
+            f"{row.elements:,}",
+            f"{row.count:,}",
+            f"{row.total:,}",
+        )
+        for row in table
+    ]
+    rows.append(("all parameters", "", "", "", "", f"{sum(row.total for row in table):,}"))
+    columns = (Column("module", wrap=True), Column("shape", wrap=True), Column("formula", wrap=True))
+    numbers = (Column("parameters", right=True), Column("×", right=True), Column("total", right=True))
+    return Grid("Parameters by module", (*columns, *numbers), rows, frozenset({len(rows) - 1}))

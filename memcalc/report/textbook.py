@@ -1,0 +1,57 @@
+"""The published closed forms beside the ledger's own numbers."""
+
+from __future__ import annotations
+
+from memcalc.ledger.component import Component
+from memcalc.ledger.result import Result
+from memcalc.report.grid import Column, Grid
+from memcalc.report.words import count, ratio
+from memcalc.units import Unit, format_bytes
+
+_STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE)
+
+_PARAMETER_BYTES = 2  # the ratio's convention: parameters held in 16 bits
+
+
+def textbook_grid(result: Result, unit: Unit) -> Grid:
+    """Each closed form with its value, the ledger's number on this rank, and what the form takes for granted."""
+    textbook, ledger = result.textbook, result.ledger
+    columns = [ledger.components_by_phase[phase] for phase in ledger.phases]
+    states = max(sum(column.get(component, 0) for component in _STATES) for column in columns)
+    activations = max(column.get(Component.ACTIVATIONS, 0) for column in columns)
+    rows = [
+        (
+            "parameters",
+            "l(12d²+13d)+Vd",
+            count(textbook.parameters),
+            count(result.parameters),
+            "biases, tied head; no positions",
+        ),
+        (
+            "model states",
+            f"{textbook.bytes_per_parameter} bytes a parameter",
+            format_bytes(textbook.model_state_bytes, unit),
+            format_bytes(states, unit),
+            "every copy alive at once",
+        ),
+        (
+            "activations",
+            "l(34bsd+5bs²h)",
+            format_bytes(textbook.activation_bytes, unit),
+            format_bytes(activations, unit),
+            "16-bit GPT block, dropout, all kept",
+        ),
+        (
+            "their ratio",
+            "activations/parameters",
+            ratio(textbook.activation_bytes / (_PARAMETER_BYTES * textbook.parameters)),
+            "-" if len(result.ranks) > 1 else ratio(activations / (_PARAMETER_BYTES * result.parameters)),
+            "parameters at 2 bytes each",
+        ),
+    ]
+    numbers = (Column("textbook", right=True), Column("ledger", right=True))
+    return Grid(
+        "Textbook formulas (one GPU, nothing sharded) beside this rank",
+        (Column(""), Column("formula"), *numbers, Column("it assumes", wrap=True)),
+        rows,
+    )

@@ -1,0 +1,104 @@
+"""A result built by hand, so that the tests of the reports depend on no estimator."""
+
+from dataclasses import replace
+
+import pytest
+
+from memcalc.ledger.component import Component
+from memcalc.ledger.ledger import Ledger
+from memcalc.ledger.phases import phase_names
+from memcalc.ledger.result import Outside, RankResult, Result, Textbook
+from memcalc.ledger.row import Row
+from memcalc.spec.cards import find_card
+from memcalc.spec.loading import load
+
+PHASES = phase_names(2)
+GIB = 2**30
+
+# b=2, s=1024, l=4, d=2048: 2·b·s·d = 2 · 2 · 1024 · 2048 = 8,388,608 bytes = 8 MiB, times four layers.
+TINY = {
+    "name": "tiny",
+    "model": {"l": 4, "d": 2048, "h": 16, "V": 32000, "max_position_embeddings": 1024},
+    "training": {"b": 2, "s": 1024, "attention": "eager"},
+}
+
+
+def rows() -> list[Row]:
+    starts = ("backward", "optimizer_step", "zero_grad_2")
+    trained = tuple(phase for phase in PHASES if phase.startswith(starts))
+    saved = ("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "backward_2")
+    stepped = PHASES[PHASES.index("optimizer_step_1") :]
+    paper = "arXiv 2205.05198, section 4.1"
+    return [
+        Row(
+            Component.WEIGHTS, "embed_tokens", "weight", (32000, 2048), "bf16", 1, 131_072_000, PHASES, "2·V·d", "ZeRO"
+        ),
+        Row(Component.WEIGHTS, "layers.*.mlp", "weight", (2048, 2048), "bf16", 4, 33_554_432, PHASES, "2·d²", "ZeRO"),
+        Row(Component.OPTIMIZER_STATE, "all", "exp_avg", (), "fp32", 1, 6 * GIB, stepped, "4·P", "AdamW"),
+        Row(Component.GRADIENTS, "all", "grad", (), "bf16", 1, 3 * GIB, trained, "2·P", "ZeRO"),
+        Row(
+            Component.ACTIVATIONS,
+            "layers.*.norm",
+            "input",
+            (2, 1024, 2048),
+            "bf16",
+            4,
+            33_554_432,
+            saved,
+            "2·b·s·d",
+            paper,
+        ),
+    ]
+
+
+@pytest.fixture
+def result() -> Result:
+    """No card named."""
+    ledger = Ledger(rows(), PHASES)
+    headline = RankResult({"pipeline_stage": 0}, ledger, None, None, Outside(0, 0, 0))
+    return Result(
+        source="estimate",
+        device=None,
+        spec=load(TINY),
+        parameters=267_000_000,
+        trainable_parameters=267_000_000,
+        buffer_elements=0,
+        textbook=Textbook(266_973_184, 5_339_463_680, 771_751_936, 20),
+        ranks=(headline,),
+        confidence="formula",
+        card=None,
+        not_modelled=("fragmentation", "kernels that PyTorch compiles on the way"),
+        notes=("dropout = 0: attention saves no mask",),
+    )
+
+
+def with_card(result: Result, name: str) -> Result:
+    """The same on a card: a tenth more reserved, half a GiB of context."""
+    reserved = result.ledger.peak_bytes * 11 // 10
+    outside = Outside(reserved - result.ledger.peak_bytes, GIB // 2, 0)
+    headline = replace(
+        result.headline, reserved_bytes=reserved, device_bytes=reserved + outside.device_context, outside=outside
+    )
+    return replace(result, ranks=(headline,), card=find_card(name))
+
+
+@pytest.fixture
+def fitting(result: Result) -> Result:
+    """On a card that holds it."""
+    return with_card(result, "h100-80gb")
+
+
+@pytest.fixture
+def too_large(result: Result) -> Result:
+    """On the smallest card there is, with more weights than it holds."""
+    big = Row(Component.MASTER_WEIGHTS, "all", "master", (), "fp32", 1, 12 * GIB, PHASES, "4·P", "ZeRO")
+    ledger = Ledger([*rows(), big], PHASES)
+    return with_card(replace(result, ranks=(replace(result.headline, ledger=ledger),)), "t4")
+
+
+@pytest.fixture
+def two_stages(fitting: Result) -> Result:
+    """Two pipeline stages; the first needs more."""
+    small = Ledger([row for row in rows() if row.component is not Component.ACTIVATIONS], PHASES)
+    second = replace(fitting.headline, rank={"pipeline_stage": 1}, ledger=small)
+    return replace(fitting, ranks=(fitting.headline, second))
