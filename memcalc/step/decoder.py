@@ -73,9 +73,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(model, training, index) for index in range(model.num_layers))
         self.norm = norm(model, model.hidden_size) if model.final_norm else None
         self.head_proj = nn.Linear(model.hidden_size, width, bias=False) if projected else None
-        self.lm_head = nn.Linear(width, model.vocab_size, bias=model.lm_head_bias)
-        if model.tie_word_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
+        self.lm_head = head(model, self.embed_tokens)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """The logits of every position."""
@@ -97,6 +95,18 @@ class Decoder(nn.Module):
             x = x + self.embed_positions(torch.arange(first, first + length, device=input_ids.device))
         x = x if self.embed_norm is None else self.embed_norm(x)
         return x, prepare(model, training.attention, length, compute_dtype(training), input_ids.device)
+
+
+def head(model: ModelSpec, embedding: nn.Embedding) -> nn.Linear:
+    """The output head; a tied one never has a weight of its own, not even for a moment."""
+    width, vocabulary = embedding.embedding_dim, embedding.num_embeddings
+    if not model.tie_word_embeddings:
+        return nn.Linear(width, vocabulary, bias=model.lm_head_bias)
+    tied = nn.Linear(width, vocabulary, bias=False, device="meta")
+    tied.weight = embedding.weight
+    if model.lm_head_bias:
+        tied.bias = nn.Parameter(torch.zeros(vocabulary))
+    return tied
 
 
 def refuse_unsupported(spec: Spec) -> None:

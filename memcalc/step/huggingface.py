@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
+from transformers import masking_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memcalc.errors import InputError
@@ -49,8 +50,10 @@ def build_huggingface(spec: Spec, device: torch.device) -> CausalLM:
     switch_recompute(module, spec)
     backends = [CUDA_BACKENDS[training.attention]] if kernel == "sdpa" and device.type == "cuda" else CPU_BACKENDS
 
-    def surroundings() -> AbstractContextManager[None]:
-        return nullcontext() if kernel == "eager" else sdpa_kernel(backends)
+    @contextmanager
+    def surroundings() -> Iterator[None]:
+        with one_sequence_a_row(), nullcontext() if kernel == "eager" else sdpa_kernel(backends):
+            yield
 
     def logits(input_ids: Tensor) -> Tensor:
         return module(input_ids=input_ids, use_cache=False).logits  # type: ignore[no-any-return]
@@ -60,6 +63,25 @@ def build_huggingface(spec: Spec, device: torch.device) -> CausalLM:
         return found
 
     return CausalLM(module, logits, loss, surroundings)
+
+
+@contextmanager
+def one_sequence_a_row() -> Iterator[None]:
+    """Spare transformers the search for several sequences packed in one row.
+
+    It reads position ids back from the device. What it would find is known, and on a device that computes nothing it
+    finds the wrong thing: a mask, which keeps the flash kernel from running.
+    """
+    name = "find_packed_sequence_indices"
+    search = getattr(masking_utils, name, None)
+    if search is None:  # older transformers never searched
+        yield
+        return
+    setattr(masking_utils, name, lambda _: None)
+    try:
+        yield
+    finally:
+        setattr(masking_utils, name, search)
 
 
 def switch_recompute(module: nn.Module, spec: Spec) -> None:
@@ -125,6 +147,8 @@ def llama_like(config: Callable[..., Any], spec: Spec, *names: str) -> Any:
         tie_word_embeddings=model.tie_word_embeddings,
         attention_dropout=model.attention_dropout if dropout is None else dropout,
         use_cache=False,
+        bos_token_id=None,  # no text is made, and the defaults may lie outside a small vocabulary
+        eos_token_id=None,
         **{name: further[name] for name in names},
     )
 
@@ -144,6 +168,8 @@ def gpt_sizes(spec: Spec) -> dict[str, Any]:
         "attn_pdrop": model.attention_dropout if dropout is None else dropout,
         "tie_word_embeddings": model.tie_word_embeddings,
         "use_cache": False,
+        "bos_token_id": None,  # no text is made, and the defaults may lie outside a small vocabulary
+        "eos_token_id": None,
     }
 
 
