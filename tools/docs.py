@@ -4,7 +4,7 @@ Three kinds of text are output, and nobody types them:
 
 - what follows a `$ command` line in a ```console block, up to the next such line;
 - what follows a `>>>` line in a ```pycon block;
-- what stands between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a function in TABLES below.
+- what stands between `<!-- generated: NAME WORDS -->` and `<!-- end -->`; NAME is a function in TABLES below.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import difflib
 import doctest
 import io
+import json
 import os
 import re
 import subprocess
@@ -21,17 +22,20 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import memcalc  # noqa: E402 -- from this checkout, installed or not
 from memcalc.spec.cards import all_cards  # noqa: E402
+from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402
+from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
 
 WIDTH = 100
 BLOCK = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-GENERATED = re.compile(r"^(<!-- generated: (\S+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
+GENERATED = re.compile(r"^(<!-- generated: (.+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 SEPARATOR = "=-=-= end of a command =-=-="
 MEMCALC = f'memcalc() {{ {sys.executable} -m memcalc "$@"; }}\n'
 
@@ -43,12 +47,17 @@ def documents() -> list[Path]:
 
 def refreshed(text: str) -> str:
     """A document with every generated part made anew."""
-    text = GENERATED.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], text)
+    text = GENERATED.sub(lambda match: match[1] + generated(*match[2].split()) + match[3], text)
     blocks = list(BLOCK.finditer(text))
     sessions = {"console": console_session, "pycon": python_session}
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each console session waits for processes of its own
         bodies = iter(list(pool.map(lambda block: sessions[block[1]](block[2]), blocks)))
     return BLOCK.sub(lambda block: f"```{block[1]}\n{next(bodies)}```", text)
+
+
+def generated(name: str, *words: str) -> str:
+    """What stands between the comments of one generated part."""
+    return TABLES[name](*words)
 
 
 def console_session(session: str) -> str:
@@ -139,7 +148,79 @@ def cards_table() -> str:
     )
 
 
-TABLES: dict[str, Callable[[], str]] = {"presets": presets_table, "cards": cards_table}
+def fields_table(block: str) -> str:
+    """The fields of one block of a configuration, from the Pydantic model that reads it."""
+    model = (BLOCKS | NESTED)[block]
+    schema = model.model_json_schema()["properties"]
+    symbols = {field: symbol for symbol, field in SYMBOLS.get(block, {}).items()}
+
+    def row(name: str) -> list[str]:
+        shown = f"`{name}`" + (f" or `{symbols[name]}`" if name in symbols else "")
+        field = schema[name]
+        default = f"`{json.dumps(field['default'])}`" if field.get("default") is not None else ""
+        return [shown, values(field), default.replace('"', ""), field.get("description", "")]
+
+    return table(["field", "values", "default", "what it is"], [row(name) for name in schema if name not in NESTED])
+
+
+def values(field: dict[str, Any]) -> str:
+    """What a field accepts, in words, from its JSON Schema."""
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    if "anyOf" in field:
+        return " or ".join(values(option) for option in field["anyOf"] if option.get("type") != "null")
+    words = {"integer": "whole number", "boolean": "true, false", "string": "word", "array": "list"}
+    return words.get(field.get("type", ""), field.get("type", "block"))
+
+
+def recipes_table() -> str:
+    """Bytes a parameter by recipe, and when the fp32 gradients live."""
+    aliases = {name: alias for alias, name in ALIASES.items()}
+
+    def precision(dtype: str | None) -> str:
+        return {"compute": "dtype", None: "-"}.get(dtype, str(dtype))
+
+    def row(name: str, recipe: Recipe) -> list[object]:
+        return [
+            f"`{name}`" + (f" or `{aliases[name]}`" if name in aliases else ""),
+            precision(recipe.weights),
+            precision(recipe.gradients),
+            precision(recipe.main_gradients),
+            LIVES[recipe.main_gradients_live],
+            precision(recipe.master),
+            precision(recipe.moments),
+            recipe.textbook_bytes,
+            recipe.imitates,
+        ]
+
+    head = "recipe,weights,gradients,fp32 gradients,which live,master weights,moments,bytes a parameter,imitates"
+    return table(head.split(","), [row(name, recipe) for name, recipe in RECIPES.items()])
+
+
+LIVES = {
+    "never": "-",
+    "always": "always",
+    "backward": "from backward to zero_grad",
+    "step": "inside the optimizer step",
+}
+
+
+def accuracy() -> str:
+    """The sentence in which docs/accuracy.md sums up its measurements."""
+    page = (ROOT / "docs" / "accuracy.md").read_text()
+    sentence = re.search(r"^<!-- summary -->\n(.*?)^<!-- end of summary -->$", page, re.MULTILINE | re.DOTALL)
+    if sentence is None:
+        raise SystemExit("docs/accuracy.md has no <!-- summary -->")
+    return sentence[1]
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "accuracy": accuracy,
+    "cards": cards_table,
+    "fields": fields_table,
+    "presets": presets_table,
+    "recipes": recipes_table,
+}
 
 
 def main() -> None:
