@@ -9,9 +9,10 @@ The verbs and what they return are loaded on first use, so that `import memcalc`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # type checkers take it for typing's, which would cost two milliseconds
 if TYPE_CHECKING:
+    from typing import Any
+
     from memcalc.api import check as check
     from memcalc.api import diff as diff
     from memcalc.api import estimate as estimate

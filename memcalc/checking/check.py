@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from memcalc.checking.discovery import find_configs
 from memcalc.checking.report import CheckReport, Outcome
@@ -41,8 +43,16 @@ def _outcome(path: str, gpu: str | None, budget: int | None) -> Outcome:
             )
         return _judged(path, estimate(spec), budget)
     except MemcalcError as error:
-        message = str(error)
-        return Outcome(path, "broken", message=message.removeprefix(f"{path}: "))
+        return _broken(path, str(error))
+
+
+def _broken(path: str, text: str) -> Outcome:
+    """The message without the file's name and line, which the outcome holds itself."""
+    name = re.escape(path), re.escape(Path(path).name)
+    place = re.match(rf"(?:{'|'.join(name)})(?::(\d+))?: ", text)
+    if place is None:
+        return Outcome(path, "broken", message=text)
+    return Outcome(path, "broken", message=text[place.end() :], line=int(place[1]) if place[1] else None)
 
 
 def _judged(path: str, result: Result, budget: int | None) -> Outcome:

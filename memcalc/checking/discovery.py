@@ -29,7 +29,7 @@ def find_configs(paths: Iterable[str | os.PathLike[str]]) -> Found:
     """Named files always; in folders, and all folders below them in order, what looks like a configuration."""
     files: dict[str, None] = {}
     skipped = 0
-    for path in map(os.fspath, paths):
+    for path in (os.fspath(path) for path in paths):
         if not Path(path).is_dir():
             files[path] = None  # also what does not exist: loading it says so, or finds a preset of that name
             continue

@@ -21,6 +21,7 @@ class Outcome(NamedTuple):
     limit_bytes: int | None = None
     limit: str = ""  # what sets the limit, in words
     message: str = ""  # what is wrong with a broken one
+    line: int | None = None  # where in the file, if that is known
 
 
 @dataclass(frozen=True, slots=True)

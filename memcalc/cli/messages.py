@@ -30,8 +30,9 @@ def show_error(text: str) -> None:
 def explain_usage(error: Exception) -> str:
     """What is wrong with the command line, in one line, with the way out."""
     text = " ".join(str(getattr(error, "format_message", error.__str__)()).split())
-    param = getattr(error, "param", None)
-    if type(error).__name__ == "MissingParameter" and getattr(param, "help", None):
-        text = f"{text} It is {param.help[0].lower()}{param.help[1:]}"
+    text = text.replace("Value error, ", "")  # Pydantic's words, by way of Typer
+    about = getattr(getattr(error, "param", None), "help", None)
+    if about and type(error).__name__ == "MissingParameter":
+        text = f"{text} It is {about[0].lower()}{about[1:]}"
     context = getattr(error, "ctx", None)
     return f"{text} Try `{context.command_path} --help`." if context is not None else text

@@ -47,6 +47,4 @@ Gpu = Annotated[
     ),
 ]
 Units = Annotated[Unit, typer.Option("--units", "-u", help="GiB is 2^30 bytes, GB is 10^9.")]
-Device = Annotated[
-    str | None, typer.Option("--device", metavar="cuda|cpu", help="Where to run; default: the GPU.")
-]
+Device = Annotated[str | None, typer.Option("--device", metavar="cuda|cpu", help="Where to run; default: the GPU.")]

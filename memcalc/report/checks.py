@@ -51,9 +51,13 @@ def draw_checks(console: Console, report: CheckReport, unit: Unit) -> None:
     grid = check_grid(report, unit)
     if grid.rows:
         draw_grid(console, grid)
-    broken = [f"{outcome.path}: {outcome.message}" for outcome in report.outcomes if outcome.status == "broken"]
+    broken = [f"{_place(outcome)}: {outcome.message}" for outcome in report.outcomes if outcome.status == "broken"]
     draw_list(console, "Broken", broken)
     console.print(Text(summary(report), style="bold red" if report.exit_code else "bold green"))
+
+
+def _place(outcome: Outcome) -> str:
+    return outcome.path if outcome.line is None else f"{outcome.path}:{outcome.line}"
 
 
 def sentence(outcome: Outcome, unit: Unit) -> str:
@@ -75,7 +79,8 @@ def github_lines(report: CheckReport, unit: Unit) -> list[str]:
             lines.append(f"{outcome.path}: fits, {sentence(outcome, unit)}".replace("\n", " "))
             continue
         title = "memcalc: does not fit" if outcome.status == "does not fit" else "memcalc: broken config"
-        properties = f"file={_property(outcome.path)},title={_property(title)}"
+        line = "" if outcome.line is None else f"line={outcome.line},"
+        properties = f"file={_property(outcome.path)},{line}title={_property(title)}"
         lines.append(f"::error {properties}::{_data(sentence(outcome, unit))}")
     return [*lines, summary(report) if report.outcomes else f"::error::{_data(summary(report))}"]
 
@@ -108,6 +113,7 @@ def check_document(report: CheckReport) -> dict[str, Any]:
                 "limit": outcome.limit or None,
                 "peak_phase": None if outcome.result is None else outcome.result.ledger.peak_phase,
                 "message": outcome.message or None,
+                "line": outcome.line,
             }
             for outcome in report.outcomes
         ],

@@ -1,0 +1,65 @@
+"""Which files `check` takes for configurations."""
+
+from pathlib import Path
+
+import pytest
+
+from memcalc.checking.discovery import find_configs, is_config
+
+CONFIGS = {
+    "block.yaml": "name: x\nmodel:\n  l: 2\n",
+    "comment.yml": "model:   # ours\n  l: 2\n",
+    "flow.yaml": "model: {l: 2, d: 64}\n",
+    "broken.yaml": "model:\n  l: [2\n",
+    "preset.yaml": "preset: gpt3\n",
+    "reference.yaml": "hf_config: config.json\n",
+    "config.json": '{"model_type": "llama"}',
+    "quoted.yaml": '"model":\n  l: 2\n',
+}
+OTHERS = {
+    "name.yaml": "model: gpt-4\n",
+    "inner.yaml": "job:\n  model:\n    l: 2\n",
+    "workflow.yml": "on: push\n",
+    "package.json": '{"model_type": "llama"}',
+    "README.md": "model:\n",
+    "tokenizer_config.json": '{"vocab": 1}',
+    "bad_config.json": "{",
+    "empty.yaml": "",
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(CONFIGS[name])
+
+    assert is_config(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(OTHERS[name])
+
+    assert not is_config(str(tmp_path / name))
+
+
+def test_folders_are_searched_in_order_and_the_rest_is_counted(tmp_path: Path) -> None:
+    for folder in ("b", "a", ".git"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "run.yaml").write_text(CONFIGS["block.yaml"])
+        (tmp_path / folder / "notes.md").write_text("")
+    (tmp_path / "c.yaml").write_text(CONFIGS["block.yaml"])
+    found = find_configs([tmp_path])
+
+    assert [Path(file).relative_to(tmp_path).as_posix() for file in found.files] == [
+        "c.yaml",
+        "a/run.yaml",
+        "b/run.yaml",
+    ]
+    assert found.skipped == 2
+
+
+def test_a_named_file_is_always_taken_and_only_once(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("")
+
+    assert find_configs([path, path, "absent.yaml"]) == ([str(path), "absent.yaml"], 0)

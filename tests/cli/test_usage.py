@@ -1,0 +1,111 @@
+"""What is typed wrongly ends with 2 and one clear line; the rest with the codes that CI relies on."""
+
+import subprocess
+import sys
+
+import pytest
+
+import memcalc
+from memcalc.cli.tree import COMMANDS
+
+MISSING = (
+    "error: Missing argument 'CONFIG'. It is a YAML file, a Hugging Face config.json, a preset's name "
+    "(see `memcalc models`), or - for standard input. Try `memcalc estimate --help`.\n"
+)
+WRONG = {
+    "estimate": MISSING,
+    "estimat gpt3": "error: No such command 'estimat'. Did you mean 'estimate'? Try `memcalc --help`.\n",
+    "estimate gpt33": "error: gpt33: there is no such file and no preset of that name. Did you mean gpt3?\n",
+    "estimate gpt3 --format xml": (
+        "error: Invalid value for '--format' / '-f': 'xml' is not one of 'table', 'json', 'markdown', 'csv'. "
+        "Try `memcalc estimate --help`.\n"
+    ),
+    "estimate gpt3 --frobnicate": "error: No such option: --frobnicate (Possible options: --format) Try `memcalc estimate --help`.\n",
+    "measure": "error: measure takes one configuration. Give either CONFIG or --model NAME, e.g. `measure gpt2`.\n",
+    "measure gpt2 --model gpt2": (
+        "error: measure takes one configuration. Give either CONFIG or --model NAME, e.g. `measure gpt2`.\n"
+    ),
+    "check configs --budget lots": (
+        "error: 'lots' is not a size. Write a number and a unit, such as 70GiB (2^30 bytes) or 80GB (10^9 bytes).\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_wrong_command_lines(line: str, run) -> None:
+    assert run(*line.split()) == (2, "", WRONG[line])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, run) -> None:
+    outcome = run(command, "--help")
+
+    assert outcome.code == 0
+    assert outcome.out.startswith(f"Usage: memcalc {command} ")
+
+
+def test_help_lists_every_command(run) -> None:
+    code, out, _ = run("--help")
+
+    assert code == 0
+    assert [line.split()[0] for line in out.split("Commands:\n")[1].splitlines()] == list(COMMANDS)
+
+
+def test_no_arguments_show_the_help(run) -> None:
+    assert run() == run("--help")
+
+
+def test_version(run) -> None:
+    assert run("--version") == (0, f"memcalc {memcalc.__version__}\n", "")
+
+
+def test_python_dash_m() -> None:
+    process = subprocess.run([sys.executable, "-m", "memcalc", "--version"], capture_output=True, text=True, check=True)
+
+    assert process.stdout == f"memcalc {memcalc.__version__}\n"
+
+
+def test_interruption_is_130(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("memcalc.report.listings.card_rows", interrupted)
+
+    assert run("gpus").code == 130
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    process = subprocess.run(
+        f"{sys.executable} -m memcalc schema | head -n 1; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert process.stderr == ""
+    assert process.returncode in (0, 141)  # 0: the pipe took it all before it closed
+
+
+def test_an_error_of_ours_is_shown_as_it_is(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only MemcalcError is caught: a bug must not look like wrong input."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("memcalc.report.listings.card_rows", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        run("gpus")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_terminals_without_unicode(encoding: str) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "memcalc", "estimate", "gpt3", "--explain"],
+        capture_output=True,
+        check=False,
+        env={"PYTHONIOENCODING": encoding},
+    )
+
+    assert (process.returncode, process.stderr) == (0, b"")

@@ -1,0 +1,92 @@
+"""Whole screens, and the invariants that hold on their text: rows sum to totals, nothing is cut off."""
+
+import io
+import re
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from memcalc.ledger.result import Result
+from memcalc.report.breakdown import component_grid
+from memcalc.report.markdown import sizing_markdown
+from memcalc.report.moments import rank_grid
+from memcalc.report.sizing import draw_sizing
+from memcalc.report.tabular import ledger_csv
+
+Golden = Callable[[str, str], None]
+
+
+def screen(result: Result, width: int = 80, **options) -> str:
+    console = Console(file=io.StringIO(), width=width, markup=False, emoji=False, highlight=False)
+    draw_sizing(console, result, **options)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", ["result", "fitting", "too_large", "two_stages"])
+def test_screens(name: str, width: int, golden: Golden, request: pytest.FixtureRequest) -> None:
+    text = screen(request.getfixturevalue(name), width, all_ranks=name == "two_stages")
+
+    golden(f"screen_{name}_{width}", text)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "…" not in text
+
+
+def test_explained(result: Result, golden: Golden) -> None:
+    golden("screen_explained", screen(result, explain="all"))
+
+
+def test_markdown(two_stages: Result, golden: Golden) -> None:
+    golden("markdown", sizing_markdown(two_stages, all_ranks=True, explain="activations"))
+
+
+def test_csv(result: Result, golden: Golden) -> None:
+    golden("ledger_csv", ledger_csv(result))
+
+
+@pytest.mark.parametrize("name", ["result", "fitting", "too_large"])
+def test_components_on_the_screen_sum_to_the_peak(name: str, request: pytest.FixtureRequest) -> None:
+    result: Result = request.getfixturevalue(name)
+    text = screen(result, 120, unit="bytes")
+    table = text[text.index("At the peak") : text.index("Phases")]
+    sizes = [
+        (mark, int(size.replace(",", "")))
+        for mark, size in re.findall(r"^  (\S| )  [^\d\n]+? +([\d,]{4,})  ", table, re.MULTILINE)
+    ]
+    inside = [size for mark, size in sizes if mark.isupper()]
+    outside = [size for mark, size in sizes if mark.islower()]
+    totals = [size for mark, size in sizes if mark == " "]
+
+    assert totals[0] == sum(inside) == result.ledger.peak_bytes
+    if outside:
+        assert totals[1] == sum(inside) + sum(outside) == result.headline.device_bytes
+
+
+def test_every_letter_of_the_bar_is_in_the_table(too_large: Result) -> None:
+    text = screen(too_large)
+    bar = next(line.strip() for line in text.splitlines() if re.fullmatch(r"  [A-Za-z.]{60,}", line))
+    legend = {row[0] for row in component_grid(too_large, "GiB").rows}
+
+    assert set(bar) <= legend
+
+
+def test_the_verdict_comes_first_and_says_it_in_words(result: Result, fitting: Result, too_large: Result) -> None:
+    first = [screen(each).split("\n\n")[1] for each in (result, fitting, too_large)]
+
+    assert first[0] == "Needs 9.18 GiB per GPU. No card named: --gpu CARD gives a verdict."
+    assert first[1] == "FITS: 10.60 GiB of 79.10 GiB usable on NVIDIA H100 SXM, 68.50 GiB to spare."
+    assert first[2] == "DOES NOT FIT: 23.80 GiB against 14.56 GiB usable on Tesla T4, 9.24 GiB too much."
+
+
+def test_no_colour_codes_outside_a_terminal(fitting: Result) -> None:
+    assert "\x1b" not in screen(fitting)
+
+
+def test_one_line_for_each_stage_and_the_worst_marked(two_stages: Result) -> None:
+    rows = rank_grid(two_stages, "GiB").rows
+
+    assert [row[0] for row in rows] == ["0", "1"]
+    assert rows[0][-1] == "fits <- most"
+    assert rows[1][-1] == "fits"
