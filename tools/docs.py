@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from memcalc.spec.cards import all_cards  # noqa: E402
 from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402
 from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
+from tools.accuracy import cases, summarized  # noqa: E402
 
 WIDTH = 100
 BLOCK = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -112,7 +114,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """A Markdown table."""
     head = list(head)
     lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(str(cell) for cell in line)} |\n" for line in lines)
+    return "".join(f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |\n" for line in lines)
 
 
 def presets_table() -> str:
@@ -170,7 +172,8 @@ def values(field: dict[str, Any]) -> str:
     if "anyOf" in field:
         return " or ".join(values(option) for option in field["anyOf"] if option.get("type") != "null")
     words = {"integer": "whole number", "boolean": "true, false", "string": "word", "array": "list"}
-    return words.get(field.get("type", ""), field.get("type", "block"))
+    kind = str(field.get("type", "block"))
+    return words.get(kind, kind)
 
 
 def recipes_table() -> str:
@@ -205,17 +208,40 @@ LIVES = {
 }
 
 
-def accuracy() -> str:
-    """The sentence in which docs/accuracy.md sums up its measurements."""
-    page = (ROOT / "docs" / "accuracy.md").read_text()
-    sentence = re.search(r"^<!-- summary -->\n(.*?)^<!-- end of summary -->$", page, re.MULTILINE | re.DOTALL)
-    if sentence is None:
-        raise SystemExit("docs/accuracy.md has no <!-- summary -->")
-    return sentence[1]
+def accuracy_sentence() -> str:
+    """How far the estimate is from the recordings, in one sentence."""
+    found = summarized(cases())
+    return (
+        f"Over {found.runs} recorded runs the estimated peak of allocated memory is off by "
+        f"{found.median:.2%} in the median and {found.worst:.2%} at worst; "
+        "[docs/accuracy.md](docs/accuracy.md) has every run and says what it was recorded on.\n"
+    )
+
+
+def accuracy_summary() -> str:
+    """One line for each file of recordings."""
+    rows = []
+    for file, group in groupby(cases(), key=lambda case: case.file):
+        several = list(group)
+        found = summarized(several)
+        link = f"[{file}](../benchmarks/recordings/{file})"
+        rows.append([link, several[0].device, found.runs, f"{found.median:.3%}", f"{found.worst:.3%}"])
+    return table(["recordings", "device", "runs", "median error", "worst error"], rows)
+
+
+def accuracy_table() -> str:
+    """One line for each recorded run, the worst first."""
+    ordered = sorted(cases(), key=lambda case: -abs(case.error))
+    return table(
+        ["run", "measured bytes", "estimated bytes", "error"],
+        [[f"`{case.run}`", f"{case.measured:,}", f"{case.estimated:,}", f"{case.error:+.3%}"] for case in ordered],
+    )
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    "accuracy": accuracy,
+    "accuracy-sentence": accuracy_sentence,
+    "accuracy-summary": accuracy_summary,
+    "accuracy-table": accuracy_table,
     "cards": cards_table,
     "fields": fields_table,
     "presets": presets_table,
