@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -107,6 +108,19 @@ def test_the_wheel_works_alone(wheel: Path, tmp_path: Path, nowhere: Path) -> No
     )
     assert not {"torch", "transformers", "scipy", "matplotlib"} & set(installed.split())
     check_estimate(tmp_path / "venv" / "bin" / "memcalc", cwd=nowhere)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="the lowest versions have no wheels for it")
+def test_the_lowest_versions_declared_are_enough(wheel: Path, tmp_path: Path, nowhere: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    python = environment(tmp_path / "venv")
+
+    pip_install(python, wheel, *(requirement.replace(">=", "==") for requirement in project["dependencies"]))
+
+    check_estimate(tmp_path / "venv" / "bin" / "memcalc", cwd=nowhere)
+    for command in ("models", "gpus", "schema"):
+        run(tmp_path / "venv" / "bin" / "memcalc", command, cwd=nowhere)
 
 
 def test_presets_resolve_in_a_clone(clone: Path, nowhere: Path) -> None:
