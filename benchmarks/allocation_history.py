@@ -51,7 +51,7 @@ def place(frames: list[dict[str, Any]]) -> str:
         if frame["filename"].endswith(".py") and not any(part in frame["filename"] for part in BORING)
     ]
     native = [frame["name"].partition("(")[0] for frame in frames if not frame["filename"].endswith(".py")]
-    nodes = [name for name in native if "Backward" in name and name.endswith("::apply") or "AccumulateGrad" in name]
+    nodes = [name for name in native if ("Backward" in name and name.endswith("::apply")) or "AccumulateGrad" in name]
     operators = [name for name in native if name.startswith(("at::_ops::", "at::native::"))]
     return " < ".join([*operators[:1], *operators[-1:], *nodes[:1], *python[:2]])
 
@@ -87,6 +87,7 @@ def report(events: list[dict[str, Any]], at_least: int) -> None:
             name = f"#{numbers[event['addr']]}" if event["addr"] in numbers else "earlier"
             where = place(event["frames"]) if allocated else ""
             lines.append((level, f"{'+' if allocated else '-'} {event['size']:>14,} {level:>16,} {name:>8} {where}"))
+    print(f"highest moment: {top:,} bytes above the start of the phase")
     for at, line in lines:
         print(line + ("   <== highest" if at == top else ""))
 

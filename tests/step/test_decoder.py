@@ -1,0 +1,193 @@
+"""The reference decoder: its parameters, and what autograd keeps of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from memcalc.errors import InputError
+from memcalc.estimation.parameters import count_parameters
+from memcalc.spec.loading import load
+from memcalc.step.causal_lm import build, default_dtype, loss
+from memcalc.step.decoder import Decoder, Layer
+from memcalc.step.dtypes import compute_dtype
+from memcalc.step.positions import prepare
+
+TINY = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 96, "max_position_embeddings": 32}
+MOE = {"num_experts": 4, "num_experts_per_token": 2, "expert_intermediate_size": 24}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "untied with biases": {"tie_word_embeddings": False, "lm_head_bias": True},
+    "tied with a bias": {"lm_head_bias": True},
+    "llama": {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 96},
+    "qwen3": {"architecture": "qwen3", "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96},
+    "codegen": {"architecture": "codegen"},
+    "neox": {"architecture": "gpt_neox"},
+    "bloom": {"architecture": "bloom"},
+    "narrow embedding": {"architecture": "opt", "embedding_size": 32},
+    "no positions, geglu": {"position_embedding": "none", "mlp": "geglu", "final_norm": False},
+    "experts": {"architecture": "llama", "intermediate_size": 96, "moe": MOE},
+    "experts and dense": {
+        "architecture": "llama",
+        "intermediate_size": 96,
+        "moe": MOE
+        | {
+            "shared_expert_intermediate_size": 40,
+            "shared_expert_gate": True,
+            "first_dense_layers": 1,
+            "router_correction_bias": True,
+        },
+    },
+}
+
+
+def spec(model: dict[str, Any] | None = None, **training: Any) -> Any:
+    return load(
+        {
+            "model": TINY | (model or {}),
+            "training": {"sequence_length": 32, "recipe": "pure", "dropout": 0.0} | training,
+        }
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_those_that_estimate_counts(name: str) -> None:
+    given = spec(MODELS[name], attention="eager")
+    with torch.device("meta"):
+        decoder = Decoder(given)
+
+    assert sum(p.numel() for p in decoder.parameters()) == count_parameters(given.model)
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters"),
+    [("gpt2", 124_439_808), ("codegen-350m", 356_712_448), ("llama-3.2-1b", 1_235_814_400)],
+)
+def test_presets_have_the_parameters_of_the_real_models(preset: str, parameters: int) -> None:
+    with torch.device("meta"):
+        decoder = Decoder(load(preset))
+
+    assert sum(p.numel() for p in decoder.parameters()) == parameters
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kind_of_model_trains(name: str) -> None:
+    """A loss near ln V at first, and a gradient for every parameter, in eager and, but for ALiBi, fused attention."""
+    for attention in ("eager",) if name == "bloom" else ("eager", "flash", "memory-efficient"):
+        model = build(spec(MODELS[name], attention=attention, dtype="fp32", recipe="fp32"), torch.device("cpu"))
+        tokens = torch.randint(96, (2, 32))
+        found = model.loss(model.logits(tokens), tokens)
+        found.backward()
+
+        assert torch.isfinite(found)
+        assert all(p.grad is not None for p in model.module.parameters())
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "qwen3", "codegen"])
+def test_attention_kernels_agree(name: str) -> None:
+    """Eager and fused attention of one model give the same logits."""
+    torch.manual_seed(0)
+    eager = build(spec(MODELS[name], attention="eager", dtype="fp32", recipe="fp32"), torch.device("cpu"))
+    fused = build(spec(MODELS[name], attention="flash", dtype="fp32", recipe="fp32"), torch.device("cpu"))
+    fused.module.load_state_dict(eager.module.state_dict())
+    tokens = torch.randint(96, (2, 32))
+
+    torch.testing.assert_close(eager.logits(tokens), fused.logits(tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_later_tokens_change_nothing_before_them() -> None:
+    model = build(spec(attention="eager", dtype="fp32", recipe="fp32"), torch.device("cpu"))
+    tokens = torch.randint(96, (1, 32))
+    changed = tokens.clone()
+    changed[0, 20:] = (changed[0, 20:] + 1) % 96
+
+    torch.testing.assert_close(model.logits(tokens)[0, :20], model.logits(changed)[0, :20])
+
+
+def saved_bytes(given: Any, batch: int) -> int:
+    """What autograd keeps of one layer, each storage once; parameters and what all layers share left out."""
+    s, d = given.training.sequence_length, given.model.hidden_size
+    with default_dtype(torch.bfloat16):
+        layer = Layer(given.model, given.training, 0)
+        x = torch.randn(batch, s, d, requires_grad=True)
+    tables = prepare(given.model, given.training.attention, s, compute_dtype(given.training), torch.device("cpu"))
+    shared = [tensor for tensor in (tables.mask, tables.bias, tables.cos, tables.sin) if tensor is not None]
+    known = {tensor.untyped_storage().data_ptr() for tensor in [*layer.parameters(), *shared]}
+    found: dict[int, int] = {}
+    kept = []
+
+    def pack(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            found[storage.data_ptr()] = storage.nbytes()
+            kept.append(tensor)  # so that no address is used twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(x, tables)
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("b", [1, 2])
+def test_eager_gpt_layer_keeps_what_the_paper_counts(b: int) -> None:
+    """34bsd + 5bs^2h without dropout's masks and outputs is 32bsd + 2bs^2h.
+
+    The CPU's LayerNorm keeps its two statistics in bf16: 2 norms x 2 x 2 bytes a token.
+    """
+    s, d, h = 32, 64, 4
+
+    assert saved_bytes(spec(attention="eager"), b) == 32 * b * s * d + 2 * b * s * s * h + 8 * b * s
+
+
+def test_dropout_keeps_a_mask_and_an_output() -> None:
+    """The CPU's mask has the activations' 2 bytes (CUDA's has 1): 2 x 2bsd + (2 + 2)bs^2h more."""
+    s, d, h = 32, 64, 4
+    more = saved_bytes(spec(attention="eager", dropout=0.1), 1) - saved_bytes(spec(attention="eager"), 1)
+
+    assert more == 4 * s * d + 4 * s * s * h
+
+
+def test_selective_recompute_drops_the_quadratic_term() -> None:
+    """Of attention's core only q, k, v and the output stay: 32bsd and the statistics."""
+    s, d = 32, 64
+
+    assert saved_bytes(spec(attention="eager", recompute="selective"), 1) == 32 * s * d + 8 * s
+
+
+def test_rotated_attention_keeps_no_more_than_unrotated() -> None:
+    """q and k are rotated copies and v is copied beside them, so the fused output is let go."""
+    rope = saved_bytes(spec({"position_embedding": "rope"}, attention="eager"), 1)
+
+    assert rope == saved_bytes(spec(attention="eager"), 1)
+
+
+def test_loss_is_cross_entropy_in_fp32() -> None:
+    logits = torch.zeros(1, 4, 96, dtype=torch.bfloat16)
+
+    assert loss(logits, torch.zeros(1, 4, dtype=torch.long)).item() == pytest.approx(4.5643, abs=1e-4)  # ln 96
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "words"),
+    [
+        (
+            {
+                "mla": {
+                    "q_lora_rank": 8,
+                    "kv_lora_rank": 8,
+                    "qk_nope_head_dim": 8,
+                    "qk_rope_head_dim": 8,
+                    "v_head_dim": 8,
+                }
+            },
+            {},
+            "latent attention",
+        ),
+        ({"architecture": "bloom"}, {"attention": "flash"}, "ALiBi"),
+    ],
+)
+def test_what_the_decoder_does_not_know_is_refused(model: dict[str, Any], training: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Decoder(spec(model, **training))
