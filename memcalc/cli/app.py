@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Sequence
+
+from memcalc.cli.quick import end_quickly, start_quickly
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141  # 128 + SIGPIPE, as a program ends that leaves the signal alone
@@ -15,14 +16,13 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE, as a program ends that leaves the signal alo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `memcalc` with these arguments (default: those of the process) and return its exit code."""
-    if arguments is None:
-        # Nothing that start-up makes is garbage; looking for some would cost a third of an estimate's time.
-        gc.set_threshold(200_000, 50, 1000)
+    if arguments is not None:
+        return _run(list(arguments))
+    start_quickly()
     try:
-        return _run(sys.argv[1:] if arguments is None else list(arguments))
+        return _run(sys.argv[1:])
     finally:
-        if arguments is None:
-            gc.freeze()  # nor need the interpreter look through it all at the end
+        end_quickly()
 
 
 def _run(arguments: list[str]) -> int:

@@ -1,42 +1,80 @@
-"""Draws grids and texts with Rich: spaces and alignment only, so that logs read as well as terminals."""
+"""Draws grids and lists on the console: spaces and alignment only, so that logs read as well as terminals.
+
+The lines are set here rather than by rich.table, which takes as long for a screen as the whole estimate does.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from memcalc.report.grid import Column, Grid
 from memcalc.report.words import letter_style
 
+_INDENT = 2
+_GAP = 2
+_NARROWEST = 12  # a column that wraps keeps this much, whatever the others need
+
 
 def draw_grid(console: Console, grid: Grid) -> None:
     """A grid under its title, followed by an empty line."""
+    widths = _widths(grid, console.width)
+    text = Text()
     if grid.title:
-        console.print(Text(grid.title, style="bold"))
-    table = Table(box=None, show_header=grid.head, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("", width=0)  # its padding indents the rows
-    for column in grid.columns:
-        table.add_column(
-            column.head,
-            justify="right" if column.right else "left",
-            no_wrap=not column.wrap,
-            overflow="fold" if column.wrap else "ellipsis",
-        )
+        text.append(f"{grid.title}\n", style="bold")
+    if grid.head:
+        heads = tuple(column.head for column in grid.columns)
+        text.append("\n".join(_lines(grid.columns, heads, widths)) + "\n", style="dim")
     for number, row in enumerate(grid.rows):
-        cells = [Text(cell) for cell in row]
+        lines = "\n".join(_lines(grid.columns, row, widths)) + "\n"
+        start = len(text)
+        text.append(lines, style="bold" if number in grid.strong else "")
         if grid.letters and row[0]:
-            cells[0].stylize(letter_style(row[0]))
-        table.add_row("", *cells, style="bold" if number in grid.strong else None)
-    console.print(table)
-    console.print()
+            text.stylize(letter_style(row[0]), start + _INDENT, start + _INDENT + 1)
+    console.print(text, no_wrap=True, overflow="ignore", crop=False)
 
 
 def draw_list(console: Console, title: str, items: Iterable[str]) -> None:
     """A list under its title; nothing where it is empty."""
-    texts = list(items)
-    if texts:
-        columns = (Column(""), Column("", wrap=True))
-        draw_grid(console, Grid(title, columns, [("-", text) for text in texts], head=False))
+    rows = [("-", text) for text in items]
+    if rows:
+        draw_grid(console, Grid(title, (Column(""), Column("", wrap=True)), rows, head=False))
+
+
+def _widths(grid: Grid, room: int) -> list[int]:
+    """The width of each column: its longest cell; columns that may wrap share what the others leave."""
+    heads = [column.head for column in grid.columns] if grid.head else ["" for _ in grid.columns]
+    widths = [max(cell_len(cell) for cell in cells) for cells in zip(heads, *grid.rows, strict=True)]
+    excess = _INDENT + sum(widths) + _GAP * (len(widths) - 1) - room
+    while excess > 0:
+        index = max((i for i, column in enumerate(grid.columns) if column.wrap), key=widths.__getitem__, default=None)
+        if index is None or widths[index] <= _NARROWEST:
+            break
+        widths[index] -= 1
+        excess -= 1
+    return widths
+
+
+def _lines(columns: tuple[Column, ...], row: tuple[str, ...], widths: list[int]) -> list[str]:
+    """One row as one line, or as several where a cell wraps."""
+    cells = [_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
+    lines = []
+    for number in range(max(len(parts) for parts in cells)):
+        line = " " * _INDENT
+        for column, parts, width in zip(columns, cells, widths, strict=True):
+            part = parts[number] if number < len(parts) else ""
+            blank = " " * (width - cell_len(part))
+            line += f"{blank}{part}" if column.right else f"{part}{blank}"
+            line += " " * _GAP
+        lines.append(line.rstrip())
+    return lines
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    if cell_len(cell) <= width:
+        return [cell]
+    return textwrap.wrap(cell, width, break_on_hyphens=False) or [""]
