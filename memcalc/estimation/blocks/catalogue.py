@@ -1,0 +1,48 @@
+"""Programs of blocks by structure, compiled once and kept."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from memcalc.errors import InputError
+from memcalc.estimation.blocks import huggingface
+from memcalc.estimation.blocks.plain import PlainBlock, plain_embedding, plain_head
+from memcalc.estimation.blocks.structure import Structure
+from memcalc.estimation.program import Program
+from memcalc.estimation.tape import compiled
+
+Part = Literal["embedding", "dense layer", "expert layer", "head"]
+
+
+class Gradients(NamedTuple):
+    """What happens to a parameter's gradient when backward has made it."""
+
+    kept: bool  # stays alive; else it is added to one that exists already, and dropped
+    main_dtype: str | None  # dtype of a second copy made on arrival
+
+
+@lru_cache(maxsize=512)
+def program(structure: Structure, part: Part, recomputed: bool, gradients: Gradients) -> Program:
+    """The compiled program of one part of the model.
+
+    Raises:
+        InputError: the implementation of this family is not modelled.
+    """
+    if structure.implementation == "huggingface":
+        if structure.family not in huggingface.FAMILIES:
+            raise InputError(
+                f"implementation = huggingface is not modelled for architecture = {structure.family or 'none'}.",
+                f"Modelled are {', '.join(sorted(huggingface.FAMILIES))}; or set implementation: plain.",
+                "training.implementation",
+            )
+        tape, output = huggingface.write(structure, part)
+    elif part == "embedding":
+        tape, output = plain_embedding(structure)
+    elif part == "head":
+        tape, output = plain_head(structure)
+    else:
+        tape, output = PlainBlock(structure, experts=part == "expert layer").layer()
+    if recomputed:
+        tape.recompute_all()
+    return compiled(tape, output, keeps_gradients=gradients.kept, main_gradient_dtype=gradients.main_dtype)

@@ -1,0 +1,266 @@
+"""The plain implementation on a tape: the reference decoder (memcalc/step/decoder.py), operator by operator.
+
+A GPT layer sums to the 34bsd + 5bs²h bytes of Korthikanti et al. (arXiv 2205.05198), section 4.1, plus the statistics
+of its norms; with tensor and sequence parallelism to their table 2.
+"""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.structure import Structure
+from memcalc.estimation.operators import Operators
+from memcalc.estimation.tape import Tape, Tensor
+from memcalc.ledger.component import Component
+
+PAPER = "Korthikanti et al. (arXiv 2205.05198) section 4.1"
+
+
+class PlainBlock:
+    """Writes one layer; `axis` names what tensor parallelism splits.
+
+    Args:
+        structure: the choices.
+        experts: whether this layer's MLP is a mixture of experts.
+    """
+
+    def __init__(self, structure: Structure, *, experts: bool) -> None:
+        self.c = structure
+        self.experts = experts
+        self.tape = Tape()
+        self.ops = Operators(self.tape, structure.compute, structure.parameters, structure.autocast)
+        self.stream = "s/t" if structure.sequence_split else "s"  # the sequence axis of norms and residuals
+
+    def axis(self, name: str) -> str:
+        """The axis as one tensor-parallel rank has it."""
+        return f"{name}/t" if self.c.split else name
+
+    def layer(self) -> tuple[Tape, Tensor]:
+        """The tape of a layer, and its output."""
+        c, ops = self.c, self.ops
+        dtype = c.parameters if c.autocast else c.compute
+        x = self.tape.input("layer input", ("b", self.stream, "d"), dtype, PAPER)
+        normed = self.norm(x, "input_norm")
+        attended = ops.dropout(self.attention(normed), "attention dropout", c.residual_dropout)
+        if c.parallel_block:
+            if c.norms_per_layer == 2:
+                normed = self.norm(x, "post_attention_norm")
+            fed = ops.dropout(self.mlp(normed), "mlp dropout", c.residual_dropout)
+            return self.tape, ops.add(ops.add(x, attended, "attention sum"), fed, "layer output")
+        x = ops.add(x, attended, "attention sum")
+        fed = ops.dropout(self.mlp(self.norm(x, "post_attention_norm")), "mlp dropout", c.residual_dropout)
+        return self.tape, ops.add(x, fed, "layer output")
+
+    def norm(self, x: Tensor, module: str, width: str = "d") -> Tensor:
+        """LayerNorm or RMSNorm."""
+        kind = self.ops.layer_norm if self.c.normalization == "layernorm" else self.ops.rms_norm
+        return kind(x, module, width)
+
+    # -- attention ---------------------------------------------------------------------------------------------------
+
+    def attention(self, x: Tensor) -> Tensor:
+        """Projection, core, output projection."""
+        if self.c.mla:
+            return self.latent_attention(x)
+        c, ops = self.c, self.ops
+        h, kv = self.axis("h"), self.axis("h_kv")
+        width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
+        qkv = ops.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.qkv_bias)
+        q, k, v = ops.split(qkv, (("b", "s", h, "d_h"), ("b", "s", kv, "d_h"), ("b", "s", kv, "d_h")), "q, k, v")
+        if c.qk_norm:
+            q, k = self.norm(q, "attention.q_norm", "d_h"), self.norm(k, "attention.k_norm", "d_h")
+        elif c.position == "rope":
+            v = ops.copy(v, "v")
+        if c.position == "rope":
+            q, k = self.rotated(q, "q"), self.rotated(k, "k")
+        core = self.eager_core(q, k, v) if c.attention == "eager" else self.fused_core(q, k, v)
+        if c.selective:
+            self.tape.recompute(core, (q, k, v))
+        query_width = self.axis("d" if c.square else "h·d_h")
+        return ops.linear(
+            core, "attention.o_proj", ("d", query_width), ("b", self.stream, "d"), bias=c.output_bias, row=True
+        )
+
+    def rotated(self, x: Tensor, name: str) -> Tensor:
+        """x * cos + (-second half, first half) * sin, the tables shared by all layers."""
+        ops = self.ops
+        half = (*x.shape[:-1], "d_h/2")
+        straight = ops.scale(x, f"{name} * cos")
+        first, second = ops.split(x, (half, half), f"{name} halves")
+        turned = ops.concatenate((ops.scale(second, f"-{name} half"), first), x.shape, f"turned {name}")
+        return ops.add(straight, ops.scale(turned, f"turned {name} * sin"), f"rotated {name}")
+
+    def eager_core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """softmax(q k^T * scale) v as separate operators."""
+        c, ops = self.c, self.ops
+        h = self.axis("h")
+        heads = ("b", "s", h, "d_h")
+        scores_shape = ("b", h, "s", "s")
+        if c.grouped:
+            k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
+        if c.batched:  # bmm wants heads one after the other
+            q = ops.copy(q, "q by head")
+            k, v = (k, v) if c.grouped else (ops.copy(k, "k by head"), v)
+        scores = ops.matmul(q, k, "scores", scores_shape)
+        scores = ops.scale(scores, "scaled scores")
+        if c.position == "alibi":
+            scores = ops.shift(scores, "biased scores")
+        scores = ops.scale(scores, "masked scores")
+        probabilities = ops.softmax(scores, "attention probabilities")
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        if c.batched and not c.grouped:
+            v = ops.copy(v, "v by head")
+        attended = ops.matmul(dropped, v, "attention output", heads)
+        return ops.copy(attended, "attention output by token")
+
+    def fused_core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """One kernel; grouped heads are expanded for the memory-efficient one, which knows none."""
+        c, ops = self.c, self.ops
+        h, kv = self.axis("h"), self.axis("h_kv")
+        if c.attention == "flash":
+            return ops.flash_attention(q, k, v, h, kv, "d_h", "s", copies=False)
+        if c.grouped:
+            heads = ("b", "s", h, "d_h")
+            k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
+        return ops.efficient_attention(q, k, v, h, "d_h", "s")
+
+    def latent_attention(self, x: Tensor) -> Tensor:
+        """DeepSeek-V2's latent attention (arXiv 2405.04434), without absorbed matrices, as it is trained."""
+        c, ops = self.c, self.ops
+        h = self.axis("h")
+        tokens = ("b", "s")
+        q_width = self.axis("h·(d_n+d_r)")
+        if c.query_latent:
+            latent = ops.linear(x, "attention.q_a_proj", ("r_q", "d"), (*tokens, "r_q"), bias=c.qkv_bias)
+            latent = self.norm(latent, "attention.q_a_norm", "r_q")
+            q = ops.linear(latent, "attention.q_b_proj", (q_width, "r_q"), (*tokens, h, "d_n+d_r"), bias=False)
+        else:
+            q = ops.linear(x, "attention.q_proj", (q_width, "d"), (*tokens, h, "d_n+d_r"), bias=False)
+        joint = ops.linear(x, "attention.kv_a_proj", ("r_kv+d_r", "d"), (*tokens, "r_kv+d_r"), bias=c.qkv_bias)
+        compressed, key_position = ops.split(joint, ((*tokens, "r_kv"), (*tokens, "d_r")), "latents")
+        compressed = self.norm(compressed, "attention.kv_a_norm", "r_kv")
+        kv_width = self.axis("h·(d_n+d_v)")
+        kv = ops.linear(compressed, "attention.kv_b_proj", (kv_width, "r_kv"), (*tokens, h, "d_n+d_v"), bias=False)
+        key, value = ops.split(kv, ((*tokens, h, "d_n"), (*tokens, h, "d_v")), "keys and values")
+        plain, position = ops.split(q, ((*tokens, h, "d_n"), (*tokens, h, "d_r")), "query parts")
+        q = ops.concatenate((plain, ops.scale(position, "rotated q")), (*tokens, h, "d_n+d_r"), "q")
+        k = ops.concatenate((key, ops.scale(key_position, "rotated k")), (*tokens, h, "d_n+d_r"), "k")
+        if c.attention == "eager":
+            scores = ops.scale(ops.matmul(q, k, "scores", ("b", h, "s", "s")), "scaled scores")
+            probabilities = ops.softmax(ops.scale(scores, "masked scores"), "attention probabilities")
+            dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+            core = ops.copy(ops.matmul(dropped, value, "attention output", (*tokens, h, "d_v")), "output by token")
+        else:
+            core = ops.flash_attention(q, k, value, h, h, "d_n+d_r", "s", copies=False, out=(*tokens, h, "d_v"))
+        if c.selective:
+            self.tape.recompute(core, (q, k, value))
+        out_width = self.axis("h·d_v")
+        return ops.linear(
+            core, "attention.o_proj", ("d", out_width), ("b", self.stream, "d"), bias=c.output_bias, row=True
+        )
+
+    # -- MLP ---------------------------------------------------------------------------------------------------------
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """Dense, or routed experts."""
+        if self.experts:
+            return self.routed(x)
+        width = "4·d" if self.c.usual_width else "F"
+        return self.dense(x, "mlp.", width, ("b", "s"), ("b", self.stream, "d"))
+
+    def dense(self, x: Tensor, prefix: str, width: str, tokens: tuple[str, ...], out: tuple[str, ...]) -> Tensor:
+        """Up (and gate), activation, down."""
+        c, ops = self.c, self.ops
+        inner = self.axis(width)
+        gate = None
+        if c.gated_mlp:
+            gate = ops.linear(x, f"{prefix}gate_proj", (inner, "d"), (*tokens, inner), bias=c.mlp_bias)
+        up = ops.linear(x, f"{prefix}up_proj", (inner, "d"), (*tokens, inner), bias=c.mlp_bias)
+        product = self.activated(up, gate, prefix)
+        return ops.linear(product, f"{prefix}down_proj", ("d", inner), out, bias=c.mlp_bias, row=True)
+
+    def activated(self, up: Tensor, gate: Tensor | None, prefix: str) -> Tensor:
+        """gelu(up), relu(up), or silu(gate) * up."""
+        ops = self.ops
+        if gate is None:
+            saves = "output" if self.c.mlp == "relu" else "input"
+            return ops.pointwise(up, f"{prefix}{self.c.mlp}", saves=saves)
+        kind = "silu" if self.c.mlp == "swiglu" else "gelu"
+        return ops.mul(ops.pointwise(gate, f"{prefix}{kind}"), up, f"{prefix}{kind}(gate) * up")
+
+    def routed(self, x: Tensor) -> Tensor:
+        """Top-k experts, every one with an equal share of the token copies (memcalc/step/mlp.py)."""
+        c, ops = self.c, self.ops
+        copies, rows = ("b", "s", "k", "d"), ("E", "R")
+        inner = self.axis("F_e")
+        router = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=False)
+        probabilities = ops.softmax(ops.cast(router, "fp32"), "router probabilities")
+        weights = ops.gather(probabilities, ("b", "s", "k"), "router weights")
+        weights = ops.normalized(weights, "normalized router weights")
+        permuted = ops.gather(x, copies, "permuted tokens", padded=(*rows, "d"))
+        gate = None
+        if c.gated_mlp:
+            gate = ops.batched_linear(permuted, "mlp.experts.gate", ("E", "d", inner), (*rows, inner))
+        up = ops.batched_linear(permuted, "mlp.experts.up", ("E", "d", inner), (*rows, inner))
+        product = self.activated(up, gate, "mlp.experts.")
+        done = ops.batched_linear(product, "mlp.experts.down", ("E", inner, "d"), (*rows, "d"))
+        permuted_weights = ops.cast(ops.gather(weights, ("b", "s", "k"), "permuted router weights"), done.dtype)
+        weighted = ops.mul(done, permuted_weights, "weighted expert outputs", copies)
+        total = ops.scattered(weighted, ("b", self.stream, "d"), "sum of experts")
+        if not c.shared_expert:
+            return total
+        common = self.dense(x, "mlp.shared_experts.", "F_s", ("b", "s"), ("b", self.stream, "d"))
+        if c.shared_gate:
+            gate = ops.linear(x, "mlp.shared_expert_gate", ("1", "d"), ("b", "s", "1"), bias=False)
+            common = ops.mul(common, ops.pointwise(gate, "shared gate", saves="output"), "gated shared expert")
+        return ops.add(total, common, "sum with shared expert")
+
+
+def plain_embedding(c: Structure) -> tuple[Tape, Tensor]:
+    """Token and position rows, summed; what all layers share."""
+    tape = Tape()
+    ops = Operators(tape, c.compute, c.parameters, c.autocast)
+    stream = "s/t" if c.sequence_split else "s"
+    width = "d_e" if c.own_embedding_width else "d"
+    vocabulary = "V/t" if c.split else "V"
+    shared_tables(tape, c)
+    x = ops.embedding("embed_tokens", (vocabulary, width), ("b", stream), tied=c.tied)
+    if c.own_embedding_width:
+        x = ops.linear(x, "project_in", ("d", "d_e"), ("b", stream, "d"), bias=False)
+    if c.position == "learned":
+        positions = ops.embedding("embed_positions", (c.position_table, "d"), (stream,))
+        x = ops.broadcast_add(x, positions, "embedding sum")
+    if c.embedding_norm:
+        x = (ops.layer_norm if c.normalization == "layernorm" else ops.rms_norm)(x, "embed_norm", "d")
+    return tape, x
+
+
+def shared_tables(tape: Tape, c: Structure) -> None:
+    """The causal mask and the rotary tables, made once a forward and kept by every layer until backward has passed."""
+    citation = "made once in each forward, shared by all layers"
+    tables: list[tuple[str, tuple[str, ...], str]] = []
+    if c.attention == "eager":
+        tables.append(("causal mask", ("s", "s"), "bool"))
+    if c.position == "rope" and not c.mla:
+        tables += [("cosines", ("s", "d_h"), c.compute), ("sines", ("s", "d_h"), c.compute)]
+    for name, shape, dtype in tables:
+        tape.held.add(tape.store(name, shape, dtype, citation, component=Component.TEMPORARIES))
+
+
+def plain_head(c: Structure) -> tuple[Tape, None]:
+    """Final norm, output projection, and the loss on fp32 logits."""
+    tape = Tape(kind=Component.LOGITS_AND_LOSS)
+    ops = Operators(tape, c.compute, c.parameters, c.autocast)
+    stream = "s/t" if c.sequence_split else "s"
+    dtype = c.parameters if c.autocast else c.compute
+    x = tape.input("head input", ("b", stream, "d"), dtype, f"{PAPER}.3")
+    if c.final_norm:
+        x = (ops.layer_norm if c.normalization == "layernorm" else ops.rms_norm)(x, "norm", "d")
+    width = "d"
+    if c.own_embedding_width:
+        width = "d_e"
+        x = ops.linear(x, "project_out", ("d_e", "d"), ("b", stream, "d_e"), bias=False)
+    vocabulary = "V/t" if c.split else "V"
+    logits = ops.linear(x, "lm_head", (vocabulary, width), ("b", "s", vocabulary), bias=c.lm_head_bias, tied=c.tied)
+    tape.hold(logits)
+    tape.end_forward()
+    ops.cross_entropy(ops.cast(logits, "fp32", "logits in fp32"))
+    return tape, None

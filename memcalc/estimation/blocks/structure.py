@@ -1,0 +1,107 @@
+"""What the shape of a block's tape depends on: choices, not sizes. Tapes are compiled once for each structure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.spec.model import ModelSpec
+from memcalc.spec.recipes import RECIPES
+from memcalc.spec.spec import Spec
+
+
+class Structure(NamedTuple):
+    """The choices that decide which operators run, on tensors of which dtypes and axes."""
+
+    implementation: str
+    family: str
+    normalization: str
+    norms_per_layer: int
+    parallel_block: bool
+    mlp: str
+    gated_mlp: bool
+    usual_width: bool  # F = 4d, written 4·d
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    lm_head_bias: bool
+    qk_norm: bool
+    position: str
+    position_table: str  # axis of the learned table: "S" or "S+2"
+    final_norm: bool
+    embedding_norm: bool
+    own_embedding_width: bool
+    tied: bool
+    grouped: bool  # fewer key/value heads than query heads
+    square: bool  # h·d_h = d, written d
+    mla: bool
+    query_latent: bool
+    shared_expert: bool
+    shared_gate: bool
+    has_experts: bool
+    attention: str
+    attention_dropout: bool
+    residual_dropout: bool
+    embedding_dropout: bool
+    batched: bool  # b > 1: heads cut out of a fused tensor are no longer adjacent in memory
+    compute: str
+    parameters: str
+    autocast: bool
+    selective: bool
+    split: bool  # t > 1
+    sequence_split: bool  # sequence parallelism
+
+
+def structure_of(spec: Spec) -> Structure:
+    """The structure of a run."""
+    model, training, parallelism = spec.model, spec.training, spec.parallelism
+    recipe = RECIPES[training.recipe]
+    rate = training.dropout
+    huggingface = training.implementation == "huggingface"
+    embedding_dropout = (model.embedding_dropout if rate is None else rate) if huggingface else 0.0
+    offset = model.position_embedding_offset
+    return Structure(
+        implementation=training.implementation,
+        family=(model.architecture or "") if huggingface else "",
+        normalization=model.normalization,
+        norms_per_layer=model.norms_per_layer,
+        parallel_block=model.parallel_block,
+        mlp=model.mlp,
+        gated_mlp=model.gated_mlp,
+        usual_width=model.intermediate_size == 4 * model.hidden_size,
+        qkv_bias=model.qkv_bias,
+        output_bias=model.output_bias,
+        mlp_bias=model.mlp_bias,
+        lm_head_bias=model.lm_head_bias,
+        qk_norm=model.qk_norm,
+        position=model.position_embedding,
+        position_table=f"S+{offset}" if offset else "S",
+        final_norm=model.final_norm,
+        embedding_norm=model.embedding_norm,
+        own_embedding_width=model.embedding_size != model.hidden_size,
+        tied=model.tie_word_embeddings,
+        grouped=model.num_key_value_heads != model.num_attention_heads,
+        square=model.query_size == model.hidden_size,
+        mla=model.mla is not None,
+        query_latent=model.mla is not None and model.mla.q_lora_rank > 0,
+        shared_expert=model.moe is not None and model.moe.shared_expert_intermediate_size > 0,
+        shared_gate=model.moe is not None and model.moe.shared_expert_gate,
+        has_experts=model.moe is not None,
+        attention=training.attention,
+        attention_dropout=bool(model.attention_dropout if rate is None else rate),
+        residual_dropout=bool(model.residual_dropout if rate is None else rate),
+        embedding_dropout=bool(embedding_dropout),
+        batched=training.micro_batch_size > 1,
+        compute=training.dtype,
+        parameters=training.dtype if recipe.weights == "compute" else recipe.weights,
+        autocast=recipe.autocast,
+        selective=training.recompute == "selective",
+        split=parallelism.tensor_parallel > 1,
+        sequence_split=parallelism.sequence_parallel and parallelism.tensor_parallel > 1,
+    )
+
+
+def layout(model: ModelSpec, implementation: str) -> ModelSpec:
+    """The model with the weight layout of the modules that run: plain fuses q, k, v and keeps gate and up apart."""
+    if implementation == "plain" and model.mla is None and (not model.fused_qkv or model.fused_gate_up):
+        return model.model_copy(update={"fused_qkv": True, "fused_gate_up": False})
+    return model

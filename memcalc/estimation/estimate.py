@@ -1,0 +1,191 @@
+"""Spec in, Result out: the ledger of every pipeline stage from formulas alone, and the verdict."""
+
+from __future__ import annotations
+
+from memcalc.estimation.allocation import rounded
+from memcalc.estimation.communication import communication_items
+from memcalc.estimation.items import PHASES, Item, from_phase, mask_of, phases_of
+from memcalc.estimation.outside import outside_allocated, reserved_bytes
+from memcalc.estimation.parameters import buffer_elements, count_parameters
+from memcalc.estimation.stages import Stage, stages_of
+from memcalc.estimation.states import Choice, choice_of, gradients_exist, state_items
+from memcalc.estimation.symbols import symbol_values
+from memcalc.estimation.textbook import textbook
+from memcalc.estimation.timeline import Timeline, gradients_on_arrival
+from memcalc.ledger.component import Component
+from memcalc.ledger.ledger import Ledger
+from memcalc.ledger.result import RankResult, Result
+from memcalc.ledger.row import Row
+from memcalc.spec.cards import Card, find_card
+from memcalc.spec.spec import Spec
+
+NOT_MODELLED = (
+    "fragmentation of the allocator beyond the reserve factor",
+    "temporaries of initialisation, checkpoint loading and data loading",
+    "gradient clipping, gradient scaling, evaluation, logging",
+    "torch.compile and CUDA graphs",
+)
+
+
+def estimate(spec: Spec) -> Result:
+    """What each GPU of a run will hold, at which moment, and whether it fits.
+
+    Raises:
+        InputError: the implementation of this family is not modelled.
+    """
+    card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+    ranks = [_rank(spec, stage, card) for stage in stages_of(spec)]
+    ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)  # stable: of equal stages the first one is the headline
+    parameters = count_parameters(spec.model)
+    return Result(
+        source="estimate",
+        device=None,
+        spec=spec,
+        parameters=parameters,
+        trainable_parameters=parameters,
+        buffer_elements=buffer_elements(spec.model),
+        textbook=textbook(spec),
+        ranks=tuple(ranks),
+        confidence="formula",
+        card=card,
+        not_modelled=not_modelled(spec),
+        notes=notes(spec),
+    )
+
+
+def _rank(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
+    values = symbol_values(spec, card)
+    choice = choice_of(spec)
+    items = [*state_items(spec, stage), *communication_items(spec, stage), *_inputs(spec), *_workspaces(card)]
+    items += _moving_items(spec, stage, values, choice)
+    ledger = Ledger(_rows(items), PHASES)
+    peak = ledger.peak_bytes
+    reserved = reserved_bytes(peak)
+    outside = outside_allocated(spec, card, peak, reserved)
+    device = None if card is None else reserved + outside.device_context + outside.communication_library
+    return RankResult({"pipeline_stage": stage.index}, ledger, reserved, device, outside)
+
+
+def _moving_items(spec: Spec, stage: Stage, values: dict[str, int], choice: Choice) -> list[Item]:
+    """Activations, logits, gradients in the making and temporaries, of both steps."""
+    shards = spec.parallelism.zero_stage >= 2 and spec.parallelism.data_parallel > 1
+    items: list[Item] = []
+    timelines: dict[bool, tuple[Timeline, int, int]] = {}
+    for step in (1, 2):
+        exist = gradients_exist(choice, f"backward_{step}") or shards
+        timeline, passes, backward = timelines.get(exist) or (
+            Timeline(spec, stage, values, gradients_on_arrival(spec, exist=exist), shards_gradients=shards),
+            0,
+            0,
+        )
+        timelines[exist] = (timeline, passes | step, backward | mask_of(f"backward_{step}"))
+    for exist, (timeline, steps, backward) in timelines.items():
+        forward = mask_of(*(f"forward_{step}" for step in (1, 2) if steps & step))
+        loss = mask_of(*(f"loss_{step}" for step in (1, 2) if steps & step))
+        items += timeline.items(timeline.forward().counts, forward, values)
+        items += timeline.items(timeline.loss().counts, loss, values)
+        items += timeline.items(timeline.backward().counts, backward, values)
+    return items
+
+
+def _inputs(spec: Spec) -> list[Item]:
+    """Token ids and labels, int64, on the device from the phase `input` on."""
+    b, s = spec.training.micro_batch_size, spec.training.sequence_length
+    each = 8 * b * s
+    mask = from_phase("input")
+    citation = "torch.int64 token ids"
+    return [
+        Item(Component.INPUTS, "batch", name, (b, s), "int64", 1, each, rounded(each), mask, "8·b·s", citation)
+        for name in ("token ids", "labels")
+    ]
+
+
+def _workspaces(card: Card | None) -> list[Item]:
+    """cuBLAS: one workspace for the forward thread, one for autograd's, each from its first matrix product on.
+
+    torch 2.13 ATen/cuda/CublasHandlePool.cpp, chosen workspace size: 32 MiB from compute capability 9.0 on
+    (12.x included), else 2 x 4096 KiB + 8 x 16 KiB.
+    """
+    hopper = card is not None and card.compute_capability is not None and card.compute_capability >= (9, 0)
+    each = 32 * 2**20 if hopper else (2 * 4096 + 8 * 16) * 2**10
+    formula = "32 MiB" if hopper else "2·4096 KiB+8·16 KiB"
+    citation = "torch 2.13 ATen/cuda/CublasHandlePool.cpp"
+    return [
+        Item(
+            Component.LIBRARY_WORKSPACE,
+            "cuBLAS",
+            f"workspace of {thread}",
+            (each,),
+            "uint8",
+            1,
+            each,
+            each,
+            from_phase(phase),
+            formula,
+            citation,
+        )
+        for thread, phase in (("the forward thread", "forward_1"), ("the backward thread", "backward_1"))
+    ]
+
+
+def _rows(items: list[Item]) -> list[Row]:
+    """Rows of the ledger: items alike but for their phases become one, and rounding becomes rows of its own."""
+    merged: dict[Item, int] = {}
+    rounding = [0] * len(PHASES)
+    for item in items:
+        if not item.count or not item.each:
+            continue
+        key = item._replace(mask=0)
+        merged[key] = merged.get(key, 0) | item.mask
+        rest = item.count * (item.block - item.each)
+        if rest:
+            for index in range(len(PHASES)):
+                if item.mask >> index & 1:
+                    rounding[index] += rest
+    rows = [item._replace(mask=mask).row() for item, mask in merged.items()]
+    by_amount: dict[int, int] = {}
+    for index, amount in enumerate(rounding):
+        if amount:
+            by_amount[amount] = by_amount.get(amount, 0) | 1 << index
+    citation = "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: round_size, should_split"
+    rows += [
+        Row(
+            Component.BLOCK_ROUNDING,
+            "allocator",
+            "rounding of requests",
+            (amount,),
+            "uint8",
+            1,
+            amount,
+            phases_of(mask),
+            "requests rounded up to 512 bytes; tails of up to 1 MiB",
+            citation,
+        )
+        for amount, mask in by_amount.items()
+    ]
+    return rows
+
+
+def not_modelled(spec: Spec) -> tuple[str, ...]:
+    """What this estimate leaves out."""
+    missing = list(NOT_MODELLED)
+    if spec.model.moe is not None:
+        missing.insert(0, "experts that get more tokens than others: routing is taken as balanced")
+    if spec.model.mla is not None:
+        missing.insert(0, "latent attention was not compared with a run yet")
+    if spec.parallelism.data_parallel * spec.parallelism.tensor_parallel * spec.parallelism.pipeline_parallel > 1:
+        missing.append("buffers of the communication library are planning defaults, not measurements of this cluster")
+    return tuple(missing)
+
+
+def notes(spec: Spec) -> tuple[str, ...]:
+    """Options that were accepted but change nothing here."""
+    found = []
+    training, parallelism = spec.training, spec.parallelism
+    if parallelism.sequence_parallel and parallelism.tensor_parallel == 1:
+        found.append("sequence_parallel has no effect without tensor_parallel.")
+    if parallelism.zero_stage and parallelism.data_parallel == 1:
+        found.append(f"zero_stage = {parallelism.zero_stage} shards nothing over data_parallel = 1.")
+    if training.recompute == "selective" and training.attention != "eager":
+        found.append("recompute = selective saves little with a fused attention kernel, which keeps no maps.")
+    return tuple(found)

@@ -1,0 +1,128 @@
+"""A block as streams of allocations and releases, evaluated for given sizes: what it saves, and its highest moments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from memcalc.ledger.component import Component
+from memcalc.spec.recipes import DTYPE_BYTES
+
+
+class Storage(NamedTuple):
+    """A kind of tensor: its name, axes in symbols, dtype, source, and the component its bytes count for."""
+
+    name: str
+    shape: tuple[str, ...]
+    dtype: str
+    citation: str
+    rule: Callable[[Mapping[str, int]], int] | None = None  # bytes where they are no product of the axes
+    component: Component | None = None
+
+    @property
+    def formula(self) -> str:
+        """Bytes of one such tensor in symbols, e.g. "2·b·s·d"."""
+        if self.rule is not None:
+            return (self.rule.__doc__ or "rule").partition("\n")[0].rstrip(".")
+        return "·".join((str(DTYPE_BYTES[self.dtype]), *(f"({axis})" if "+" in axis else axis for axis in self.shape)))
+
+
+class Event(NamedTuple):
+    """An allocation (+1) or a release (-1) of one storage, inside the operator `label`."""
+
+    storage: int
+    sign: int
+    label: str
+
+
+class Moment(NamedTuple):
+    """The highest point of a stream: bytes above its start, and how many events in it is."""
+
+    bytes: int
+    position: int
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """One block, compiled.
+
+    `forward` (and `loss`, for the head) ends with what backward needs and with `region`, which the end of the autocast
+    region lets go; `backward` starts from there, with the incoming gradient as its first event.
+    """
+
+    storages: tuple[Storage, ...]
+    forward: tuple[Event, ...]
+    loss: tuple[Event, ...]
+    backward: tuple[Event, ...]
+    region: tuple[int, ...] = ()
+
+    @cached_property
+    def _kinds(self) -> tuple[tuple[tuple[tuple[str, ...], int], ...], tuple[int, ...]]:
+        """The distinct (axes, item size) pairs, and which of them each storage is: sizes are computed once a pair."""
+        kinds: dict[tuple[tuple[str, ...], int], int] = {}
+        of_storage = [kinds.setdefault((s.shape, DTYPE_BYTES[s.dtype]), len(kinds)) for s in self.storages]
+        return tuple(kinds), tuple(of_storage)
+
+    @cached_property
+    def _rules(self) -> tuple[tuple[int, Callable[[Mapping[str, int]], int]], ...]:
+        return tuple((i, storage.rule) for i, storage in enumerate(self.storages) if storage.rule is not None)
+
+    def sizes(self, values: Mapping[str, int]) -> list[int]:
+        """Bytes of each storage, as the program asks for them (not rounded)."""
+        kinds, of_storage = self._kinds
+        bytes_of_kind = []
+        for shape, item_bytes in kinds:
+            size = item_bytes
+            for axis in shape:
+                size *= values[axis]
+            bytes_of_kind.append(size)
+        result = [bytes_of_kind[kind] for kind in of_storage]
+        for index, rule in self._rules:
+            result[index] = rule(values)
+        return result
+
+    @cached_property
+    def after_forward(self) -> tuple[int, ...]:
+        """The storages alive once forward is done, before the loss."""
+        return alive_after(self.forward)
+
+    @cached_property
+    def saved(self) -> tuple[int, ...]:
+        """The storages alive once forward (and loss) are done, inside the autocast region."""
+        return alive_after((*self.forward, *self.loss))
+
+    @cached_property
+    def kept(self) -> tuple[int, ...]:
+        """The storages alive when backward starts."""
+        return tuple(index for index in self.saved if index not in self.region)
+
+    @cached_property
+    def left(self) -> tuple[int, ...]:
+        """The storages that backward leaves behind: gradients of parameters, and what the step still holds."""
+        return alive_after(self.backward, self.kept)
+
+
+def highest(events: Iterable[Event], sizes: list[int]) -> Moment:
+    """The highest point of a stream."""
+    current = best = position = 0
+    for index, (storage, sign, _) in enumerate(events, 1):
+        if sign > 0:
+            current += sizes[storage]
+            if current > best:
+                best, position = current, index
+        else:
+            current -= sizes[storage]
+    return Moment(best, position)
+
+
+def alive_after(events: Iterable[Event], start: Iterable[int] = ()) -> tuple[int, ...]:
+    """The storages alive after a stream that starts with those of `start`."""
+    alive = dict.fromkeys(start)
+    for storage, sign, _ in events:
+        if sign > 0:
+            alive[storage] = None
+        else:
+            alive.pop(storage, None)
+    return tuple(alive)

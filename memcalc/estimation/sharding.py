@@ -1,0 +1,105 @@
+"""How parameters, gradients and optimizer states are spread over ranks: the one place that divides.
+
+Tensor parallelism first splits an axis of each tensor (Shoeybi et al., arXiv 1909.08053); ZeRO then shards what is
+left over the data-parallel ranks (Rajbhandari et al., arXiv 1910.02054, figure 1): optimizer states and masters from
+stage 1, gradients from stage 2, weights at stage 3. A share that does not divide is rounded up, as the engines pad it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from memcalc.estimation.blocks.structure import layout
+from memcalc.estimation.parameters import Axis, Parameter, parameter_table
+from memcalc.estimation.stages import Stage, dense_layers
+from memcalc.spec.model import ModelSpec
+from memcalc.spec.spec import Spec
+
+
+class Held(NamedTuple):
+    """A parameter tensor as one rank of a stage holds it before ZeRO: its axes after the tensor-parallel split."""
+
+    module: str
+    tensor: str
+    axes: tuple[Axis, ...]
+    count: int  # type: ignore[assignment] # hides tuple.count, which nothing here needs
+    where: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+        return tuple(size for _, size in self.axes)
+
+    @property
+    def elements(self) -> int:
+        """Elements of one such tensor."""
+        return prod(self.shape)
+
+    @property
+    def formula(self) -> str:
+        """Elements in symbols."""
+        return "·".join(f"({symbol})" if "+" in symbol else symbol for symbol, _ in self.axes)
+
+
+def shard_shape(shape: tuple[int, ...], ranks: int, engine: str) -> tuple[int, ...]:
+    """One rank's share: rows of the first axis (FSDP2, DTensor's Shard(0)), or a flat stretch (DeepSpeed)."""
+    if ranks == 1:
+        return shape
+    if engine == "fsdp2":
+        return (-(-shape[0] // ranks), *shape[1:])
+    return (-(-prod(shape) // ranks),)
+
+
+def stage_parameters(spec: Spec, stage: Stage) -> tuple[Held, ...]:
+    """The parameters of a stage, each as one tensor-parallel rank holds it."""
+    return _stage_parameters(
+        spec.model,
+        spec.training.implementation,
+        spec.parallelism.tensor_parallel,
+        spec.parallelism.pipeline_parallel > 1,
+        stage._replace(index=0, in_flight=1),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _stage_parameters(
+    model: ModelSpec, implementation: str, tensor_parallel: int, pipeline: bool, stage: Stage
+) -> tuple[Held, ...]:
+    model = layout(model, implementation)
+    dense = dense_layers(model)
+    dense_here = max(0, min(stage.stop, dense) - stage.first)
+    here = {"layers.dense.": dense_here, "layers.moe.": stage.stop - stage.first - dense_here}
+    rows: list[Held] = []
+    for row in parameter_table(model):
+        count = 1
+        if row.where == "layer":
+            count = next((n for prefix, n in here.items() if row.module.startswith(prefix)), stage.stop - stage.first)
+        elif (row.where == "embedding" and not stage.has_embedding) or (row.where == "head" and not stage.has_head):
+            count = 0
+        if count:
+            rows.append(Held(row.module, row.tensor, _split(row, tensor_parallel), count, row.where))
+    if pipeline and stage.has_head and model.tie_word_embeddings:
+        # Tied embeddings are stored on both ends of a pipeline (Megatron-LM, arXiv 1909.08053).
+        width = ("d_e", model.embedding_size) if model.embedding_size != model.hidden_size else ("d", model.hidden_size)
+        tied = Parameter("lm_head", "weight", (("V", model.vocab_size), width), 1, "head", "vocab")
+        rows.append(Held(tied.module, tied.tensor, _split(tied, tensor_parallel), 1, "head"))
+    return tuple(rows)
+
+
+def _split(row: Parameter, ranks: int) -> tuple[Axis, ...]:
+    if ranks == 1 or row.split == "replicated":
+        return row.shape
+    if row.split in ("column", "vocab"):
+        axis = 0
+    elif row.split == "row":
+        axis = 1
+    else:  # experts: the axis that holds the expert's width
+        found = [index for index, (symbol, _) in enumerate(row.shape) if "F_e" in symbol]
+        if not found:
+            return row.shape  # a bias of the down projection is whole on every rank
+        axis = found[0]
+    symbol, size = row.shape[axis]
+    share = (f"{symbol}/t", -(-size // ranks))
+    return (*row.shape[:axis], share, *row.shape[axis + 1 :])

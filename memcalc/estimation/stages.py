@@ -1,0 +1,107 @@
+"""Which layers a pipeline stage holds, and of which kinds: dense or experts, recomputed or kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from memcalc.spec.model import ModelSpec
+from memcalc.spec.spec import Spec
+from memcalc.spec.training import TrainingSpec
+
+
+class Stage(NamedTuple):
+    """One pipeline stage: layers `first` up to but not including `stop`."""
+
+    index: int
+    first: int
+    stop: int
+    has_embedding: bool
+    has_head: bool
+    in_flight: int  # micro-batches whose activations the stage holds when it holds most
+
+
+class Kind(NamedTuple):
+    """Layers that are alike, and where they stand in a stage."""
+
+    experts: bool
+    recomputed: bool
+    count: int
+    first: int
+    last: int
+
+
+def stages_of(spec: Spec) -> Iterator[Stage]:
+    """The stages of a pipeline; layers that do not divide go to the first ones.
+
+    1F1B keeps min(m, p - i) micro-batches on stage i (Megatron-LM, arXiv 2104.04473 section 2.2).
+    """
+    layers, stages = spec.model.num_layers, spec.parallelism.pipeline_parallel
+    share, rest = divmod(layers, stages)
+    micro_batches = spec.training.gradient_accumulation_steps
+    first = 0
+    for index in range(stages):
+        stop = first + share + (index < rest)
+        in_flight = min(micro_batches, stages - index)
+        yield Stage(index, first, stop, index == 0, index == stages - 1, in_flight)
+        first = stop
+
+
+def kinds_of(spec: Spec, stage: Stage) -> list[Kind]:
+    """The kinds of layers in a stage, those with layers only, in the order of their first layer."""
+    dense = dense_layers(spec.model)
+    spans = [(False, stage.first, min(stage.stop, dense)), (True, max(stage.first, dense), stage.stop)]
+    kinds = []
+    for experts, lo, hi in spans:
+        recomputed = recomputed_count(spec.training, lo, hi) if hi > lo else 0
+        for again, count in ((False, hi - lo - recomputed), (True, recomputed)):
+            if hi > lo and count > 0:
+                first, last = _ends(spec.training, again, lo, hi)
+                kinds.append(Kind(experts, again, count, first, last))
+    return sorted(kinds, key=lambda kind: kind.first)
+
+
+def dense_layers(model: ModelSpec) -> int:
+    """How many of the first layers have a dense MLP."""
+    return model.num_layers if model.moe is None else min(model.moe.first_dense_layers, model.num_layers)
+
+
+def count_between(spec: Spec, kind: Kind, lo: int, hi: int) -> int:
+    """How many layers of a kind lie in [lo, hi)."""
+    dense = dense_layers(spec.model)
+    lo, hi = (max(lo, dense), hi) if kind.experts else (lo, min(hi, dense))
+    if hi <= lo:
+        return 0
+    recomputed = recomputed_count(spec.training, lo, hi)
+    return recomputed if kind.recomputed else hi - lo - recomputed
+
+
+def recomputed_count(training: TrainingSpec, lo: int, hi: int) -> int:
+    """How many layers in [lo, hi) run their forward again in backward."""
+    plan = training.recompute
+    if not isinstance(plan, str):
+        return sum(lo <= layer < hi for layer in set(plan))
+    if plan == "full":
+        return hi - lo
+    if plan.startswith("every-"):
+        k = int(plan.removeprefix("every-"))  # layers k-1, 2k-1, ...
+        return hi // k - lo // k
+    return 0
+
+
+def _ends(training: TrainingSpec, recomputed: bool, lo: int, hi: int) -> tuple[int, int]:
+    """The first and the last layer in [lo, hi) that is (not) recomputed; there is one."""
+    plan = training.recompute
+    if isinstance(plan, str):
+        if not plan.startswith("every-"):
+            return lo, hi - 1
+        k = int(plan.removeprefix("every-"))
+        if recomputed:
+            return (lo // k + 1) * k - 1, hi // k * k - 1
+        return (lo if (lo + 1) % k else lo + 1), (hi - 1 if hi % k else hi - 2)
+    named = set(plan)
+    if recomputed:
+        inside = sorted(layer for layer in named if lo <= layer < hi)
+        return inside[0], inside[-1]
+    is_kept: Callable[[int], bool] = lambda layer: layer not in named  # noqa: E731
+    return next(filter(is_kept, range(lo, hi))), next(filter(is_kept, range(hi - 1, lo - 1, -1)))

@@ -1,0 +1,244 @@
+"""Weights, master weights, gradients and optimizer states: which copies exist, how large on one rank, and when.
+
+The recipe table (memcalc/spec/recipes.py) says which copies and when; `sharding` says how large; the optimizer's
+states are those of torch.optim (2.13) and bitsandbytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from memcalc.estimation.allocation import block_bytes
+from memcalc.estimation.items import BIT, Item, from_phase, mask_of
+from memcalc.estimation.sharding import Held, shard_shape, stage_parameters
+from memcalc.estimation.stages import Stage
+from memcalc.ledger.component import Component
+from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
+from memcalc.spec.spec import Spec
+
+ZERO = "ZeRO (arXiv 1910.02054) section 3"
+
+# Below this many elements bitsandbytes keeps a state in fp32 (bitsandbytes optim/optimizer.py, min_8bit_size).
+MIN_8BIT_ELEMENTS = 4096
+# One fp32 scale for each block of 256 elements of an 8-bit state (bitsandbytes functional.py, blockwise quantisation).
+QUANTISATION_BLOCK = 256
+
+
+class Copy(NamedTuple):
+    """One copy of every parameter of a rank: what for, in which dtype, from which ZeRO stage on sharded, and when."""
+
+    component: Component
+    name: str
+    dtype: str
+    sharded_from_stage: int
+    mask: int
+    citation: str
+
+
+class Choice(NamedTuple):
+    """What the states depend on, apart from the parameters themselves."""
+
+    recipe: str
+    compute: str
+    optimizer: str
+    optimizer_implementation: str
+    zeroes_gradients: bool
+    accumulates: bool
+    zero_stage: int
+    data_parallel: int
+    engine: str
+
+
+def choice_of(spec: Spec) -> Choice:
+    """The choice of a run."""
+    return Choice(
+        spec.training.recipe,
+        spec.training.dtype,
+        spec.training.optimizer,
+        spec.training.optimizer_implementation,
+        spec.training.zero_grad == "zero",
+        spec.training.gradient_accumulation_steps > 1,
+        spec.parallelism.zero_stage,
+        spec.parallelism.data_parallel,
+        spec.parallelism.engine,
+    )
+
+
+def state_items(spec: Spec, stage: Stage) -> tuple[Item, ...]:
+    """All that is held through several phases, parameter by parameter."""
+    return _state_items(stage_parameters(spec, stage), choice_of(spec))
+
+
+@lru_cache(maxsize=1024)
+def _state_items(parameters: tuple[Held, ...], choice: Choice) -> tuple[Item, ...]:
+    copies = [*_copies(choice)]
+    items: list[Item] = []
+    for copy in copies:
+        ranks = choice.data_parallel if choice.zero_stage >= copy.sharded_from_stage else 1
+        items += (_item(copy, held, ranks, choice.engine) for held in parameters)
+    for held in parameters:
+        ranks = choice.data_parallel if choice.zero_stage >= 1 else 1
+        items += _optimizer_states(held, ranks, choice)
+    items += _step_temporaries(parameters, choice)
+    return tuple(items)
+
+
+def _copies(choice: Choice) -> Iterator[Copy]:
+    recipe = RECIPES[choice.recipe]
+    yield Copy(Component.WEIGHTS, "", weight_dtype(choice), 3, from_phase("model"), "the parameters that forward reads")
+    if recipe.master is not None:
+        citation = f"{ZERO}.1: an fp32 copy that the optimizer updates"
+        yield Copy(Component.MASTER_WEIGHTS, " master", recipe.master, 1, from_phase("optimizer"), citation)
+    if recipe.gradients is not None:
+        yield Copy(
+            Component.GRADIENTS,
+            " gradient",
+            weight_dtype(choice),
+            2,
+            _gradient_mask(choice),
+            "autograd: .grad, from backward to zero_grad",
+        )
+    if recipe.main_gradients is not None:
+        mask = {
+            "always": from_phase("optimizer"),
+            "backward": _gradient_mask(choice),
+            "step": mask_of("optimizer_step_1", "optimizer_step_2"),
+        }[recipe.main_gradients_live]
+        sharded_from = 1 if recipe.main_gradients_live == "step" else 2
+        citation = f"recipe {choice.recipe} ({recipe.imitates}): an fp32 copy of the gradients"
+        yield Copy(Component.GRADIENTS, " gradient in fp32", recipe.main_gradients, sharded_from, mask, citation)
+
+
+def _gradient_mask(choice: Choice) -> int:
+    """Gradients that are held as a whole: in the optimizer step and at the next zero_grad, and in between if kept.
+
+    The backward that makes them is evaluated moment by moment (timeline.py), unless they exist before it starts.
+    """
+    mask = mask_of("optimizer_step_1", "zero_grad_2", "optimizer_step_2")
+    if choice.accumulates:
+        mask |= mask_of("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "backward_2")
+    if choice.zeroes_gradients:
+        mask |= mask_of("forward_2", "loss_2", "backward_2")
+    return mask
+
+
+def weight_dtype(choice: Choice) -> str:
+    """The dtype of the weights that forward reads."""
+    weights = RECIPES[choice.recipe].weights
+    return choice.compute if weights == "compute" else weights
+
+
+def _item(copy: Copy, held: Held, ranks: int, engine: str) -> Item:
+    shape = shard_shape(held.shape, ranks, engine)
+    item_bytes = DTYPE_BYTES[copy.dtype]
+    each = item_bytes
+    for size in shape:
+        each *= size
+    formula = f"{item_bytes}·{held.formula}" + ("/N" if ranks > 1 else "")
+    return Item(
+        copy.component,
+        held.module,
+        held.tensor + copy.name,
+        shape,
+        copy.dtype,
+        held.count,
+        each,
+        block_bytes(each),
+        copy.mask,
+        formula,
+        copy.citation,
+    )
+
+
+def _optimizer_states(held: Held, ranks: int, choice: Choice) -> Iterator[Item]:
+    """States appear at the first step and stay (torch.optim: lazily, parameter by parameter)."""
+    recipe = RECIPES[choice.recipe]
+    dtype = choice.compute if recipe.moments == "compute" else recipe.moments
+    mask = from_phase("optimizer_step_1")
+
+    def state(name: str, citation: str, state_dtype: str = dtype) -> Copy:
+        return Copy(Component.OPTIMIZER_STATE, f" {name}", state_dtype, 1, mask, citation)
+
+    optimizer, engine = choice.optimizer, choice.engine
+    if optimizer in ("adam", "adamw"):
+        source = "Adam (arXiv 1412.6980); torch.optim: two moments in the parameter's dtype"
+        for name in ("first moment", "second moment"):
+            yield _item(state(name, source), held, ranks, engine)
+        if choice.optimizer_implementation == "fused":
+            counter = Held(held.module, held.tensor, (("1", 1),), held.count, held.where)
+            source = "torch.optim fused: the step counter of each parameter is on the device"
+            yield _item(state("step counter", source, "fp32"), counter, 1, engine)
+    elif optimizer in ("momentum", "lion"):
+        source = "torch.optim.SGD: momentum buffer" if optimizer == "momentum" else "Lion (arXiv 2302.06675)"
+        yield _item(state("momentum", source), held, ranks, engine)
+    elif optimizer == "adafactor":
+        yield from _factored(held, ranks, choice, state("", "Adafactor (arXiv 1804.04235) section 3", dtype))
+    elif optimizer == "adam-8bit":
+        yield from _eight_bit(held, ranks, choice, mask)
+
+
+def _factored(held: Held, ranks: int, choice: Choice, copy: Copy) -> Iterator[Item]:
+    """Row and column means of the squared gradient for matrices, the whole square for vectors."""
+    if len(held.axes) < 2:
+        yield _item(copy._replace(name=" variance"), held, ranks, choice.engine)
+        return
+    *leading, rows, columns = held.axes
+    for name, axes in (("row variance", (*leading, rows)), ("column variance", (*leading, columns))):
+        factor = Held(held.module, held.tensor, tuple(axes), held.count, held.where)
+        yield _item(copy._replace(name=f" {name}"), factor, ranks, choice.engine)
+
+
+def _eight_bit(held: Held, ranks: int, choice: Choice, mask: int) -> Iterator[Item]:
+    """Two moments of one byte, and an fp32 scale for each block of 256; small tensors stay fp32."""
+    source = "8-bit optimizers (arXiv 2110.02861) section 2; bitsandbytes optim/optimizer.py"
+    share = shard_shape(held.shape, ranks, choice.engine)
+    elements = 1
+    for size in share:
+        elements *= size
+    small = elements < MIN_8BIT_ELEMENTS
+    for name in ("first moment", "second moment"):
+        dtype = "fp32" if small else "uint8"
+        copy = Copy(Component.OPTIMIZER_STATE, f" {name}", dtype, 1, mask, source)
+        yield _item(copy, held, ranks, choice.engine)
+        if not small:
+            blocks = -(-elements // QUANTISATION_BLOCK)
+            scales = Held(held.module, held.tensor, (("n/256", blocks),), held.count, held.where)
+            scale = Copy(Component.OPTIMIZER_STATE, f" {name} scales", "fp32", 1, mask, source)
+            yield _item(scale, scales, 1, choice.engine)
+
+
+def _step_temporaries(parameters: tuple[Held, ...], choice: Choice) -> Iterator[Item]:
+    """What the update makes and drops inside the step (torch.optim 2.13; allocators of the CUDA build agree).
+
+    foreach makes a list of tensors as large as all parameters at once (Adam: the square roots of the second moments);
+    for-loop one parameter at a time, where the previous one's denominator lives until the next is built; fused nothing.
+    """
+    recipe = RECIPES[choice.recipe]
+    ranks = choice.data_parallel if choice.zero_stage >= 1 else 1
+    optimized = recipe.master or weight_dtype(choice)
+    mask = mask_of("optimizer_step_1", "optimizer_step_2")
+    optimizer, how = choice.optimizer, choice.optimizer_implementation
+    if how == "fused" or optimizer in ("sgd", "momentum", "adam-8bit"):
+        return
+    if optimizer in ("adam", "adamw", "lion") and how == "foreach":
+        what = "sqrt of second moment" if optimizer != "lion" else "update"
+        citation = f"torch/optim/{optimizer}.py, foreach: one list of tensors for all parameters"
+        copy = Copy(Component.TEMPORARIES, f" {what}", optimized, 1, mask, citation)
+        yield from (_item(copy, held, ranks, choice.engine) for held in parameters)
+        return
+    if optimizer == "adafactor" and how == "foreach":
+        citation = "torch/optim/_adafactor.py, foreach: the updates of all parameters"
+        copy = Copy(Component.TEMPORARIES, " update", optimized, 1, mask, citation)
+        yield from (_item(copy, held, ranks, choice.engine) for held in parameters)
+        return
+    largest = max(parameters, key=lambda held: held.elements)
+    citation = f"torch/optim/{optimizer}.py, for-loop: two buffers of the largest parameter"
+    copy = Copy(Component.TEMPORARIES, " update buffers", optimized, 1, mask, citation)
+    yield _item(copy, largest._replace(count=2), ranks, choice.engine)
+
+
+def gradients_exist(choice: Choice, phase: str) -> bool:
+    """Whether whole gradients exist before the backward of a phase starts."""
+    return bool(_gradient_mask(choice) & BIT[phase])

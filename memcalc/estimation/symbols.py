@@ -1,0 +1,112 @@
+"""The symbols of formulas and their values for one run: b, s, d, h, F, V, ... and their shares ("F/t") on one rank."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from memcalc.spec.cards import Card
+from memcalc.spec.model import ModelSpec
+from memcalc.spec.spec import Spec
+
+# What memcalc assumes of the card where none is named: NVIDIA A100 (108 multiprocessors of 2048 threads).
+DEFAULT_MULTIPROCESSORS = 108
+DEFAULT_THREADS = 2048
+
+MEANINGS = {
+    "b": "micro-batch",
+    "s": "sequence length",
+    "l": "layers",
+    "d": "hidden size",
+    "h": "query heads",
+    "h_kv": "key/value heads",
+    "d_h": "width of a head",
+    "F": "width inside the MLP",
+    "V": "vocabulary",
+    "S": "learned positions",
+    "d_e": "width of the embedding table",
+    "E": "experts",
+    "k": "experts a token visits",
+    "F_e": "width inside an expert",
+    "F_s": "width inside the shared expert",
+    "R": "rows of one expert, b·s·k/E rounded up",
+    "r_q": "rank of the query latent",
+    "r_kv": "rank of the key/value latent",
+    "d_n": "width of a head without position",
+    "d_r": "width of a rotated head",
+    "d_v": "width of a value head",
+    "t": "tensor-parallel ranks",
+}
+
+# Axes that tensor parallelism splits over t ranks.
+SPLIT_AXES = ("h", "h_kv", "F", "F_e", "F_s", "V", "4·d", "3·d", "2·F_e", "2·F")
+
+
+@lru_cache(maxsize=256)
+def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
+    """The values that depend on the model and its split alone; `symbol_values` adds the batch's."""
+    values = {
+        "l": model.num_layers,
+        "d": model.hidden_size,
+        "h": model.num_attention_heads,
+        "h_kv": model.num_key_value_heads,
+        "d_h": model.head_dim,
+        "d_h/2": -(-model.head_dim // 2),
+        "F": model.intermediate_size,
+        "4·d": 4 * model.hidden_size,
+        "3·d": 3 * model.hidden_size,
+        "V": model.vocab_size,
+        "S": model.max_position_embeddings,
+        "d_e": model.embedding_size,
+        "h·d_h": model.query_size,
+        "h_kv·d_h": model.key_value_size,
+        "(h+2·h_kv)·d_h": model.query_size + 2 * model.key_value_size,
+        "2·F": 2 * model.intermediate_size,
+        "t": tensor_parallel,
+        "1": 1,
+        "2": 2,
+    }
+    if model.position_embedding_offset:
+        values[f"S+{model.position_embedding_offset}"] = model.max_position_embeddings + model.position_embedding_offset
+    if model.moe is not None:
+        values |= {
+            "E": model.moe.num_experts,
+            "k": model.moe.num_experts_per_token,
+            "F_e": model.moe.expert_intermediate_size,
+            "2·F_e": 2 * model.moe.expert_intermediate_size,
+            "F_s": model.moe.shared_expert_intermediate_size,
+            "2·F_s": 2 * model.moe.shared_expert_intermediate_size,
+        }
+    if model.mla is not None:
+        mla, heads = model.mla, model.num_attention_heads
+        values |= {
+            "r_q": mla.q_lora_rank,
+            "r_kv": mla.kv_lora_rank,
+            "d_n": mla.qk_nope_head_dim,
+            "d_r": mla.qk_rope_head_dim,
+            "d_v": mla.v_head_dim,
+            "d_n+d_r": mla.qk_nope_head_dim + mla.qk_rope_head_dim,
+            "d_n+d_v": mla.qk_nope_head_dim + mla.v_head_dim,
+            "r_kv+d_r": mla.kv_lora_rank + mla.qk_rope_head_dim,
+            "h·(d_n+d_r)": heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim),
+            "h·(d_n+d_v)": heads * (mla.qk_nope_head_dim + mla.v_head_dim),
+            "h·d_v": heads * mla.v_head_dim,
+        }
+    if tensor_parallel > 1:
+        values |= {
+            f"{axis}/t": -(-value // tensor_parallel) for axis, value in values.items() if axis not in ("t", "1")
+        }
+    return values
+
+
+def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
+    """Every symbol of one run, and the card's `sms` and `threads` for workspace rules."""
+    b, s = spec.training.micro_batch_size, spec.training.sequence_length
+    values = dict(model_values(spec.model, spec.parallelism.tensor_parallel))
+    values["b"] = b
+    values["s"] = s
+    values["s/t"] = -(-s // spec.parallelism.tensor_parallel)
+    if spec.model.moe is not None:
+        values["R"] = -(-b * s * values["k"] // values["E"])
+    values["sms"] = (card and card.multiprocessors) or DEFAULT_MULTIPROCESSORS
+    values["threads"] = (card and card.max_threads_per_multiprocessor) or DEFAULT_THREADS
+    return values

@@ -1,0 +1,78 @@
+"""The published closed forms, on one GPU without sharding; the ledger's far more exact numbers stand beside them.
+
+The functions are plain arithmetic on the papers' symbols: l layers, d hidden size, h heads, V vocabulary,
+b micro-batch, s sequence length, P parameters, N data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from memcalc.ledger.result import Textbook
+from memcalc.spec.recipes import RECIPES
+from memcalc.spec.spec import Spec
+
+
+def parameters(l: int, d: int, V: int) -> int:  # noqa: E741, N803 -- the papers' symbols
+    """l(12d² + 13d) + Vd: matrices, biases and norms of GPT layers, and the embedding table.
+
+    Source: Korthikanti et al. (arXiv 2205.05198) and Narayanan et al. (arXiv 2104.04473) equation 2.
+    """
+    attention = 4 * d * d + 4 * d  # q, k, v and output projections, with biases
+    mlp = 8 * d * d + 5 * d  # d -> 4d -> d, with biases of 4d and d
+    norms = 4 * d  # two norms of a weight and a bias each
+    return l * (attention + mlp + norms) + V * d
+
+
+def model_state_bytes(parameter_count: int, bytes_per_parameter: int) -> int:
+    """20 bytes a parameter (MT-NLG, arXiv 2201.11990), 16 (ZeRO, arXiv 1910.02054) or 18 (Megatron-LM)."""
+    return bytes_per_parameter * parameter_count
+
+
+def activation_bytes(l: int, d: int, h: int, b: int, s: int) -> int:  # noqa: E741 -- the papers' symbols
+    """l(34bsd + 5bs²h): what GPT layers keep for backward in 16 bit with dropout.
+
+    Source: Korthikanti et al. (arXiv 2205.05198) equation 1; norm statistics are neglected there.
+    """
+    linear = 34 * b * s * d  # 11 attention, 19 MLP, 4 norms
+    attention_maps = 5 * b * s * s * h  # softmax output 2, dropout mask 1, dropout output 2
+    return l * (linear + attention_maps)
+
+
+def tensor_parallel_layer_bytes(d: int, h: int, b: int, s: int, t: int, *, sequence: bool, selective: bool) -> int:
+    """One layer's activations under tensor (and sequence) parallelism over t ranks.
+
+    Source: Korthikanti et al. (arXiv 2205.05198) table 2. `selective` recomputes the attention core, so its maps go.
+    """
+    maps = 0 if selective else 5 * b * s * s * h // t
+    if sequence:
+        return 34 * b * s * d // t + maps
+    return 10 * b * s * d + 24 * b * s * d // t + maps
+
+
+def zero_model_state_bytes(P: int, N: int, stage: int, k: int = 12) -> int:  # noqa: N803 -- the paper's symbols
+    """Model states per rank of mixed-precision Adam under ZeRO; k bytes of optimizer state a parameter.
+
+    Source: ZeRO (arXiv 1910.02054) figure 1: 2 bytes of weights, 2 of gradients, k = 12 of states.
+    """
+    weights = 2 * P // (N if stage >= 3 else 1)
+    gradients = 2 * P // (N if stage >= 2 else 1)
+    states = k * P // (N if stage >= 1 else 1)
+    return weights + gradients + states
+
+
+def textbook(spec: Spec) -> Textbook:
+    """The closed forms of a run."""
+    model, training = spec.model, spec.training
+    count = parameters(model.num_layers, model.hidden_size, model.vocab_size)
+    per_parameter = RECIPES[training.recipe].textbook_bytes
+    return Textbook(
+        parameters=count,
+        model_state_bytes=model_state_bytes(count, per_parameter),
+        activation_bytes=activation_bytes(
+            model.num_layers,
+            model.hidden_size,
+            model.num_attention_heads,
+            training.micro_batch_size,
+            training.sequence_length,
+        ),
+        bytes_per_parameter=per_parameter,
+    )
