@@ -47,6 +47,8 @@ def build_huggingface(spec: Spec, device: torch.device) -> CausalLM:
                 "training.attention",
             ) from error
     module.train()
+    if getattr(module, "loss_type", None) is None:
+        module.loss_type = "ForCausalLM"  # what transformers falls back to, with a warning
     switch_recompute(module, spec)
     backends = [CUDA_BACKENDS[training.attention]] if kernel == "sdpa" and device.type == "cuda" else CPU_BACKENDS
 

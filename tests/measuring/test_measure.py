@@ -110,6 +110,16 @@ def test_no_gpu_is_one_message_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -
     assert caught.value.exit_code == 3
 
 
+def test_attention_without_a_kernel_is_wrong_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    monkeypatch.setattr("memcalc.step.loop.TrainingRun._micro_batch", refuse)
+
+    with pytest.raises(InputError, match="attention = flash has no kernel for fp32, head_dim = 8"):
+        measure(spec(dtype="fp32", recipe="fp32"), device="cpu", steps=1)
+
+
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "cpu:1:2"])
 def test_unknown_devices_are_refused(device: str) -> None:
     with pytest.raises(InputError, match="cannot be measured"):
