@@ -11,7 +11,7 @@ from memcalc.cli.options import Gpu, Units
 
 
 def command(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATHS...", help="Files, and folders to search for configs.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATHS", help="Files, and folders to search for configs.")],
     gpu: Gpu = None,
     budget: Annotated[str | None, typer.Option(metavar="SIZE", help="The most a GPU may hold, e.g. 70GiB.")] = None,
     form: Annotated[

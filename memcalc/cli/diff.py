@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import Config, Gpu, Set, Units
+from memcalc.cli.options import CONFIG_HELP, Gpu, Set, Units, complete_config
 
 _SIDE = "FIELD=VALUE"
 
 
 def command(
-    a: Config,
-    b: Config,
+    a: Annotated[str, typer.Argument(metavar="A", help=CONFIG_HELP, autocompletion=complete_config)],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one.", autocompletion=complete_config)],
     *,
     overrides: Set = None,
     set_a: Annotated[list[str] | None, typer.Option("--set-a", metavar=_SIDE, help="--set for A alone.")] = None,

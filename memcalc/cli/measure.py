@@ -14,7 +14,7 @@ from memcalc.errors import InputError
 
 def command(
     config: Annotated[
-        str | None, typer.Argument(metavar="[CONFIG]", help=CONFIG_HELP, autocompletion=complete_config)
+        str | None, typer.Argument(metavar="CONFIG", help=CONFIG_HELP, autocompletion=complete_config)
     ] = None,
     *,
     model: Annotated[

@@ -130,18 +130,22 @@ def _workspaces(card: Card | None) -> list[Item]:
 
 def _rows(items: list[Item]) -> list[Row]:
     """Rows of the ledger: items alike but for their phases become one, and rounding becomes rows of its own."""
-    merged: dict[Item, int] = {}
+    together: dict[Item, int] = {}
     rounding = [0] * len(PHASES)
     for item in items:
         if not item.count or not item.each:
             continue
-        key = item._replace(mask=0)
-        merged[key] = merged.get(key, 0) | item.mask
+        key = item._replace(count=0)
+        together[key] = together.get(key, 0) + item.count
         rest = item.count * (item.block - item.each)
         if rest:
             for index in range(len(PHASES)):
                 if item.mask >> index & 1:
                     rounding[index] += rest
+    merged: dict[Item, int] = {}
+    for item, count in together.items():
+        key = item._replace(mask=0, count=count)
+        merged[key] = merged.get(key, 0) | item.mask
     rows = [item._replace(mask=mask).row() for item, mask in merged.items()]
     by_amount: dict[int, int] = {}
     for index, amount in enumerate(rounding):

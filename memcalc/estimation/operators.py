@@ -52,7 +52,7 @@ class Operators:
             row: whether tensor parallelism splits the input axis.
             tied: the weight is the embedding's: its gradient waits for that of the embedding.
         """
-        x = self._autocast_input(x)
+        x = self._autocast_input(x, module)
         tape = self.tape
         gathered = self._gathered(x, module) if not row else self._gathered(Tensor(-1, out, x.dtype), module)
         dtype = self.compute if self.autocast else x.dtype
@@ -97,7 +97,7 @@ class Operators:
 
     def batched_linear(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
         """One matrix for each expert: bmm, which keeps x; backward makes dx and dW."""
-        x = self._autocast_input(x)
+        x = self._autocast_input(x, module)
         y = self.tape.new(f"{module} output", out, x.dtype, "aten::bmm")
         if self.parameters == x.dtype:
             gradient = self._parameter_gradient(module, "weight", weight, self.parameters)
@@ -341,7 +341,7 @@ class Operators:
         `copies`: q, k, v lie head by head in memory, so backward copies the output and its gradient first.
         """
         citation = "ATen native/transformers/cuda/flash_attn/flash_api.cpp"
-        q, k, v = (self._autocast_input(t) for t in (q, k, v))
+        q, k, v = (self._autocast_input(t, "attention") for t in (q, k, v))
         name = "attention"
         y = self.tape.new(f"{name} output", out or q.shape, q.dtype, citation)
         lse = self.tape.store(f"{name} log-sum-exp", ("b", heads, length), "fp32", citation)
@@ -374,7 +374,7 @@ class Operators:
     def efficient_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: str, head_dim: str, length: str) -> Tensor:
         """Keeps q, k, v, its output, and fp32 log-sum-exps (ATen native/transformers/cuda/attention.cu)."""
         citation = "ATen native/transformers/cuda/attention.cu, attention_backward.cu"
-        q, k, v = (self._autocast_input(t) for t in (q, k, v))
+        q, k, v = (self._autocast_input(t, "attention") for t in (q, k, v))
         name = "attention"
         y = self.tape.new(f"{name} output", q.shape, q.dtype, citation)
         rows = workspaces.named(workspaces.log_sum_exp_rows, heads=heads, length=length)
@@ -433,8 +433,9 @@ class Operators:
         self.tape.nodes.append(Node(f"{module}.{tensor} cast", (), (cast,), (), (), parameters=(gradient,)))
         return cast
 
-    def _autocast_input(self, x: Tensor) -> Tensor:
-        return self.cast(x, self.compute) if self.autocast else x
+    def _autocast_input(self, x: Tensor, module: str) -> Tensor:
+        """Each use of an activation casts it anew: only casts of leaves are cached."""
+        return self.cast(x, self.compute, f"{module} input in {self.compute}") if self.autocast else x
 
     def _parameter_gradient(self, module: str, tensor: str, shape: Shape, dtype: str) -> int:
         return self.tape.store(

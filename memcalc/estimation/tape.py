@@ -278,30 +278,32 @@ class _Backward:
             self.label = f"{node.name} again"
             for index in made:
                 if index not in alive and index not in segment.inputs:
-                    self.allocate(self.stand_in(index))
+                    self.make_again(index)
                     alive.add(index)
             for index in sorted(alive):
                 if index not in saved and uses.get(index, position) <= position:
-                    self.release(self.stand_in(index))
+                    self.release(self.current(index))
                     alive.discard(index)
         for node in nodes:
-            self.hold(self.stand_ins.get(index, index) for index in node.saved)
-        for index in alive:
-            self.release(self.stand_in(index))
+            self.hold(self.current(index) for index in node.saved)
+        self.let_go(self.current(index) for index in sorted(alive))
 
-    def stand_in(self, index: int) -> int:
-        if self.references.get(index, 0) and index not in self.stand_ins:
+    def make_again(self, index: int) -> None:
+        if self.references.get(index, 0):
             storage = self.tape.storages[index]
             self.stand_ins[index] = self.tape.store(
                 f"{storage.name} again", storage.shape, storage.dtype, storage.citation, rule=storage.rule
             )
+        self.allocate(self.current(index))
+
+    def current(self, index: int) -> int:
         return self.stand_ins.get(index, index)
 
     def step(self, node: Node) -> None:
         self.label = node.name
         incoming = [self.pending.pop(tensor) for tensor in node.outputs if tensor in self.pending]
         if not incoming and (node.inputs or not node.outputs):
-            self.let_go(self.stand_ins.get(index, index) for index in node.saved)
+            self.let_go(self.current(index) for index in node.saved)
             return
         outgoing: list[tuple[int, Tensor]] = []
         for tensor, kind in zip(node.inputs, node.gradients, strict=True):
@@ -315,7 +317,7 @@ class _Backward:
         for index in (*node.parameters, *node.backward_temporaries):
             self.allocate(index)
         self.let_go(node.backward_temporaries)
-        self.let_go(self.stand_ins.get(index, index) for index in node.saved)
+        self.let_go(self.current(index) for index in node.saved)
         self.let_go(incoming)
         for index in node.parameters:
             if index not in self.tape.deferred:

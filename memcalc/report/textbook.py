@@ -25,14 +25,14 @@ def textbook_grid(result: Result, unit: Unit) -> Grid:
             "l(12d²+13d)+Vd",
             count(textbook.parameters),
             count(result.parameters),
-            "biases, tied head; no positions",
+            "no positions",
         ),
         (
             "model states",
-            f"{textbook.bytes_per_parameter} bytes a parameter",
+            f"{textbook.bytes_per_parameter} bytes/parameter",
             format_bytes(textbook.model_state_bytes, unit),
             format_bytes(states, unit),
-            "every copy alive at once",
+            "all copies at once",
         ),
         (
             "activations",
@@ -42,11 +42,11 @@ def textbook_grid(result: Result, unit: Unit) -> Grid:
             "16-bit GPT block, dropout, all kept",
         ),
         (
-            "their ratio",
-            "activations/parameters",
+            "ratio",
+            "activations/params",
             ratio(textbook.activation_bytes / (_PARAMETER_BYTES * textbook.parameters)),
             "-" if len(result.ranks) > 1 else ratio(activations / (_PARAMETER_BYTES * result.parameters)),
-            "parameters at 2 bytes each",
+            "2-byte parameters",
         ),
     ]
     numbers = (Column("textbook", right=True), Column("ledger", right=True))

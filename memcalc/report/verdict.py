@@ -55,8 +55,10 @@ def verdict(result: Result, unit: Unit) -> str:
     card, headroom = result.card, result.headroom_bytes
     if card is None or headroom is None:
         verb = "Held" if result.source == "measure" else "Needs"
+        allocated = format_bytes(result.ledger.peak_bytes, unit)
+        reserved = f", {needed} {needed_bytes(result)[1]}" if needed_bytes(result)[1] != "allocated" else ""
         hint = "" if result.source == "measure" else " No card named: --gpu CARD gives a verdict."
-        return f"{verb} {needed} per GPU.{hint}"
+        return f"{verb} {allocated} allocated{reserved} per GPU.{hint}"
     usable = f"{format_bytes(card.usable_bytes, unit)} usable on {card.label}"
     if headroom >= 0:
         return f"FITS: {needed} of {usable}, {format_bytes(headroom, unit)} to spare."

@@ -6,9 +6,9 @@ from memcalc.ledger.component import Component
 
 # The letter of each part in the bar, its colour, and what it is in a few words.
 _PARTS: dict[str, tuple[str, str, str]] = {
-    Component.WEIGHTS: ("W", "blue", "the copies that forward and backward read"),
-    Component.MASTER_WEIGHTS: ("M", "cyan", "the fp32 copies that the optimizer updates"),
-    Component.GRADIENTS: ("G", "green", "of parameters, in every precision held"),
+    Component.WEIGHTS: ("W", "blue", "what forward and backward read"),
+    Component.MASTER_WEIGHTS: ("M", "cyan", "fp32 copies the optimizer updates"),
+    Component.GRADIENTS: ("G", "green", "of parameters, every copy of them"),
     Component.OPTIMIZER_STATE: ("O", "magenta", "what the update rule remembers"),
     Component.ACTIVATIONS: ("A", "yellow", "what the layers save for backward"),
     Component.LOGITS_AND_LOSS: ("L", "red", "from the last norm to the loss"),
@@ -16,7 +16,7 @@ _PARTS: dict[str, tuple[str, str, str]] = {
     Component.TEMPORARIES: ("T", "bright_yellow", "made and freed inside the phase"),
     Component.COMMUNICATION_BUFFERS: ("C", "bright_blue", "gathered shards, prefetch, buckets"),
     Component.LIBRARY_WORKSPACE: ("K", "bright_magenta", "scratch space of cuBLAS and the like"),
-    Component.BLOCK_ROUNDING: ("R", "bright_black", "what the allocator adds to each request"),
+    Component.BLOCK_ROUNDING: ("R", "bright_black", "what the allocator adds to requests"),
     "cached_segments": ("s", "bright_black", "reserved by PyTorch, not in use"),
     "device_context": ("x", "bright_black", "CUDA context and loaded kernels"),
     "communication_library": ("n", "bright_black", "NCCL's own buffers"),
