@@ -20,14 +20,13 @@ SEQUENCE_LENGTHS = (128, 256, 512, 1024)
 def specs(count: int) -> list[memcalc.Spec]:
     """`count` specs in random order, no two alike: presets x sequence lengths x micro-batch sizes."""
     bases = [memcalc.load(name) for name in PRESETS]
+    sizes = range(1, 1 + -(-count // (len(bases) * len(SEQUENCE_LENGTHS))))
     variants = []
-    for b, s, base in itertools.product(itertools.count(1), SEQUENCE_LENGTHS, bases):
+    for b, s, base in itertools.product(sizes, SEQUENCE_LENGTHS, bases):
         training = base.training.model_copy(update={"micro_batch_size": b, "sequence_length": s})
         variants.append(base.model_copy(update={"training": training}))
-        if len(variants) == count:
-            break
     random.Random(0).shuffle(variants)
-    return variants
+    return variants[:count]
 
 
 def main() -> None:

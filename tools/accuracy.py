@@ -16,7 +16,8 @@ class Case(NamedTuple):
     """One recorded run, and what the estimate says about it. Bytes, allocated, at the peak."""
 
     file: str
-    device: str
+    device: str  # in words
+    card: str  # as the record names it: "null:a100-80gb"
     run: str
     measured: int
     estimated: int
@@ -45,6 +46,7 @@ def _case(file: str, record: dict[str, Any]) -> Case:
     return Case(
         file=file,
         device=f"{device['kind']}, {device['name']}, torch {record['versions']['torch']}",
+        card=device["identifier"],
         run=record["command"].removeprefix("memcalc measure ").replace("--set ", ""),
         measured=max(phase["peak_allocated_bytes"] for phase in record["phases"]),
         estimated=memcalc.estimate(spec, gpu=card if kind == "null" else None).ledger.peak_bytes,

@@ -37,7 +37,7 @@ from tools.accuracy import cases, summarized  # noqa: E402
 
 WIDTH = 100
 BLOCK = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-GENERATED = re.compile(r"^(<!-- generated: (.+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
+GENERATED = re.compile(r"^(<!-- generated: ([^\n]+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 SEPARATOR = "=-=-= end of a command =-=-="
 MEMCALC = f'memcalc() {{ {sys.executable} -m memcalc "$@"; }}\n'
 
@@ -233,8 +233,11 @@ def accuracy_table() -> str:
     """One line for each recorded run, the worst first."""
     ordered = sorted(cases(), key=lambda case: -abs(case.error))
     return table(
-        ["run", "measured bytes", "estimated bytes", "error"],
-        [[f"`{case.run}`", f"{case.measured:,}", f"{case.estimated:,}", f"{case.error:+.3%}"] for case in ordered],
+        ["run", "on", "measured bytes", "estimated bytes", "error"],
+        [
+            [f"`{case.run}`", case.card, f"{case.measured:,}", f"{case.estimated:,}", f"{case.error:+.3%}"]
+            for case in ordered
+        ],
     )
 
 
