@@ -1,15 +1,22 @@
-"""What PyTorch's caching allocator hands out for a request: the request rounded up, and tails too small to split off.
+"""What PyTorch's caching allocator hands out beyond the bytes asked for.
 
-Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: round_size, get_allocation_size and should_split.
+Every request is rounded up to 512 bytes; and of a large block a rest of up to 1 MiB is not split off, so it counts as
+allocated with the tensor. Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: round_size, get_allocation_size,
+get_free_block (best fit) and should_split.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
 BLOCK = 512  # kMinBlockSize
 MIB = 2**20
-LARGE_REQUEST = 10 * MIB  # kMinLargeAlloc: from here on a segment is made to measure, in steps of 2 MiB
-SEGMENT_STEP = 2 * MIB  # kRoundLarge
-UNSPLIT_TAIL = MIB  # kSmallSize: a rest of up to 1 MiB is not split off a large block
+SMALL_REQUEST = MIB  # kSmallSize: up to here tensors share 2 MiB segments, in which every rest is split off
+LARGE_REQUEST = 10 * MIB  # kMinLargeAlloc: from here on a segment is made to measure
+LARGE_SEGMENT = 20 * MIB  # kLargeBuffer: the segment of requests between the two
+SEGMENT_STEP = 2 * MIB  # kRoundLarge: segments made to measure are multiples of it
+UNSPLIT_TAIL = MIB  # a rest must be larger to be split off
 
 
 def rounded(size: int) -> int:
@@ -17,10 +24,27 @@ def rounded(size: int) -> int:
     return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
-def block_bytes(size: int) -> int:
-    """The block for a tensor that lives long, hence in a segment made for it: with the tail that is not split off."""
-    block = rounded(size)
-    if block < LARGE_REQUEST:
-        return block
-    segment = (block + SEGMENT_STEP - 1) // SEGMENT_STEP * SEGMENT_STEP
-    return segment if segment - block <= UNSPLIT_TAIL else block
+def unsplit_tails(sizes: Sequence[int]) -> int:
+    """Bytes of the rests that stay with their tensors when tensors of these sizes are allocated one after the other.
+
+    Starts from an empty device and frees nothing in between, as when a model is built.
+    """
+    free: list[int] = []  # sizes of free blocks of the large pool, sorted
+    tails = 0
+    for size in sizes:
+        request = rounded(size)
+        if request <= SMALL_REQUEST:
+            continue
+        position = bisect_left(free, request)
+        if position < len(free):
+            block = free.pop(position)
+        elif request < LARGE_REQUEST:
+            block = LARGE_SEGMENT
+        else:
+            block = -(-request // SEGMENT_STEP) * SEGMENT_STEP
+        rest = block - request
+        if rest > UNSPLIT_TAIL:
+            insort(free, rest)
+        else:
+            tails += rest
+    return tails

@@ -6,8 +6,6 @@ DeepSpeed 0.19 runtime/zero/. FSDP2's unit is a layer; what belongs to no layer 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.sharding import Held, stage_parameters
@@ -71,9 +69,8 @@ def _fsdp2(spec: Spec, parameters: tuple[Held, ...]) -> list[Item]:
     The root's parameters stay gathered from forward to backward (reshard_after_forward unset on the root).
     """
     choice = choice_of(spec)
-    dtype, reduce_dtype = spec.training.dtype, weight_dtype(choice)
-    if RECIPES[spec.training.recipe].autocast:
-        dtype = weight_dtype(choice)  # autocast casts what was gathered in fp32
+    # Autocast casts what was gathered in fp32; else parameters are gathered in the compute dtype, as they are held.
+    dtype = reduce_dtype = weight_dtype(choice)
     unit, root = largest_unit(parameters), root_unit(parameters)
     source = "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py"
     passes, backward = mask_of(*PASSES), mask_of(*BACKWARD)

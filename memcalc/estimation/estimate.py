@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.communication import communication_items
-from memcalc.estimation.items import PHASES, Item, from_phase, mask_of, phases_of
+from memcalc.estimation.items import PHASES, Item, from_phase, mask_of
 from memcalc.estimation.outside import outside_allocated, reserved_bytes
 from memcalc.estimation.parameters import buffer_elements, count_parameters
+from memcalc.estimation.rows import write_rows
 from memcalc.estimation.stages import Stage, stages_of
-from memcalc.estimation.states import Choice, choice_of, gradients_exist, state_items
+from memcalc.estimation.states import Choice, choice_of, gradients_exist, state_items, state_tails
 from memcalc.estimation.symbols import symbol_values
 from memcalc.estimation.textbook import textbook
 from memcalc.estimation.timeline import Timeline, gradients_on_arrival
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import RankResult, Result
-from memcalc.ledger.row import Row
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.spec import Spec
 
@@ -58,7 +58,7 @@ def _rank(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
     choice = choice_of(spec)
     items = [*state_items(spec, stage), *communication_items(spec, stage), *_inputs(spec), *_workspaces(card)]
     items += _moving_items(spec, stage, values, choice)
-    ledger = Ledger(_rows(items), PHASES)
+    ledger = Ledger(write_rows(items, state_tails(spec, stage)), PHASES)
     peak = ledger.peak_bytes
     reserved = reserved_bytes(peak)
     outside = outside_allocated(spec, card, peak, reserved)
@@ -79,7 +79,7 @@ def _moving_items(spec: Spec, stage: Stage, values: dict[str, int], choice: Choi
             0,
         )
         timelines[exist] = (timeline, passes | step, backward | mask_of(f"backward_{step}"))
-    for exist, (timeline, steps, backward) in timelines.items():
+    for timeline, steps, backward in timelines.values():
         forward = mask_of(*(f"forward_{step}" for step in (1, 2) if steps & step))
         loss = mask_of(*(f"loss_{step}" for step in (1, 2) if steps & step))
         items += timeline.items(timeline.forward().counts, forward, values)
@@ -126,48 +126,6 @@ def _workspaces(card: Card | None) -> list[Item]:
         )
         for thread, phase in (("the forward thread", "forward_1"), ("the backward thread", "backward_1"))
     ]
-
-
-def _rows(items: list[Item]) -> list[Row]:
-    """Rows of the ledger: items alike but for their phases become one, and rounding becomes rows of its own."""
-    together: dict[Item, int] = {}
-    rounding = [0] * len(PHASES)
-    for item in items:
-        if not item.count or not item.each:
-            continue
-        key = item._replace(count=0)
-        together[key] = together.get(key, 0) + item.count
-        rest = item.count * (item.block - item.each)
-        if rest:
-            for index in range(len(PHASES)):
-                if item.mask >> index & 1:
-                    rounding[index] += rest
-    merged: dict[Item, int] = {}
-    for item, count in together.items():
-        key = item._replace(mask=0, count=count)
-        merged[key] = merged.get(key, 0) | item.mask
-    rows = [item._replace(mask=mask).row() for item, mask in merged.items()]
-    by_amount: dict[int, int] = {}
-    for index, amount in enumerate(rounding):
-        if amount:
-            by_amount[amount] = by_amount.get(amount, 0) | 1 << index
-    citation = "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: round_size, should_split"
-    rows += [
-        Row(
-            Component.BLOCK_ROUNDING,
-            "allocator",
-            "rounding of requests",
-            (amount,),
-            "uint8",
-            1,
-            amount,
-            phases_of(mask),
-            "requests rounded up to 512 bytes; tails of up to 1 MiB",
-            citation,
-        )
-        for amount, mask in by_amount.items()
-    ]
-    return rows
 
 
 def not_modelled(spec: Spec) -> tuple[str, ...]:

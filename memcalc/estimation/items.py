@@ -49,17 +49,17 @@ class Item(NamedTuple):
     formula: str
     citation: str
 
-    def row(self) -> Row:
-        """The finished row."""
+    def row(self, count: int, mask: int) -> Row:
+        """The finished row, for `count` such tensors in the phases of `mask`."""
         return Row(
             self.component,
             self.module,
             self.tensor,
             self.shape,
             self.dtype,
-            self.count,
-            self.count * self.each,
-            phases_of(self.mask),
+            count,
+            count * self.each,
+            phases_of(mask),
             self.formula,
             self.citation,
         )

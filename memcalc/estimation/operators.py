@@ -117,10 +117,11 @@ class Operators:
         scratch = tape.store(f"{module} sort and sums", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
         gradient = self._parameter_gradient(module, "weight", table, self.parameters)
         temporaries: tuple[int, ...] = (scratch,)
-        if tied:  # the head's gradient waits for this one, and both exist until they are summed
-            citation = "torch 2.13 autograd/input_buffer.cpp: a shared leaf's gradients are summed"
-            name = f"{module} gradient before the sum with the tied head's"
-            temporaries = (scratch, tape.store(name, table, self.parameters, citation))
+        if tied:
+            # The head's gradient waits for this one; their sum is a third tensor, since both are still referred to.
+            citation = "torch 2.13 autograd/input_buffer.cpp: a shared leaf's gradients are summed out of place"
+            names = (f"{module} gradient before the sum", f"{module} sum with the tied head's gradient")
+            temporaries = (scratch, *(tape.store(name, table, self.parameters, citation) for name in names))
             tape.arrives_summed = gradient
         node = Node(module, (), (y,), (), (), backward_temporaries=temporaries, parameters=() if tied else (gradient,))
         tape.nodes.append(node)
@@ -192,9 +193,11 @@ class Operators:
         self.tape.nodes.append(Node(name, (a, b), (y,), tuple(saved), gradients, backward_temporaries=temporaries))
         return y
 
-    def mul_table(self, x: Tensor, name: str) -> Tensor:
-        """x times a table that needs no gradient and is shared by all layers: keeps nothing of its own."""
-        return self.scale(x, name)
+    def mul_table(self, x: Tensor, name: str, dtype: str) -> Tensor:
+        """x times a table of `dtype` that needs no gradient and is shared by all layers: keeps nothing of its own."""
+        y = self.tape.new(name, x.shape, _wider(x.dtype, dtype), DERIVATIVES)
+        self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW,)))
+        return y
 
     def times_weight(self, x: Tensor, module: str, width: str) -> Tensor:
         """x times a parameter of its last axis; keeps x. The parameter's gradient is a sum over all tokens."""
@@ -232,8 +235,12 @@ class Operators:
         self.tape.nodes.append(Node(name, (x,), (y,), (), (SAME,)))
         return y
 
+    def pow(self, x: Tensor, name: str) -> Tensor:
+        """x to a power: keeps x; on autocast's fp32 list."""
+        return self.pointwise(self.cast(x, "fp32") if self.autocast else x, name)
+
     def pointwise(self, x: Tensor, name: str, *, saves: str = "input") -> Tensor:
-        """gelu, silu, relu, tanh, pow...: keeps its input or its output."""
+        """gelu, silu, relu, tanh...: keeps its input or its output."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
         saved = x.storage if saves == "input" else y.storage
         self.tape.nodes.append(Node(name, (x,), (y,), (saved,), (NEW,)))
@@ -249,7 +256,7 @@ class Operators:
         return y
 
     def cast(self, x: Tensor, dtype: str, name: str | None = None) -> Tensor:
-        """x in another dtype: a copy; its gradient is a copy in the old one. Nothing where the dtype is that already."""
+        """x in another dtype: a copy, and its gradient one in the old dtype. Nothing where the dtype is that already."""
         if x.dtype == dtype:
             return x
         name = name or f"{self.tape.storages[x.storage].name} in {dtype}"
@@ -291,6 +298,13 @@ class Operators:
         self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW,)))
         return y
 
+    def keep(self, y: Tensor, name: str, shape: Shape, dtype: str) -> None:
+        """The operator that made y also keeps a small tensor of its own, without gradient."""
+        node = next(node for node in reversed(self.tape.nodes) if y in node.outputs)
+        extra = self.tape.store(name, shape, dtype, DERIVATIVES)
+        node.saved += (extra,)
+        node.also_allocates += (extra,)
+
     def softmax(self, x: Tensor, name: str) -> Tensor:
         """Keeps its output; backward needs a temporary of the same size (gradient * output)."""
         if self.autocast:
@@ -317,8 +331,10 @@ class Operators:
 
     def concatenate(self, parts: tuple[Tensor, ...], out: Shape, name: str) -> Tensor:
         """One new tensor of several; the parts' gradients are views of its gradient."""
-        y = self.tape.new(name, out, parts[0].dtype, "aten::cat")
-        self.tape.nodes.append(Node(name, parts, (y,), (), tuple(SAME for _ in parts)))
+        dtype = "fp32" if any(part.dtype == "fp32" for part in parts) else parts[0].dtype
+        y = self.tape.new(name, out, dtype, "aten::cat")
+        kinds = tuple(SAME if part.dtype == dtype else NEW for part in parts)
+        self.tape.nodes.append(Node(name, parts, (y,), (), kinds))
         return y
 
     # -- attention ---------------------------------------------------------------------------------------------------
@@ -358,7 +374,7 @@ class Operators:
             self.tape.store(f"{name} contiguous {what}", q.shape, q.dtype, citation)
             for what in (("output", "gradient") if copies else ())
         )
-        saved = tuple({t.storage: None for t in (q, k, v, y)}) + (lse,)
+        saved = (*dict.fromkeys(t.storage for t in (q, k, v, y)), lse)
         node = Node(
             name,
             (q, k, v),
@@ -387,7 +403,7 @@ class Operators:
             item_bytes=DTYPE_BYTES[q.dtype],
         )
         scratch = self.tape.store(f"{name} backward accumulators", (), "uint8", citation, rule=rule)
-        saved = tuple({t.storage: None for t in (q, k, v, y)}) + (lse,)
+        saved = (*dict.fromkeys(t.storage for t in (q, k, v, y)), lse)
         node = Node(
             name, (q, k, v), (y,), saved, (NEW, NEW, NEW), also_allocates=(lse,), backward_temporaries=(scratch,)
         )

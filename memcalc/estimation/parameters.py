@@ -93,9 +93,9 @@ def buffer_elements(model: ModelSpec) -> int:
         elements += moe_layers * model.moe.num_experts
     if model.position_embedding != "rope":
         return elements
-    if buffers.sinusoid_width:
+    if buffers.sinusoids:
         # Every layer has its own table of sines and cosines: [S, rotary_dim].
-        return elements + model.num_layers * model.max_position_embeddings * buffers.sinusoid_width
+        return elements + model.num_layers * model.max_position_embeddings * model.rotary_dim
     head_dim = model.head_dim if model.mla is None else model.mla.qk_rope_head_dim
     rotated = int(head_dim * buffers.rotary_fraction)
     # One frequency for each pair of rotated dimensions; `inv_freq` and the copy `original_inv_freq`.

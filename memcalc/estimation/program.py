@@ -48,8 +48,9 @@ class Moment(NamedTuple):
 class Program:
     """One block, compiled.
 
-    `forward` (and `loss`, for the head) ends with what backward needs and with `region`, which the end of the autocast
-    region lets go; `backward` starts from there, with the incoming gradient as its first event.
+    `forward` (and `loss`, for the head) ends with what backward needs, with `names`, which the model's forward lets go
+    as it returns, and with `region`, which the end of the autocast region lets go; `backward` starts from there, with
+    the incoming gradient as its first event.
     """
 
     storages: tuple[Storage, ...]
@@ -57,6 +58,7 @@ class Program:
     loss: tuple[Event, ...]
     backward: tuple[Event, ...]
     region: tuple[int, ...] = ()
+    names: tuple[int, ...] = ()
 
     @cached_property
     def _kinds(self) -> tuple[tuple[tuple[tuple[str, ...], int], ...], tuple[int, ...]]:
@@ -85,13 +87,13 @@ class Program:
 
     @cached_property
     def after_forward(self) -> tuple[int, ...]:
-        """The storages alive once forward is done, before the loss."""
+        """The storages alive until the model's forward returns."""
         return alive_after(self.forward)
 
     @cached_property
     def saved(self) -> tuple[int, ...]:
-        """The storages alive once forward (and loss) are done, inside the autocast region."""
-        return alive_after((*self.forward, *self.loss))
+        """The storages alive in the loss and at its end, inside the autocast region."""
+        return tuple(index for index in alive_after((*self.forward, *self.loss)) if index not in self.names)
 
     @cached_property
     def kept(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from memcalc.spec.training import TrainingSpec
 class Stage(NamedTuple):
     """One pipeline stage: layers `first` up to but not including `stop`."""
 
-    index: int
+    index: int  # type: ignore[assignment] # hides tuple.index, which no stage needs
     first: int
     stop: int
     has_embedding: bool
@@ -26,7 +26,7 @@ class Kind(NamedTuple):
 
     experts: bool
     recomputed: bool
-    count: int
+    count: int  # type: ignore[assignment] # hides tuple.count, which no kind needs
     first: int
     last: int
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from memcalc.estimation.allocation import block_bytes
+from memcalc.estimation.allocation import rounded, unsplit_tails
 from memcalc.estimation.items import BIT, Item, from_phase, mask_of
 from memcalc.estimation.sharding import Held, shard_shape, stage_parameters
 from memcalc.estimation.stages import Stage
@@ -85,6 +85,55 @@ def _state_items(parameters: tuple[Held, ...], choice: Choice) -> tuple[Item, ..
     return tuple(items)
 
 
+def state_tails(spec: Spec, stage: Stage) -> dict[int, int]:
+    """Bytes by phase mask that the allocator adds to the states, see `allocation.unsplit_tails`."""
+    return _state_tails(stage_parameters(spec, stage), choice_of(spec))
+
+
+# Tails repeat from layer to layer; beyond this many layers the rest is taken as their average.
+SIMULATED_LAYERS = 128
+
+
+@lru_cache(maxsize=1024)
+def _state_tails(parameters: tuple[Held, ...], choice: Choice) -> dict[int, int]:
+    """Each copy is taken to be made on an empty device, parameter after parameter.
+
+    That is exact for the weights. Later copies find blocks that activations have left behind, which the free lists
+    of a moment decide: no formula knows them, and this is the nearest that one comes (docs/accuracy.md).
+    """
+    tails: dict[int, int] = {}
+    layers = max((held.count for held in parameters if held.where == "layer"), default=0)
+    for copy in _long_lived(choice):
+        ranks = choice.data_parallel if choice.zero_stage >= copy.sharded_from_stage else 1
+        if ranks > 1 and choice.engine == "deepspeed":
+            continue  # flat buffers: one tail at most
+        sizes: dict[str, list[int]] = {"embedding": [], "layer": [], "head": []}
+        for held in parameters:
+            size = DTYPE_BYTES[copy.dtype]
+            for extent in shard_shape(held.shape, ranks, choice.engine):
+                size *= extent
+            sizes[held.where].append(size)
+        simulated = min(layers, SIMULATED_LAYERS)
+        total = unsplit_tails([*sizes["embedding"], *(sizes["layer"] * simulated), *sizes["head"]])
+        if layers > simulated:
+            total = total * layers // simulated
+        tails[copy.mask] = tails.get(copy.mask, 0) + total
+    return tails
+
+
+def _long_lived(choice: Choice) -> Iterator[Copy]:
+    """Every copy of the parameters that is a list of tensors of their sizes."""
+    yield from _copies(choice)
+    recipe = RECIPES[choice.recipe]
+    dtype = choice.compute if recipe.moments == "compute" else recipe.moments
+    moments = {"adam": 2, "adamw": 2, "momentum": 1, "lion": 1}.get(choice.optimizer, 0)
+    for _ in range(moments):
+        yield Copy(Component.OPTIMIZER_STATE, "", dtype, 1, from_phase("optimizer_step_1"), "")
+    if choice.optimizer_implementation == "foreach" and choice.optimizer in ("adam", "adamw", "lion"):
+        step = mask_of("optimizer_step_1", "optimizer_step_2")
+        yield Copy(Component.TEMPORARIES, "", recipe.master or weight_dtype(choice), 1, step, "")
+
+
 def _copies(choice: Choice) -> Iterator[Copy]:
     recipe = RECIPES[choice.recipe]
     yield Copy(Component.WEIGHTS, "", weight_dtype(choice), 3, from_phase("model"), "the parameters that forward reads")
@@ -145,7 +194,7 @@ def _item(copy: Copy, held: Held, ranks: int, engine: str) -> Item:
         copy.dtype,
         held.count,
         each,
-        block_bytes(each),
+        rounded(each),
         copy.mask,
         formula,
         copy.citation,

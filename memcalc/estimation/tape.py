@@ -81,6 +81,7 @@ class Tape:
     nodes: list[Node] = field(default_factory=list)
     held: set[int] = field(default_factory=set)  # alive until the whole backward has finished
     region: set[int] = field(default_factory=set)  # alive until the autocast region ends, with the loss
+    names: set[int] = field(default_factory=set)  # alive until the model's forward returns: its Python variables
     deferred: set[int] = field(default_factory=set)  # parameter gradients that wait for another block's (tied)
     arrives_summed: int | None = None  # the parameter gradient that this block completes (tied)
     segments: list[Segment] = field(default_factory=list)
@@ -146,7 +147,7 @@ def compiled(tape: Tape, output: Tensor | None, *, keeps_gradients: bool, main_g
     alive = _start(tape)
     head = () if output is None else (output.storage,)
     forward = [Event(index, 1, "start") for index in alive]
-    forward += _forward(tape, range(boundary), alive, kept | tape.region | set(head))
+    forward += _forward(tape, range(boundary), alive, kept | tape.region | tape.names | set(head))
     loss = _forward(tape, range(boundary, len(tape.nodes)), alive, kept | tape.region)
     forward += [Event(index, -1, "end") for index in head if index not in kept]  # it is the next block's input
     backward = _Backward(tape, kept, keeps_gradients, main_gradient_dtype).run(output)
@@ -155,14 +156,15 @@ def compiled(tape: Tape, output: Tensor | None, *, keeps_gradients: bool, main_g
         storage if storage.component is not None else storage._replace(component=_component(tape, index, saved))
         for index, storage in enumerate(tape.storages)
     )
-    return Program(storages, tuple(forward), tuple(loss), tuple(backward), tuple(sorted(tape.region - kept)))
+    region, names = tuple(sorted(tape.region - kept)), tuple(sorted(tape.names - kept - tape.region))
+    return Program(storages, tuple(forward), tuple(loss), tuple(backward), region, names)
 
 
 def _start(tape: Tape) -> set[int]:
     """What exists when the block's forward begins: its input, and tables that are made once and held."""
     made = {index for node in tape.nodes for index in (*(t.storage for t in node.outputs), *node.also_allocates)}
     entry = set() if tape.entry is None else {tape.entry.storage}
-    return entry | (tape.held - made)
+    return entry | ((tape.held | tape.names) - made)
 
 
 def _kept(tape: Tape) -> set[int]:

@@ -86,7 +86,7 @@ class Timeline:
 
     def loss(self) -> Highest:
         """The highest moment of the loss; on a stage without a head, the end of forward."""
-        counts = self._saved(len(self.blocks), self.stage.stop, in_region=True)
+        counts = self._saved(len(self.blocks), self.stage.stop, "loss")
         if not self.stage.has_head:
             return self._best(iter([(counts, "end of forward")]))
         head = len(self.blocks) - 1
@@ -94,7 +94,7 @@ class Timeline:
         moment = highest(block.program.loss, block.sizes)
         start = alive_after(block.program.forward)
         alive = alive_after(block.program.loss[: moment.position], start)
-        counts = self._saved(head, self.stage.stop, in_region=True)
+        counts = self._saved(head, self.stage.stop, "loss")
         _add(counts, head, alive, 1)
         return self._best(iter([(counts, "loss")]))
 
@@ -110,7 +110,7 @@ class Timeline:
             if block.name == "head":
                 layer = self.stage.stop
             moment = highest(block.program.forward, block.sizes)
-            counts = self._saved(index, layer, in_region=True)
+            counts = self._saved(index, layer, "forward")
             _add(counts, index, alive_after(block.program.forward[: moment.position]), 1)
             yield counts, _place(block, block.program.forward, moment)
 
@@ -119,7 +119,7 @@ class Timeline:
             moment = highest(block.program.backward, block.sizes)
             alive = alive_after(block.program.backward[: moment.position], block.program.kept)
             for layer in self._turning_points(block):
-                counts = self._saved(index, layer, in_region=False)
+                counts = self._saved(index, layer, "backward")
                 self._behind(counts, index, layer)
                 _add(counts, index, alive, 1)
                 yield counts, _place(block, block.program.backward, moment)
@@ -131,12 +131,13 @@ class Timeline:
             return (self.stage.stop,)
         return (block.kind.last,) if block.kind.last == block.kind.first else (block.kind.last, block.kind.first)
 
-    def _saved(self, until: int, layer: int, *, in_region: bool) -> Counts:
-        """What the blocks before block `until` (layers: before `layer`) have saved, plus other micro-batches' share."""
+    def _saved(self, until: int, layer: int, phase: str) -> Counts:
+        """What the blocks before block `until` (layers: before `layer`) hold in a phase, plus other micro-batches."""
         counts: Counts = {}
         others = self.stage.in_flight - 1
         for index, block in enumerate(self.blocks):
-            saved = block.program.saved if in_region else block.program.kept
+            compiled = block.program
+            saved = {"forward": compiled.after_forward, "loss": compiled.saved, "backward": compiled.kept}[phase]
             if block.kind is not None:
                 before = count_between(self.spec, block.kind, self.stage.first, min(layer, self.stage.stop))
                 total = before + others * block.kind.count

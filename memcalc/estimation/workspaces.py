@@ -7,7 +7,7 @@ Values are the symbols of the run plus the card's `sms` (multiprocessors) and `t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 Values = Mapping[str, int]
@@ -128,10 +128,8 @@ def efficient_backward(values: Values, heads: str, head_dim: str, length: str, i
     if item_bytes == 4:
         accumulators = ceil_div(s, 64) * (256 * ceil_div(d, 8) * 8 + 16)
         return delta + b * h * accumulators + 4 * b * h * s * d  # the product gradient * output in fp32
-    if d <= 64:
-        accumulators = ceil_div(s, 64) * (16384 + 16)
-    else:
-        accumulators = ceil_div(s, 128) * (ceil_div(d, 128) * 65536 + 16)
+    narrow, wide = ceil_div(s, 64) * (16384 + 16), ceil_div(s, 128) * (ceil_div(d, 128) * 65536 + 16)
+    accumulators = narrow if d <= 64 else wide
     return delta + b * h * accumulators
 
 
@@ -143,9 +141,9 @@ def log_sum_exp_rows(values: Values, heads: str, length: str) -> int:
     return 4 * values["b"] * values[heads] * ceil_div(values[length], 32) * 32
 
 
-def named(rule: object, **arguments: object) -> partial[int]:
+def named(rule: Callable[..., int], **arguments: object) -> partial[int]:
     """A rule with its axes filled in; reports read the rule's docstring through it."""
-    filled = partial(rule, **arguments)  # type: ignore[arg-type, var-annotated] # a rule of this file
+    filled = partial(rule, **arguments)
     filled.__doc__ = rule.__doc__
     return filled
 

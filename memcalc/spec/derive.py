@@ -34,6 +34,9 @@ def derive_model(raw: dict[str, object]) -> dict[str, object]:
         _derive_latent_head(model)
     elif "head_dim" not in model and hidden_size is not None and heads is not None:
         model["head_dim"] = _split_into_heads(hidden_size, heads)
+    mla = model.get("mla")
+    rotated = mla.get("qk_rope_head_dim") if isinstance(mla, dict) else model.get("head_dim")
+    model.setdefault("rotary_dim", rotated)
     return model
 
 

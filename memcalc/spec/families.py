@@ -76,12 +76,12 @@ class Buffers:
 
     Args:
         rotary_fraction: share of a head that is rotated; two tables of half its width hold the frequencies.
-        sinusoid_width: instead, a table of max_position_embeddings rows of this width in every layer (GPT-J).
+        sinusoids: whether every layer has a table of max_position_embeddings rows of rotary_dim instead (GPT-J).
         scalars: buffers of one element (Gemma's embedding scale).
     """
 
     rotary_fraction: float = 1.0
-    sinusoid_width: int = 0
+    sinusoids: bool = False
     scalars: int = 0
 
 

@@ -53,6 +53,7 @@ class ModelSpec(Block):
     num_attention_heads: Size = Field(description="(h) query heads")
     num_key_value_heads: Size = Field(description="key/value heads; default: num_attention_heads")
     head_dim: Size = Field(description="width of one head; default: hidden_size / num_attention_heads")
+    rotary_dim: Count = Field(description="rotated part of a head under rope; default: head_dim")
     intermediate_size: Size = Field(description="width inside the MLP; default: 4 * hidden_size")
     vocab_size: Size = Field(description="(V) rows of the embedding table")
     max_position_embeddings: Size = Field(2048, description="longest sequence the positions allow")

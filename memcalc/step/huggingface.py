@@ -127,10 +127,8 @@ def gpt2(spec: Spec) -> Any:
 def codegen(spec: Spec) -> Any:
     """CodeGen: rotated heads, attention and MLP side by side."""
     model = spec.model
-    # What Salesforce's checkpoints rotate: half of the 350M's heads of 64, and 64 of all wider ones.
-    rotary_dim = min(64, model.head_dim // 2) if model.head_dim <= 64 else 64
     positions = model.max_position_embeddings
-    return transformers.CodeGenConfig(n_positions=positions, n_ctx=positions, rotary_dim=rotary_dim, **gpt_sizes(spec))
+    return transformers.CodeGenConfig(n_positions=positions, n_ctx=positions, rotary_dim=model.rotary_dim, **gpt_sizes(spec))
 
 
 def llama_like(config: Callable[..., Any], spec: Spec, *names: str) -> Any:

@@ -18,24 +18,26 @@ def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
         return _embedding(c)
     if part == "head":
         return _head(c)
-    return {"gpt2": _Gpt2, "codegen": _CodeGen}.get(c.family, _Llama)(c).layer()
+    return _LAYERS.get(c.family, _Llama)(c).layer()
 
 
 def _embedding(c: Structure) -> tuple[Tape, Tensor]:
     tape = Tape()
     ops = Operators(tape, c.compute, c.parameters, c.autocast)
     citation = _SOURCE.format(c.family)
-    tables: list[tuple[str, tuple[str, ...], str]] = []
     if c.attention == "eager":
-        # masking_utils.py: an additive mask in the dtype of the embeddings
-        tables.append(("causal mask", ("s", "s"), c.parameters))
+        # masking_utils.py: an additive mask in the dtype of the embeddings; the sum with the scores does not keep it
+        mask = tape.store("causal mask", ("b", "s", "s"), c.parameters, citation, component=Component.TEMPORARIES)
+        tape.names.add(mask)
     if c.family not in ("gpt2", "codegen"):
-        tables += [("cosines", ("s", "d_h"), c.parameters), ("sines", ("s", "d_h"), c.parameters)]
-    for name, shape, dtype in tables:
-        tape.held.add(tape.store(name, shape, dtype, citation, component=Component.TEMPORARIES))
+        for name in ("cosines", "sines"):
+            table = tape.store(name, ("s", "d_h"), c.parameters, citation, component=Component.TEMPORARIES)
+            tape.held.add(table)
     x = ops.embedding("embed_tokens", ("V", "d"), ("b", "s"), tied=c.tied)
     if c.position == "learned":
-        x = ops.broadcast_add(x, ops.embedding("embed_positions", ("S", "d"), ("s",)), "embedding sum")
+        positions = ops.embedding("embed_positions", ("S", "d"), ("s",))
+        tape.names.update((x.storage, positions.storage))  # inputs_embeds and position_embeds keep their names
+        x = ops.broadcast_add(x, positions, "embedding sum")
     return tape, ops.dropout(x, "embedding dropout", c.embedding_dropout)
 
 
@@ -69,7 +71,7 @@ class _Family:
         """LlamaRMSNorm: in fp32, then weight * normed in the input's dtype."""
         ops = self.ops
         wide = ops.cast(x, "fp32", f"{module} input in fp32")
-        squares = ops.pointwise(wide, f"{module} squares")
+        squares = ops.pow(wide, f"{module} squares")
         variance = ops.mean(squares, f"{module} variance")
         variance = ops.shift(variance, f"{module} variance + eps")
         deviation = ops.pointwise(variance, f"{module} reciprocal deviation", saves="output")
@@ -80,7 +82,7 @@ class _Family:
         """NewGELUActivation: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), eight operators."""
         ops = self.ops
         half = ops.scale(x, "gelu x/2")
-        cube = ops.scale(ops.pointwise(x, "gelu x^3"), "gelu 0.044715 x^3")
+        cube = ops.scale(ops.pow(x, "gelu x^3"), "gelu 0.044715 x^3")
         inner = ops.scale(ops.add(x, cube, "gelu sum"), "gelu argument")
         factor = ops.shift(ops.pointwise(inner, "gelu tanh", saves="output"), "gelu 1 + tanh")
         return ops.mul(half, factor, "gelu output")
@@ -114,6 +116,10 @@ class _Family:
         if c.batched and not c.grouped:
             v = ops.copy(v, "v by head")
         return ops.copy(ops.matmul(dropped, v, "attention output", heads), "attention output by token")
+
+    def layer(self) -> tuple[Tape, Tensor]:
+        """The tape of a layer, and its output."""
+        raise NotImplementedError  # each family writes its own
 
 
 class _Gpt2(_Family):
@@ -170,12 +176,16 @@ class _CodeGen(_Family):
         return ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=False)
 
     def rotated(self, x: Tensor, name: str) -> Tensor:
-        """The first rotary_dim features of each head are rotated, the others joined to them again."""
+        """The first rotary_dim features of each head are rotated, with fp32 tables, the others joined to them again.
+
+        The layer keeps a sine and a cosine table for each of q and k, repeated for pairs of features.
+        """
         ops = self.ops
-        half = ("b", "s", "h", "d_h/2")
-        turning, passing = ops.slices(x, (half, half), name)
-        straight = ops.mul_table(turning, f"{name} * cos")
-        turned = ops.mul_table(ops.copy(turning, f"{name} pairs swapped"), f"{name} swapped * sin")
+        turning, passing = ops.slices(x, (("b", "s", "h", "d_rot"), ("b", "s", "h", "d_h-d_rot")), name)
+        straight = ops.mul_table(turning, f"{name} * cos", "fp32")
+        turned = ops.mul_table(ops.copy(turning, f"{name} pairs swapped"), f"{name} swapped * sin", "fp32")
+        for table in ("cosines", "sines"):
+            ops.keep(turned, f"{name} {table}", ("s", "d_rot"), "fp32")
         return ops.concatenate((ops.add(straight, turned, f"rotated {name}"), passing), x.shape, f"{name} joined")
 
 
@@ -213,9 +223,12 @@ class _Llama(_Family):
 
     def rotated(self, x: Tensor, name: str) -> Tensor:
         """apply_rotary_pos_emb: x * cos + rotate_half(x) * sin."""
-        ops = self.ops
+        c, ops = self.c, self.ops
         half = (*x.shape[:-1], "d_h/2")
-        straight = ops.mul_table(x, f"{name} * cos")
+        straight = ops.mul_table(x, f"{name} * cos", c.parameters)
         first, second = ops.slices(x, (half, half), f"{name} halves")
         turned = ops.concatenate((ops.scale(second, f"-{name} half"), first), x.shape, f"turned {name}")
-        return ops.add(straight, ops.mul_table(turned, f"turned {name} * sin"), f"rotated {name}")
+        return ops.add(straight, ops.mul_table(turned, f"turned {name} * sin", c.parameters), f"rotated {name}")
+
+
+_LAYERS: dict[str, type[_Family]] = {"gpt2": _Gpt2, "codegen": _CodeGen}
