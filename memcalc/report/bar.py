@@ -15,7 +15,8 @@ def letter_bar(parts: Sequence[tuple[str, int]], width: int) -> str:
     if not whole or width <= 0:
         return ""
     if len(shown) > width:
-        shown = sorted(shown, key=lambda part: -part[1])[:width]
+        largest = sorted(range(len(shown)), key=lambda i: -shown[i][1])[:width]
+        shown = [shown[i] for i in sorted(largest)]
         whole = sum(size for _, size in shown)
     free = width - len(shown)  # one cell each is given; the rest goes by share
     cells = [1 + free * size // whole for _, size in shown]

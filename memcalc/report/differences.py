@@ -11,7 +11,7 @@ from rich.text import Text
 from memcalc.checking.comparison import Difference, Line
 from memcalc.ledger.result import Result
 from memcalc.report.grid import Column, Grid, markdown_grid
-from memcalc.report.terminal import draw_grid
+from memcalc.report.terminal import draw_grid, draw_line
 from memcalc.report.verdict import subject, verdict
 from memcalc.report.words import label, signed_percent
 from memcalc.units import Unit, format_number
@@ -20,7 +20,7 @@ from memcalc.units import Unit, format_number
 def difference_grids(difference: Difference, unit: Unit) -> list[Grid]:
     """Components at each one's peak with the totals below them, then the phases."""
     totals = [line for line in difference.totals if not (line.a is None and line.b is None)]
-    parts = [*difference.components, *totals]
+    parts = [*(line._replace(name=label(line.name)) for line in difference.components), *totals]
     strong = frozenset(range(len(difference.components), len(parts)))
     peaks = [result.ledger.peak_phase for result in (difference.a, difference.b)]
     where = f"At the peak: A in {peaks[0]}, B in {peaks[1]}"
@@ -43,9 +43,9 @@ def _row(line: Line, unit: Unit) -> tuple[str, ...]:
     a, b = ("-" if size is None else format_number(size, unit) for size in (line.a, line.b))
     change = line.difference
     if change is None or line.a is None:
-        return (label(line.name), a, b, "-", "-")
+        return (line.name, a, b, "-", "-")
     sign = "+" if change > 0 else ""
-    return (label(line.name), a, b, f"{sign}{format_number(change, unit)}", signed_percent(change, line.a))
+    return (line.name, a, b, f"{sign}{format_number(change, unit)}", signed_percent(change, line.a))
 
 
 def _heads(difference: Difference, unit: Unit) -> list[tuple[str, Result, str]]:
@@ -55,8 +55,10 @@ def _heads(difference: Difference, unit: Unit) -> list[tuple[str, Result, str]]:
 def draw_difference(console: Console, difference: Difference, unit: Unit) -> None:
     """Both runs in words, then the tables."""
     for name, result, answer in _heads(difference, unit):
-        console.print(Text(f"{name}  {subject(result)}".replace("\n", "\n   ")))
-        console.print(Text(f"   {answer}", style="bold"))
+        console.print(Text(f"{name}:", style="bold"))
+        for line in subject(result).splitlines():
+            draw_line(console, line, 2)
+        draw_line(console, answer, 2, style="bold")
     console.print()
     for grid in difference_grids(difference, unit):
         draw_grid(console, grid)

@@ -24,15 +24,21 @@ class Entry(NamedTuple):
     what: str  # "layers.*.attention.softmax  bf16 [1, 96, 2048, 2048] × 96"
     size: str
     formula: str
+
+
+class Group(NamedTuple):
+    """Rows that are alive in the same phases for the same reason, largest first."""
+
     phases: str
     citation: str
+    entries: list[Entry]
 
 
 class Chapter(NamedTuple):
-    """One component: its heading and its rows, largest first."""
+    """One component: its heading and its groups, largest first."""
 
     heading: str
-    entries: list[Entry]
+    groups: list[Group]
 
 
 def explainable(word: str) -> str:
@@ -49,23 +55,35 @@ def explainable(word: str) -> str:
 
 def chapters(result: Result, word: str, unit: Unit) -> Iterator[Chapter]:
     """The chapters that `word` (a component, or "all") asks for; those without a row only if asked by name."""
-    values = symbol_values(result.spec)
+    values = symbol_values(result)
     ledger = result.ledger
     at_peak = ledger.components_by_phase[ledger.peak_phase]
     for component in Component:
         if word not in (ALL, component.value):
             continue
-        rows = sorted((row for row in ledger.rows if row.component is component), key=lambda row: -row.bytes)
+        rows = [row for row in ledger.rows if row.component is component]
         if not rows and word == ALL:
             continue
-        size = format_bytes(at_peak.get(component, 0), unit)
-        yield Chapter(
-            f"{label(component)}: {meaning(component)}; {size} at the peak",
-            [_entry(row, values, ledger.phases, unit) for row in rows],
+        heading = f"{label(component)}: {meaning(component)}; {_size(at_peak.get(component, 0), unit)} at the peak"
+        yield Chapter(heading, _groups(rows, ledger.phases, values, unit))
+
+
+def _groups(rows: list[Row], phases: tuple[str, ...], values: dict[str, int], unit: Unit) -> list[Group]:
+    alike: dict[tuple[tuple[str, ...], str], list[Row]] = {}
+    for row in rows:
+        alike.setdefault((row.phases, row.citation), []).append(row)
+    by_size = sorted(alike.items(), key=lambda item: -sum(row.bytes for row in item[1]))
+    return [
+        Group(
+            phase_runs(alive, phases),
+            citation,
+            [_entry(row, values, unit) for row in sorted(members, key=lambda row: -row.bytes)],
         )
+        for (alive, citation), members in by_size
+    ]
 
 
-def _entry(row: Row, values: dict[str, int], phases: tuple[str, ...], unit: Unit) -> Entry:
+def _entry(row: Row, values: dict[str, int], unit: Unit) -> Entry:
     shape = ", ".join(str(size) for size in row.shape)
     many = f" × {row.count:,}" if row.count != 1 else ""
     each, rest = divmod(row.bytes, row.count) if row.count else (0, 0)
@@ -73,11 +91,15 @@ def _entry(row: Row, values: dict[str, int], phases: tuple[str, ...], unit: Unit
     formula = f"{row.formula} = {numbers}" if numbers else f"{row.formula}: {each:,}"
     return Entry(
         what=f"{row.module}.{row.tensor}  {row.dtype} [{shape}]{many}",
-        size=format_bytes(row.bytes, unit),
+        size=_size(row.bytes, unit),
         formula=f"{formula} bytes{' each' if many else ''}",
-        phases=phase_runs(row.phases, phases),
-        citation=row.citation,
     )
+
+
+def _size(size: int, unit: Unit) -> str:
+    """In the unit asked for; in bytes where that would show as nothing."""
+    text = format_bytes(size, unit)
+    return format_bytes(size, "bytes") if size and not text.strip("0., GMiBbytes") else text
 
 
 def phase_runs(alive: tuple[str, ...], phases: tuple[str, ...]) -> str:

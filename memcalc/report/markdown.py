@@ -36,10 +36,11 @@ def _explanation(result: Result, unit: Unit, word: str) -> list[str]:
 
     if word == PARAMETERS:
         return markdown_grid(parameter_grid(result.spec.model))
-    columns = (Column("tensor"), Column(unit, right=True), Column("formula"), Column("alive"), Column("source"))
+    columns = (Column("tensor"), Column("bytes", right=True), Column("formula"), Column("alive"), Column("source"))
     lines: list[str] = []
     for chapter in chapters(result, word, unit):
-        lines += markdown_grid(Grid(chapter.heading, columns, [tuple(entry) for entry in chapter.entries]))
+        rows = [(*entry, group.phases, group.citation) for group in chapter.groups for entry in group.entries]
+        lines += markdown_grid(Grid(chapter.heading, columns, rows))
     return lines
 
 

@@ -14,14 +14,13 @@ def parameter_grid(model: ModelSpec) -> Grid:
         (
             f"{row.module}.{row.tensor}",
             f"[{', '.join(str(size) for _, size in row.shape)}]",
-            row.formula,
             f"{row.elements:,}",
             f"{row.count:,}",
             f"{row.total:,}",
         )
         for row in table
     ]
-    rows.append(("all parameters", "", "", "", "", f"{sum(row.total for row in table):,}"))
-    columns = (Column("module", wrap=True), Column("shape", wrap=True), Column("formula", wrap=True))
+    rows.append(("all parameters", "", "", "", f"{sum(row.total for row in table):,}"))
+    columns = (Column("module", wrap=True), Column("shape", wrap=True))
     numbers = (Column("parameters", right=True), Column("×", right=True), Column("total", right=True))
     return Grid("Parameters by module", (*columns, *numbers), rows, frozenset({len(rows) - 1}))

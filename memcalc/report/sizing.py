@@ -8,7 +8,7 @@ from rich.text import Text
 from memcalc.ledger.result import Result
 from memcalc.report.breakdown import bar_lines, component_grid
 from memcalc.report.moments import phase_grid, rank_grid
-from memcalc.report.terminal import draw_grid, draw_list
+from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.textbook import textbook_grid
 from memcalc.report.verdict import figures, subject, verdict
 from memcalc.report.words import letter_style
@@ -21,9 +21,10 @@ def draw_sizing(
     console: Console, result: Result, unit: Unit = "GiB", *, all_ranks: bool = False, explain: str | None = None
 ) -> None:
     """The whole screen of `memcalc estimate`."""
-    console.print(Text(subject(result)))
+    for line in subject(result).splitlines():
+        draw_line(console, line, 0)
     console.print()
-    console.print(Text(verdict(result, unit), style=_VERDICT_STYLES[result.fits]))
+    draw_line(console, verdict(result, unit), 0, style=_VERDICT_STYLES[result.fits])
     console.print()
     draw_grid(console, figures(result, unit))
     _draw_bar(console, result, unit)
@@ -58,16 +59,11 @@ def _draw_explanation(console: Console, result: Result, unit: Unit, word: str) -
         return
     for chapter in chapters(result, word, unit):
         console.print(Text(chapter.heading, style="bold"))
-        for entry in chapter.entries:
-            _draw_line(console, f"{entry.what}  {entry.size}", 2)
-            for line in (entry.formula, f"alive {entry.phases}", f"from {entry.citation}"):
-                _draw_line(console, line, 6, style="dim")
-        if not chapter.entries:
-            _draw_line(console, "nothing", 2)
+        for group in chapter.groups:
+            draw_line(console, f"alive {group.phases}; from {group.citation}", 2, style="dim")
+            for entry in group.entries:
+                draw_line(console, f"{entry.what}  {entry.size}", 4)
+                draw_line(console, entry.formula, 8)
+        if not chapter.groups:
+            draw_line(console, "nothing", 2)
         console.print()
-
-
-def _draw_line(console: Console, line: str, indent: int, style: str = "") -> None:
-    from rich.padding import Padding
-
-    console.print(Padding(Text(line, style=style), (0, 0, 0, indent)))

@@ -45,6 +45,17 @@ def draw_list(console: Console, title: str, items: Iterable[str]) -> None:
         draw_grid(console, Grid(title, (Column(""), Column("", wrap=True)), rows, head=False))
 
 
+def draw_line(console: Console, line: str, indent: int, style: str = "") -> None:
+    """One line, indented; where it is too long it goes on further to the right."""
+    blank = " " * indent
+    lines = [blank + line]
+    if cell_len(lines[0]) > console.width:
+        width = max(indent + _GAP + _NARROWEST, console.width)
+        further = blank + " " * _GAP
+        lines = textwrap.wrap(line, width, initial_indent=blank, subsequent_indent=further, break_on_hyphens=False)
+    console.print(Text("\n".join(lines), style=style), no_wrap=True, overflow="ignore", crop=False)
+
+
 def _widths(grid: Grid, room: int) -> list[int]:
     """The width of each column: its longest cell; columns that may wrap share what the others leave."""
     heads = [column.head for column in grid.columns] if grid.head else ["" for _ in grid.columns]

@@ -39,7 +39,7 @@ def textbook_grid(result: Result, unit: Unit) -> Grid:
             "l(34bsd+5bs²h)",
             format_bytes(textbook.activation_bytes, unit),
             format_bytes(activations, unit),
-            "16-bit GPT block, dropout, all kept",
+            "16-bit GPT, dropout, all kept",
         ),
         (
             "ratio",

@@ -29,11 +29,13 @@ def test_a_component_alone(result: Result) -> None:
     (chapter,) = chapters(result, "activations", "GiB")
 
     assert chapter.heading == "activations: what the layers save for backward; 0.03 GiB at the peak"
-    assert chapter.entries[0].formula == "2·b·s·d = 2 · 2 · 1024 · 2048 = 8,388,608 bytes each"
+    assert chapter.groups[0].entries[0].formula == "2·b·s·d = 2 · 2 · 1024 · 2048 = 8,388,608 bytes each"
 
 
 def test_every_row_is_explained_once(result: Result) -> None:
-    entries = [entry for chapter in chapters(result, "all", "GiB") for entry in chapter.entries]
+    entries = [
+        entry for chapter in chapters(result, "all", "GiB") for group in chapter.groups for entry in group.entries
+    ]
 
     assert len(entries) == len(result.ledger.rows)
 
@@ -41,7 +43,7 @@ def test_every_row_is_explained_once(result: Result) -> None:
 def test_a_component_without_rows_is_said_to_be_empty(result: Result) -> None:
     (chapter,) = chapters(result, "inputs", "GiB")
 
-    assert chapter.entries == []
+    assert chapter.groups == []
 
 
 @pytest.mark.parametrize(("word", "name"), [("Optimizer-State", "optimizer_state"), ("all", "all")])
