@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.items import Item, from_phase, mask_of
-from memcalc.estimation.sharding import Held, stage_parameters
+from memcalc.estimation.sharding import Parameters, stage_parameters
 from memcalc.estimation.stages import Stage
 from memcalc.estimation.states import choice_of, weight_dtype
 from memcalc.ledger.component import Component
@@ -37,7 +37,7 @@ def communication_items(spec: Spec, stage: Stage) -> list[Item]:
     return _ddp(spec, parameters)
 
 
-def largest_unit(parameters: tuple[Held, ...]) -> int:
+def largest_unit(parameters: Parameters) -> int:
     """Elements of the layer with most parameters."""
     units: dict[str, int] = {}
     for held in parameters:
@@ -47,12 +47,12 @@ def largest_unit(parameters: tuple[Held, ...]) -> int:
     return max(units.values(), default=0)
 
 
-def root_unit(parameters: tuple[Held, ...]) -> int:
+def root_unit(parameters: Parameters) -> int:
     """Elements of what belongs to no layer: embeddings, final norm, head."""
     return sum(held.count * held.elements for held in parameters if held.where != "layer")
 
 
-def _ddp(spec: Spec, parameters: tuple[Held, ...]) -> list[Item]:
+def _ddp(spec: Spec, parameters: Parameters) -> list[Item]:
     """Buckets hold a second copy of the gradients, from construction on (gradient_as_bucket_view=False)."""
     recipe = RECIPES[spec.training.recipe]
     if recipe.gradients is None:
@@ -63,7 +63,7 @@ def _ddp(spec: Spec, parameters: tuple[Held, ...]) -> list[Item]:
     return [_buffer(name, elements, dtype, from_phase("optimizer"), "P", "torch 2.13 c10d/reducer.cpp: buckets")]
 
 
-def _fsdp2(spec: Spec, parameters: tuple[Held, ...]) -> list[Item]:
+def _fsdp2(spec: Spec, parameters: Parameters) -> list[Item]:
     """Around a layer: its own parameters, the gathered buffer of the next one, and the last reduce-scatter's input.
 
     The root's parameters stay gathered from forward to backward (reshard_after_forward unset on the root).
@@ -90,7 +90,7 @@ def _fsdp2(spec: Spec, parameters: tuple[Held, ...]) -> list[Item]:
     return [item for item in items if item.each]
 
 
-def _deepspeed(spec: Spec, parameters: tuple[Held, ...]) -> list[Item]:
+def _deepspeed(spec: Spec, parameters: Parameters) -> list[Item]:
     dtype = spec.training.dtype
     source = "DeepSpeed 0.19 runtime/zero/"
     bucket = "the gradient bucket, allocated whole"

@@ -9,7 +9,7 @@ from memcalc.estimation.outside import outside_allocated, reserved_bytes
 from memcalc.estimation.parameters import buffer_elements, count_parameters
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.stages import Stage, stages_of
-from memcalc.estimation.states import Choice, choice_of, gradients_exist, state_items, state_tails
+from memcalc.estimation.states import Choice, choice_of, gradients_exist, state_rows
 from memcalc.estimation.symbols import symbol_values
 from memcalc.estimation.textbook import textbook
 from memcalc.estimation.timeline import Timeline, gradients_on_arrival
@@ -56,9 +56,9 @@ def estimate(spec: Spec) -> Result:
 def _rank(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
     values = symbol_values(spec, card)
     choice = choice_of(spec)
-    items = [*state_items(spec, stage), *communication_items(spec, stage), *_inputs(spec), *_workspaces(card)]
-    items += _moving_items(spec, stage, values, choice)
-    ledger = Ledger(write_rows(items, state_tails(spec, stage)), PHASES)
+    moving = [*communication_items(spec, stage), *_inputs(spec), *_workspaces(card)]
+    moving += _moving_items(spec, stage, values, choice)
+    ledger = Ledger((state_rows(spec, stage), write_rows(moving, "everything else")), PHASES)
     peak = ledger.peak_bytes
     reserved = reserved_bytes(peak)
     outside = outside_allocated(spec, card, peak, reserved)

@@ -256,7 +256,7 @@ class Operators:
         return y
 
     def cast(self, x: Tensor, dtype: str, name: str | None = None) -> Tensor:
-        """x in another dtype: a copy, and its gradient one in the old dtype. Nothing where the dtype is that already."""
+        """x in another dtype: a copy, and its gradient one in the old dtype. Nothing where x has it already."""
         if x.dtype == dtype:
             return x
         name = name or f"{self.tape.storages[x.storage].name} in {dtype}"

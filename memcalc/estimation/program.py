@@ -68,6 +68,11 @@ class Program:
         return tuple(kinds), tuple(of_storage)
 
     @cached_property
+    def formulas(self) -> tuple[str, ...]:
+        """Each storage's formula."""
+        return tuple(storage.formula for storage in self.storages)
+
+    @cached_property
     def _rules(self) -> tuple[tuple[int, Callable[[Mapping[str, int]], int]], ...]:
         return tuple((i, storage.rule) for i, storage in enumerate(self.storages) if storage.rule is not None)
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
 from memcalc.estimation.items import PHASES, Item, phases_of
 from memcalc.ledger.component import Component
+from memcalc.ledger.ledger import Rows
 from memcalc.ledger.row import Row
 
 ROUNDING_SOURCE = "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: round_size, should_split"
 
 
-def write_rows(items: list[Item], tails: dict[int, int]) -> list[Row]:
+def write_rows(items: Iterable[Item], what: str, tails: Mapping[int, int] = MappingProxyType({})) -> Rows:
     """One row for all tensors that are alike and alive together, then what the allocator adds to them.
 
     Args:
-        items: everything that is alive at some time.
+        items: what is alive at some time.
+        what: names these items in the row of what the allocator adds.
         tails: bytes by phase mask of blocks' rests that are not split off.
     """
     together: dict[tuple[object, ...], tuple[Item, int]] = {}
@@ -28,13 +33,14 @@ def write_rows(items: list[Item], tails: dict[int, int]) -> list[Row]:
             rounding.append((item.mask, item.count * (item.block - item.each)))
     merged: dict[tuple[object, ...], tuple[Item, int, int]] = {}
     for item, count in together.values():
-        key = (item.module, item.tensor, item.each, item.component, count)
-        mask = merged[key][2] if key in merged else 0
-        merged[key] = (item, count, mask | item.mask)
-    return [*(item.row(count, mask) for item, count, mask in merged.values()), *_rounding_rows(rounding)]
+        alike = (item.module, item.tensor, item.each, item.component, count)
+        mask = merged[alike][2] if alike in merged else 0
+        merged[alike] = (item, count, mask | item.mask)
+    rows = [item.row(count, mask) for item, count, mask in merged.values()]
+    return Rows(rows + _rounding_rows(rounding, what))
 
 
-def _rounding_rows(rounding: list[tuple[int, int]]) -> list[Row]:
+def _rounding_rows(rounding: list[tuple[int, int]], what: str) -> list[Row]:
     amounts = [sum(amount for mask, amount in rounding if mask >> bit & 1) for bit in range(len(PHASES))]
     masks: dict[int, int] = {}
     for bit, amount in enumerate(amounts):
@@ -44,7 +50,7 @@ def _rounding_rows(rounding: list[tuple[int, int]]) -> list[Row]:
         Row(
             Component.BLOCK_ROUNDING,
             "allocator",
-            "rounding of requests",
+            f"rounding of {what}",
             (amount,),
             "uint8",
             1,

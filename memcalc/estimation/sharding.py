@@ -43,6 +43,17 @@ class Held(NamedTuple):
         return "·".join(f"({symbol})" if "+" in symbol else symbol for symbol, _ in self.axes)
 
 
+class Parameters(tuple[Held, ...]):
+    """The parameters of a stage. Equal only to itself, so that caches need not hash every axis again."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        """Identity: `stage_parameters` returns the same object for the same stage."""
+        return self is other
+
+
 def shard_shape(shape: tuple[int, ...], ranks: int, engine: str) -> tuple[int, ...]:
     """One rank's share: rows of the first axis (FSDP2, DTensor's Shard(0)), or a flat stretch (DeepSpeed)."""
     if ranks == 1:
@@ -52,7 +63,7 @@ def shard_shape(shape: tuple[int, ...], ranks: int, engine: str) -> tuple[int, .
     return (-(-prod(shape) // ranks),)
 
 
-def stage_parameters(spec: Spec, stage: Stage) -> tuple[Held, ...]:
+def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
     """The parameters of a stage, each as one tensor-parallel rank holds it."""
     return _stage_parameters(
         spec.model,
@@ -66,7 +77,7 @@ def stage_parameters(spec: Spec, stage: Stage) -> tuple[Held, ...]:
 @lru_cache(maxsize=1024)
 def _stage_parameters(
     model: ModelSpec, implementation: str, tensor_parallel: int, pipeline: bool, stage: Stage
-) -> tuple[Held, ...]:
+) -> Parameters:
     model = layout(model, implementation)
     dense = dense_layers(model)
     dense_here = max(0, min(stage.stop, dense) - stage.first)
@@ -85,7 +96,7 @@ def _stage_parameters(
         width = ("d_e", model.embedding_size) if model.embedding_size != model.hidden_size else ("d", model.hidden_size)
         tied = Parameter("lm_head", "weight", (("V", model.vocab_size), width), 1, "head", "vocab")
         rows.append(Held(tied.module, tied.tensor, _split(tied, tensor_parallel), 1, "head"))
-    return tuple(rows)
+    return Parameters(rows)
 
 
 def _split(row: Parameter, ranks: int) -> tuple[Axis, ...]:

@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from memcalc.estimation.allocation import rounded, unsplit_tails
 from memcalc.estimation.items import BIT, Item, from_phase, mask_of
-from memcalc.estimation.sharding import Held, shard_shape, stage_parameters
+from memcalc.estimation.rows import write_rows
+from memcalc.estimation.sharding import Held, Parameters, shard_shape, stage_parameters
 from memcalc.estimation.stages import Stage
 from memcalc.ledger.component import Component
+from memcalc.ledger.ledger import Rows
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
 
@@ -66,37 +68,32 @@ def choice_of(spec: Spec) -> Choice:
     )
 
 
-def state_items(spec: Spec, stage: Stage) -> tuple[Item, ...]:
+def state_rows(spec: Spec, stage: Stage) -> Rows:
     """All that is held through several phases, parameter by parameter."""
-    return _state_items(stage_parameters(spec, stage), choice_of(spec))
+    return _state_rows(stage_parameters(spec, stage), choice_of(spec))
 
 
 @lru_cache(maxsize=1024)
-def _state_items(parameters: tuple[Held, ...], choice: Choice) -> tuple[Item, ...]:
-    copies = [*_copies(choice)]
+def _state_rows(parameters: Parameters, choice: Choice) -> Rows:
     items: list[Item] = []
-    for copy in copies:
+    for copy in _copies(choice):
         ranks = choice.data_parallel if choice.zero_stage >= copy.sharded_from_stage else 1
         items += (_item(copy, held, ranks, choice.engine) for held in parameters)
     for held in parameters:
         ranks = choice.data_parallel if choice.zero_stage >= 1 else 1
         items += _optimizer_states(held, ranks, choice)
     items += _step_temporaries(parameters, choice)
-    return tuple(items)
-
-
-def state_tails(spec: Spec, stage: Stage) -> dict[int, int]:
-    """Bytes by phase mask that the allocator adds to the states, see `allocation.unsplit_tails`."""
-    return _state_tails(stage_parameters(spec, stage), choice_of(spec))
+    return write_rows(items, "model states", _tails(parameters, choice))
 
 
 # Tails repeat from layer to layer; beyond this many layers the rest is taken as their average.
 SIMULATED_LAYERS = 128
 
 
-@lru_cache(maxsize=1024)
-def _state_tails(parameters: tuple[Held, ...], choice: Choice) -> dict[int, int]:
-    """Each copy is taken to be made on an empty device, parameter after parameter.
+def _tails(parameters: Parameters, choice: Choice) -> dict[int, int]:
+    """Bytes by phase mask of the rests that blocks keep, see `allocation.unsplit_tails`.
+
+    Each copy is taken to be made on an empty device, parameter after parameter.
 
     That is exact for the weights. Later copies find blocks that activations have left behind, which the free lists
     of a moment decide: no formula knows them, and this is the nearest that one comes (docs/accuracy.md).
@@ -258,7 +255,7 @@ def _eight_bit(held: Held, ranks: int, choice: Choice, mask: int) -> Iterator[It
             yield _item(scale, scales, 1, choice.engine)
 
 
-def _step_temporaries(parameters: tuple[Held, ...], choice: Choice) -> Iterator[Item]:
+def _step_temporaries(parameters: Parameters, choice: Choice) -> Iterator[Item]:
     """What the update makes and drops inside the step (torch.optim 2.13; allocators of the CUDA build agree).
 
     foreach makes a list of tensors as large as all parameters at once (Adam: the square roots of the second moments);

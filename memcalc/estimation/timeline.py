@@ -188,7 +188,7 @@ class Timeline:
                 each,
                 block.sizes[number],
                 mask,
-                storage.formula,
+                block.program.formulas[number],
                 storage.citation,
             )
 

@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
 
 
-class Ledger:
-    """The rows of one rank, and the phases (in order) that they refer to."""
+class Rows:
+    """Some rows of a ledger with their sums. Rows that many runs share (model states) are added up once."""
 
-    def __init__(self, rows: Iterable[Row], phases: tuple[str, ...]) -> None:
+    def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = tuple(rows)
+
+    @cached_property
+    def sums(self) -> dict[tuple[str, Component], int]:
+        """Bytes by phase and component."""
+        table: dict[tuple[str, Component], int] = {}
+        for row in self.rows:
+            component, amount = row.component, row.bytes
+            for phase in row.phases:
+                key = (phase, component)
+                table[key] = table.get(key, 0) + amount
+        return table
+
+
+class Ledger:
+    """The rows of one rank, and the phases (in order) that they refer to.
+
+    Args:
+        groups: the rows, in any number of groups.
+        phases: every phase of the run.
+    """
+
+    def __init__(self, groups: Sequence[Rows], phases: tuple[str, ...]) -> None:
+        self.groups = groups
         self.phases = phases
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows."""
+        return tuple(row for group in self.groups for row in group.rows)
 
     @cached_property
     def components_by_phase(self) -> dict[str, dict[Component, int]]:
         """Bytes of each component alive in the highest moment of each phase; components without bytes left out."""
         table: dict[str, dict[Component, int]] = {phase: {} for phase in self.phases}
-        for row in self.rows:
-            for phase in row.phases:
+        for group in self.groups:
+            for (phase, component), amount in group.sums.items():
                 column = table[phase]
-                column[row.component] = column.get(row.component, 0) + row.bytes
+                column[component] = column.get(component, 0) + amount
         return table
 
     @cached_property

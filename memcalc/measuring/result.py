@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memcalc.ledger.component import Component
-from memcalc.ledger.ledger import Ledger
+from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.result import Outside, RankResult, Result, Textbook
 from memcalc.ledger.row import Row
 from memcalc.measuring.measurement import OUT_OF_MEMORY, MeasuredPhase, Measurement
@@ -23,7 +23,7 @@ NOT_TOLD_APART = (
 def to_result(measurement: Measurement) -> Result:
     """The figures as a ledger: each phase sums to its measured peak."""
     phases = measurement.phases
-    ledger = Ledger(rows(phases), tuple(phase.name for phase in phases))
+    ledger = Ledger([Rows(rows(phases))], tuple(phase.name for phase in phases))
     allocated = ledger.peak_bytes
     reserved = most(phase.peak_reserved_bytes for phase in phases)
     on_device = most(phase.device_bytes for phase in phases)

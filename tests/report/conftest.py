@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from memcalc.ledger.component import Component
-from memcalc.ledger.ledger import Ledger
+from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.phases import phase_names
 from memcalc.ledger.result import Outside, RankResult, Result, Textbook
 from memcalc.ledger.row import Row
@@ -54,7 +54,7 @@ def rows() -> list[Row]:
 @pytest.fixture
 def result() -> Result:
     """No card named."""
-    ledger = Ledger(rows(), PHASES)
+    ledger = Ledger([Rows(rows())], PHASES)
     headline = RankResult({"pipeline_stage": 0}, ledger, None, None, Outside(0, 0, 0))
     return Result(
         source="estimate",
@@ -92,13 +92,13 @@ def fitting(result: Result) -> Result:
 def too_large(result: Result) -> Result:
     """On the smallest card there is, with more weights than it holds."""
     big = Row(Component.MASTER_WEIGHTS, "all", "master", (), "fp32", 1, 12 * GIB, PHASES, "4·P", "ZeRO")
-    ledger = Ledger([*rows(), big], PHASES)
+    ledger = Ledger([Rows([*rows(), big])], PHASES)
     return with_card(replace(result, ranks=(replace(result.headline, ledger=ledger),)), "t4")
 
 
 @pytest.fixture
 def two_stages(fitting: Result) -> Result:
     """Two pipeline stages; the first needs more."""
-    small = Ledger([row for row in rows() if row.component is not Component.ACTIVATIONS], PHASES)
+    small = Ledger([Rows(row for row in rows() if row.component is not Component.ACTIVATIONS)], PHASES)
     second = replace(fitting.headline, rank={"pipeline_stage": 1}, ledger=small)
     return replace(fitting, ranks=(fitting.headline, second))
