@@ -72,9 +72,11 @@ def _moving_items(spec: Spec, stage: Stage, values: dict[str, int], choice: Choi
     items: list[Item] = []
     timelines: dict[bool, tuple[Timeline, int, int]] = {}
     for step in (1, 2):
-        exist = gradients_exist(choice, f"backward_{step}") or shards
+        exist = gradients_exist(choice, step)
         timeline, passes, backward = timelines.get(exist) or (
-            Timeline(spec, stage, values, gradients_on_arrival(spec, exist=exist), shards_gradients=shards),
+            Timeline(
+                spec, stage, values, gradients_on_arrival(spec, exist=exist, sharded=shards), shards_gradients=shards
+            ),
             0,
             0,
         )

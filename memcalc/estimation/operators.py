@@ -71,7 +71,8 @@ class Operators:
         if tied:
             tape.deferred.update(parameters or tape.nodes[-1].parameters)
         if bias:
-            rule = workspaces.named(workspaces.column_sum, rows=tuple(x.shape[:-1]), columns=(weight[0],))
+            tokens = tuple("s" if axis == "s/t" else axis for axis in x.shape[:-1])
+            rule = workspaces.named(workspaces.column_sum, rows=tokens, columns=(weight[0],))
             temporaries.append(tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule))
         node = Node(
             module,

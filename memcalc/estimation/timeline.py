@@ -193,8 +193,13 @@ class Timeline:
             )
 
 
-def gradients_on_arrival(spec: Spec, *, exist: bool) -> Gradients:
-    """What becomes of a gradient: kept, or added to one that exists; with a second copy in fp32, or without."""
+def gradients_on_arrival(spec: Spec, *, exist: bool, sharded: bool) -> Gradients:
+    """What becomes of a gradient: kept, or added to one that exists; with a second copy in fp32, or without.
+
+    Sharded gradients are whole until their layer's backward has passed; copies are made of the share.
+    """
+    if sharded:
+        return Gradients(kept=True, main_dtype=None)
     recipe = RECIPES[spec.training.recipe]
     if exist or recipe.gradients is None:
         return Gradients(kept=False, main_dtype=None)

@@ -13,7 +13,7 @@ from memcalc.errors import InputError
 from memcalc.spec.defaults import default_parallelism, default_training, tie_batch
 from memcalc.spec.derive import derive_model
 from memcalc.spec.families import read_hf_config
-from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, canonical_block, describe, unknown_top_level
+from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, NESTED, canonical_block, describe, unknown_top_level
 from memcalc.spec.overrides import apply_overrides, parse_overrides
 from memcalc.spec.reading import find_config, read_source
 from memcalc.spec.rules import check_rules
@@ -39,8 +39,10 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
     blocks = _blocks(read)
     blocks.setdefault("name", default_name)
     changes = parse_overrides(overrides)
+    read.overridden.update(dict.fromkeys(changes, "--set"))
     if gpu is not None:
         changes["hardware", "gpu"] = gpu
+        read.overridden["hardware", "gpu"] = "--gpu"
     apply_overrides(blocks, changes)
     return _resolve(blocks, folder, read)
 
@@ -72,7 +74,7 @@ def _blocks(source: Source) -> dict[str, Any]:
 
 
 def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
-    model = derive_model(_model_base(blocks, folder, source) | blocks.get("model", {}))
+    model = derive_model(merged(_model_base(blocks, folder, source), blocks.get("model", {})))
     training = blocks.get("training", {})
     training = default_training(_training_base(blocks) | training, model)
     parallelism = default_parallelism(blocks.get("parallelism", {}), training)
@@ -112,6 +114,15 @@ def _model_base(blocks: dict[str, Any], folder: Path, source: Source) -> dict[st
         raise InputError(f"{name} refers to yet another configuration.", "Name that one directly.", where)
     model: dict[str, Any] = base["model"]
     return model
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`, nested blocks field by field."""
+    result = base | over
+    for key in NESTED:
+        if isinstance(base.get(key), dict) and isinstance(over.get(key), dict):
+            result[key] = base[key] | over[key]
+    return result
 
 
 def _training_base(blocks: dict[str, Any]) -> dict[str, Any]:

@@ -185,6 +185,8 @@ def _modelled(spec: Spec) -> Iterator[Broken]:
         unknown["parallelism", "context_parallel"] = (str(parallelism.context_parallel), "1")
     if parallelism.expert_parallel > 1:
         unknown["parallelism", "expert_parallel"] = (str(parallelism.expert_parallel), "1")
+    if training.implementation == "huggingface" and parallelism.tensor_parallel > 1:
+        unknown["parallelism", "tensor_parallel"] = (f"{parallelism.tensor_parallel} with transformers' modules", "1")
     for key, (value, known) in unknown.items():
         yield Broken(key, f"{key[-1]} = {value} is not modelled yet.", f"Modelled today: {known}.")
 

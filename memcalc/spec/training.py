@@ -17,6 +17,8 @@ Attention = Literal["eager", "flash", "memory-efficient"]
 Loss = Literal["materialized", "chunked", "fused", "vocab-parallel"]
 Engine = Literal["ddp", "fsdp2", "deepspeed", "megatron"]
 
+# Every stage is evaluated; no published run has more than a few hundred.
+Stages = Annotated[int, Field(gt=0, le=1024)]
 RecomputeWord = Annotated[str, Field(pattern=r"^(none|selective|full|every-[1-9][0-9]{0,5})$")]
 RecomputeLayers = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
 
@@ -49,7 +51,7 @@ class ParallelismSpec(Block):
     engine: Engine = Field(description="whose sharding; default: ddp, deepspeed (ZeRO 1, 2) or fsdp2 (ZeRO 3)")
     data_parallel: Size = Field(1, description="N: replicas, over which ZeRO shards")
     tensor_parallel: Size = Field(1, description="t: ranks that split each matrix")
-    pipeline_parallel: Size = Field(1, description="p: stages that split the layers")
+    pipeline_parallel: Stages = Field(1, description="p: stages that split the layers")
     context_parallel: Size = Field(1, description="ranks that split the sequence everywhere")
     expert_parallel: Size = Field(1, description="ranks that split the experts")
     sequence_parallel: bool = Field(False, description="split norms and residuals along the sequence over t")

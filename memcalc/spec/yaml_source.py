@@ -31,10 +31,16 @@ class Source:
     data: Any
     label: str
     lines: dict[Path, int] = field(default_factory=dict)
+    overridden: dict[Path, str] = field(default_factory=dict)  # keys given outside the file, and how
 
     def where(self, path: Path) -> str:
         """ "gpt3.yaml:12: model.num_layers" for the key at `path`, as precisely as it is known."""
         key = ".".join(str(part) for part in path)
+        given = next(
+            (self.overridden[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.overridden), ""
+        )
+        if given:
+            return f"{given}: {key}"
         known = path
         while known and known not in self.lines:
             known = known[:-1]
