@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from memcalc.checking.discovery import find_configs
-from memcalc.checking.report import CheckReport, Outcome
+from memcalc.checking.report import BUDGET, CheckReport, Outcome
 from memcalc.errors import InputError, MemcalcError
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
@@ -65,6 +65,6 @@ def _judged(path: str, result: Result, budget: int | None) -> Outcome:
     basis, needed = next((name, size) for name, size in numbers.items() if size is not None)
     limits = [] if card is None else [(card.usable_bytes, f"usable on {card.label}")]
     if budget is not None:
-        limits.append((budget, "the budget"))
+        limits.append((budget, BUDGET))
     limit, words = min(limits)
     return Outcome(path, "fits" if needed <= limit else "does not fit", result, needed, basis, limit, words)

@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 
 from memcalc.ledger.result import Result
 
+BUDGET = "the budget"  # what sets the limit where no card is smaller
+
 Status = Literal["fits", "does not fit", "broken"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from memcalc.checking.report import CheckReport, Outcome
+from memcalc.checking.report import BUDGET, CheckReport, Outcome
 from memcalc.report.grid import Column, Grid
 from memcalc.report.terminal import draw_grid, draw_list
 from memcalc.report.words import plural
@@ -30,18 +30,17 @@ def check_grid(report: CheckReport, unit: Unit) -> Grid:
     """One line for each configuration that could be read."""
     rows = [
         (
-            outcome.status,
+            "fits" if outcome.status == "fits" else "too large",
             outcome.path,
             format_number(outcome.needed_bytes, unit),
             format_number(outcome.limit_bytes, unit),
-            f"{format_number(outcome.limit_bytes - outcome.needed_bytes, unit)}",
-            outcome.result.ledger.peak_phase,
+            format_number(outcome.limit_bytes - outcome.needed_bytes, unit),
         )
         for outcome in report.outcomes
         if outcome.result is not None and outcome.needed_bytes is not None and outcome.limit_bytes is not None
     ]
     columns = (Column(""), Column("config", wrap=True), Column(f"needs {unit}", right=True))
-    limits = (Column("limit", right=True), Column("to spare", right=True), Column("peak in"))
+    limits = (Column("limit", right=True), Column("to spare", right=True))
     strong = frozenset(index for index, row in enumerate(rows) if row[0] != "fits")
     return Grid("", (*columns, *limits), rows, strong)
 
@@ -65,7 +64,8 @@ def sentence(outcome: Outcome, unit: Unit) -> str:
     if outcome.result is None or outcome.needed_bytes is None or outcome.limit_bytes is None:
         return outcome.message
     needed = f"needs {format_bytes(outcome.needed_bytes, unit)} ({outcome.basis}) per GPU"
-    limit = f"{format_bytes(outcome.limit_bytes, unit)} {outcome.limit}"
+    size = format_bytes(outcome.limit_bytes, unit)
+    limit = f"{BUDGET} of {size}" if outcome.limit == BUDGET else f"{size} {outcome.limit}"
     spare = outcome.limit_bytes - outcome.needed_bytes
     rest = f"{format_bytes(abs(spare), unit)} {'to spare' if spare >= 0 else 'too much'}"
     return f"{needed} against {limit}: {rest}; peak in {outcome.result.ledger.peak_phase}"
