@@ -127,8 +127,8 @@ def gpt2(spec: Spec) -> Any:
 def codegen(spec: Spec) -> Any:
     """CodeGen: rotated heads, attention and MLP side by side."""
     model = spec.model
-    positions = model.max_position_embeddings
-    return transformers.CodeGenConfig(n_positions=positions, n_ctx=positions, rotary_dim=model.rotary_dim, **gpt_sizes(spec))
+    positions = {"n_positions": model.max_position_embeddings, "n_ctx": model.max_position_embeddings}
+    return transformers.CodeGenConfig(**positions, rotary_dim=model.rotary_dim, **gpt_sizes(spec))
 
 
 def llama_like(config: Callable[..., Any], spec: Spec, *names: str) -> Any:
