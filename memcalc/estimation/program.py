@@ -110,6 +110,11 @@ class Program:
         """The storages that backward leaves behind: gradients of parameters, and what the step still holds."""
         return alive_after(self.backward, self.kept)
 
+    @cached_property
+    def left_without_gradients(self) -> tuple[int, ...]:
+        """The same without gradients of parameters."""
+        return tuple(index for index in self.left if self.storages[index].component is not Component.GRADIENTS)
+
 
 def highest(events: Iterable[Event], sizes: list[int]) -> Moment:
     """The highest point of a stream."""

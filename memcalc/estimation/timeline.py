@@ -8,6 +8,7 @@ this sum is linear, so its highest value is at the first or the last of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 from memcalc.estimation.allocation import rounded
@@ -21,16 +22,18 @@ from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
 
 Counts = dict[tuple[int, int], int]  # (block, storage) -> how many are alive
+Holding = tuple[int, tuple[int, ...], int]  # (block, storages, how many of each are alive)
 
 
 class Block(NamedTuple):
-    """A part of the stage with its sizes: `count` of them are alike (layers)."""
+    """A part of the stage with its sizes; `kind` says which layers are alike, if it is one."""
 
     name: str
     program: Program
     exact: list[int]
     sizes: list[int]  # rounded as the allocator rounds
     kind: Kind | None
+    left: tuple[int, ...]  # what its backward leaves behind, gradients that are sharded left out
 
 
 class Highest(NamedTuple):
@@ -59,8 +62,8 @@ class Timeline:
         structure = structure_of(spec)
         self.spec = spec
         self.stage = stage
-        self.shards_gradients = shards_gradients
         self.blocks: list[Block] = []
+        self._sums: dict[tuple[int, tuple[int, ...]], int] = {}
         sizes_of: dict[int, tuple[list[int], list[int]]] = {}
 
         def add(name: str, part: Part, kind: Kind | None) -> None:
@@ -68,7 +71,8 @@ class Timeline:
             if id(compiled) not in sizes_of:
                 exact = compiled.sizes(values)
                 sizes_of[id(compiled)] = (exact, [rounded(size) for size in exact])
-            self.blocks.append(Block(name, compiled, *sizes_of[id(compiled)], kind))
+            left = compiled.left_without_gradients if shards_gradients else compiled.left
+            self.blocks.append(Block(name, compiled, *sizes_of[id(compiled)], kind, left))
 
         if stage.has_embedding:
             add("embedding", "embedding", None)
@@ -86,17 +90,13 @@ class Timeline:
 
     def loss(self) -> Highest:
         """The highest moment of the loss; on a stage without a head, the end of forward."""
-        counts = self._saved(len(self.blocks), self.stage.stop, "loss")
         if not self.stage.has_head:
-            return self._best(iter([(counts, "end of forward")]))
+            return self._best(iter([(self._saved(len(self.blocks), self.stage.stop, "loss"), "end of forward")]))
         head = len(self.blocks) - 1
         block = self.blocks[head]
         moment = highest(block.program.loss, block.sizes)
-        start = alive_after(block.program.forward)
-        alive = alive_after(block.program.loss[: moment.position], start)
-        counts = self._saved(head, self.stage.stop, "loss")
-        _add(counts, head, alive, 1)
-        return self._best(iter([(counts, "loss")]))
+        alive = alive_after(block.program.loss[: moment.position], block.program.after_forward)
+        return self._best(iter([([*self._saved(head, self.stage.stop, "loss"), (head, alive, 1)], "loss")]))
 
     def backward(self) -> Highest:
         """The highest moment of backward."""
@@ -104,25 +104,24 @@ class Timeline:
 
     # -- moments -----------------------------------------------------------------------------------------------------
 
-    def _forward_moments(self) -> Iterator[tuple[Counts, str]]:
+    def _forward_moments(self) -> Iterator[tuple[list[Holding], str]]:
         for index, block in enumerate(self.blocks):
             layer = self.stage.first if block.kind is None else block.kind.last
             if block.name == "head":
                 layer = self.stage.stop
             moment = highest(block.program.forward, block.sizes)
-            counts = self._saved(index, layer, "forward")
-            _add(counts, index, alive_after(block.program.forward[: moment.position]), 1)
-            yield counts, _place(block, block.program.forward, moment)
+            alive = alive_after(block.program.forward[: moment.position])
+            where = _place(block, block.program.forward, moment)
+            yield [*self._saved(index, layer, "forward"), (index, alive, 1)], where
 
-    def _backward_moments(self) -> Iterator[tuple[Counts, str]]:
+    def _backward_moments(self) -> Iterator[tuple[list[Holding], str]]:
         for index, block in enumerate(self.blocks):
             moment = highest(block.program.backward, block.sizes)
             alive = alive_after(block.program.backward[: moment.position], block.program.kept)
+            where = _place(block, block.program.backward, moment)
             for layer in self._turning_points(block):
-                counts = self._saved(index, layer, "backward")
-                self._behind(counts, index, layer)
-                _add(counts, index, alive, 1)
-                yield counts, _place(block, block.program.backward, moment)
+                around = self._saved(index, layer, "backward") + self._behind(index, layer)
+                yield [*around, (index, alive, 1)], where
 
     def _turning_points(self, block: Block) -> tuple[int, ...]:
         if block.name == "embedding":
@@ -131,41 +130,51 @@ class Timeline:
             return (self.stage.stop,)
         return (block.kind.last,) if block.kind.last == block.kind.first else (block.kind.last, block.kind.first)
 
-    def _saved(self, until: int, layer: int, phase: str) -> Counts:
+    def _saved(self, until: int, layer: int, phase: str) -> list[Holding]:
         """What the blocks before block `until` (layers: before `layer`) hold in a phase, plus other micro-batches."""
-        counts: Counts = {}
+        holdings: list[Holding] = []
         others = self.stage.in_flight - 1
         for index, block in enumerate(self.blocks):
-            compiled = block.program
-            saved = {"forward": compiled.after_forward, "loss": compiled.saved, "backward": compiled.kept}[phase]
             if block.kind is not None:
                 before = count_between(self.spec, block.kind, self.stage.first, min(layer, self.stage.stop))
-                total = before + others * block.kind.count
+                count = before + others * block.kind.count
             else:
-                before = 1 if block.name == "embedding" and until > index else 0
-                total = before + others
-            _add(counts, index, saved, total)
-        return counts
+                count = (1 if block.name == "embedding" and until > index else 0) + others
+            if count:
+                holdings.append((index, _held(block.program, phase), count))
+        return holdings
 
-    def _behind(self, counts: Counts, index: int, layer: int) -> None:
+    def _behind(self, index: int, layer: int) -> list[Holding]:
         """The gradients that the blocks behind (later layers, the head) have made, and what the step holds of them."""
+        holdings: list[Holding] = []
         for later, block in enumerate(self.blocks):
-            left = block.program.left
-            if self.shards_gradients:
-                left = tuple(i for i in left if block.program.storages[i].component is not Component.GRADIENTS)
+            count = int(block.name == "head" and index != later)
             if block.kind is not None:
-                after = count_between(self.spec, block.kind, max(layer + 1, self.stage.first), self.stage.stop)
-                _add(counts, later, left, after)
-            elif block.name == "head" and index != later:
-                _add(counts, later, left, 1)
+                count = count_between(self.spec, block.kind, max(layer + 1, self.stage.first), self.stage.stop)
+            if count:
+                holdings.append((later, block.left, count))
+        return holdings
 
-    def _best(self, moments: Iterator[tuple[Counts, str]]) -> Highest:
-        best = Highest(-1, {}, "")
-        for counts, where in moments:
-            total = sum(self.blocks[block].sizes[storage] * count for (block, storage), count in counts.items())
-            if total > best.bytes:
-                best = Highest(total, counts, where)
-        return best
+    def _best(self, moments: Iterator[tuple[list[Holding], str]]) -> Highest:
+        bytes_, holdings, where = max(
+            (
+                (sum(self._bytes(block, storages) * count for block, storages, count in held), held, where)
+                for held, where in moments
+            ),
+            key=itemgetter(0),
+        )
+        counts: Counts = {}
+        for block, storages, count in holdings:
+            for storage in storages:
+                counts[block, storage] = counts.get((block, storage), 0) + count
+        return Highest(bytes_, counts, where)
+
+    def _bytes(self, block: int, storages: tuple[int, ...]) -> int:
+        key = (block, storages)
+        if key not in self._sums:
+            sizes = self.blocks[block].sizes
+            self._sums[key] = sum([sizes[storage] for storage in storages])
+        return self._sums[key]
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
@@ -219,11 +228,10 @@ def layer_name(spec: Spec, kind: Kind, kinds: int) -> str:
     return f"layers.{'.'.join(words)}.*"
 
 
-def _add(counts: Counts, block: int, storages: tuple[int, ...], count: int) -> None:
-    if count:
-        for storage in storages:
-            key = (block, storage)
-            counts[key] = counts.get(key, 0) + count
+def _held(program: Program, phase: str) -> tuple[int, ...]:
+    if phase == "backward":
+        return program.kept
+    return program.after_forward if phase == "forward" else program.saved
 
 
 def _place(block: Block, events: tuple[object, ...], moment: Moment) -> str:

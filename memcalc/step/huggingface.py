@@ -127,7 +127,7 @@ def gpt2(spec: Spec) -> Any:
 def codegen(spec: Spec) -> Any:
     """CodeGen: rotated heads, attention and MLP side by side."""
     model = spec.model
-    positions = {"n_positions": model.max_position_embeddings, "n_ctx": model.max_position_embeddings}
+    positions: dict[str, Any] = dict.fromkeys(("n_positions", "n_ctx"), model.max_position_embeddings)
     return transformers.CodeGenConfig(**positions, rotary_dim=model.rotary_dim, **gpt_sizes(spec))
 
 
