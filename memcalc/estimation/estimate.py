@@ -150,6 +150,10 @@ def notes(spec: Spec) -> tuple[str, ...]:
         found.append("sequence_parallel has no effect without tensor_parallel.")
     if parallelism.zero_stage and parallelism.data_parallel == 1:
         found.append(f"zero_stage = {parallelism.zero_stage} shards nothing over data_parallel = 1.")
+    if training.attention == "flash" and training.dtype == "fp32":
+        found.append("PyTorch's flash attention has no fp32 kernel; a run needs eager or memory-efficient attention.")
+    if spec.model.position_embedding == "alibi" and training.attention != "eager":
+        found.append("PyTorch's fused attention kernels cannot add ALiBi's bias; a run needs eager attention.")
     if training.recompute == "selective" and training.attention != "eager":
         found.append("recompute = selective saves little with a fused attention kernel, which keeps no maps.")
     return tuple(found)

@@ -241,6 +241,10 @@ class _Backward:
     def run(self, output: Tensor | None) -> list[Event]:
         last = output if output is not None else self.tape.nodes[-1].outputs[0]
         self.pending[last] = self.gradient_of(last)
+        if output is None:
+            self.hold([self.pending[last]])  # the caller of backward() keeps the loss's own gradient until it returns
+        if self.tape.entry is None:
+            self.let_go(self.tape.held)  # the first block: no later one reads the shared tables any more
         for position in range(len(self.tape.nodes) - 1, -1, -1):
             segment = self.inside.get(position)
             if segment is not None and position == segment.stop - 1:
@@ -252,9 +256,7 @@ class _Backward:
             # The tied head's gradient, which its block counts, is now complete.
             self.references[self.tape.arrives_summed] = 1
             self.parameter_arrived(self.tape.arrives_summed)
-        if self.tape.entry is None:  # the first block: with its end, backward has passed
-            self.let_go(self.tape.held)
-        elif self.tape.entry in self.pending:
+        if self.tape.entry is not None and self.tape.entry in self.pending:
             self.label = "end"
             self.release(self.pending[self.tape.entry])  # it is the incoming gradient of the block before
         return self.events
