@@ -43,7 +43,7 @@ def command(
         print_text("\n".join(github_lines(report, units)))
     else:
         from memcalc.report.checks import draw_checks
-        from memcalc.report.console import make_console
+        from memcalc.report.screen import make_screen
 
-        draw_checks(make_console(), report, units)
+        draw_checks(make_screen(), report, units)
     raise typer.Exit(report.exit_code)

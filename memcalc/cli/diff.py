@@ -46,7 +46,7 @@ def command(
 
         print_text(difference_markdown(difference, units))
     else:
-        from memcalc.report.console import make_console
         from memcalc.report.differences import draw_difference
+        from memcalc.report.screen import make_screen
 
-        draw_difference(make_console(), difference, units)
+        draw_difference(make_screen(), difference, units)

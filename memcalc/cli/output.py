@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 
 def print_json(document: Any) -> None:
     """A document as every command prints it; formulas keep their signs where the output can carry them."""
+    import json  # a table needs none
+
     ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     print_text(json.dumps(document, indent=2, ensure_ascii=ascii_only))
 

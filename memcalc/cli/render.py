@@ -45,15 +45,15 @@ def print_sizing(
 
         print_text(ledger_csv(result))
     else:
-        from memcalc.report.console import make_console
+        from memcalc.report.screen import make_screen
         from memcalc.report.sizing import draw_sizing
 
-        console = make_console()
-        draw_sizing(console, result, unit, all_ranks=all_ranks, explain=explain)
+        screen = make_screen()
+        draw_sizing(screen, result, unit, all_ranks=all_ranks, explain=explain)
         if measurement is not None:
             from memcalc.report.measurement import draw_measurement
 
-            draw_measurement(console, result, measurement.to_result(), unit)
+            draw_measurement(screen, result, measurement.to_result(), unit)
 
 
 def print_listing(form: str, rows: list[dict[str, Any]], grid: Grid) -> None:
@@ -63,7 +63,7 @@ def print_listing(form: str, rows: list[dict[str, Any]], grid: Grid) -> None:
     elif form == "markdown":
         print_text("\n".join(markdown_grid(grid)).rstrip())
     else:
-        from memcalc.report.console import make_console
+        from memcalc.report.screen import make_screen
         from memcalc.report.terminal import draw_grid
 
-        draw_grid(make_console(), grid)
+        draw_grid(make_screen(), grid)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from memcalc.checking.report import BUDGET, CheckReport, Outcome
 from memcalc.report.grid import Column, Grid
+from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_list
 from memcalc.report.words import plural
 from memcalc.units import Unit, format_bytes, format_number
@@ -45,14 +43,14 @@ def check_grid(report: CheckReport, unit: Unit) -> Grid:
     return Grid("", (*columns, *limits), rows, strong)
 
 
-def draw_checks(console: Console, report: CheckReport, unit: Unit) -> None:
+def draw_checks(screen: Screen, report: CheckReport, unit: Unit) -> None:
     """The table of what was sized, then what is broken, then the summary."""
     grid = check_grid(report, unit)
     if grid.rows:
-        draw_grid(console, grid)
+        draw_grid(screen, grid)
     broken = [f"{_place(outcome)}: {outcome.message}" for outcome in report.outcomes if outcome.status == "broken"]
-    draw_list(console, "Broken", broken)
-    console.print(Text(summary(report), style="bold red" if report.exit_code else "bold green"))
+    draw_list(screen, "Broken", broken)
+    screen.line((summary(report), "bold red" if report.exit_code else "bold green"))
 
 
 def _place(outcome: Outcome) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from memcalc.checking.comparison import Difference, Line
 from memcalc.ledger.result import Result
 from memcalc.report.grid import Column, Grid, markdown_grid
+from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line
 from memcalc.report.verdict import subject, verdict
 from memcalc.report.words import label, signed_percent
@@ -52,16 +50,16 @@ def _heads(difference: Difference, unit: Unit) -> list[tuple[str, Result, str]]:
     return [(name, result, verdict(result, unit)) for name, result in (("A", difference.a), ("B", difference.b))]
 
 
-def draw_difference(console: Console, difference: Difference, unit: Unit) -> None:
+def draw_difference(screen: Screen, difference: Difference, unit: Unit) -> None:
     """Both runs in words, then the tables."""
     for name, result, answer in _heads(difference, unit):
-        console.print(Text(f"{name}:", style="bold"))
+        screen.line((f"{name}:", "bold"))
         for line in subject(result).splitlines():
-            draw_line(console, line, 2)
-        draw_line(console, answer, 2, style="bold")
-    console.print()
+            draw_line(screen, line, 2)
+        draw_line(screen, answer, 2, style="bold")
+    screen.line()
     for grid in difference_grids(difference, unit):
-        draw_grid(console, grid)
+        draw_grid(screen, grid)
 
 
 def difference_markdown(difference: Difference, unit: Unit) -> str:

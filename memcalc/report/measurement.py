@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.result import Result
 from memcalc.report.grid import Column, Grid
+from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.words import signed_percent
 from memcalc.units import Unit, format_number
@@ -58,10 +57,10 @@ def _row(phase: str, said: int | None, got: int, unit: Unit) -> tuple[str, ...]:
     )
 
 
-def draw_measurement(console: Console, estimate: Result, measured: Result, unit: Unit) -> None:
+def draw_measurement(screen: Screen, estimate: Result, measured: Result, unit: Unit) -> None:
     """The comparison, and what the measurement has to say about itself."""
-    draw_line(console, "Difference: the estimate less what was measured.", 0)
+    draw_line(screen, "Difference: the estimate less what was measured.", 0)
     if measured.device == "cpu":
-        draw_line(console, "The estimate is without the workspaces and the rounding that only CUDA has.", 0)
-    draw_grid(console, measurement_grid(estimate, measured, unit))
-    draw_list(console, "Notes", measured.notes)
+        draw_line(screen, "The estimate is without the workspaces and the rounding that only CUDA has.", 0)
+    draw_grid(screen, measurement_grid(estimate, measured, unit))
+    draw_list(screen, "Notes", measured.notes)

@@ -9,8 +9,10 @@ from rich.console import Console
 
 from memcalc.ledger.result import Result
 from memcalc.report.breakdown import component_grid
+from memcalc.report.colour import ColourScreen
 from memcalc.report.markdown import sizing_markdown
 from memcalc.report.moments import rank_grid
+from memcalc.report.screen import Screen
 from memcalc.report.sizing import draw_sizing
 from memcalc.report.tabular import ledger_csv
 
@@ -18,10 +20,9 @@ Golden = Callable[[str, str], None]
 
 
 def screen(result: Result, width: int = 80, **options) -> str:
-    console = Console(file=io.StringIO(), width=width, markup=False, emoji=False, highlight=False)
-    draw_sizing(console, result, **options)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    file = io.StringIO()
+    draw_sizing(Screen(file, width), result, **options)
+    return file.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -80,8 +81,16 @@ def test_the_verdict_comes_first_and_says_it_in_words(result: Result, fitting: R
     assert first[2] == "DOES NOT FIT: 23.80 GiB against 14.56 GiB usable on Tesla T4, 9.24 GiB too much."
 
 
-def test_no_colour_codes_outside_a_terminal(fitting: Result) -> None:
-    assert "\x1b" not in screen(fitting)
+@pytest.mark.parametrize("name", ["result", "fitting", "too_large", "two_stages"])
+def test_colour_changes_no_letter(name: str, request: pytest.FixtureRequest) -> None:
+    result = request.getfixturevalue(name)
+    plain = screen(result, 80, all_ranks=True, explain="all")
+    file = io.StringIO()
+    console = Console(file=file, width=80, force_terminal=True, color_system="standard", highlight=False)
+    draw_sizing(ColourScreen(console), result, all_ranks=True, explain="all")
+
+    assert file.getvalue() != plain
+    assert re.sub(r"\x1b\[[\d;]*m", "", file.getvalue()) == plain
 
 
 def test_one_line_for_each_stage_and_the_worst_marked(two_stages: Result) -> None:

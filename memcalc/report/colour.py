@@ -1,0 +1,28 @@
+"""The screen in colour, with Rich."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from memcalc.report.screen import Screen, Span
+
+
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        # Rich would end the program with 1, which means "does not fit"; the program has a code for this.
+        raise BrokenPipeError
+
+
+class ColourScreen(Screen):
+    """Lines on a Rich console. Markup is off: names may hold square brackets."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or _Output(markup=False, emoji=False, highlight=False)
+        super().__init__(self.console.file, self.console.width)  # type: ignore[arg-type] # typing.IO[str]
+
+    def line(self, *spans: Span) -> None:
+        """Print the spans as one line, each in its style."""
+        text = Text.assemble(*spans)
+        text.rstrip()
+        self.console.print(text, no_wrap=True, overflow="ignore", crop=False)

@@ -1,0 +1,52 @@
+"""Where reports are drawn: lines of text, in colour where a terminal shows it.
+
+Rich is loaded for colour only. A log, a file or a pipe gets the same lines without it, and sooner.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import unicodedata
+from typing import TextIO
+
+Span = tuple[str, str]  # a text and its style, in Rich's words: "bold red"
+
+
+class Screen:
+    """Plain lines on a text stream."""
+
+    def __init__(self, file: TextIO, width: int) -> None:
+        self.file = file
+        self.width = width
+
+    def line(self, *spans: Span) -> None:
+        """Print the spans as one line, and nothing after the last letter."""
+        self.file.write("".join(text for text, _ in spans).rstrip() + "\n")
+
+
+def make_screen() -> Screen:
+    """Standard output: a terminal's own width, else that of COLUMNS, else 80."""
+    if wants_colour():
+        from memcalc.report.colour import ColourScreen
+
+        return ColourScreen()
+    return Screen(sys.stdout, shutil.get_terminal_size().columns)
+
+
+def wants_colour() -> bool:
+    """Whether standard output shows colours; NO_COLOR and FORCE_COLOR say so for it."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(sign) in "WF" for sign in text)
+    return len(text) + wide - sum(unicodedata.combining(sign) > 0 for sign in text)
