@@ -1,6 +1,7 @@
 """The program `memcalc`: runs one command and turns every outcome into an exit code.
 
 0 done - 1 answered no - 2 wrong input - 3 something needed is missing - 4 out of memory - 130 interrupted
+70 a bug of ours, with its traceback: Python's own code for that, 1, would say that a run does not fit
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from memcalc.cli.quick import end_quickly, start_quickly
 
 INTERRUPTED = 130
+BUG = 70  # EX_SOFTWARE of sysexits.h
 PIPE_CLOSED = 141  # 128 + SIGPIPE, as a program ends that leaves the signal alone
 
 
@@ -21,6 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start_quickly()
     try:
         return _run(sys.argv[1:])
+    except Exception:  # noqa: BLE001 - shown in full, then given a code of its own
+        import traceback
+
+        traceback.print_exc()
+        return BUG
     finally:
         end_quickly()
 
@@ -43,7 +50,10 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        return _leave_pipe()
+        return leave_output(PIPE_CLOSED)
+    except OSError as error:
+        show_error(f"{error.filename or 'standard output'}: {error.strerror or error}.")
+        return leave_output(2 if error.filename else 3)
     return outcome if isinstance(outcome, int) else 0
 
 
@@ -55,10 +65,10 @@ def _print_what_can_be_printed() -> None:
             reconfigure(errors="replace")
 
 
-def _leave_pipe() -> int:
-    """The reader has gone (`memcalc models | head`): nobody is left to tell."""
+def leave_output(code: int) -> int:
+    """Give up standard output: its reader has gone (`memcalc models | head`) or its disk is full. Returns `code`."""
     import os
 
-    # The interpreter flushes standard output once more at its end, into the closed pipe if we let it.
+    # The interpreter flushes standard output once more at its end, where that would fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return PIPE_CLOSED
+    return code

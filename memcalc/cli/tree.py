@@ -45,10 +45,9 @@ class LazyGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            from memcalc.cli.app import PIPE_CLOSED, _leave_pipe
+            from memcalc.cli.app import PIPE_CLOSED, leave_output
 
-            _leave_pipe()
-            return PIPE_CLOSED
+            return leave_output(PIPE_CLOSED)
 
 
 def _typer(**settings: Any) -> typer.Typer:

@@ -57,7 +57,7 @@ def verdict(result: Result, unit: Unit) -> str:
         verb = "Held" if result.source == "measure" else "Needs"
         allocated = format_bytes(result.ledger.peak_bytes, unit)
         reserved = f", {needed} {needed_bytes(result)[1]}" if needed_bytes(result)[1] != "allocated" else ""
-        hint = "" if result.source == "measure" else " No card named: --gpu CARD gives a verdict."
+        hint = "" if result.source == "measure" else " No --gpu named."
         return f"{verb} {allocated} allocated{reserved} per GPU.{hint}"
     usable = f"{format_bytes(card.usable_bytes, unit)} usable on {card.label}"
     if headroom >= 0:

@@ -1,13 +1,16 @@
 """What is typed wrongly ends with 2 and one clear line; the rest with the codes that CI relies on."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import memcalc
 from memcalc.cli.tree import COMMANDS
 
+ROOT = Path(__file__).parents[2]
 MISSING = (
     "error: Missing argument 'CONFIG'. It is a YAML file, a Hugging Face config.json, a preset's name "
     "(see `memcalc models`), or - for standard input. Try `memcalc estimate --help`.\n"
@@ -75,17 +78,33 @@ def test_interruption_is_130(run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_closed_pipe_is_quiet() -> None:
-    process = subprocess.run(
-        f"{sys.executable} -m memcalc schema | head -n 1; exit ${{PIPESTATUS[0]}}",
-        shell=True,
-        executable="/bin/bash",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    process = shell("memcalc schema | head -n 1; exit ${PIPESTATUS[0]}")
 
     assert process.stderr == ""
     assert process.returncode in (0, 141)  # 0: the pipe took it all before it closed
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    program = f'memcalc() {{ {sys.executable} -m memcalc "$@"; }}; {command}'
+    return subprocess.run(
+        ["/bin/bash", "-c", program], capture_output=True, text=True, check=False, env=os.environ | environment
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("command", ["estimate gpt2", "schema", "gpus"])
+def test_a_full_disk(command: str) -> None:
+    process = shell(f"memcalc {command} > /dev/full")
+
+    assert (process.returncode, process.stderr) == (3, "error: standard output: No space left on device.\n")
+
+
+def test_a_bug_does_not_read_as_a_no(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import memcalc.report.listings as m; m.card_rows = lambda: 1 / 0\n")
+    process = shell("memcalc gpus", PYTHONPATH=f"{tmp_path}:{ROOT}")
+
+    assert process.returncode == 70
+    assert process.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
 def test_an_error_of_ours_is_shown_as_it_is(run, monkeypatch: pytest.MonkeyPatch) -> None:
