@@ -18,7 +18,7 @@ from memcalc.estimation.items import Item
 from memcalc.estimation.program import Moment, Program, alive_after, highest
 from memcalc.estimation.stages import Kind, Stage, count_between, kinds_of
 from memcalc.ledger.component import Component
-from memcalc.spec.recipes import RECIPES
+from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
 
 Counts = dict[tuple[int, int], int]  # (block, storage) -> how many are alive
@@ -186,7 +186,9 @@ class Timeline:
             each = block.exact[number]
             if not count or not each:
                 continue
-            shape = (each,) if storage.rule is not None else tuple(values[axis] for axis in storage.shape)
+            shape = tuple(values[axis] for axis in storage.shape)
+            if storage.rule is not None:
+                shape = (each // DTYPE_BYTES[storage.dtype],)
             yield Item(
                 storage.component or Component.TEMPORARIES,
                 block.name,
