@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from memcalc.estimation.allocation import rounded
-from memcalc.estimation.communication import communication_items
-from memcalc.estimation.items import PHASES, Item, from_phase, mask_of
+from memcalc.estimation.communication import Around, communication_buffers
+from memcalc.estimation.items import PHASES, STEPS, Item, from_phase, mask_of
 from memcalc.estimation.outside import outside_allocated, reserved_bytes
 from memcalc.estimation.parameters import buffer_elements, count_parameters
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.stages import Stage, stages_of
-from memcalc.estimation.states import Choice, choice_of, gradients_exist, state_rows
+from memcalc.estimation.states import choice_of, gradients_exist, state_rows
 from memcalc.estimation.symbols import symbol_values
 from memcalc.estimation.textbook import textbook
 from memcalc.estimation.timeline import Timeline, gradients_on_arrival
@@ -55,9 +55,9 @@ def estimate(spec: Spec) -> Result:
 
 def _rank(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
     values = symbol_values(spec, card)
-    choice = choice_of(spec)
-    moving = [*communication_items(spec, stage), *_inputs(spec), *_workspaces(card)]
-    moving += _moving_items(spec, stage, values, choice)
+    buffers = communication_buffers(spec, stage)
+    moving = [*buffers.steady, *_inputs(spec), *_workspaces(card)]
+    moving += _moving_items(spec, stage, values, buffers.around)
     ledger = Ledger((state_rows(spec, stage), write_rows(moving, "everything else")), PHASES)
     peak = ledger.peak_bytes
     reserved = reserved_bytes(peak)
@@ -66,27 +66,22 @@ def _rank(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
     return RankResult({"pipeline_stage": stage.index}, ledger, reserved, device, outside)
 
 
-def _moving_items(spec: Spec, stage: Stage, values: dict[str, int], choice: Choice) -> list[Item]:
+def _moving_items(spec: Spec, stage: Stage, values: dict[str, int], around: Around) -> list[Item]:
     """Activations, logits, gradients in the making and temporaries, of both steps."""
-    shards = spec.parallelism.zero_stage >= 2 and spec.parallelism.data_parallel > 1
+    choice = choice_of(spec)
+    steps_by_start: dict[bool, list[int]] = {}  # whether gradients exist when backward starts
+    for step in range(1, STEPS + 1):
+        steps_by_start.setdefault(gradients_exist(choice, step), []).append(step)
     items: list[Item] = []
-    timelines: dict[bool, tuple[Timeline, int, int]] = {}
-    for step in (1, 2):
-        exist = gradients_exist(choice, step)
-        timeline, passes, backward = timelines.get(exist) or (
-            Timeline(
-                spec, stage, values, gradients_on_arrival(spec, exist=exist, sharded=shards), shards_gradients=shards
-            ),
-            0,
-            0,
-        )
-        timelines[exist] = (timeline, passes | step, backward | mask_of(f"backward_{step}"))
-    for timeline, steps, backward in timelines.values():
-        forward = mask_of(*(f"forward_{step}" for step in (1, 2) if steps & step))
-        loss = mask_of(*(f"loss_{step}" for step in (1, 2) if steps & step))
-        items += timeline.items(timeline.forward().counts, forward, values)
-        items += timeline.items(timeline.loss().counts, loss, values)
-        items += timeline.items(timeline.backward().counts, backward, values)
+    for exist, steps in steps_by_start.items():
+        gradients = gradients_on_arrival(spec, exist=exist, sharded=bool(around.layer_share))
+        timeline = Timeline(spec, stage, values, gradients, around)
+        for phase, moment in (
+            ("forward", timeline.forward()),
+            ("loss", timeline.loss()),
+            ("backward", timeline.backward()),
+        ):
+            items += timeline.items(moment, mask_of(*(f"{phase}_{step}" for step in steps)), values)
     return items
 
 

@@ -165,8 +165,6 @@ def _gradient_mask(choice: Choice) -> int:
     mask = mask_of("optimizer_step_1", "zero_grad_2", "optimizer_step_2")
     if choice.accumulates:
         mask |= mask_of("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "backward_2")
-    if choice.zero_stage >= 2 and choice.data_parallel > 1:
-        mask |= mask_of("backward_1", "backward_2")  # shares gather there layer by layer; taken as complete
     if choice.zeroes_gradients:
         mask |= mask_of("forward_2", "loss_2", "backward_2")
     return mask

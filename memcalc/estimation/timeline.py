@@ -14,6 +14,7 @@ from typing import NamedTuple
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import structure_of
+from memcalc.estimation.communication import Around
 from memcalc.estimation.items import Item
 from memcalc.estimation.program import Moment, Program, alive_after, highest
 from memcalc.estimation.stages import Kind, Stage, count_between, kinds_of
@@ -23,6 +24,14 @@ from memcalc.spec.spec import Spec
 
 Counts = dict[tuple[int, int], int]  # (block, storage) -> how many are alive
 Holding = tuple[int, tuple[int, ...], int]  # (block, storages, how many of each are alive)
+
+
+class Candidate(NamedTuple):
+    """A moment that may be the highest: what blocks hold, what the engine holds around them, and where it is."""
+
+    holdings: list[Holding]
+    engine: tuple[tuple[Item, int], ...]
+    where: str
 
 
 class Block(NamedTuple):
@@ -41,6 +50,7 @@ class Highest(NamedTuple):
 
     bytes: int
     counts: Counts
+    engine: tuple[tuple[Item, int], ...]
     where: str
 
 
@@ -52,16 +62,14 @@ class Timeline:
         stage: the pipeline stage.
         values: symbols and their values.
         gradients: what happens to each parameter's gradient on arrival.
-        shards_gradients: whether a layer leaves only its share of the gradients behind (ZeRO 2, 3); the share is then
-            resident, and this timeline counts none of it.
+        around: the engine's buffers around a layer; with shares, a layer leaves only its share of gradients behind.
     """
 
-    def __init__(
-        self, spec: Spec, stage: Stage, values: dict[str, int], gradients: Gradients, *, shards_gradients: bool
-    ) -> None:
+    def __init__(self, spec: Spec, stage: Stage, values: dict[str, int], gradients: Gradients, around: Around) -> None:
         structure = structure_of(spec)
         self.spec = spec
         self.stage = stage
+        self.around = around
         self.blocks: list[Block] = []
         self._sums: dict[tuple[int, tuple[int, ...]], int] = {}
         sizes_of: dict[int, tuple[list[int], list[int]]] = {}
@@ -71,7 +79,7 @@ class Timeline:
             if id(compiled) not in sizes_of:
                 exact = compiled.sizes(values)
                 sizes_of[id(compiled)] = (exact, [rounded(size) for size in exact])
-            left = compiled.left_without_gradients if shards_gradients else compiled.left
+            left = compiled.left_without_gradients if around.layer_share else compiled.left
             self.blocks.append(Block(name, compiled, *sizes_of[id(compiled)], kind, left))
 
         if stage.has_embedding:
@@ -91,12 +99,14 @@ class Timeline:
     def loss(self) -> Highest:
         """The highest moment of the loss; on a stage without a head, the end of forward."""
         if not self.stage.has_head:
-            return self._best(iter([(self._saved(len(self.blocks), self.stage.stop, "loss"), "end of forward")]))
+            saved = self._saved(len(self.blocks), self.stage.stop, "loss")
+            return self._best(iter([Candidate(saved, (), "end of forward")]))
         head = len(self.blocks) - 1
         block = self.blocks[head]
         moment = highest(block.program.loss, block.sizes)
         alive = alive_after(block.program.loss[: moment.position], block.program.after_forward)
-        return self._best(iter([([*self._saved(head, self.stage.stop, "loss"), (head, alive, 1)], "loss")]))
+        saved = self._saved(head, self.stage.stop, "loss")
+        return self._best(iter([Candidate([*saved, (head, alive, 1)], (), "loss")]))
 
     def backward(self) -> Highest:
         """The highest moment of backward."""
@@ -104,7 +114,7 @@ class Timeline:
 
     # -- moments -----------------------------------------------------------------------------------------------------
 
-    def _forward_moments(self) -> Iterator[tuple[list[Holding], str]]:
+    def _forward_moments(self) -> Iterator[Candidate]:
         for index, block in enumerate(self.blocks):
             layer = self.stage.first if block.kind is None else block.kind.last
             if block.name == "head":
@@ -112,16 +122,20 @@ class Timeline:
             moment = highest(block.program.forward, block.sizes)
             alive = alive_after(block.program.forward[: moment.position])
             where = _place(block, block.program.forward, moment)
-            yield [*self._saved(index, layer, "forward"), (index, alive, 1)], where
+            engine = self.around.forward_head if block.name == "head" else ()
+            if block.kind is not None:
+                engine = self.around.forward_layer
+            holdings = [*self._saved(index, layer, "forward"), (index, alive, 1)]
+            yield Candidate(holdings, tuple((item, 1) for item in engine), where)
 
-    def _backward_moments(self) -> Iterator[tuple[list[Holding], str]]:
+    def _backward_moments(self) -> Iterator[Candidate]:
         for index, block in enumerate(self.blocks):
             moment = highest(block.program.backward, block.sizes)
             alive = alive_after(block.program.backward[: moment.position], block.program.kept)
             where = _place(block, block.program.backward, moment)
             for layer in self._turning_points(block):
-                around = self._saved(index, layer, "backward") + self._behind(index, layer)
-                yield [*around, (index, alive, 1)], where
+                holdings = self._saved(index, layer, "backward") + self._behind(index, layer)
+                yield Candidate([*holdings, (index, alive, 1)], self._engine_behind(block, layer), where)
 
     def _turning_points(self, block: Block) -> tuple[int, ...]:
         if block.name == "embedding":
@@ -155,19 +169,34 @@ class Timeline:
                 holdings.append((later, block.left, count))
         return holdings
 
-    def _best(self, moments: Iterator[tuple[list[Holding], str]]) -> Highest:
-        bytes_, holdings, where = max(
-            (
-                (sum(self._bytes(block, storages) * count for block, storages, count in held), held, where)
-                for held, where in moments
-            ),
-            key=itemgetter(0),
-        )
+    def _engine_behind(self, block: Block, layer: int) -> tuple[tuple[Item, int], ...]:
+        """The engine's buffers in a block's backward, and the shares of gradients that later layers have left."""
+        buffers: tuple[Item, ...] = ()
+        if block.name == "embedding":
+            buffers = self.around.backward_embedding
+        elif block.kind is not None:
+            last = layer == self.stage.stop - 1
+            buffers = self.around.backward_last_layer if last else self.around.backward_layer
+        shares: dict[bool, int] = {}
+        if self.around.layer_share:
+            for other in self.blocks:
+                if other.kind is not None:
+                    after = count_between(self.spec, other.kind, max(layer + 1, self.stage.first), self.stage.stop)
+                    shares[other.kind.experts] = shares.get(other.kind.experts, 0) + after
+        shared = tuple((self.around.layer_share[experts], count) for experts, count in shares.items() if count)
+        return (*((item, 1) for item in buffers), *shared)
+
+    def _best(self, moments: Iterator[Candidate]) -> Highest:
+        total, best = max(((self._weight(moment), moment) for moment in moments), key=itemgetter(0))
         counts: Counts = {}
-        for block, storages, count in holdings:
+        for block, storages, count in best.holdings:
             for storage in storages:
                 counts[block, storage] = counts.get((block, storage), 0) + count
-        return Highest(bytes_, counts, where)
+        return Highest(total, counts, best.engine, best.where)
+
+    def _weight(self, moment: Candidate) -> int:
+        blocks = sum(self._bytes(block, storages) * count for block, storages, count in moment.holdings)
+        return blocks + sum(item.block * count for item, count in moment.engine)
 
     def _bytes(self, block: int, storages: tuple[int, ...]) -> int:
         key = (block, storages)
@@ -178,9 +207,11 @@ class Timeline:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    def items(self, counts: Counts, mask: int, values: dict[str, int]) -> Iterator[Item]:
+    def items(self, moment: Highest, mask: int, values: dict[str, int]) -> Iterator[Item]:
         """What is alive, as items of the phases in `mask`."""
-        for (index, number), count in counts.items():
+        for item, count in moment.engine:
+            yield item._replace(count=count, mask=mask)
+        for (index, number), count in moment.counts.items():
             block = self.blocks[index]
             storage = block.program.storages[number]
             each = block.exact[number]
