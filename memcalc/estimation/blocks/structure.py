@@ -30,7 +30,7 @@ class Structure(NamedTuple):
     final_norm: bool
     embedding_norm: bool
     own_embedding_width: bool
-    tied: bool
+    tied: bool  # one gradient for table and head; two ends of a pipeline have one each
     grouped: bool  # fewer key/value heads than query heads
     square: bool  # h·d_h = d, written d
     mla: bool
@@ -78,7 +78,7 @@ def structure_of(spec: Spec) -> Structure:
         final_norm=model.final_norm,
         embedding_norm=model.embedding_norm,
         own_embedding_width=model.embedding_size != model.hidden_size,
-        tied=model.tie_word_embeddings,
+        tied=model.tie_word_embeddings and parallelism.pipeline_parallel == 1,
         grouped=model.num_key_value_heads != model.num_attention_heads,
         square=model.query_size == model.hidden_size,
         mla=model.mla is not None,
