@@ -1,0 +1,177 @@
+"""Random runs that a user could mean: every choice of the configuration, at sizes small enough to try hundreds.
+
+Sizes are kept below two thresholds of CUDA, so that what a formula promises can be asked exactly: no tensor is larger
+than 1 MiB (larger blocks keep rests that depend on the allocator's free lists), and b·s is at most 512 (sums over more
+tokens are staged in buffers whose sizes jump with the launch geometry).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from memcalc.api import estimate
+from memcalc.estimation.textbook import parameters
+from memcalc.ledger.component import Component
+from memcalc.ledger.result import RankResult, Result
+from memcalc.ledger.row import Row
+
+Config = dict[str, Any]
+
+MODEL_STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE)
+
+POSITIONS = 128  # learned positions of every model here
+
+
+def examples(count: int) -> settings:
+    """A number of examples, the same ones in every run; MEMCALC_EXPLORE=1 draws new ones."""
+    return settings(
+        max_examples=count,
+        derandomize="MEMCALC_EXPLORE" not in os.environ,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
+
+@st.composite
+def configs(
+    draw: st.DrawFn,
+    *,
+    experts: bool = True,
+    latent: bool = True,
+    tensor: bool = True,
+    pipeline: bool = True,
+    data: bool = True,
+    optimizers: tuple[str, ...] = ("sgd", "momentum", "adam", "adamw", "lion", "adafactor", "adam-8bit"),
+) -> Config:
+    """A configuration that loads. The keywords leave out whole dimensions."""
+    model = draw(_models(experts=experts, latent=latent))
+    parallelism = draw(_spreads(model, tensor=tensor, pipeline=pipeline, data=data))
+    training = draw(_trainings(model, optimizers))
+    return {"model": model, "training": training, "parallelism": parallelism}
+
+
+@st.composite
+def _models(draw: st.DrawFn, *, experts: bool, latent: bool) -> Config:
+    flag = st.booleans()
+    groups = draw(st.sampled_from([4, 1, 2, 8]))
+    heads = groups * draw(st.sampled_from([1, 2, 3]))
+    head_dim = draw(st.sampled_from([4, 8, 12]))
+    parallel_block = draw(flag)
+    model: Config = {
+        "num_layers": draw(st.integers(1, 6)),
+        "hidden_size": draw(st.sampled_from([heads * head_dim, 48, 20, 7])),
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": head_dim,
+        "intermediate_size": draw(st.sampled_from([None, 24, 96, 200])),
+        "vocab_size": draw(st.integers(1, 300)),
+        "max_position_embeddings": POSITIONS,
+        "position_embedding": draw(st.sampled_from(["learned", "rope", "alibi", "none"])),
+        "normalization": draw(st.sampled_from(["layernorm", "rmsnorm"])),
+        "norms_per_layer": draw(st.sampled_from([2, 1])) if parallel_block else 2,
+        "parallel_block": parallel_block,
+        "mlp": draw(st.sampled_from(["gelu", "relu", "swiglu", "geglu"])),
+        "embedding_size": draw(st.sampled_from([None, None, 16])),
+    }
+    for name in ("final_norm", "embedding_norm", "qkv_bias", "output_bias", "mlp_bias", "lm_head_bias", "qk_norm"):
+        model[name] = draw(flag)
+    for name in ("tie_word_embeddings", "fused_qkv", "fused_gate_up"):
+        model[name] = draw(flag)
+    if experts and draw(flag):
+        model["moe"] = draw(_experts(model["num_layers"]))
+    if latent and draw(st.sampled_from([False, False, True])):
+        model["head_dim"] = None
+        model["mla"] = {
+            "q_lora_rank": draw(st.sampled_from([0, 12])),
+            "kv_lora_rank": draw(st.sampled_from([8, 20])),
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": draw(st.sampled_from([8, 12])),
+        }
+    return model
+
+
+@st.composite
+def _experts(draw: st.DrawFn, layers: int) -> Config:
+    count = draw(st.integers(1, 6))
+    return {
+        "num_experts": count,
+        "num_experts_per_token": draw(st.integers(1, count)),
+        "expert_intermediate_size": draw(st.sampled_from([8, 24, 64])),
+        "shared_expert_intermediate_size": draw(st.sampled_from([0, 16])),
+        "shared_expert_gate": draw(st.booleans()),
+        "first_dense_layers": draw(st.integers(0, layers)),
+        "router_correction_bias": draw(st.booleans()),
+    }
+
+
+@st.composite
+def _spreads(draw: st.DrawFn, model: Config, *, tensor: bool, pipeline: bool, data: bool) -> Config:
+    engine, stage = draw(
+        st.sampled_from([("ddp", 0), *(("deepspeed", n) for n in range(4)), ("fsdp2", 2), ("fsdp2", 3)])
+    )
+    ranks = [t for t in (1, 2, 4, 8) if model["num_key_value_heads"] % t == 0]
+    split = draw(st.sampled_from(ranks)) if tensor else 1
+    return {
+        "engine": engine,
+        "zero_stage": stage,
+        "data_parallel": draw(st.integers(1, 5)) if data else 1,
+        "tensor_parallel": split if (model["intermediate_size"] or 4 * model["hidden_size"]) % split == 0 else 1,
+        "pipeline_parallel": draw(st.integers(1, model["num_layers"])) if pipeline and stage < 2 else 1,
+        "sequence_parallel": draw(st.booleans()),
+    }
+
+
+@st.composite
+def _trainings(draw: st.DrawFn, model: Config, optimizers: tuple[str, ...]) -> Config:
+    recipe = draw(st.sampled_from(["mixed-20", "mixed-18", "mixed-16", "amp", "pure", "fp32"]))
+    dtypes = {"fp32": ["fp32"], "pure": ["bf16", "fp16", "fp32"]}.get(recipe, ["bf16", "fp16"])
+    layers = st.lists(st.integers(0, model["num_layers"] - 1), max_size=4)
+    alibi = model["position_embedding"] == "alibi"  # no fused kernel adds ALiBi's bias
+    return {
+        "micro_batch_size": draw(st.integers(1, 4)),
+        "sequence_length": 8 * draw(st.integers(1, 8)),
+        "gradient_accumulation_steps": draw(st.sampled_from([1, 1, 2, 3])),
+        "recipe": recipe,
+        "dtype": draw(st.sampled_from(dtypes)),
+        "optimizer": draw(st.sampled_from(optimizers)),
+        "optimizer_implementation": draw(st.sampled_from(["foreach", "fused", "for-loop"])),
+        "zero_grad": draw(st.sampled_from(["set_to_none", "zero"])),
+        "recompute": draw(st.sampled_from(["none", "selective", "full", "every-2", "every-3"]) | layers),
+        "attention": "eager" if alibi else draw(st.sampled_from(["eager", "flash", "memory-efficient"])),
+        "dropout": draw(st.sampled_from([None, 0.0, 0.1])),
+    }
+
+
+def by_stage(result: Result) -> dict[int, RankResult]:
+    """The ranks by their pipeline stage."""
+    return {rank.rank["pipeline_stage"]: rank for rank in result.ranks}
+
+
+def states(rank: RankResult, phase: str = "optimizer_step_2") -> dict[tuple[Component, str, str], Row]:
+    """The rows of weights, masters, gradients and optimizer states in a phase."""
+    rows = [row for row in rank.ledger.rows if phase in row.phases and row.component in MODEL_STATES]
+    table = {(row.component, row.module, row.tensor): row for row in rows}
+    assert len(table) == len(rows), "a copy of a parameter has one row"
+    return table
+
+
+def held(result: Result, phase: str, *components: Component) -> int:
+    """Bytes of some components in the highest moment of a phase, on the headline rank."""
+    return sum(result.ledger.components(phase).get(component, 0) for component in components)
+
+
+def gpt(l: int, d: int, h: int, V: int, **training: Any) -> tuple[Config, int]:  # noqa: E741, N803 -- the papers' symbols
+    """The papers' GPT and its number of parameters: l(12d² + 13d) + Vd, the final norm's 2d, no positions."""
+    model = {"l": l, "d": d, "h": h, "V": V, "position_embedding": "none"}
+    return {"model": model, "training": training}, parameters(l, d, V) + 2 * d
+
+
+def totals(config: Config, *overrides: str) -> dict[tuple[int, str], int]:
+    """Allocated bytes by pipeline stage and phase."""
+    ranks = by_stage(estimate(config, *overrides))
+    return {(stage, phase): total for stage, rank in ranks.items() for phase, total in rank.ledger.totals.items()}
