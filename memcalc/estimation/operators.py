@@ -64,12 +64,12 @@ class Operators:
             if tensor == "bias" and not bias:
                 continue
             gradient = self._parameter_gradient(module, tensor, shape, self.parameters)
+            if tied and tensor == "weight":
+                tape.deferred.add(gradient)
             if self.parameters == dtype:
                 parameters.append(gradient)
             else:
                 casts.append(self._cast_weight(module, tensor, shape, gradient))
-        if tied:
-            tape.deferred.update(parameters or tape.nodes[-1].parameters)
         if bias:
             tokens = tuple("s" if axis == "s/t" else axis for axis in x.shape[:-1])
             rule = workspaces.named(workspaces.column_sum, rows=tokens, columns=(weight[0],))
