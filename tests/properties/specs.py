@@ -26,11 +26,14 @@ MODEL_STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS
 POSITIONS = 128  # learned positions of every model here
 
 
+EXPLORE = int(os.environ.get("MEMCALC_EXPLORE", "0"))
+
+
 def examples(count: int) -> settings:
-    """A number of examples, the same ones in every run; MEMCALC_EXPLORE=1 draws new ones."""
+    """A number of examples, the same ones in every run; MEMCALC_EXPLORE=10 draws ten times as many new ones."""
     return settings(
-        max_examples=count,
-        derandomize="MEMCALC_EXPLORE" not in os.environ,
+        max_examples=count * max(EXPLORE, 1),
+        derandomize=not EXPLORE,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
     )

@@ -194,7 +194,10 @@ def assert_gradients_are_the_parameters(config: Config) -> None:
             (kind.count, "expert layer" if kind.experts else "dense layer", kind.recomputed)
             for kind in kinds_of(spec, stage)
         ]
-        parts += [(1, "embedding", False)] * stage.has_embedding + [(1, "head", False)] * stage.has_head
+        if stage.has_embedding:
+            parts.append((1, "embedding", False))
+        if stage.has_head:
+            parts.append((1, "head", False))
         made = 0
         for count, part, recomputed in parts:
             block = program(structure, part, recomputed, kept)

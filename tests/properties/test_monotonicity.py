@@ -1,0 +1,141 @@
+"""More of anything that is larger never needs less; more sharding, and more recomputation, never need more."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalc.api import estimate
+from memcalc.ledger.component import Component
+from tests.properties.specs import POSITIONS, Config, by_stage, configs, examples, held, totals
+
+# bitsandbytes keeps states below 4096 elements in fp32, so a smaller tensor or share can hold more: 4095 elements are
+# 4·4095 = 16380 bytes, 4096 are 4096 + 4·16 = 4160. (test_theory.py says so too.)
+STEADY = ("sgd", "momentum", "adam", "adamw", "lion", "adafactor")
+
+
+def assert_no_phase_falls(less: dict[tuple[int, str], int], more: dict[tuple[int, str], int]) -> None:
+    """Every phase of every pipeline stage, hence the peak."""
+    assert less.keys() <= more.keys()
+    fallen = {key: (total, more[key]) for key, total in less.items() if more[key] < total}
+    assert not fallen
+
+
+@examples(60)
+@given(configs(), st.integers(1, 4))
+def test_no_phase_falls_with_the_micro_batch(config: Config, further: int) -> None:
+    b = config["training"]["micro_batch_size"] + further
+
+    assert_no_phase_falls(totals(config), totals(config, f"b={b}"))
+
+
+@examples(60)
+@given(configs(), st.integers(1, 8))
+def test_no_phase_falls_with_the_sequence(config: Config, further: int) -> None:
+    """In steps of 8, which sequence parallelism can split."""
+    s = config["training"]["sequence_length"] + 8 * further
+    assert s <= POSITIONS
+
+    assert_no_phase_falls(totals(config), totals(config, f"s={s}"))
+
+
+@examples(60)
+@given(configs(), st.integers(1, 3))
+def test_no_phase_falls_with_the_layers(config: Config, further: int) -> None:
+    """A further layer goes to one of the stages; the others keep as many.
+
+    On a pipeline layers move to other stages, so only layers that are all alike are asked about there.
+    """
+    if config["parallelism"]["pipeline_parallel"] > 1:
+        if config["training"]["recompute"] not in ("none", "selective"):
+            config["training"]["recompute"] = "full"
+        config["model"].get("moe", {})["first_dense_layers"] = 0
+    layers = config["model"]["num_layers"] + further
+
+    assert_no_phase_falls(totals(config), totals(config, f"l={layers}"))
+
+
+@examples(60)
+@given(configs(optimizers=STEADY), st.integers(1, 100))
+def test_no_phase_falls_with_the_vocabulary(config: Config, further: int) -> None:
+    V = config["model"]["vocab_size"] + further  # noqa: N806 -- the papers' symbol
+
+    assert_no_phase_falls(totals(config), totals(config, f"V={V}"))
+
+
+@examples(60)
+@given(configs(optimizers=STEADY, latent=False), st.booleans())
+def test_no_phase_falls_with_the_hidden_size(config: Config, wider_heads: bool) -> None:
+    """d doubles, and with it the heads: their number or their width."""
+    model = config["model"]
+    names = ["head_dim"] if wider_heads else ["num_attention_heads", "num_key_value_heads"]
+    changes = [f"{name}={2 * model[name]}" for name in ("hidden_size", *names)]
+
+    assert_no_phase_falls(totals(config), totals(config, *changes))
+
+
+@examples(60)
+@given(configs())
+def test_recomputing_more_never_keeps_more(config: Config) -> None:
+    """Saved activations: full <= every second layer <= every third <= none."""
+    plans = ("full", "every-2", "every-3", "none")
+    kept = [held(estimate(config, f"recompute={plan}"), "loss_1", Component.ACTIVATIONS) for plan in plans]
+
+    assert kept == sorted(kept)
+
+
+@examples(60)
+@given(configs(pipeline=False))
+def test_selective_recomputation_never_keeps_more(config: Config) -> None:
+    """What the attention core keeps goes; its inputs q, k and v stay, which the core keeps too.
+
+    Under autocast a fused kernel keeps 2-byte casts of q and k where the plan keeps the fp32 ones, so there only eager
+    attention, whose maps are larger by far, is asked.
+    """
+    if config["training"]["recipe"] == "amp":
+        config["training"]["attention"] = "eager"
+    selective, none = (
+        held(estimate(config, f"recompute={plan}"), "loss_1", Component.ACTIVATIONS) for plan in ("selective", "none")
+    )
+
+    assert selective <= none
+
+
+@examples(60)
+@given(configs(optimizers=STEADY, pipeline=False), st.integers(2, 6), st.sampled_from(["deepspeed", "fsdp2"]))
+def test_a_higher_zero_stage_never_holds_more_model_states(config: Config, ranks: int, engine: str) -> None:
+    """Weights, masters, gradients and optimizer states, whenever they are complete: outside backward."""
+    config["parallelism"] |= {"engine": engine, "data_parallel": ranks}
+    stages = (0, 1, 2, 3) if engine == "deepspeed" else (2, 3)
+    kinds = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE)
+    results = [estimate(config, f"zero_stage={stage}") for stage in stages]
+    for phase in (
+        "model",
+        "optimizer",
+        "forward_1",
+        "optimizer_step_1",
+        "zero_grad_2",
+        "forward_2",
+        "optimizer_step_2",
+    ):
+        sizes = [held(result, phase, *kinds) for result in results]
+        assert sizes == sorted(sizes, reverse=True)
+
+
+@examples(60)
+@given(configs(optimizers=STEADY), st.integers(2, 6), st.integers(1, 10))
+def test_more_data_parallel_ranks_never_hold_more(config: Config, ranks: int, further: int) -> None:
+    """Shares shrink and buffers stay as they are: no phase of any stage grows with N, once there is a group at all."""
+    assert_no_phase_falls(totals(config, f"data_parallel={ranks + further}"), totals(config, f"data_parallel={ranks}"))
+
+
+@examples(40)
+@given(configs(), st.integers(1, 3))
+def test_accumulating_more_never_holds_less(config: Config, further: int) -> None:
+    """More micro-batches keep gradients from one to the next, and fill a pipeline."""
+    steps = config["training"]["gradient_accumulation_steps"]
+    changes = f"gradient_accumulation_steps={steps + further}"
+    before, after = by_stage(estimate(config)), by_stage(estimate(config, changes))
+    for stage, rank in after.items():
+        for phase in ("forward_1", "loss_1", "forward_2", "loss_2", "optimizer_step_2"):
+            assert rank.ledger.totals[phase] >= before[stage].ledger.totals[phase]
