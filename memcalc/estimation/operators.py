@@ -288,15 +288,19 @@ class Operators:
         return y if padded is None else self.copy(y, f"{name}, rounded up", padded)
 
     def normalized(self, x: Tensor, name: str) -> Tensor:
-        """x / its sum: division keeps both."""
+        """x / its sum over the last axis: division keeps both."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        self.tape.nodes.append(Node(name, (x,), (y,), (x.storage,), (NEW,)))
+        total = self.tape.store(f"sum for {name}", x.shape[:-1], x.dtype, DERIVATIVES)
+        self.tape.nodes.append(Node(name, (x,), (y,), (x.storage, total), (NEW,), also_allocates=(total,)))
         return y
 
     def scattered(self, x: Tensor, out: Shape, name: str) -> Tensor:
-        """Rows added up into fewer (index_add); backward gathers them again."""
+        """Rows added up into fewer (index_add); backward gathers them again.
+
+        Keeps the rows, though only for their shape: index_add's gradient formula names its source.
+        """
         y = self.tape.new(name, out, x.dtype, "aten::index_add")
-        self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW,)))
+        self.tape.nodes.append(Node(name, (x,), (y,), (x.storage,), (NEW,)))
         return y
 
     def keep(self, y: Tensor, name: str, shape: Shape, dtype: str) -> None:
