@@ -71,7 +71,9 @@ class Operators:
             else:
                 casts.append(self._cast_weight(module, tensor, shape, gradient))
         if bias:
-            tokens = tuple("s" if axis == "s/t" else axis for axis in x.shape[:-1])
+            # Of input and output one may be seen head by head; the other's leading axes are the tokens.
+            leading = min(x.shape[:-1], out[:-1], key=len)
+            tokens = tuple("s" if axis == "s/t" else axis for axis in leading)
             rule = workspaces.named(workspaces.column_sum, rows=tokens, columns=(weight[0],))
             temporaries.append(tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule))
         node = Node(
