@@ -91,13 +91,15 @@ def norm_backward(values: Values, rows: tuple[str, ...], width: str, item_bytes:
     """partial column sums of a norm's backward, beyond 65536 rows
 
     ATen native/cuda/layer_norm_kernel.cu, torch 2.8 and later: for many rows and few columns the gradients of weight
-    and bias are first summed in R partial rows. Checked on torch 2.13 at its boundaries.
+    and bias are first summed in R partial rows each, then these one after the other. Checked on torch 2.13 at its
+    boundaries.
     """
     count, columns = product(values, rows), values[width]
     if count <= 65536 or columns // 32 >= values["sms"] // 2:
         return 0
     partial_rows = min(ceil_div(count, 32), MIB // columns)
-    return buffers * partial_rows * columns * item_bytes
+    last_sum = column_sum({**values, "R": partial_rows, "N": columns}, ("R",), ("N",))
+    return buffers * partial_rows * columns * item_bytes + last_sum
 
 
 def flash_backward(values: Values, heads: str, kv_heads: str, head_dim: str, length: str, item_bytes: int) -> int:
@@ -120,16 +122,25 @@ def flash_backward(values: Values, heads: str, kv_heads: str, head_dim: str, len
 def efficient_backward(values: Values, heads: str, head_dim: str, length: str, item_bytes: int) -> int:
     """row sums and accumulators of memory-efficient attention's backward
 
-    ATen native/transformers/cuda/attention_backward.cu: delta in fp32, and for each (batch, head) a workspace a block
-    of queries. Checked on torch 2.13 for 16-bit inputs up to a head dimension of 128, and fp32.
+    ATen native/transformers/cuda/attention_backward.cu and mem_eff_attention/kernel_backward.h (workspace_elements_gq,
+    _gk, _gv): delta in fp32, and for each (batch, head) a workspace a block of queries; beyond a head dimension of 128,
+    where 16-bit gradients of k and v no longer fit in registers, also one of each for every split of the keys.
+    Checked on torch 2.13 for 16-bit inputs, and for fp32 of 128.
     """
     b, h, d, s = values["b"], values[heads], values[head_dim], values[length]
     delta = 4 * b * h * s
     if item_bytes == 4:
         accumulators = ceil_div(s, 64) * (256 * ceil_div(d, 8) * 8 + 16)
         return delta + b * h * accumulators + 4 * b * h * s * d  # the product gradient * output in fp32
-    narrow, wide = ceil_div(s, 64) * (16384 + 16), ceil_div(s, 128) * (ceil_div(d, 128) * 65536 + 16)
-    accumulators = narrow if d <= 64 else wide
+    locks = 16  # of each tile: a lock, a counter, padding
+    if d <= 64:
+        accumulators = ceil_div(s, 64) * (4 * 64 * 64 + locks)
+    elif d <= 128:
+        accumulators = ceil_div(s, 128) * (4 * 128 * 128 + locks)
+    else:  # blocks of 128 queries and 64 keys
+        splits = max(min(ceil_div(s, 64), 200 // (b * h)), 1)
+        keys_and_values = 2 * 4 * splits * 64 * ceil_div(d, 128) * 128
+        accumulators = keys_and_values + ceil_div(s, 128) * ceil_div(d, 64) * (4 * 128 * 64 + locks)
     return delta + b * h * accumulators
 
 
