@@ -1,0 +1,379 @@
+"""The recipe table: which copies of each parameter the ledger holds, in how many bytes, and in which phases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.estimation.parameters import parameter_table
+from memcalc.estimation.textbook import zero_model_state_bytes
+from memcalc.ledger.component import Component
+from memcalc.ledger.ledger import Ledger
+from memcalc.spec.recipes import RECIPES
+
+L, D, V, S = 2, 64, 96, 32
+MODEL = {
+    "num_layers": L,
+    "hidden_size": D,
+    "num_attention_heads": 4,
+    "vocab_size": V,
+    "max_position_embeddings": S,
+    "tie_word_embeddings": False,
+}
+LAYER = 12 * D**2 + 13 * D  # 49 984 parameters
+P = L * LAYER + 2 * V * D + S * D + 2 * D  # two layers, embedding and head, positions, final norm: 114 432
+
+BEFORE_STEP = ("zero_grad_1", "forward_1", "loss_1")
+STEP = ("optimizer_step_1", "zero_grad_2", "optimizer_step_2")
+COPIES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE)
+W, M, G, O = COPIES  # noqa: E741 -- the four letters that the table below is written in
+
+Copies = dict[tuple[Component, str], int]
+
+
+def ledger(recipe: str, *overrides: str, **training: Any) -> Ledger:
+    dtype = "fp32" if recipe == "fp32" else "bf16"
+    run = {"model": MODEL, "training": {"recipe": recipe, "dtype": dtype} | training}
+    return memcalc.estimate(run, *overrides).ledger
+
+
+def copies(run: Ledger, phase: str) -> Copies:
+    """Bytes a parameter of every copy in one phase."""
+    held: Copies = {}
+    for row in run.alive(phase):
+        if row.component in COPIES:
+            key = (row.component, row.dtype)
+            held[key] = held.get(key, 0) + row.bytes
+    assert all(amount % P == 0 for amount in held.values()), held
+    return {key: amount // P for key, amount in held.items()}
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+# Bytes a parameter of each copy: as the model is built, with its optimizer, in the step, at the next zero_grad before
+# it lets go, and in the next forward.
+TABLE: dict[str, dict[str, Copies]] = {
+    "fp32": {
+        "model": {(W, "fp32"): 4},
+        "optimizer": {(W, "fp32"): 4},
+        "step": {(W, "fp32"): 4, (G, "fp32"): 4, (O, "fp32"): 8},
+        "zero_grad": {(W, "fp32"): 4, (G, "fp32"): 4, (O, "fp32"): 8},
+        "forward": {(W, "fp32"): 4, (O, "fp32"): 8},
+    },
+    "amp": {
+        "model": {(W, "fp32"): 4},
+        "optimizer": {(W, "fp32"): 4},
+        "step": {(W, "fp32"): 4, (G, "fp32"): 4, (O, "fp32"): 8},
+        "zero_grad": {(W, "fp32"): 4, (G, "fp32"): 4, (O, "fp32"): 8},
+        "forward": {(W, "fp32"): 4, (O, "fp32"): 8},
+    },
+    "pure": {
+        "model": {(W, "bf16"): 2},
+        "optimizer": {(W, "bf16"): 2},
+        "step": {(W, "bf16"): 2, (G, "bf16"): 2, (O, "bf16"): 4},
+        "zero_grad": {(W, "bf16"): 2, (G, "bf16"): 2, (O, "bf16"): 4},
+        "forward": {(W, "bf16"): 2, (O, "bf16"): 4},
+    },
+    "mixed-16": {
+        "model": {(W, "bf16"): 2},
+        "optimizer": {(W, "bf16"): 2, (M, "fp32"): 4},
+        "step": {(W, "bf16"): 2, (M, "fp32"): 4, (G, "bf16"): 2, (G, "fp32"): 4, (O, "fp32"): 8},
+        "zero_grad": {(W, "bf16"): 2, (M, "fp32"): 4, (G, "bf16"): 2, (O, "fp32"): 8},
+        "forward": {(W, "bf16"): 2, (M, "fp32"): 4, (O, "fp32"): 8},
+    },
+    "mixed-18": {
+        "model": {(W, "bf16"): 2},
+        "optimizer": {(W, "bf16"): 2, (M, "fp32"): 4, (G, "fp32"): 4},
+        "step": {(W, "bf16"): 2, (M, "fp32"): 4, (G, "fp32"): 4, (O, "fp32"): 8},
+        "zero_grad": {(W, "bf16"): 2, (M, "fp32"): 4, (G, "fp32"): 4, (O, "fp32"): 8},
+        "forward": {(W, "bf16"): 2, (M, "fp32"): 4, (G, "fp32"): 4, (O, "fp32"): 8},
+    },
+    "mixed-20": {
+        "model": {(W, "bf16"): 2},
+        "optimizer": {(W, "bf16"): 2, (M, "fp32"): 4},
+        "step": {(W, "bf16"): 2, (M, "fp32"): 4, (G, "bf16"): 2, (G, "fp32"): 4, (O, "fp32"): 8},
+        "zero_grad": {(W, "bf16"): 2, (M, "fp32"): 4, (G, "bf16"): 2, (G, "fp32"): 4, (O, "fp32"): 8},
+        "forward": {(W, "bf16"): 2, (M, "fp32"): 4, (O, "fp32"): 8},
+    },
+}
+
+
+def test_the_table_has_every_recipe() -> None:
+    assert set(TABLE) == set(RECIPES)
+
+
+@pytest.mark.parametrize("recipe", TABLE)
+def test_each_copy_lives_in_its_phases(recipe: str) -> None:
+    run = ledger(recipe)
+    expected = TABLE[recipe]
+    when = {
+        "model": ("model",),
+        "optimizer": ("optimizer", "input", *BEFORE_STEP),
+        "step": ("optimizer_step_1", "optimizer_step_2"),
+        "zero_grad": ("zero_grad_2",),
+        "forward": ("forward_2", "loss_2"),
+    }
+
+    for column, phases in when.items():
+        for phase in phases:
+            assert copies(run, phase) == expected[column], phase
+
+
+@pytest.mark.parametrize("recipe", TABLE)
+def test_backward_holds_what_forward_held_and_gradients_in_the_making(recipe: str) -> None:
+    """In its highest moment some gradients are not made yet, and none is held in more copies than the step finds."""
+    run = ledger(recipe)
+    for step, before in ((1, "loss_1"), (2, "loss_2")):
+        backward = run.components(f"backward_{step}")
+        held = run.components(before)
+
+        assert {c: backward.get(c) for c in (W, M, O)} == {c: held.get(c) for c in (W, M, O)}
+        assert held.get(G, 0) <= backward[G] <= held.get(G, 0) + run.components("optimizer_step_1")[G]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "total"), [("fp32", 16), ("amp", 16), ("pure", 8), ("mixed-16", 16), ("mixed-18", 18), ("mixed-20", 20)]
+)
+def test_the_copies_together_are_the_published_count(recipe: str, total: int) -> None:
+    """At the zero_grad that follows a step, before it lets go of anything."""
+    held = ledger(recipe).components("zero_grad_2")
+
+    assert sum(held[component] for component in COPIES if component in held) == total * P
+    assert RECIPES[recipe].textbook_bytes == total
+
+
+def test_mixed_18_adds_each_gradient_to_the_main_one_and_drops_it() -> None:
+    """Beside the fp32 buffer of 4 P bytes, backward holds 16-bit gradients of one operator at a time."""
+    run = ledger("mixed-18")
+    in_flight = [row for row in run.alive("backward_1", G) if row.dtype == "bf16"]
+
+    assert run.components("forward_1")[G] == 4 * P
+    assert sum(row.bytes for row in in_flight) <= 2 * (4 * D**2 + D)  # the largest matrix of a layer and its bias
+    assert all(row.count == 1 for row in in_flight)
+
+
+# -- autocast ----------------------------------------------------------------------------------------------------------
+
+
+def cache(run: Ledger, phase: str) -> dict[str, int]:
+    return {row.tensor: row.bytes for row in run.alive(phase) if row.tensor.endswith("(autocast cache)")}
+
+
+def test_autocast_caches_a_16_bit_copy_of_every_matrix_and_its_bias_until_forward_ends() -> None:
+    """2 bytes for each of l (12 d² + 9 d) of the layers and V d of the head; embeddings and norms are not cast."""
+    run = ledger("amp")
+
+    for phase in ("forward_1", "loss_1", "forward_2", "loss_2"):
+        assert sum(cache(run, phase).values()) == 2 * (L * (12 * D**2 + 9 * D) + V * D), phase
+        assert {row.component for row in run.alive(phase) if "cache" in row.tensor} == {Component.TEMPORARIES}
+
+
+def test_of_autocasts_cache_only_what_backward_still_needs_outlives_forward() -> None:
+    """Biases go with the region; a weight's cast stays until its layer's backward has used it."""
+    run = ledger("amp")
+
+    for phase in ("backward_1", "backward_2"):
+        assert not [name for name in cache(run, phase) if ".bias" in name]
+    for phase in ("model", "optimizer", "input", "zero_grad_1", *STEP):
+        assert not cache(run, phase)
+
+
+def test_other_recipes_cast_nothing() -> None:
+    for recipe in set(RECIPES) - {"amp"}:
+        run = ledger(recipe)
+        assert not any(cache(run, phase) for phase in run.phases)
+
+
+# -- gradients between steps -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("recipe", "gradients"), [("fp32", 4), ("pure", 2), ("mixed-16", 2), ("mixed-20", 6)])
+def test_gradients_filled_with_zeros_live_through_the_next_forward(recipe: str, gradients: int) -> None:
+    """With set_to_none they are gone; before the first backward there are none either way."""
+    for zero_grad, second in (("zero", gradients * P), ("set_to_none", 0)):
+        run = ledger(recipe, zero_grad=zero_grad)
+        held = {phase: run.components(phase).get(G, 0) for phase in run.phases}
+
+        assert [held[phase] for phase in BEFORE_STEP] == [0, 0, 0]
+        assert held["zero_grad_2"] == gradients * P
+        assert held["forward_2"] == held["loss_2"] == second
+
+
+@pytest.mark.parametrize(("recipe", "gradients"), [("fp32", 4), ("pure", 2), ("mixed-16", 2), ("mixed-20", 6)])
+def test_accumulation_holds_the_gradients_of_earlier_micro_batches(recipe: str, gradients: int) -> None:
+    """The phases show the last micro-batch of a step: its forward finds whole gradients, its zero_grad in step 1 none."""
+    run = ledger(recipe, gradient_accumulation_steps=2)
+    held = {phase: run.components(phase).get(G, 0) for phase in run.phases}
+
+    assert held["zero_grad_1"] == 0
+    assert held["forward_1"] == held["loss_1"] == held["forward_2"] == held["loss_2"] == gradients * P
+    assert held["backward_1"] >= gradients * P
+
+
+def test_gradients_that_exist_are_added_to_one_operator_at_a_time() -> None:
+    """A second backward makes no second set: at most one operator's own gradients lie beside the whole ones."""
+    run = ledger("pure", gradient_accumulation_steps=2)
+
+    assert run.components("backward_2")[G] <= 2 * P + 2 * (4 * D**2 + D)
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+
+def states(optimizer: str, **training: Any) -> int:
+    """Bytes of optimizer states, of fp32 parameters."""
+    return ledger("fp32", optimizer=optimizer, **training).components("zero_grad_2").get(O, 0)
+
+
+@pytest.mark.parametrize(("optimizer", "bytes_"), [("sgd", 0), ("momentum", 4), ("adam", 8), ("adamw", 8), ("lion", 4)])
+def test_states_in_bytes_a_parameter(optimizer: str, bytes_: int) -> None:
+    assert states(optimizer) == bytes_ * P
+
+
+def test_states_appear_in_the_first_step_and_stay() -> None:
+    run = ledger("fp32")
+
+    for phase in run.phases:
+        later = run.phases.index(phase) >= run.phases.index("optimizer_step_1")
+        assert run.components(phase).get(O, 0) == (8 * P if later else 0), phase
+
+
+def test_fused_adam_keeps_its_step_counters_on_the_device() -> None:
+    """4 bytes for each tensor: 12 in a layer, 2 embeddings, a head, a norm of two."""
+    assert states("adamw", optimizer_implementation="fused") == 8 * P + 4 * (12 * L + 5)
+
+
+def test_adafactor_keeps_rows_and_columns_of_matrices_and_vectors_whole() -> None:
+    """4 bytes a row and a column of qkv (3d, d), o (d, d), up (4d, d), down (d, 4d), the tables; 13 d of vectors."""
+    layer = (3 * D + D) + (D + D) + (4 * D + D) + (D + 4 * D) + 13 * D
+    tables = 2 * (V + D) + (S + D)
+
+    assert states("adafactor") == 4 * (L * layer + tables + 2 * D)
+
+
+def test_8_bit_adam_keeps_2_03125_bytes_of_each_large_tensor() -> None:
+    """2 · (1 + 4/256) where a tensor has 4096 elements or more; 8 bytes where it is smaller.
+
+    Of this model qkv, o, up and down (12 d² = 49 152), both tables of 6144; 13 d = 832 a layer, 2048 positions and
+    the norm's 128 are small.
+    """
+    large, small = L * 12 * D**2 + 2 * V * D, L * 13 * D + S * D + 2 * D
+
+    assert large + small == P
+    assert states("adam-8bit") == large * 203_125 // 100_000 + 8 * small
+
+
+def test_a_tensor_of_4096_elements_is_large_to_8_bit_adam() -> None:
+    """o (64, 64) has 4096: 8320 bytes; 4095 would have 32 760."""
+    rows = [row for row in ledger("fp32", optimizer="adam-8bit").alive("zero_grad_2", O) if "o_proj" in row.module]
+    weight = [row for row in rows if row.tensor.startswith("weight")]
+
+    assert sum(row.bytes for row in weight) == L * 2 * (4096 + 4 * 16)
+    assert {row.dtype for row in weight} == {"uint8", "fp32"}
+
+
+# -- temporaries of the step -------------------------------------------------------------------------------------------
+
+
+def step_temporaries(optimizer: str, implementation: str, recipe: str = "fp32") -> int:
+    run = ledger(recipe, optimizer=optimizer, optimizer_implementation=implementation)
+    first, second = (run.components(f"optimizer_step_{step}").get(Component.TEMPORARIES, 0) for step in (1, 2))
+    assert first == second
+    return first
+
+
+LARGEST = 4 * D**2  # elements of up or down, more than V d = 6144
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "lion", "adafactor", "adam-8bit"])
+def test_a_fused_step_makes_no_temporaries(optimizer: str) -> None:
+    assert step_temporaries(optimizer, "fused") == 0
+
+
+@pytest.mark.parametrize("implementation", ["foreach", "for-loop"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam-8bit"])
+def test_updates_in_place_make_no_temporaries(optimizer: str, implementation: str) -> None:
+    assert step_temporaries(optimizer, implementation) == 0
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "lion", "adafactor"])
+def test_foreach_makes_one_list_as_large_as_all_parameters(optimizer: str) -> None:
+    assert step_temporaries(optimizer, "foreach") == 4 * P
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "lion", "adafactor"])
+def test_a_loop_makes_two_buffers_of_the_largest_parameter(optimizer: str) -> None:
+    assert step_temporaries(optimizer, "for-loop") == 2 * 4 * LARGEST
+
+
+@pytest.mark.parametrize(
+    ("recipe", "item"),
+    [
+        ("pure", 2),  # the optimizer updates the weights themselves
+        ("mixed-16", 4),  # it updates the masters
+        ("mixed-18", 4),
+        ("mixed-20", 4),
+        ("amp", 4),
+    ],
+)
+def test_temporaries_have_the_dtype_of_what_is_updated(recipe: str, item: int) -> None:
+    assert step_temporaries("adamw", "foreach", recipe) == item * P
+
+
+# -- sharding ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "stage"), [("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3), ("fsdp2", 2), ("fsdp2", 3)]
+)
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+def test_zero_shards_as_its_paper_counts(engine: str, stage: int, ranks: int) -> None:
+    """2 of weights from stage 3 on, 2 of gradients from 2, 12 of master and moments from 1; every axis divides by N."""
+    run = ledger("mixed-16", f"zero_stage={stage}", f"data_parallel={ranks}", f"engine={engine}")
+    held = run.components("zero_grad_2")
+
+    assert sum(held[component] for component in COPIES) == zero_model_state_bytes(P, ranks, stage)
+    assert held[W] == 2 * P // (ranks if stage == 3 else 1)
+    assert held[G] == 2 * P // (ranks if stage >= 2 else 1)
+    assert (held[M], held[O]) == (4 * P // ranks, 8 * P // ranks)
+
+
+def test_a_share_that_does_not_divide_is_padded() -> None:
+    """5 ranks: FSDP2 pads the rows of each tensor (64 to 65), DeepSpeed its elements (64·64 to 4100)."""
+    for engine, share in (("fsdp2", 13 * 64), ("deepspeed", 820)):
+        run = ledger("mixed-16", "zero_stage=3", "data_parallel=5", f"engine={engine}")
+        weights = {(row.module, row.tensor): row.bytes // row.count for row in run.alive("model", W)}
+
+        assert weights["layers.*.attention.o_proj", "weight"] == 2 * share
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_tensor_parallel_ranks_hold_the_whole_and_copies_of_what_is_not_split(ranks: int) -> None:
+    """Matrices 12 d² and the biases of qkv and up (7 d) and both V d split; 6 d a layer, S d and 2 d are everywhere."""
+    whole = L * (12 * D**2 + 7 * D) + 2 * V * D
+    everywhere = L * 6 * D + S * D + 2 * D
+
+    assert whole + everywhere == P
+    assert ledger("pure", f"tensor_parallel={ranks}").components("model")[W] == 2 * (whole // ranks + everywhere)
+
+
+def test_pipeline_stages_hold_every_parameter_once() -> None:
+    """Untied: the first stage has both embeddings, the last the final norm and the head."""
+    run = memcalc.estimate({"model": MODEL, "training": {"recipe": "pure"}}, "pipeline_parallel=2")
+    held = {rank.rank["pipeline_stage"]: rank.ledger.components("model")[W] for rank in run.ranks}
+
+    assert held == {0: 2 * (LAYER + V * D + S * D), 1: 2 * (LAYER + V * D + 2 * D)}
+    assert sum(held.values()) == 2 * P
+
+
+def test_the_ledgers_parameters_are_those_of_the_table() -> None:
+    run = ledger("pure")
+    spec = memcalc.estimate({"model": MODEL}).spec.model
+    named = {f"{row.module}.{row.tensor}" for row in run.alive("model", W)}
+
+    assert named == {
+        f"{row.module}.{row.tensor}"
+        for row in parameter_table(spec.model_copy(update={"fused_qkv": True}))  # plain modules fuse q, k and v
+    }
