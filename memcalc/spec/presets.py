@@ -23,4 +23,7 @@ def preset_path(name: str) -> Path | None:
     if "/" in name or "\\" in name or "\0" in name:
         return None
     path = presets_folder() / f"{name.removesuffix('.yaml')}.yaml"
-    return path if path.is_file() else None
+    try:
+        return path if path.is_file() else None
+    except OSError:  # a name longer than the system allows
+        return None

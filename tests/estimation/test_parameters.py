@@ -166,11 +166,14 @@ def test_fusing_moves_parameters_but_makes_none() -> None:
 
 
 def test_rotary_tables_are_buffers() -> None:
-    """Two tables of head_dim / 2 = 8 frequencies; a quarter of a head of 16 for NeoX; none for learned positions."""
+    """Two tables of head_dim / 2 = 8 frequencies; a quarter of a head of 16 for NeoX; none for learned positions.
+
+    GPT-J has a table of positions x rotary_dim in each of the 3 layers.
+    """
     assert buffer_elements(model(architecture="llama")) == 2 * 8
     assert buffer_elements(model(architecture="gpt_neox")) == 2 * 2
     assert buffer_elements(model(architecture="gpt2")) == 0
-    assert buffer_elements(model(architecture="gptj", max_position_embeddings=32)) == 3 * 32 * 64
+    assert buffer_elements(model(architecture="gptj", max_position_embeddings=32, rotary_dim=8)) == 3 * 32 * 8
     assert buffer_elements(model(position_embedding="rope")) == 2 * 8
 
 

@@ -19,7 +19,7 @@ def test_derived_sizes_follow_the_hidden_size() -> None:
     assert model == SIZES | {
         "num_key_value_heads": 4,
         "head_dim": 16,
-            "rotary_dim": 16,
+        "rotary_dim": 16,
         "intermediate_size": 256,
         "embedding_size": 64,
     }
