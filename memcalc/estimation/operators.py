@@ -121,9 +121,12 @@ class Operators:
         gradient = self._parameter_gradient(module, "weight", table, self.parameters)
         temporaries: tuple[int, ...] = (scratch,)
         if tied:
-            # The head's gradient waits for this one; their sum is a third tensor, since both are still referred to.
+            # The head's gradient waits for this one. It is the transpose of a product, a view, so their sum is a third
+            # tensor; under autocast it is a cast of that, which nothing else refers to, and takes the sum in place.
             citation = "torch 2.13 autograd/input_buffer.cpp: a shared leaf's gradients are summed out of place"
-            names = (f"{module} gradient before the sum", f"{module} sum with the tied head's gradient")
+            names = [f"{module} gradient before the sum"]
+            if not self.autocast:
+                names.append(f"{module} sum with the tied head's gradient")
             temporaries = (scratch, *(tape.store(name, table, self.parameters, citation) for name in names))
             tape.arrives_summed = gradient
         node = Node(module, (), (y,), (), (), backward_temporaries=temporaries, parameters=() if tied else (gradient,))
