@@ -50,6 +50,8 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
             raise unknown_key(key, block, source.where(path))
         if name in result:
             raise InputError(f"{name} is given twice, also as {key}.", "Keep one of the two.", source.where(path))
+        if path in source.lines:  # messages name the field, and its line is the alias's
+            source.lines[block, name] = source.lines[path]
         if value is None:
             continue
         result[name] = _nested(name, value, source) if name in NESTED and block == "model" else value

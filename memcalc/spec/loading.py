@@ -74,7 +74,7 @@ def _blocks(source: Source) -> dict[str, Any]:
 
 
 def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
-    model = derive_model(merged(_model_base(blocks, folder, source), blocks.get("model", {})))
+    model = _derived(merged(_model_base(blocks, folder, source), blocks.get("model", {})), source)
     training = blocks.get("training", {})
     training = default_training(_training_base(blocks) | training, model)
     parallelism = default_parallelism(blocks.get("parallelism", {}), training)
@@ -91,6 +91,13 @@ def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
     )
     check_rules(spec, source)
     return spec
+
+
+def _derived(model: dict[str, Any], source: Source) -> dict[str, Any]:
+    try:
+        return derive_model(model)
+    except InputError as error:  # it knows the key, the source knows the line
+        raise InputError(error.problem, error.remedy, source.where(tuple(error.where.split(".")))) from None
 
 
 def _model_base(blocks: dict[str, Any], folder: Path, source: Source) -> dict[str, Any]:
