@@ -75,7 +75,11 @@ def _moving_items(spec: Spec, stage: Stage, values: dict[str, int], around: Arou
     items: list[Item] = []
     for exist, steps in steps_by_start.items():
         gradients = gradients_on_arrival(spec, exist=exist, sharded=bool(around.layer_share))
-        timeline = Timeline(spec, stage, values, gradients, around)
+        if exist:  # a layer's share is added to the gradients that are there
+            nothing = {experts: share._replace(each=0, block=0) for experts, share in around.layer_share.items()}
+            timeline = Timeline(spec, stage, values, gradients, around._replace(layer_share=nothing))
+        else:
+            timeline = Timeline(spec, stage, values, gradients, around)
         for phase, moment in (
             ("forward", timeline.forward()),
             ("loss", timeline.loss()),

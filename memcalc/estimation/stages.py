@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from memcalc.spec.model import ModelSpec
@@ -59,6 +60,16 @@ def kinds_of(spec: Spec, stage: Stage) -> list[Kind]:
                 first, last = _ends(spec.training, again, lo, hi)
                 kinds.append(Kind(experts, again, count, first, last))
     return sorted(kinds, key=lambda kind: kind.first)
+
+
+def runs_of(spec: Spec, stage: Stage) -> Iterator[Kind]:
+    """The layers of a stage in order, as runs of neighbours that are alike, where the plan is a list of layers."""
+    dense = dense_layers(spec.model)
+    named = {layer for layer in spec.training.recompute if isinstance(layer, int)}
+    borders = {stage.first, stage.stop} | {edge for layer in named for edge in (layer, layer + 1)} | {dense}
+    edges = sorted(edge for edge in borders if stage.first <= edge <= stage.stop)
+    for lo, hi in pairwise(edges):
+        yield Kind(lo >= dense, lo in named, hi - lo, lo, hi - 1)
 
 
 def dense_layers(model: ModelSpec) -> int:

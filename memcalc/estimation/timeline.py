@@ -2,7 +2,8 @@
 
 Blocks follow one another: embedding, layers, head. A block's program (tape.py) gives its own highest moment; around
 it stand what the blocks before it have saved and the gradients of the blocks behind it. Along layers that are alike
-this sum is linear, so its highest value is at the first or the last of them.
+this sum is linear, so its highest value is at the first or the last of them; only where a plan names the layers to
+recompute, it can lie in between.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.communication import Around
 from memcalc.estimation.items import Item
 from memcalc.estimation.program import Moment, Program, alive_after, highest
-from memcalc.estimation.stages import Kind, Stage, count_between, kinds_of
+from memcalc.estimation.stages import Kind, Stage, count_between, kinds_of, runs_of
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
@@ -142,7 +143,33 @@ class Timeline:
             return (self.stage.first - 1,)
         if block.kind is None:
             return (self.stage.stop,)
-        return (block.kind.last,) if block.kind.last == block.kind.first else (block.kind.last, block.kind.first)
+        points = {block.kind.first, block.kind.last}
+        # An engine may hold less around the very last layer than around the others, so these are asked for themselves.
+        others = self.stage._replace(stop=self.stage.stop - 1)
+        alike = [kind for kind in kinds_of(self.spec, others) if kind[:2] == block.kind[:2]]
+        points.update(kind.last for kind in alike)
+        if alike and not isinstance(self.spec.training.recompute, str):
+            points.add(self._highest_layer(alike[0], others))
+        return tuple(sorted(points, reverse=True))
+
+    def _highest_layer(self, kind: Kind, stage: Stage) -> int:
+        """The layer of a kind around which most is alive: a plan that names layers lets the sum rise and fall."""
+        weights = {}
+        for index, block in enumerate(self.blocks):
+            if block.kind is not None:
+                share = self.around.layer_share.get(block.kind.experts)
+                left = self._bytes(index, block.left) + (share.block if share is not None else 0)
+                weights[block.kind[:2]] = (self._bytes(index, block.program.kept), left)
+        height = before = 0
+        found: list[tuple[int, int]] = []
+        for run in runs_of(self.spec, stage):
+            saved, left = weights[run[:2]]
+            height += before - left  # one layer further, one more has saved its tensors and one less left its gradients
+            top = height + (run.count - 1) * (saved - left)
+            if run[:2] == kind[:2]:
+                found += [(height, run.first), (top, run.last)]
+            height, before = top, saved
+        return max(found)[1]
 
     def _saved(self, until: int, layer: int, phase: str) -> list[Holding]:
         """What the blocks before block `until` (layers: before `layer`) hold in a phase, plus other micro-batches."""
