@@ -43,6 +43,7 @@ def examples(count: int) -> settings:
 def configs(
     draw: st.DrawFn,
     *,
+    layers: int = 6,
     experts: bool = True,
     latent: bool = True,
     tensor: bool = True,
@@ -50,22 +51,22 @@ def configs(
     data: bool = True,
     optimizers: tuple[str, ...] = ("sgd", "momentum", "adam", "adamw", "lion", "adafactor", "adam-8bit"),
 ) -> Config:
-    """A configuration that loads. The keywords leave out whole dimensions."""
-    model = draw(_models(experts=experts, latent=latent))
+    """A configuration that loads, of so many layers at most. The keywords leave out whole dimensions."""
+    model = draw(_models(layers, experts=experts, latent=latent))
     parallelism = draw(_spreads(model, tensor=tensor, pipeline=pipeline, data=data))
     training = draw(_trainings(model, optimizers))
     return {"model": model, "training": training, "parallelism": parallelism}
 
 
 @st.composite
-def _models(draw: st.DrawFn, *, experts: bool, latent: bool) -> Config:
+def _models(draw: st.DrawFn, layers: int, *, experts: bool, latent: bool) -> Config:
     flag = st.booleans()
     groups = draw(st.sampled_from([4, 1, 2, 8]))
     heads = groups * draw(st.sampled_from([1, 2, 3]))
     head_dim = draw(st.sampled_from([4, 8, 12]))
     parallel_block = draw(flag)
     model: Config = {
-        "num_layers": draw(st.integers(1, 6)),
+        "num_layers": draw(st.integers(1, layers)),
         "hidden_size": draw(st.sampled_from([heads * head_dim, 48, 20, 7])),
         "num_attention_heads": heads,
         "num_key_value_heads": groups,

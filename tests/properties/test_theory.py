@@ -1,0 +1,362 @@
+"""Each choice moves what it concerns by the amount that theory says, on runs of any size, and nothing else.
+
+P parameters, l layers, h heads, b micro-batch, s sequence, N data-parallel ranks, m micro-batches, p stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalc.api import estimate, load
+from memcalc.estimation.sharding import stage_parameters
+from memcalc.estimation.stages import stages_of
+from memcalc.estimation.textbook import zero_model_state_bytes
+from memcalc.estimation.timeline import Block, Timeline
+from memcalc.ledger.component import Component
+from memcalc.ledger.result import Result
+from tests.properties.specs import MODEL_STATES, Config, by_stage, configs, examples, gpt, held, totals
+
+ACTIVATIONS, GRADIENTS = Component.ACTIVATIONS, Component.GRADIENTS
+WEIGHT_BYTES = {"fp32": 4, "amp": 4}  # 2 in every other recipe at bf16
+
+
+@st.composite
+def gpts(draw: st.DrawFn, /, **training: object) -> tuple[Config, int, dict[str, int]]:
+    """The papers' GPT at random sizes, its parameter count, and the sizes by their symbols."""
+    sizes = {name: draw(st.integers(1, 6)) for name in ("l", "h", "b")}
+    sizes |= {
+        "d": sizes["h"] * draw(st.sampled_from([4, 8, 16])),
+        "s": 8 * draw(st.integers(1, 8)),
+        "V": 8 * draw(st.integers(1, 40)),
+    }
+    config, parameters = gpt(sizes["l"], sizes["d"], sizes["h"], sizes["V"], b=sizes["b"], s=sizes["s"], **training)
+    return config, parameters, sizes
+
+
+def changes_of(before: Result, after: Result, phase: str) -> dict[Component, int]:
+    """What each component gained in a phase; block rounding left out."""
+    old, new = before.ledger.components(phase), after.ledger.components(phase)
+    gained = {component: new.get(component, 0) - old.get(component, 0) for component in Component}
+    return {c: gain for c, gain in gained.items() if gain and c is not Component.BLOCK_ROUNDING}
+
+
+# -- attention and recomputation ---------------------------------------------------------------------------------------
+
+
+@examples(30)
+@given(gpts(), st.sampled_from([0.0, 0.1]))
+def test_flash_attention_trades_the_maps_for_one_number_a_row(
+    case: tuple[Config, int, dict[str, int]], dropout: float
+) -> None:
+    """Per layer: softmax output 2bs²h, dropout mask bs²h and output 2bs²h go; fp32 log-sum-exps 4bhs come."""
+    config, _, n = case
+    maps = (5 if dropout else 2) * n["b"] * n["s"] ** 2 * n["h"]
+    log_sum_exps = 4 * n["b"] * n["h"] * n["s"]
+    eager, flash = (estimate(config, f"dropout={dropout}", f"attention={kind}") for kind in ("eager", "flash"))
+
+    assert held(eager, "loss_1", ACTIVATIONS) - held(flash, "loss_1", ACTIVATIONS) == n["l"] * (maps - log_sum_exps)
+    for phase in ("model", "optimizer", "input", "optimizer_step_1", "zero_grad_2", "optimizer_step_2"):
+        assert changes_of(eager, flash, phase) == {}
+
+
+@examples(30)
+@given(gpts(), st.integers(1, 7))
+def test_each_recomputed_layer_keeps_its_input_alone(case: tuple[Config, int, dict[str, int]], k: int) -> None:
+    """every-k recomputes floor(l / k) layers: each of these keeps 2bsd, the others what they keep without a plan."""
+    config, _, n = case
+    layer, rest = divmod(held(estimate(config), "loss_1", ACTIVATIONS), n["l"])
+    again = n["l"] // k
+    planned = held(estimate(config, f"recompute=every-{k}"), "loss_1", ACTIVATIONS)
+
+    assert rest == 0
+    assert planned == (n["l"] - again) * layer + again * 2 * n["b"] * n["s"] * n["d"]
+
+
+@examples(30)
+@given(gpts(attention="eager", dropout=0.1))
+def test_selective_recomputation_drops_5_b_s2_h_a_layer(case: tuple[Config, int, dict[str, int]]) -> None:
+    """Korthikanti et al. (arXiv 2205.05198) section 5: what the attention core keeps, and nothing else."""
+    config, _, n = case
+    maps = n["l"] * 5 * n["b"] * n["s"] ** 2 * n["h"]
+
+    assert changes_of(estimate(config), estimate(config, "recompute=selective"), "loss_1") == {ACTIVATIONS: -maps}
+
+
+@examples(40)
+@given(configs())
+def test_recomputation_leaves_model_states_and_logits_alone(config: Config) -> None:
+    """A plan concerns what layers keep between forward and backward: in the optimizer's phases nothing changes."""
+    none, full = (by_stage(estimate(config, f"recompute={plan}")) for plan in ("none", "full"))
+    for stage, rank in none.items():
+        for phase in ("model", "optimizer", "input", "optimizer_step_1", "zero_grad_2", "optimizer_step_2"):
+            assert rank.ledger.components(phase) == full[stage].ledger.components(phase)
+        logits = Component.LOGITS_AND_LOSS
+        assert rank.ledger.components("loss_1").get(logits) == full[stage].ledger.components("loss_1").get(logits)
+
+
+def all_layers(timeline: Timeline, block: Block) -> Iterator[int]:
+    """Every layer of a block's kind, where the timeline looks at the ends of a row of them only."""
+    if block.kind is None:
+        yield timeline.stage.first - 1 if block.name == "embedding" else timeline.stage.stop
+        return
+    spec = timeline.spec
+    plan = spec.training.recompute
+    dense = spec.model.num_layers if spec.model.moe is None else spec.model.moe.first_dense_layers
+    for layer in range(timeline.stage.first, timeline.stage.stop):
+        if isinstance(plan, str):
+            every = int(plan.removeprefix("every-")) if plan.startswith("every-") else 0
+            again = plan == "full" or bool(every and (layer + 1) % every == 0)
+        else:
+            again = layer in plan
+        if (block.kind.recomputed, block.kind.experts) == (again, layer >= dense):
+            yield layer
+
+
+@examples(60)
+@given(configs(layers=16, pipeline=False), st.lists(st.booleans(), min_size=16, max_size=16) | st.integers(1, 5))
+def test_no_moment_of_backward_is_higher_than_the_one_that_is_found(config: Config, plan: list[bool] | int) -> None:
+    """Backward is evaluated at a few layers; looking at every single one finds nothing higher."""
+    layers = config["model"]["num_layers"]
+    if isinstance(plan, int):
+        config["training"]["recompute"] = f"every-{plan}"
+    else:
+        config["training"]["recompute"] = [layer for layer in range(layers) if plan[layer]]
+    found = totals(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Timeline, "_turning_points", all_layers)
+        exhaustive = totals(config)
+
+    assert found == exhaustive
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+@examples(30)
+@given(gpts(), st.sampled_from(["fp32", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]))
+def test_accumulation_keeps_whole_gradients_through_forward(
+    case: tuple[Config, int, dict[str, int]], recipe: str
+) -> None:
+    """From the second micro-batch on, forward finds the gradients of those before: autograd's, and mixed-20's fp32 copy.
+
+    mixed-18's main gradients are always there, and mixed-16 makes its fp32 gradients in the step.
+    """
+    config, parameters, _ = case
+    dtype = "fp32" if recipe == "fp32" else "bf16"
+    once, twice = (
+        estimate(config, f"recipe={recipe}", f"dtype={dtype}", f"gradient_accumulation_steps={m}") for m in (1, 2)
+    )
+    gradient_bytes = {"fp32": 4, "amp": 4, "pure": 2, "mixed-16": 2, "mixed-18": 0, "mixed-20": 2 + 4}[recipe]
+    gained = {GRADIENTS: gradient_bytes * parameters} if gradient_bytes else {}
+
+    for phase in ("forward_1", "loss_1", "forward_2", "loss_2"):
+        assert changes_of(once, twice, phase) == gained
+    for phase in ("model", "optimizer", "optimizer_step_1", "zero_grad_2", "optimizer_step_2"):
+        assert changes_of(once, twice, phase) == {}
+
+
+@examples(30)
+@given(gpts(), st.sampled_from(["fp32", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]))
+def test_gradients_filled_with_zeros_live_through_the_second_forward(
+    case: tuple[Config, int, dict[str, int]], recipe: str
+) -> None:
+    """zero_grad: zero keeps what set_to_none frees, from the second step on; in the first there is nothing to keep."""
+    config, parameters, _ = case
+    dtype = "fp32" if recipe == "fp32" else "bf16"
+    freed, zeroed = (
+        estimate(config, f"recipe={recipe}", f"dtype={dtype}", f"zero_grad={how}") for how in ("set_to_none", "zero")
+    )
+    gradient_bytes = {"fp32": 4, "amp": 4, "pure": 2, "mixed-16": 2, "mixed-18": 0, "mixed-20": 2 + 4}[recipe]
+    gained = {GRADIENTS: gradient_bytes * parameters} if gradient_bytes else {}
+
+    for phase in ("forward_1", "loss_1", "backward_1", "zero_grad_2", "optimizer_step_2"):
+        assert changes_of(freed, zeroed, phase) == {}
+    for phase in ("forward_2", "loss_2"):
+        assert changes_of(freed, zeroed, phase) == gained
+
+
+@examples(60)
+@given(configs(layers=12, pipeline=False), st.integers(2, 3))
+def test_gradients_in_backward_are_at_most_the_whole_ones_and_those_of_one_block(config: Config, m: int) -> None:
+    """With accumulation, backward adds each block's gradients to those there are: never two whole sets, sharded or not.
+
+    While a block is computed (a layer, the embedding or the head), its gradients stand there once more.
+    """
+    result = estimate(config, f"gradient_accumulation_steps={m}")
+    spec = result.spec
+    (stage,) = stages_of(spec)
+    blocks: dict[str, int] = {}
+    for row in stage_parameters(spec, stage):
+        part = row.module.partition("*")[0] if row.where == "layer" else "root"
+        blocks[part] = blocks.get(part, 0) + row.elements
+    item = 4 if spec.training.dtype == "fp32" else WEIGHT_BYTES.get(spec.training.recipe, 2)
+    whole = held(result, "zero_grad_2", GRADIENTS)
+
+    for phase in ("backward_1", "backward_2"):
+        assert whole <= held(result, phase, GRADIENTS) <= whole + item * max(blocks.values())
+
+
+# -- sharding ----------------------------------------------------------------------------------------------------------
+
+
+@examples(30)
+@given(gpts(recipe="mixed-16"), st.sampled_from([2, 4]), st.integers(0, 3))
+def test_zero_shards_as_its_paper_says(case: tuple[Config, int, dict[str, int]], ranks: int, stage: int) -> None:
+    """ZeRO (arXiv 1910.02054) figure 1, after the first step: 16P, 4P + 12P/N, 2P + 14P/N, 16P/N.
+
+    Every size here is a multiple of 4, so every tensor divides.
+    """
+    config, parameters, _ = case
+    config["parallelism"] = {"engine": "deepspeed", "zero_stage": stage, "data_parallel": ranks}
+    result = estimate(config)
+
+    assert held(result, "zero_grad_2", *MODEL_STATES) == zero_model_state_bytes(parameters, ranks, stage)
+
+
+@examples(40)
+@given(configs(data=False, tensor=False), st.integers(1, 8))
+def test_1f1b_keeps_min_m_and_p_minus_i_micro_batches(config: Config, m: int) -> None:
+    """Stage i holds the activations of min(m, p - i) micro-batches (arXiv 2104.04473 section 2.2), each alike."""
+    p = config["parallelism"]["pipeline_parallel"]
+    alone = by_stage(estimate(config, "gradient_accumulation_steps=1"))
+    filled = by_stage(estimate(config, f"gradient_accumulation_steps={m}"))
+
+    for stage, rank in filled.items():
+        one = alone[stage].ledger.components("loss_1").get(ACTIVATIONS, 0)
+        assert rank.ledger.components("loss_1").get(ACTIVATIONS, 0) == min(m, p - stage) * one
+
+
+@examples(40)
+@given(configs(tensor=False, pipeline=False), st.integers(2, 5))
+def test_ddp_holds_a_second_copy_of_the_gradients_in_buckets(config: Config, ranks: int) -> None:
+    """Buckets as large as autograd's gradients, from construction on; mixed-18's main gradients are their own bucket."""
+    config["parallelism"] |= {"engine": "ddp", "zero_stage": 0}
+    one, many = (estimate(config, f"data_parallel={n}") for n in (1, ranks))
+    spec = one.spec
+    item = 4 if spec.training.dtype == "fp32" else WEIGHT_BYTES.get(spec.training.recipe, 2)
+    (stage,) = stages_of(spec)
+    elements = sum(row.count * row.elements for row in stage_parameters(spec, stage))
+    buckets = {} if spec.training.recipe == "mixed-18" else {Component.COMMUNICATION_BUFFERS: item * elements}
+
+    assert changes_of(one, many, "model") == {}
+    for phase in one.ledger.phases[1:]:
+        assert changes_of(one, many, phase) == buckets
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+
+@examples(30)
+@given(gpts(), st.sampled_from(["adam", "adamw", "lion"]))
+def test_fused_removes_the_list_of_foreach(case: tuple[Config, int, dict[str, int]], optimizer: str) -> None:
+    """foreach makes one fp32 list of all parameters in the step, 4P bytes; fused makes none.
+
+    Fused Adam keeps its step counters on the device instead: 4 bytes a tensor, from the first step on.
+    """
+    config, parameters, _ = case
+    foreach, fused = (
+        estimate(config, f"optimizer={optimizer}", f"optimizer_implementation={how}") for how in ("foreach", "fused")
+    )
+    spec = foreach.spec
+    (stage,) = stages_of(spec)
+    tensors = sum(row.count for row in stage_parameters(spec, stage))
+    counters = {} if optimizer == "lion" else {Component.OPTIMIZER_STATE: 4 * tensors}
+
+    for phase in ("optimizer_step_1", "optimizer_step_2"):
+        assert changes_of(foreach, fused, phase) == counters | {Component.TEMPORARIES: -4 * parameters}
+    for phase in ("model", "optimizer", "forward_1", "loss_1", "backward_1"):
+        assert changes_of(foreach, fused, phase) == {}
+    for phase in ("zero_grad_2", "forward_2"):
+        assert changes_of(foreach, fused, phase) == counters
+
+
+@examples(40)
+@given(configs(optimizers=("adam", "adamw", "lion", "adafactor"), data=False))
+def test_a_loop_over_parameters_needs_two_buffers_of_the_largest(config: Config) -> None:
+    """for-loop updates one parameter at a time: its temporaries in the step are twice the largest tensor."""
+    loop = by_stage(estimate(config, "optimizer_implementation=for-loop"))
+    spec = load(config)
+    pure = spec.training.recipe == "pure" and spec.training.dtype != "fp32"
+    for stage in stages_of(spec):
+        largest = max(row.elements for row in stage_parameters(spec, stage))
+        temporaries = loop[stage.index].ledger.components("optimizer_step_2")[Component.TEMPORARIES]
+        assert temporaries == 2 * (2 if pure else 4) * largest
+
+
+@examples(40)
+@given(configs(), st.sampled_from(["sgd", "momentum", "adam", "adamw", "lion"]))
+def test_an_optimizer_remembers_so_many_bytes_a_parameter(config: Config, optimizer: str) -> None:
+    """SGD nothing, momentum and Lion one number for each element that a rank updates, Adam two; fp32 but in `pure`."""
+    config["training"] |= {"optimizer": optimizer, "optimizer_implementation": "foreach"}
+    copies = {"sgd": 0, "momentum": 1, "lion": 1, "adam": 2, "adamw": 2}[optimizer]
+    pure = config["training"]["recipe"] == "pure" and config["training"]["dtype"] != "fp32"
+    for rank in estimate(config).ranks:
+        masters = [r for r in rank.ledger.rows if r.component is Component.OPTIMIZER_STATE]
+        elements = sum(row.count * prod(row.shape) for row in masters)
+        shards = [r for r in rank.ledger.rows if r.tensor.endswith("weight master") or r.tensor.endswith("bias master")]
+        if config["training"]["recipe"].startswith("mixed"):  # the masters are what the optimizer updates
+            assert elements == copies * sum(row.count * prod(row.shape) for row in shards)
+        assert sum(row.bytes for row in masters) == (2 if pure else 4) * elements
+
+
+def test_an_optimizer_state_appears_at_the_first_step_and_stays() -> None:
+    """torch.optim makes states lazily: none in the first forward and backward, 8P ever after under Adam."""
+    config, parameters = gpt(2, 64, 4, 128, s=64)
+    ledger = estimate(config).ledger
+    state = Component.OPTIMIZER_STATE
+    first = ledger.phases.index("optimizer_step_1")
+
+    assert [ledger.components(phase).get(state, 0) for phase in ledger.phases[:first]] == [0] * first
+    assert {ledger.components(phase)[state] for phase in ledger.phases[first:]} == {8 * parameters}
+
+
+def test_adafactor_remembers_rows_and_columns() -> None:
+    """4·(rows + columns) for a matrix, 4n for a vector (arXiv 1804.04235); one GPT layer of d = 64, V = 128.
+
+    Table 128 + 64; q, k, v 192 + 64; projection 64 + 64; MLP 256 + 64 twice. Vectors: three norms of 2·64, biases of
+    192, 64, 256 and 64. Together 1216 + 960 numbers.
+    """
+    config, _ = gpt(1, 64, 4, 128, s=64, optimizer="adafactor")
+    matrices = (128 + 64) + (192 + 64) + (64 + 64) + 2 * (256 + 64)
+    vectors = 3 * 2 * 64 + 192 + 64 + 256 + 64
+    assert (matrices, vectors) == (1216, 960)
+
+    assert held(estimate(config), "optimizer_step_1", Component.OPTIMIZER_STATE) == 4 * (matrices + vectors)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "expected"),
+    [
+        (63, 2 * 4 * 63 * 65),  # 4095 elements: fp32
+        (64, 2 * (64 * 65 + 4 * 17)),  # 4160: one byte each, and ceil(4160 / 256) = 17 scales
+    ],
+)
+def test_eight_bit_states_below_4096_elements_stay_fp32(vocabulary: int, expected: int) -> None:
+    """bitsandbytes' min_8bit_size: so a larger tensor can hold less."""
+    config = {
+        "model": {"l": 1, "d": 65, "h": 5, "V": vocabulary, "position_embedding": "none"},
+        "training": {"optimizer": "adam-8bit", "s": 8},
+    }
+    rows = [row for row in estimate(config).ledger.rows if row.module == "embed_tokens"]
+
+    assert sum(row.bytes for row in rows if row.component is Component.OPTIMIZER_STATE) == expected
+
+
+# -- real sizes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", ["gpt2", "llama-3-8b", "qwen2.5-7b", "mixtral-8x7b"])
+@pytest.mark.parametrize(
+    ("symbol", "sizes"), [("b", (1, 2, 3, 4, 8, 12)), ("s", (128, 256, 512, 1000, 1024)), ("V", (1000, 50257, 128256))]
+)
+def test_no_phase_of_a_real_model_falls_as_it_grows(preset: str, symbol: str, sizes: tuple[int, ...]) -> None:
+    """At sizes where kernels' workspaces and the allocator's rests come in, which the random runs leave out."""
+    runs = [estimate(preset, f"{symbol}={size}").ledger.totals for size in sizes]
+    for less, more in pairwise(runs):
+        assert all(more[phase] >= total for phase, total in less.items())
