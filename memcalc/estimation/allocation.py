@@ -24,27 +24,29 @@ def rounded(size: int) -> int:
     return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
-def unsplit_tails(sizes: Sequence[int]) -> int:
-    """Bytes of the rests that stay with their tensors when tensors of these sizes are allocated one after the other.
+def unsplit_tails(*lists: Sequence[int]) -> list[int]:
+    """Bytes of the rests that stay with their tensors when lists of tensors of these sizes are allocated in turn.
 
-    Starts from an empty device and frees nothing in between, as when a model is built.
+    One figure a list. Starts from an empty device and frees nothing in between, as when a model is built.
     """
     free: list[int] = []  # sizes of free blocks of the large pool, sorted
-    tails = 0
-    for size in sizes:
-        request = rounded(size)
-        if request <= SMALL_REQUEST:
-            continue
-        position = bisect_left(free, request)
-        if position < len(free):
-            block = free.pop(position)
-        elif request < LARGE_REQUEST:
-            block = LARGE_SEGMENT
-        else:
-            block = -(-request // SEGMENT_STEP) * SEGMENT_STEP
-        rest = block - request
-        if rest > UNSPLIT_TAIL:
-            insort(free, rest)
-        else:
-            tails += rest
-    return tails
+    return [sum(_unsplit_tail(size, free) for size in sizes) for sizes in lists]
+
+
+def _unsplit_tail(size: int, free: list[int]) -> int:
+    """The rest that one tensor keeps; `free` is brought up to date."""
+    request = rounded(size)
+    if request <= SMALL_REQUEST:
+        return 0
+    position = bisect_left(free, request)
+    if position < len(free):
+        block = free.pop(position)
+    elif request < LARGE_REQUEST:
+        block = LARGE_SEGMENT
+    else:
+        block = -(-request // SEGMENT_STEP) * SEGMENT_STEP
+    rest = block - request
+    if rest <= UNSPLIT_TAIL:
+        return rest
+    insort(free, rest)
+    return 0

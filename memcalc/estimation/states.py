@@ -93,29 +93,38 @@ SIMULATED_LAYERS = 128
 def _tails(parameters: Parameters, choice: Choice) -> dict[int, int]:
     """Bytes by phase mask of the rests that blocks keep, see `allocation.unsplit_tails`.
 
-    Each copy is taken to be made on an empty device, parameter after parameter.
-
-    That is exact for the weights. Later copies find blocks that activations have left behind, which the free lists
-    of a moment decide: no formula knows them, and this is the nearest that one comes (docs/accuracy.md).
+    Weights, masters and what else is made before the first step follow one another, parameter after parameter: that
+    is exact. Later copies find blocks that activations have left behind, which the free lists of a moment decide: no
+    formula knows them, and as near as one comes is to take each as made on an empty device (docs/accuracy.md).
     """
     tails: dict[int, int] = {}
     layers = max((held.count for held in parameters if held.where == "layer"), default=0)
+    simulated = min(layers, SIMULATED_LAYERS)
+    built: list[Copy] = []
+    sizes: list[list[int]] = []
     for copy in _long_lived(choice):
         ranks = choice.data_parallel if choice.zero_stage >= copy.sharded_from_stage else 1
         if ranks > 1 and choice.engine == "deepspeed":
             continue  # flat buffers: one tail at most
-        sizes: dict[str, list[int]] = {"embedding": [], "layer": [], "head": []}
-        for held in parameters:
-            size = DTYPE_BYTES[copy.dtype]
-            for extent in shard_shape(held.shape, ranks, choice.engine):
-                size *= extent
-            sizes[held.where].append(size)
-        simulated = min(layers, SIMULATED_LAYERS)
-        total = unsplit_tails([*sizes["embedding"], *(sizes["layer"] * simulated), *sizes["head"]])
-        if layers > simulated:
-            total = total * layers // simulated
-        tails[copy.mask] = tails.get(copy.mask, 0) + total
+        built.append(copy)
+        sizes.append(_sizes(parameters, copy.dtype, ranks, choice.engine, simulated))
+    first = [i for i, copy in enumerate(built) if copy.mask & BIT["zero_grad_1"]]
+    amounts = dict(zip(first, unsplit_tails(*(sizes[i] for i in first)), strict=True))
+    for i, copy in enumerate(built):
+        amount = amounts[i] if i in amounts else unsplit_tails(sizes[i])[0]
+        tails[copy.mask] = tails.get(copy.mask, 0) + (amount * layers // simulated if layers > simulated else amount)
     return tails
+
+
+def _sizes(parameters: Parameters, dtype: str, ranks: int, engine: str, layers: int) -> list[int]:
+    """Bytes of every tensor of one copy, in the order in which a model is built; of `layers` layers."""
+    sizes: dict[str, list[int]] = {"embedding": [], "layer": [], "head": []}
+    for held in parameters:
+        size = DTYPE_BYTES[dtype]
+        for extent in shard_shape(held.shape, ranks, engine):
+            size *= extent
+        sizes[held.where].append(size)
+    return [*sizes["embedding"], *(sizes["layer"] * layers), *sizes["head"]]
 
 
 def _long_lived(choice: Choice) -> Iterator[Copy]:

@@ -7,10 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.estimation.allocation import rounded, unsplit_tails
+from memcalc.estimation import allocation
+from memcalc.estimation.allocation import rounded
 from memcalc.ledger.component import Component
 
 MIB = 2**20
+
+
+def unsplit_tails(sizes: list[int]) -> int:
+    """Of one list of tensors on an empty device."""
+    (tails,) = allocation.unsplit_tails(sizes)
+    return tails
 
 
 @pytest.mark.parametrize(
@@ -72,6 +79,22 @@ def test_a_free_block_is_gone_once_it_is_taken_whole() -> None:
     """In MiB: 2 of 20 leave 18; 17.5 take them with a rest of 0.5; another 17.5 get a segment of 18, again 0.5."""
     assert unsplit_tails([2 * MIB, 35 * MIB // 2]) == MIB // 2
     assert unsplit_tails([2 * MIB, 35 * MIB // 2, 35 * MIB // 2]) == MIB
+
+
+def test_a_second_copy_finds_what_the_first_has_left() -> None:
+    """In MiB: 2 of 20 leave 18. A copy of 17.5 takes these with a rest of 0.5; alone it would get a segment of 18,
+    with the same rest; one of 15 takes the 18 and leaves 3, where alone a segment of 16 would leave it 1.
+    """
+    first = [2 * MIB]
+
+    assert allocation.unsplit_tails(first, [35 * MIB // 2]) == [0, MIB // 2]
+    assert allocation.unsplit_tails(first, [15 * MIB]) == [0, 0]
+    assert allocation.unsplit_tails([15 * MIB]) == [MIB]
+
+
+@given(lists=st.lists(st.lists(st.integers(1, 64 * MIB), max_size=8), max_size=4))
+def test_lists_in_turn_are_one_list(lists: list[list[int]]) -> None:
+    assert sum(allocation.unsplit_tails(*lists)) == unsplit_tails([size for sizes in lists for size in sizes])
 
 
 @given(sizes=st.lists(st.integers(1, 64 * MIB), max_size=30))
