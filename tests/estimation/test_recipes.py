@@ -203,7 +203,7 @@ def test_gradients_filled_with_zeros_live_through_the_next_forward(recipe: str, 
 
 @pytest.mark.parametrize(("recipe", "gradients"), [("fp32", 4), ("pure", 2), ("mixed-16", 2), ("mixed-20", 6)])
 def test_accumulation_holds_the_gradients_of_earlier_micro_batches(recipe: str, gradients: int) -> None:
-    """The phases show the last micro-batch of a step: its forward finds whole gradients, its zero_grad in step 1 none."""
+    """Phases show the last micro-batch of a step: its forward finds whole gradients, the zero_grad of step 1 none."""
     run = ledger(recipe, gradient_accumulation_steps=2)
     held = {phase: run.components(phase).get(G, 0) for phase in run.phases}
 
