@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import memcalc
+from memcalc.ledger.component import Component
+from memcalc.ledger.ledger import Ledger
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings"
+
+
+REQUESTED = RECORDINGS / "requested"  # benchmarks/requested_bytes.py
 
 
 class Case(NamedTuple):
@@ -21,6 +26,13 @@ class Case(NamedTuple):
     run: str
     measured: int
     estimated: int
+    phases: dict[str, tuple[int, int]]  # of the first two steps: measured, estimated
+    requested: tuple[int, int] | None  # bytes asked for at the peak, without what the allocator adds: both, likewise
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the run was chosen before the formulas had seen anything like it (reference_cases.yaml)."""
+        return "held-out" in self.file
 
     @property
     def error(self) -> float:
@@ -36,21 +48,45 @@ def cases() -> list[Case]:
         for record in map(json.loads, path.read_text().splitlines())
         if record["outcome"] == "done"
     }
-    return [_case(file, record) for (file, _), record in records.items()]
+    requested = {
+        (path.name, line["case"]): line["phases"]
+        for path in REQUESTED.glob("*.jsonl")
+        for line in map(json.loads, path.read_text().splitlines())
+    }
+    return [
+        _case(file, record, requested.get((file.replace("-held-out", ""), _run(record))))
+        for (file, _), record in records.items()
+    ]
 
 
-def _case(file: str, record: dict[str, Any]) -> Case:
+def _run(record: dict[str, Any]) -> str:
+    command: str = record["command"]
+    return command.removeprefix("memcalc measure ").replace("--set ", "")
+
+
+def _case(file: str, record: dict[str, Any], requested: dict[str, list[int]] | None) -> Case:
     spec = memcalc.Spec.model_validate_json(json.dumps(record["spec"]))
     device = record["device"]
     kind, _, card = device["identifier"].partition(":")
+    ledger = memcalc.estimate(spec, gpu=card if kind == "null" else None).ledger
+    peaks = {phase["name"]: phase["peak_allocated_bytes"] for phase in record["phases"]}
     return Case(
         file=file,
         device=f"{device['kind']}, {device['name']}, torch {record['versions']['torch']}",
         card=device["identifier"],
-        run=record["command"].removeprefix("memcalc measure ").replace("--set ", ""),
-        measured=max(phase["peak_allocated_bytes"] for phase in record["phases"]),
-        estimated=memcalc.estimate(spec, gpu=card if kind == "null" else None).ledger.peak_bytes,
+        run=_run(record),
+        measured=max(peaks.values()),
+        estimated=ledger.peak_bytes,
+        phases={phase: (peaks[phase], total) for phase, total in ledger.totals.items() if phase in peaks},
+        requested=None if requested is None else _requested(ledger, requested),
     )
+
+
+def _requested(ledger: Ledger, peaks: dict[str, list[int]]) -> tuple[int, int]:
+    """Bytes asked for in the phase that allocates most, measured and estimated."""
+    phase = max(peaks, key=lambda name: peaks[name][0])
+    added = ledger.components(phase).get(Component.BLOCK_ROUNDING, 0)
+    return peaks[phase][1], ledger.totals[phase] - added
 
 
 class Summary(NamedTuple):

@@ -16,9 +16,10 @@ import io
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from itertools import groupby
@@ -33,7 +34,9 @@ from memcalc.spec.cards import all_cards  # noqa: E402
 from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402
 from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
+from tools import formulas  # noqa: E402
 from tools.accuracy import cases, summarized  # noqa: E402
+from tools.markdown import table  # noqa: E402
 
 WIDTH = 100
 BLOCK = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -108,13 +111,6 @@ def python_session(session: str) -> str:
             exec(compile(example.source, "<docs>", "single"), names)  # noqa: S102 -- our own documentation
         lines += output.getvalue().splitlines()
     return "".join(f"{line}\n" for line in lines)
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """A Markdown table."""
-    head = list(head)
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |\n" for line in lines)
 
 
 def presets_table() -> str:
@@ -209,11 +205,13 @@ LIVES = {
 
 
 def accuracy_sentence() -> str:
-    """How far the estimate is from the recordings, in one sentence."""
-    found = summarized(cases())
+    """How far the estimate is from the recordings, in two sentences: the held-out runs speak for themselves."""
+    known, held_out = (summarized([case for case in cases() if case.held_out is flag]) for flag in (False, True))
     return (
-        f"Over {found.runs} recorded runs the estimated peak of allocated memory is off by "
-        f"{found.median:.2%} in the median and {found.worst:.2%} at worst; "
+        f"Over {held_out.runs} recorded runs that were chosen before any formula had seen them, "
+        f"the estimated peak of allocated memory is off by {held_out.median:.2%} in the median and "
+        f"{held_out.worst:.2%} at worst; over the {known.runs} that the formulas were written against, "
+        f"by {known.median:.2%} and {known.worst:.2%}.\n"
         "[docs/accuracy.md](docs/accuracy.md) has every run and says what it was recorded on.\n"
     )
 
@@ -225,23 +223,63 @@ def accuracy_summary() -> str:
         several = list(group)
         found = summarized(several)
         link = f"[{file}](../benchmarks/recordings/{file})"
-        rows.append([link, several[0].device, found.runs, f"{found.median:.3%}", f"{found.worst:.3%}"])
-    return table(["recordings", "device", "runs", "median error", "worst error"], rows)
+        role = "**held out**" if several[0].held_out else "written against"
+        rows.append([link, role, several[0].device, found.runs, f"{found.median:.3%}", f"{found.worst:.3%}"])
+    return table(["recordings", "the formulas were", "device", "runs", "median error", "worst error"], rows)
 
 
-def accuracy_table() -> str:
-    """One line for each recorded run, the worst first."""
-    ordered = sorted(cases(), key=lambda case: -abs(case.error))
+def accuracy_table(which: str) -> str:
+    """One line for each recorded run that was (not) held out, the worst first."""
+    ordered = sorted(
+        (case for case in cases() if case.held_out is (which == "held-out")), key=lambda case: -abs(case.error)
+    )
     return table(
-        ["run", "on", "measured bytes", "estimated bytes", "error"],
+        ["run", "on", "measured bytes", "estimated bytes", "error", "error in bytes asked for"],
         [
-            [f"`{case.run}`", case.card, f"{case.measured:,}", f"{case.estimated:,}", f"{case.error:+.3%}"]
+            [
+                f"`{case.run}`",
+                case.card,
+                f"{case.measured:,}",
+                f"{case.estimated:,}",
+                f"{case.error:+.3%}",
+                "-" if case.requested is None else f"{case.requested[1] - case.requested[0]:+,}",
+            ]
             for case in ordered
         ],
     )
 
 
+def accuracy_requested() -> str:
+    """How far the estimate is from the bytes asked for, in one sentence."""
+    both = [case.requested for case in cases() if case.requested is not None]
+    errors = [abs(estimated / requested - 1) for requested, estimated in both]
+    near = sum(abs(estimated - requested) < NEXT_TO_NOTHING for requested, estimated in both)
+    return (
+        f"Of the {len(both)} runs of which this was recorded, {near} are within {NEXT_TO_NOTHING:,} bytes; "
+        f"the error is {statistics.median(errors):.5%} in the median and {max(errors):.3%} at worst.\n"
+    )
+
+
+NEXT_TO_NOTHING = 20_000  # bytes of a peak of gigabytes
+
+
+STEP = ("forward", "loss", "backward", "optimizer_step")
+SHOWN_PHASES = ("model", "optimizer", *(f"{phase}_{step}" for step in (1, 2) for phase in STEP))
+
+
+def accuracy_phases() -> str:
+    """The error of each phase of the held-out runs."""
+
+    def row(run: str, found: dict[str, tuple[int, int]]) -> list[str]:
+        return [f"`{run}`", *(f"{found[phase][1] / found[phase][0] - 1:+.2%}" for phase in SHOWN_PHASES)]
+
+    return table(["run", *SHOWN_PHASES], [row(case.run, case.phases) for case in cases() if case.held_out])
+
+
 TABLES: dict[str, Callable[..., str]] = {
+    **formulas.TABLES,
+    "accuracy-phases": accuracy_phases,
+    "accuracy-requested": accuracy_requested,
     "accuracy-sentence": accuracy_sentence,
     "accuracy-summary": accuracy_summary,
     "accuracy-table": accuracy_table,

@@ -1,0 +1,403 @@
+"""The generated parts of docs/formulas.md: every term of `estimate`, read from the code that computes it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import memcalc
+from memcalc.estimation import allocation, communication, outside, textbook, workspaces
+from memcalc.estimation.blocks.catalogue import Gradients, Part, program
+from memcalc.estimation.blocks.structure import Structure, layout, structure_of
+from memcalc.estimation.estimate import NOT_MODELLED
+from memcalc.estimation.items import PHASES
+from memcalc.estimation.parameters import Parameter, count_parameters, parameter_table
+from memcalc.estimation.program import Program, alive_after, highest
+from memcalc.estimation.stages import stages_of
+from memcalc.estimation.states import state_rows
+from memcalc.estimation.symbols import MEANINGS, symbol_values
+from memcalc.ledger.component import Component
+from memcalc.ledger.row import Row
+from memcalc.spec.cards import all_cards, find_card
+from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
+from memcalc.spec.spec import Spec
+from memcalc.spec.training import Optimizer, OptimizerImplementation
+from tools.markdown import table
+from tools.polynomial import ZERO, Polynomial, axes_product
+
+MODULES: dict[str, ModuleType] = {
+    "allocation": allocation,
+    "communication": communication,
+    "outside": outside,
+    "textbook": textbook,
+    "workspaces": workspaces,
+}
+ON_ARRIVAL = Gradients(kept=True, main_dtype=None)
+NOT_RECOMPUTED = False
+MIB = 2**20
+
+
+# -- functions -------------------------------------------------------------------------------------------------------
+
+
+def functions_of(module: str) -> dict[str, Callable[..., Any]]:
+    """The public functions that a module of memcalc.estimation defines, in the order of its text."""
+    found = inspect.getmembers(MODULES[module], inspect.isfunction)
+    own = [(name, f) for name, f in found if f.__module__ == MODULES[module].__name__ and not name.startswith("_")]
+    return dict(sorted(own, key=lambda pair: pair[1].__code__.co_firstlineno))
+
+
+def functions_list(module: str) -> str:
+    """Each function with its docstring: the formula first, then where it comes from."""
+    return "".join(f"- **`{name}`**: {_prose(function)}\n" for name, function in functions_of(module).items())
+
+
+def _prose(function: Callable[..., Any]) -> str:
+    text = (inspect.getdoc(function) or "").partition("\nArgs:")[0]
+    first, _, rest = text.partition("\n")
+    sentences = re.sub(r"(?<=[a-z0-9)]\.) (?=[A-Z])", "\n", " ".join(rest.split()))
+    first = first if first.endswith((".", ":")) else f"{first}."
+    return "\n  ".join([first, *sentences.splitlines()])
+
+
+# -- symbols ---------------------------------------------------------------------------------------------------------
+
+
+def symbols_table() -> str:
+    """Every symbol of the formulas."""
+    return table(["symbol", "meaning"], [[f"`{symbol}`", meaning] for symbol, meaning in MEANINGS.items()])
+
+
+def _sizes(spec: Spec, used: Iterable[str]) -> str:
+    """The values of the symbols that some formulas use, in words."""
+    values = symbol_values(spec, None)
+    names = [symbol for symbol in MEANINGS if symbol in set(used)]
+    return ", ".join(f"{name} = {values[name]:,}" for name in names)
+
+
+def _symbols(shapes: Iterable[Iterable[str]]) -> set[str]:
+    return {name for shape in shapes for axis in shape for name in re.findall(r"[A-Za-z_]+", axis)}
+
+
+# -- parameters ------------------------------------------------------------------------------------------------------
+
+
+def parameters_table(preset: str) -> str:
+    """Every parameter of a model, and the sum over one layer in symbols."""
+    model = layout(memcalc.load(preset).model, "plain")
+    rows = parameter_table(model)
+    body = table(
+        ["module", "tensor", "elements", "each", "times", "over t ranks"],
+        [[f"`{r.module}`", r.tensor, r.formula, f"{r.elements:,}", r.count, r.split] for r in rows],
+    )
+    square = model.query_size == model.hidden_size
+    sums = [f"- {name}: {_elements(part, square=square)}\n" for name, part in _parts(rows)]
+    return f"{body}\n{''.join(sums)}- the whole of `{preset}`: {count_parameters(model):,} parameters\n"
+
+
+def _parts(rows: Iterable[Parameter]) -> list[tuple[str, list[Parameter]]]:
+    """The parameters of each kind of layer, and of what is in no layer."""
+    parts: dict[str, list[Parameter]] = {}
+    for row in rows:
+        kind = f"`{row.module.partition('*')[0]}*`" if row.where == "layer" else "outside the layers"
+        parts.setdefault(kind if row.where != "layer" else f"a layer of {kind}", []).append(row)
+    return list(parts.items())
+
+
+def _elements(rows: list[Parameter], *, square: bool) -> str:
+    total = sum((axes_product(symbol for symbol, _ in row.shape) for row in rows), ZERO)
+    if square:
+        total = total.replaced(("h", "d_h"), ("d",))
+    return f"{total} = {sum(row.elements for row in rows):,}"
+
+
+# -- model states ----------------------------------------------------------------------------------------------------
+
+
+def _when(phases: tuple[str, ...]) -> str:
+    """Phases in few words."""
+    if phases == PHASES[PHASES.index(phases[0]) :]:
+        return f"from `{phases[0]}` on"
+    return ", ".join(f"`{phase}`" for phase in phases)
+
+
+def _matrix(*overrides: str) -> list[Row]:
+    """The state rows of one matrix, an MLP's, and those that all parameters share."""
+    spec = memcalc.load("llama-3-8b", *overrides)
+    rows = state_rows(spec, next(stages_of(spec))).rows
+    return [row for row in rows if row.module == "layers.*.mlp.up_proj" or "buffers" in row.tensor]
+
+
+STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS)
+
+
+def copies_table() -> str:
+    """The copies of one parameter matrix that each recipe holds, and when."""
+    rows = [
+        [f"`{recipe}`", row.tensor, row.formula, _when(row.phases), row.citation]
+        for recipe in RECIPES
+        for row in _matrix(f"recipe={recipe}", *(["dtype=fp32"] if recipe == "fp32" else []))
+        if row.component in STATES
+    ]
+    return table(["recipe", "copy of an F×d matrix", "bytes", "alive", "source"], rows)
+
+
+def optimizers_table() -> str:
+    """The states of each optimizer for one matrix in fp32, and what its step makes and drops."""
+    rows: list[list[str]] = []
+    for optimizer in Optimizer.__args__:  # type: ignore[attr-defined] # typing's own attribute of a Literal
+        for how in OptimizerImplementation.__args__:  # type: ignore[attr-defined] # likewise
+            try:
+                found = _matrix("recipe=amp", f"optimizer={optimizer}", f"optimizer_implementation={how}")
+            except memcalc.InputError:
+                continue
+            kinds = (Component.OPTIMIZER_STATE, Component.TEMPORARIES)
+            states, passing = ([row for row in found if row.component is kind] for kind in kinds)
+            rows.append(
+                [
+                    f"`{optimizer}`",
+                    how,
+                    _joined(states),
+                    _joined(passing),
+                    "; ".join(dict.fromkeys(row.citation for row in (*states, *passing))) or "-",
+                ]
+            )
+    return table(["optimizer", "implementation", "states", "made and dropped in the step", "source"], _merged(rows))
+
+
+def _joined(rows: list[Row]) -> str:
+    names = [f"{row.tensor.removeprefix('weight ')} {row.formula}" for row in rows]
+    return ", ".join(name.replace("update buffers", "two buffers of the largest parameter,") for name in names) or "-"
+
+
+def _merged(rows: list[list[str]]) -> list[list[str]]:
+    """Rows of the same optimizer that differ in nothing but the implementation, as one."""
+    merged: dict[tuple[str, ...], list[str]] = {}
+    for optimizer, how, *rest in rows:
+        merged.setdefault((optimizer, *rest), []).append(how)
+    return [[optimizer, ", ".join(hows), *rest] for (optimizer, *rest), hows in merged.items()]
+
+
+# -- activations -----------------------------------------------------------------------------------------------------
+
+
+def _layer(spec: Spec) -> Part:
+    return "expert layer" if spec.model.moe is not None else "dense layer"
+
+
+def _program(spec: Spec, part: Part) -> Program:
+    return program(structure_of(spec), part, NOT_RECOMPUTED, ON_ARRIVAL)
+
+
+def kept_table(preset: str, *overrides: str) -> str:
+    """What one layer keeps from its forward to its backward: tensor by tensor, then as a sum in symbols."""
+    spec = memcalc.load(preset, *overrides)
+    layer = _program(spec, _layer(spec))
+    sizes = layer.sizes(symbol_values(spec, None))
+    storages = [layer.storages[index] for index in layer.kept]
+    body = table(
+        ["kept tensor", "bytes in symbols", "bytes", "source"],
+        [[layer.storages[i].name, layer.formulas[i], f"{sizes[i]:,}", layer.storages[i].citation] for i in layer.kept],
+    )
+    total = f"{sum(sizes[index] for index in layer.kept):,}"
+    at = _sizes(spec, _symbols(storage.shape for storage in storages))
+    return f"{body}\nTogether **{kept_sum(spec)}** = {total} bytes a layer, at {at}.\n"
+
+
+def kept_sum(spec: Spec) -> str:
+    """What one layer keeps, as a sum in symbols."""
+    structure = structure_of(spec)
+    layer = _program(spec, _layer(spec))
+    storages = [layer.storages[index] for index in layer.kept]
+    total = sum((axes_product(s.shape, DTYPE_BYTES[s.dtype]) for s in storages if s.rule is None), ZERO)
+    by_rule = [layer.formulas[index] for index in layer.kept if layer.storages[index].rule is not None]
+    return " + ".join([str(_simplified(total, structure)), *by_rule])
+
+
+def _simplified(total: Polynomial, structure: Structure) -> Polynomial:
+    """The same with h·d_h written d where the two are equal, and E·R, the rows of all experts, written b·s·k."""
+    if not structure.grouped:
+        total = total.replaced(("h_kv",), ("h",))
+    if structure.square:
+        total = total.replaced(("h", "d_h"), ("d",))
+    return total.replaced(("E", "R"), ("b", "s", "k"))
+
+
+def highest_table(preset: str, *overrides: str) -> str:
+    """The highest moment of one layer's backward: what is alive beside the layer's kept tensors."""
+    spec = memcalc.load(preset, *overrides)
+    layer = _program(spec, _layer(spec))
+    sizes = layer.sizes(symbol_values(spec, None))
+    moment = highest(layer.backward, sizes)
+    alive = alive_after(layer.backward[: moment.position], layer.kept)
+    rows = [
+        [layer.storages[i].name, layer.formulas[i], f"{sizes[i]:,}", str(layer.storages[i].component)]
+        for i in sorted(alive, key=lambda index: -sizes[index])
+        if i not in layer.kept and sizes[i]
+    ]
+    still = sum(sizes[index] for index in alive if index in layer.kept)
+    all_kept = sum(sizes[index] for index in layer.kept)
+    return (
+        f"Inside `{layer.backward[moment.position - 1].label}`, "
+        f"{still:,} of the {all_kept:,} bytes that the layer kept are still there, and beside them:\n\n"
+        + table(["tensor", "bytes in symbols", "bytes", "component"], rows)
+    )
+
+
+def loss_table(preset: str, *overrides: str) -> str:
+    """The tensors as large as the logits, and in which phase's highest moment each is alive."""
+    spec = memcalc.load(preset, *overrides)
+    head = _program(spec, "head")
+    sizes = head.sizes(symbol_values(spec, None))
+    moments = {
+        "forward": alive_after(head.forward[: highest(head.forward, sizes).position]),
+        "loss": alive_after(head.loss[: highest(head.loss, sizes).position], head.after_forward),
+        "backward": alive_after(head.backward[: highest(head.backward, sizes).position], head.kept),
+    }
+    rows: list[list[object]] = []
+    totals = dict.fromkeys(moments, 0)
+    for index, storage in enumerate(head.storages):
+        alive = {phase: index in there for phase, there in moments.items()}
+        if "s" not in storage.shape or "V" not in storage.shape or not any(alive.values()):
+            continue
+        item_bytes = DTYPE_BYTES[storage.dtype]
+        rows.append([storage.name, item_bytes, *("alive" if is_there else "" for is_there in alive.values())])
+        totals = {phase: totals[phase] + item_bytes * alive[phase] for phase in moments}
+    rows.append(["**bytes a logit, together**", "", *(f"**{total}**" for total in totals.values())])
+    return table(["tensor", "bytes a logit", *(f"highest moment of {phase}" for phase in moments)], rows)
+
+
+# -- workspaces, buffers, constants ----------------------------------------------------------------------------------
+
+
+def scratch_table(preset: str, *overrides: str) -> str:
+    """What the rules of `workspaces` come to in one run."""
+    spec = memcalc.load(preset, *overrides)
+    values = symbol_values(spec, None)
+    rows = []
+    for part in ("embedding", _layer(spec), "head"):
+        compiled = _program(spec, part)
+        for storage, size in zip(compiled.storages, compiled.sizes(values), strict=True):
+            if storage.rule is not None:
+                rule = storage.rule.func.__name__  # type: ignore[attr-defined] # `workspaces.named` makes partials
+                rows.append([part, storage.name, f"`{rule}`", f"{size:,}"])
+    return table(["part", "buffer", "rule", "bytes"], rows)
+
+
+ENGINES = (("ddp", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3), ("fsdp2", 3))
+
+
+def buffers_table(preset: str) -> str:
+    """The communication buffers of each engine over 8 ranks."""
+    rows = []
+    for engine, stage in ENGINES:
+        run = (f"engine={engine}", f"zero_stage={stage}", "data_parallel=8", "recipe=mixed-16")
+        for row in memcalc.estimate(preset, *run).ledger.rows:
+            if row.component is Component.COMMUNICATION_BUFFERS:
+                size = f"{row.bytes // row.count:,}"
+                words = [f"`{engine}`, {stage}", row.tensor, row.formula, size, _when(row.phases), row.citation]
+                rows.append(words)
+    return table(["engine, ZeRO stage", "buffer", "bytes in symbols", "bytes", "alive", "source"], rows)
+
+
+def outside_table() -> str:
+    """The defaults that stand for what lies outside the allocated blocks."""
+    contexts = sorted({card.context_bytes // MIB for card in all_cards()})
+    workspaces_of = {name: _cublas(name) for name in ("a100-80gb", "h100-80gb")}
+    rows = [
+        ["reserved over allocated", f"{outside.RESERVED_PER_THOUSAND / 1000:.3f}"],
+        ["NCCL, the first group of ranks", f"{outside.FIRST_GROUP_BYTES // MIB:,} MiB"],
+        ["NCCL, each further group", f"{outside.FURTHER_GROUP_BYTES // MIB:,} MiB"],
+        ["CUDA context", f"{' or '.join(f'{size:,}' for size in contexts)} MiB, by card"],
+        *([f"cuBLAS workspace of a thread, {find_card(c).label}", f] for c, f in workspaces_of.items()),
+    ]
+    return table(["what", "taken as"], rows)
+
+
+def _cublas(card: str) -> str:
+    rows = memcalc.estimate("gpt2", gpu=card).ledger.rows
+    row = next(row for row in rows if row.component is Component.LIBRARY_WORKSPACE)
+    return f"{row.formula} = {row.bytes:,} bytes"
+
+
+def not_modelled_list() -> str:
+    """What every estimate leaves out."""
+    return "".join(f"- {what}\n" for what in NOT_MODELLED)
+
+
+# -- sources ---------------------------------------------------------------------------------------------------------
+
+
+def sources_table() -> str:
+    """Every source that a tensor of some estimate cites, with the tensors that cite it."""
+    cited: dict[str, dict[str, None]] = {}
+    for spec in every_kind_of_run():
+        for name, citation in cited_by(spec):
+            cited.setdefault(citation, {})[re.sub(r"^(attention|mlp)\.(experts\.|shared_experts\.)?", "", name)] = None
+    rows = [[citation, _some(list(names))] for citation, names in sorted(cited.items(), key=lambda kv: kv[0].lower())]
+    return table(["source", "of which tensors"], rows)
+
+
+def _some(names: list[str]) -> str:
+    shown, more = names[:3], len(names) - 3
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def cited_by(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Every tensor of a run's blocks, and every row of its ledger, with its citation."""
+    structure = structure_of(spec)
+    parts: tuple[Part, ...] = ("embedding", "dense layer", _layer(spec), "head")
+    for part in parts:
+        for gradients in (ON_ARRIVAL, Gradients(kept=True, main_dtype="fp32")):
+            for storage in program(structure, part, NOT_RECOMPUTED, gradients).storages:
+                yield storage.name, storage.citation
+    for row in memcalc.estimate(spec).ledger.rows:
+        yield row.tensor, row.citation
+
+
+KINDS = (
+    "gpt2 dropout=0.1 attention=eager",
+    "gpt2 dropout=0.1 attention=memory-efficient recipe=amp optimizer=adam-8bit",
+    "gpt2 optimizer=momentum recipe=mixed-16 optimizer_implementation=for-loop",
+    "codegen-350m recipe=mixed-18 optimizer=lion",
+    "llama-3.2-1b recipe=amp optimizer=adafactor",
+    "qwen3-0.6b optimizer=adafactor optimizer_implementation=for-loop",
+    "mixtral-8x7b recipe=amp",
+    "deepseek-v3 tensor_parallel=2 sequence_parallel=true",
+    "llama-3.2-1b optimizer_implementation=for-loop data_parallel=8",
+    "llama-3.2-1b data_parallel=8 zero_stage=2 optimizer_implementation=fused",
+    "llama-3.2-1b data_parallel=8 zero_stage=3 engine=deepspeed optimizer=lion optimizer_implementation=for-loop",
+    "llama-3.2-1b data_parallel=8 zero_stage=3",
+    "gpt2 data_parallel=8 optimizer=adam optimizer_implementation=for-loop",
+    *(
+        f"{preset} implementation=huggingface attention={attention}"
+        for preset in ("gpt2", "codegen-350m", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b")
+        for attention in ("eager", "flash")
+    ),
+)
+
+
+def every_kind_of_run() -> Iterator[Spec]:
+    """Runs that between them use every operator, recipe, optimizer and engine."""
+    for words in KINDS:
+        yield memcalc.load(*words.split())
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "buffers": buffers_table,
+    "copies": copies_table,
+    "functions": functions_list,
+    "highest": highest_table,
+    "kept": kept_table,
+    "loss": loss_table,
+    "not-modelled": not_modelled_list,
+    "optimizers": optimizers_table,
+    "outside": outside_table,
+    "parameters": parameters_table,
+    "scratch": scratch_table,
+    "sources": sources_table,
+    "symbols": symbols_table,
+}
