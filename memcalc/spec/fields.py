@@ -49,7 +49,8 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
         if name not in fields and not (block == "model" and name in MODEL_SOURCES):
             raise unknown_key(key, block, source.where(path))
         if name in result:
-            raise InputError(f"{name} is given twice, also as {key}.", "Keep one of the two.", source.where(path))
+            other = next(given for given in raw if given != key and SYMBOLS.get(block, {}).get(given, given) == name)
+            raise InputError(f"{key} and {other} are one field.", "Keep one of the two.", source.where(path))
         if path in source.lines:  # messages name the field, and its line is the alias's
             source.lines[block, name] = source.lines[path]
         if value is None:
@@ -77,6 +78,8 @@ def find_field(name: str) -> Path | None:
         if block == "model" and first in NESTED and inner:
             return (block, first, inner) if inner in NESTED[first].model_fields else None
         field = SYMBOLS.get(block, {}).get(rest, rest)
+        if block == "model" and field in MODEL_SOURCES:
+            return (field,)
         return (block, field) if block in BLOCKS and field in BLOCKS[block].model_fields else None
     if name in ("name", *MODEL_SOURCES):
         return (name,)
@@ -89,7 +92,7 @@ def find_field(name: str) -> Path | None:
 
 def all_field_names() -> list[str]:
     """Every bare field name and symbol, for suggestions."""
-    names = ["name", *MODEL_SOURCES]
+    names = ["name", *MODEL_SOURCES, *(f"{block}.{field}" for block in NESTED for field in NESTED[block].model_fields)]
     for block, model in BLOCKS.items():
         names += [*model.model_fields, *(f"{block}.{field}" for field in model.model_fields), *SYMBOLS.get(block, {})]
     return names
@@ -102,6 +105,17 @@ def unknown_key(key: str, block: str, where: str) -> InputError:
             return InputError(f"{key!r} is no field of {block}; it belongs to {other}.", f"Move it to {other}:.", where)
     fields = [*BLOCKS[block].model_fields, *SYMBOLS.get(block, {})]
     return _unknown(key, block, fields, where)
+
+
+def unknown_override(name: str, where: str) -> InputError:
+    """The error for a name that `--set` cannot find."""
+    if name in BLOCKS:
+        example = next(iter(BLOCKS[name].model_fields))
+        return InputError(f"{name} is a whole block.", f"Set one of its fields, such as {name}.{example}.", where)
+    elsewhere = find_field(name.rpartition(".")[2])
+    close = ".".join(map(str, elsewhere)) if elsewhere and "." in name else nearest(name, all_field_names())
+    remedy = f"Did you mean {close}?" if close else "`memcalc schema` lists all fields."
+    return InputError(f"{_clip(name)!r} is no field of a configuration.", remedy, where)
 
 
 def unknown_top_level(key: str, where: str) -> InputError:

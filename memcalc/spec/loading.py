@@ -68,6 +68,9 @@ def _blocks(source: Source) -> dict[str, Any]:
             blocks[key] = value
     model = blocks.setdefault("model", {})
     for key in MODEL_SOURCES:  # INTERFACE lets them stand beside or inside the model block
+        if key in model and key in blocks:
+            where = source.where(("model", key))
+            raise InputError(f"{key} is given twice, beside and inside model.", "Keep one of the two.", where)
         if key in model:
             blocks[key] = model.pop(key)
     return blocks

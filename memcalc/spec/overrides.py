@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from memcalc.errors import InputError
-from memcalc.spec.fields import all_field_names, find_field, nearest
+from memcalc.spec.fields import find_field, unknown_override
 from memcalc.spec.yaml_source import Path, parse_yaml
 
 
@@ -25,10 +25,11 @@ def parse_overrides(assignments: Iterable[str]) -> dict[Path, Any]:
             raise InputError("there is no '=' in it.", "Write --set field=value, such as --set b=4.", where)
         path = find_field(name)
         if path is None:
-            close = nearest(name, all_field_names())
-            remedy = f"Did you mean {close}?" if close else "`memcalc schema` lists all fields."
-            raise InputError(f"{name[:60]!r} is no field of a configuration.", remedy, where)
-        result[path] = parse_yaml(text, where).data
+            raise unknown_override(name, where)
+        try:
+            result[path] = parse_yaml(text, where).data
+        except InputError as error:  # a line number says nothing about one line
+            raise InputError(error.problem, error.remedy, where) from None
     return result
 
 
@@ -38,13 +39,16 @@ def apply_overrides(raw: dict[str, Any], overrides: dict[Path, Any]) -> None:
     A value of null unsets the field, so that its default is derived again.
     """
     for path, value in overrides.items():
+        *outer, field = map(str, path)
         block = raw
-        for part in path[:-1]:
-            inner = block.get(str(part))
+        for part in outer:
+            inner = block.get(part)
             if not isinstance(inner, dict):
-                inner = block[str(part)] = {}
+                inner = {}
+                if value is not None:
+                    block[part] = inner
             block = inner
         if value is None:
-            block.pop(str(path[-1]), None)
+            block.pop(field, None)
         else:
-            block[str(path[-1])] = value
+            block[field] = value

@@ -7,6 +7,7 @@ keys that are not words, files or nestings larger than any configuration, and al
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,11 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's parser
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 32
 MAX_NODES = 20_000
+
+# YAML 1.1 also takes 010 for 8, 0x10 for 16 and 1:30 for 90, which nobody means, and 1e-2 for a word, which JSON
+# and YAML 1.2 take for a number.
+_DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9_]*)?(\.[0-9_]*)?([eE][-+]?[0-9]+)?")
+_SCIENTIFIC = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 
 Path = tuple[str | int, ...]
 
@@ -103,7 +109,11 @@ def _construct(node: yaml.Node, path: Path, source: Source, budget: list[int]) -
             f"{source.label}:{line}",
         )
     if len(path) > MAX_DEPTH:
-        raise InputError("an alias refers to itself.", "Write the value out.", f"{source.label}:{line}")
+        raise InputError(
+            f"an alias refers to itself, or aliases nest beyond {MAX_DEPTH} levels.",
+            "Write the value out.",
+            f"{source.label}:{line}",
+        )
     source.lines.setdefault(path, line)
     if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
         return _mapping(node, path, source, budget)
@@ -118,10 +128,11 @@ def _mapping(node: yaml.MappingNode, path: Path, source: Source, budget: list[in
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
-        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
-            raise InputError(
-                "a key must be a word.", "Write `name: value` lines.", f"{source.label}:{line}: {_dotted(path)}"
-            )
+        place = ": ".join(filter(None, (f"{source.label}:{line}", _dotted(path))))
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise InputError("a key must be a word.", "Write `name: value` lines.", place)
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            raise InputError("a configuration knows no merge keys (<<).", "Write the fields out.", place)
         key = key_node.value
         child = (*path, key)
         if key in result:
@@ -139,11 +150,21 @@ def _scalar(node: yaml.ScalarNode, path: Path, source: Source) -> Any:
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
     if kind not in ("null", "bool", "int", "float", "str"):
         raise _tag_error(node, path, source)
-    try:
-        value = yaml.constructor.SafeConstructor().construct_object(node)
-    except (ValueError, yaml.YAMLError):
+    number = kind in ("int", "float") and not node.value.lower().endswith((".nan", ".inf"))
+    if number and not _DECIMAL.fullmatch(node.value):
         raise InputError(
-            f"{_shorten(node.value)} is not a {kind} that can be read.", "Write a plain number.", source.where(path)
+            f"{_shorten(node.value)} is not decimal: YAML reads it in another base.",
+            "Write a plain number.",
+            source.where(path),
+        )
+    try:
+        scientific = kind == "str" and not node.style and _SCIENTIFIC.fullmatch(node.value)
+        value = float(node.value) if scientific else yaml.constructor.SafeConstructor().construct_object(node)
+    except (LookupError, ValueError, yaml.YAMLError):
+        raise InputError(
+            f"{_shorten(node.value)} cannot be read as {kind}.",
+            "Write a plain value without a tag.",
+            source.where(path),
         ) from None
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{node.value} is not a finite number.", "Write a plain number.", source.where(path))
