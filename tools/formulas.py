@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import memcalc
-from memcalc.estimation import allocation, communication, outside, textbook, workspaces
+from memcalc.estimation import allocation, communication, outside, workspaces
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import Structure, layout, structure_of
 from memcalc.estimation.estimate import NOT_MODELLED
@@ -19,6 +19,7 @@ from memcalc.estimation.program import Program, alive_after, highest
 from memcalc.estimation.stages import stages_of
 from memcalc.estimation.states import state_rows
 from memcalc.estimation.symbols import MEANINGS, symbol_values
+from memcalc.ledger import textbook
 from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
 from memcalc.spec.cards import all_cards, find_card

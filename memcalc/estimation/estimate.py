@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from memcalc.estimation.allocation import rounded
 from memcalc.estimation.communication import Around, communication_buffers
-from memcalc.estimation.items import PHASES, STEPS, Item, from_phase, mask_of
+from memcalc.estimation.items import PHASES, STEPS, Item, mask_of
 from memcalc.estimation.outside import outside_allocated, reserved_bytes
 from memcalc.estimation.parameters import buffer_elements, count_parameters
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.stages import Stage, stages_of
+from memcalc.estimation.standing import standing_items
 from memcalc.estimation.states import choice_of, gradients_exist, state_rows
 from memcalc.estimation.symbols import symbol_values
-from memcalc.estimation.textbook import textbook
 from memcalc.estimation.timeline import Timeline, gradients_on_arrival
-from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import RankResult, Result
+from memcalc.ledger.textbook import textbook
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.spec import Spec
 
@@ -56,7 +55,7 @@ def estimate(spec: Spec) -> Result:
 def _rank(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
     values = symbol_values(spec, card)
     buffers = communication_buffers(spec, stage)
-    moving = [*buffers.steady, *_inputs(spec), *_workspaces(card)]
+    moving = [*buffers.steady, *standing_items(spec, stage, card)]
     moving += _moving_items(spec, stage, values, buffers.around)
     ledger = Ledger((state_rows(spec, stage), write_rows(moving, "everything else")), PHASES)
     peak = ledger.peak_bytes
@@ -87,46 +86,6 @@ def _moving_items(spec: Spec, stage: Stage, values: dict[str, int], around: Arou
         ):
             items += timeline.items(moment, mask_of(*(f"{phase}_{step}" for step in steps)), values)
     return items
-
-
-def _inputs(spec: Spec) -> list[Item]:
-    """Token ids and labels, int64, on the device from the phase `input` on."""
-    b, s = spec.training.micro_batch_size, spec.training.sequence_length
-    each = 8 * b * s
-    mask = from_phase("input")
-    citation = "torch.int64 token ids"
-    return [
-        Item(Component.INPUTS, "batch", name, (b, s), "int64", 1, each, rounded(each), mask, "8·b·s", citation)
-        for name in ("token ids", "labels")
-    ]
-
-
-def _workspaces(card: Card | None) -> list[Item]:
-    """cuBLAS: one workspace for the forward thread, one for autograd's, each from its first matrix product on.
-
-    torch 2.13 ATen/cuda/CublasHandlePool.cpp, chosen workspace size: 32 MiB from compute capability 9.0 on
-    (12.x included), else 2 x 4096 KiB + 8 x 16 KiB.
-    """
-    hopper = card is not None and card.compute_capability is not None and card.compute_capability >= (9, 0)
-    each = 32 * 2**20 if hopper else (2 * 4096 + 8 * 16) * 2**10
-    formula = "32 MiB" if hopper else "2·4096 KiB+8·16 KiB"
-    citation = "torch 2.13 ATen/cuda/CublasHandlePool.cpp"
-    return [
-        Item(
-            Component.LIBRARY_WORKSPACE,
-            "cuBLAS",
-            f"workspace of {thread}",
-            (each,),
-            "uint8",
-            1,
-            each,
-            each,
-            from_phase(phase),
-            formula,
-            citation,
-        )
-        for thread, phase in (("the forward thread", "forward_1"), ("the backward thread", "backward_1"))
-    ]
 
 
 def not_modelled(spec: Spec) -> tuple[str, ...]:

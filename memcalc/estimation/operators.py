@@ -112,8 +112,13 @@ class Operators:
         self.tape.nodes.append(node)
         return y
 
-    def embedding(self, module: str, table: Shape, tokens: Shape, *, tied: bool = False) -> Tensor:
-        """Rows of a table; keeps the indices (inputs). The gradient of the table is dense."""
+    def embedding(
+        self, module: str, table: Shape, tokens: Shape, *, tied: bool = False, counts: bool = False
+    ) -> Tensor:
+        """Rows of a table; keeps the indices, which are the inputs. The gradient of the table is dense.
+
+        `counts`: the indices are positions, counted out in this forward, so keeping them is new memory.
+        """
         tape = self.tape
         y = tape.new(f"{module} output", (*tokens, table[1]), self.parameters, "torch.nn.functional.embedding")
         rule = workspaces.named(workspaces.embedding_backward, tokens=tokens, rows=table[0], width=table[1])
@@ -129,7 +134,19 @@ class Operators:
                 names.append(f"{module} sum with the tied head's gradient")
             temporaries = (scratch, *(tape.store(name, table, self.parameters, citation) for name in names))
             tape.arrives_summed = gradient
-        node = Node(module, (), (y,), (), (), backward_temporaries=temporaries, parameters=() if tied else (gradient,))
+        kept: tuple[int, ...] = ()
+        if counts:
+            kept = (tape.store(f"{module} indices", tokens, "int64", DERIVATIVES, component=Component.TEMPORARIES),)
+        node = Node(
+            module,
+            (),
+            (y,),
+            kept,
+            (),
+            also_allocates=kept,
+            backward_temporaries=temporaries,
+            parameters=() if tied else (gradient,),
+        )
         tape.nodes.append(node)
         return y
 
@@ -384,14 +401,19 @@ class Operators:
             self.tape.store(f"{name} contiguous {what}", q.shape, q.dtype, citation)
             for what in (("output", "gradient") if copies else ())
         )
-        saved = (*dict.fromkeys(t.storage for t in (q, k, v, y)), lse)
+        # 24 bytes that the paper's activations do not have: a random seed with its offset, and an unused mask.
+        state, mask = (
+            self.tape.store(f"{name} {what}", (count,), "int64", citation, component=Component.TEMPORARIES)
+            for what, count in (("random state", "2"), ("unused mask", "1"))
+        )
+        kept = (lse, state, mask)
         node = Node(
             name,
             (q, k, v),
             (y,),
-            saved,
+            (*dict.fromkeys(t.storage for t in (q, k, v, y)), *kept),
             (NEW, NEW, NEW),
-            also_allocates=(lse,),
+            also_allocates=kept,
             backward_temporaries=(scratch, *contiguous),
         )
         self.tape.nodes.append(node)

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
-from memcalc.ledger.result import Outside, RankResult, Result, Textbook
+from memcalc.ledger.result import Outside, RankResult, Result
 from memcalc.ledger.row import Row
+from memcalc.ledger.textbook import textbook
 from memcalc.measuring.measurement import OUT_OF_MEMORY, MeasuredPhase, Measurement
 from memcalc.spec.cards import find_card
-from memcalc.spec.recipes import RECIPES
-from memcalc.spec.spec import Spec
 
 CITATION = "measured"
 NOT_TOLD_APART = (
@@ -79,13 +78,3 @@ def most(values: Iterable[int | None]) -> int | None:
     """The largest; None where the device has no such figure."""
     known = [value for value in values if value is not None]
     return max(known, default=None)
-
-
-def textbook(spec: Spec) -> Textbook:
-    """The published closed forms (Korthikanti et al., arXiv 2205.05198), on one GPU."""
-    model, training = spec.model, spec.training
-    layers, d, h = model.num_layers, model.hidden_size, model.num_attention_heads
-    b, s = training.micro_batch_size, training.sequence_length
-    parameters = layers * (12 * d * d + 13 * d) + model.vocab_size * d
-    each = RECIPES[training.recipe].textbook_bytes
-    return Textbook(parameters, each * parameters, layers * (34 * b * s * d + 5 * b * s * s * h), each)

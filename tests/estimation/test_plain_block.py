@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.estimation.textbook import activation_bytes, tensor_parallel_layer_bytes
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
+from memcalc.ledger.textbook import activation_bytes, tensor_parallel_layer_bytes
 
 SIZES: dict[str, object] = {
     "num_layers": 3,

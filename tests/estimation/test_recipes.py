@@ -8,9 +8,9 @@ import pytest
 
 import memcalc
 from memcalc.estimation.parameters import parameter_table
-from memcalc.estimation.textbook import zero_model_state_bytes
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
+from memcalc.ledger.textbook import zero_model_state_bytes
 from memcalc.spec.recipes import RECIPES
 
 L, D, V, S = 2, 64, 96, 32

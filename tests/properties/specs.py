@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from memcalc.api import estimate
-from memcalc.estimation.textbook import parameters
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import RankResult, Result
 from memcalc.ledger.row import Row
+from memcalc.ledger.textbook import parameters
 
 Config = dict[str, Any]
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from memcalc.api import estimate, load
 from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stages import stages_of
-from memcalc.estimation.textbook import zero_model_state_bytes
 from memcalc.estimation.timeline import Block, Timeline
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
+from memcalc.ledger.textbook import zero_model_state_bytes
 from tests.properties.specs import MODEL_STATES, Config, by_stage, configs, examples, gpt, held, totals
 
 ACTIVATIONS, GRADIENTS = Component.ACTIVATIONS, Component.GRADIENTS

@@ -35,7 +35,7 @@ def _embedding(c: Structure) -> tuple[Tape, Tensor]:
             tape.held.add(table)
     x = ops.embedding("embed_tokens", ("V", "d"), ("b", "s"), tied=c.tied)
     if c.position == "learned":
-        positions = ops.embedding("embed_positions", ("S", "d"), ("s",))
+        positions = ops.embedding("embed_positions", ("S", "d"), ("s",), counts=True)
         tape.names.update((x.storage, positions.storage))  # inputs_embeds and position_embeds keep their names
         x = ops.broadcast_add(x, positions, "embedding sum")
     return tape, ops.dropout(x, "embedding dropout", c.embedding_dropout)

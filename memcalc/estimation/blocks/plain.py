@@ -226,7 +226,7 @@ def plain_embedding(c: Structure) -> tuple[Tape, Tensor]:
     if c.own_embedding_width:
         x = ops.linear(x, "project_in", ("d", "d_e"), ("b", stream, "d"), bias=False)
     if c.position == "learned":
-        positions = ops.embedding("embed_positions", (c.position_table, "d"), (stream,))
+        positions = ops.embedding("embed_positions", (c.position_table, "d"), (stream,), counts=True)
         x = ops.broadcast_add(x, positions, "embedding sum")
     if c.embedding_norm:
         x = (ops.layer_norm if c.normalization == "layernorm" else ops.rms_norm)(x, "embed_norm", "d")

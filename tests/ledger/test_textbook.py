@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 import memcalc
 from memcalc.estimation.parameters import count_parameters
-from memcalc.estimation.textbook import (
+from memcalc.ledger.component import Component
+from memcalc.ledger.textbook import (
     activation_bytes,
     model_state_bytes,
     parameters,
     tensor_parallel_layer_bytes,
     zero_model_state_bytes,
 )
-from memcalc.ledger.component import Component
 
 GPT3 = {"l": 96, "d": 12288}  # Brown et al. (arXiv 2005.14165) table 2.1
 GPT3_PARAMETERS = 174_579_068_928

@@ -1,0 +1,96 @@
+"""What stands through the phases beside model states: the batch, modules' buffers, library workspaces."""
+
+from __future__ import annotations
+
+from memcalc.estimation.allocation import rounded
+from memcalc.estimation.items import Item, from_phase, mask_of
+from memcalc.estimation.parameters import buffer_elements
+from memcalc.estimation.stages import Stage
+from memcalc.estimation.states import choice_of, weight_dtype
+from memcalc.ledger.component import Component
+from memcalc.spec.cards import Card
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.spec import Spec
+
+
+def standing_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
+    """All of it, for one stage."""
+    return [*registered_buffers(spec, stage), *inputs(spec), *workspaces(card)]
+
+
+def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
+    """What transformers' modules hold beside parameters: rotary tables and router corrections in fp32, a stage's share.
+
+    And, while the model is built, a head of its own, which is dropped when the embedding takes its place.
+    """
+    if spec.training.implementation != "huggingface":
+        return []
+    elements = buffer_elements(spec.model) * (stage.stop - stage.first) // spec.model.num_layers
+    each = 4 * elements
+    citation = "transformers 5.23: nn.Buffer in the modelling files"
+    mask = from_phase("model")
+    name = "rotary tables and router corrections"
+    items = [
+        Item(Component.WEIGHTS, "buffers", name, (elements,), "fp32", 1, each, rounded(each), mask, "4·n", citation)
+    ]
+    if spec.model.tie_word_embeddings and stage.has_head:
+        dtype = weight_dtype(choice_of(spec))
+        shape = (spec.model.vocab_size, spec.model.hidden_size)
+        size = DTYPE_BYTES[dtype] * shape[0] * shape[1]
+        citation = "transformers 5.23 modeling_utils.py: tie_weights follows construction"
+        formula = f"{DTYPE_BYTES[dtype]}·V·d"
+        head = Item(
+            Component.TEMPORARIES,
+            "lm_head",
+            "weight before it is tied",
+            shape,
+            dtype,
+            1,
+            size,
+            rounded(size),
+            mask_of("model"),
+            formula,
+            citation,
+        )
+        items.append(head)
+    return items
+
+
+def inputs(spec: Spec) -> list[Item]:
+    """Token ids and labels, int64, on the device from the phase `input` on."""
+    b, s = spec.training.micro_batch_size, spec.training.sequence_length
+    each = 8 * b * s
+    mask = from_phase("input")
+    citation = "torch.int64 token ids"
+    return [
+        Item(Component.INPUTS, "batch", name, (b, s), "int64", 1, each, rounded(each), mask, "8·b·s", citation)
+        for name in ("token ids", "labels")
+    ]
+
+
+def workspaces(card: Card | None) -> list[Item]:
+    """cuBLAS: one workspace for the forward thread, one for autograd's, each from its first matrix product on.
+
+    torch 2.13 ATen/cuda/CublasHandlePool.cpp, chosen workspace size: 32 MiB from compute capability 9.0 on
+    (12.x included), else 2 x 4096 KiB + 8 x 16 KiB.
+    """
+    hopper = card is not None and card.compute_capability is not None and card.compute_capability >= (9, 0)
+    each = 32 * 2**20 if hopper else (2 * 4096 + 8 * 16) * 2**10
+    formula = "32 MiB" if hopper else "2·4096 KiB+8·16 KiB"
+    citation = "torch 2.13 ATen/cuda/CublasHandlePool.cpp"
+    return [
+        Item(
+            Component.LIBRARY_WORKSPACE,
+            "cuBLAS",
+            f"workspace of {thread}",
+            (each,),
+            "uint8",
+            1,
+            each,
+            each,
+            from_phase(phase),
+            formula,
+            citation,
+        )
+        for thread, phase in (("the forward thread", "forward_1"), ("the backward thread", "backward_1"))
+    ]
