@@ -1,0 +1,351 @@
+"""Sizes that cannot be together are refused in one message: the key, the value, the rule in numbers, the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memcalc.errors import InputError
+from memcalc.spec.loading import load
+from memcalc.spec.spec import Spec
+
+SIZES: dict[str, Any] = {"l": 4, "d": 64, "h": 4, "V": 100}
+MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_token": 2, "expert_intermediate_size": 48}
+MLA: dict[str, Any] = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+
+
+def run(**blocks: dict[str, Any]) -> Spec:
+    """The spec of a small model and further blocks; fields of `model` go over the sizes."""
+    return load(blocks | {"model": SIZES | blocks.get("model", {})})
+
+
+def refusal(**blocks: dict[str, Any]) -> str:
+    with pytest.raises(InputError) as caught:
+        run(**blocks)
+    assert caught.value.remedy
+    return str(caught.value)
+
+
+# -- heads and widths --------------------------------------------------------------------------------------------------
+
+
+def test_heads_divide_the_hidden_size() -> None:
+    assert refusal(model={"d": 66}) == (
+        "configuration: model.num_attention_heads: num_attention_heads = 4 does not divide hidden_size = 66. "
+        "Give a number of heads that divides it, such as 3, or set head_dim."
+    )
+    assert run(model={"d": 66, "head_dim": 16}).model.query_size == 64
+
+
+def test_key_value_heads_divide_the_heads() -> None:
+    assert refusal(model={"num_key_value_heads": 3}) == (
+        "configuration: model.num_key_value_heads: num_key_value_heads = 3 does not divide num_attention_heads = 4. "
+        "Each key/value head serves the same number of query heads: try 1, 2, 4."
+    )
+    assert run(model={"num_key_value_heads": 2}).model.key_value_size == 32
+
+
+def test_more_key_value_heads_than_heads_are_refused() -> None:
+    assert "num_key_value_heads = 8 does not divide num_attention_heads = 4" in refusal(
+        model={"num_key_value_heads": 8}
+    )
+
+
+def test_one_norm_a_layer_needs_a_parallel_block() -> None:
+    assert refusal(model={"norms_per_layer": 1}) == (
+        "configuration: model.norms_per_layer: norms_per_layer = 1 needs parallel_block: true. "
+        "A block whose MLP follows its attention has 2 norms."
+    )
+    assert run(model={"norms_per_layer": 1, "parallel_block": True}).model.norms_per_layer == 1
+
+
+def test_a_latent_head_is_as_wide_as_its_parts() -> None:
+    assert refusal(model={"mla": MLA, "head_dim": 16}) == (
+        "configuration: model.head_dim: head_dim = 16, but with latent attention a head is "
+        "qk_nope_head_dim + qk_rope_head_dim = 12 + 8 = 20 wide. Leave head_dim out."
+    )
+
+
+def test_a_token_visits_no_more_experts_than_there_are() -> None:
+    assert refusal(model={"moe": MOE | {"num_experts_per_token": 9}}) == (
+        "configuration: model.moe.num_experts_per_token: num_experts_per_token = 9 is more than num_experts = 8. "
+        "A token visits at most every expert once."
+    )
+    assert run(model={"moe": MOE | {"num_experts_per_token": 8}}).model.moe is not None
+
+
+def test_no_more_first_layers_are_dense_than_there_are_layers() -> None:
+    assert refusal(model={"moe": MOE | {"first_dense_layers": 5}}) == (
+        "configuration: model.moe.first_dense_layers: first_dense_layers = 5 is more than num_layers = 4. Lower it."
+    )
+    assert run(model={"moe": MOE | {"first_dense_layers": 4}}).model.moe is not None
+
+
+# -- sequence and precision --------------------------------------------------------------------------------------------
+
+
+def test_a_sequence_has_a_learned_position_for_each_token() -> None:
+    longer = {"s": 4096}
+    assert refusal(training=longer) == (
+        "configuration: training.sequence_length: sequence_length = 4096 is longer than the 2048 learned positions. "
+        "Lower it to 2048, or raise model.max_position_embeddings."
+    )
+    assert run(training=longer, model={"max_position_embeddings": 4096}).training.sequence_length == 4096
+    for other in ("rope", "alibi", "none"):  # positions that are computed know no end
+        assert run(training=longer, model={"position_embedding": other}).training.sequence_length == 4096
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_recipe_fp32_computes_in_fp32(dtype: str) -> None:
+    assert refusal(training={"recipe": "fp32", "dtype": dtype}) == (
+        f"configuration: training.recipe: recipe fp32 computes in fp32, but dtype = {dtype}. "
+        "Set dtype: fp32, or recipe: amp to compute in 16 bit with fp32 weights."
+    )
+
+
+@pytest.mark.parametrize("recipe", ["amp", "mixed-16", "mixed-18", "mixed-20"])
+def test_mixed_precision_computes_in_16_bit(recipe: str) -> None:
+    assert refusal(training={"recipe": recipe, "dtype": "fp32"}) == (
+        f"configuration: training.recipe: recipe {recipe} computes in 16 bit, but dtype = fp32. "
+        "Set dtype: bf16 or fp16, or recipe: fp32."
+    )
+    assert run(training={"recipe": recipe, "dtype": "fp16"}).training.recipe == recipe
+
+
+def test_pure_computes_in_any_dtype() -> None:
+    for dtype in ("fp32", "bf16", "fp16"):
+        assert run(training={"recipe": "pure", "dtype": dtype}).training.dtype == dtype
+
+
+# -- layers ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_holds_at_least_one_layer() -> None:
+    assert refusal(parallelism={"pipeline_parallel": 5}) == (
+        "configuration: parallelism.pipeline_parallel: pipeline_parallel = 5 is more than num_layers = 4. "
+        "A stage holds at least one layer: at most 4."
+    )
+    assert run(parallelism={"pipeline_parallel": 4}).parallelism.pipeline_parallel == 4
+
+
+def test_a_plan_names_layers_that_exist() -> None:
+    assert refusal(training={"recompute": [0, 9, 4]}) == (
+        "configuration: training.recompute: recompute names layer 9, but the layers are 0 to 3. Name layers that exist."
+    )
+    assert run(training={"recompute": [0, 3]}).training.recompute == (0, 3)
+
+
+# -- tensor parallelism ------------------------------------------------------------------------------------------------
+
+
+def tensor(ranks: int, training: dict[str, Any] | None = None, *, sequence: bool = False, **model: Any) -> str:
+    parallelism = {"tensor_parallel": ranks, "sequence_parallel": sequence}
+    return refusal(model=model, training=training or {}, parallelism=parallelism)
+
+
+def test_tensor_parallelism_divides_the_heads() -> None:
+    assert tensor(3) == (
+        "configuration: parallelism.tensor_parallel: tensor_parallel = 3 does not divide num_attention_heads = 4. "
+        "Tensor parallelism splits attention by head: try 1, 2, 4."
+    )
+
+
+def test_tensor_parallelism_divides_the_key_value_heads() -> None:
+    assert tensor(4, num_key_value_heads=2) == (
+        "configuration: parallelism.tensor_parallel: tensor_parallel = 4 does not divide num_key_value_heads = 2. "
+        "Replicated key/value heads are not modelled yet: try 1, 2."
+    )
+
+
+def test_latent_attention_has_no_key_value_heads_to_divide() -> None:
+    spec = run(model={"mla": MLA, "num_key_value_heads": 2}, parallelism={"tensor_parallel": 4})
+
+    assert spec.parallelism.tensor_parallel == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "width", "tries"),
+    [
+        ({"intermediate_size": 30}, "intermediate_size", 30, "1, 2, 30"),
+        ({"moe": MOE | {"expert_intermediate_size": 18}}, "expert_intermediate_size", 18, "1, 2, 18"),
+        ({"moe": MOE | {"shared_expert_intermediate_size": 6}}, "shared_expert_intermediate_size", 6, "1, 2, 6"),
+    ],
+)
+def test_tensor_parallelism_divides_the_widths(model: dict[str, Any], name: str, width: int, tries: str) -> None:
+    assert tensor(4, **model) == (
+        f"configuration: parallelism.tensor_parallel: tensor_parallel = 4 does not divide {name} = {width}. Try {tries}."
+    )
+
+
+def test_sequence_parallelism_divides_the_sequence() -> None:
+    assert tensor(4, {"s": 102}, sequence=True) == (
+        "configuration: parallelism.sequence_parallel: tensor_parallel = 4 does not divide sequence_length = 102. "
+        "Sequence parallelism splits the sequence evenly over the tensor-parallel ranks."
+    )
+    assert run(training={"s": 102}, parallelism={"tensor_parallel": 4}).training.sequence_length == 102
+
+
+# -- engines -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "stage", "stages"),
+    [
+        ("ddp", 1, "0"),
+        ("ddp", 3, "0"),
+        ("fsdp2", 0, "2, 3"),
+        ("fsdp2", 1, "2, 3"),
+        ("megatron", 2, "0, 1"),
+        ("megatron", 3, "0, 1"),
+    ],
+)
+def test_an_engine_does_its_own_stages(engine: str, stage: int, stages: str) -> None:
+    assert refusal(parallelism={"engine": engine, "zero_stage": stage}) == (
+        f"configuration: parallelism.engine: engine {engine} cannot do zero_stage = {stage}; it does {stages}. "
+        "ddp shards nothing, deepspeed does stages 1 to 3, fsdp2 does 2 and 3."
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "stage"), [("ddp", 0), ("fsdp2", 2), ("fsdp2", 3), *(("deepspeed", stage) for stage in range(4))]
+)
+def test_engines_with_their_stages_load(engine: str, stage: int) -> None:
+    assert run(parallelism={"engine": engine, "zero_stage": stage}).parallelism.engine == engine
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_gradients_are_not_sharded_over_a_pipeline(stage: int) -> None:
+    assert refusal(parallelism={"zero_stage": stage, "pipeline_parallel": 2}) == (
+        f"configuration: parallelism.zero_stage: zero_stage = {stage} together with pipeline_parallel = 2 is not "
+        "modelled: gradients of several micro-batches would be sharded while the pipeline still adds to them. "
+        "Use zero_stage 0 or 1 with a pipeline."
+    )
+    assert run(parallelism={"zero_stage": 1, "pipeline_parallel": 2}).parallelism.zero_stage == 1
+
+
+# -- what is not modelled yet ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("block", "field", "value", "known"),
+    [
+        ("training", "implementation", "megatron", "plain or huggingface"),
+        ("training", "implementation", "torchtitan", "plain or huggingface"),
+        ("training", "loss", "chunked", "materialized"),
+        ("training", "loss", "fused", "materialized"),
+        ("training", "loss", "vocab-parallel", "materialized"),
+        ("training", "finetune", "lora", "full"),
+        ("training", "finetune", "qlora", "full"),
+        ("parallelism", "engine", "megatron", "ddp, deepspeed or fsdp2"),
+        ("parallelism", "context_parallel", 2, "1"),
+        ("parallelism", "expert_parallel", 2, "1"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_and_not_ignored(block: str, field: str, value: object, known: str) -> None:
+    message = f"configuration: {block}.{field}: {field} = {value} is not modelled yet. Modelled today: {known}."
+
+    assert refusal(**{block: {field: value}}) == message
+
+
+def test_transformers_modules_are_not_split() -> None:
+    message = refusal(training={"implementation": "huggingface"}, parallelism={"tensor_parallel": 2})
+
+    assert message == (
+        "configuration: parallelism.tensor_parallel: tensor_parallel = 2 with transformers' modules is not modelled "
+        "yet. Modelled today: 1."
+    )
+
+
+# -- cards -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_card_is_refused_with_the_nearest_ones() -> None:
+    message = refusal(hardware={"gpu": "a100"})
+
+    assert message.startswith("configuration: hardware.gpu: 'a100' is not a card in the table. Nearest: a100-40gb, ")
+    assert message.endswith(". `memcalc gpus` lists them all.")
+
+
+def test_an_unknown_card_of_an_option_is_named_after_it() -> None:
+    with pytest.raises(InputError) as caught:
+        load({"model": SIZES, "hardware": {"gpu": "t4"}}, gpu="abacus")
+
+    assert str(caught.value) == (
+        "--gpu: hardware.gpu: 'abacus' is not a card in the table. `memcalc gpus` lists them all."
+    )
+
+
+# -- values of a wrong kind --------------------------------------------------------------------------------------------
+
+WHOLE = "is not a whole number. Write digits only, such as 4096."
+RECOMPUTE = "Write none, selective, full, every-k (every-2: each second layer) or a list of layer numbers."
+
+
+@pytest.mark.parametrize(
+    ("block", "field", "value", "rest"),
+    [
+        ("training", "micro_batch_size", 0, "= 0 is too small. It must be more than 0."),
+        ("training", "micro_batch_size", -3, "= -3 is too small. It must be more than 0."),
+        ("training", "micro_batch_size", 1.5, f"= 1.5 {WHOLE}"),
+        ("training", "micro_batch_size", 2.0, f"= 2.0 {WHOLE}"),
+        ("training", "micro_batch_size", "2", f"= '2' {WHOLE}"),
+        ("training", "micro_batch_size", True, f"= True {WHOLE}"),
+        ("training", "micro_batch_size", [1], f"= a list {WHOLE}"),
+        ("training", "micro_batch_size", {"x": 1}, f"= a block {WHOLE}"),
+        ("training", "micro_batch_size", 2**41, "= 2199023255552 is too large. It must be at most 1099511627776."),
+        ("training", "dropout", 1, "= 1 is too large. It must be less than 1.0."),
+        ("training", "dropout", -0.5, "= -0.5 is too small. It must be at least 0.0."),
+        ("training", "dropout", "x", "= 'x' is not a number. Write a number, such as 0.1."),
+        ("training", "recompute", "every-0", f"= 'every-0' is no way to recompute. {RECOMPUTE}"),
+        ("training", "recompute", "fulll", f"= 'fulll' is no way to recompute. {RECOMPUTE}"),
+        ("training", "recompute", 3, f"= 3 is no way to recompute. {RECOMPUTE}"),
+        ("training", "recompute", [-1], f"= a list is no way to recompute. {RECOMPUTE}"),
+        ("training", "recompute", ["a"], f"= a list is no way to recompute. {RECOMPUTE}"),
+        ("training", "zero_grad", "free", "= 'free' is not known. Known are 'set_to_none' or 'zero'."),
+        ("training", "dtype", "fp8", "= 'fp8' is not known. Known are 'fp32', 'bf16' or 'fp16'."),
+        ("training", "attention", 3, "= 3 is not known. Known are 'eager', 'flash' or 'memory-efficient'."),
+        ("parallelism", "zero_stage", 4, "= 4 is too large. It must be at most 3."),
+        ("parallelism", "zero_stage", -1, "= -1 is too small. It must be at least 0."),
+        ("parallelism", "pipeline_parallel", 4096, "= 4096 is too large. It must be at most 1024."),
+        ("parallelism", "sequence_parallel", "yes", "= 'yes' is neither true nor false. Write true or false."),
+        ("model", "qkv_bias", 1, "= 1 is neither true nor false. Write true or false."),
+        ("model", "norms_per_layer", 3, "= 3 is too large. It must be at most 2."),
+        ("model", "moe", 3, "= 3 is not a block. Write the block's fields indented below it."),
+        ("hardware", "gpu", 3, "= 3 is not a word. Write a word; put it in quotes if YAML reads it as a number."),
+    ],
+)
+def test_a_value_of_a_wrong_kind_is_refused_with_value_rule_and_remedy(
+    block: str, field: str, value: object, rest: str
+) -> None:
+    assert refusal(**{block: {field: value}}) == f"configuration: {block}.{field}: {field} {rest}"
+
+
+def test_a_name_that_is_no_word_is_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        load({"name": 3, "model": SIZES})
+
+    assert str(caught.value) == (
+        "configuration: name: name = 3 is not a word. Write a word; put it in quotes if YAML reads it as a number."
+    )
+
+
+def test_a_wrong_value_in_a_nested_block_is_named_by_its_whole_path() -> None:
+    assert refusal(model={"moe": MOE | {"num_experts": 0}}) == (
+        "configuration: model.moe.num_experts: num_experts = 0 is too small. It must be more than 0."
+    )
+
+
+def test_a_rule_points_to_the_line_of_its_key_whatever_its_name(tmp_path: Path) -> None:
+    """The file says s, the message says sequence_length: the line is the one of s."""
+    file = tmp_path / "run.yaml"
+    file.write_text("model: {l: 4, d: 64, h: 4, V: 100}\ntraining:\n  b: 1\n  s: 4096\n")
+    with pytest.raises(InputError, match=r"^run.yaml:4: training.sequence_length: sequence_length = 4096 is longer"):
+        load(file)
