@@ -1,0 +1,129 @@
+"""Event streams as files: JSON lines, readable by eye and by any language.
+
+The first line is an object that names the format, its version and the columns; every other line is one event, an array
+in the order of the columns with the defaults at its end left out: `["alloc",7,4096]`, `["free",7]`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from memcalc.errors import InputError
+from memcalc.events.event import Event, Kind
+from memcalc.ledger.component import Component
+
+FORMAT = "memcalc-events"
+VERSION = 1
+
+_DEFAULTS = tuple(Event(Kind.ALLOC))
+_SHAPE = Event._fields.index("shape")
+_COMPONENT = Event._fields.index("component")
+
+
+class EventWriter:
+    """Appends events to a file, whole lines at a time: what a killed run leaves behind can be read.
+
+    Args:
+        path: the file; it is written anew.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
+        self._file.write(_line({"format": FORMAT, "version": VERSION, "columns": list(Event._fields)}))
+        self._file.flush()
+
+    def append(self, events: Iterable[Event]) -> None:
+        """Writes the events, in one piece."""
+        self._file.write("".join(map(_event_line, events)))
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        """The writer itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Closes the file; what was appended stays, also after an error."""
+        self._file.close()
+
+
+def write_events(path: Path | str, events: Iterable[Event]) -> None:
+    """Writes a whole stream."""
+    with EventWriter(path) as writer:
+        writer.append(events)
+
+
+def read_events(path: Path | str) -> Iterator[Event]:
+    """The events of a file, in order. A last line that was cut off in writing is left out.
+
+    Raises:
+        InputError: with file and line, when the file is no event stream or one of a newer version.
+    """
+    with Path(path).open(encoding="utf-8") as lines:
+        names = _columns(next(lines, ""), f"{path}:1")
+        positions = [names.index(name) if name in names else None for name in Event._fields]
+        plain = names == list(Event._fields)
+        for number, line in enumerate(lines, start=2):
+            if not line.endswith("\n"):
+                return
+            try:
+                values = json.loads(line)
+                event = _event(values if plain else _in_our_order(values, positions))
+            except (ValueError, TypeError, LookupError) as error:
+                raise InputError(
+                    f"this line is no event ({error}).",
+                    'Each line is an array such as ["alloc",7,4096].',
+                    f"{path}:{number}",
+                ) from error
+            yield event
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, separators=(",", ":")) + "\n"
+
+
+def _event_line(event: Event) -> str:
+    end = len(event)
+    while event[end - 1] == _DEFAULTS[end - 1]:
+        end -= 1
+    return _line(event[: max(end, 1)])
+
+
+def _columns(line: str, where: str) -> list[str]:
+    """The names of the columns that the first line gives."""
+    try:
+        head: Any = json.loads(line)
+        known = head["format"] == FORMAT
+    except (ValueError, TypeError, KeyError):
+        known = False
+    if not known:
+        raise InputError(
+            "this is not a file of memcalc events.", 'Its first line would be {"format":"memcalc-events",...}.', where
+        )
+    if head["version"] > VERSION:
+        raise InputError(
+            f"events of version {head['version']}; this memcalc reads up to version {VERSION}.",
+            "Upgrade memcalc, or record the events anew.",
+            where,
+        )
+    return list(head["columns"])
+
+
+def _in_our_order(values: list[Any], positions: list[int | None]) -> list[Any]:
+    """The values in the order of `Event`; columns that the file has not, or that this line left out, get defaults."""
+    return [
+        default if at is None or at >= len(values) else values[at]
+        for at, default in zip(positions, _DEFAULTS, strict=True)
+    ]
+
+
+def _event(values: list[Any]) -> Event:
+    values[0] = Kind(values[0])
+    if len(values) > _COMPONENT and values[_COMPONENT] is not None:
+        values[_COMPONENT] = Component(values[_COMPONENT])
+    if len(values) > _SHAPE:
+        values[_SHAPE] = tuple(values[_SHAPE])
+    return Event(*values)

@@ -1,0 +1,102 @@
+"""Streams of events added up over time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalc.errors import InputError
+from memcalc.events import Event, Kind, timeline
+from memcalc.events.timeline import PhasePeak
+from memcalc.ledger.component import Component
+
+WEIGHTS, ACTIVATIONS = Component.WEIGHTS, Component.ACTIVATIONS
+
+STREAM = [
+    Event(Kind.ALLOC, 1, 100, component=WEIGHTS),  # 100, before any phase
+    Event(Kind.PHASE, phase="forward_1"),
+    Event(Kind.ALLOC, 2, 50, component=ACTIVATIONS),  # 150
+    Event(Kind.ALLOC, 3, 8),  # 158: of unknown component
+    Event(Kind.FREE, 3),  # 150
+    Event(Kind.PHASE, phase="backward_1"),
+    Event(Kind.FREE, 2),  # 100
+    Event(Kind.ALLOC, 3, 58, component=ACTIVATIONS),  # 158 again, under a number that is free again
+    Event(Kind.EMPTY_CACHE),
+]
+
+
+def test_totals_and_peak() -> None:
+    result = timeline(STREAM)
+
+    assert result.totals == (100, 100, 150, 158, 150, 150, 100, 158, 158)
+    assert (result.peak_bytes, result.peak_index) == (158, 3)
+
+
+def test_what_is_alive_at_a_moment() -> None:
+    result = timeline(STREAM)
+
+    assert result.alive(3) == [STREAM[0], STREAM[2], STREAM[3]]
+    assert result.alive(8) == [STREAM[0], STREAM[7]]
+    assert result.by_component(3) == {WEIGHTS: 100, ACTIVATIONS: 50, None: 8}
+    assert result.by_component(8) == {WEIGHTS: 100, ACTIVATIONS: 58}
+
+
+def test_a_series_for_each_component() -> None:
+    assert timeline(STREAM).series() == {
+        WEIGHTS: (100,) * 9,
+        ACTIVATIONS: (0, 0, 50, 50, 50, 50, 0, 58, 58),
+        None: (0, 0, 0, 8, 0, 0, 0, 0, 0),
+    }
+
+
+def test_the_peak_of_each_phase() -> None:
+    """A phase starts with what the one before left: backward's 150 is its mark's, until 158 exceeds it."""
+    assert timeline(STREAM).phase_peaks() == [PhasePeak("forward_1", 3, 158), PhasePeak("backward_1", 7, 158)]
+
+
+def test_an_empty_stream_has_no_bytes() -> None:
+    result = timeline([])
+
+    assert (result.peak_bytes, result.totals, result.series(), result.phase_peaks()) == (0, (), {}, [])
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([Event(Kind.FREE, 5)], "event 0 frees storage 5, which is not alive. A stream tells each storage's life"),
+        ([Event(Kind.ALLOC, 5, 1)] * 2, "event 1 allocates storage 5, which is already alive."),
+    ],
+)
+def test_events_that_cannot_follow_each_other(events: list[Event], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        timeline(events)
+
+    assert message in str(error.value)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[Event]:
+    """Allocations and frees in any order that is possible."""
+    events: list[Event] = []
+    alive: list[int] = []
+    for number in range(draw(st.integers(0, 30))):
+        ends = draw(st.booleans())
+        if alive and ends:
+            events.append(Event(Kind.FREE, alive.pop(draw(st.integers(0, len(alive) - 1)))))
+        component = draw(st.none() | st.sampled_from(Component))
+        events.append(Event(Kind.ALLOC, number, draw(st.integers(0, 1000)), component=component))
+        alive.append(number)
+    return events
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(streams())
+def test_components_sum_to_the_total_at_every_moment(events: list[Event]) -> None:
+    result = timeline(events)
+    series = result.series()
+
+    for index, total in enumerate(result.totals):
+        parts = {component: values[index] for component, values in series.items() if values[index]}
+        assert sum(parts.values()) == total == sum(event.bytes for event in result.alive(index))
+        assert parts == result.by_component(index)
