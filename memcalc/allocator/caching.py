@@ -1,0 +1,276 @@
+"""PyTorch's caching allocator: requests in, blocks out, and every counter as PyTorch would have it.
+
+Source: torch c10/cuda/CUDACachingAllocator.cpp, class DeviceCachingAllocator: malloc, alloc_block, alloc_found_block,
+free, free_block. docs/allocators.md lists what differs between releases and what is not modelled.
+
+`malloc` and `free` run once for each event of a stream, hundreds of thousands of times: they are written out where
+calls would cost more than what they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memcalc.allocator.blocks import FREE, IN_USE, WAITING, Block, Shelf, merge
+from memcalc.allocator.constants import LARGEST_REQUEST, MIN_BLOCK, SMALL_REQUEST, UNLIMITED
+from memcalc.allocator.counters import Counters
+from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.driver import Driver
+from memcalc.allocator.expandable import grow
+from memcalc.allocator.fit import best_fit, splits
+from memcalc.allocator.messages import BEYOND_AN_EXABYTE, Process, Shortage, out_of_memory, rejected
+from memcalc.allocator.policy import SegmentView
+from memcalc.allocator.pools import Pool, PoolPair, PrivatePools
+from memcalc.allocator.release import collect_garbage, release_oversize, release_pools
+from memcalc.allocator.rounding import block_size, segment_size
+from memcalc.allocator.settings import Settings
+from memcalc.allocator.snapshot import views
+from memcalc.allocator.statistics import memory_stats
+from memcalc.allocator.streams import StreamUses
+from memcalc.allocator.versions import DEFAULT_VERSION, Version, parse_version
+from memcalc.errors import OutOfMemory
+
+_UP, _BLOCKS = MIN_BLOCK - 1, -MIN_BLOCK  # (n + 511) & -512 is n rounded up to whole blocks
+
+
+class CachingAllocator:
+    """The allocator of one device.
+
+    Args:
+        settings: PYTORCH_CUDA_ALLOC_CONF as parsed for this version.
+        version: the release of PyTorch whose rules hold.
+        driver: the device; without one, a device that never runs out.
+        device: its number, for messages.
+        processes: what NVML would list, for messages.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        version: Version | None = None,
+        driver: Driver | None = None,
+        device: int = 0,
+        processes: Sequence[Process] = (),
+    ) -> None:
+        self.version = version or parse_version(DEFAULT_VERSION)
+        settings = settings or Settings()
+        self.counters = counters = Counters(counts_rejections=self.version.counts_rejections)
+        self.memory = DeviceMemory(driver or Driver(), settings, self.version.tie_break, counters)
+        self._by_address = self.version.tie_break != "block"
+        self.default = PoolPair(
+            Pool(counters.small, small=True, by_address=self._by_address),
+            Pool(counters.large, small=False, by_address=self._by_address),
+        )
+        self.private = PrivatePools(counters, by_address=self._by_address)
+        self.uses = StreamUses(self._completed)
+        self._device = device
+        self._processes = processes
+        self.configure(settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Takes new settings over, as torch.cuda.memory._set_allocator_settings does while a program runs."""
+        self.settings = settings
+        self.memory.configure(settings)
+        self.counters.max_split_size = settings.max_split_size
+        self._collects = self.memory.limit is not None and settings.garbage_collection_threshold > 0
+        # Whether requests are rounded to whole blocks only, and the smallest block that is large enough can be taken
+        # without looking further.
+        self._plain = (
+            settings.roundup_power2_divisions is None
+            and settings.max_split_size == UNLIMITED
+            and not settings.expandable_segments
+            and not self._collects
+            and not any(view.is_expandable for view in self.segments())
+        )
+
+    def malloc(self, size: int, stream: int = 0) -> Block:
+        """A block for `size` bytes, at least 1.
+
+        Raises:
+            OutOfMemory: with PyTorch's text, when the device has not enough left even with the cache emptied.
+        """
+        diverted = self.private.diversions
+        if self.uses.waiting and not diverted:
+            self.uses.process()
+        plain = self._plain
+        rounded = (size + _UP) & _BLOCKS if plain else block_size(size, self.settings.roundup_power2_divisions)
+        pair = (self.private.for_stream(stream) or self.default) if diverted else self.default
+        pool = pair.small if rounded <= SMALL_REQUEST else pair.large
+        shelf = pool.shelves.get(stream) or pool.shelf(stream)
+
+        block: Block | None
+        if plain:
+            keys, at = shelf.keys, shelf.at_least(rounded)
+            block = shelf.blocks.pop(keys.pop(at)) if at < len(keys) else None
+        else:
+            pool.searches += 1
+            block = best_fit(shelf, rounded, self.settings)
+        if block is None:
+            block = self._fetch(shelf, rounded, size)
+
+        rest = block.size - rounded
+        if rest and splits(pool, rounded, rest, self.settings):
+            block = self._split(block, rounded)
+        elif (block.previous is not None or block.next is not None) and not block.segment.page:
+            self.counters.inactive_changed(pool.tally, -block.size, -1)
+        block.state = IN_USE
+        block.requested = size
+        self.counters.handed_out(pool.tally, block.size, size)
+        return block
+
+    def free(self, block: Block) -> None:
+        """Takes a block back; it is used again once the other streams that used it are done."""
+        self.counters.taken_back(block.shelf.pool.tally, block.size)
+        if self.uses.used and block in self.uses.used:
+            self._wait(block)
+            self.uses.freed(block, capturing=bool(self.private.diversions))
+        else:
+            self._free(block)
+
+    def free_until_completed(self, block: Block) -> None:
+        """Takes a block back whose completion `complete` will tell, as a recorded stream of events does."""
+        self.counters.taken_back(block.shelf.pool.tally, block.size)
+        self._wait(block)
+        self.uses.hold(block)
+
+    def complete(self, block: Block) -> None:
+        """The other streams are done with a block that was freed."""
+        self.uses.complete(block)
+
+    def record_stream(self, block: Block, stream: int) -> None:
+        """Another stream uses the block, too."""
+        self.uses.record(block, stream)
+
+    def empty_cache(self) -> None:
+        """torch.cuda.empty_cache(): waits for all streams and gives back what can be given back.
+
+        Source: release_cached_blocks.
+        """
+        if not self.private.diversions:
+            self.counters.num_sync_all_streams += 1
+            self.uses.synchronize()
+        release_pools(self.memory, (self.default.large, self.default.small))
+        for pair in self.private.releasable():
+            release_pools(self.memory, pair)
+        self.private.forget_empty()
+
+    def statistics(self) -> dict[str, int]:
+        """The figures of torch.cuda.memory_stats, under its names."""
+        return memory_stats(self.counters)
+
+    def segments(self) -> tuple[SegmentView, ...]:
+        """What is held of the device, by address, as torch.cuda.memory_snapshot tells it."""
+        named = [(0, self.default), *self.private.pools.items()]
+        return views((name, segment) for name, pair in named for pool in pair for segment in pool.segments)
+
+    def _fetch(self, shelf: Shelf, size: int, requested: int) -> Block:
+        """A block of at least `size` bytes, in no set, whatever has to be given back for it. Source: malloc."""
+        if requested >= LARGEST_REQUEST:
+            raise OutOfMemory(BEYOND_AN_EXABYTE)
+        if self._collects:
+            collect_garbage(self.memory, self.default.large)
+        segment = segment_size(size, self.settings.large_segment_size)
+        block = self._from_driver(shelf, size, segment, requested) or self._from_lenders(shelf, size)
+        if block is None and release_oversize(self.memory, shelf, size):
+            block = self._from_driver(shelf, size, segment, requested)
+        if block is None and not self.private.diversions:
+            self.empty_cache()
+            self.counters.num_alloc_retries += 1
+            block = self._from_driver(shelf, size, segment, requested)
+        if block is None:
+            self.counters.num_ooms += 1
+            raise OutOfMemory(out_of_memory(self._shortage(segment), self.version))
+        return block
+
+    def _from_driver(self, shelf: Shelf, size: int, segment: int, requested: int) -> Block | None:
+        """New memory, within the limit. Source: alloc_block."""
+        memory = self.memory
+        if not memory.within_limit(segment):
+            return None
+        if self.settings.throw_on_cudamalloc_oom and memory.exceeds_device(segment):
+            self.counters.num_oom_rejections += 1
+            raise OutOfMemory(rejected(requested))
+        if self.settings.expandable_segments:
+            return grow(memory, shelf, size)
+        return memory.fetch(shelf, segment)
+
+    def _from_lenders(self, shelf: Shelf, size: int) -> Block | None:
+        """A free block of a memory pool that lends its own when memory runs out."""
+        for pair in self.private.pools.values():
+            if pair.use_on_oom:
+                pool = pair.small if shelf.pool.small else pair.large
+                block = best_fit(pool.shelf(shelf.stream), size, self.settings)
+                if block is not None:
+                    return block
+        return None
+
+    def _shortage(self, segment: int) -> Shortage:
+        """The figures of the out-of-memory message."""
+        driver, counters = self.memory.driver, self.counters
+        return Shortage(
+            segment=segment,
+            capacity=driver.capacity,
+            free=driver.free_bytes,
+            allocated=counters.allocated_bytes,
+            reserved=counters.reserved_bytes,
+            private=self.private.cached_bytes(),
+            allowed=self.memory.limit,
+            device=self._device,
+            processes=self._processes,
+        )
+
+    def _split(self, block: Block, size: int) -> Block:
+        """The front of a block as a new block; the rest keeps its identity and is free. Source: alloc_found_block."""
+        segment, shelf = block.segment, block.shelf
+        memory, before = self.memory, block.previous
+        memory.blocks_made += 1
+        order = block.order if self._by_address else memory.blocks_made
+        front = Block(block.address, size, segment, shelf, order, IN_USE)
+        front.next = block
+        front.previous = before
+        if before is None:
+            segment.head = front
+        else:
+            before.next = front
+        if not segment.page:
+            if before is None and block.next is None:
+                self.counters.inactive_changed(shelf.pool.tally, block.size - size, 1)
+            else:
+                self.counters.inactive_changed(shelf.pool.tally, -size, 0)
+        block.previous = front
+        block.address += size
+        block.size -= size
+        shelf.add(block)
+        return front
+
+    def _free(self, block: Block) -> None:
+        """Puts a block among the free ones, merged with its free neighbours. Source: free_block."""
+        shelf = block.shelf
+        tally = shelf.pool.tally
+        tally.requested_now -= block.requested
+        block.state = FREE
+        change, blocks = 0, 0
+        previous, following = block.previous, block.next
+        if previous is not None and previous.state == FREE:
+            change -= merge(block, previous)
+            blocks -= 1
+        if following is not None and following.state == FREE:
+            change -= merge(block, following)
+            blocks -= 1
+        if not block.segment.page:
+            if block.previous is not None or block.next is not None:
+                change += block.size
+                blocks += 1
+            if change:
+                self.counters.inactive_changed(tally, change, blocks)
+        shelf.add(block)
+
+    def _wait(self, block: Block) -> None:
+        """Keeps a freed block active."""
+        self.counters.waiting_changed(block.shelf.pool.tally, block.size, 1)
+        block.state = WAITING
+
+    def _completed(self, block: Block) -> None:
+        """Frees a block that waited."""
+        self.counters.waiting_changed(block.shelf.pool.tally, -block.size, -1)
+        self._free(block)

@@ -1,0 +1,19 @@
+"""The sizes that PyTorch's caching allocator is built on, in bytes.
+
+Source: torch c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp; the same in 2.6 to 2.15.
+"""
+
+MIB = 2**20
+
+MIN_BLOCK = 512  # kMinBlockSize: every block is a multiple of it
+SMALL_REQUEST = MIB  # kSmallSize: the largest request, after rounding, that goes to the small pool
+SMALL_SEGMENT = 2 * MIB  # kSmallBuffer: every segment of the small pool, and its page in an expandable segment
+LARGE_SEGMENT = 20 * MIB  # kLargeBuffer: segments for requests below MADE_TO_MEASURE (option since 2.11)
+MADE_TO_MEASURE = 10 * MIB  # kMinLargeAlloc: from here on a segment is as large as its first request needs
+SEGMENT_STEP = 2 * MIB  # kRoundLarge: segments made to measure are multiples of it
+UNSPLIT_REST = MIB  # kSmallSize again: a large block's rest is split off only when it is larger than this
+
+ROUNDUP_SLOTS = 16  # kRoundUpPowerOfTwoIntervals: one for each power of two from 1 MiB, the last one open
+LARGEST_REQUEST = 2**60  # one exabyte: asked for more, the allocator does not even try
+
+UNLIMITED = 2**63 - 1  # stands for "no max_split_size": above every size

@@ -1,0 +1,117 @@
+"""Expandable segments: address space that memory is mapped into page by page.
+
+Source: torch c10/cuda/CUDACachingAllocator.cpp: ExpandableSegment, find_expandable_block, map_block,
+try_allocate_expandable_block, unmap_block, release_expandable_segment.
+"""
+
+from __future__ import annotations
+
+from memcalc.allocator.blocks import FREE, UNMAPPED, Block, Shelf, insert_after, insert_before, merge
+from memcalc.allocator.constants import SMALL_SEGMENT
+from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.rounding import multiple
+
+HEADROOM = (
+    8  # address space is reserved for the whole device and an eighth of it, so that pages can be moved to the end
+)
+
+
+def expanded_size(block: Block) -> int:
+    """Bytes that a free block can grow to: a block at the growing end is the last choice for a best fit."""
+    after = block.next
+    return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)
+
+
+def grow(memory: DeviceMemory, shelf: Shelf, size: int) -> Block | None:
+    """A block of at least `size` bytes, in no set, with new memory mapped as far as needed; None when there is none.
+
+    Pages that were mapped before memory ran out stay, as a free block.
+    """
+    block = _lowest_room(memory, shelf, size)
+    if block.state == UNMAPPED and not _map(memory, block, min(block.size, size)):
+        return None
+    while block.size < size:
+        after = block.next
+        assert after is not None
+        if not _map(memory, after, min(size - block.size, after.size)):
+            return None
+        block = after  # has absorbed the block before it
+    shelf.remove(block)
+    return block
+
+
+def _lowest_room(memory: DeviceMemory, shelf: Shelf, size: int) -> Block:
+    """The first of the free and unmapped blocks, at the lowest address, that together have room for `size` bytes."""
+    for _, unmapped in shelf.unmapped:
+        before = unmapped.previous
+        first = before if before is not None and before.state == FREE else unmapped
+        room, block = 0, first
+        while room < size and block.state in {FREE, UNMAPPED}:
+            room += block.size
+            if block.next is None:
+                break
+            block = block.next
+        if room >= size:
+            return first
+    return _reserve(memory, shelf)
+
+
+def _reserve(memory: DeviceMemory, shelf: Shelf) -> Block:
+    """A new segment, all of it unmapped."""
+    page = SMALL_SEGMENT if shelf.pool.small else memory.settings.large_segment_size
+    capacity = memory.driver.capacity
+    size = multiple(capacity + capacity // HEADROOM, page)
+    segment = memory.new_segment(shelf, memory.driver.reserve_addresses(size), size, page)
+    segment.head = block = memory.new_block(segment, segment.address, size)
+    shelf.add_unmapped(block)
+    return block
+
+
+def _map(memory: DeviceMemory, block: Block, size: int) -> bool:
+    """Maps whole pages at the front of an unmapped block, which becomes free and absorbs its free neighbours."""
+    segment, shelf = block.segment, block.shelf
+    mapped = multiple(size, segment.page)  # an unmapped block begins at a page
+    if not memory.driver.map_pages(mapped // segment.page, segment.page):
+        return False
+    shelf.remove_unmapped(block)
+    block.state = FREE
+    if mapped < block.size:
+        rest = memory.new_block(segment, block.address + mapped, block.size - mapped)
+        insert_after(rest, block)
+        shelf.add_unmapped(rest)
+        block.size = mapped
+    merge(block, block.previous)
+    merge(block, block.next)
+    shelf.add(block)
+    memory.changed(shelf, mapped, segments=0)
+    return True
+
+
+def unmap(memory: DeviceMemory, block: Block) -> None:
+    """Gives back the pages that lie wholly inside a free block; what is left of it before and after stays free.
+
+    A segment without any memory gives up its addresses.
+    """
+    segment, shelf = block.segment, block.shelf
+    begin = segment.address + multiple(block.address - segment.address, segment.page)
+    end = segment.address + (block.address + block.size - segment.address) // segment.page * segment.page
+    if begin >= end:
+        return
+    shelf.remove(block)
+    if begin > block.address:
+        before = memory.new_block(segment, block.address, begin - block.address)
+        insert_before(before, block)
+        shelf.add(before)
+    if end < block.address + block.size:
+        after = memory.new_block(segment, end, block.address + block.size - end)
+        insert_after(after, block)
+        shelf.add(after)
+    block.address, block.size, block.state = begin, end - begin, UNMAPPED
+    merge(block, block.previous)
+    merge(block, block.next)
+    shelf.add_unmapped(block)
+    memory.driver.unmap_pages((end - begin) // segment.page, segment.page)
+    memory.changed(shelf, begin - end, segments=0)
+    if block.previous is None and block.next is None:
+        shelf.remove_unmapped(block)
+        shelf.pool.segments.remove(segment)

@@ -1,0 +1,107 @@
+"""The texts with which PyTorch's allocator gives up, word for word.
+
+Source: torch c10/cuda/CUDACachingAllocator.cpp: malloc, format_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memcalc.allocator.versions import Version
+
+BEYOND_AN_EXABYTE = "CUDA out of memory. Tried to allocate more than 1EB memory."
+
+
+def format_size(size: int) -> str:
+    """Bytes as PyTorch prints them: 1000 MiB is "1000.00 MiB", for a unit begins above its size and not at it."""
+    if size <= 2**10:
+        return f"{size} bytes"
+    for exponent, unit in ((10, "KiB"), (20, "MiB")):
+        if size <= 2 ** (exponent + 10):
+            return f"{size / 2**exponent:.2f} {unit}"
+    return f"{size / 2**30:.2f} GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process on the device, as NVML lists it."""
+
+    pid: int | None  # None is the process that ran out
+    bytes: int
+
+    def __str__(self) -> str:
+        """One sentence of the message."""
+        if self.pid is None:
+            return f"Including non-PyTorch memory, this process has {format_size(self.bytes)} memory in use. "
+        return f"Process {self.pid} has {format_size(self.bytes)} memory in use. "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """The figures of an out-of-memory message, in bytes; all of them after the cache was emptied."""
+
+    segment: int  # asked of the driver
+    capacity: int
+    free: int
+    allocated: int
+    reserved: int
+    private: int = 0  # cached in private pools
+    allowed: int | None = None  # None without a memory fraction
+    device: int = 0
+    processes: Sequence[Process] = ()  # in NVML's order; empty where NVML is not available
+
+
+def out_of_memory(shortage: Shortage, version: Version) -> str:
+    """The message of torch.OutOfMemoryError, one line."""
+    s = shortage
+    advice = (
+        f" If reserved but unallocated memory is large try setting {version.advised_variable}=expandable_segments:True"
+        f" to avoid fragmentation.  See documentation for Memory Management  ({version.advised_page})"
+    )
+    parts = [
+        f"CUDA out of memory. Tried to allocate {format_size(s.segment)}. ",
+        f"GPU {s.device} has a total capacity of {format_size(s.capacity)} of which {format_size(s.free)} is free. ",
+        *map(str, s.processes),
+        "" if s.allowed is None else f"{format_size(s.allowed)} allowed; ",
+        f"Of the allocated memory {format_size(s.allocated + s.private)} is allocated by PyTorch, ",
+        f"with {format_size(s.private)} allocated in private pools (e.g., CUDA Graphs), " if s.private else "",
+        f"and {format_size(s.reserved - s.allocated - s.private)} is reserved by PyTorch but unallocated.",
+        advice,
+    ]
+    return "".join(parts)
+
+
+def rejected(size: int) -> str:
+    """The message under throw_on_cudamalloc_oom (2.12 and later), which names the request and not the segment."""
+    return (
+        "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
+        f"per_process_memory_fraction limit. Requested size: {format_size(size)}"
+    )
+
+
+def out_of_memory_async(
+    *, size: int, allocated: int, capacity: int, free: int, allowed: int | None, device: int = 0
+) -> str:
+    """The message of backend:cudaMallocAsync, of several lines.
+
+    Args:
+        size: bytes asked for.
+        allocated: bytes that the driver's pool has handed out.
+        capacity: bytes of the device.
+        free: bytes of the device that are free.
+        allowed: bytes under the memory fraction; None without one, which prints the largest number there is.
+        device: its number.
+    """
+    limit = 2**64 - 1 if allowed is None else allowed
+    return "\n".join(
+        [
+            f"Allocation on device {device} would exceed allowed memory. (out of memory)",
+            f"Currently allocated     : {format_size(allocated)}",
+            f"Requested               : {format_size(size)}",
+            f"Device limit            : {format_size(capacity)}",
+            f"Free (according to CUDA): {format_size(free)}",
+            "PyTorch limit (set by user-supplied memory fraction)",
+            f"                        : {format_size(limit)}",
+        ]
+    )

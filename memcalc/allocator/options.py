@@ -1,0 +1,75 @@
+"""The options of PYTORCH_CUDA_ALLOC_CONF, and since which release each is known.
+
+Source: torch c10/cuda/CUDAAllocatorConfig.cpp (to 2.9), c10/core/AllocatorConfig.cpp and CUDAAllocatorConfig.cpp
+(since).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memcalc.allocator.versions import OLDEST, Version
+from memcalc.errors import InputError
+
+# The minor release of torch 2 that brought the option, as far back as the oldest one modelled.
+SINCE: dict[str, int] = {
+    "backend": OLDEST,
+    "max_split_size_mb": OLDEST,
+    "max_non_split_rounding_mb": OLDEST,
+    "garbage_collection_threshold": OLDEST,
+    "roundup_power2_divisions": OLDEST,
+    "expandable_segments": OLDEST,
+    "release_lock_on_cudamalloc": OLDEST,
+    "pinned_use_cuda_host_register": OLDEST,
+    "pinned_num_register_threads": OLDEST,
+    "pinned_use_background_threads": OLDEST,
+    "graph_capture_record_stream_reuse": 9,
+    "per_process_memory_fraction": 10,
+    "pinned_reserve_segment_size_mb": 10,
+    "large_segment_size_mb": 11,
+    "throw_on_cudamalloc_oom": 12,
+    "pinned_max_round_threshold_mb": 13,
+    "pinned_max_cached_size_mb": 13,
+}
+
+# Accepted and checked by PyTorch, but without effect on the device memory of a run without captured graphs.
+WITHOUT_EFFECT = {
+    "release_lock_on_cudamalloc": "it only lets other threads in during cudaMalloc",
+    "graph_capture_record_stream_reuse": "reuse during graph capture is not modelled",
+    "pinned_use_cuda_host_register": "it is about host memory",
+    "pinned_num_register_threads": "it is about host memory",
+    "pinned_use_background_threads": "it is about host memory",
+    "pinned_reserve_segment_size_mb": "it is about host memory",
+    "pinned_max_round_threshold_mb": "it is about host memory",
+    "pinned_max_cached_size_mb": "it is about host memory",
+}
+
+
+def known_options(version: Version) -> tuple[str, ...]:
+    """The options that a release takes, in the order in which they came."""
+    return tuple(name for name, since in SINCE.items() if since <= version.minor)
+
+
+def check_known(name: str, version: Version) -> None:
+    """Refuses an option that a release does not know, as PyTorch does.
+
+    Raises:
+        InputError: with the options that it knows.
+    """
+    since = SINCE.get(name)
+    if since is not None and since <= version.minor:
+        return
+    history = "" if since is None else f" It came with 2.{since}."
+    raise InputError(
+        f"torch {version} has no allocator option {name!r}.{history}",
+        f"Its options are {', '.join(known_options(version))}.",
+    )
+
+
+def text_of_environment(environment: Mapping[str, str], version: Version) -> str:
+    """The options that a run with these environment variables gets; "" when there are none.
+
+    Where both variables are set the older name wins, whatever the comment in PyTorch's header says.
+    """
+    newer = environment.get("PYTORCH_ALLOC_CONF", "") if version.reads_alloc_conf else ""
+    return environment.get("PYTORCH_CUDA_ALLOC_CONF", newer)

@@ -1,0 +1,85 @@
+"""Giving cached memory back to the driver: all of it, just enough, or the oldest of it.
+
+Source: torch c10/cuda/CUDACachingAllocator.cpp: release_cached_blocks, release_available_cached_blocks,
+garbage_collect_cached_blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memcalc.allocator.blocks import Block, Shelf
+from memcalc.allocator.constants import UNLIMITED
+from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.expandable import unmap
+from memcalc.allocator.pools import Pool
+
+
+def is_split(block: Block) -> bool:
+    """Whether a block shares its segment with others; such a segment is never released."""
+    return block.previous is not None or block.next is not None
+
+
+def release_pools(memory: DeviceMemory, pools: Iterable[Pool]) -> None:
+    """Releases the free blocks that fill a segment, and the whole pages in free blocks of expandable segments."""
+    for pool in pools:
+        free = pool.free_blocks()
+        for block in free:
+            if not block.segment.page and not is_split(block):
+                memory.give_back(block)
+        for block in free:
+            if block.segment.page:
+                unmap(memory, block)
+
+
+def release_oversize(memory: DeviceMemory, shelf: Shelf, size: int) -> bool:
+    """Releases the smallest oversize block that could serve the request, or else the largest ones until they suffice.
+
+    Blocks of expandable segments and of split ones cannot be given back and do not count.
+
+    Returns:
+        whether as much as needed was released; what was released stays so in any case.
+    """
+    largest_split = memory.settings.max_split_size
+    if largest_split == UNLIMITED:
+        return False
+    needed = max(size, largest_split)
+    at = shelf.at_least(needed)
+    if at < len(shelf.keys):
+        block = shelf.blocks[shelf.keys[at]]
+        if block.segment.page or is_split(block):
+            return False
+        memory.give_back(block)
+        return True
+    released = 0
+    for key in reversed(shelf.keys[:at]):
+        block = shelf.blocks[key]
+        if released >= needed or block.size < largest_split:
+            break
+        if not block.segment.page and not is_split(block):
+            released += block.size
+            memory.give_back(block)
+    return released >= needed
+
+
+def collect_garbage(memory: DeviceMemory, pool: Pool) -> None:
+    """Releases free segments of at least average age, until what is reserved is below the threshold or none is left.
+
+    A block's age is the number of searches in its pool since it was freed. A round is finished even when it releases
+    more than needed.
+    """
+    assert memory.limit is not None
+    threshold = int(memory.settings.garbage_collection_threshold * memory.limit)
+    excess = memory.reserved - threshold
+    candidates = [block for block in pool.free_blocks() if not is_split(block) and not block.segment.page]
+    released = 0
+    while candidates and released < excess:
+        average = sum(pool.searches - block.since for block in candidates) / len(candidates)
+        young = []
+        for block in candidates:
+            if pool.searches - block.since < average:
+                young.append(block)
+            else:
+                released += block.size
+                memory.give_back(block)
+        candidates = young

@@ -1,0 +1,59 @@
+"""From the bytes that a tensor asks for to the size of its block, and to the segment that is fetched for it.
+
+Source: torch c10/cuda/CUDACachingAllocator.cpp: round_size, roundup_power2_next_division, get_allocation_size.
+"""
+
+from __future__ import annotations
+
+from memcalc.allocator.constants import (
+    LARGE_SEGMENT,
+    MADE_TO_MEASURE,
+    MIB,
+    MIN_BLOCK,
+    ROUNDUP_SLOTS,
+    SEGMENT_STEP,
+    SMALL_REQUEST,
+    SMALL_SEGMENT,
+)
+
+
+def multiple(size: int, of: int) -> int:
+    """`size` rounded up to a multiple of `of`."""
+    return -(-size // of) * of
+
+
+def slot(size: int) -> int:
+    """The slot of roundup_power2_divisions for a size: 0 below 2 MiB, 8 in [256, 512) MiB, 15 from 32 GiB on."""
+    return min(max(size.bit_length() - MIB.bit_length(), 0), ROUNDUP_SLOTS - 1)
+
+
+def next_division(size: int, divisions: int) -> int:
+    """`size` rounded up to one of `divisions` (a power of two) equal steps between two powers of two."""
+    floor = 1 << (size.bit_length() - 1)
+    if size == floor:
+        return size
+    step = floor // divisions
+    return multiple(size, step) if step else 2 * floor
+
+
+def block_size(size: int, divisions: tuple[int, ...] | None = None) -> int:
+    """Bytes of the block for a request of `size` bytes.
+
+    Args:
+        size: bytes asked for, at least 1.
+        divisions: the 16 slots of roundup_power2_divisions; None when the option is off.
+    """
+    if divisions is not None and size >= MIN_BLOCK:
+        steps = divisions[slot(size)]
+        if steps > 1 and size > MIN_BLOCK * steps:
+            return next_division(size, steps)
+    return multiple(size, MIN_BLOCK)
+
+
+def segment_size(block: int, large_segment: int = LARGE_SEGMENT) -> int:
+    """Bytes that are asked of the driver when no cached block fits a block of `block` bytes."""
+    if block <= SMALL_REQUEST:
+        return SMALL_SEGMENT
+    if block < MADE_TO_MEASURE:
+        return large_segment
+    return multiple(block, SEGMENT_STEP)

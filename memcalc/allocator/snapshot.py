@@ -1,0 +1,48 @@
+"""What an allocator holds, segment by segment, in the words of torch.cuda.memory_snapshot.
+
+Source: torch c10/cuda/CUDACachingAllocator.cpp: snapshot; torch/csrc/cuda/Module.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from memcalc.allocator.blocks import FREE, IN_USE, UNMAPPED, WAITING, Block, Segment
+from memcalc.allocator.policy import BlockView, SegmentView, State
+
+_STATES: dict[int, State] = {IN_USE: "active_allocated", WAITING: "active_pending_free", FREE: "inactive"}
+
+
+def blocks_of(segment: Segment) -> Iterator[Block]:
+    """The blocks of a segment by address, unmapped ones included."""
+    block: Block | None = segment.head
+    while block is not None:
+        yield block
+        block = block.next
+
+
+def views(segments: Iterable[tuple[int, Segment]]) -> tuple[SegmentView, ...]:
+    """Records of segments, each given with the number of its pool, sorted by address."""
+    records = []
+    for pool, segment in segments:
+        for unmapped, run in groupby(blocks_of(segment), key=lambda block: block.state == UNMAPPED):
+            if not unmapped:
+                records.append(_view(pool, segment, list(run)))
+    return tuple(sorted(records))
+
+
+def _view(pool: int, segment: Segment, blocks: list[Block]) -> SegmentView:
+    active = [block for block in blocks if block.state != FREE]
+    return SegmentView(
+        address=blocks[0].address,
+        total_size=sum(block.size for block in blocks),
+        allocated_size=sum(block.size for block in active if block.state == IN_USE),
+        active_size=sum(block.size for block in active),
+        requested_size=sum(block.requested for block in active),
+        stream=segment.shelf.stream,
+        segment_type="small" if segment.shelf.pool.small else "large",
+        segment_pool_id=pool,
+        is_expandable=bool(segment.page),
+        blocks=tuple(BlockView(b.address, b.size, b.requested, _STATES[b.state]) for b in blocks),
+    )

@@ -1,0 +1,86 @@
+"""What differs between releases of PyTorch, as far as their allocator's numbers and texts do.
+
+Verified for 2.6.0, 2.7.1, 2.8.0, 2.9.1, 2.10.0, 2.11.0, 2.12.0, 2.12.1, 2.13.0 (and, for where blocks are placed,
+2.14.1 and 2.15.0) by running the released wheels on a driver that only keeps the books.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from memcalc.errors import InputError
+
+OLDEST, NEWEST = 6, 15  # 2.6 to 2.15
+DEFAULT_VERSION = "2.13"
+
+TieBreak = Literal["address", "block", "segment"]
+
+
+class Version(NamedTuple):
+    """A release of PyTorch, without its patch number: no patch changed the allocator's rules."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        """As people write it: "2.13"."""
+        return f"{self.major}.{self.minor}"
+
+    @property
+    def tie_break(self) -> TieBreak:
+        """Which of several free blocks of one size is taken: by address, or the oldest block or segment first.
+
+        Source: BlockComparatorSize in c10/cuda/CUDACachingAllocator.cpp.
+        """
+        if self.minor <= 11:
+            return "address"
+        return "block" if self.minor == 12 else "segment"
+
+    @property
+    def open_slot_offset(self) -> int:
+        """Where `>` of roundup_power2_divisions begins, counted from the last key: up to 2.9 it overwrites that key."""
+        return 0 if self.minor <= 9 else 1
+
+    @property
+    def smallest_split_mb(self) -> int:
+        """The least max_split_size_mb and max_non_split_rounding_mb, in MiB: "> 20" up to 2.9, then ">= 20"."""
+        return 21 if self.minor <= 9 else 20
+
+    @property
+    def reads_alloc_conf(self) -> bool:
+        """Whether PYTORCH_ALLOC_CONF is read at all."""
+        return self.minor >= 9
+
+    @property
+    def advised_variable(self) -> str:
+        """The environment variable that the out-of-memory text names: one release preferred the newer one."""
+        return "PYTORCH_ALLOC_CONF" if self.minor == 10 else "PYTORCH_CUDA_ALLOC_CONF"
+
+    @property
+    def advised_page(self) -> str:
+        """The address that the out-of-memory text names."""
+        if self.minor <= 10:
+            return "https://pytorch.org/docs/stable/notes/cuda.html#environment-variables"
+        return (
+            "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf"
+        )
+
+    @property
+    def counts_rejections(self) -> bool:
+        """Whether memory_stats has num_oom_rejections."""
+        return self.minor >= 12
+
+
+def parse_version(text: str) -> Version:
+    """ "2.13.0+cu130", "2.13" as a version.
+
+    Raises:
+        InputError: for anything but a release whose rules are known.
+    """
+    match = re.match(r"(\d+)\.(\d+)(?:\.|\+|$)", text)
+    if match is None or int(match[1]) != 2 or not OLDEST <= int(match[2]) <= NEWEST:
+        raise InputError(
+            f"the allocator of torch {text!r} is not known here.", f"Name a release from 2.{OLDEST} to 2.{NEWEST}."
+        )
+    return Version(int(match[1]), int(match[2]))
