@@ -52,7 +52,7 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
             other = next(given for given in raw if given != key and SYMBOLS.get(block, {}).get(given, given) == name)
             raise InputError(f"{key} and {other} are one field.", "Keep one of the two.", source.where(path))
         if path in source.lines:  # messages name the field, and its line is the alias's
-            source.lines[block, name] = source.lines[path]
+            source.lines.setdefault((block, name), source.lines[path])
         if value is None:
             continue
         result[name] = _nested(name, value, source) if name in NESTED and block == "model" else value
