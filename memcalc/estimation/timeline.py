@@ -80,7 +80,9 @@ class Timeline:
             if id(compiled) not in sizes_of:
                 exact = compiled.sizes(values)
                 sizes_of[id(compiled)] = (exact, [rounded(size) for size in exact])
-            left = compiled.left_without_gradients if around.layer_share else compiled.left
+            left = compiled.left
+            if around.layer_share and not (part == "head" and spec.parallelism.engine == "fsdp2"):
+                left = compiled.left_without_gradients  # FSDP2 reduces the root, head and embedding, at the very end
             self.blocks.append(Block(name, compiled, *sizes_of[id(compiled)], kind, left))
 
         if stage.has_embedding:
@@ -178,11 +180,12 @@ class Timeline:
         for index, block in enumerate(self.blocks):
             if block.kind is not None:
                 before = count_between(self.spec, block.kind, self.stage.first, min(layer, self.stage.stop))
-                count = before + others * block.kind.count
             else:
-                count = (1 if block.name == "embedding" and until > index else 0) + others
-            if count:
-                holdings.append((index, _held(block.program, phase), count))
+                before = 1 if block.name == "embedding" and until > index else 0
+            if before:
+                holdings.append((index, _held(block.program, phase), before))
+            if others:  # they have left forward and its autocast region, and wait for their backward
+                holdings.append((index, block.program.kept, others * (1 if block.kind is None else block.kind.count)))
         return holdings
 
     def _behind(self, index: int, layer: int) -> list[Holding]:
