@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 # own. All of them are [BadParameter, UsageError, ClickException, ...].
 USAGE_ERRORS: type[Exception] = typer.BadParameter.__mro__[2]
 
-COMMANDS = ("estimate", "measure", "check", "diff", "models", "gpus", "schema")
+COMMANDS = ("estimate", "measure", "dry-run", "check", "diff", "models", "gpus", "schema")
 
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
@@ -36,7 +36,7 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         if cmd_name not in self._loaded:
-            module = import_module(f"memcalc.cli.{cmd_name}")
+            module = import_module(f"memcalc.cli.{cmd_name.replace('-', '_')}")
             self._loaded[cmd_name] = _build(cmd_name, module.command, getattr(module, "CommandClass", TyperCommand))
         return self._loaded[cmd_name]
 

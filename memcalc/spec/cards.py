@@ -29,6 +29,7 @@ class Card:
     Args:
         name: its key in the table.
         label: its maker's name for it.
+        device_name: the driver's name for it, as torch.cuda.get_device_name shows it.
         vendor: nvidia, amd, intel or huawei.
         aliases: other names it is found by.
         advertised_bytes: the number on the label, read as GiB: makers print "GB" for GiB of DRAM.
@@ -38,6 +39,7 @@ class Card:
         compute_capability: (major, minor) of CUDA; None: not a CUDA card.
         multiprocessors: streaming multiprocessors, or compute units; None: not known for certain.
         max_threads_per_multiprocessor: None: not known for certain.
+        l2_bytes: of its L2 cache; None: not known for certain.
         bandwidth_bytes_per_second: of its DRAM.
         bf16_tflops: dense bf16 rate; None: no bf16 matrix units.
         source: what usable_bytes rests on.
@@ -45,6 +47,7 @@ class Card:
 
     name: str
     label: str
+    device_name: str
     vendor: str
     aliases: tuple[str, ...]
     advertised_bytes: int
@@ -54,6 +57,7 @@ class Card:
     compute_capability: tuple[int, int] | None
     multiprocessors: int | None
     max_threads_per_multiprocessor: int | None
+    l2_bytes: int | None
     bandwidth_bytes_per_second: int
     bf16_tflops: float | None
     source: str
@@ -89,6 +93,7 @@ def _card(name: str, row: dict[str, Any], context_bytes: int, sources: dict[str,
     return Card(
         name=name,
         label=row["label"],
+        device_name=row.get("device_name", row["label"]),
         vendor=row["vendor"],
         aliases=tuple(row.get("aliases", ())),
         advertised_bytes=row["advertised_gib"] * 2**30,
@@ -98,6 +103,7 @@ def _card(name: str, row: dict[str, Any], context_bytes: int, sources: dict[str,
         compute_capability=_capability(row["capability"]),
         multiprocessors=row["sm"],
         max_threads_per_multiprocessor=row["threads"],
+        l2_bytes=None if "l2_mib" not in row else row["l2_mib"] * 2**20,
         bandwidth_bytes_per_second=round(row["bandwidth_tb_s"] * 1e12),
         bf16_tflops=row["bf16_tflops"],
         source=sources[row["source"]],

@@ -45,6 +45,7 @@ THIRD_PARTY = {
     "typer": {"cli"},
     "matplotlib": {"report"},
     "scipy": {"planning"},
+    "elftools": {"nullcuda"},
     "numpy": EVERYWHERE - {"cli", "units", "errors"},
     "pydantic": EVERYWHERE - {"cli", "units", "errors"},
     "pydantic_core": {"spec"},

@@ -1,0 +1,113 @@
+"""`memcalc dry-run`: any training command on cards that are not there."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from memcalc.cli.options import Units, complete_card
+
+TIMED_OUT = 124  # as timeout(1) ends
+
+
+class CommandClass(TyperCommand):
+    """What follows COMMAND is the command's own, options too."""
+
+    allow_interspersed_args = False
+
+
+def command(
+    words: Annotated[list[str], typer.Argument(metavar="[--] COMMAND [ARGS]...", help="What to run.")],
+    *,
+    gpu: Annotated[
+        str,
+        typer.Option("--gpu", "-g", metavar="CARD", help="See `memcalc gpus`.", autocompletion=complete_card),
+    ],
+    gpus: Annotated[int, typer.Option(metavar="N", help="How many of them the machine has.")] = 1,
+    steps: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="End each process after N optimizer steps.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.1, metavar="S", help="End the command after S seconds.")
+    ] = None,
+    skip_init: Annotated[
+        bool, typer.Option("--skip-init", help="Do not initialise weights: host memory stays untouched.")
+    ] = False,
+    delayed_events: Annotated[
+        bool, typer.Option("--delayed-events", help="Work of a stream is complete only when the host waits for it.")
+    ] = False,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep the result, with the lines that allocated most, as JSON.")
+    ] = None,
+    assert_fits: Annotated[bool, typer.Option("--assert-fits", help="Exit with 1 if it does not fit.")] = False,
+    form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
+    units: Units = "GiB",
+) -> None:
+    """Run any training command on GPUs that are not there, and size it.
+
+    PyTorch's own CUDA build runs the real steps; only NVIDIA's libraries are replaced, by stubs that count memory and
+    compute nothing. Needs Linux, a C compiler and a CUDA build of torch; no GPU, and none of NVIDIA's libraries.
+
+    Exit code: the command's own; 4: it died out of memory; 124: --timeout was over.
+
+    Example: memcalc dry-run --gpu h100-80gb --steps 3 -- python train.py --batch-size 8
+    """
+    from memcalc.nullcuda import run
+
+    signal.signal(signal.SIGTERM, _end)
+    result = run(
+        words,
+        gpu,
+        gpus=gpus,
+        steps=steps,
+        timeout=timeout,
+        skip_init=skip_init,
+        delayed_events=delayed_events,
+        history=record is not None,
+        stdout=sys.stderr if form == "json" else None,  # the document alone is on standard output
+    )
+    from memcalc.report.dry_run import draw_dry_run, dry_run_document
+
+    if record is not None:
+        _keep(dry_run_document(result), record)
+    if form == "json":
+        from memcalc.cli.output import print_json
+
+        print_json(dry_run_document(result))
+    else:
+        from memcalc.report.screen import make_screen
+
+        draw_dry_run(make_screen(), result, units)
+    raise typer.Exit(_exit_code(result.outcome, result.exit_code, failed_assertion=assert_fits and not result.fits))
+
+
+def _exit_code(outcome: str, code: int, *, failed_assertion: bool) -> int:
+    from memcalc.cli.app import INTERRUPTED
+    from memcalc.nullcuda.result import INTERRUPTED as BY_USER
+    from memcalc.nullcuda.result import OUT_OF_MEMORY
+    from memcalc.nullcuda.result import TIMED_OUT as OUT_OF_TIME
+
+    if outcome == BY_USER:
+        return INTERRUPTED
+    if outcome == OUT_OF_TIME:
+        return TIMED_OUT
+    if outcome == OUT_OF_MEMORY:
+        return 1 if failed_assertion else 4
+    return code or int(failed_assertion)
+
+
+def _keep(document: dict[str, Any], path: Path) -> None:
+    import json
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _end(*_: object) -> None:
+    """Told to end: the command is ended first, then this process as if by the signal."""
+    raise SystemExit(128 + signal.SIGTERM)

@@ -1,0 +1,165 @@
+"""Builds the null device's libraries for one build of torch, once, into a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from memcalc.errors import Unavailable
+from memcalc.nullcuda.elf import Needs, read_needs
+from memcalc.nullcuda.stubs import SOURCES, Library, generated_source, libraries, version_script
+from memcalc.nullcuda.torch_build import TorchBuild
+
+SOURCE_FOLDER = Path(__file__).parent / "src"
+CORE = "libmemcalcnull.so"
+CORE_SOURCES = ("device.c", "host.c", "kept.c", "clock.c")
+BUILDING = ".building-"
+ABANDONED_AFTER = 3600  # seconds; a build takes a few, so an older one was killed
+
+# A library's file is not called by its soname, which is a link to it: torch looks for "libcudart.so" among the files
+# that are mapped, and if it finds one it loads NVIDIA's real libraries, where they are installed, for its help.
+FILE_SUFFIX = ".null"
+
+
+def device_folder(torch: TorchBuild, cache: Path | None = None) -> Path:
+    """The folder with the libraries for this torch; they are built if they are not there.
+
+    Raises:
+        Unavailable: this is not Linux, there is no C compiler, it fails, or the cache cannot be written.
+    """
+    if platform.system() != "Linux":
+        raise Unavailable(
+            f"The null CUDA device needs Linux, and this is {platform.system()}: PyTorch has no CUDA build with "
+            "replaceable libraries elsewhere. Use a Linux machine, container or WSL; `memcalc estimate` runs anywhere."
+        )
+    cache = cache or cache_folder()
+    folder = cache / key(torch)
+    if folder.is_dir():
+        return folder
+    try:
+        with _scratch(cache) as scratch:
+            _build(torch, scratch)
+            _publish(scratch, folder)
+    except OSError as error:
+        raise Unavailable(
+            f"The null CUDA device is built once, in {cache}: {error.strerror or error}. "
+            "Make room there, or name another folder with XDG_CACHE_HOME."
+        ) from error
+    return folder
+
+
+def cache_folder() -> Path:
+    """Where built devices are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memcalc" / "nullcuda"
+
+
+def key(torch: TorchBuild) -> str:
+    """Names everything that the libraries depend on."""
+    digest = hashlib.sha256()
+    here = Path(__file__).parent
+    for path in (*sorted(SOURCE_FOLDER.iterdir()), *(here / name for name in ("build.py", "elf.py", "stubs.py"))):
+        digest.update(path.name.encode() + path.read_bytes())
+    digest.update(repr((torch.version, torch.cuda, torch.cudnn, torch.nccl, platform.machine())).encode())
+    for path in torch.extensions:
+        digest.update(f"{path.name} {path.stat().st_size}".encode())
+    return f"torch-{torch.version}-cuda-{torch.cuda[0]}-{digest.hexdigest()[:16]}"
+
+
+@contextmanager
+def _scratch(cache: Path) -> Iterator[Path]:
+    """A folder of this build's own, gone afterwards; what killed builds left behind goes too."""
+    cache.mkdir(parents=True, exist_ok=True)
+    for path in cache.glob(f"{BUILDING}*"):
+        if time.time() - path.stat().st_mtime > ABANDONED_AFTER:
+            shutil.rmtree(path, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(prefix=BUILDING, dir=cache))
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _publish(scratch: Path, folder: Path) -> None:
+    """Give the finished folder its name, at once and whole."""
+    scratch.chmod(0o755)  # mkdtemp's folders are private
+    try:
+        scratch.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else another process was first, with the same
+            raise
+
+
+def _build(torch: TorchBuild, folder: Path) -> None:
+    compiler = _compiler()
+    flags = [
+        *("-shared", "-fPIC", "-O1", "-std=gnu11", "-fno-builtin", f"-I{SOURCE_FOLDER}"),
+        f"-DCUDA_VERSION={1000 * torch.cuda[0] + 10 * torch.cuda[1]}",
+        f"-DCUDNN_VERSION={_number(torch.cudnn)}",
+        f"-DNCCL_VERSION={_number(torch.nccl)}",
+    ]
+    core = [str(SOURCE_FOLDER / name) for name in CORE_SOURCES]
+    _compile([compiler, *flags, "-o", str(folder / CORE), *core, f"-Wl,-soname,{CORE}", "-ldl", "-lpthread"])
+    wanted = libraries(need for path in torch.libraries if _same_cuda(need := read_needs(path), torch))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda library: _make(library, [compiler, *flags], folder), wanted))
+    (folder / "libcuda.so").symlink_to("libcuda.so.1")  # the name that Triton links against
+
+
+def _same_cuda(needs: Needs, torch: TorchBuild) -> bool:
+    """Some packages ship their code for several CUDA versions; the others' structures are laid out differently."""
+    runtimes = [name for name in needs.libraries if name.startswith("libcudart.so.")]
+    return all(name.split(".")[2] == str(torch.cuda[0]) for name in runtimes)
+
+
+def _number(version: tuple[int, int, int]) -> int:
+    """As cuDNN (since 9) and NCCL (since 2.9) write versions: 9.20.1 is 92001."""
+    return 10000 * version[0] + 100 * version[1] + version[2]
+
+
+def _make(library: Library, command: Sequence[str], folder: Path) -> None:
+    """Compile one library: the hand-written source if there is one, and stubs for the rest."""
+    file = f"{library.soname}{FILE_SUFFIX}".removeprefix("lib")
+    generated = folder / f"{library.name}.c"
+    generated.write_text(generated_source(library))
+    sources = [str(generated)]
+    if library.name in SOURCES:
+        sources.append(str(SOURCE_FOLDER / SOURCES[library.name]))
+    link = [f"-Wl,-soname,{library.soname}", f"-L{folder}", f"-l:{CORE}", "-Wl,-rpath,$ORIGIN", "-ldl"]
+    script = version_script(library)
+    if script is not None:
+        versions = folder / f"{library.name}.map"
+        versions.write_text(script)
+        link.append(f"-Wl,--version-script,{versions}")
+    _compile([*command, "-o", str(folder / file), *sources, *link])
+    (folder / library.soname).symlink_to(file)
+
+
+def _compiler() -> str:
+    """The system's C compiler: $CC, else cc, gcc or clang."""
+    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        if name and shutil.which(name):
+            return name
+    raise Unavailable(
+        "The null CUDA device is compiled once, and there is no C compiler (cc, gcc, clang). "
+        "Install one, e.g. `apt-get install gcc libc6-dev` or `dnf install gcc`, or name one with CC."
+    )
+
+
+def _compile(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- our own command line
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if "error" in line or "No space" in line]
+        detail = (lines or done.stderr.splitlines() or [f"exit code {done.returncode}"])[0]
+        raise Unavailable(
+            f"The C compiler {command[0]} could not build the null CUDA device: {detail.strip()} "
+            "Check that it compiles C at all (on Debian and Ubuntu it needs libc6-dev), or name another with CC."
+        )

@@ -1,0 +1,79 @@
+"""A card of the table as the device library takes it: one environment variable of figures."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.errors import InputError
+from memcalc.spec.cards import Card, find_card
+
+
+class Capability(NamedTuple):
+    """What a compute capability fixes: CUDA C++ Programming Guide, "Technical Specifications"."""
+
+    shared_block_kib: int  # most shared memory of one block, by opting in
+    shared_sm_kib: int  # of one multiprocessor
+    blocks: int  # most resident blocks of one multiprocessor
+
+
+CAPABILITIES = {
+    (6, 1): Capability(48, 96, 32),
+    (7, 0): Capability(96, 96, 32),
+    (7, 5): Capability(64, 64, 16),
+    (8, 0): Capability(163, 164, 32),
+    (8, 6): Capability(99, 100, 16),
+    (8, 9): Capability(99, 100, 24),
+    (9, 0): Capability(227, 228, 32),
+    (10, 0): Capability(227, 228, 32),
+    (10, 3): Capability(227, 228, 32),
+    (12, 0): Capability(99, 100, 24),
+}
+
+# NCCL's buffers, device memory outside PyTorch's allocator: the upper ends of published process figures, the same as
+# an estimate takes (memcalc/estimation/outside.py; a test holds the two together).
+NCCL_FIRST_BYTES = 1536 * 2**20
+NCCL_FURTHER_BYTES = 2048 * 2**20
+
+MOST_GPUS = 64  # of one process, as in src/device.c
+
+
+def find_null_card(name: str) -> Card:
+    """The card of that name.
+
+    Raises:
+        InputError: there is none, or it is not a CUDA card whose multiprocessors are known for certain.
+    """
+    card = find_card(name)
+    if card.compute_capability not in CAPABILITIES:
+        raise InputError(f"{card.label} is no CUDA card, so it has no null device.", "Name one of NVIDIA's cards.")
+    if card.multiprocessors is None or card.max_threads_per_multiprocessor is None:
+        raise InputError(
+            f"How many multiprocessors {card.label} has is not known for certain, and temporaries depend on it.",
+            "Name another card of its compute capability, e.g. b200.",
+        )
+    return card
+
+
+def properties(card: Card, gpus: int, *, delayed_events: bool = False) -> str:
+    """The card's figures, as src/device.c reads them. Bytes."""
+    assert card.compute_capability is not None
+    major, minor = card.compute_capability
+    capability = CAPABILITIES[card.compute_capability]
+    figures = {
+        "major": major,
+        "minor": minor,
+        "multiprocessors": card.multiprocessors,
+        "threads": card.max_threads_per_multiprocessor,
+        "blocks": capability.blocks,
+        "shared_block": capability.shared_block_kib * 2**10,
+        "shared_sm": capability.shared_sm_kib * 2**10,
+        "l2": card.l2_bytes or 0,
+        "memory": card.usable_bytes,
+        "reserve": card.context_bytes,
+        "nccl_first": NCCL_FIRST_BYTES,
+        "nccl_further": NCCL_FURTHER_BYTES,
+        "delayed": int(delayed_events),
+        "gpus": gpus,
+        "name": card.device_name,  # last: it has blanks
+    }
+    return " ".join(f"{name}={value}" for name, value in figures.items())

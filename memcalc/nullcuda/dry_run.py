@@ -1,0 +1,113 @@
+"""The verb `dry-run`: any training command on the null device, every process of it watched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from memcalc.nullcuda.cards import find_null_card
+from memcalc.nullcuda.interpreters import interpreters
+from memcalc.nullcuda.launcher import environment
+from memcalc.nullcuda.processes import Ending, run_to_end
+from memcalc.nullcuda.result import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    OUT_OF_MEMORY,
+    STOPPED,
+    TIMED_OUT,
+    DryRun,
+    Process,
+    process_from_report,
+)
+
+
+def run(
+    command: Sequence[str],
+    card: str,
+    *,
+    gpus: int = 1,
+    steps: int | None = None,
+    timeout: float | None = None,
+    skip_init: bool = False,
+    delayed_events: bool = False,
+    history: bool = False,
+    stdout: int | IO[str] | None = None,
+) -> DryRun:
+    """Run a command on cards that are not there, and say what each of its processes held.
+
+        step = memcalc.nullcuda.run([sys.executable, "train.py"], "h100-80gb", steps=2)
+        assert step.device_bytes < 70 * 2**30
+
+    Args:
+        command: the program and its arguments.
+        card: a card of `memcalc gpus`.
+        gpus: how many.
+        steps: end each process after so many optimizer steps.
+        timeout: seconds after which the command and all that it started is ended.
+        skip_init: do not initialise weights, so that the host's memory stays untouched.
+        delayed_events: see `memcalc.nullcuda.environment`.
+        history: find the lines of the program whose tensors were alive at the peak.
+        stdout: where the command's output goes, as for `subprocess.run`; None: where this process's goes.
+
+    Raises:
+        InputError: no such card or command.
+        Unavailable: something that the null device needs is missing.
+    """
+    words = tuple(command)
+    found = find_null_card(card)
+    pythons = interpreters(words)
+    reports = Path(tempfile.mkdtemp(prefix="memcalc-dry-run-"))
+    try:
+        variables = environment(
+            card,
+            gpus,
+            pythons=pythons,
+            steps=steps,
+            skip_init=skip_init,
+            delayed_events=delayed_events,
+            history=history,
+            reports=reports,
+        )
+        start = time.monotonic()
+        ending = run_to_end(words, os.environ | variables, str(reports), timeout=timeout, stdout=stdout)
+        seconds = time.monotonic() - start
+        processes = read_reports(reports)
+    finally:
+        shutil.rmtree(reports, ignore_errors=True)
+    stopped = any(report_stopped for _, report_stopped in processes)
+    used = tuple(process for process, _ in processes if process.usages)
+    return DryRun(words, found, gpus, _outcome(ending, used, stopped=stopped), ending.code, seconds, used)
+
+
+def read_reports(folder: Path) -> list[tuple[Process, bool]]:
+    """The processes that reported, by rank, and whether each was stopped after its steps."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        report = json.loads(path.read_text())
+        found.append((process_from_report(report), bool(report["stopped"])))
+    return sorted(found, key=lambda item: (item[0].rank is None, item[0].rank or 0, item[0].number))
+
+
+def _outcome(ending: Ending, processes: tuple[Process, ...], *, stopped: bool) -> str:
+    if ending.interrupted:
+        return INTERRUPTED
+    if ending.timed_out:
+        return TIMED_OUT
+    if ending.code == 0:
+        return STOPPED if stopped else DONE
+    if any(process.died_of_memory for process in processes):
+        return OUT_OF_MEMORY
+    # A worker that passes its exception on to its parent ends without one of its own.
+    if all(process.failure is None for process in processes) and any(process.ran_out for process in processes):
+        return OUT_OF_MEMORY
+    if ending.code == 128 + signal.SIGINT:
+        return INTERRUPTED
+    return FAILED

@@ -1,0 +1,31 @@
+"""Found first on PYTHONPATH, so every Python that a watched command starts runs this before anything else.
+
+It may be any Python from 3.9 on, without memcalc installed: nothing here or in watch.py imports memcalc. A
+sitecustomize of the environment's own, which this one hides, is run as well.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+# ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
+
+HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100,PTH120 -- pathlib costs every start 5 ms
+
+
+def run(name: str, places: list[str]) -> None:
+    """Execute the module of that name from these folders, if there is one."""
+    spec = importlib.machinery.PathFinder.find_spec(name, places)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        if name != "sitecustomize":
+            sys.modules[name] = module
+        spec.loader.exec_module(module)
+
+
+run("sitecustomize", [entry for entry in sys.path if os.path.abspath(entry) != HERE])  # noqa: PTH100 -- likewise
+if "MEMCALC_NULL_DEVICE" in os.environ:
+    run("watch", [HERE])

@@ -1,0 +1,54 @@
+"""Which Python a command will run: the null device is built for the torch of that one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from memcalc.errors import InputError
+
+PYTHON = re.compile(r"python[\d.]*")
+
+# What pip writes where an interpreter's path is too long for a first line: '''exec' "/long/path/python" "$0" "$@"
+EXEC_LINE = re.compile(r"""'''exec' "?([^"\s]+)""")
+
+
+def interpreters(command: tuple[str, ...]) -> list[str]:
+    """Interpreters that the command may run, the likeliest first.
+
+    A Python that is named, or that a script's first line names, is the one. Else (a shell script, a launcher) it is
+    the Python on the path, or the one that runs memcalc.
+
+    Raises:
+        InputError: there is no such command.
+    """
+    path = shutil.which(command[0])
+    if path is None:
+        remedy = f"Try: python {command[0]}" if command[0].endswith(".py") else "Is it installed, and spelled right?"
+        raise InputError(f"{command[0]!r} is no command that can be run.", remedy, "COMMAND")
+    if PYTHON.fullmatch(Path(path).name):
+        return [path]
+    named = _named_in(Path(path))
+    if named is not None:
+        return [named]
+    found = [shutil.which("python"), shutil.which("python3"), sys.executable]
+    return [python for python in found if python]
+
+
+def _named_in(script: Path) -> str | None:
+    """The Python in a script's first lines."""
+    with script.open("rb") as file:
+        start = file.read(512).decode(errors="replace")
+    if not start.startswith("#!"):
+        return None
+    first, _, second = start.partition("\n")
+    wrapped = EXEC_LINE.match(second)
+    words = [wrapped[1]] if wrapped else first[2:].split()
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    if not words or not PYTHON.fullmatch(Path(words[0]).name):
+        return None
+    return shutil.which(words[0]) or os.fspath(words[0])

@@ -1,0 +1,80 @@
+"""The environment of a process that shall find the null device in place of a GPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from memcalc.errors import InputError
+from memcalc.nullcuda.build import device_folder
+from memcalc.nullcuda.cards import MOST_GPUS, find_null_card, properties
+from memcalc.nullcuda.torch_build import find_torch
+
+HOOK = Path(__file__).parent / "hook"
+
+
+def environment(
+    card: str,
+    gpus: int = 1,
+    *,
+    pythons: Sequence[str] = (sys.executable,),
+    steps: int | None = None,
+    skip_init: bool = False,
+    delayed_events: bool = False,
+    history: bool = False,
+    reports: Path | None = None,
+) -> dict[str, str]:
+    """Variables to add to a child process's environment; its Pythons then see `gpus` of this card.
+
+    The device is built first if it is not there yet.
+
+    Args:
+        card: a card of `memcalc gpus`.
+        gpus: how many.
+        pythons: interpreters of which the first that has a CUDA build of torch decides which device is built.
+        steps: end each process after so many optimizer steps.
+        skip_init: do not initialise weights, so that the host's memory stays untouched.
+        delayed_events: work on a stream is complete only when the host waits for it, not at once: the other bound
+            of how early memory that two streams share can be used again.
+        history: keep which line of the program asked for what was alive at the peak.
+        reports: folder in which each process leaves a report.
+
+    Raises:
+        InputError: no such card, or more of it than can be had.
+        Unavailable: no Linux, no CUDA build of torch, no C compiler, or no place for the device.
+    """
+    found = find_null_card(card)
+    if not 1 <= gpus <= MOST_GPUS:
+        raise InputError(
+            f"gpus = {gpus}, but one machine has 1 to {MOST_GPUS}.",
+            "Larger runs: start one rank with RANK and WORLD_SIZE set (docs/dry-run.md).",
+            "--gpus",
+        )
+    folder = str(device_folder(find_torch(pythons)))
+    return {
+        "MEMCALC_NULL_DEVICE": folder,
+        "MEMCALC_NULL_CARD": found.name,
+        "MEMCALC_NULL_PROPERTIES": properties(found, gpus, delayed_events=delayed_events),
+        "MEMCALC_NULL_STEPS": str(steps or 0),
+        "MEMCALC_NULL_SKIP_INIT": str(int(skip_init)),
+        "MEMCALC_NULL_HISTORY": str(int(history)),
+        "MEMCALC_NULL_REPORTS": "" if reports is None else str(reports),
+        "PYTHONPATH": _before(str(HOOK), "PYTHONPATH"),
+        # For what is loaded by name at run time, such as libcuda.so.1; torch's own needs the hook loads.
+        "LD_LIBRARY_PATH": _before(folder, "LD_LIBRARY_PATH"),
+        # What Triton links its launchers against.
+        "LIBRARY_PATH": _before(folder, "LIBRARY_PATH"),
+        "TRITON_LIBCUDA_PATH": folder,
+        # Whatever the machine's own setting is, it is not about these cards.
+        "CUDA_VISIBLE_DEVICES": ",".join(str(number) for number in range(gpus)),
+        # Convolutions by the interface of cuDNN that stubs can answer (src/cudnn.c).
+        "TORCH_CUDNN_V8_API_DISABLED": "1",
+    }
+
+
+def _before(entry: str, variable: str) -> str:
+    """A search path with an entry put first."""
+    rest = os.environ.get(variable)
+    return f"{entry}{os.pathsep}{rest}" if rest else entry

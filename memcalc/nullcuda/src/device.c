@@ -1,0 +1,390 @@
+/* libmemcalcnull.so: the books of the null device. Everything that the stub libraries share is here.
+ *
+ * Physics:
+ * - Memory is a count against the card's capacity, and address space that nothing is behind (PROT_NONE): a program
+ *   that looked at it from the host would crash, as it would with a real card.
+ * - Kernels return at once and compute nothing. What the host reads back is zeros, except for what it wrote there
+ *   itself shortly before (see kept.c). Every such reading is counted.
+ * - Events are complete at once; or, with events=delayed, only when the host waits for them (see clock.c).
+ */
+#define _GNU_SOURCE
+#include "null.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "state.h"
+
+/* cudaMalloc maps physical memory in pages of this size: cuMemGetAllocationGranularity says so since Pascal. */
+#define PAGE (2 * MIB)
+
+/* Address space for cudaMalloc, in multiples of the card's memory: holes must never be what makes it fail. */
+#define ADDRESS_SPACE 8
+
+#define MOST_DEVICES 64
+
+struct block {
+    size_t offset, size;
+};
+
+struct range {
+    char *base;
+    size_t size;
+    struct range *next;
+};
+
+static struct {
+    char *base;           /* address space of this device */
+    size_t span;
+    struct block *blocks; /* by offset */
+    size_t count, room;
+    size_t in_use, most;  /* bytes; the reserve included */
+} devices[MOST_DEVICES];
+
+static struct null_card card;
+static int visible;
+static struct range *reserved; /* address ranges of cuMemAddressReserve */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static __thread int current;
+
+struct null_counts null_counts;
+
+static const char *property(const char *name) {
+    const char *text = getenv("MEMCALC_NULL_PROPERTIES");
+    size_t length = strlen(name);
+    for (const char *at = text; at != NULL && (at = strstr(at, name)) != NULL; at += length)
+        if ((at == text || at[-1] == ' ') && at[length] == '=') return at + length + 1;
+    return NULL;
+}
+
+static size_t number(const char *name) {
+    const char *text = property(name);
+    return text == NULL ? 0 : strtoull(text, NULL, 10);
+}
+
+/* As the driver does: ids up to the first one that is not a card. */
+static int count_visible(int gpus) {
+    const char *text = getenv("CUDA_VISIBLE_DEVICES");
+    if (text == NULL) return gpus;
+    int count = 0;
+    while (count < gpus && *text != '\0') {
+        char *end;
+        long id = strtol(text, &end, 10);
+        if (end == text || id < 0 || id >= gpus) break;
+        count++;
+        text = *end == ',' ? end + 1 : end;
+    }
+    return count;
+}
+
+static void begin(void) {
+    card = (struct null_card){
+        .major = number("major"),
+        .minor = number("minor"),
+        .multiprocessors = number("multiprocessors"),
+        .threads = number("threads"),
+        .blocks = number("blocks"),
+        .gpus = number("gpus"),
+        .memory = number("memory"),
+        .reserve = number("reserve"),
+        .shared_block = number("shared_block"),
+        .shared_sm = number("shared_sm"),
+        .l2 = number("l2"),
+        .nccl_first = number("nccl_first"),
+        .nccl_further = number("nccl_further"),
+        .delayed = number("delayed") != 0,
+    };
+    const char *name = property("name"); /* the last property: it has blanks */
+    snprintf(card.name, sizeof card.name, "%s", name == NULL ? "" : name);
+    if (card.gpus > MOST_DEVICES) card.gpus = MOST_DEVICES;
+    if (card.memory == 0) {
+        fprintf(stderr, "memcalc: the null device was loaded without MEMCALC_NULL_PROPERTIES, so it has no card.\n");
+        card.gpus = 0;
+    }
+    visible = count_visible(card.gpus);
+    for (int i = 0; i < visible; i++) {
+        size_t span = card.memory * ADDRESS_SPACE;
+        char *base = mmap(NULL, span + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (base == MAP_FAILED) {
+            fprintf(stderr, "memcalc: no address space for the null device; is there a limit (ulimit -v)?\n");
+            visible = i;
+            break;
+        }
+        devices[i].base = (char *)(((uintptr_t)base + PAGE - 1) / PAGE * PAGE);
+        devices[i].span = span;
+        devices[i].in_use = devices[i].most = card.reserve;
+    }
+}
+
+static void lock_books(void) {
+    pthread_once(&once, begin);
+    pthread_mutex_lock(&lock);
+}
+
+const struct null_card *null_card(void) {
+    pthread_once(&once, begin);
+    return &card;
+}
+
+int null_device_count(void) {
+    pthread_once(&once, begin);
+    return visible;
+}
+
+int null_current(void) { return current; }
+
+int null_set_current(int device) {
+    if (device < 0 || device >= null_device_count()) return INVALID_DEVICE;
+    current = device;
+    return SUCCESS;
+}
+
+/* ---- memory of the device */
+
+static int commit(int device, size_t size) {
+    if (devices[device].in_use + size > card.memory) return OUT_OF_MEMORY;
+    devices[device].in_use += size;
+    if (devices[device].in_use > devices[device].most) devices[device].most = devices[device].in_use;
+    return SUCCESS;
+}
+
+int null_commit(int device, size_t size) {
+    lock_books();
+    int result = device < 0 || device >= visible ? INVALID_DEVICE : commit(device, size);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+void null_release(int device, size_t size) {
+    lock_books();
+    devices[device].in_use -= size;
+    pthread_mutex_unlock(&lock);
+}
+
+/* The lowest hole that is large enough: addresses stay the same from run to run. */
+static int place(int device, size_t size, void **out) {
+    size_t index = 0, offset = 0;
+    struct block *blocks = devices[device].blocks;
+    for (; index < devices[device].count && blocks[index].offset - offset < size; index++)
+        offset = blocks[index].offset + blocks[index].size;
+    if (offset + size > devices[device].span) return OUT_OF_MEMORY;
+    if (devices[device].count == devices[device].room) {
+        size_t room = devices[device].room * 2 + 64;
+        blocks = realloc(blocks, room * sizeof *blocks);
+        if (blocks == NULL) return OUT_OF_MEMORY;
+        devices[device].blocks = blocks;
+        devices[device].room = room;
+    }
+    memmove(blocks + index + 1, blocks + index, (devices[device].count - index) * sizeof *blocks);
+    blocks[index] = (struct block){offset, size};
+    devices[device].count++;
+    *out = devices[device].base + offset;
+    return SUCCESS;
+}
+
+int null_malloc(int device, size_t size, void **out) {
+    *out = NULL;
+    if (size == 0) return SUCCESS;
+    size = (size + PAGE - 1) / PAGE * PAGE;
+    lock_books();
+    int result = device >= visible ? INVALID_DEVICE : commit(device, size);
+    if (result == SUCCESS && (result = place(device, size, out)) != SUCCESS) devices[device].in_use -= size;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+static int owner(const char *address) {
+    for (int i = 0; i < visible; i++)
+        if (address >= devices[i].base && address < devices[i].base + devices[i].span) return i;
+    return -1;
+}
+
+static struct block *around(int device, const char *address) {
+    size_t offset = address - devices[device].base, low = 0, high = devices[device].count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (devices[device].blocks[middle].offset <= offset) low = middle + 1;
+        else high = middle;
+    }
+    struct block *block = devices[device].blocks + low - 1;
+    return low > 0 && offset < block->offset + block->size ? block : NULL;
+}
+
+int null_free(void *address) {
+    if (address == NULL) return SUCCESS;
+    lock_books();
+    int device = owner(address);
+    struct block *block = device < 0 ? NULL : around(device, address);
+    size_t size = 0;
+    if (block != NULL && devices[device].base + block->offset == address) {
+        size = block->size;
+        devices[device].in_use -= size;
+        size_t after = devices[device].blocks + devices[device].count-- - (block + 1);
+        memmove(block, block + 1, after * sizeof *block);
+    }
+    pthread_mutex_unlock(&lock);
+    if (size == 0) return INVALID_VALUE;
+    null_clear(address, size);
+    return SUCCESS;
+}
+
+void *null_reserve(size_t size) {
+    char *base = mmap(NULL, size + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    struct range *range = malloc(sizeof *range);
+    if (base == MAP_FAILED || range == NULL) return NULL;
+    range->base = (char *)(((uintptr_t)base + PAGE - 1) / PAGE * PAGE);
+    range->size = size;
+    lock_books();
+    range->next = reserved;
+    reserved = range;
+    pthread_mutex_unlock(&lock);
+    return range->base;
+}
+
+void null_unreserve(void *address, size_t size) {
+    lock_books();
+    for (struct range **at = &reserved; *at != NULL; at = &(*at)->next)
+        if ((*at)->base == address) {
+            struct range *gone = *at;
+            *at = gone->next;
+            munmap(gone->base, gone->size);
+            free(gone);
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+    (void)size;
+}
+
+static struct range *range_of(const char *address) {
+    struct range *range = reserved;
+    while (range != NULL && !(address >= range->base && address < range->base + range->size)) range = range->next;
+    return range;
+}
+
+int null_device_of(const void *address) {
+    pthread_once(&once, begin);
+    int device = owner(address);
+    if (device >= 0 || reserved == NULL) return device;
+    pthread_mutex_lock(&lock);
+    struct range *range = range_of(address);
+    pthread_mutex_unlock(&lock);
+    return range == NULL ? -1 : current; /* a reserved range belongs to whoever maps memory into it */
+}
+
+size_t null_extent(const void *address, void **base) {
+    lock_books();
+    int device = owner(address);
+    struct block *block = device < 0 ? NULL : around(device, address);
+    struct range *range = block == NULL ? range_of(address) : NULL;
+    size_t size = block != NULL ? block->size : range != NULL ? range->size : 0;
+    *base = block != NULL ? devices[device].base + block->offset : range != NULL ? range->base : NULL;
+    pthread_mutex_unlock(&lock);
+    return size;
+}
+
+size_t null_in_use(int device) {
+    lock_books();
+    size_t in_use = device < visible ? devices[device].in_use : 0;
+    pthread_mutex_unlock(&lock);
+    return in_use;
+}
+
+void null_communicator(int ranks) {
+    lock_books();
+    if (ranks > 1 && current < visible) {
+        /* Buffers are outside PyTorch's allocator. Where they do not fit the books are overdrawn: the next allocation
+         * fails, as PyTorch's does when NCCL took the memory first. */
+        size_t size = null_counts.communicators++ == 0 ? card.nccl_first : card.nccl_further;
+        null_counts.communicator_bytes += size;
+        devices[current].in_use += size;
+        if (devices[current].in_use > devices[current].most) devices[current].most = devices[current].in_use;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- for the hook in the watched process, through ctypes */
+
+API size_t null_most(int device) {
+    lock_books();
+    size_t most = device < visible ? devices[device].most : 0;
+    pthread_mutex_unlock(&lock);
+    return most;
+}
+
+API void null_read_counts(struct null_counts *out) {
+    lock_books();
+    *out = null_counts;
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- the rest */
+
+void *null_sibling(const char *soname) {
+    Dl_info self;
+    char path[4096];
+    if (dladdr((void *)null_sibling, &self) == 0) return NULL;
+    const char *slash = strrchr(self.dli_fname, '/');
+    int folder = slash == NULL ? 0 : (int)(slash + 1 - self.dli_fname);
+    snprintf(path, sizeof path, "%.*s%s", folder, self.dli_fname, soname);
+    return dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+}
+
+#define MOST_UNMODELLED 256
+static const char *unmodelled[MOST_UNMODELLED];
+static int unmodelled_count;
+
+void null_unmodelled(const char *library, const char *function, int *seen) {
+    (void)library;
+    if (*seen) return;
+    lock_books();
+    if (!*seen && unmodelled_count < MOST_UNMODELLED) unmodelled[unmodelled_count++] = function;
+    *seen = 1;
+    pthread_mutex_unlock(&lock);
+}
+
+API const char *null_unmodelled_name(int index) { return index < unmodelled_count ? unmodelled[index] : NULL; }
+
+/* CUdevice_attribute of the CUDA driver API reference. cudaDeviceAttr has the same numbers. */
+int null_attribute(int attribute) {
+    const struct null_card *c = null_card();
+    switch (attribute) {
+        case 1: return 1024;             /* MAX_THREADS_PER_BLOCK: on every card since Fermi */
+        case 2: case 3: return 1024;     /* MAX_BLOCK_DIM_X, _Y */
+        case 4: return 64;               /* MAX_BLOCK_DIM_Z */
+        case 5: return 2147483647;       /* MAX_GRID_DIM_X */
+        case 6: case 7: return 65535;    /* MAX_GRID_DIM_Y, _Z */
+        case 8: return 48 * KIB;         /* MAX_SHARED_MEMORY_PER_BLOCK, without opting in */
+        case 9: return 64 * KIB;         /* TOTAL_CONSTANT_MEMORY */
+        case 10: return 32;              /* WARP_SIZE */
+        case 12: case 82: return 65536;  /* MAX_REGISTERS_PER_BLOCK, _PER_MULTIPROCESSOR */
+        case 16: return c->multiprocessors;
+        case 33: return null_current() + 1; /* PCI_BUS_ID */
+        case 38: return (int)c->l2;
+        case 39: return c->threads;      /* MAX_THREADS_PER_MULTIPROCESSOR */
+        case 75: return c->major;
+        case 76: return c->minor;
+        case 81: return (int)c->shared_sm;
+        case 97: return (int)c->shared_block;
+        case 106: return c->blocks;      /* MAX_BLOCKS_PER_MULTIPROCESSOR */
+        case 111: return KIB;            /* RESERVED_SHARED_MEMORY_PER_BLOCK */
+        /* What a card of a data centre says no to. */
+        case 18: return 0;               /* INTEGRATED */
+        case 20: return 0;               /* COMPUTE_MODE: default */
+        case 34: case 50: return 0;      /* PCI_DEVICE_ID, PCI_DOMAIN_ID */
+        case 84: case 85: return 0;      /* MULTI_GPU_BOARD, its group */
+        case 88: return 0;               /* PAGEABLE_MEMORY_ACCESS */
+        case 100: return 0;              /* PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES */
+        case 13: return 1500000;         /* CLOCK_RATE in kHz: read by cost models only, the same for every card */
+        case 36: return 1500000;         /* MEMORY_CLOCK_RATE: likewise */
+        case 37: return 4096;            /* GLOBAL_MEMORY_BUS_WIDTH in bits: likewise */
+        case 120: return 0;              /* NUMA_CONFIG */
+        case 132: return 0;              /* MULTICAST_SUPPORTED: symmetric memory then does without */
+        case 134: return -1;             /* NUMA_ID */
+        default: return 1;               /* features: present */
+    }
+}

@@ -1,0 +1,118 @@
+/* Copies between host and device: what the host wrote can be read back for a while; all else reads as zeros.
+ *
+ * Programs put a number on the device and read it back through a collective: the sizes that DDP compares, pickled
+ * objects, token counts. With the real bytes they go their real way. But kernels compute nothing here, and the memory
+ * of such a number is soon used for results, so bytes are forgotten after FORGET kernels: what is read then is zero.
+ */
+#include "null.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "state.h"
+
+/* Between writing and reading back, all_gather_object launches about ten kernels; a layer of a model a hundred. */
+#define FORGET 64
+#define MOST_KEPT 256             /* entries; the oldest is forgotten first */
+#define LARGEST_KEPT (1 * MIB)    /* bytes of one entry: pickled objects, not batches of images */
+
+/* Reading fills host pages with zeros up to here. A larger copy leaves the host's memory as it is, which for memory
+ * fresh from the system is zeros too, and costs no page: checkpoints and offloaded states larger than the host. */
+#define LARGEST_FILLED (1 * MIB)
+
+static struct {
+    char *address; /* on the device; NULL: free */
+    char *bytes;
+    size_t size;
+    long long launches; /* the count when it was written */
+} kept[MOST_KEPT];
+static int next;
+static int alive; /* an upper bound of the entries in use: most launches find none */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void drop(int i) {
+    free(kept[i].bytes);
+    kept[i].bytes = kept[i].address = NULL;
+    alive--;
+}
+
+static bool overlaps(int i, const char *address, size_t size) {
+    return kept[i].address != NULL && address < kept[i].address + kept[i].size && kept[i].address < address + size;
+}
+
+static void forget(const char *address, size_t size) {
+    for (int i = 0; alive > 0 && i < MOST_KEPT; i++)
+        if (overlaps(i, address, size)) drop(i);
+}
+
+static void keep(char *address, const char *bytes, size_t size) {
+    for (int i = 0; alive > 0 && i < MOST_KEPT; i++) /* what lies wholly beneath is overwritten */
+        if (kept[i].address != NULL && kept[i].address >= address &&
+            kept[i].address + kept[i].size <= address + size)
+            drop(i);
+    if (size == 0 || size > LARGEST_KEPT) return;
+    char *copy = malloc(size);
+    if (copy == NULL) return;
+    memcpy(copy, bytes, size);
+    if (kept[next].address != NULL) drop(next);
+    kept[next].address = address;
+    kept[next].bytes = copy;
+    kept[next].size = size;
+    kept[next].launches = __atomic_load_n(&null_counts.launches, __ATOMIC_RELAXED);
+    next = (next + 1) % MOST_KEPT;
+    alive++;
+}
+
+static void look_up(char *to, const char *from, size_t size) {
+    memset(to, 0, size);
+    for (int step = 0; alive > 0 && step < MOST_KEPT; step++) { /* from the oldest to the newest */
+        int i = (next + step) % MOST_KEPT;
+        if (!overlaps(i, from, size)) continue;
+        if (__atomic_load_n(&null_counts.launches, __ATOMIC_RELAXED) - kept[i].launches > FORGET) {
+            drop(i);
+            continue;
+        }
+        const char *first = from > kept[i].address ? from : kept[i].address;
+        const char *from_end = from + size, *kept_end = kept[i].address + kept[i].size;
+        const char *last = from_end < kept_end ? from_end : kept_end;
+        memcpy(to + (first - from), kept[i].bytes + (first - kept[i].address), last - first);
+    }
+}
+
+void null_copy(void *to, const void *from, size_t size) {
+    bool onto_device = null_device_of(to) >= 0, off_device = null_device_of(from) >= 0;
+    if (!onto_device && !off_device) {
+        memmove(to, from, size);
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    if (onto_device && off_device) {
+        if (size <= LARGEST_KEPT && alive > 0) {
+            char *bytes = malloc(size);
+            if (bytes != NULL) {
+                look_up(bytes, from, size);
+                keep(to, bytes, size);
+                free(bytes);
+            }
+        } else
+            forget(to, size);
+    } else if (onto_device) {
+        if (size <= LARGEST_KEPT) keep(to, from, size);
+        else forget(to, size);
+    } else {
+        null_counts.reads++;
+        null_counts.small_reads += size <= SMALL;
+        null_counts.read_bytes += (long long)size;
+        if (size <= LARGEST_FILLED) look_up(to, from, size);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void null_clear(void *address, size_t size) {
+    pthread_mutex_lock(&lock);
+    forget(address, size);
+    pthread_mutex_unlock(&lock);
+}
+
+void null_launch(void) { __atomic_add_fetch(&null_counts.launches, 1, __ATOMIC_RELAXED); }

@@ -1,0 +1,20 @@
+/* What the files of libmemcalcnull.so share with each other, and not with the stubs. */
+#ifndef MEMCALC_STATE_H
+#define MEMCALC_STATE_H
+
+/* Counters since the start. The hook in the watched process reads them as 64-bit integers, in this order. */
+struct null_counts {
+    long long launches;           /* kernels */
+    long long reads;              /* copies from the device to the host */
+    long long small_reads;        /* of these, the ones of at most SMALL bytes: a program may decide by them */
+    long long read_bytes;
+    long long communicators;
+    long long communicator_bytes;
+};
+
+/* A value that steers a program is a number, a flag or a short list; whole tensors are checkpoints and offloading. */
+#define SMALL 4096
+
+extern struct null_counts null_counts;
+
+#endif

@@ -1,0 +1,113 @@
+"""Which libraries are to be made, and the generated part of each: every symbol that no hand-written source defines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from memcalc.nullcuda.elf import Needs
+
+# Libraries of NVIDIA's, by soname.
+OURS = re.compile(r"lib(cu(?!rl)|nv|nccl)\w*(-ml)?\.so")
+
+# Hand-written sources, by the library's name without ".so" and number.
+SOURCES = {
+    "libcudart": "cudart.c",
+    "libcuda": "cuda.c",
+    "libcublas": "cublas.c",
+    "libcublasLt": "cublaslt.c",
+    "libcudnn": "cudnn.c",
+    "libnccl": "nccl.c",
+    "libnvidia-ml": "nvml.c",
+    "libnvrtc": "nvrtc.c",
+}
+
+# Some libraries have symbols without versions, and ELF does not say where such a symbol is from: its name does.
+# The sonames are the ones of CUDA 12 and 13; one that torch names itself is preferred.
+UNVERSIONED = (
+    (re.compile(r"nccl[A-Z]"), "libnccl.so.2"),
+    (re.compile(r"cusparseLt[A-Z]"), "libcusparseLt.so.0"),
+    (re.compile(r"cuFile[A-Z]"), "libcufile.so.0"),
+    (re.compile(r"nvshmem"), "libnvshmem_host.so.3"),
+    (re.compile(r"nvml[A-Z]"), "libnvidia-ml.so.1"),
+    (re.compile(r"cu[A-Z]"), "libcuda.so.1"),
+)
+
+# Loaded by name at run time, so nothing lists them as needed.
+ALWAYS = ("libcuda.so.1", "libnvidia-ml.so.1")
+
+# "Not supported" in the status codes of libraries whose results size tensors or workspaces: what is not modelled is
+# refused, and PyTorch's error names the function. Other libraries' functions have no effect on memory: success.
+REFUSALS = {"libcusolver": 9, "libcusparse": 10, "libcufft": 16, "libcusparseLt": 10}
+HARMLESS = re.compile(r"Create|Destroy|Set[A-Z]|[Ii]nit|Get(Stream|Version|Property|ErrorString)")
+
+
+@dataclass
+class Library:
+    """One library to be made.
+
+    Args:
+        soname: its name.
+        symbols: what it must define, each under a version or "".
+    """
+
+    soname: str
+    symbols: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Without ".so" and number: "libcudart"."""
+        return self.soname.partition(".so")[0]
+
+
+def libraries(needs: Iterable[Needs]) -> list[Library]:
+    """The libraries of NVIDIA's that these files need, with the symbols they need of each."""
+    found = {soname: Library(soname) for soname in ALWAYS}
+    loose: list[str] = []
+    for need in needs:
+        for soname in filter(OURS.match, need.libraries):
+            found.setdefault(soname, Library(soname))
+        for symbol, soname, version in need.symbols:
+            if OURS.match(soname):
+                found.setdefault(soname, Library(soname)).symbols[symbol] = version
+            elif not soname:
+                loose.append(symbol)
+    for symbol in loose:
+        home = next((soname for pattern, soname in UNVERSIONED if pattern.match(symbol)), None)
+        if home is not None:
+            named = [soname for soname in found if soname.partition(".so")[0] == home.partition(".so")[0]]
+            library = found.setdefault(named[0] if named else home, Library(home))
+            library.symbols.setdefault(symbol, "")
+    return [found[soname] for soname in sorted(found)]
+
+
+def generated_source(library: Library) -> str:
+    """C that defines every symbol weakly: a hand-written definition in the same library takes its place."""
+    lines = ["/* Generated. */", '#include "null.h"']
+    lines += [
+        f"API __attribute__((weak)) long {symbol}(void) {{ {_body(library, symbol)} }}"
+        for symbol in sorted(library.symbols)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _body(library: Library, symbol: str) -> str:
+    status = REFUSALS.get(library.name)
+    if status is None or HARMLESS.search(symbol):
+        return "return SUCCESS;"
+    return f'static int seen; null_unmodelled("{library.name}", "{symbol}", &seen); return {status};'
+
+
+def version_script(library: Library) -> str | None:
+    """The linker's map: the versions that torch asks for; None where it asks for none."""
+    versions = sorted(set(library.symbols.values()) - {""})
+    if not versions:
+        return None
+    first, *others = versions
+    # Whatever is defined beside what torch needs goes by the first version, as in NVIDIA's libraries, which have one.
+    nodes = [f"{first} {{ global: *; }};"]
+    for version in others:
+        symbols = "".join(f" {symbol};" for symbol, own in sorted(library.symbols.items()) if own == version)
+        nodes.append(f"{version} {{ global:{symbols} }};")
+    return "\n".join(nodes) + "\n"

@@ -1,0 +1,135 @@
+"""The torch that a Python would import, looked at from outside: it is found and described without being imported."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from memcalc.errors import Unavailable
+
+HOW_TO_GET_ONE = (
+    "Install PyTorch's CUDA build without NVIDIA's libraries, which are not needed: "
+    "pip install --no-deps 'torch==={version}' (docs/dry-run.md)."
+)
+SUGGESTED = "2.13.0"  # what the tests of memcalc run with
+
+# Packages with CUDA code of their own, beside torch in site-packages: what they need of NVIDIA's libraries is
+# stubbed too. Looking into every package would cost more time than all the rest.
+EXTENSIONS = re.compile(
+    r"(torchvision|torchaudio|bitsandbytes|flash_attn.*|xformers|transformer_engine.*|apex|amp_C|fused_\w+_cuda"
+    r"|causal_conv1d.*|mamba_ssm|selective_scan_cuda|grouped_gemm.*|deep_gemm.*|liger_kernel)(\..*\.so)?"
+)
+
+# What cuDNN and NCCL answer where torch's own metadata do not say: newer than any that a torch so far was built with.
+NEWEST_CUDNN, NEWEST_NCCL = (9, 99, 0), (2, 99, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """A CUDA build of torch.
+
+    Args:
+        folder: of the package.
+        version: as torch.__version__.
+        cuda: major and minor of the CUDA that it was built with.
+        cudnn: version of cuDNN, likewise.
+        nccl: version of NCCL, likewise.
+        extensions: libraries of other packages beside it that need CUDA as well.
+    """
+
+    folder: Path
+    version: str
+    cuda: tuple[int, int]
+    cudnn: tuple[int, int, int]
+    nccl: tuple[int, int, int]
+    extensions: tuple[Path, ...]
+
+    @property
+    def libraries(self) -> tuple[Path, ...]:
+        """Every library whose needs are to be met."""
+        own = [path for path in (self.folder / "lib").iterdir() if ".so" in path.suffixes and path.is_file()]
+        return (*sorted(own), *self.extensions)
+
+
+def find_torch(pythons: Iterable[str]) -> TorchBuild:
+    """The first CUDA build of torch that one of these interpreters would import.
+
+    Raises:
+        Unavailable: there is none, or only one without CUDA.
+    """
+    wrong = ""
+    for python in dict.fromkeys(pythons):
+        for entry in _search_path(python):
+            folder = Path(entry) / "torch"
+            if (folder / "version.py").is_file():
+                text = (folder / "version.py").read_text()
+                if _assigned(text, "cuda"):
+                    return _describe(folder, text)
+                wrong = wrong or _without_cuda(folder, text)
+                break
+    raise Unavailable(
+        wrong
+        or f"The null CUDA device runs PyTorch, which is not installed. {HOW_TO_GET_ONE.format(version=SUGGESTED)}"
+    )
+
+
+def _without_cuda(folder: Path, text: str) -> str:
+    version = _assigned(text, "__version__")
+    kind = "ROCm" if _assigned(text, "hip") else "CPU"
+    way_out = HOW_TO_GET_ONE.format(version=version.partition("+")[0])
+    return f"torch {version} in {folder} is a {kind} build, and the null device runs CUDA builds. {way_out}"
+
+
+def _search_path(python: str) -> list[str]:
+    if python == sys.executable:
+        return [entry for entry in sys.path if entry]
+    script = "import json, sys; print(json.dumps(sys.path))"
+    try:
+        done = subprocess.run([python, "-c", script], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 -- the interpreter that the user is about to run
+    except (OSError, subprocess.SubprocessError):
+        return []
+    entries: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return [entry for entry in entries if entry]
+
+
+def _assigned(text: str, name: str) -> str:
+    """The string that torch/version.py gives a name; "" for None."""
+    match = re.search(rf"^{name}\b[^=\n]*= *['\"]([^'\"]*)['\"]", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _describe(folder: Path, text: str) -> TorchBuild:
+    version = _assigned(text, "__version__")
+    numbers = [int(number) for number in re.findall(r"\d+", _assigned(text, "cuda"))]
+    required = _metadata(folder)
+    return TorchBuild(
+        folder=folder,
+        version=version,
+        cuda=(numbers[0], numbers[1]),
+        cudnn=_required(required, "nvidia-cudnn", NEWEST_CUDNN),
+        nccl=_required(required, "nvidia-nccl", NEWEST_NCCL),
+        extensions=tuple(_extensions(folder.parent)),
+    )
+
+
+def _metadata(folder: Path) -> str:
+    """The metadata of the installed wheel; "" where torch came otherwise."""
+    for path in folder.parent.glob("torch-*.dist-info/METADATA"):
+        return path.read_text(errors="replace")
+    return ""
+
+
+def _required(metadata: str, package: str, default: tuple[int, int, int]) -> tuple[int, int, int]:
+    match = re.search(rf"^Requires-Dist: {package}-cu\d+ *==(\d+)\.(\d+)\.(\d+)", metadata, re.MULTILINE)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else default
+
+
+def _extensions(site_packages: Path) -> Iterator[Path]:
+    for entry in sorted(site_packages.iterdir()):
+        if EXTENSIONS.fullmatch(entry.name):
+            yield from sorted(entry.rglob("*.so")) if entry.is_dir() else [entry]

@@ -1,0 +1,188 @@
+"""The report of `dry-run`: what each process held, whether it fits, and what to know before one believes it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from memcalc.nullcuda.result import NOT_MODELLED, OUT_OF_MEMORY, Allocation, DryRun, Process, Usage
+from memcalc.report.grid import Column, Grid
+from memcalc.report.screen import Screen
+from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.spec.cards import Card
+from memcalc.units import Unit, format_bytes, format_number
+
+SHOWN = 10  # lines of the program, of those that were recorded
+SMALLEST = 6  # cards that it would fit on
+
+
+def draw_dry_run(screen: Screen, run: DryRun, unit: Unit) -> None:
+    """The whole report."""
+    cards = run.card.label if run.gpus == 1 else f"{run.gpus} x {run.card.label}"
+    screen.line((f"{shlex.join(run.command)} on {cards}, a null device: {run.outcome}", "bold"))
+    screen.line()
+    if run.usages:
+        draw_grid(screen, usage_grid(run, unit))
+    draw_line(screen, verdict(run, unit), 2, "bold green" if run.fits else "bold red")
+    if run.fits:
+        draw_line(screen, _smallest_cards(run), 2)
+    screen.line()
+    draw_list(screen, "Failed", (_failure(process) for process in run.processes if process.failure is not None))
+    allocations = [allocation for process in run.processes for allocation in process.allocations]
+    if allocations:
+        draw_grid(screen, allocation_grid(run, allocations, unit))
+    draw_list(screen, "Warnings", run.warnings)
+    draw_list(screen, "Not modelled", NOT_MODELLED)
+
+
+def usage_grid(run: DryRun, unit: Unit) -> Grid:
+    """One line for each card of each process."""
+    rows = [
+        (
+            process_name(process),
+            f"cuda:{usage.device}",
+            str(process.steps),
+            format_number(usage.allocated_bytes, unit),
+            format_number(usage.reserved_bytes, unit),
+            format_number(usage.device_bytes, unit),
+            format_number(run.card.usable_bytes - usage.device_bytes, unit),
+        )
+        for process in run.processes
+        for usage in process.usages
+    ]
+    names = (f"allocated {unit}", "reserved", "device", "to spare")
+    columns = (Column("process"), Column("card"), Column("steps", right=True))
+    return Grid("Peaks", (*columns, *(Column(name, right=True) for name in names)), rows)
+
+
+def process_name(process: Process) -> str:
+    """Its rank, or its process id."""
+    return f"process {process.number}" if process.rank is None else f"rank {process.rank}"
+
+
+def verdict(run: DryRun, unit: Unit) -> str:
+    """One sentence."""
+    usable = f"{format_bytes(run.card.usable_bytes, unit)} that {run.card.name} lets a process use"
+    if run.outcome == OUT_OF_MEMORY:
+        return f"DOES NOT FIT: it ran out of the {usable}."
+    peak = run.peak
+    if peak is None:
+        return "NOTHING MEASURED."
+    context = f"{format_bytes(run.card.context_bytes, unit)} for the context and loaded kernels"
+    included = (
+        f"{context} included"
+        if not peak.communication_bytes
+        else (f"{context} and {format_bytes(peak.communication_bytes, unit)} for NCCL included")
+    )
+    spare = run.card.usable_bytes - peak.device_bytes
+    word = "FITS" if spare >= 0 else "DOES NOT FIT"
+    rest = f"{format_bytes(abs(spare), unit)} {'to spare' if spare >= 0 else 'too much'}"
+    return f"{word}: {format_bytes(peak.device_bytes, unit)} ({included}) of the {usable}; {rest}."
+
+
+def _smallest_cards(run: DryRun) -> str:
+    names = [card.name for card in run.would_fit]
+    more = f" and {len(names) - SMALLEST} larger ones" if len(names) > SMALLEST else ""
+    return f"Cards with room for as much: {', '.join(names[:SMALLEST])}{more}."
+
+
+def _failure(process: Process) -> str:
+    kind, message = process.failure or ("", "")
+    lines = message.strip().splitlines()
+    return f"{process_name(process)}: {kind}: {lines[0] if lines else ''}"
+
+
+def allocation_grid(run: DryRun, allocations: Iterable[Allocation], unit: Unit) -> Grid:
+    """The lines of the program with most at the peak of the fullest card."""
+    peak = run.peak
+    mine = [a for a in allocations if peak is not None and (a.process, a.device) == (peak.process, peak.device)]
+    rows = [
+        (format_number(allocation.bytes, unit), f"{allocation.count:,}", allocation.where)
+        for allocation in sorted(mine, key=lambda allocation: -allocation.bytes)[:SHOWN]
+    ]
+    columns = (Column(unit, right=True), Column("tensors", right=True), Column("line", wrap=True))
+    return Grid("Largest at the peak", columns, rows)
+
+
+def dry_run_document(run: DryRun) -> dict[str, Any]:
+    """The result as JSON: the shape of the other verbs, as far as a program's own step has one, and its processes."""
+    peak = run.peak
+    return {
+        "schema_version": 1,
+        "source": "dry-run",
+        "device": f"null:{run.card.name}",
+        "name": shlex.join(run.command),
+        "spec": None,
+        "model": None,
+        "textbook": None,
+        "peak": None if peak is None else _peak(peak),
+        "components": None,
+        "outside_allocated": None if peak is None else _outside(run, peak),
+        "phases": None,
+        "ledger": None,
+        "gpu": _gpu(run.card),
+        "fits": run.fits,
+        "headroom_bytes": run.headroom_bytes,
+        "not_modelled": list(NOT_MODELLED),
+        "command": list(run.command),
+        "gpus": run.gpus,
+        "outcome": run.outcome,
+        "exit_code": run.exit_code,
+        "seconds": round(run.seconds, 3),
+        "would_fit": [card.name for card in run.would_fit],
+        "warnings": list(run.warnings),
+        "processes": [_process(process) for process in run.processes],
+    }
+
+
+def _gpu(card: Card) -> dict[str, Any]:
+    return {"name": card.name, "advertised_bytes": card.advertised_bytes, "usable_bytes": card.usable_bytes}
+
+
+def _peak(usage: Usage) -> dict[str, Any]:
+    return {
+        "phase": None,
+        "rank": {} if usage.rank is None else {"rank": usage.rank},
+        "allocated_bytes": usage.allocated_bytes,
+        "reserved_bytes": usage.reserved_bytes,
+        "device_bytes": usage.device_bytes,
+        "confidence": "allocator",
+    }
+
+
+def _outside(run: DryRun, usage: Usage) -> dict[str, int]:
+    context = run.card.context_bytes
+    return {
+        "cached_segments": usage.reserved_bytes - usage.allocated_bytes,
+        "device_context": context,
+        "communication_library": usage.communication_bytes,
+    }
+
+
+def _process(process: Process) -> dict[str, Any]:
+    return {
+        "pid": process.number,
+        "rank": process.rank,
+        "arguments": list(process.arguments),
+        "torch": process.torch,
+        "steps": process.steps,
+        "failure": None if process.failure is None else {"type": process.failure[0], "message": process.failure[1]},
+        "reads": process.reads,
+        "small_reads": process.small_reads,
+        "unmodelled": list(process.unmodelled),
+        "cards": [
+            {
+                "device": usage.device,
+                "allocated_bytes": usage.allocated_bytes,
+                "reserved_bytes": usage.reserved_bytes,
+                "device_bytes": usage.device_bytes,
+                "alloc_retries": usage.retries,
+                "ooms": usage.ooms,
+            }
+            for usage in process.usages
+        ],
+        "allocations": [
+            {"device": a.device, "where": a.where, "bytes": a.bytes, "count": a.count} for a in process.allocations
+        ],
+    }
