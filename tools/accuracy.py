@@ -27,6 +27,7 @@ class Case(NamedTuple):
     measured: int
     estimated: int
     phases: dict[str, tuple[int, int]]  # of the first two steps: measured, estimated
+    reserved: tuple[int, int]  # by the allocator, at its highest: measured, estimated
     requested: tuple[int, int] | None  # bytes asked for at the peak, without what the allocator adds: both, likewise
 
     @property
@@ -68,7 +69,8 @@ def _case(file: str, record: dict[str, Any], requested: dict[str, list[int]] | N
     spec = memcalc.Spec.model_validate_json(json.dumps(record["spec"]))
     device = record["device"]
     kind, _, card = device["identifier"].partition(":")
-    ledger = memcalc.estimate(spec, gpu=card if kind == "null" else None).ledger
+    headline = memcalc.estimate(spec, gpu=card if kind == "null" else None).headline
+    ledger = headline.ledger
     peaks = {phase["name"]: phase["peak_allocated_bytes"] for phase in record["phases"]}
     return Case(
         file=file,
@@ -78,6 +80,7 @@ def _case(file: str, record: dict[str, Any], requested: dict[str, list[int]] | N
         measured=max(peaks.values()),
         estimated=ledger.peak_bytes,
         phases={phase: (peaks[phase], total) for phase, total in ledger.totals.items() if phase in peaks},
+        reserved=(max(phase["peak_reserved_bytes"] for phase in record["phases"]), headline.reserved_bytes or 0),
         requested=None if requested is None else _requested(ledger, requested),
     )
 

@@ -260,6 +260,18 @@ def accuracy_requested() -> str:
     )
 
 
+def accuracy_reserved() -> str:
+    """How reserved memory compares with allocated memory in the recordings, and with the estimate's factor."""
+    several = cases()
+    factors = sorted(case.reserved[0] / case.measured for case in several)
+    above = sum(case.reserved[0] > case.reserved[1] for case in several)
+    return (
+        f"In the {len(several)} recorded runs, the allocator's highest reserve is {factors[0]:.3f} to "
+        f"{factors[-1]:.3f} times the allocated peak, {statistics.median(factors):.3f} in the median; "
+        f"in {above} of them it is more than the estimate says.\n"
+    )
+
+
 NEXT_TO_NOTHING = 20_000  # bytes of a peak of gigabytes
 
 
@@ -280,6 +292,7 @@ TABLES: dict[str, Callable[..., str]] = {
     **formulas.TABLES,
     "accuracy-phases": accuracy_phases,
     "accuracy-requested": accuracy_requested,
+    "accuracy-reserved": accuracy_reserved,
     "accuracy-sentence": accuracy_sentence,
     "accuracy-summary": accuracy_summary,
     "accuracy-table": accuracy_table,

@@ -201,7 +201,10 @@ def kept_table(preset: str, *overrides: str) -> str:
     storages = [layer.storages[index] for index in layer.kept]
     body = table(
         ["kept tensor", "bytes in symbols", "bytes", "source"],
-        [[layer.storages[i].name, layer.formulas[i], f"{sizes[i]:,}", layer.storages[i].citation] for i in layer.kept],
+        [
+            [layer.storages[i].name, layer.storages[i].formula, f"{sizes[i]:,}", layer.storages[i].citation]
+            for i in layer.kept
+        ],
     )
     total = f"{sum(sizes[index] for index in layer.kept):,}"
     at = _sizes(spec, _symbols(storage.shape for storage in storages))
@@ -214,7 +217,7 @@ def kept_sum(spec: Spec) -> str:
     layer = _program(spec, _layer(spec))
     storages = [layer.storages[index] for index in layer.kept]
     total = sum((axes_product(s.shape, DTYPE_BYTES[s.dtype]) for s in storages if s.rule is None), ZERO)
-    by_rule = [layer.formulas[index] for index in layer.kept if layer.storages[index].rule is not None]
+    by_rule = [layer.storages[index].formula for index in layer.kept if layer.storages[index].rule is not None]
     return " + ".join([str(_simplified(total, structure)), *by_rule])
 
 
@@ -235,7 +238,7 @@ def highest_table(preset: str, *overrides: str) -> str:
     moment = highest(layer.backward, sizes)
     alive = alive_after(layer.backward[: moment.position], layer.kept)
     rows = [
-        [layer.storages[i].name, layer.formulas[i], f"{sizes[i]:,}", str(layer.storages[i].component)]
+        [layer.storages[i].name, layer.storages[i].formula, f"{sizes[i]:,}", str(layer.storages[i].component)]
         for i in sorted(alive, key=lambda index: -sizes[index])
         if i not in layer.kept and sizes[i]
     ]

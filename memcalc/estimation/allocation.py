@@ -21,7 +21,7 @@ UNSPLIT_TAIL = MIB  # a rest must be larger to be split off
 
 def rounded(size: int) -> int:
     """A multiple of 512 bytes; nothing for nothing."""
-    return (size + BLOCK - 1) // BLOCK * BLOCK
+    return -(-size // BLOCK) * BLOCK
 
 
 def unsplit_tails(*lists: Sequence[int]) -> list[int]:

@@ -8,10 +8,10 @@ from memcalc.estimation.outside import outside_allocated, reserved_bytes
 from memcalc.estimation.parameters import buffer_elements, count_parameters
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.stages import Stage, stages_of
-from memcalc.estimation.standing import standing_items
+from memcalc.estimation.standing import standing_items, workspace
 from memcalc.estimation.states import choice_of, gradients_exist, state_rows
 from memcalc.estimation.symbols import symbol_values
-from memcalc.estimation.timeline import Timeline, gradients_on_arrival
+from memcalc.estimation.timeline import Highest, Timeline, gradients_on_arrival
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import RankResult, Result
 from memcalc.ledger.textbook import textbook
@@ -56,7 +56,7 @@ def _rank(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
     values = symbol_values(spec, card)
     buffers = communication_buffers(spec, stage)
     moving = [*buffers.steady, *standing_items(spec, stage, card)]
-    moving += _moving_items(spec, stage, values, buffers.around)
+    moving += _moving_items(spec, stage, card, values, buffers.around)
     ledger = Ledger((state_rows(spec, stage), write_rows(moving, "everything else")), PHASES)
     peak = ledger.peak_bytes
     reserved = reserved_bytes(peak)
@@ -65,7 +65,7 @@ def _rank(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
     return RankResult({"pipeline_stage": stage.index}, ledger, reserved, device, outside)
 
 
-def _moving_items(spec: Spec, stage: Stage, values: dict[str, int], around: Around) -> list[Item]:
+def _moving_items(spec: Spec, stage: Stage, card: Card | None, values: dict[str, int], around: Around) -> list[Item]:
     """Activations, logits, gradients in the making and temporaries, of both steps."""
     choice = choice_of(spec)
     steps_by_start: dict[bool, list[int]] = {}  # whether gradients exist when backward starts
@@ -73,19 +73,37 @@ def _moving_items(spec: Spec, stage: Stage, values: dict[str, int], around: Arou
         steps_by_start.setdefault(gradients_exist(choice, step), []).append(step)
     items: list[Item] = []
     for exist, steps in steps_by_start.items():
-        gradients = gradients_on_arrival(spec, exist=exist, sharded=bool(around.layer_share))
-        if exist:  # a layer's share is added to the gradients that are there
-            nothing = {experts: share._replace(each=0, block=0) for experts, share in around.layer_share.items()}
-            timeline = Timeline(spec, stage, values, gradients, around._replace(layer_share=nothing))
-        else:
-            timeline = Timeline(spec, stage, values, gradients, around)
-        for phase, moment in (
-            ("forward", timeline.forward()),
-            ("loss", timeline.loss()),
-            ("backward", timeline.backward()),
-        ):
-            items += timeline.items(moment, mask_of(*(f"{phase}_{step}" for step in steps)), values)
+        timeline = _timeline(spec, stage, values, around, exist=exist)
+        moments = [(timeline.forward(), _mask("forward", steps)), (timeline.loss(), _mask("loss", steps))]
+        moments += _backward(timeline, card, steps, warm=choice.accumulates)
+        items += timeline.items(moments)
+        if 1 in steps and choice.accumulates:
+            items.append(workspace("backward", card, mask_of("backward_1")))
     return items
+
+
+def _backward(timeline: Timeline, card: Card | None, steps: list[int], *, warm: bool) -> list[tuple[Highest, int]]:
+    """The backward of some steps. The first one's first matrix product makes cuBLAS's workspace for autograd's thread.
+
+    `warm`: an earlier micro-batch has been through backward already.
+    """
+    steady = timeline.backward()
+    if 1 not in steps or warm:
+        return [(steady, _mask("backward", steps))]
+    first = timeline.backward(workspace("backward", card, 0))
+    return [(first, mask_of("backward_1")), (steady, _mask("backward", [step for step in steps if step > 1]))]
+
+
+def _mask(phase: str, steps: list[int]) -> int:
+    return mask_of(*(f"{phase}_{step}" for step in steps))
+
+
+def _timeline(spec: Spec, stage: Stage, values: dict[str, int], around: Around, *, exist: bool) -> Timeline:
+    gradients = gradients_on_arrival(spec, exist=exist, sharded=bool(around.layer_share))
+    if exist:  # a layer's share is added to the gradients that are there
+        nothing = {experts: share._replace(each=0, block=0) for experts, share in around.layer_share.items()}
+        around = around._replace(layer_share=nothing)
+    return Timeline(spec, stage, values, gradients, around)
 
 
 def not_modelled(spec: Spec) -> tuple[str, ...]:

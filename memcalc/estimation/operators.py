@@ -52,6 +52,7 @@ class Operators:
             row: whether tensor parallelism splits the input axis.
             tied: the weight is the embedding's: its gradient waits for that of the embedding.
         """
+        given = x
         x = self._autocast_input(x, module)
         tape = self.tape
         gathered = self._gathered(x, module) if not row else self._gathered(Tensor(-1, out, x.dtype), module)
@@ -82,6 +83,7 @@ class Operators:
             (y,),
             (x.storage, *(cast.storage for cast in casts[:1])),  # the weight's; no gradient needs the bias
             (NEW, *(NEW for _ in casts)),
+            caller_holds=(given.storage,),
             forward_temporaries=gathered,
             backward_temporaries=(*gathered, *temporaries),
             parameters=tuple(parameters),

@@ -68,9 +68,12 @@ class Program:
         return tuple(kinds), tuple(of_storage)
 
     @cached_property
-    def formulas(self) -> tuple[str, ...]:
-        """Each storage's formula."""
-        return tuple(storage.formula for storage in self.storages)
+    def labels(self) -> tuple[tuple[Component, str, str, str, str], ...]:
+        """Each storage's component, name, dtype, formula and citation."""
+        return tuple(
+            (storage.component or Component.TEMPORARIES, storage.name, storage.dtype, storage.formula, storage.citation)
+            for storage in self.storages
+        )
 
     @cached_property
     def _rules(self) -> tuple[tuple[int, Callable[[Mapping[str, int]], int]], ...]:
@@ -88,6 +91,15 @@ class Program:
         result = [bytes_of_kind[kind] for kind in of_storage]
         for index, rule in self._rules:
             result[index] = rule(values)
+        return result
+
+    def shapes(self, values: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """The axes' sizes of each storage; empty for those of a rule."""
+        kinds, of_storage = self._kinds
+        found = [tuple([values[axis] for axis in shape]) for shape, _ in kinds]
+        result = [found[kind] for kind in of_storage]
+        for index, _ in self._rules:
+            result[index] = ()
         return result
 
     @cached_property

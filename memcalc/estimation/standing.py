@@ -14,8 +14,13 @@ from memcalc.spec.spec import Spec
 
 
 def standing_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
-    """All of it, for one stage."""
-    return [*registered_buffers(spec, stage), *inputs(spec), *workspaces(card)]
+    """All of it, for one stage. The backward thread's workspace appears within backward_1: the timeline tells when."""
+    return [
+        *registered_buffers(spec, stage),
+        *inputs(spec),
+        workspace("forward", card, from_phase("forward_1")),
+        workspace("backward", card, from_phase("optimizer_step_1")),
+    ]
 
 
 def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
@@ -68,8 +73,8 @@ def inputs(spec: Spec) -> list[Item]:
     ]
 
 
-def workspaces(card: Card | None) -> list[Item]:
-    """cuBLAS: one workspace for the forward thread, one for autograd's, each from its first matrix product on.
+def workspace(thread: str, card: Card | None, mask: int) -> Item:
+    """cuBLAS's workspace of one thread, from its first matrix product on.
 
     torch 2.13 ATen/cuda/CublasHandlePool.cpp, chosen workspace size: 32 MiB from compute capability 9.0 on
     (12.x included), else 2 x 4096 KiB + 8 x 16 KiB.
@@ -78,19 +83,5 @@ def workspaces(card: Card | None) -> list[Item]:
     each = 32 * 2**20 if hopper else (2 * 4096 + 8 * 16) * 2**10
     formula = "32 MiB" if hopper else "2·4096 KiB+8·16 KiB"
     citation = "torch 2.13 ATen/cuda/CublasHandlePool.cpp"
-    return [
-        Item(
-            Component.LIBRARY_WORKSPACE,
-            "cuBLAS",
-            f"workspace of {thread}",
-            (each,),
-            "uint8",
-            1,
-            each,
-            each,
-            from_phase(phase),
-            formula,
-            citation,
-        )
-        for thread, phase in (("the forward thread", "forward_1"), ("the backward thread", "backward_1"))
-    ]
+    name = f"workspace of the {thread} thread"
+    return Item(Component.LIBRARY_WORKSPACE, "cuBLAS", name, (each,), "uint8", 1, each, each, mask, formula, citation)

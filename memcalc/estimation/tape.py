@@ -58,6 +58,7 @@ class Node:
     backward_temporaries: tuple[int, ...] = ()
     parameters: tuple[int, ...] = ()
     also_allocates: tuple[int, ...] = ()
+    caller_holds: tuple[int, ...] = ()  # not read here, but named by the Python code that called the operator
 
 
 class Segment(NamedTuple):
@@ -194,6 +195,8 @@ def _forward(tape: Tape, positions: range, alive: set[int], kept: set[int]) -> l
         node = tape.nodes[position]
         for tensor in (*node.inputs, *node.outputs):
             last_use[tensor.storage] = position
+        for index in node.caller_holds:
+            last_use[index] = position
     events: list[Event] = []
     for position in positions:
         node = tape.nodes[position]

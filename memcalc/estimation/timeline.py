@@ -8,7 +8,8 @@ recompute, it can lie in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -19,12 +20,14 @@ from memcalc.estimation.communication import Around
 from memcalc.estimation.items import Item
 from memcalc.estimation.program import Moment, Program, alive_after, highest
 from memcalc.estimation.stages import Kind, Stage, count_between, kinds_of, runs_of
-from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
 
 Counts = dict[tuple[int, int], int]  # (block, storage) -> how many are alive
 Holding = tuple[int, tuple[int, ...], int]  # (block, storages, how many of each are alive)
+
+# The moments of backward before its first matrix product, hence before cuBLAS has a workspace in autograd's thread.
+BEFORE_FIRST_PRODUCT = ("head: nll_loss", "head: log_softmax")
 
 
 class Candidate(NamedTuple):
@@ -42,6 +45,7 @@ class Block(NamedTuple):
     program: Program
     exact: list[int]
     sizes: list[int]  # rounded as the allocator rounds
+    shapes: list[tuple[int, ...]]  # of each storage; empty where a rule gives its bytes
     kind: Kind | None
     left: tuple[int, ...]  # what its backward leaves behind, gradients that are sharded left out
 
@@ -73,13 +77,13 @@ class Timeline:
         self.around = around
         self.blocks: list[Block] = []
         self._sums: dict[tuple[int, tuple[int, ...]], int] = {}
-        sizes_of: dict[int, tuple[list[int], list[int]]] = {}
+        sizes_of: dict[int, tuple[list[int], list[int], list[tuple[int, ...]]]] = {}
 
         def add(name: str, part: Part, kind: Kind | None) -> None:
             compiled = program(structure, part, kind is not None and kind.recomputed, gradients)
             if id(compiled) not in sizes_of:
                 exact = compiled.sizes(values)
-                sizes_of[id(compiled)] = (exact, [rounded(size) for size in exact])
+                sizes_of[id(compiled)] = (exact, [rounded(size) for size in exact], compiled.shapes(values))
             left = compiled.left
             if around.layer_share and not (part == "head" and spec.parallelism.engine == "fsdp2"):
                 left = compiled.left_without_gradients  # FSDP2 reduces the root, head and embedding, at the very end
@@ -111,9 +115,14 @@ class Timeline:
         saved = self._saved(head, self.stage.stop, "loss")
         return self._best(iter([Candidate([*saved, (head, alive, 1)], (), "loss")]))
 
-    def backward(self) -> Highest:
-        """The highest moment of backward."""
-        return self._best(self._backward_moments())
+    def backward(self, workspace: Item | None = None) -> Highest:
+        """The highest moment of backward; `workspace` is made by its first matrix product."""
+        if workspace is None:
+            return self._best(self._backward)
+        return self._best(
+            moment if moment.where in BEFORE_FIRST_PRODUCT else moment._replace(engine=(*moment.engine, (workspace, 1)))
+            for moment in self._backward
+        )
 
     # -- moments -----------------------------------------------------------------------------------------------------
 
@@ -131,6 +140,10 @@ class Timeline:
             holdings = [*self._saved(index, layer, "forward"), (index, alive, 1)]
             yield Candidate(holdings, tuple((item, 1) for item in engine), where)
 
+    @cached_property
+    def _backward(self) -> tuple[Candidate, ...]:
+        return tuple(self._backward_moments())
+
     def _backward_moments(self) -> Iterator[Candidate]:
         for index, block in enumerate(self.blocks):
             moment = highest(block.program.backward, block.sizes)
@@ -146,6 +159,8 @@ class Timeline:
         if block.kind is None:
             return (self.stage.stop,)
         points = {block.kind.first, block.kind.last}
+        if self.around == Around() and isinstance(self.spec.training.recompute, str):
+            return tuple(sorted(points, reverse=True))
         # An engine may hold less around the very last layer than around the others, so these are asked for themselves.
         others = self.stage._replace(stop=self.stage.stop - 1)
         alike = [kind for kind in kinds_of(self.spec, others) if kind[:2] == block.kind[:2]]
@@ -216,7 +231,7 @@ class Timeline:
         shared = tuple((self.around.layer_share[experts], count) for experts, count in shares.items() if count)
         return (*((item, 1) for item in buffers), *shared)
 
-    def _best(self, moments: Iterator[Candidate]) -> Highest:
+    def _best(self, moments: Iterable[Candidate]) -> Highest:
         total, best = max(((self._weight(moment), moment) for moment in moments), key=itemgetter(0))
         counts: Counts = {}
         for block, storages, count in best.holdings:
@@ -237,32 +252,24 @@ class Timeline:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    def items(self, moment: Highest, mask: int, values: dict[str, int]) -> Iterator[Item]:
-        """What is alive, as items of the phases in `mask`."""
-        for item, count in moment.engine:
-            yield item._replace(count=count, mask=mask)
-        for (index, number), count in moment.counts.items():
+    def items(self, moments: Iterable[tuple[Highest, int]]) -> Iterator[Item]:
+        """What is alive in some moments, each with the mask of its phases, as items."""
+        masks: dict[tuple[int, int, int], int] = {}
+        for moment, mask in moments:
+            for item, count in moment.engine:
+                yield item._replace(count=count, mask=mask)
+            for (index, number), count in moment.counts.items():
+                key = (index, number, count)
+                masks[key] = masks.get(key, 0) | mask
+        for (index, number, count), mask in masks.items():
             block = self.blocks[index]
-            storage = block.program.storages[number]
             each = block.exact[number]
-            if not count or not each:
+            if not each:
                 continue
-            shape = tuple(values[axis] for axis in storage.shape)
-            if storage.rule is not None:
-                shape = (each // DTYPE_BYTES[storage.dtype],)
-            yield Item(
-                storage.component or Component.TEMPORARIES,
-                block.name,
-                storage.name,
-                shape,
-                storage.dtype,
-                count,
-                each,
-                block.sizes[number],
-                mask,
-                block.program.formulas[number],
-                storage.citation,
-            )
+            component, name, dtype, formula, citation = block.program.labels[number]
+            size = block.sizes[number]
+            shape = block.shapes[number] or (each // DTYPE_BYTES[dtype],)
+            yield Item(component, block.name, name, shape, dtype, count, each, size, mask, formula, citation)
 
 
 def gradients_on_arrival(spec: Spec, *, exist: bool, sharded: bool) -> Gradients:

@@ -82,7 +82,7 @@ def test_dropout_keeps_its_mask_and_nothing_at_rate_0() -> None:
     ops, x = block()
     done = compile_(ops, ops.dropout(x, "drop", 0.1))
 
-    assert [done.formulas[index] for index in done.kept] == ["1·n·k"]
+    assert [done.storages[index].formula for index in done.kept] == ["1·n·k"]
     assert names(done, done.kept) == ["drop mask"]
     assert ops.dropout(x, "drop", 0.0) is x
 
@@ -131,7 +131,7 @@ def test_a_norm_keeps_its_input_and_a_number_or_two_for_each_row() -> None:
         done = compile_(ops, getattr(ops, norm)(x, "norm", "k"))
 
         assert names(done, done.kept) == ["x", *(f"norm {number}" for number in numbers)]
-        assert [done.formulas[index] for index in done.kept] == ["2·n·k", *("4·n" for _ in numbers)]
+        assert [done.storages[index].formula for index in done.kept] == ["2·n·k", *("4·n" for _ in numbers)]
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ def test_autocast_keeps_casts_of_input_and_weight_and_drops_the_biass_with_its_r
 
     done = compile_(ops, y)
 
-    assert [(done.storages[index].name, done.formulas[index]) for index in done.kept] == [
+    assert [(done.storages[index].name, done.storages[index].formula) for index in done.kept] == [
         ("fc input in bf16", "2·n·k"),
         ("fc.weight in bf16 (autocast cache)", "2·m·k"),
     ]
@@ -521,7 +521,7 @@ def test_sizes_are_products_of_axes_or_a_rules_bytes() -> None:
     done = Program(storages, (), (), ())
 
     assert done.sizes({"n": 3, "k": 5, "k+1": 6}) == [30, 3, 21, 72]
-    assert done.formulas == ("2·n·k", "1·n", "7 bytes a row", "4·n·(k+1)")
+    assert tuple(storage.formula for storage in done.storages) == ("2·n·k", "1·n", "7 bytes a row", "4·n·(k+1)")
 
 
 def test_a_hand_written_node_is_all_that_an_operator_is() -> None:
