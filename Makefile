@@ -7,9 +7,12 @@ PIP_ARGS ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_ARGS) -c constraints.txt
 LIGHT := $(VENV)/.light.stamp
 FULL := $(VENV)/.full.stamp
+NULL_VENV := .venv-null
+NULL := $(NULL_VENV)/.stamp
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format types pytest docs bench clean
+.PHONY: .venv-null help demo test test-all lint format types pytest docs bench clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,7 +22,7 @@ demo: $(LIGHT) ## Install memcalc (no torch) and size GPT-3
 
 test: lint types pytest ## Everything that guards a change: lint, types, tests; sets itself up, under 10 minutes
 
-test-all: lint types $(FULL) ## The same with the long tests, then regenerate the docs
+test-all: lint types $(FULL) .venv-null ## The same with the long tests, then regenerate the docs
 	$(BIN)/python -m pytest
 	$(MAKE) docs
 
@@ -30,7 +33,7 @@ lint: $(FULL) ## Lint and check the format
 types: $(FULL) ## Check the types
 	$(BIN)/mypy
 
-pytest: $(FULL) ## The tests alone, without the long ones
+pytest: $(FULL) .venv-null ## The tests alone, without the long ones
 	$(BIN)/python -m pytest -m "not long"
 
 format: $(FULL) ## Format, and fix what the linter can fix
@@ -40,12 +43,13 @@ format: $(FULL) ## Format, and fix what the linter can fix
 docs: $(FULL) ## Regenerate the parts of README.md and docs/ that are output
 	$(BIN)/python tools/docs.py
 
-bench: $(FULL) ## How quick the program is: start-up and estimates a second
+bench: $(FULL) .venv-null ## How quick the program is: start-up, estimates a second, the null device
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/nullcuda.py $(NULL_VENV)/bin/python
 
 clean: ## Remove environments, caches and builds
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-null build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find memcalc tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One environment, filled in two steps. A stamp is remade when what it was installed from changes.
@@ -61,5 +65,20 @@ $(LIGHT): pyproject.toml constraints.txt | $(BIN)/python
 # torch is pinned by constraints.txt: unpinned, pip takes the newest build, on Linux with gigabytes of CUDA libraries,
 # and tests that count saved tensors to the byte would run against a release nobody has looked at.
 $(FULL): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) -e ".[dev,hf]"
+	$(PIP_INSTALL) -e ".[dev,hf,null]"
 	@touch $(LIGHT) $@
+
+# PyTorch's CUDA build without NVIDIA's libraries, for the tests of the null device. `===` takes PyPI's own build, also
+# where an index offers one for the CPU; --no-deps leaves the libraries away. Elsewhere than on Linux those tests skip.
+ifeq ($(shell uname -s),Linux)
+.venv-null: $(NULL)
+else
+.venv-null:
+endif
+
+$(NULL): constraints.txt | $(BIN)/python
+	$(PYTHON) -m venv $(NULL_VENV)
+	$(NULL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps "torch===$(TORCH)"
+	$(NULL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt \
+		typing_extensions sympy networkx jinja2 fsspec filelock setuptools numpy pydantic pyyaml
+	@touch $@

@@ -6,14 +6,16 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
-from memcalc.nullcuda.result import NOT_MODELLED, OUT_OF_MEMORY, Allocation, DryRun, Process, Usage
+from memcalc.nullcuda.result import DONE, NOT_MODELLED, OUT_OF_MEMORY, STOPPED, Allocation, DryRun, Process, Usage
 from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.spec.cards import Card
 from memcalc.units import Unit, format_bytes, format_number
 
+LONGEST_MESSAGE = 160  # letters of an exception's message
 SHOWN = 10  # lines of the program, of those that were recorded
+WHOLE = (DONE, STOPPED)  # outcomes of runs that came as far as they were to
 SMALLEST = 6  # cards that it would fit on
 
 
@@ -77,6 +79,8 @@ def verdict(run: DryRun, unit: Unit) -> str:
     )
     spare = run.card.usable_bytes - peak.device_bytes
     word = "FITS" if spare >= 0 else "DOES NOT FIT"
+    if run.outcome not in WHOLE:
+        word = f"{word}, as far as it came"
     rest = f"{format_bytes(abs(spare), unit)} {'to spare' if spare >= 0 else 'too much'}"
     return f"{word}: {format_bytes(peak.device_bytes, unit)} ({included}) of the {usable}; {rest}."
 
@@ -89,8 +93,10 @@ def _smallest_cards(run: DryRun) -> str:
 
 def _failure(process: Process) -> str:
     kind, message = process.failure or ("", "")
-    lines = message.strip().splitlines()
-    return f"{process_name(process)}: {kind}: {lines[0] if lines else ''}"
+    first = message.strip().partition("\n")[0]
+    if len(first) > LONGEST_MESSAGE:  # the program's own output has it whole
+        first = first[:LONGEST_MESSAGE].rpartition(" ")[0] + " ..."
+    return f"{process_name(process)}: {kind}: {first}"
 
 
 def allocation_grid(run: DryRun, allocations: Iterable[Allocation], unit: Unit) -> Grid:

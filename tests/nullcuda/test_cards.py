@@ -1,0 +1,51 @@
+"""Cards as the device library takes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from memcalc.errors import InputError
+from memcalc.estimation import outside
+from memcalc.nullcuda import cards
+from memcalc.nullcuda.cards import find_null_card, properties
+from memcalc.spec.cards import Card, all_cards
+
+PROMISED = """a100-40gb a100-80gb h100-pcie h100-80gb h100-nvl h200 b200 l4 a10g l40s t4 v100-16gb v100-32gb rtx-3090
+    rtx-4090 rtx-5090 rtx-pro-6000""".split()
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_promised_cards_have_a_null_device(name: str) -> None:
+    figures = properties(find_null_card(name), 2)
+
+    assert "=None" not in figures
+    assert " gpus=2 name=" in figures
+
+
+def test_figures_are_bytes() -> None:
+    """A100: 163 KiB of shared memory a block, 40 MiB of L2, 79.14 GiB usable."""
+    figures = properties(find_null_card("a100-80gb"), 1)
+
+    assert "major=8 minor=0 multiprocessors=108 threads=2048 blocks=32 shared_block=166912" in figures
+    assert f" l2={40 * 2**20} memory={int(79.14 * 2**30)} reserve={481 * 2**20} " in figures
+    assert figures.endswith(" name=NVIDIA A100-SXM4-80GB")
+
+
+def test_another_makers_card_has_none() -> None:
+    with pytest.raises(InputError, match="AMD Instinct MI300X is no CUDA card"):
+        find_null_card("mi300x")
+
+
+def test_a_card_that_is_not_known_for_certain_has_none() -> None:
+    with pytest.raises(InputError, match="How many multiprocessors"):
+        find_null_card("gb200")
+
+
+@pytest.mark.parametrize("card", [card for card in all_cards() if card.vendor == "nvidia"], ids=lambda card: card.name)
+def test_every_capability_of_the_table_is_known(card: Card) -> None:
+    assert card.compute_capability in cards.CAPABILITIES
+
+
+def test_nccl_takes_what_an_estimate_says() -> None:
+    assert cards.NCCL_FIRST_BYTES == outside.FIRST_GROUP_BYTES
+    assert cards.NCCL_FURTHER_BYTES == outside.FURTHER_GROUP_BYTES
