@@ -78,7 +78,7 @@ endif
 
 $(NULL): constraints.txt | $(BIN)/python
 	$(PYTHON) -m venv $(NULL_VENV)
-	$(NULL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps "torch===$(TORCH)"
 	$(NULL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt \
-		typing_extensions sympy networkx jinja2 fsspec filelock setuptools numpy pydantic pyyaml
+		typing_extensions sympy networkx jinja2 fsspec filelock numpy pydantic pyyaml
+	$(NULL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps "torch===$(TORCH)"
 	@touch $@

@@ -169,14 +169,17 @@ def test_address_ranges_and_memory_are_counted_apart(on_device: Any) -> None:
     code = """
 class Properties(ctypes.Structure):
     _fields_ = [("type", c_int), ("handles", c_int), ("location", c_int), ("device", c_int), ("rest", c_int * 8)]
+there = Properties(device=1)
 address, handle = c_void_p(), c_void_p()
 reserved = [cu.cuMemAddressReserve(byref(address), c_size_t(60 << 30), c_size_t(0), None, c_size_t(0)) for _ in range(2)]
-made = [cu.cuMemCreate(byref(handle), c_size_t(60 << 30), byref(Properties()), c_size_t(0)) for _ in range(2)]
+made = [cu.cuMemCreate(byref(handle), c_size_t(60 << 30), byref(there), c_size_t(0)) for _ in range(2)]
 released = cu.cuMemRelease(handle)
-made.append(cu.cuMemCreate(byref(handle), c_size_t(60 << 30), byref(Properties()), c_size_t(0)))
-result = [reserved, made, core.null_device_of(address)]"""
+made.append(cu.cuMemCreate(byref(handle), c_size_t(60 << 30), byref(there), c_size_t(0)))
+before = core.null_device_of(address)
+cu.cuMemMap(address, c_size_t(60 << 30), c_size_t(0), handle, c_size_t(0))
+result = [reserved, made, before, core.null_device_of(address)]"""
 
-    assert on_device(code) == [[0, 0], [0, 2, 0], 0]
+    assert on_device(code, gpus=2) == [[0, 0], [0, 2, 0], -1, 1]
 
 
 def test_captured_streams_know_it(on_device: Any) -> None:

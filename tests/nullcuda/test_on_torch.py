@@ -346,3 +346,45 @@ print(os.environ["MEMCALC_NULL_CARD"], torch.cuda.get_device_name(), torch.cuda.
     assert (dry_run_here / "out").read_text() == "h100-80gb NVIDIA H100 80GB HBM3 3\n"
     assert result.fits is None  # it looked at cards, and used none
     assert sys.executable not in result.command
+
+
+SEGMENTS = """
+import torch
+held = [torch.empty(100 << 20, dtype=torch.uint8, device="cuda:1") for _ in range(5)]
+assert held[0].get_device() == 1
+print(torch.cuda.memory_reserved(1))
+del held
+torch.cuda.empty_cache()
+print(torch.cuda.memory_reserved(1))
+"""
+
+
+def test_expandable_segments_grow_and_shrink(
+    dry_run: Script, dry_run_here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """500 MiB in pages of 20 MiB: no more than that is reserved, and all of it comes back."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+    result = dry_run(SEGMENTS, gpus=2)
+
+    assert result.outcome == DONE
+    assert (dry_run_here / "out").read_text().split() == [str(500 * MIB), "0"]
+    assert [(usage.device, usage.reserved_bytes) for usage in result.usages] == [(1, 500 * MIB)]
+
+
+STREAMS = """
+import torch
+side = torch.cuda.Stream()
+for _ in range(20):
+    x = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+    x.record_stream(side)
+    del x
+"""
+
+
+@pytest.mark.parametrize(("delayed", "blocks"), [(False, 1), (True, 20)])
+def test_events_bound_the_reuse_of_streams_memory(dry_run: Script, delayed: bool, blocks: int) -> None:
+    """Complete at once, one block serves all twenty; delayed, none is free before the host waits."""
+    result = dry_run(STREAMS, delayed_events=delayed)
+
+    assert result.reserved_bytes == blocks * 100 * MIB

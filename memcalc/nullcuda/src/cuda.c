@@ -144,7 +144,9 @@ API CUresult cuMemRelease(uint64_t handle) {
 }
 /* PyTorch releases a handle only after it unmapped it, so mapping need not hold on to the memory. */
 API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
-    (void)address; (void)size; (void)offset; (void)handle; (void)flags;
+    struct physical *physical = (struct physical *)(uintptr_t)handle;
+    (void)size; (void)offset; (void)flags;
+    null_map((void *)(uintptr_t)address, physical->device < 0 ? null_current() : physical->device);
     return SUCCESS;
 }
 API CUresult cuMemUnmap(CUdeviceptr address, size_t size) {

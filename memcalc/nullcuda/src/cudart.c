@@ -259,7 +259,7 @@ API cudaError_t cudaMemsetAsync(void *address, int value, size_t size, cudaStrea
 API cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) {
     static void *constants; /* __constant__ and __device__ variables: one place, which nobody reads */
     (void)symbol;
-    if (constants == NULL) constants = null_reserve(64 * KIB);
+    if (constants == NULL && (constants = null_reserve(64 * KIB)) != NULL) null_map(constants, null_current());
     *address = constants;
     return SUCCESS;
 }
@@ -295,6 +295,7 @@ API cudaError_t cudaIpcOpenMemHandle(void **address, struct ipc_handle handle, u
     (void)flags;
     memcpy(&size, handle.bytes, sizeof size);
     *address = null_reserve(size);
+    if (*address != NULL) null_map(*address, null_current());
     return remember(*address == NULL ? OUT_OF_MEMORY : SUCCESS);
 }
 API cudaError_t cudaIpcCloseMemHandle(void *address) { null_unreserve(address, 0); return SUCCESS; }

@@ -34,6 +34,7 @@ struct block {
 struct range {
     char *base;
     size_t size;
+    int device; /* of the memory mapped into it; -1: none yet */
     struct range *next;
 };
 
@@ -239,6 +240,7 @@ void *null_reserve(size_t size) {
     if (base == MAP_FAILED || range == NULL) return NULL;
     range->base = (char *)(((uintptr_t)base + PAGE - 1) / PAGE * PAGE);
     range->size = size;
+    range->device = -1;
     lock_books();
     range->next = reserved;
     reserved = range;
@@ -273,7 +275,14 @@ int null_device_of(const void *address) {
     pthread_mutex_lock(&lock);
     struct range *range = range_of(address);
     pthread_mutex_unlock(&lock);
-    return range == NULL ? -1 : current; /* a reserved range belongs to whoever maps memory into it */
+    return range == NULL ? -1 : range->device;
+}
+
+void null_map(void *address, int device) {
+    lock_books();
+    struct range *range = range_of(address);
+    if (range != NULL) range->device = device;
+    pthread_mutex_unlock(&lock);
 }
 
 size_t null_extent(const void *address, void **base) {

@@ -57,6 +57,7 @@ API int null_commit(int device, size_t size);   /* physical memory without an ad
 API void null_release(int device, size_t size);
 API void *null_reserve(size_t size);            /* an address range without memory */
 API void null_unreserve(void *address, size_t size);
+API void null_map(void *address, int device);    /* a reserved range now holds memory of this device */
 API int null_device_of(const void *address);    /* -1: not an address of a device */
 API size_t null_extent(const void *address, void **base); /* the allocation around an address; 0: none */
 API size_t null_in_use(int device);             /* the reserve included */

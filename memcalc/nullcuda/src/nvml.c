@@ -126,8 +126,23 @@ API int nvmlDeviceGetP2PStatus(void *a, void *b, int index, int *status) {
     return SUCCESS;
 }
 
+/* nvmlGpuFabricInfo_v2_t of the reference. PyTorch asks before it makes expandable segments. */
+struct fabric {
+    unsigned version;
+    unsigned char cluster[16];
+    int status;
+    unsigned clique;
+    unsigned char state; /* 0: NVML_GPU_FABRIC_STATE_NOT_SUPPORTED */
+    unsigned health;
+};
+API int nvmlDeviceGetGpuFabricInfoV(void *handle, struct fabric *fabric) {
+    (void)handle;
+    fabric->status = SUCCESS;
+    fabric->state = 0;
+    return SUCCESS;
+}
+
 #define UNSUPPORTED(name) API int name(void) { return NVML_NOT_SUPPORTED; }
 UNSUPPORTED(nvmlDeviceGetNvLinkRemoteDeviceType)
 UNSUPPORTED(nvmlDeviceGetNvLinkRemotePciInfo_v2)
 UNSUPPORTED(nvmlDeviceGetNvLinkState)
-UNSUPPORTED(nvmlDeviceGetGpuFabricInfoV)
