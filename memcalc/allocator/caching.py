@@ -55,13 +55,13 @@ class CachingAllocator:
         self.version = version or parse_version(DEFAULT_VERSION)
         settings = settings or Settings()
         self.counters = counters = Counters(counts_rejections=self.version.counts_rejections)
-        self.memory = DeviceMemory(driver or Driver(), settings, self.version.tie_break, counters)
+        self.memory = DeviceMemory(driver or Driver(), settings, self.version, counters)
         self._by_address = self.version.tie_break != "block"
         self.default = PoolPair(
             Pool(counters.small, small=True, by_address=self._by_address),
             Pool(counters.large, small=False, by_address=self._by_address),
         )
-        self.private = PrivatePools(counters, by_address=self._by_address)
+        self.private = PrivatePools(counters, self.version)
         self.uses = StreamUses(self._completed)
         self._device = device
         self._processes = processes
@@ -90,7 +90,7 @@ class CachingAllocator:
             OutOfMemory: with PyTorch's text, when the device has not enough left even with the cache emptied.
         """
         diverted = self.private.diversions
-        if self.uses.waiting and not diverted:
+        if self.uses.waiting and not self.private.capturing:
             self.uses.process()
         plain = self._plain
         rounded = (size + _UP) & _BLOCKS if plain else block_size(size, self.settings.roundup_power2_divisions)
@@ -123,7 +123,7 @@ class CachingAllocator:
         self.counters.taken_back(block.shelf.pool.tally, block.size)
         if self.uses.used and block in self.uses.used:
             self._wait(block)
-            self.uses.freed(block, capturing=bool(self.private.diversions))
+            self.uses.freed(block, capturing=self.private.capturing)
         else:
             self._free(block)
 
@@ -144,11 +144,12 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """torch.cuda.empty_cache(): waits for all streams and gives back what can be given back.
 
-        Source: release_cached_blocks.
+        During a capture it does nothing. Source: release_cached_blocks.
         """
-        if not self.private.diversions:
-            self.counters.num_sync_all_streams += 1
-            self.uses.synchronize()
+        if self.private.capturing:
+            return
+        self.counters.num_sync_all_streams += 1
+        self.uses.synchronize()
         release_pools(self.memory, (self.default.large, self.default.small))
         for pair in self.private.releasable():
             release_pools(self.memory, pair)
@@ -170,13 +171,17 @@ class CachingAllocator:
         if self._collects:
             collect_garbage(self.memory, self.default.large)
         segment = segment_size(size, self.settings.large_segment_size)
-        block = self._from_driver(shelf, size, segment, requested) or self._from_lenders(shelf, size)
+        block = self._from_driver(shelf, size, segment, requested)
+        if block is None and self.version.lends_before_flush:
+            block = self._from_lenders(shelf, size)
         if block is None and release_oversize(self.memory, shelf, size):
             block = self._from_driver(shelf, size, segment, requested)
-        if block is None and not self.private.diversions:
+        if block is None and not self.private.capturing:
             self.empty_cache()
             self.counters.num_alloc_retries += 1
             block = self._from_driver(shelf, size, segment, requested)
+        if block is None and not self.version.lends_before_flush:
+            block = self._from_lenders(shelf, size)
         if block is None:
             self.counters.num_ooms += 1
             raise OutOfMemory(out_of_memory(self._shortage(segment), self.version))
@@ -187,7 +192,7 @@ class CachingAllocator:
         memory = self.memory
         if not memory.within_limit(segment):
             return None
-        if self.settings.throw_on_cudamalloc_oom and memory.exceeds_device(segment):
+        if memory.rejects(segment):
             self.counters.num_oom_rejections += 1
             raise OutOfMemory(rejected(requested))
         if self.settings.expandable_segments:

@@ -9,7 +9,7 @@ from memcalc.allocator.blocks import FREE, SIZE_SHIFT, Block, Segment, Shelf
 from memcalc.allocator.counters import Counters
 from memcalc.allocator.driver import ADDRESS_BITS, Driver
 from memcalc.allocator.settings import Settings
-from memcalc.allocator.versions import TieBreak
+from memcalc.allocator.versions import Version
 
 assert SIZE_SHIFT > ADDRESS_BITS  # the order of a block has room for a segment's number above its address
 
@@ -20,32 +20,37 @@ class DeviceMemory:
     Args:
         driver: the device.
         settings: the limit and the size of segments.
-        tie_break: what decides between free blocks of one size.
+        version: the release whose rules hold.
         counters: where it is counted.
     """
 
-    def __init__(self, driver: Driver, settings: Settings, tie_break: TieBreak, counters: Counters) -> None:
+    def __init__(self, driver: Driver, settings: Settings, version: Version, counters: Counters) -> None:
         self.driver = driver
         self.counters = counters
         self.reserved = 0
         self.blocks_made = 0
         self._segments_made = 0
-        self._tie_break = tie_break
+        self._version = version
+        self._tie_break = version.tie_break
         self.configure(settings)
 
     def configure(self, settings: Settings) -> None:
         """Takes new settings over."""
         self.settings = settings
-        fraction = settings.memory_fraction
-        self.limit = None if fraction >= 1 else int(fraction * self.driver.capacity)
+        allowed = settings.memory_fraction * self.driver.capacity
+        rounding = 0.5 if self._version.rounds_limit else 0.0
+        self.limit = None if settings.memory_fraction >= 1 else int(allowed + rounding)
 
     def within_limit(self, size: int) -> bool:
         """Whether the user lets the allocator hold `size` more bytes."""
         return self.limit is None or self.reserved + size <= self.limit
 
-    def exceeds_device(self, size: int) -> bool:
-        """Whether, without a limit of the user's, `size` more bytes are more than the device has in all."""
-        return self.limit is None and self.reserved + size > self.driver.capacity
+    def rejects(self, size: int) -> bool:
+        """Whether throw_on_cudamalloc_oom forbids asking the driver for `size` bytes."""
+        settings = self.settings
+        if not settings.throw_on_cudamalloc_oom:
+            return False
+        return self.reserved + size > int(settings.option_fraction * self.driver.capacity)
 
     def order(self, segment: Segment) -> int:
         """The `order` of the next block, which is a new object in this segment."""

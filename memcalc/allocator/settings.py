@@ -10,10 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memcalc.allocator.constants import LARGE_SEGMENT, MIB, ROUNDUP_SLOTS, UNLIMITED
+from memcalc.allocator import values
+from memcalc.allocator.constants import LARGE_SEGMENT, UNLIMITED
 from memcalc.allocator.options import WITHOUT_EFFECT, check_known
 from memcalc.allocator.versions import Version
 from memcalc.errors import InputError
+
+SPLIT_SIZES = ("max_split_size_mb", "max_non_split_rounding_mb")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,21 @@ class Settings:
     large_segment_size: int = LARGE_SEGMENT  # of segments for requests from 1 to 10 MiB
     memory_fraction: float = 1.0  # of the device's memory that may be reserved; 1 is no limit
     throw_on_cudamalloc_oom: bool = False
+    option_fraction: float = 1.0  # the same as given by option, which is what throw_on_cudamalloc_oom goes by
     notes: tuple[str, ...] = ()  # options that were accepted but have no effect
+
+
+# Each option that counts: the field of Settings, and what reads it.
+READERS: dict[str, tuple[str, Callable[[str, str, Version], Any]]] = {
+    "max_split_size_mb": ("max_split_size", values.megabytes),
+    "max_non_split_rounding_mb": ("max_non_split_rounding", values.megabytes),
+    "garbage_collection_threshold": ("garbage_collection_threshold", values.threshold),
+    "roundup_power2_divisions": ("roundup_power2_divisions", values.divisions),
+    "expandable_segments": ("expandable_segments", values.flag),
+    "per_process_memory_fraction": ("memory_fraction", values.fraction),
+    "large_segment_size_mb": ("large_segment_size", values.large_segment),
+    "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", values.flag),
+}
 
 
 def parse_settings(text: str, version: Version, memory_fraction: float | None = None) -> Settings:
@@ -43,34 +60,47 @@ def parse_settings(text: str, version: Version, memory_fraction: float | None = 
         InputError: for an option that the release does not know, a value that it refuses, an option given twice with
             different values, or a backend that is not modelled.
     """
-    given: dict[str, str] = {}
-    for name, value in _pairs(text):
-        check_known(name, version)
-        if given.get(name, value) != value:
-            raise InputError(f"{name} is given as {given[name]} and as {value}.", "Give it once.")
-        given[name] = value
-    changes: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in _READERS:
-            field, read = _READERS[name]
-            changes[field] = read(name, value, version)
+    given = _pairs(text, version)
+    changes: dict[str, Any] = {
+        field: read(name, given[name], version) for name, (field, read) in READERS.items() if name in given
+    }
+    if "backend" in given:
+        values.backend("backend", given["backend"], version)
+    _check_split_sizes(given, version)
+    if "large_segment_size" in changes:
+        changes.setdefault("max_non_split_rounding", changes["large_segment_size"])
+    if "memory_fraction" in changes:
+        changes["option_fraction"] = changes["memory_fraction"]
     if memory_fraction is not None:
-        changes["memory_fraction"] = _fraction("the memory fraction", str(memory_fraction), version)
-    changes.pop("backend", None)
+        changes["memory_fraction"] = values.fraction("the memory fraction", str(memory_fraction), version)
     settings = Settings(**changes)
     return replace(settings, notes=tuple(_notes(given, settings)))
 
 
-def _pairs(text: str) -> list[tuple[str, str]]:
-    """Names and values; commas inside brackets belong to the value, and spaces mean nothing."""
-    text = text.replace(" ", "")
-    pairs = []
-    for item in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text):
+def _pairs(text: str, version: Version) -> dict[str, str]:
+    """Values by name; commas inside brackets belong to the value, and spaces mean nothing."""
+    given: dict[str, str] = {}
+    for item in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text.replace(" ", "")):
         name, colon, value = item.partition(":")
         if not colon or not value:
             raise InputError(f"{item!r} is no allocator option.", "Write name:value pairs with commas between them.")
-        pairs.append((name, value))
-    return pairs
+        check_known(name, version)
+        if given.get(name, value) != value:
+            raise InputError(f"{name} is given as {given[name]} and as {value}.", "Give it once.")
+        given[name] = value
+    return given
+
+
+def _check_split_sizes(given: dict[str, str], version: Version) -> None:
+    """Both split sizes must be at least large_segment_size_mb, or the fixed bound of the release without it."""
+    large = given.get("large_segment_size_mb")
+    for name in SPLIT_SIZES:
+        if name not in given:
+            continue
+        if large is not None and int(given[name]) < int(large):
+            raise values.refused(name, given[name], f"at least large_segment_size_mb, which is {large}")
+        if large is None and int(given[name]) < version.smallest_split_mb:
+            raise values.refused(name, given[name], f"at least {version.smallest_split_mb} in torch {version}")
 
 
 def _notes(given: dict[str, str], settings: Settings) -> list[str]:
@@ -80,107 +110,3 @@ def _notes(given: dict[str, str], settings: Settings) -> list[str]:
     if "max_non_split_rounding_mb" in given and settings.max_split_size == UNLIMITED:
         notes.append("max_non_split_rounding_mb has no effect: it needs max_split_size_mb.")
     return notes
-
-
-def _refused(name: str, value: str, rule: str) -> InputError:
-    return InputError(f"{name} is {value}.", f"It must be {rule}.")
-
-
-def _whole(name: str, value: str) -> int:
-    if not value.isdecimal():
-        raise _refused(name, value, "a whole number")
-    return int(value)
-
-
-def _flag(name: str, value: str, _version: Version) -> bool:
-    if value not in {"True", "False"}:
-        raise _refused(name, value, "True or False, with a capital letter")
-    return value == "True"
-
-
-def _split_size(name: str, value: str, version: Version) -> int:
-    least = version.smallest_split_mb
-    if _whole(name, value) < least:
-        raise _refused(name, value, f"at least {least} in torch {version}")
-    return int(value) * MIB
-
-
-def _large_segment(name: str, value: str, _version: Version) -> int:
-    if _whole(name, value) <= 10:  # else a request just below 10 MiB would not fit its segment
-        raise _refused(name, value, "more than 10")
-    return int(value) * MIB
-
-
-def _number(name: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise _refused(name, value, "a number") from None
-
-
-def _threshold(name: str, value: str, _version: Version) -> float:
-    if not 0 < _number(name, value) < 1:
-        raise _refused(name, value, "between 0 and 1, both excluded")
-    return float(value)
-
-
-def _fraction(name: str, value: str, _version: Version) -> float:
-    if not 0 <= _number(name, value) <= 1:
-        raise _refused(name, value, "between 0 and 1")
-    return float(value)
-
-
-def _backend(name: str, value: str, _version: Version) -> None:
-    if value == "cudaMallocAsync":
-        raise InputError(
-            f"{name} is {value}, whose pool belongs to the CUDA driver and is not documented.",
-            "Only the native backend is modelled.",
-        )
-    if value != "native":
-        raise _refused(name, value, "native or cudaMallocAsync")
-
-
-def _power(name: str, value: str, *, or_zero: bool) -> int:
-    number = _whole(name, value)
-    if number & (number - 1) or (number == 0 and not or_zero):
-        raise _refused(name, value, "a power of two" + " or 0" * or_zero)
-    return number
-
-
-def _divisions(name: str, value: str, version: Version) -> tuple[int, ...]:
-    """The 16 slots of "4" or "[256:1,512:2,>:4]".
-
-    The first key also fills the slots below it; keys between two listed ones stay 0.
-    """
-    if not value.startswith("["):
-        return (_power(name, value, or_zero=False),) * ROUNDUP_SLOTS
-    if not re.fullmatch(r"\[(?:[0-9>]+:[0-9]+,?)+\]", value):
-        raise _refused(name, value, "a power of two, or a list such as [256:1,512:2,>:4]")
-    slots = [0] * ROUNDUP_SLOTS
-    last, first = 0, True
-    for item in value.strip("[],").split(","):
-        key, _, text = item.partition(":")
-        steps = _power(name, text, or_zero=True)
-        if key == ">":
-            begin = last + version.open_slot_offset
-            slots[begin:] = [steps] * (ROUNDUP_SLOTS - begin)
-            continue
-        last = min(_power(f"{name}, key", key, or_zero=False).bit_length() - 1, ROUNDUP_SLOTS - 1)
-        if first:
-            slots[:last] = [steps] * last
-            first = False
-        slots[last] = steps
-    return tuple(slots)
-
-
-_READERS: dict[str, tuple[str, Callable[[str, str, Version], Any]]] = {
-    "backend": ("backend", _backend),
-    "max_split_size_mb": ("max_split_size", _split_size),
-    "max_non_split_rounding_mb": ("max_non_split_rounding", _split_size),
-    "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
-    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
-    "expandable_segments": ("expandable_segments", _flag),
-    "per_process_memory_fraction": ("memory_fraction", _fraction),
-    "large_segment_size_mb": ("large_segment_size", _large_segment),
-    "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _flag),
-}

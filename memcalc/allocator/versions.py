@@ -67,6 +67,21 @@ class Version(NamedTuple):
         )
 
     @property
+    def rounds_limit(self) -> bool:
+        """Whether a memory fraction of the device is rounded to the nearest byte; before 2.13 it was cut off."""
+        return self.minor >= 13
+
+    @property
+    def pools_are_captures(self) -> bool:
+        """Whether torch.cuda.use_mem_pool, like a graph capture, keeps the cache from being emptied meanwhile."""
+        return self.minor <= 12
+
+    @property
+    def lends_before_flush(self) -> bool:
+        """Whether memory pools with use_on_oom are searched before the cache is emptied; up to 2.10 it was after."""
+        return self.minor >= 11
+
+    @property
     def counts_rejections(self) -> bool:
         """Whether memory_stats has num_oom_rejections."""
         return self.minor >= 12

@@ -1,0 +1,108 @@
+"""The values of the allocator's options: what each may be, and what it means.
+
+Source: torch c10/cuda/CUDAAllocatorConfig.cpp (to 2.9), c10/core/AllocatorConfig.cpp (since).
+"""
+
+from __future__ import annotations
+
+import re
+
+from memcalc.allocator.constants import MADE_TO_MEASURE, MIB, ROUNDUP_SLOTS
+from memcalc.allocator.versions import Version
+from memcalc.errors import InputError
+
+
+def refused(name: str, value: str, rule: str) -> InputError:
+    """The error for a value that breaks a rule."""
+    return InputError(f"{name} is {value}.", f"It must be {rule}.")
+
+
+def whole(name: str, value: str) -> int:
+    """A whole number."""
+    if not value.isdecimal():
+        raise refused(name, value, "a whole number")
+    return int(value)
+
+
+def flag(name: str, value: str, _version: Version) -> bool:
+    """True or False, spelled so."""
+    if value not in {"True", "False"}:
+        raise refused(name, value, "True or False, with a capital letter")
+    return value == "True"
+
+
+def megabytes(name: str, value: str, _version: Version) -> int:
+    """Whole MiB, as bytes."""
+    return whole(name, value) * MIB
+
+
+def large_segment(name: str, value: str, _version: Version) -> int:
+    """Whole MiB, as bytes; any request below 10 MiB must fit."""
+    least = MADE_TO_MEASURE // MIB
+    if whole(name, value) <= least:
+        raise refused(name, value, f"more than {least}")
+    return int(value) * MIB
+
+
+def threshold(name: str, value: str, _version: Version) -> float:
+    """A share."""
+    if not 0 < _number(name, value) < 1:
+        raise refused(name, value, "between 0 and 1, both excluded")
+    return float(value)
+
+
+def fraction(name: str, value: str, _version: Version) -> float:
+    """A share; 0 and 1 will do."""
+    if not 0 <= _number(name, value) <= 1:
+        raise refused(name, value, "between 0 and 1")
+    return float(value)
+
+
+def backend(name: str, value: str, _version: Version) -> None:
+    """The native one, or an error."""
+    if value == "cudaMallocAsync":
+        raise InputError(
+            f"{name} is {value}, whose pool belongs to the CUDA driver and is not documented.",
+            "Only the native backend is modelled.",
+        )
+    if value != "native":
+        raise refused(name, value, "native or cudaMallocAsync")
+
+
+def divisions(name: str, value: str, version: Version) -> tuple[int, ...]:
+    """The 16 slots of "4" or "[256:1,512:2,>:4]".
+
+    The first key also fills the slots below it; keys between two listed ones stay 0.
+    """
+    if not value.startswith("["):
+        return (_power(name, value, or_zero=False),) * ROUNDUP_SLOTS
+    if not re.fullmatch(r"\[(?:[0-9>]+:[0-9]+,?)*\]", value):
+        raise refused(name, value, "a power of two, or a list such as [256:1,512:2,>:4]")
+    slots = [0] * ROUNDUP_SLOTS
+    last, first = 0, True
+    for key, text in re.findall(r"([0-9>]+):([0-9]+)", value):
+        steps = _power(name, text, or_zero=True)
+        if key == ">":
+            begin = last + version.open_slot_offset
+            slots[begin:] = [steps] * (ROUNDUP_SLOTS - begin)
+            continue
+        last = min(_power(f"a key of {name}", key, or_zero=False).bit_length() - 1, ROUNDUP_SLOTS - 1)
+        if first:
+            slots[:last] = [steps] * last
+            first = False
+        slots[last] = steps
+    return tuple(slots)
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise refused(name, value, "a number") from None
+
+
+def _power(name: str, value: str, *, or_zero: bool) -> int:
+    number = whole(name, value)
+    if number & (number - 1) or (number == 0 and not or_zero):
+        raise refused(name, value, "a power of two" + " or 0" * or_zero)
+    return number
