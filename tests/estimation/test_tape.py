@@ -15,9 +15,10 @@ from memcalc.api import load
 from memcalc.estimation.blocks import huggingface
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import structure_of
+from memcalc.estimation.compilation import compiled
 from memcalc.estimation.operators import Operators
 from memcalc.estimation.program import Event, Program, Storage, alive_after, highest
-from memcalc.estimation.tape import NEW, SAME, Node, Tape, Tensor, compiled
+from memcalc.estimation.tape import NEW, SAME, Node, Tape, Tensor
 from memcalc.ledger.component import Component
 from memcalc.spec.presets import preset_names
 

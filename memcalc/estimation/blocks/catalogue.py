@@ -9,8 +9,8 @@ from memcalc.errors import InputError
 from memcalc.estimation.blocks import huggingface
 from memcalc.estimation.blocks.plain import PlainBlock, plain_embedding, plain_head
 from memcalc.estimation.blocks.structure import Structure
+from memcalc.estimation.compilation import compiled
 from memcalc.estimation.program import Program
-from memcalc.estimation.tape import compiled
 
 Part = Literal["embedding", "dense layer", "expert layer", "head"]
 

@@ -1,0 +1,190 @@
+"""The autograd engine's bookkeeping, on a tape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memcalc.estimation.program import Event
+from memcalc.estimation.tape import SAME, Node, Segment, Tape, Tensor
+from memcalc.ledger.component import Component
+
+
+class Backward:
+    """The autograd engine's bookkeeping: operators in reverse, saved tensors dropped once used, gradients summed.
+
+    Source: torch 2.13 torch/csrc/autograd/engine.cpp (evaluate_function) and input_buffer.cpp (accumulate):
+    an operator's saved tensors and incoming gradient are let go after its outputs exist; a second gradient of a tensor
+    is added into the first in place if nothing else refers to it, else into a third one.
+    """
+
+    def __init__(self, tape: Tape, kept: set[int], keeps_gradients: bool, main_gradient_dtype: str | None) -> None:
+        self.tape = tape
+        self.keeps_gradients = keeps_gradients
+        self.main_gradient_dtype = main_gradient_dtype
+        self.events: list[Event] = []
+        self.references: dict[int, int] = {}
+        self.pending: dict[Tensor, int] = {}
+        self.stand_ins: dict[int, int] = {}
+        self.label = ""
+        self.inside = {p: segment for segment in tape.segments for p in range(segment.start, segment.stop)}
+        for index in kept:
+            self.references[index] = 0
+        for position, node in enumerate(tape.nodes):
+            if position not in self.inside:
+                self.hold(node.saved)
+        for segment in tape.segments:
+            self.hold(segment.inputs)
+        self.hold(tape.held)
+
+    def hold(self, storages: Iterable[int]) -> None:
+        """One more reference to each of some storages."""
+        for index in storages:
+            self.references[index] = self.references.get(index, 0) + 1
+
+    def run(self, output: Tensor | None) -> list[Event]:
+        """The stream of backward, from the gradient of the output (or of the loss) to that of the block's input."""
+        last = output if output is not None else self.tape.nodes[-1].outputs[0]
+        self.pending[last] = self.gradient_of(last)
+        if output is None:
+            self.hold([self.pending[last]])  # the caller of backward() keeps the loss's own gradient until it returns
+        if self.tape.entry is None:
+            self.let_go(self.tape.held)  # the first block: no later one reads the shared tables any more
+        for position in range(len(self.tape.nodes) - 1, -1, -1):
+            segment = self.inside.get(position)
+            if segment is not None and position == segment.stop - 1:
+                self.run_again(segment)
+            self.step(self.tape.nodes[position])
+            if segment is not None and position == segment.start:
+                self.let_go(segment.inputs)
+        if self.tape.arrives_summed is not None:
+            # The tied head's gradient, which its block counts, is now complete.
+            self.references[self.tape.arrives_summed] = 1
+            self.parameter_arrived(self.tape.arrives_summed)
+        if self.tape.entry is not None and self.tape.entry in self.pending:
+            self.label = "end"
+            self.release(self.pending[self.tape.entry])  # it is the incoming gradient of the block before
+        return self.events
+
+    def run_again(self, segment: Segment) -> None:
+        """Recompute a segment up to its last saved tensor (torch/utils/checkpoint.py stops early).
+
+        A tensor that something outside keeps alive already is made a second time.
+        """
+        nodes = self.tape.nodes[segment.start : segment.stop]
+        saved = {index for node in nodes for index in node.saved}
+        last = max((p for p, node in enumerate(nodes) if node.saved), default=-1)
+        uses: dict[int, int] = {}
+        for position, node in enumerate(nodes):
+            for tensor in (*node.inputs, *node.outputs):
+                uses[tensor.storage] = position
+        alive: set[int] = set()
+        for position, node in enumerate(nodes[: last + 1]):
+            made = dict.fromkeys([*(tensor.storage for tensor in node.outputs), *node.also_allocates])
+            stops_before_output = position == last and not set(node.saved) & set(made)
+            if stops_before_output:
+                break
+            self.label = f"{node.name} again"
+            for index in made:
+                if index not in alive and index not in segment.inputs:
+                    self.make_again(index)
+                    alive.add(index)
+            for index in sorted(alive):
+                if index not in saved and uses.get(index, position) <= position:
+                    self.release(self.current(index))
+                    alive.discard(index)
+        for node in nodes:
+            self.hold(self.current(index) for index in node.saved)
+        self.let_go(self.current(index) for index in sorted(alive))
+
+    def make_again(self, index: int) -> None:
+        """Allocate a storage of a segment anew, or a stand-in for it where the first one is still alive."""
+        if self.references.get(index, 0):
+            storage = self.tape.storages[index]
+            self.stand_ins[index] = self.tape.store(
+                f"{storage.name} again", storage.shape, storage.dtype, storage.citation, rule=storage.rule
+            )
+        self.allocate(self.current(index))
+
+    def current(self, index: int) -> int:
+        """The storage that stands for `index` now."""
+        return self.stand_ins.get(index, index)
+
+    def step(self, node: Node) -> None:
+        """One operator's backward."""
+        self.label = node.name
+        incoming = [self.pending.pop(tensor) for tensor in node.outputs if tensor in self.pending]
+        if not incoming and (node.inputs or not node.outputs):
+            self.let_go(self.current(index) for index in node.saved)
+            return
+        outgoing: list[tuple[int, Tensor]] = []
+        for tensor, kind in zip(node.inputs, node.gradients, strict=True):
+            if kind is None or not tensor.grad:
+                continue
+            if kind == SAME:
+                self.references[incoming[0]] += 1
+                outgoing.append((incoming[0], tensor))
+            else:
+                outgoing.append((self.gradient_of(tensor), tensor))
+        for index in (*node.parameters, *node.backward_temporaries):
+            self.allocate(index)
+        self.let_go(node.backward_temporaries)
+        self.let_go(self.current(index) for index in node.saved)
+        self.let_go(incoming)
+        for index in node.parameters:
+            if index not in self.tape.deferred:
+                self.parameter_arrived(index)
+        for index, tensor in outgoing:
+            self.deposit(index, tensor)
+
+    def gradient_of(self, tensor: Tensor) -> int:
+        """A new storage for the gradient of a tensor, allocated."""
+        name = f"gradient of {self.tape.storages[tensor.storage].name}"
+        index = self.tape.store(name, tensor.shape, tensor.dtype, "autograd: the gradient has its tensor's shape")
+        self.allocate(index)
+        return index
+
+    def parameter_arrived(self, index: int) -> None:
+        """A parameter's gradient is complete: copy it, keep it or drop it, as the recipe says."""
+        if self.main_gradient_dtype is not None:
+            gradient = self.tape.storages[index]
+            copy = self.tape.store(
+                f"{gradient.name} in {self.main_gradient_dtype}",
+                gradient.shape,
+                self.main_gradient_dtype,
+                "MT-NLG (arXiv 2201.11990) section 3.1: an fp32 copy of each gradient",
+                component=Component.GRADIENTS,
+            )
+            self.allocate(copy)
+        if not self.keeps_gradients:
+            self.release(index)
+
+    def deposit(self, index: int, tensor: Tensor) -> None:
+        """Hand a gradient on; a second one of the same tensor is added to the first."""
+        if tensor not in self.pending:
+            self.pending[tensor] = index
+            return
+        first = self.pending[tensor]
+        if self.references[first] == 1:
+            self.release(index)
+            return
+        total = self.gradient_of(tensor)
+        self.release(first)
+        self.release(index)
+        self.pending[tensor] = total
+
+    def allocate(self, index: int) -> None:
+        """One more reference; the first one allocates."""
+        self.references[index] = self.references.get(index, 0) + 1
+        if self.references[index] == 1:
+            self.events.append(Event(index, 1, self.label))
+
+    def let_go(self, storages: Iterable[int]) -> None:
+        """One reference less to each of some storages."""
+        for index in storages:
+            self.release(index)
+
+    def release(self, index: int) -> None:
+        """One reference less; the last one frees."""
+        self.references[index] -= 1
+        if self.references[index] == 0:
+            self.events.append(Event(index, -1, self.label))

@@ -1,0 +1,85 @@
+"""From a tape to its program: which tensors are kept, and the streams of forward, loss and backward."""
+
+from __future__ import annotations
+
+from memcalc.estimation.autograd import Backward
+from memcalc.estimation.program import Event, Program
+from memcalc.estimation.tape import Tape, Tensor
+from memcalc.ledger.component import Component
+
+
+def compiled(tape: Tape, output: Tensor | None, *, keeps_gradients: bool, main_gradient_dtype: str | None) -> Program:
+    """The tape as streams of allocations and releases.
+
+    Args:
+        tape: the recorded block.
+        output: what the block hands to the next one; None for the head, whose output is the loss.
+        keeps_gradients: whether a parameter's gradient stays alive once it is made, or is dropped at once because it
+            is added to one that exists already.
+        main_gradient_dtype: dtype of a second copy made as each gradient arrives (mixed-20), or None.
+    """
+    kept = _kept(tape)
+    boundary = tape.boundary or len(tape.nodes)
+    alive = _start(tape)
+    head = () if output is None else (output.storage,)
+    forward = [Event(index, 1, "start") for index in alive]
+    forward += _forward(tape, range(boundary), alive, kept | tape.region | tape.names | set(head))
+    loss = _forward(tape, range(boundary, len(tape.nodes)), alive, kept | tape.region)
+    forward += [Event(index, -1, "end") for index in head if index not in kept]  # it is the next block's input
+    backward = Backward(tape, kept, keeps_gradients, main_gradient_dtype).run(output)
+    saved = {index for node in tape.nodes for index in node.saved} | kept
+    storages = tuple(
+        storage if storage.component is not None else storage._replace(component=_component(tape, index, saved))
+        for index, storage in enumerate(tape.storages)
+    )
+    region, names = tuple(sorted(tape.region - kept)), tuple(sorted(tape.names - kept - tape.region))
+    return Program(storages, tuple(forward), tuple(loss), tuple(backward), region, names)
+
+
+def _start(tape: Tape) -> set[int]:
+    """What exists when the block's forward begins: its input, and tables that are made once and held."""
+    made = {index for node in tape.nodes for index in (*(t.storage for t in node.outputs), *node.also_allocates)}
+    entry = set() if tape.entry is None else {tape.entry.storage}
+    return entry | ((tape.held | tape.names) - made)
+
+
+def _kept(tape: Tape) -> set[int]:
+    """What is alive between forward and backward: inputs of segments, and what operators outside segments save."""
+    kept = set(tape.held)
+    inside = {position for segment in tape.segments for position in range(segment.start, segment.stop)}
+    for segment in tape.segments:
+        kept.update(segment.inputs)
+    for position, node in enumerate(tape.nodes):
+        if position not in inside:
+            kept.update(node.saved)
+    return kept
+
+
+def _component(tape: Tape, index: int, saved: set[int]) -> Component:
+    # In the head, what has the size of the logits belongs to the loss whether autograd keeps it or not.
+    logits = any(axis.startswith("V") for axis in tape.storages[index].shape)
+    if index in saved or (tape.kind is Component.LOGITS_AND_LOSS and logits):
+        return tape.kind
+    return Component.TEMPORARIES
+
+
+def _forward(tape: Tape, positions: range, alive: set[int], kept: set[int]) -> list[Event]:
+    """Each storage appears with the operator that makes it and goes after the last one that reads it, unless kept."""
+    last_use: dict[int, int] = {}
+    for position in range(len(tape.nodes)):
+        node = tape.nodes[position]
+        for tensor in (*node.inputs, *node.outputs):
+            last_use[tensor.storage] = position
+        for index in node.caller_holds:
+            last_use[index] = position
+    events: list[Event] = []
+    for position in positions:
+        node = tape.nodes[position]
+        made = dict.fromkeys([*(tensor.storage for tensor in node.outputs), *node.also_allocates])
+        new = [index for index in made if index not in alive]
+        events += [Event(index, 1, node.name) for index in (*new, *node.forward_temporaries)]
+        alive.update(new)
+        gone = [index for index in sorted(alive) if index not in kept and last_use.get(index, position) <= position]
+        events += [Event(index, -1, node.name) for index in (*node.forward_temporaries, *gone)]
+        alive.difference_update(gone)
+    return events
