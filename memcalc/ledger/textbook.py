@@ -59,6 +59,48 @@ def zero_model_state_bytes(P: int, N: int, stage: int, k: int = 12) -> int:  # n
     return weights + gradients + states
 
 
+def deepspeed_gpu_bytes(P: int, N: int, stage: int, *, largest_layer: int = 0, offload: str = "none") -> int:  # noqa: N803 -- the paper's symbols
+    """DeepSpeed's own estimate of model states per GPU, which counts fp32 gradients.
+
+    Args:
+        P: parameters.
+        N: GPUs.
+        stage: 2 or 3.
+        largest_layer: parameters of the largest layer, which stage 3 gathers.
+        offload: "none", "optimizer" (to the host) or "all" (stage 3: parameters too).
+
+    Source: DeepSpeed documentation, "Memory Requirements"; runtime/zero/stage_1_and_2.py and stage3.py, estimate_*.
+    """
+    if stage == 2:
+        return 4 * P + 16 * P // N if offload == "none" else 2 * P
+    shards = {"none": 18 * P // N, "optimizer": 2 * P // N, "all": 0}[offload]
+    return 4 * largest_layer + shards
+
+
+def deepspeed_host_bytes(
+    P: int,  # noqa: N803 -- the paper's symbols
+    gpus_per_node: int,
+    stage: int,
+    *,
+    nodes: int = 1,
+    largest_layer: int = 0,
+    offload: str = "none",
+) -> int:
+    """DeepSpeed's own estimate of host memory per node, with its factor of 1.5 for additional buffers.
+
+    Without offload the host holds the fp32 model (stage 2) or its largest layer (stage 3) of each process at start-up.
+
+    Source: as for `deepspeed_gpu_bytes`.
+    """
+    if stage == 2:
+        each = 4 * gpus_per_node if offload == "none" else max(4 * gpus_per_node, 16)
+        return P * each * 3 // 2
+    if offload == "none":
+        return largest_layer * 4 * gpus_per_node * 3 // 2
+    each = {"optimizer": 16, "all": 18}[offload]
+    return P * each * 3 // 2 // nodes
+
+
 def textbook(spec: Spec) -> Textbook:
     """The closed forms of a run."""
     model, training = spec.model, spec.training

@@ -15,6 +15,8 @@ from memcalc.estimation.parameters import count_parameters
 from memcalc.ledger.component import Component
 from memcalc.ledger.textbook import (
     activation_bytes,
+    deepspeed_gpu_bytes,
+    deepspeed_host_bytes,
     model_state_bytes,
     parameters,
     tensor_parallel_layer_bytes,
@@ -274,3 +276,30 @@ def test_ranks_with_sequence_parallelism_hold_the_whole_layer_together(d: int, h
     share = tensor_parallel_layer_bytes(d * t, h * t, b, s * t, t, sequence=True, selective=False)
 
     assert t * share == activation_bytes(1, d * t, h * t, b, s * t)
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "gpu_gib", "host_gib"),
+    [
+        (2, "none", 15.93, 127.45),  # 4 P + 16 P / 8 = 6 P; host: 4 * 8 * 1.5 P
+        (2, "optimizer", 5.31, 127.45),  # 2 P; host: max(4 * 8, 16) * 1.5 P
+        (3, "none", 6.09, 1.43),  # 4 * 32e6 + 18 P / 8; host: 32e6 * 4 * 8 * 1.5
+        (3, "optimizer", 0.78, 63.72),  # 4 * 32e6 + 2 P / 8; host: 16 * 1.5 P
+        (3, "all", 0.12, 71.69),  # 4 * 32e6; host: 18 * 1.5 P
+    ],
+)
+def test_deepspeeds_own_estimates(stage: int, offload: str, gpu_gib: float, host_gib: float) -> None:
+    """T5-3B on one node of 8 GPUs: P = 2851e6, its largest layer 32e6, in GiB as DeepSpeed's documentation prints."""
+    on_gpu = deepspeed_gpu_bytes(2_851_000_000, 8, stage, largest_layer=32_000_000, offload=offload)
+    on_host = deepspeed_host_bytes(2_851_000_000, 8, stage, largest_layer=32_000_000, offload=offload)
+
+    assert round(on_gpu / 2**30, 2) == gpu_gib
+    assert round(on_host / 2**30, 2) == host_gib
+
+
+@pytest.mark.parametrize(("offload", "mib"), [("none", 3291), ("all", 125), ("optimizer", 477)])
+def test_deepspeeds_own_estimates_of_t5_large(offload: str, mib: int) -> None:
+    """T5-large, ZeRO-3 on 4 GPUs: 737.67e6 parameters, 32.90e6 in the largest layer; cut to whole MiB."""
+    found = deepspeed_gpu_bytes(737_670_000, 4, 3, largest_layer=32_900_000, offload=offload)
+
+    assert found // 2**20 == mib
