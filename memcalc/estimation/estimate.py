@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.estimation.communication import Around, communication_buffers
 from memcalc.estimation.items import PHASES, STEPS, Item, mask_of
 from memcalc.estimation.outside import outside_allocated, reserved_bytes
-from memcalc.estimation.parameters import buffer_elements, count_parameters
+from memcalc.estimation.parameters import buffer_elements, count_parameters, frozen_parameters
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.stages import Stage, stages_of
 from memcalc.estimation.standing import standing_items, workspace
@@ -16,6 +16,7 @@ from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import RankResult, Result
 from memcalc.ledger.textbook import textbook
 from memcalc.spec.cards import Card, find_card
+from memcalc.spec.families import family_omissions
 from memcalc.spec.spec import Spec
 
 NOT_MODELLED = (
@@ -41,7 +42,7 @@ def estimate(spec: Spec) -> Result:
         device=None,
         spec=spec,
         parameters=parameters,
-        trainable_parameters=parameters,
+        trainable_parameters=parameters - frozen_parameters(spec.model),
         buffer_elements=buffer_elements(spec.model),
         textbook=textbook(spec),
         ranks=tuple(ranks),
@@ -111,6 +112,10 @@ def not_modelled(spec: Spec) -> tuple[str, ...]:
     missing = list(NOT_MODELLED)
     if spec.model.moe is not None:
         missing.insert(0, "experts that get more tokens than others: routing is taken as balanced")
+    if spec.training.implementation == "plain":
+        missing[:0] = family_omissions(spec.model.architecture)
+    if spec.model.attention_sinks:
+        missing.insert(0, "the activations of attention sinks")
     if spec.model.mla is not None:
         missing.insert(0, "latent attention was not compared with a run yet")
     if spec.parallelism.data_parallel * spec.parallelism.tensor_parallel * spec.parallelism.pipeline_parallel > 1:

@@ -100,19 +100,36 @@ class Operators:
         name = f"{module} gathered sequence"
         return (self.tape.store(name, whole, x.dtype, citation, component=Component.COMMUNICATION_BUFFERS),)
 
-    def batched_linear(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
-        """One matrix for each expert: bmm, which keeps x; backward makes dx and dW."""
+    def batched_linear(self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool) -> Tensor:
+        """One matrix for each expert: bmm, baddbmm with a bias. Keeps x; backward makes dx, dW and db."""
         x = self._autocast_input(x, module)
-        y = self.tape.new(f"{module} output", out, x.dtype, "aten::bmm")
-        if self.parameters == x.dtype:
-            gradient = self._parameter_gradient(module, "weight", weight, self.parameters)
-            node = Node(module, (x,), (y,), (x.storage,), (NEW,), parameters=(gradient,))
-        else:
-            gradient = self._parameter_gradient(module, "weight", weight, self.parameters)
-            cast = self._cast_weight(module, "weight", weight, gradient)
-            node = Node(module, (x, cast), (y,), (x.storage, cast.storage), (NEW, NEW))
+        y = self.tape.new(f"{module} output", out, x.dtype, "aten::baddbmm" if bias else "aten::bmm")
+        shapes = {"weight": weight, "bias": (weight[0], weight[2])} if bias else {"weight": weight}
+        gradients = {name: self._parameter_gradient(module, name, s, self.parameters) for name, s in shapes.items()}
+        temporaries: tuple[int, ...] = ()
+        if bias:
+            rule = workspaces.named(workspaces.column_sum, rows=out[1:2], columns=shapes["bias"])
+            sums = self.tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
+            temporaries = (sums,)
+        casts: list[Tensor] = []
+        if self.parameters != x.dtype:
+            casts = [self._cast_weight(module, name, s, gradients[name]) for name, s in shapes.items()]
+        node = Node(
+            module,
+            (x, *casts),
+            (y,),
+            (x.storage, *(cast.storage for cast in casts[:1])),  # the weight's; no gradient needs the bias
+            (NEW, *(NEW for _ in casts)),
+            backward_temporaries=temporaries,
+            parameters=() if casts else tuple(gradients.values()),
+        )
         self.tape.nodes.append(node)
         return y
+
+    def unwritten_parameter(self, module: str, tensor: str, shape: Shape) -> None:
+        """A parameter whose operators are not written: its gradient alone."""
+        gradient = self._parameter_gradient(module, tensor, shape, self.parameters)
+        self.tape.nodes.append(Node(module, (), (), (), (), parameters=(gradient,)))
 
     def embedding(
         self, module: str, table: Shape, tokens: Shape, *, tied: bool = False, counts: bool = False
@@ -154,22 +171,38 @@ class Operators:
 
     # -- norms -------------------------------------------------------------------------------------------------------
 
-    def layer_norm(self, x: Tensor, module: str, width: str) -> Tensor:
+    def layer_norm(
+        self,
+        x: Tensor,
+        module: str,
+        width: str,
+        tensors: tuple[str, ...] = ("weight", "bias"),
+        out: Shape | None = None,
+    ) -> Tensor:
         """Keeps x, and mean and reciprocal deviation in fp32 (ATen native/cuda/layer_norm_kernel.cu)."""
-        return self._fused_norm(x, module, width, ("mean", "reciprocal deviation"), ("weight", "bias"))
+        return self._fused_norm(x, module, width, ("mean", "reciprocal deviation"), tensors, out)
 
-    def rms_norm(self, x: Tensor, module: str, width: str) -> Tensor:
+    def rms_norm(
+        self, x: Tensor, module: str, width: str, tensors: tuple[str, ...] = ("weight",), out: Shape | None = None
+    ) -> Tensor:
         """torch.nn.RMSNorm, fused since torch 2.9: keeps x and the reciprocal deviation in fp32."""
-        return self._fused_norm(x, module, width, ("reciprocal deviation",), ("weight",))
+        return self._fused_norm(x, module, width, ("reciprocal deviation",), tensors, out)
 
     def _fused_norm(
-        self, x: Tensor, module: str, width: str, statistics: tuple[str, ...], tensors: tuple[str, ...]
+        self,
+        x: Tensor,
+        module: str,
+        width: str,
+        statistics: tuple[str, ...],
+        tensors: tuple[str, ...],
+        out: Shape | None,
     ) -> Tensor:
+        """`out`: the output's shape where it is seen with other axes."""
         tape = self.tape
         if self.autocast:
             x = self.cast(x, "fp32")  # autocast's fp32 list
         citation = "ATen native/cuda/layer_norm_kernel.cu: x, mean and rstd are saved"
-        y = tape.new(f"{module} output", x.shape, x.dtype, "torch.nn.functional.layer_norm, rms_norm")
+        y = tape.new(f"{module} output", out or x.shape, x.dtype, "torch.nn.functional.layer_norm, rms_norm")
         kept = [tape.store(f"{module} {name}", x.shape[:-1], "fp32", citation) for name in statistics]
         item_bytes = DTYPE_BYTES[self.parameters]
         rule = workspaces.named(
@@ -188,7 +221,7 @@ class Operators:
             (x.storage, *kept),
             (NEW,),
             also_allocates=tuple(kept),
-            backward_temporaries=(scratch,),
+            backward_temporaries=(scratch,) if tensors else (),
             parameters=gradients,
         )
         tape.nodes.append(node)
@@ -224,10 +257,10 @@ class Operators:
         self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW,)))
         return y
 
-    def times_weight(self, x: Tensor, module: str, width: str) -> Tensor:
+    def times_weight(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
         """x times a parameter of its last axis; keeps x. The parameter's gradient is a sum over all tokens."""
         tape = self.tape
-        y = tape.new(f"{module} output", x.shape, _wider(x.dtype, self.parameters), DERIVATIVES)
+        y = tape.new(f"{module} output", out or x.shape, _wider(x.dtype, self.parameters), DERIVATIVES)
         product = tape.store(f"{module} gradient times input", x.shape, y.dtype, DERIVATIVES)
         rule = workspaces.named(workspaces.column_sum, rows=tuple(x.shape[:-1]), columns=(width,))
         staging = tape.store(f"{module} weight sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)

@@ -80,7 +80,15 @@ def parameter_table(model: ModelSpec) -> tuple[Parameter, ...]:
 @lru_cache(maxsize=256)
 def count_parameters(model: ModelSpec) -> int:
     """Parameters of a model, tied ones once, as transformers counts them."""
-    return sum(row.total for row in parameter_table(model))
+    return sum(row.total for row in parameter_table(model)) + frozen_parameters(model)
+
+
+def frozen_parameters(model: ModelSpec) -> int:
+    """Parameters that no gradient reaches: router corrections, where they are no buffer. They have no rows."""
+    moe = model.moe
+    if moe is None or not moe.router_correction_bias or not moe.router_correction_parameter:
+        return 0
+    return model.layers_with_experts(0, model.num_layers) * moe.num_experts
 
 
 @lru_cache(maxsize=256)
@@ -88,18 +96,17 @@ def buffer_elements(model: ModelSpec) -> int:
     """Elements of the buffers that transformers registers: router corrections, rotary tables, scales."""
     buffers = family_buffers(model.architecture)
     elements = buffers.scalars
-    if model.moe is not None and model.moe.router_correction_bias:
-        moe_layers = sum(count for _, count, moe in _layer_kinds(model) if moe is not None)
-        elements += moe_layers * model.moe.num_experts
-    if model.position_embedding != "rope":
+    if model.moe is not None and model.moe.router_correction_bias and not model.moe.router_correction_parameter:
+        elements += model.layers_with_experts(0, model.num_layers) * model.moe.num_experts
+    elements += {"model": 1, "layer": model.num_layers, None: 0}[buffers.masks] * model.max_position_embeddings**2
+    if model.position_embedding != "rope" and not buffers.unused_rotary:
         return elements
     if buffers.sinusoids:
         # Every layer has its own table of sines and cosines: [S, rotary_dim].
         return elements + model.num_layers * model.max_position_embeddings * model.rotary_dim
-    head_dim = model.head_dim if model.mla is None else model.mla.qk_rope_head_dim
-    rotated = int(head_dim * buffers.rotary_fraction)
+    rotated = int(model.rotary_dim * buffers.rotary_fraction)
     # One frequency for each pair of rotated dimensions; `inv_freq` and the copy `original_inv_freq`.
-    return elements + 2 * ((rotated + 1) // 2)
+    return elements + 2 * ((rotated + 1) // 2) * buffers.rotary_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +127,11 @@ class _Part:
             # A row-parallel layer adds its bias after the sum over ranks, so each rank holds it whole.
             self.tensor(module, "bias", (out,), "replicated" if split == "row" else split)
 
-    def norm(self, module: str, width: Axis, model: ModelSpec) -> None:
-        self.tensor(module, "weight", (width,), "replicated")
-        if model.normalization == "layernorm":
-            self.tensor(module, "bias", (width,), "replicated")
+    def norm(self, module: str, width: Axis, model: ModelSpec, split: Split = "replicated") -> None:
+        if model.norm_weight:
+            self.tensor(module, "weight", (width,), split)
+            if model.norm_has_bias:
+                self.tensor(module, "bias", (width,), split)
 
 
 def _layer_kinds(model: ModelSpec) -> list[tuple[str, int, MoeSpec | None]]:
@@ -131,7 +139,7 @@ def _layer_kinds(model: ModelSpec) -> list[tuple[str, int, MoeSpec | None]]:
     moe = model.moe
     if moe is None:
         return [("layers.*.", model.num_layers, None)]
-    dense = min(moe.first_dense_layers, model.num_layers)
+    dense = model.num_layers - model.layers_with_experts(0, model.num_layers)
     if dense == 0:
         return [("layers.*.", model.num_layers, moe)]
     if dense == model.num_layers:
@@ -156,17 +164,23 @@ def _add_embedding(rows: list[Parameter], model: ModelSpec) -> None:
 
 def _add_layer(layer: _Part, model: ModelSpec, moe: MoeSpec | None) -> None:
     d = ("d", model.hidden_size)
-    layer.norm("input_norm", d, model)
+    before = model.norm_placement == "before" or model.norms_per_layer == 4
+    if before:
+        layer.norm("input_norm", d, model)
     if model.mla is None:
         _add_attention(layer, model)
     else:
         _add_latent_attention(layer, model, model.mla)
-    if model.norms_per_layer == 2:
+    if model.norms_per_layer == 4 or not before:
+        layer.norm("attention_output_norm", d, model)
+    if model.norms_per_layer > 1 and before:
         layer.norm("post_attention_norm", d, model)
     if moe is None:
         _add_mlp(layer, model, "mlp.", d, _mlp_axis(model))
     else:
         _add_experts(layer, model, moe)
+    if model.norms_per_layer == 4 or not before:
+        layer.norm("mlp_output_norm", d, model)
 
 
 def _add_attention(layer: _Part, model: ModelSpec) -> None:
@@ -181,9 +195,16 @@ def _add_attention(layer: _Part, model: ModelSpec) -> None:
         layer.linear("attention.q_proj", q, d, "column", bias=model.qkv_bias)
         layer.linear("attention.k_proj", kv, d, "column", bias=model.qkv_bias)
         layer.linear("attention.v_proj", kv, d, "column", bias=model.qkv_bias)
-    if model.qk_norm:
-        layer.norm("attention.q_norm", ("d_h", model.head_dim), model)
-        layer.norm("attention.k_norm", ("d_h", model.head_dim), model)
+    if model.qk_norm and model.qk_norm_weight:
+        for name, heads in (("attention.q_norm", q), ("attention.k_norm", kv)):
+            if model.qk_norm_width == "head":
+                layer.norm(name, ("d_h", model.head_dim), model)
+            elif model.qk_norm_width == "all-heads":
+                layer.norm(name, heads, model, "column")
+            elif model.norm_weight:
+                layer.tensor(name, "weight", (heads,), "column")
+    if model.attention_sinks:
+        layer.tensor("attention.sinks", "weight", (("h", model.num_attention_heads),), "column")
     layer.linear("attention.o_proj", d, q, "row", bias=model.output_bias)
 
 
@@ -225,13 +246,15 @@ def _add_experts(layer: _Part, model: ModelSpec, moe: MoeSpec) -> None:
     experts = ("E", moe.num_experts)
     width = ("F_e", moe.expert_intermediate_size)
     layer.tensor("mlp.router", "weight", (experts, d), "replicated")
+    if moe.router_bias:
+        layer.tensor("mlp.router", "bias", (experts,), "replicated")
     # transformers stacks the experts: one tensor for the gates and ups of all, one for the downs.
     up, up_out = ("gate_up_proj", ("2·F_e", 2 * width[1])) if model.gated_mlp else ("up_proj", width)
     layer.tensor(f"mlp.experts.{up}", "weight", (experts, up_out, d), "expert")
-    if model.mlp_bias:
+    if model.experts_have_bias:
         layer.tensor(f"mlp.experts.{up}", "bias", (experts, up_out), "expert")
     layer.tensor("mlp.experts.down_proj", "weight", (experts, d, width), "expert")
-    if model.mlp_bias:
+    if model.experts_have_bias:
         layer.tensor("mlp.experts.down_proj", "bias", (experts, d), "expert")
     if moe.shared_expert_intermediate_size:
         _add_mlp(layer, model, "mlp.shared_experts.", d, ("F_s", moe.shared_expert_intermediate_size))

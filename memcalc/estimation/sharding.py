@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from memcalc.estimation.blocks.structure import layout
 from memcalc.estimation.parameters import Axis, Parameter, parameter_table
-from memcalc.estimation.stages import Stage, dense_layers
+from memcalc.estimation.stages import Stage
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
 
@@ -79,9 +79,8 @@ def _stage_parameters(
     model: ModelSpec, implementation: str, tensor_parallel: int, pipeline: bool, stage: Stage
 ) -> Parameters:
     model = layout(model, implementation)
-    dense = dense_layers(model)
-    dense_here = max(0, min(stage.stop, dense) - stage.first)
-    here = {"layers.dense.": dense_here, "layers.moe.": stage.stop - stage.first - dense_here}
+    experts_here = model.layers_with_experts(stage.first, stage.stop)
+    here = {"layers.dense.": stage.stop - stage.first - experts_here, "layers.moe.": experts_here}
     rows: list[Held] = []
     for row in parameter_table(model):
         count = 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from functools import partial
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from memcalc.spec.model import ModelSpec
@@ -50,6 +51,8 @@ def stages_of(spec: Spec) -> Iterator[Stage]:
 
 def kinds_of(spec: Spec, stage: Stage) -> list[Kind]:
     """The kinds of layers in a stage, those with layers only, in the order of their first layer."""
+    if spec.model.moe is not None and spec.model.moe.mixed:
+        return _mixed_kinds(spec, stage)
     dense = dense_layers(spec.model)
     spans = [(False, stage.first, min(stage.stop, dense)), (True, max(stage.first, dense), stage.stop)]
     kinds = []
@@ -62,8 +65,27 @@ def kinds_of(spec: Spec, stage: Stage) -> list[Kind]:
     return sorted(kinds, key=lambda kind: kind.first)
 
 
+def _mixed_kinds(spec: Spec, stage: Stage) -> list[Kind]:
+    """`kinds_of` where dense layers lie between those with experts: each layer is looked at."""
+    found: dict[tuple[bool, bool], list[int]] = {}
+    for layer in range(stage.first, stage.stop):
+        found.setdefault(_kind_of(spec, layer), []).append(layer)
+    return [Kind(*kind, len(layers), layers[0], layers[-1]) for kind, layers in found.items()]
+
+
+def _kind_of(spec: Spec, layer: int) -> tuple[bool, bool]:
+    """Whether a layer has experts, and whether it is recomputed."""
+    moe = spec.model.moe
+    return moe is not None and moe.has_experts(layer), recomputed_count(spec.training, layer, layer + 1) == 1
+
+
 def runs_of(spec: Spec, stage: Stage) -> Iterator[Kind]:
     """The layers of a stage in order, as runs of neighbours that are alike, where the plan is a list of layers."""
+    if spec.model.moe is not None and spec.model.moe.mixed:
+        for kind, layers in groupby(range(stage.first, stage.stop), partial(_kind_of, spec)):
+            run = list(layers)
+            yield Kind(*kind, len(run), run[0], run[-1])
+        return
     dense = dense_layers(spec.model)
     named = {layer for layer in spec.training.recompute if isinstance(layer, int)}
     borders = {stage.first, stage.stop} | {edge for layer in named for edge in (layer, layer + 1)} | {dense}
@@ -73,12 +95,14 @@ def runs_of(spec: Spec, stage: Stage) -> Iterator[Kind]:
 
 
 def dense_layers(model: ModelSpec) -> int:
-    """How many of the first layers have a dense MLP."""
+    """How many of the first layers have a dense MLP, where no others have."""
     return model.num_layers if model.moe is None else min(model.moe.first_dense_layers, model.num_layers)
 
 
 def count_between(spec: Spec, kind: Kind, lo: int, hi: int) -> int:
     """How many layers of a kind lie in [lo, hi)."""
+    if spec.model.moe is not None and spec.model.moe.mixed:
+        return sum(_kind_of(spec, layer) == kind[:2] for layer in range(lo, hi))
     dense = dense_layers(spec.model)
     lo, hi = (max(lo, dense), hi) if kind.experts else (lo, min(hi, dense))
     if hi <= lo:

@@ -165,7 +165,8 @@ class Timeline:
         others = self.stage._replace(stop=self.stage.stop - 1)
         alike = [kind for kind in kinds_of(self.spec, others) if kind[:2] == block.kind[:2]]
         points.update(kind.last for kind in alike)
-        if alike and not isinstance(self.spec.training.recompute, str):
+        mixed = self.spec.model.moe is not None and self.spec.model.moe.mixed
+        if alike and (mixed or not isinstance(self.spec.training.recompute, str)):
             points.add(self._highest_layer(alike[0], others))
         return tuple(sorted(points, reverse=True))
 
@@ -291,7 +292,7 @@ def layer_name(spec: Spec, kind: Kind, kinds: int) -> str:
     if kinds == 1:
         return "layers.*"
     words = []
-    if spec.model.moe is not None and spec.model.moe.first_dense_layers:
+    if spec.model.moe is not None and (spec.model.moe.first_dense_layers or spec.model.moe.mixed):
         words.append("moe" if kind.experts else "dense")
     if spec.training.recompute not in ("none", "selective", "full"):
         words.append("recomputed" if kind.recomputed else "kept")

@@ -5,12 +5,21 @@ One file a model_type in memcalc/data/families, with these keys:
     same_as    another family that this name stands for; nothing else is given then
     source     the code that the file was read from
     fixed      our fields that the family's code settles whatever the config says
-    read       our field: their key, or a list of keys of which the first that is present counts,
-               or {product: [their keys]}; `moe` and `mla` are nested
+    read       our field: their key ("a.b" lies in the object a), or a list of keys of which the first that is present
+               counts, or one of the mappings below; `moe` and `mla` are nested
     defaults   their key: what transformers' configuration class takes where config.json leaves it out
     translate  our field: {their value: our value}; a value outside the table is refused
     require    their key: the values (the first one is the default) for which our block holds at all
     buffers    what transformers registers as buffers; see `Buffers`
+    not_modelled   what the family's block does besides, and the plain implementation does not
+
+Where one key is not the whole story, a field reads
+
+    {product: [keys]}, {quotient: [two keys]}      of sizes; the quotient is rounded down
+    {share: keys}                                  of the width of a head
+    {except: key}, {after: key}                    the layers that a list leaves out; those behind a layer, -1 the last
+    {value: ours}                                  the same for every config
+    {cases: [{when: {key: value, ...}, ...}, ...]} the first of these for which the config says so; the last has no when
 
 transformers itself is never imported: sizes are only read.
 """
@@ -23,7 +32,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -37,19 +46,26 @@ _Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # What a value must be; all other fields are sizes: whole numbers from 1 on. Choices come out of `translate`.
 BOOLEANS = frozenset(
     {
+        "norm_weight",
+        "norm_bias",
         "final_norm",
         "embedding_norm",
         "qkv_bias",
         "output_bias",
         "mlp_bias",
         "lm_head_bias",
+        "attention_sinks",
         "qk_norm",
+        "qk_norm_weight",
         "tie_word_embeddings",
         "parallel_block",
         "fused_qkv",
         "fused_gate_up",
         "moe.shared_expert_gate",
+        "moe.expert_bias",
+        "moe.router_bias",
         "moe.router_correction_bias",
+        "moe.router_correction_parameter",
     }
 )
 PROBABILITIES = frozenset({"attention_dropout", "residual_dropout", "embedding_dropout"})
@@ -61,12 +77,24 @@ COUNTS = frozenset(
         "mla.q_lora_rank",
     }
 )
-CHOICES = frozenset({"architecture", "position_embedding", "normalization", "mlp"})
+CHOICES = frozenset(
+    {
+        "architecture",
+        "position_embedding",
+        "normalization",
+        "norms_per_layer",
+        "norm_placement",
+        "qk_norm_width",
+        "mlp",
+    }
+)
+LAYERS = frozenset({"moe.dense_layers"})
 
 # Left unset by an explicit null, because derive.py knows what they follow from.
 _DERIVED = frozenset({"num_key_value_heads", "head_dim", "intermediate_size", "embedding_size"})
 
 _LARGEST_SIZE = 2**40
+_MOST_NAMED_LAYERS = 2**16
 _ABSENT = object()
 
 
@@ -77,26 +105,50 @@ class Buffers:
     Args:
         rotary_fraction: share of a head that is rotated; two tables of half its width hold the frequencies.
         sinusoids: whether every layer has a table of max_position_embeddings rows of rotary_dim instead (GPT-J).
+        rotary_tables: how often: one for full and one for sliding attention (Gemma 3).
+        unused_rotary: whether the tables exist whatever the positions are (Falcon with ALiBi).
         scalars: buffers of one element (Gemma's embedding scale).
+        masks: where a causal mask of max_position_embeddings squared is held: once, or in every layer.
     """
 
     rotary_fraction: float = 1.0
     sinusoids: bool = False
+    rotary_tables: int = 1
+    unused_rotary: bool = False
     scalars: int = 0
+    masks: Literal["model", "layer"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One way to read a field, and when it counts."""
+
+    how: str
+    keys: tuple[str, ...]
+    value: object
+    when: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Family:
-    """One file of data; `read` and `translate` go by the dotted path of our field."""
+    """One file of data; `rules` and `translate` go by the dotted path of our field."""
 
     name: str
     fixed: dict[str, Any]
-    read: dict[str, tuple[str, ...]]
-    products: frozenset[str]
+    rules: dict[str, tuple[_Rule, ...]]
     defaults: dict[str, object]
     translate: dict[str, dict[object, object]]
     require: dict[str, list[object]]
     buffers: Buffers
+    not_modelled: tuple[str, ...]
+
+    @property
+    def read(self) -> dict[str, tuple[str, ...]]:
+        """The keys on which each field depends."""
+        return {
+            field: tuple(key for rule in rules for key in (*rule.keys, *rule.when))
+            for field, rules in self.rules.items()
+        }
 
 
 def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
@@ -137,7 +189,7 @@ def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
     family = _load(model_type, f"{where}: model_type")
     _check_requirements(family, config, where)
     block: dict[str, object] = {"architecture": model_type}
-    for field in family.read:
+    for field in family.rules:
         value = _value(family, field, config, where)
         if value is not None:
             _put(block, field, value)
@@ -158,6 +210,11 @@ def family_buffers(architecture: str | None) -> Buffers:
     return Buffers() if architecture is None else _load(architecture, "model.architecture").buffers
 
 
+def family_omissions(architecture: str | None) -> tuple[str, ...]:
+    """What a family's block does besides, and the plain implementation does not."""
+    return () if architecture is None else _load(architecture, "model.architecture").not_modelled
+
+
 @lru_cache(maxsize=1)
 def _names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
@@ -172,7 +229,7 @@ def known_families() -> list[str]:
 def _defaults(architecture: str) -> dict[str, object]:
     family = _load(architecture, "model.architecture")
     block: dict[str, object] = copy.deepcopy(family.fixed)
-    for field in family.read:
+    for field in family.rules:
         # A size of some default checkpoint says nothing about the user's model.
         if field in BOOLEANS or field in PROBABILITIES or field in CHOICES:
             value = _value(family, field, {}, architecture)
@@ -198,16 +255,15 @@ def _parse(name: str) -> _Family:
     data = yaml.load((FOLDER / f"{name}.yaml").read_bytes(), Loader=_Loader)
     if "same_as" in data:
         return _parse(data["same_as"])
-    rules = _flatten(data["read"])
     return _Family(
         name=name,
         fixed=data["fixed"],
-        read={field: _keys(rule) for field, rule in rules.items()},
-        products=frozenset(field for field, rule in rules.items() if isinstance(rule, dict)),
+        rules={field: _rules(rule) for field, rule in _flatten(data["read"]).items()},
         defaults=data["defaults"],
         translate=data.get("translate", {}),
         require=data.get("require", {}),
         buffers=Buffers(**data.get("buffers", {})),
+        not_modelled=tuple(data.get("not_modelled", ())),
     )
 
 
@@ -221,10 +277,19 @@ def _flatten(rules: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _keys(rule: Any) -> tuple[str, ...]:
-    if isinstance(rule, str):
-        return (rule,)
-    return tuple(rule["product"] if isinstance(rule, dict) else rule)
+def _rules(raw: Any) -> tuple[_Rule, ...]:
+    cases = raw["cases"] if isinstance(raw, dict) and "cases" in raw else [raw]
+    return tuple(_rule(case) for case in cases)
+
+
+def _rule(raw: Any) -> _Rule:
+    if not isinstance(raw, dict):
+        raw = {"read": raw}
+    when = raw.get("when", {})
+    how, given = next((how, given) for how, given in raw.items() if how != "when")
+    if how == "value":
+        return _Rule(how, (), given, when)
+    return _Rule(how, (given,) if isinstance(given, str) else tuple(given), None, when)
 
 
 def _put(block: dict[str, object], field: str, value: object) -> None:
@@ -236,7 +301,8 @@ def _put(block: dict[str, object], field: str, value: object) -> None:
 
 def _check_requirements(family: _Family, config: dict[str, object], where: str) -> None:
     for key, allowed in family.require.items():
-        value = config.get(key, allowed[0])
+        value = _looked_up(config, key)
+        value = allowed[0] if value is _ABSENT else value
         # `1 == True` and `1.0 == 1` in Python, but not in a config.
         if not any(value == other and type(value) is type(other) for other in allowed):
             raise InputError(
@@ -248,11 +314,10 @@ def _check_requirements(family: _Family, config: dict[str, object], where: str) 
 
 def _value(family: _Family, field: str, config: dict[str, object], where: str) -> object:
     """Our value of one field, checked; None: leave it unset."""
-    keys = family.read[field]
-    if field in family.products:
-        factors = [_checked(*_found(family, field, (key,), config, where), "count", where) for key in keys]
-        return math.prod(factor for factor in factors if isinstance(factor, int))
-    key, value = _found(family, field, keys, config, where)
+    rule = next(rule for rule in family.rules[field] if _applies(family, rule, config))
+    if rule.how != "read":
+        return _computed(family, field, rule, config, where)
+    key, value = _found(family, field, rule.keys, config, where)
     table = family.translate.get(field)
     if table is not None and (value is None or None not in table):  # a null entry stands in for null alone
         return _translated(family, key, value, table, where)
@@ -261,13 +326,76 @@ def _value(family: _Family, field: str, config: dict[str, object], where: str) -
     return _checked(key, value, _kind(field), where)
 
 
+def _applies(family: _Family, rule: _Rule, config: dict[str, object]) -> bool:
+    for key, wanted in rule.when.items():
+        value = _looked_up(config, key)
+        if value is _ABSENT or value is None:
+            value = family.defaults.get(key)
+        if type(value) is not type(wanted) or value != wanted:
+            return False
+    return True
+
+
+def _computed(family: _Family, field: str, rule: _Rule, config: dict[str, object], where: str) -> object:
+    """The value of a field that is not just what one key holds."""
+    if rule.how == "value":
+        return rule.value
+    if rule.how in ("product", "quotient"):
+        kind = "count" if rule.how == "product" else "size"
+        found = [_checked(*_found(family, field, (key,), config, where), kind, where) for key in rule.keys]
+        sizes = [size for size in found if isinstance(size, int)]
+        return math.prod(sizes) if rule.how == "product" else sizes[0] // sizes[1] or None
+    key, value = _found(family, field, rule.keys, config, where)
+    if rule.how == "share":
+        if value is None:
+            return None
+        share = _checked(key, value, "share", where)
+        head = _value(family, "head_dim", config, where) if "head_dim" in family.rules else None
+        if head is None:
+            hidden, heads = (_value(family, name, config, where) for name in ("hidden_size", "num_attention_heads"))
+            assert isinstance(hidden, int) and isinstance(heads, int)  # noqa: PT018 - both are checked sizes
+            head = hidden // heads
+        assert isinstance(share, float) and isinstance(head, int)  # noqa: PT018
+        return int(head * share)
+    return _other_layers(family, rule.how, key, value, config, where)
+
+
+def _other_layers(
+    family: _Family, how: str, key: str, value: object, config: dict[str, object], where: str
+) -> list[int]:
+    """The layers that a list does not name, or those behind one."""
+    layers = _value(family, "num_layers", config, where)
+    if value is None or value == -1:
+        return []
+    assert isinstance(layers, int)
+    if layers > _MOST_NAMED_LAYERS:
+        raise InputError(f"{key} is given for {layers} layers.", "Leave it out.", f"{where}: {key}")
+    if how == "after":
+        last = _checked(key, value, "count", where)
+        assert isinstance(last, int)
+        return list(range(min(last + 1, layers), layers))
+    named = _checked(key, value, "layers", where)
+    assert isinstance(named, list)
+    return sorted(set(range(layers)) - set(named))
+
+
+def _looked_up(config: dict[str, object], key: str) -> object:
+    """The value under a key, "a.b" being b of the object a."""
+    value: object = config
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return _ABSENT
+        value = value[part]
+    return value
+
+
 def _found(
     family: _Family, field: str, keys: tuple[str, ...], config: dict[str, object], where: str
 ) -> tuple[str, object]:
     """The key that counts and its value, or transformers' default for it."""
-    present = [key for key in keys if key in config]
-    key = next((key for key in present if config[key] is not None), present[0] if present else keys[0])
-    value = config.get(key, _ABSENT)
+    present = [key for key in keys if _looked_up(config, key) is not _ABSENT]
+    key = next((key for key in present if _looked_up(config, key) is not None), present[0] if present else keys[0])
+    value = _looked_up(config, key)
     table = family.translate.get(field, {})
     if value is None and field not in _DERIVED and None not in table:
         value = _ABSENT  # transformers' classes, too, take null for "not given"
@@ -287,6 +415,8 @@ def _kind(field: str) -> str:
         return "boolean"
     if field in PROBABILITIES:
         return "probability"
+    if field in LAYERS:
+        return "layers"
     return "count" if field in COUNTS else "size"
 
 
@@ -314,6 +444,14 @@ def _checked(key: str, value: object, kind: str, where: str) -> object:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
             return float(value)
         rule, remedy = "is not a dropout rate: a number from 0 up to, but not, 1.", "Write a number such as 0.1."
+    elif kind == "share":
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1:
+            return float(value)
+        rule, remedy = "is not a share: a number above 0, up to 1.", "Write a number such as 0.5."
+    elif kind == "layers":
+        if isinstance(value, list) and all(type(layer) is int and 0 <= layer <= _LARGEST_SIZE for layer in value):
+            return value
+        rule, remedy = "is not a list of layers.", "Write their numbers, counted from 0, in brackets."
     else:
         least = 0 if kind == "count" else 1
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST_SIZE:

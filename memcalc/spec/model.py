@@ -13,7 +13,8 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 
 PositionEmbedding = Literal["learned", "rope", "alibi", "none"]
 Normalization = Literal["layernorm", "rmsnorm"]
-Mlp = Literal["gelu", "relu", "swiglu", "geglu"]
+Mlp = Literal["gelu", "relu", "relu2", "swiglu", "geglu"]
+Layers = Annotated[tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(strict=False)]
 
 
 class Block(BaseModel):
@@ -31,7 +32,22 @@ class MoeSpec(Block):
     shared_expert_intermediate_size: Count = Field(0, description="width of the expert every token visits; 0: none")
     shared_expert_gate: bool = Field(False, description="whether a d-vector gates the shared expert")
     first_dense_layers: Count = Field(0, description="how many first layers keep a dense MLP")
+    expert_interval: Size = Field(1, description="n: of the other layers, each n-th one has experts (Llama 4: 2)")
+    dense_layers: Layers = Field((), description="layers, counted from 0, that keep a dense MLP besides those")
+    expert_bias: bool | None = Field(None, description="bias of the experts' projections; default: mlp_bias")
+    router_bias: bool = Field(False, description="bias of the router (gpt-oss)")
     router_correction_bias: bool = Field(False, description="whether the router keeps a buffer of E fp32 corrections")
+    router_correction_parameter: bool = Field(False, description="whether those are a parameter (ERNIE 4.5)")
+
+    @property
+    def mixed(self) -> bool:
+        """Whether dense layers lie between those with experts."""
+        return self.expert_interval > 1 or bool(self.dense_layers)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer, counted from 0, has experts in place of the MLP."""
+        due = layer >= self.first_dense_layers and (layer + 1) % self.expert_interval == 0
+        return due and layer not in self.dense_layers
 
 
 class MlaSpec(Block):
@@ -60,16 +76,24 @@ class ModelSpec(Block):
     position_embedding: PositionEmbedding = Field("learned", description="how positions enter")
     position_embedding_offset: Count = Field(0, description="extra rows of the learned position table (OPT: 2)")
     normalization: Normalization = Field("layernorm", description="layernorm (weight, bias) | rmsnorm (weight)")
-    norms_per_layer: Annotated[int, Field(ge=1, le=2)] = Field(2, description="1 where a parallel block shares one")
+    norm_weight: bool = Field(True, description="whether norms have a weight at all (OLMo: none)")
+    norm_bias: bool = Field(True, description="whether layernorm has its bias (MPT, Cohere: none)")
+    norms_per_layer: Literal[1, 2, 4] = Field(2, description="1: a parallel block shares one; 4: before and after each")
+    norm_placement: Literal["before", "after"] = Field("before", description="of 2 norms: after as in OLMo 2")
     final_norm: bool = Field(True, description="a norm after the last layer")
     embedding_norm: bool = Field(False, description="a norm after the embedding (BLOOM)")
     embedding_size: Size = Field(description="width of the embedding table; default: hidden_size, else projected")
-    mlp: Mlp = Field("gelu", description="gelu | relu: two matrices; swiglu | geglu: three")
+    mlp: Mlp = Field("gelu", description="gelu | relu | relu2: two matrices; swiglu | geglu: three")
     qkv_bias: bool = Field(True, description="bias of the query, key and value projections")
     output_bias: bool = Field(True, description="bias of the attention's output projection")
     mlp_bias: bool = Field(True, description="bias of the MLP's projections")
     lm_head_bias: bool = Field(False, description="bias of the output head")
+    attention_sinks: bool = Field(False, description="a learned logit for each query head (gpt-oss)")
     qk_norm: bool = Field(False, description="a norm on each query head and key head (Qwen3)")
+    qk_norm_width: Literal["head", "each-head", "all-heads"] = Field(
+        "head", description="one norm for all heads | each its own weight (Cohere) | over all heads together (OLMo 2)"
+    )
+    qk_norm_weight: bool = Field(True, description="whether qk_norm has a weight where norms do (Llama 4: none)")
     tie_word_embeddings: bool = Field(True, description="whether the head uses the embedding's weight")
     parallel_block: bool = Field(False, description="attention and MLP side by side (GPT-J, CodeGen)")
     fused_qkv: bool = Field(False, description="whether the checkpoint holds q, k, v as one matrix")
@@ -89,6 +113,28 @@ class ModelSpec(Block):
     def key_value_size(self) -> int:
         """Width of all key heads (and of all value heads) together."""
         return self.num_key_value_heads * self.head_dim
+
+    def layers_with_experts(self, lo: int, hi: int) -> int:
+        """How many of the layers from `lo` up to but not including `hi` have experts."""
+        moe = self.moe
+        if moe is None:
+            return 0
+        lo = max(lo, moe.first_dense_layers)
+        if hi <= lo:
+            return 0
+        named = sum(lo <= layer < hi and (layer + 1) % moe.expert_interval == 0 for layer in set(moe.dense_layers))
+        return hi // moe.expert_interval - lo // moe.expert_interval - named
+
+    @property
+    def experts_have_bias(self) -> bool:
+        """Whether the experts' projections have biases."""
+        own = None if self.moe is None else self.moe.expert_bias
+        return self.mlp_bias if own is None else own
+
+    @property
+    def norm_has_bias(self) -> bool:
+        """Whether norms have a bias beside their weight."""
+        return self.normalization == "layernorm" and self.norm_weight and self.norm_bias
 
     @property
     def gated_mlp(self) -> bool:

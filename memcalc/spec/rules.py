@@ -10,6 +10,8 @@ from memcalc.spec.cards import find_card
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path, Source
 
+MOST_MIXED_LAYERS = 4096  # each is looked at by itself
+
 
 class Broken(NamedTuple):
     """A rule that does not hold: the key at fault, the rule with its numbers, the way out."""
@@ -50,6 +52,12 @@ def _heads(spec: Spec) -> Iterator[Broken]:
             "norms_per_layer = 1 needs parallel_block: true.",
             "A block whose MLP follows its attention has 2 norms.",
         )
+    if model.norm_placement == "after" and model.norms_per_layer != 2:
+        yield Broken(
+            ("model", "norm_placement"),
+            f"norm_placement = after places 2 norms, but norms_per_layer = {model.norms_per_layer}.",
+            "Set norms_per_layer: 2; 4 are before and after attention and MLP anyway.",
+        )
     if model.tie_word_embeddings and model.moe is None and model.embedding_size > model.hidden_size * 64:
         yield Broken(
             ("model", "embedding_size"),
@@ -73,6 +81,18 @@ def _experts(spec: Spec) -> Iterator[Broken]:
             ("model", "moe", "first_dense_layers"),
             f"first_dense_layers = {moe.first_dense_layers} is more than num_layers = {spec.model.num_layers}.",
             "Lower it.",
+        )
+    if moe.dense_layers and max(moe.dense_layers) >= spec.model.num_layers:
+        yield Broken(
+            ("model", "moe", "dense_layers"),
+            f"dense_layers names layer {max(moe.dense_layers)}, but the layers are 0 to {spec.model.num_layers - 1}.",
+            "Name layers that exist.",
+        )
+    if moe.mixed and spec.model.num_layers > MOST_MIXED_LAYERS:
+        yield Broken(
+            ("model", "num_layers"),
+            f"num_layers = {spec.model.num_layers} with dense layers between those with experts.",
+            f"Each layer is looked at then: at most {MOST_MIXED_LAYERS}.",
         )
 
 

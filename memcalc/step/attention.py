@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.training import TrainingSpec
-from memcalc.step.norms import norm
+from memcalc.step.norms import HeadNorm
 from memcalc.step.positions import Shared, rotate
 
 CUDA_BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "memory-efficient": SDPBackend.EFFICIENT_ATTENTION}
@@ -33,8 +33,8 @@ class Attention(nn.Module):
         self.selective = training.recompute == "selective"
         self.dropout = dropout
         self.qkv_proj = nn.Linear(model.hidden_size, sum(self.widths), bias=model.qkv_bias)
-        self.q_norm = norm(model, model.head_dim) if model.qk_norm else None
-        self.k_norm = norm(model, model.head_dim) if model.qk_norm else None
+        self.q_norm = HeadNorm(model, self.heads) if model.qk_norm else None
+        self.k_norm = HeadNorm(model, self.kv_heads) if model.qk_norm else None
         self.o_proj = nn.Linear(model.query_size, model.hidden_size, bias=model.output_bias)
 
     def forward(self, x: Tensor, shared: Shared) -> Tensor:
@@ -47,12 +47,15 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (b, h, s, head_dim), keys and values (b, kv, s, head_dim): views of the fused output or rotated."""
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv_proj(x).split(self.widths, dim=-1))
+        q, k, v = self.qkv_proj(x).split(self.widths, dim=-1)
+        v = v.unflatten(-1, (-1, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        elif shared.cos is not None:
-            # Rotation copies q and k; a view as v would keep their unrotated versions alive until backward.
-            v = v.contiguous()
+        else:
+            q, k = q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
+            if shared.cos is not None:
+                # Rotation copies q and k; a view as v would keep their unrotated versions alive until backward.
+                v = v.contiguous()
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if shared.cos is not None and shared.sin is not None:
             q, k = rotate(q, shared.cos, shared.sin), rotate(k, shared.cos, shared.sin)

@@ -31,26 +31,39 @@ class Layer(nn.Module):
         rate = training.dropout
         self.dropout = model.residual_dropout if rate is None else rate
         self.parallel = model.parallel_block
-        self.input_norm = norm(model, model.hidden_size)
+        before = model.norms_per_layer == 4 or model.norm_placement == "before"
+        after = model.norms_per_layer == 4 or not before
+        self.input_norm = norm(model, model.hidden_size) if before else nn.Identity()
         self.attention = Attention(model, training, model.attention_dropout if rate is None else rate)
-        self.post_attention_norm = norm(model, model.hidden_size) if model.norms_per_layer == 2 else None
+        self.attention_output_norm = norm(model, model.hidden_size) if after else nn.Identity()
+        # A parallel block with one norm feeds its MLP what it feeds attention.
+        self.shares_norm = before and model.norms_per_layer == 1
+        own = before and not self.shares_norm
+        self.post_attention_norm = norm(model, model.hidden_size) if own else nn.Identity()
         self.mlp: nn.Module
-        if model.moe is not None and index >= model.moe.first_dense_layers:
+        if model.moe is not None and model.moe.has_experts(index):
             self.mlp = MixtureOfExperts(model, model.moe)
         else:
             self.mlp = Mlp(model, model.intermediate_size)
+        self.mlp_output_norm = norm(model, model.hidden_size) if after else nn.Identity()
 
     def forward(self, x: Tensor, shared: Shared) -> Tensor:
         """(b, s, d) in, (b, s, d) out."""
         if self.parallel:
             normed = self.input_norm(x)
-            attended = functional.dropout(self.attention(normed, shared), self.dropout, self.training)
-            if self.post_attention_norm is not None:
-                normed = self.post_attention_norm(x)
-            return x + attended + functional.dropout(self.mlp(normed), self.dropout, self.training)
-        assert self.post_attention_norm is not None
-        x = x + functional.dropout(self.attention(self.input_norm(x), shared), self.dropout, self.training)
-        return x + functional.dropout(self.mlp(self.post_attention_norm(x)), self.dropout, self.training)
+            attended = self.attended(normed, shared)
+            return x + attended + self.fed(normed if self.shares_norm else self.post_attention_norm(x))
+        x = x + self.attended(self.input_norm(x), shared)
+        return x + self.fed(self.post_attention_norm(x))
+
+    def attended(self, normed: Tensor, shared: Shared) -> Tensor:
+        """What attention adds to the residual stream."""
+        attended = self.attention_output_norm(self.attention(normed, shared))
+        return functional.dropout(attended, self.dropout, self.training)
+
+    def fed(self, normed: Tensor) -> Tensor:
+        """What the MLP adds to the residual stream."""
+        return functional.dropout(self.mlp_output_norm(self.mlp(normed)), self.dropout, self.training)
 
 
 class Decoder(nn.Module):
@@ -117,6 +130,12 @@ def refuse_unsupported(spec: Spec) -> None:
             "The plain implementation has no multi-head latent attention.",
             "Use `memcalc estimate`, which has its formulas, or a model without `mla`.",
             "model.mla",
+        )
+    if model.attention_sinks:
+        raise InputError(
+            "The plain implementation has no attention sinks.",
+            "Use `memcalc estimate`, whose parameters count them, or leave attention_sinks out.",
+            "model.attention_sinks",
         )
     if model.norms_per_layer == 1 and not model.parallel_block:
         raise InputError(

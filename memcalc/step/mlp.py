@@ -14,13 +14,14 @@ from memcalc.spec.model import ModelSpec, MoeSpec
 ACTIVATIONS: dict[MlpKind, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
     "swiglu": functional.silu,
     "geglu": functional.gelu,
 }
 
 
 def activate(kind: MlpKind, up: Tensor, gate: Tensor | None) -> Tensor:
-    """gelu(up), relu(up), silu(gate) * up or gelu(gate) * up."""
+    """gelu(up), relu(up), relu(up)², silu(gate) * up or gelu(gate) * up."""
     activation = ACTIVATIONS[kind]
     return activation(up) if gate is None else activation(gate) * up
 
@@ -47,20 +48,30 @@ class Experts(nn.Module):
     def __init__(self, model: ModelSpec, moe: MoeSpec) -> None:
         super().__init__()
         self.kind = model.mlp
-        shape = (moe.num_experts, model.hidden_size, moe.expert_intermediate_size)
-        self.gate_proj = expert_weights(shape) if model.gated_mlp else None
-        self.up_proj = expert_weights(shape)
-        self.down_proj = expert_weights((shape[0], shape[2], shape[1]))
+        width = moe.expert_intermediate_size
+        up = (moe.num_experts, model.hidden_size, width)
+        self.gate_proj = BatchedLinear(*up, bias=model.experts_have_bias) if model.gated_mlp else None
+        self.up_proj = BatchedLinear(*up, bias=model.experts_have_bias)
+        self.down_proj = BatchedLinear(moe.num_experts, width, model.hidden_size, bias=model.experts_have_bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Every expert on its own rows."""
-        gate = None if self.gate_proj is None else tokens @ self.gate_proj
-        return activate(self.kind, tokens @ self.up_proj, gate) @ self.down_proj
+        gate = None if self.gate_proj is None else self.gate_proj(tokens)
+        return self.down_proj(activate(self.kind, self.up_proj(tokens), gate))  # type: ignore[no-any-return]
 
 
-def expert_weights(shape: tuple[int, int, int]) -> nn.Parameter:
-    """One matrix for each expert, drawn as a Linear's would be."""
-    return nn.Parameter(torch.empty(shape).uniform_(-(shape[1] ** -0.5), shape[1] ** -0.5))
+class BatchedLinear(nn.Module):
+    """One matrix (and bias) for each expert, drawn as a Linear's would be: (E, rows, into) in, (E, rows, out) out."""
+
+    def __init__(self, experts: int, into: int, out: int, *, bias: bool) -> None:
+        super().__init__()
+        bound = into**-0.5
+        self.weight = nn.Parameter(torch.empty(experts, into, out).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(experts, 1, out).uniform_(-bound, bound)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each expert's product."""
+        return x @ self.weight if self.bias is None else torch.baddbmm(self.bias, x, self.weight)
 
 
 class MixtureOfExperts(nn.Module):
@@ -74,11 +85,12 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, model: ModelSpec, moe: MoeSpec) -> None:
         super().__init__()
         self.moe = moe
-        self.router = nn.Linear(model.hidden_size, moe.num_experts, bias=False)
+        self.router = nn.Linear(model.hidden_size, moe.num_experts, bias=moe.router_bias)
         self.experts = Experts(model, moe)
         shared = moe.shared_expert_intermediate_size
         self.shared_expert = Mlp(model, shared) if shared else None
-        self.shared_expert_gate = nn.Linear(model.hidden_size, 1, bias=False) if moe.shared_expert_gate else None
+        gated = bool(shared) and moe.shared_expert_gate
+        self.shared_expert_gate = nn.Linear(model.hidden_size, 1, bias=False) if gated else None
         self.correction: Tensor | None
         correction = torch.zeros(moe.num_experts, dtype=torch.float32) if moe.router_correction_bias else None
         self.register_buffer("correction", correction)

@@ -65,6 +65,7 @@ def _models(draw: st.DrawFn, layers: int, *, experts: bool, latent: bool) -> Con
     heads = groups * draw(st.sampled_from([1, 2, 3]))
     head_dim = draw(st.sampled_from([4, 8, 12]))
     parallel_block = draw(flag)
+    norms_per_layer = draw(st.sampled_from([2, 4, 1] if parallel_block else [2, 4]))
     model: Config = {
         "num_layers": draw(st.integers(1, layers)),
         "hidden_size": draw(st.sampled_from([heads * head_dim, 48, 20, 7])),
@@ -76,13 +77,17 @@ def _models(draw: st.DrawFn, layers: int, *, experts: bool, latent: bool) -> Con
         "max_position_embeddings": POSITIONS,
         "position_embedding": draw(st.sampled_from(["learned", "rope", "alibi", "none"])),
         "normalization": draw(st.sampled_from(["layernorm", "rmsnorm"])),
-        "norms_per_layer": draw(st.sampled_from([2, 1])) if parallel_block else 2,
+        "norms_per_layer": norms_per_layer,
+        "norm_placement": draw(st.sampled_from(["before", "after"])) if norms_per_layer == 2 else "before",
+        "qk_norm_width": draw(st.sampled_from(["head", "each-head", "all-heads"])),
         "parallel_block": parallel_block,
-        "mlp": draw(st.sampled_from(["gelu", "relu", "swiglu", "geglu"])),
+        "mlp": draw(st.sampled_from(["gelu", "relu", "relu2", "swiglu", "geglu"])),
         "embedding_size": draw(st.sampled_from([None, None, 16])),
     }
     for name in ("final_norm", "embedding_norm", "qkv_bias", "output_bias", "mlp_bias", "lm_head_bias", "qk_norm"):
         model[name] = draw(flag)
+    for name in ("norm_weight", "norm_bias", "qk_norm_weight"):
+        model[name] = draw(st.sampled_from([True, True, False]))
     for name in ("tie_word_embeddings", "fused_qkv", "fused_gate_up"):
         model[name] = draw(flag)
     if experts and draw(flag):
@@ -109,6 +114,10 @@ def _experts(draw: st.DrawFn, layers: int) -> Config:
         "shared_expert_intermediate_size": draw(st.sampled_from([0, 16])),
         "shared_expert_gate": draw(st.booleans()),
         "first_dense_layers": draw(st.integers(0, layers)),
+        "expert_interval": draw(st.sampled_from([1, 1, 2, 3])),
+        "dense_layers": draw(st.lists(st.integers(0, layers - 1), max_size=2)),
+        "expert_bias": draw(st.sampled_from([None, False, True])),
+        "router_bias": draw(st.booleans()),
         "router_correction_bias": draw(st.booleans()),
     }
 

@@ -49,7 +49,7 @@ def test_no_phase_falls_with_the_layers(config: Config, further: int) -> None:
     if config["parallelism"]["pipeline_parallel"] > 1:
         if config["training"]["recompute"] not in ("none", "selective"):
             config["training"]["recompute"] = "full"
-        config["model"].get("moe", {})["first_dense_layers"] = 0
+        config["model"].get("moe", {}).update(first_dense_layers=0, expert_interval=1, dense_layers=[])
     layers = config["model"]["num_layers"] + further
 
     assert_no_phase_falls(totals(config), totals(config, f"l={layers}"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -84,15 +83,17 @@ def test_eight_bit_states_have_a_scale_for_each_block_of_256(config: Config, ran
             )
 
 
-def is_replicated(module: str, tensor: str) -> bool:
+def is_replicated(module: str, tensor: str, qk_norm_width: str = "head") -> bool:
     """What every tensor-parallel rank holds whole (Shoeybi et al., arXiv 1909.08053, section 3).
 
-    Norms, the router, learned positions, the projections of a narrow embedding, the gate of a shared expert, latent
+    Norms but for those that give each head its own weights, the router, learned positions, the projections of a narrow embedding, the gate of a shared expert, latent
     attention's way down, and the bias of a row-parallel matrix, which is added after the sum over ranks.
     """
     name = module.rsplit(".", 1)[-1]
     whole = ("router", "embed_positions", "project_in", "project_out", "shared_expert_gate", "q_a_proj", "kv_a_proj")
     row_parallel = ("o_proj", "down_proj")
+    if name in ("q_norm", "k_norm") and qk_norm_width != "head":
+        return False
     return name.endswith("norm") or name in whole or (name in row_parallel and tensor.startswith("bias"))
 
 
@@ -115,7 +116,7 @@ def test_tensor_parallel_shards_times_ranks_are_the_whole(config: Config, ranks:
         for (component, module, tensor), share in plain.items():
             full = before[component, module, tensor]
             row_elements = prod(full.shape[1:])
-            if is_replicated(module, tensor) or tensor.endswith("step counter"):
+            if is_replicated(module, tensor, config["model"]["qk_norm_width"]) or tensor.endswith("step counter"):
                 assert share.shape == full.shape
             elif module in ("embed_tokens", "lm_head"):
                 padding = ranks * prod(share.shape) - prod(full.shape)
@@ -170,11 +171,9 @@ def test_backward_makes_one_gradient_for_every_parameter(config: Config) -> None
 
     Both sides come from different places: the operators of the blocks, and the table of parameters.
     """
-    assume(not ("moe" in config["model"] and config["model"]["mlp_bias"]))  # the test below
     assert_gradients_are_the_parameters(config)
 
 
-@pytest.mark.xfail(reason="the plain decoder's experts have no biases, the parameter table counts them")
 def test_backward_makes_gradients_of_the_biases_of_experts() -> None:
     """With mlp_bias, E experts of width F_e have E·(F_e + d) biases beside their matrices."""
     moe = {"num_experts": 2, "num_experts_per_token": 1, "expert_intermediate_size": 8}
@@ -215,6 +214,7 @@ def test_activations_over_tensor_and_sequence_parallel_ranks_are_the_unsplit_one
 
     Korthikanti et al. (arXiv 2205.05198) table 2: sbh/t·(34 + 5as/h).
     """
+    assume(config["model"]["qk_norm_width"] != "all-heads")  # its statistics, one a token, are whole on each rank
     config["model"] |= {"num_key_value_heads": 4, "num_attention_heads": 8, "intermediate_size": 24}
     whole = estimate(config, "tensor_parallel=1")
     split = estimate(config, f"tensor_parallel={ranks}", "sequence_parallel=true")

@@ -107,14 +107,14 @@ def all_layers(timeline: Timeline, block: Block) -> Iterator[int]:
         return
     spec = timeline.spec
     plan = spec.training.recompute
-    dense = spec.model.num_layers if spec.model.moe is None else spec.model.moe.first_dense_layers
     for layer in range(timeline.stage.first, timeline.stage.stop):
         if isinstance(plan, str):
             every = int(plan.removeprefix("every-")) if plan.startswith("every-") else 0
             again = plan == "full" or bool(every and (layer + 1) % every == 0)
         else:
             again = layer in plan
-        if (block.kind.recomputed, block.kind.experts) == (again, layer >= dense):
+        experts = spec.model.moe is not None and spec.model.moe.has_experts(layer)
+        if (block.kind.recomputed, block.kind.experts) == (again, experts):
             yield layer
 
 

@@ -418,7 +418,7 @@ def test_an_unknown_family_is_refused_on_its_line(folder: Path) -> None:
     message = refusal(folder, "model:\n  architecture: lama\n")
 
     assert message.startswith("run.yaml:2: model.architecture: 'lama' is not a model family that memcalc knows.")
-    assert "Nearest: llama." in message
+    assert "Nearest: llama," in message
 
 
 @pytest.mark.parametrize(

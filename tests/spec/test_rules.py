@@ -59,6 +59,24 @@ def test_more_key_value_heads_than_heads_are_refused() -> None:
     )
 
 
+def test_norms_after_are_two() -> None:
+    assert refusal(model={"norm_placement": "after", "norms_per_layer": 4}) == (
+        "configuration: model.norm_placement: norm_placement = after places 2 norms, but norms_per_layer = 4. "
+        "Set norms_per_layer: 2; 4 are before and after attention and MLP anyway."
+    )
+
+
+def test_dense_layers_exist_and_are_not_too_many_to_look_at() -> None:
+    assert refusal(model={"moe": MOE | {"dense_layers": [4]}}) == (
+        "configuration: model.moe.dense_layers: dense_layers names layer 4, but the layers are 0 to 3. "
+        "Name layers that exist."
+    )
+    assert refusal(model={"moe": MOE | {"expert_interval": 2}, "l": 2**40}).endswith(
+        "num_layers = 1099511627776 with dense layers between those with experts. "
+        "Each layer is looked at then: at most 4096."
+    )
+
+
 def test_one_norm_a_layer_needs_a_parallel_block() -> None:
     assert refusal(model={"norms_per_layer": 1}) == (
         "configuration: model.norms_per_layer: norms_per_layer = 1 needs parallel_block: true. "
@@ -317,7 +335,7 @@ RECOMPUTE = "Write none, selective, full, every-k (every-2: each second layer) o
         ("parallelism", "pipeline_parallel", 4096, "= 4096 is too large. It must be at most 1024."),
         ("parallelism", "sequence_parallel", "yes", "= 'yes' is neither true nor false. Write true or false."),
         ("model", "qkv_bias", 1, "= 1 is neither true nor false. Write true or false."),
-        ("model", "norms_per_layer", 3, "= 3 is too large. It must be at most 2."),
+        ("model", "norms_per_layer", 3, "= 3 is not known. Known are 1, 2 or 4."),
         ("model", "moe", 3, "= 3 is not a block. Write the block's fields indented below it."),
         ("hardware", "gpu", 3, "= 3 is not a word. Write a word; put it in quotes if YAML reads it as a number."),
     ],

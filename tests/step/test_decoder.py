@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from memcalc.errors import InputError
+from memcalc.estimation.estimate import estimate
 from memcalc.estimation.parameters import count_parameters
+from memcalc.ledger.component import Component
 from memcalc.spec.loading import load
 from memcalc.step.causal_lm import build, default_dtype, loss
 from memcalc.step.decoder import Decoder, Layer
@@ -40,6 +42,16 @@ MODELS: dict[str, dict[str, Any]] = {
             "router_correction_bias": True,
         },
     },
+    "experts with biases in each second layer": {
+        "architecture": "qwen2_moe",
+        "intermediate_size": 96,
+        "moe": MOE | {"expert_interval": 2, "expert_bias": True, "router_bias": True},
+    },
+    "norms before and after": {"architecture": "gemma2", "head_dim": 16, "num_key_value_heads": 2},
+    "norms after, one over all heads": {"architecture": "olmo2", "num_key_value_heads": 2},
+    "norms without parameters, relu2": {"architecture": "nanochat"},
+    "a norm for each head, without bias": {"architecture": "cohere", "num_key_value_heads": 2, "qk_norm": True},
+    "a norm of heads without weight": {"architecture": "llama", "qk_norm": True, "qk_norm_weight": False},
 }
 
 
@@ -139,6 +151,43 @@ def test_eager_gpt_layer_keeps_what_the_paper_counts(b: int) -> None:
     s, d, h = 32, 64, 4
 
     assert saved_bytes(spec(attention="eager"), b) == 32 * b * s * d + 2 * b * s * s * h + 8 * b * s
+
+
+EXPERTS = {"mlp": "swiglu", "moe": MOE | {"num_experts_per_token": 1}}
+GPT = {"qk_norm": True, "position_embedding": "none"}
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "more", "statistics"),
+    [
+        # What a bias adds to, and its sum, no gradient needs; the matrix keeps its input with and without one.
+        (EXPERTS | {"mlp_bias": False}, {"mlp_bias": True}, 0, 0),
+        (EXPERTS, {"moe": MOE | {"num_experts_per_token": 1, "router_bias": True}}, 0, 0),
+        # Two norms more keep their inputs, 2bsd each, and two statistics each.
+        ({}, {"norms_per_layer": 4}, 2 * 2 * 64, 4),
+        # Before, norms keep the residual stream, and matrices what comes out of the norms; after, norms keep what comes
+        # out of the matrices, and these the residual stream: four tensors of 2bsd each way.
+        ({}, {"norm_placement": "after"}, 0, 0),
+        # relu keeps its output, the down projection keeps that squared: 2 · 4bsd more.
+        ({"mlp": "relu"}, {"mlp": "relu2"}, 2 * 4 * 64, 0),
+        # One norm over all 4 heads has two statistics for q and two for k, where each head had its own.
+        (GPT, {"qk_norm_width": "all-heads"}, 0, 4 - 4 * 4),
+        # The product with the heads' own weights keeps what it multiplies: 2bsd for q and for k.
+        (GPT, {"qk_norm_width": "each-head"}, 2 * 2 * 64, 0),
+        (GPT, {"qk_norm_weight": False}, 0, 0),
+        (GPT, {"norm_bias": False}, 0, 0),
+    ],
+)
+def test_layouts_keep_what_the_estimate_says(
+    model: dict[str, Any], changes: dict[str, Any], more: int, statistics: int
+) -> None:
+    """Bytes a token and layer that a change of the layout adds. Statistics have 2 bytes on the CPU, 4 on CUDA."""
+    s = 32
+    before, after = (spec(fields, attention="eager") for fields in (model, model | changes))
+
+    assert saved_bytes(after, 1) - saved_bytes(before, 1) == s * (more + 2 * statistics)
+    kept = [estimate(run).ledger.components("loss_1")[Component.ACTIVATIONS] for run in (before, after)]
+    assert kept[1] - kept[0] == 2 * s * (more + 4 * statistics)  # of two layers
 
 
 def test_dropout_keeps_a_mask_and_an_output() -> None:

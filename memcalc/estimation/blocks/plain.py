@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.operators import Operators
-from memcalc.estimation.tape import Tape, Tensor
+from memcalc.estimation.tape import Shape, Tape, Tensor
 from memcalc.ledger.component import Component
 
 PAPER = "Korthikanti et al. (arXiv 2205.05198) section 4.1"
@@ -38,21 +38,28 @@ class PlainBlock:
         c, ops = self.c, self.ops
         dtype = c.parameters if c.autocast else c.compute
         x = self.tape.input("layer input", ("b", self.stream, "d"), dtype, PAPER)
-        normed = self.norm(x, "input_norm")
-        attended = ops.dropout(self.attention(normed), "attention dropout", c.residual_dropout)
+        before = c.norms_per_layer == 4 or c.norm_placement == "before"
+        normed = self.norm(x, "input_norm") if before else x
+        attended = self.attention(normed)
+        if c.norms_per_layer == 4 or not before:
+            attended = self.norm(attended, "attention_output_norm")
+        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        into = x if c.parallel_block else ops.add(x, attended, "attention sum")
+        if not before:
+            normed = into
+        elif c.norms_per_layer > 1:
+            normed = self.norm(into, "post_attention_norm")
+        fed = self.mlp(normed)
+        if c.norms_per_layer == 4 or not before:
+            fed = self.norm(fed, "mlp_output_norm")
+        fed = ops.dropout(fed, "mlp dropout", c.residual_dropout)
         if c.parallel_block:
-            if c.norms_per_layer == 2:
-                normed = self.norm(x, "post_attention_norm")
-            fed = ops.dropout(self.mlp(normed), "mlp dropout", c.residual_dropout)
-            return self.tape, ops.add(ops.add(x, attended, "attention sum"), fed, "layer output")
-        x = ops.add(x, attended, "attention sum")
-        fed = ops.dropout(self.mlp(self.norm(x, "post_attention_norm")), "mlp dropout", c.residual_dropout)
-        return self.tape, ops.add(x, fed, "layer output")
+            into = ops.add(x, attended, "attention sum")
+        return self.tape, ops.add(into, fed, "layer output")
 
     def norm(self, x: Tensor, module: str, width: str = "d") -> Tensor:
         """LayerNorm or RMSNorm."""
-        kind = self.ops.layer_norm if self.c.normalization == "layernorm" else self.ops.rms_norm
-        return kind(x, module, width)
+        return norm(self.ops, self.c, x, module, width)
 
     # -- attention ---------------------------------------------------------------------------------------------------
 
@@ -64,9 +71,17 @@ class PlainBlock:
         h, kv = self.axis("h"), self.axis("h_kv")
         width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
         qkv = ops.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.qkv_bias)
-        q, k, v = ops.split(qkv, (("b", "s", h, "d_h"), ("b", "s", kv, "d_h"), ("b", "s", kv, "d_h")), "q, k, v")
+        by_head: tuple[Shape, Shape, Shape] = (("b", "s", h, "d_h"), ("b", "s", kv, "d_h"), ("b", "s", kv, "d_h"))
+        shapes = by_head
+        if c.qk_norm and c.qk_norm_width == "all-heads":
+            q_width, kv_width = self.axis("d" if c.square else "h·d_h"), self.axis("h_kv·d_h")
+            shapes = (("b", "s", q_width), ("b", "s", kv_width), by_head[2])
+        q, k, v = ops.split(qkv, shapes, "q, k, v")
+        if c.attention_sinks:
+            ops.unwritten_parameter("attention.sinks", "weight", (h,))
         if c.qk_norm:
-            q, k = self.norm(q, "attention.q_norm", "d_h"), self.norm(k, "attention.k_norm", "d_h")
+            q = self.head_norm(q, "attention.q_norm", self.axis("d" if c.square else "h·d_h"), by_head[0])
+            k = self.head_norm(k, "attention.k_norm", self.axis("h_kv·d_h"), by_head[1])
         elif c.position == "rope":
             v = ops.copy(v, "v")
         if c.position == "rope":
@@ -78,6 +93,18 @@ class PlainBlock:
         return ops.linear(
             core, "attention.o_proj", ("d", query_width), ("b", self.stream, "d"), bias=c.output_bias, row=True
         )
+
+    def head_norm(self, heads: Tensor, module: str, width: str, out: Shape) -> Tensor:
+        """A norm of query or key heads, `width` wide together."""
+        c = self.c
+        if c.qk_norm_width == "all-heads":
+            return norm(self.ops, c, heads, module, width, weight=c.qk_norm_weight, out=out)
+        if c.qk_norm_width == "head":
+            return norm(self.ops, c, heads, module, "d_h", weight=c.qk_norm_weight)
+        if not c.qk_norm_weight or not c.norm_weight:
+            return norm(self.ops, c, heads, module, "d_h", weight=False)
+        normed = norm(self.ops, c, heads, module, "d_h", weight=False, out=("b", "s", width))
+        return self.ops.times_weight(normed, module, width, out)
 
     def rotated(self, x: Tensor, name: str) -> Tensor:
         """x * cos + (-second half, first half) * sin, the tables shared by all layers."""
@@ -181,6 +208,8 @@ class PlainBlock:
         """gelu(up), relu(up), or silu(gate) * up."""
         ops = self.ops
         if gate is None:
+            if self.c.mlp == "relu2":
+                return ops.pointwise(ops.pointwise(up, f"{prefix}relu", saves="output"), f"{prefix}relu²")
             saves = "output" if self.c.mlp == "relu" else "input"
             return ops.pointwise(up, f"{prefix}{self.c.mlp}", saves=saves)
         kind = "silu" if self.c.mlp == "swiglu" else "gelu"
@@ -190,18 +219,18 @@ class PlainBlock:
         """Top-k experts, every one with an equal share of the token copies (memcalc/step/mlp.py)."""
         c, ops = self.c, self.ops
         copies, rows = ("b", "s", "k", "d"), ("E", "R")
-        inner = self.axis("F_e")
-        router = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=False)
+        inner, bias = self.axis("F_e"), c.expert_bias
+        router = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
         probabilities = ops.softmax(ops.cast(router, "fp32"), "router probabilities")
         weights = ops.gather(probabilities, ("b", "s", "k"), "router weights")
         weights = ops.normalized(weights, "normalized router weights")
         permuted = ops.gather(x, copies, "permuted tokens", padded=(*rows, "d"))
         gate = None
         if c.gated_mlp:
-            gate = ops.batched_linear(permuted, "mlp.experts.gate", ("E", "d", inner), (*rows, inner))
-        up = ops.batched_linear(permuted, "mlp.experts.up", ("E", "d", inner), (*rows, inner))
+            gate = ops.batched_linear(permuted, "mlp.experts.gate", ("E", "d", inner), (*rows, inner), bias=bias)
+        up = ops.batched_linear(permuted, "mlp.experts.up", ("E", "d", inner), (*rows, inner), bias=bias)
         product = self.activated(up, gate, "mlp.experts.")
-        done = ops.batched_linear(product, "mlp.experts.down", ("E", inner, "d"), (*rows, "d"))
+        done = ops.batched_linear(product, "mlp.experts.down", ("E", inner, "d"), (*rows, "d"), bias=bias)
         permuted_weights = ops.cast(ops.gather(weights, ("b", "s", "k"), "permuted router weights"), done.dtype)
         weighted = ops.mul(done, permuted_weights, "weighted expert outputs", copies)
         total = ops.scattered(weighted, ("b", self.stream, "d"), "sum of experts")
@@ -212,6 +241,16 @@ class PlainBlock:
             gate = ops.linear(x, "mlp.shared_expert_gate", ("1", "d"), ("b", "s", "1"), bias=False)
             common = ops.mul(common, ops.pointwise(gate, "shared gate", saves="output"), "gated shared expert")
         return ops.add(total, common, "sum with shared expert")
+
+
+def norm(
+    ops: Operators, c: Structure, x: Tensor, module: str, width: str, *, weight: bool = True, out: Shape | None = None
+) -> Tensor:
+    """LayerNorm or RMSNorm, with what parameters the model's norms have."""
+    tensors = ("weight",) if weight and c.norm_weight else ()
+    if c.normalization == "rmsnorm":
+        return ops.rms_norm(x, module, width, tensors, out)
+    return ops.layer_norm(x, module, width, (*tensors, "bias") if tensors and c.norm_bias else tensors, out)
 
 
 def plain_embedding(c: Structure) -> tuple[Tape, Tensor]:
@@ -229,7 +268,7 @@ def plain_embedding(c: Structure) -> tuple[Tape, Tensor]:
         positions = ops.embedding("embed_positions", (c.position_table, "d"), (stream,), counts=True)
         x = ops.broadcast_add(x, positions, "embedding sum")
     if c.embedding_norm:
-        x = (ops.layer_norm if c.normalization == "layernorm" else ops.rms_norm)(x, "embed_norm", "d")
+        x = norm(ops, c, x, "embed_norm", "d")
     return tape, x
 
 
@@ -253,7 +292,7 @@ def plain_head(c: Structure) -> tuple[Tape, None]:
     dtype = c.parameters if c.autocast else c.compute
     x = tape.input("head input", ("b", stream, "d"), dtype, f"{PAPER}.3")
     if c.final_norm:
-        x = (ops.layer_norm if c.normalization == "layernorm" else ops.rms_norm)(x, "norm", "d")
+        x = norm(ops, c, x, "norm", "d")
     width = "d"
     if c.own_embedding_width:
         width = "d_e"

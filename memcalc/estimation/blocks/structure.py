@@ -15,7 +15,10 @@ class Structure(NamedTuple):
     implementation: str
     family: str
     normalization: str
+    norm_weight: bool
+    norm_bias: bool
     norms_per_layer: int
+    norm_placement: str
     parallel_block: bool
     mlp: str
     gated_mlp: bool
@@ -24,7 +27,10 @@ class Structure(NamedTuple):
     output_bias: bool
     mlp_bias: bool
     lm_head_bias: bool
+    attention_sinks: bool
     qk_norm: bool
+    qk_norm_width: str
+    qk_norm_weight: bool
     position: str
     position_table: str  # axis of the learned table: "S" or "S+2"
     final_norm: bool
@@ -38,6 +44,8 @@ class Structure(NamedTuple):
     shared_expert: bool
     shared_gate: bool
     has_experts: bool
+    expert_bias: bool
+    router_bias: bool
     attention: str
     attention_dropout: bool
     residual_dropout: bool
@@ -63,7 +71,10 @@ def structure_of(spec: Spec) -> Structure:
         implementation=training.implementation,
         family=(model.architecture or "") if huggingface else "",
         normalization=model.normalization,
+        norm_weight=model.norm_weight,
+        norm_bias=model.norm_bias,
         norms_per_layer=model.norms_per_layer,
+        norm_placement=model.norm_placement,
         parallel_block=model.parallel_block,
         mlp=model.mlp,
         gated_mlp=model.gated_mlp,
@@ -72,7 +83,10 @@ def structure_of(spec: Spec) -> Structure:
         output_bias=model.output_bias,
         mlp_bias=model.mlp_bias,
         lm_head_bias=model.lm_head_bias,
+        attention_sinks=model.attention_sinks,
         qk_norm=model.qk_norm,
+        qk_norm_width=model.qk_norm_width,
+        qk_norm_weight=model.qk_norm_weight,
         position=model.position_embedding,
         position_table=f"S+{offset}" if offset else "S",
         final_norm=model.final_norm,
@@ -86,6 +100,8 @@ def structure_of(spec: Spec) -> Structure:
         shared_expert=model.moe is not None and model.moe.shared_expert_intermediate_size > 0,
         shared_gate=model.moe is not None and model.moe.shared_expert_gate,
         has_experts=model.moe is not None,
+        expert_bias=model.moe is not None and model.experts_have_bias,
+        router_bias=model.moe is not None and model.moe.router_bias,
         attention=training.attention,
         attention_dropout=bool(model.attention_dropout if rate is None else rate),
         residual_dropout=bool(model.residual_dropout if rate is None else rate),
