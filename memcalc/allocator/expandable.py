@@ -11,9 +11,8 @@ from memcalc.allocator.constants import SMALL_SEGMENT
 from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.rounding import multiple
 
-HEADROOM = (
-    8  # address space is reserved for the whole device and an eighth of it, so that pages can be moved to the end
-)
+# Address space is reserved for the whole device and an eighth of it, so that pages can be moved to the end.
+HEADROOM = 8
 
 
 def expanded_size(block: Block) -> int:

@@ -141,3 +141,31 @@ def test_switched_off_in_mid_run() -> None:
     assert subject.malloc(20 * MIB).address == other.address
     subject.empty_cache()
     assert reserved_mib(subject) == 20
+
+
+def test_a_second_segment_only_where_the_first_has_no_room() -> None:
+    """Addresses for 160 + 160/8 MiB are 9 pages of 20. Eight are mapped, the first two given back: 40 and 20 are left.
+
+    50 MiB fit neither: a second segment. 40 do: the first one's hole.
+    """
+    subject = allocator("expandable_segments:True", capacity=160 * MIB)
+    blocks = [subject.malloc(size * MIB) for size in (40, 60, 60)]
+    assert blocks[0].segment.size == 180 * MIB
+    subject.free(blocks[0])
+    subject.empty_cache()
+    with pytest.raises(OutOfMemory):
+        subject.malloc(50 * MIB)
+    assert len(subject.default.large.segments) == 2
+
+    assert subject.malloc(40 * MIB).address == blocks[0].segment.address
+
+
+def test_of_two_holes_that_could_grow_alike_the_smaller_one_is_taken() -> None:
+    """One block of 10 MiB before an unmapped page of 20, one of 30 that cannot grow: for 5 MiB the smaller stays."""
+    subject = allocator("expandable_segments:True")
+    keep, gap, _, hole, _ = (subject.malloc(size * MIB) for size in (10, 30, 20, 30, 10))
+    subject.free(gap)  # [10, 40): 10 on page 0, page 1
+    subject.empty_cache()  # page 1 is given back: [10, 20) free, [20, 40) unmapped
+    subject.free(hole)  # [60, 90) free
+
+    assert subject.malloc(5 * MIB).address == keep.address + 10 * MIB

@@ -143,3 +143,14 @@ def test_a_fraction_of_one_is_no_limit() -> None:
     subject = allocator(capacity=1000 * MIB, fraction=1.0)
 
     assert subject.memory.limit is None
+
+
+def test_oversize_blocks_go_until_they_suffice() -> None:
+    """For 200 MiB the larger two of 100 are exactly enough; 64 and 10 stay."""
+    subject = allocator("max_split_size_mb:64", capacity=274 * MIB)
+    for block in [subject.malloc(size * MIB) for size in (64, 100, 100, 10)]:
+        subject.free(block)
+    subject.malloc(200 * MIB)
+
+    assert reserved_mib(subject) == 64 + 10 + 200
+    assert (subject.counters.num_device_free, subject.counters.num_alloc_retries) == (2, 0)

@@ -105,3 +105,24 @@ def test_during_a_capture_no_event_is_looked_at() -> None:
     subject.private.end(1)
     subject.malloc(1)
     assert subject.counters.active_bytes == 30 * MIB + 512
+
+
+def test_the_peak_of_active_bytes_stays() -> None:
+    """30 wait while 40 are allocated: 70. Later 30 wait while 10 are allocated, which is less."""
+    subject = allocator()
+    subject.uses.ready = False
+    shared, large = subject.malloc(30 * MIB), subject.malloc(20 * MIB)
+    subject.record_stream(shared, 1)
+    subject.free(shared)
+    larger = subject.malloc(20 * MIB)
+    subject.free(large)
+    subject.free(larger)
+    subject.malloc(10 * MIB)
+
+    statistics = subject.statistics()
+    assert statistics["active_bytes.all.peak"] == statistics["active_bytes.large_pool.peak"] == 70 * MIB
+    assert statistics["active.all.peak"] == statistics["active.large_pool.peak"] == 3
+    assert statistics["active_bytes.all.current"] == 40 * MIB
+
+    subject.counters.reset_peaks()
+    assert subject.statistics()["active_bytes.all.peak"] == 40 * MIB
