@@ -78,7 +78,7 @@ def test_what_is_used_from_the_start_counts() -> None:
 
 
 def test_settings_decide() -> None:
-    """2 MiB in the place of 60 hold them all: 50 of 110 MiB are left for 70. In pages the rest of the 60 counts, too."""
+    """2 MiB in a segment of 60 hold all of it: 50 of 110 MiB are left for 70. In pages its rest counts, too."""
     events = [alloc(1, 60), alloc(2, 40), free(1), alloc(3, 2), free(2), alloc(4, 70)]
 
     assert replay(events, "expandable_segments:True", capacity=110 * MIB).fits
