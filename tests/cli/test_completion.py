@@ -25,7 +25,7 @@ def completions(line: str) -> list[str]:
     ("line", "offers"),
     [
         ("memcalc es", ["estimate"]),
-        ("memcalc estimate gpt", ["gpt2", "gpt2-large", "gpt2-medium", "gpt2-xl", "gpt3"]),
+        ("memcalc estimate gpt2", ["gpt2", "gpt2-large", "gpt2-medium", "gpt2-xl"]),
         ("memcalc estimate gpt3 --gpu h100", ["h100-80gb", "h100-pcie", "h100-nvl"]),
         ("memcalc estimate gpt3 --set hidden", ["hidden_size="]),
         ("memcalc estimate gpt3 --explain act", ["activations"]),
