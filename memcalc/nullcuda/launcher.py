@@ -69,6 +69,8 @@ def environment(
         "TRITON_LIBCUDA_PATH": folder,
         # Whatever the machine's own setting is, it is not about these cards.
         "CUDA_VISIBLE_DEVICES": ",".join(str(number) for number in range(gpus)),
+        # For a Python that ignores PYTHONPATH; elsewhere the hook switches cuDNN's attention off.
+        "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
         # Convolutions by the interface of cuDNN that stubs can answer (src/cudnn.c).
         "TORCH_CUDNN_V8_API_DISABLED": "1",
     }

@@ -34,6 +34,7 @@ HISTORY = os.environ.get("MEMCALC_NULL_HISTORY") == "1"
 REPORT_EVERY = 1.0  # seconds between the reports that a process writes while it runs, for the case that it is killed
 HISTORY_ENTRIES = 1_000_000  # events of the allocator; older ones are forgotten
 LARGE = 1 << 20  # elements: CPU tensors that --skip-init leaves as they are when they are to be filled at random
+LAST_GRAPH = 0.05  # seconds that autograd's thread gets at the end
 LARGEST_SHOWN = 25  # allocations at the peak
 
 COUNTS = ("launches", "reads", "small_reads", "read_bytes", "communicators", "communicator_bytes")
@@ -72,8 +73,11 @@ class Watch:
     def arrange(self, torch: Any) -> None:
         """Called when torch has been imported."""
         self.torch = torch
-        # cuDNN plans attention by itself, with kernels that it compiles: stubs cannot stand in for that.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        # cuDNN plans attention by itself, with kernels that it compiles: stubs cannot stand in for that. It stays off
+        # when a program puts it among several (torch.nn.attention.sdpa_kernel): the others are left then.
+        switch = torch._C._set_sdp_use_cudnn  # noqa: SLF001 -- what torch.backends.cuda.enable_cudnn_sdp calls
+        torch._C._set_sdp_use_cudnn = lambda _: switch(False)  # noqa: SLF001 -- likewise
+        switch(False)
         torch.cuda._lazy_call(self.begin)  # noqa: SLF001 -- what torch itself calls to be told
         self.keep_peaks()
         optimizers = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the name
@@ -106,7 +110,7 @@ class Watch:
 
     def report_at_the_end(self) -> None:
         """However the process ends, as far as Python learns of it."""
-        atexit.register(self.report)
+        atexit.register(self.leave)
         os.register_at_fork(after_in_child=self.forget)
         from multiprocessing import util
 
@@ -124,6 +128,13 @@ class Watch:
                 signal.signal(signal.SIGTERM, self.terminate)
         except ValueError:
             pass  # torch was imported by a thread, which cannot set handlers
+
+    def leave(self) -> None:
+        """The program has come to its end."""
+        self.report()
+        # PyTorch's autograd thread may still be letting go of the last graph, and aborts the process if Python ends
+        # meanwhile. With real kernels to wait for, it is long done by then.
+        time.sleep(LAST_GRAPH)
 
     def terminate(self, number: int, _: Optional[types.FrameType]) -> None:
         """Report, then end as if there were no handler."""
