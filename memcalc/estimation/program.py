@@ -103,6 +103,19 @@ class Program:
         return result
 
     @cached_property
+    def _alive(self) -> dict[tuple[str, int], tuple[int, ...]]:
+        return {}
+
+    def alive(self, stream: str, position: int) -> tuple[int, ...]:
+        """The storages alive after so many events of "forward", "loss" or "backward"; found once for each position."""
+        key = (stream, position)
+        if key not in self._alive:
+            start = {"forward": (), "loss": self.after_forward, "backward": self.kept}[stream]
+            events = {"forward": self.forward, "loss": self.loss, "backward": self.backward}[stream]
+            self._alive[key] = alive_after(events[:position], start)
+        return self._alive[key]
+
+    @cached_property
     def after_forward(self) -> tuple[int, ...]:
         """The storages alive until the model's forward returns."""
         return alive_after(self.forward)

@@ -22,7 +22,7 @@ def write_rows(items: Iterable[Item], what: str, tails: Mapping[int, int] = Mapp
         tails: bytes by phase mask of blocks' rests that are not split off.
     """
     together: dict[tuple[object, ...], tuple[Item, int]] = {}
-    rounding = list(tails.items())
+    rounding = dict(tails)
     for item in items:
         if not item.count or not item.each:
             continue
@@ -30,7 +30,7 @@ def write_rows(items: Iterable[Item], what: str, tails: Mapping[int, int] = Mapp
         known = together.get(key)
         together[key] = (item, item.count) if known is None else (item, known[1] + item.count)
         if item.block != item.each:
-            rounding.append((item.mask, item.count * (item.block - item.each)))
+            rounding[item.mask] = rounding.get(item.mask, 0) + item.count * (item.block - item.each)
     merged: dict[tuple[object, ...], tuple[Item, int, int]] = {}
     for item, count in together.values():
         alike = (item.module, item.tensor, item.each, item.component, count)
@@ -40,8 +40,8 @@ def write_rows(items: Iterable[Item], what: str, tails: Mapping[int, int] = Mapp
     return Rows(rows + _rounding_rows(rounding, what))
 
 
-def _rounding_rows(rounding: list[tuple[int, int]], what: str) -> list[Row]:
-    amounts = [sum(amount for mask, amount in rounding if mask >> bit & 1) for bit in range(len(PHASES))]
+def _rounding_rows(rounding: Mapping[int, int], what: str) -> list[Row]:
+    amounts = [sum([amount for mask, amount in rounding.items() if mask >> bit & 1]) for bit in range(len(PHASES))]
     masks: dict[int, int] = {}
     for bit, amount in enumerate(amounts):
         if amount:

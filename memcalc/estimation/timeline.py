@@ -18,7 +18,7 @@ from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.communication import Around
 from memcalc.estimation.items import Item
-from memcalc.estimation.program import Moment, Program, alive_after, highest
+from memcalc.estimation.program import Moment, Program, highest
 from memcalc.estimation.stages import Kind, Stage, count_between, kinds_of, runs_of
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
@@ -111,7 +111,7 @@ class Timeline:
         head = len(self.blocks) - 1
         block = self.blocks[head]
         moment = highest(block.program.loss, block.sizes)
-        alive = alive_after(block.program.loss[: moment.position], block.program.after_forward)
+        alive = block.program.alive("loss", moment.position)
         saved = self._saved(head, self.stage.stop, "loss")
         return self._best(iter([Candidate([*saved, (head, alive, 1)], (), "loss")]))
 
@@ -132,7 +132,7 @@ class Timeline:
             if block.name == "head":
                 layer = self.stage.stop
             moment = highest(block.program.forward, block.sizes)
-            alive = alive_after(block.program.forward[: moment.position])
+            alive = block.program.alive("forward", moment.position)
             where = _place(block, block.program.forward, moment)
             engine = self.around.forward_head if block.name == "head" else ()
             if block.kind is not None:
@@ -147,7 +147,7 @@ class Timeline:
     def _backward_moments(self) -> Iterator[Candidate]:
         for index, block in enumerate(self.blocks):
             moment = highest(block.program.backward, block.sizes)
-            alive = alive_after(block.program.backward[: moment.position], block.program.kept)
+            alive = block.program.alive("backward", moment.position)
             where = _place(block, block.program.backward, moment)
             for layer in self._turning_points(block):
                 holdings = self._saved(index, layer, "backward") + self._behind(index, layer)

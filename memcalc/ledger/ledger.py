@@ -18,10 +18,13 @@ class Rows:
     @cached_property
     def sums(self) -> dict[tuple[str, Component], int]:
         """Bytes by phase and component."""
-        table: dict[tuple[str, Component], int] = {}
+        alike: dict[tuple[Component, tuple[str, ...]], int] = {}
         for row in self.rows:
-            component, amount = row.component, row.bytes
-            for phase in row.phases:
+            group = (row.component, row.phases)
+            alike[group] = alike.get(group, 0) + row.bytes
+        table: dict[tuple[str, Component], int] = {}
+        for (component, phases), amount in alike.items():
+            for phase in phases:
                 key = (phase, component)
                 table[key] = table.get(key, 0) + amount
         return table
