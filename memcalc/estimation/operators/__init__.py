@@ -1,0 +1,18 @@
+"""The operators of PyTorch that blocks are written in: what each allocates, keeps for backward, and makes in it.
+
+What an operator keeps is what its entry in torch 2.13's tools/autograd/derivatives.yaml names in its gradient
+formulas; hidden buffers are the rules of `workspaces`. Under autocast, operators cast their inputs as the lists of
+torch/csrc's autocast_mode.h say: matrix products to the autocast dtype, norms, softmax and losses to fp32.
+"""
+
+from __future__ import annotations
+
+from memcalc.estimation.operators.attention import Attention
+from memcalc.estimation.operators.elementwise import Elementwise
+from memcalc.estimation.operators.linear import Linear
+from memcalc.estimation.operators.loss import Loss
+from memcalc.estimation.operators.norms import Norms
+
+
+class Operators(Linear, Norms, Elementwise, Attention, Loss):
+    """A tape with the vocabulary of a module's forward."""

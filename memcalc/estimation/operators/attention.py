@@ -1,0 +1,89 @@
+"""Attention in one kernel."""
+
+from __future__ import annotations
+
+from memcalc.estimation import workspaces
+from memcalc.estimation.operators.base import Base
+from memcalc.estimation.tape import NEW, Node, Shape, Tensor
+from memcalc.ledger.component import Component
+from memcalc.spec.recipes import DTYPE_BYTES
+
+
+class Attention(Base):
+    """Attention in one kernel."""
+
+    def flash_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: str,
+        kv_heads: str,
+        head_dim: str,
+        length: str,
+        *,
+        copies: bool,
+        out: Shape | None = None,
+    ) -> Tensor:
+        """Keeps q, k, v, its output, and fp32 log-sum-exps (flash_attn/flash_api.cpp).
+
+        `copies`: q, k, v lie head by head in memory, so backward copies the output and its gradient first.
+        """
+        citation = "ATen native/transformers/cuda/flash_attn/flash_api.cpp"
+        q, k, v = (self.autocast_input(t, "attention") for t in (q, k, v))
+        name = "attention"
+        y = self.tape.new(f"{name} output", out or q.shape, q.dtype, citation)
+        lse = self.tape.store(f"{name} log-sum-exp", ("b", heads, length), "fp32", citation)
+        rule = workspaces.named(
+            workspaces.flash_backward,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            length=length,
+            item_bytes=DTYPE_BYTES[q.dtype],
+        )
+        scratch = self.tape.store(f"{name} backward accumulators", (), "uint8", citation, rule=rule)
+        contiguous = tuple(
+            self.tape.store(f"{name} contiguous {what}", q.shape, q.dtype, citation)
+            for what in (("output", "gradient") if copies else ())
+        )
+        # 24 bytes that the paper's activations do not have: a random seed with its offset, and an unused mask.
+        state, mask = (
+            self.tape.store(f"{name} {what}", (count,), "int64", citation, component=Component.TEMPORARIES)
+            for what, count in (("random state", "2"), ("unused mask", "1"))
+        )
+        kept = (lse, state, mask)
+        node = Node(
+            name,
+            (q, k, v),
+            (y,),
+            (*dict.fromkeys(t.storage for t in (q, k, v, y)), *kept),
+            (NEW, NEW, NEW),
+            also_allocates=kept,
+            backward_temporaries=(scratch, *contiguous),
+        )
+        self.tape.nodes.append(node)
+        return y
+
+    def efficient_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: str, head_dim: str, length: str) -> Tensor:
+        """Keeps q, k, v, its output, and fp32 log-sum-exps (ATen native/transformers/cuda/attention.cu)."""
+        citation = "ATen native/transformers/cuda/attention.cu, attention_backward.cu"
+        q, k, v = (self.autocast_input(t, "attention") for t in (q, k, v))
+        name = "attention"
+        y = self.tape.new(f"{name} output", q.shape, q.dtype, citation)
+        rows = workspaces.named(workspaces.log_sum_exp_rows, heads=heads, length=length)
+        lse = self.tape.store(f"{name} log-sum-exp", ("b", heads, length), "fp32", citation, rule=rows)
+        rule = workspaces.named(
+            workspaces.efficient_backward,
+            heads=heads,
+            head_dim=head_dim,
+            length=length,
+            item_bytes=DTYPE_BYTES[q.dtype],
+        )
+        scratch = self.tape.store(f"{name} backward accumulators", (), "uint8", citation, rule=rule)
+        saved = (*dict.fromkeys(t.storage for t in (q, k, v, y)), lse)
+        node = Node(
+            name, (q, k, v), (y,), saved, (NEW, NEW, NEW), also_allocates=(lse,), backward_temporaries=(scratch,)
+        )
+        self.tape.nodes.append(node)
+        return y

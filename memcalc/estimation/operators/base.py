@@ -1,0 +1,63 @@
+"""What all operators share."""
+
+from __future__ import annotations
+
+from memcalc.estimation.tape import NEW, Node, Shape, Tape, Tensor
+from memcalc.ledger.component import Component
+
+DERIVATIVES = "torch 2.13 tools/autograd/derivatives.yaml"
+
+
+class Base:
+    """What all operators share: the tape, the dtypes, and autocast.
+
+    Args:
+        tape: where the operators are recorded.
+        compute: dtype of forward and backward, "bf16", "fp16" or "fp32".
+        parameters: dtype of the weights.
+        autocast: whether torch.autocast is on, in the compute dtype.
+    """
+
+    def __init__(self, tape: Tape, compute: str, parameters: str, autocast: bool) -> None:
+        self.tape = tape
+        self.compute = compute
+        self.parameters = parameters
+        self.autocast = autocast
+
+    def cast(self, x: Tensor, dtype: str, name: str | None = None) -> Tensor:
+        """x in another dtype: a copy, and its gradient one in the old dtype. Nothing where x has it already."""
+        if x.dtype == dtype:
+            return x
+        name = name or f"{self.tape.storages[x.storage].name} in {dtype}"
+        y = self.tape.new(name, x.shape, dtype, "aten::_to_copy", grad=x.grad)
+        self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW if x.grad else None,)))
+        return y
+
+    def cast_weight(self, module: str, tensor: str, shape: Shape, gradient: int) -> Tensor:
+        """The cast of a leaf is cached until autocast's region ends; its backward makes the fp32 gradient."""
+        name = f"{module}.{tensor} in {self.compute} (autocast cache)"
+        citation = "ATen autocast_mode.cpp, cached_cast"
+        storage = self.tape.store(name, shape, self.compute, citation, component=Component.TEMPORARIES)
+        cast = Tensor(storage, shape, self.compute)
+        self.tape.region.add(storage)
+        self.tape.nodes.append(Node(f"{module}.{tensor} cast", (), (cast,), (), (), parameters=(gradient,)))
+        return cast
+
+    def autocast_input(self, x: Tensor, module: str) -> Tensor:
+        """Each use of an activation casts it anew: only casts of leaves are cached."""
+        return self.cast(x, self.compute, f"{module} input in {self.compute}") if self.autocast else x
+
+    def parameter_gradient(self, module: str, tensor: str, shape: Shape, dtype: str) -> int:
+        """A storage for the gradient of a parameter, named as its row in the parameter table."""
+        return self.tape.store(
+            f"{module}.{tensor}",
+            shape,
+            dtype,
+            "autograd: torch/csrc/autograd/functions/accumulate_grad.h",
+            component=Component.GRADIENTS,
+        )
+
+
+def wider(a: str, b: str) -> str:
+    """The dtype of a result of two: fp32 if either is."""
+    return "fp32" if "fp32" in (a, b) else a

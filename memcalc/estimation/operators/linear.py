@@ -1,0 +1,146 @@
+"""Matrix products with parameters, and tables of rows."""
+
+from __future__ import annotations
+
+from memcalc.estimation import workspaces
+from memcalc.estimation.operators.base import DERIVATIVES, Base
+from memcalc.estimation.tape import NEW, Node, Shape, Tensor
+from memcalc.ledger.component import Component
+
+
+class Linear(Base):
+    """Matrix products with parameters, and tables of rows."""
+
+    def linear(
+        self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, row: bool = False, tied: bool = False
+    ) -> Tensor:
+        """y = x W^T + b. Keeps x (and W, which is no new memory); backward makes dx, dW and db.
+
+        db is a sum over all tokens, see `workspaces.column_sum`. Under sequence parallelism a column-parallel matrix
+        gathers its input, which is kept as the rank's own part, and a row-parallel one scatters its output.
+
+        Args:
+            x: the input.
+            module: name of the module, whose parameters are `weight` and `bias`.
+            weight: axes of the weight, [out, in].
+            out: axes of the output.
+            bias: whether there is one.
+            row: whether tensor parallelism splits the input axis.
+            tied: the weight is the embedding's: its gradient waits for that of the embedding.
+        """
+        given = x
+        x = self.autocast_input(x, module)
+        tape = self.tape
+        gathered = self._gathered(x, module) if not row else self._gathered(Tensor(-1, out, x.dtype), module)
+        dtype = self.compute if self.autocast else x.dtype
+        y = tape.new(f"{module} output", out, dtype, "torch.nn.functional.linear")
+        casts: list[Tensor] = []
+        parameters: list[int] = []
+        temporaries: list[int] = []
+        for tensor, shape in (("weight", weight), ("bias", (weight[0],))):
+            if tensor == "bias" and not bias:
+                continue
+            gradient = self.parameter_gradient(module, tensor, shape, self.parameters)
+            if tied and tensor == "weight":
+                tape.deferred.add(gradient)
+            if self.parameters == dtype:
+                parameters.append(gradient)
+            else:
+                casts.append(self.cast_weight(module, tensor, shape, gradient))
+        if bias:
+            # Of input and output one may be seen head by head; the other's leading axes are the tokens.
+            leading = min(x.shape[:-1], out[:-1], key=len)
+            tokens = tuple("s" if axis == "s/t" else axis for axis in leading)
+            rule = workspaces.named(workspaces.column_sum, rows=tokens, columns=(weight[0],))
+            temporaries.append(tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule))
+        node = Node(
+            module,
+            (x, *casts),
+            (y,),
+            (x.storage, *(cast.storage for cast in casts[:1])),  # the weight's; no gradient needs the bias
+            (NEW, *(NEW for _ in casts)),
+            caller_holds=(given.storage,),
+            forward_temporaries=gathered,
+            backward_temporaries=(*gathered, *temporaries),
+            parameters=tuple(parameters),
+        )
+        tape.nodes.append(node)
+        return y
+
+    def _gathered(self, x: Tensor, module: str) -> tuple[int, ...]:
+        """The whole sequence of a tensor of which the rank keeps a part (Korthikanti et al. section 4.2.2)."""
+        if "s/t" not in x.shape:
+            return ()
+        whole = tuple("s" if axis == "s/t" else axis for axis in x.shape)
+        citation = "Korthikanti et al. (arXiv 2205.05198) section 4.2.2: gathered in forward and again in backward"
+        name = f"{module} gathered sequence"
+        return (self.tape.store(name, whole, x.dtype, citation, component=Component.COMMUNICATION_BUFFERS),)
+
+    def batched_linear(self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool) -> Tensor:
+        """One matrix for each expert: bmm, baddbmm with a bias. Keeps x; backward makes dx, dW and db."""
+        x = self.autocast_input(x, module)
+        y = self.tape.new(f"{module} output", out, x.dtype, "aten::baddbmm" if bias else "aten::bmm")
+        shapes = {"weight": weight, "bias": (weight[0], weight[2])} if bias else {"weight": weight}
+        gradients = {name: self.parameter_gradient(module, name, s, self.parameters) for name, s in shapes.items()}
+        temporaries: tuple[int, ...] = ()
+        if bias:
+            rule = workspaces.named(workspaces.column_sum, rows=out[1:2], columns=shapes["bias"])
+            sums = self.tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
+            temporaries = (sums,)
+        casts: list[Tensor] = []
+        if self.parameters != x.dtype:
+            casts = [self.cast_weight(module, name, s, gradients[name]) for name, s in shapes.items()]
+        node = Node(
+            module,
+            (x, *casts),
+            (y,),
+            (x.storage, *(cast.storage for cast in casts[:1])),  # the weight's; no gradient needs the bias
+            (NEW, *(NEW for _ in casts)),
+            backward_temporaries=temporaries,
+            parameters=() if casts else tuple(gradients.values()),
+        )
+        self.tape.nodes.append(node)
+        return y
+
+    def unwritten_parameter(self, module: str, tensor: str, shape: Shape) -> None:
+        """A parameter whose operators are not written: its gradient alone."""
+        gradient = self.parameter_gradient(module, tensor, shape, self.parameters)
+        self.tape.nodes.append(Node(module, (), (), (), (), parameters=(gradient,)))
+
+    def embedding(
+        self, module: str, table: Shape, tokens: Shape, *, tied: bool = False, counts: bool = False
+    ) -> Tensor:
+        """Rows of a table; keeps the indices, which are the inputs. The gradient of the table is dense.
+
+        `counts`: the indices are positions, counted out in this forward, so keeping them is new memory.
+        """
+        tape = self.tape
+        y = tape.new(f"{module} output", (*tokens, table[1]), self.parameters, "torch.nn.functional.embedding")
+        rule = workspaces.named(workspaces.embedding_backward, tokens=tokens, rows=table[0], width=table[1])
+        scratch = tape.store(f"{module} sort and sums", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
+        gradient = self.parameter_gradient(module, "weight", table, self.parameters)
+        temporaries: tuple[int, ...] = (scratch,)
+        if tied:
+            # The head's gradient waits for this one. It is the transpose of a product, a view, so their sum is a third
+            # tensor; under autocast it is a cast of that, which nothing else refers to, and takes the sum in place.
+            citation = "torch 2.13 autograd/input_buffer.cpp: a shared leaf's gradients are summed out of place"
+            names = [f"{module} gradient before the sum"]
+            if not self.autocast:
+                names.append(f"{module} sum with the tied head's gradient")
+            temporaries = (scratch, *(tape.store(name, table, self.parameters, citation) for name in names))
+            tape.arrives_summed = gradient
+        kept: tuple[int, ...] = ()
+        if counts:
+            kept = (tape.store(f"{module} indices", tokens, "int64", DERIVATIVES, component=Component.TEMPORARIES),)
+        node = Node(
+            module,
+            (),
+            (y,),
+            kept,
+            (),
+            also_allocates=kept,
+            backward_temporaries=temporaries,
+            parameters=() if tied else (gradient,),
+        )
+        tape.nodes.append(node)
+        return y

@@ -1,0 +1,30 @@
+"""The cross-entropy of logits."""
+
+from __future__ import annotations
+
+from memcalc.estimation.operators.base import DERIVATIVES, Base
+from memcalc.estimation.tape import NEW, Node, Tensor
+
+
+class Loss(Base):
+    """The cross-entropy of logits."""
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """log_softmax, which keeps its output, then the mean of the labels' rows, which keeps it too."""
+        tape = self.tape
+        log_probabilities = tape.new("log-probabilities", logits.shape, logits.dtype, DERIVATIVES)
+        tape.nodes.append(Node("log_softmax", (logits,), (log_probabilities,), (log_probabilities.storage,), (NEW,)))
+        loss = tape.new("loss", (), "fp32", DERIVATIVES)
+        weight = tape.store("loss total weight", (), "fp32", "ATen native/cuda/Loss.cu")
+        tape.nodes.append(
+            Node(
+                "nll_loss",
+                (log_probabilities,),
+                (loss,),
+                (log_probabilities.storage, weight),
+                (NEW,),
+                also_allocates=(weight,),
+            )
+        )
+        tape.hold(loss)
+        return loss

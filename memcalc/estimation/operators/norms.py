@@ -1,0 +1,68 @@
+"""LayerNorm and RMSNorm, fused."""
+
+from __future__ import annotations
+
+from memcalc.estimation import workspaces
+from memcalc.estimation.operators.base import Base
+from memcalc.estimation.tape import NEW, Node, Shape, Tensor
+from memcalc.spec.recipes import DTYPE_BYTES
+
+
+class Norms(Base):
+    """LayerNorm and RMSNorm, fused."""
+
+    def layer_norm(
+        self,
+        x: Tensor,
+        module: str,
+        width: str,
+        tensors: tuple[str, ...] = ("weight", "bias"),
+        out: Shape | None = None,
+    ) -> Tensor:
+        """Keeps x, and mean and reciprocal deviation in fp32 (ATen native/cuda/layer_norm_kernel.cu)."""
+        return self._fused_norm(x, module, width, ("mean", "reciprocal deviation"), tensors, out)
+
+    def rms_norm(
+        self, x: Tensor, module: str, width: str, tensors: tuple[str, ...] = ("weight",), out: Shape | None = None
+    ) -> Tensor:
+        """torch.nn.RMSNorm, fused since torch 2.9: keeps x and the reciprocal deviation in fp32."""
+        return self._fused_norm(x, module, width, ("reciprocal deviation",), tensors, out)
+
+    def _fused_norm(
+        self,
+        x: Tensor,
+        module: str,
+        width: str,
+        statistics: tuple[str, ...],
+        tensors: tuple[str, ...],
+        out: Shape | None,
+    ) -> Tensor:
+        """`out`: the output's shape where it is seen with other axes."""
+        tape = self.tape
+        if self.autocast:
+            x = self.cast(x, "fp32")  # autocast's fp32 list
+        citation = "ATen native/cuda/layer_norm_kernel.cu: x, mean and rstd are saved"
+        y = tape.new(f"{module} output", out or x.shape, x.dtype, "torch.nn.functional.layer_norm, rms_norm")
+        kept = [tape.store(f"{module} {name}", x.shape[:-1], "fp32", citation) for name in statistics]
+        item_bytes = DTYPE_BYTES[self.parameters]
+        rule = workspaces.named(
+            workspaces.norm_backward,
+            rows=tuple(x.shape[:-1]),
+            width=width,
+            item_bytes=item_bytes,
+            buffers=len(tensors),
+        )
+        scratch = tape.store(f"{module} partial sums", (), "uint8", citation, rule=rule)
+        gradients = tuple(self.parameter_gradient(module, t, (width,), self.parameters) for t in tensors)
+        node = Node(
+            module,
+            (x,),
+            (y,),
+            (x.storage, *kept),
+            (NEW,),
+            also_allocates=tuple(kept),
+            backward_temporaries=(scratch,) if tensors else (),
+            parameters=gradients,
+        )
+        tape.nodes.append(node)
+        return y
