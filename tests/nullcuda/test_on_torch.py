@@ -299,7 +299,10 @@ dist.destroy_process_group()
 
 
 def test_two_ranks_train_with_ddp(dry_run_here: Path, null_python: str) -> None:
-    """4096 x 4096 x 4 bytes: weights, gradients and buckets of 64 MiB each; NCCL's 1.5 GiB are outside of them."""
+    """4096 x 4096 x 4 bytes: weights, the broadcast's copy, gradients and buckets of 64 MiB each, and two workspaces
+    of 32 MiB. The first bucket lives until NCCL's watchdog thread has seen its all-reduce done, which may be before or
+    after the second step makes another: 64 MiB that either rank has or has not. NCCL's 1.5 GiB are outside of them.
+    """
     (dry_run_here / "script.py").write_text(RANKS)
     launcher = [null_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
 
@@ -308,7 +311,9 @@ def test_two_ranks_train_with_ddp(dry_run_here: Path, null_python: str) -> None:
     assert result.outcome == DONE
     assert [(process.rank, process.steps) for process in result.processes] == [(0, 2), (1, 2)]
     first, second = result.usages
-    assert first.allocated_bytes == second.allocated_bytes > 3 * 64 * MIB
+    for usage in result.usages:
+        assert (usage.allocated_bytes // MIB) in {5 * 64, 6 * 64}
+    assert second.communication_bytes == first.communication_bytes
     assert first.communication_bytes == 1536 * MIB
     assert first.device_bytes - first.reserved_bytes == 1536 * MIB + find_card("h100-80gb").context_bytes
 
