@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[2] / "configs"
 PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 # Published counts: those of the checkpoints' tensors, parameters shared by embedding and head once.
-# The counts of the families that CHANGELOG.md names were written from memory, and are still to be looked up.
+# Each file's first lines name where its sizes, or its count, were looked up.
 COUNTS = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
