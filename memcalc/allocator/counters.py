@@ -11,7 +11,7 @@ is mostly counting: all = small + large, taken away = added - current, active = 
 
 from __future__ import annotations
 
-from memcalc.allocator.constants import UNLIMITED
+from memcalc.allocator.sizes import UNLIMITED
 
 
 class Gauge:

@@ -1,63 +1,33 @@
-"""Segments from the driver and back to it, within the limit that the user set.
-
-Source: torch c10/cuda/CUDACachingAllocator.cpp: alloc_block, release_block, setMemoryFraction.
-"""
+"""Segments from the driver and back to it, with everything counted."""
 
 from __future__ import annotations
 
-from memcalc.allocator.blocks import FREE, SIZE_SHIFT, Block, Segment, Shelf
+from memcalc.allocator.blocks import FREE, Block, Segment, Shelf
 from memcalc.allocator.counters import Counters
-from memcalc.allocator.driver import ADDRESS_BITS, Driver
-from memcalc.allocator.settings import Settings
-from memcalc.allocator.versions import Version
-
-assert SIZE_SHIFT > ADDRESS_BITS  # the order of a block has room for a segment's number above its address
+from memcalc.allocator.driver import Driver
 
 
 class DeviceMemory:
-    """What the allocator holds of the device, and how it comes by more.
+    """What an allocator holds of the device.
 
     Args:
         driver: the device.
-        settings: the limit and the size of segments.
-        version: the release whose rules hold.
         counters: where it is counted.
     """
 
-    def __init__(self, driver: Driver, settings: Settings, version: Version, counters: Counters) -> None:
+    def __init__(self, driver: Driver, counters: Counters) -> None:
         self.driver = driver
         self.counters = counters
         self.reserved = 0
-        self.blocks_made = 0
         self._segments_made = 0
-        self._version = version
-        self._tie_break = version.tie_break
-        self.configure(settings)
 
-    def configure(self, settings: Settings) -> None:
-        """Takes new settings over."""
-        self.settings = settings
-        allowed = settings.memory_fraction * self.driver.capacity
-        rounding = 0.5 if self._version.rounds_limit else 0.0
-        self.limit = None if settings.memory_fraction >= 1 else int(allowed + rounding)
+    def order(self, _segment: Segment) -> int:
+        """The `order` of the next block, which is a new object in this segment: 0 where only addresses decide."""
+        return 0
 
-    def within_limit(self, size: int) -> bool:
-        """Whether the user lets the allocator hold `size` more bytes."""
-        return self.limit is None or self.reserved + size <= self.limit
-
-    def rejects(self, size: int) -> bool:
-        """Whether throw_on_cudamalloc_oom forbids asking the driver for `size` bytes."""
-        settings = self.settings
-        if not settings.throw_on_cudamalloc_oom:
-            return False
-        return self.reserved + size > int(settings.option_fraction * self.driver.capacity)
-
-    def order(self, segment: Segment) -> int:
-        """The `order` of the next block, which is a new object in this segment."""
-        self.blocks_made += 1
-        if self._tie_break == "block":
-            return self.blocks_made
-        return segment.number << ADDRESS_BITS if self._tie_break == "segment" else 0
+    def order_of_part(self, block: Block) -> int:
+        """The `order` of a new block that is split off from another one."""
+        return block.order
 
     def new_segment(self, shelf: Shelf, address: int, size: int, page: int = 0) -> Segment:
         """A segment without blocks."""
@@ -78,19 +48,23 @@ class DeviceMemory:
         segment = self.new_segment(shelf, address, size)
         segment.head = block = self.new_block(segment, address, size)
         self.changed(shelf, size, segments=1)
-        if size >= self.settings.max_split_size:
+        if size >= self.counters.max_split_size:
             self.counters.oversize_segments.change(1)
         return block
 
     def give_back(self, block: Block) -> None:
         """Frees the segment that a free block fills."""
+        block.shelf.remove(block)
+        self.drop(block)
+
+    def drop(self, block: Block) -> None:
+        """Frees the segment that a block fills which is in no set."""
         assert block.previous is None
         assert block.next is None
-        block.shelf.remove(block)
         block.shelf.pool.segments.remove(block.segment)
         self.driver.free(block.address, block.size)
         self.changed(block.shelf, -block.size, segments=-1)
-        if block.size >= self.settings.max_split_size:
+        if block.size >= self.counters.max_split_size:
             self.counters.oversize_segments.change(-1)
 
     def changed(self, shelf: Shelf, size: int, segments: int) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import pairwise
 
-from memcalc.allocator.constants import MIB
-from memcalc.allocator.rounding import multiple
+from memcalc.allocator.sizes import MIB, multiple
 
 GRANULE = 2 * MIB  # cuMemGetAllocationGranularity on all cards so far
 FIRST_ADDRESS = 2**46  # about where CUDA's begin; any multiple of a granule but 0 would do

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from memcalc.allocator.blocks import Block
-from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.driver import Driver
+from memcalc.allocator.pytorch.caching import CachingAllocator
+from memcalc.allocator.pytorch.settings import Settings, parse_settings
+from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, Version, parse_version
 from memcalc.allocator.result import Failure, Moment, ReplayResult
-from memcalc.allocator.settings import Settings, parse_settings
-from memcalc.allocator.versions import DEFAULT_VERSION, Version, parse_version
 from memcalc.errors import OutOfMemory
 from memcalc.events.event import Event, Kind
 from memcalc.events.timeline import out_of_order

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.settings import parse_settings
-from memcalc.allocator.versions import parse_version
+from memcalc.allocator.pytorch.caching import CachingAllocator
+from memcalc.allocator.pytorch.settings import parse_settings
+from memcalc.allocator.pytorch.versions import parse_version
 
 MIB = 2**20
 VERSIONS = [f"2.{minor}" for minor in range(6, 16)]

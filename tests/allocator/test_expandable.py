@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memcalc.allocator.settings import Settings
+from memcalc.allocator.pytorch.settings import Settings
 from memcalc.errors import OutOfMemory
 from tests.allocator.running import MIB, VERSIONS, allocator, figures, reserved_mib
 

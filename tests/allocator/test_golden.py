@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from memcalc.allocator.blocks import Block
-from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.settings import parse_settings
-from memcalc.allocator.versions import parse_version
+from memcalc.allocator.pytorch.caching import CachingAllocator
+from memcalc.allocator.pytorch.settings import parse_settings
+from memcalc.allocator.pytorch.versions import parse_version
 from memcalc.errors import OutOfMemory
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden.json").read_text())

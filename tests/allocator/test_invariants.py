@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memcalc.allocator.blocks import FREE, UNMAPPED, Block
-from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.driver import GRANULE
-from memcalc.allocator.rounding import multiple
+from memcalc.allocator.pytorch.caching import CachingAllocator
+from memcalc.allocator.sizes import multiple
 from memcalc.allocator.snapshot import blocks_of
 from memcalc.errors import OutOfMemory
 from tests.allocator.running import MIB, VERSIONS, allocator

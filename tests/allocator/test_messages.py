@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.messages import Process, format_size, out_of_memory_async
-from memcalc.allocator.settings import parse_settings
-from memcalc.allocator.versions import parse_version
+from memcalc.allocator.pytorch.caching import CachingAllocator
+from memcalc.allocator.pytorch.messages import Process, format_size, out_of_memory_async
+from memcalc.allocator.pytorch.settings import parse_settings
+from memcalc.allocator.pytorch.versions import parse_version
 from memcalc.errors import OutOfMemory
 from tests.allocator.running import MIB, VERSIONS, allocator
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from memcalc.allocator.rounding import block_size, segment_size, slot
-from memcalc.allocator.settings import parse_settings
-from memcalc.allocator.versions import parse_version
+from memcalc.allocator.pytorch.rounding import block_size, segment_size, slot
+from memcalc.allocator.pytorch.settings import parse_settings
+from memcalc.allocator.pytorch.versions import parse_version
 from tests.allocator.running import MIB, VERSIONS, allocated_mib, allocator, figures, reserved_mib
 
 

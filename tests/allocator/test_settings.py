@@ -6,10 +6,11 @@ import re
 
 import pytest
 
-from memcalc.allocator.constants import LARGE_SEGMENT, UNLIMITED
-from memcalc.allocator.options import known_options, text_of_environment
-from memcalc.allocator.settings import Settings, parse_settings
-from memcalc.allocator.versions import Version, parse_version
+from memcalc.allocator.pytorch.constants import LARGE_SEGMENT
+from memcalc.allocator.pytorch.options import known_options, text_of_environment
+from memcalc.allocator.pytorch.settings import Settings, parse_settings
+from memcalc.allocator.pytorch.versions import Version, parse_version
+from memcalc.allocator.sizes import UNLIMITED
 from memcalc.errors import InputError
 from tests.allocator.running import MIB
 

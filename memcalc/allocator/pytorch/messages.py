@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memcalc.allocator.versions import Version
+from memcalc.allocator.pytorch.versions import Version
 
 BEYOND_AN_EXABYTE = "CUDA out of memory. Tried to allocate more than 1EB memory."
 

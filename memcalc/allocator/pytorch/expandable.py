@@ -7,9 +7,9 @@ try_allocate_expandable_block, unmap_block, release_expandable_segment.
 from __future__ import annotations
 
 from memcalc.allocator.blocks import FREE, UNMAPPED, Block, Shelf, insert_after, insert_before, merge
-from memcalc.allocator.constants import SMALL_SEGMENT
-from memcalc.allocator.device import DeviceMemory
-from memcalc.allocator.rounding import multiple
+from memcalc.allocator.pytorch.constants import SMALL_SEGMENT
+from memcalc.allocator.pytorch.memory import LimitedMemory
+from memcalc.allocator.sizes import multiple
 
 # Address space is reserved for the whole device and an eighth of it, so that pages can be moved to the end.
 HEADROOM = 8
@@ -21,7 +21,7 @@ def expanded_size(block: Block) -> int:
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)
 
 
-def grow(memory: DeviceMemory, shelf: Shelf, size: int) -> Block | None:
+def grow(memory: LimitedMemory, shelf: Shelf, size: int) -> Block | None:
     """A block of at least `size` bytes, in no set, with new memory mapped as far as needed; None when there is none.
 
     Pages that were mapped before memory ran out stay, as a free block.
@@ -39,7 +39,7 @@ def grow(memory: DeviceMemory, shelf: Shelf, size: int) -> Block | None:
     return block
 
 
-def _lowest_room(memory: DeviceMemory, shelf: Shelf, size: int) -> Block:
+def _lowest_room(memory: LimitedMemory, shelf: Shelf, size: int) -> Block:
     """The first of the free and unmapped blocks, at the lowest address, that together have room for `size` bytes."""
     for _, unmapped in shelf.unmapped:
         before = unmapped.previous
@@ -55,7 +55,7 @@ def _lowest_room(memory: DeviceMemory, shelf: Shelf, size: int) -> Block:
     return _reserve(memory, shelf)
 
 
-def _reserve(memory: DeviceMemory, shelf: Shelf) -> Block:
+def _reserve(memory: LimitedMemory, shelf: Shelf) -> Block:
     """A new segment, all of it unmapped."""
     page = SMALL_SEGMENT if shelf.pool.small else memory.settings.large_segment_size
     capacity = memory.driver.capacity
@@ -66,7 +66,7 @@ def _reserve(memory: DeviceMemory, shelf: Shelf) -> Block:
     return block
 
 
-def _map(memory: DeviceMemory, block: Block, size: int) -> bool:
+def _map(memory: LimitedMemory, block: Block, size: int) -> bool:
     """Maps whole pages at the front of an unmapped block, which becomes free and absorbs its free neighbours."""
     segment, shelf = block.segment, block.shelf
     mapped = multiple(size, segment.page)  # an unmapped block begins at a page
@@ -86,7 +86,7 @@ def _map(memory: DeviceMemory, block: Block, size: int) -> bool:
     return True
 
 
-def unmap(memory: DeviceMemory, block: Block) -> None:
+def unmap(memory: LimitedMemory, block: Block) -> None:
     """Gives back the pages that lie wholly inside a free block; what is left of it before and after stays free.
 
     A segment without any memory gives up its addresses.

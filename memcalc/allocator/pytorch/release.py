@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memcalc.allocator.blocks import Block, Shelf
-from memcalc.allocator.constants import UNLIMITED
-from memcalc.allocator.device import DeviceMemory
-from memcalc.allocator.expandable import unmap
 from memcalc.allocator.pools import Pool
+from memcalc.allocator.pytorch.expandable import unmap
+from memcalc.allocator.pytorch.memory import LimitedMemory
+from memcalc.allocator.sizes import UNLIMITED
 
 
 def is_split(block: Block) -> bool:
@@ -20,7 +20,7 @@ def is_split(block: Block) -> bool:
     return block.previous is not None or block.next is not None
 
 
-def release_pools(memory: DeviceMemory, pools: Iterable[Pool]) -> None:
+def release_pools(memory: LimitedMemory, pools: Iterable[Pool]) -> None:
     """Releases the free blocks that fill a segment, and the whole pages in free blocks of expandable segments."""
     for pool in pools:
         free = pool.free_blocks()
@@ -32,7 +32,7 @@ def release_pools(memory: DeviceMemory, pools: Iterable[Pool]) -> None:
                 unmap(memory, block)
 
 
-def release_oversize(memory: DeviceMemory, shelf: Shelf, size: int) -> bool:
+def release_oversize(memory: LimitedMemory, shelf: Shelf, size: int) -> bool:
     """Releases the smallest oversize block that could serve the request, or else the largest ones until they suffice.
 
     Blocks of expandable segments and of split ones cannot be given back and do not count.
@@ -62,7 +62,7 @@ def release_oversize(memory: DeviceMemory, shelf: Shelf, size: int) -> bool:
     return released >= needed
 
 
-def collect_garbage(memory: DeviceMemory, pool: Pool) -> None:
+def collect_garbage(memory: LimitedMemory, pool: Pool) -> None:
     """Releases free segments of at least average age, until what is reserved is below the threshold or none is left.
 
     A block's age is the number of searches in its pool since it was freed. A round is finished even when it releases

@@ -3,7 +3,7 @@
 Source: torch c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp; the same in 2.6 to 2.15.
 """
 
-MIB = 2**20
+from memcalc.allocator.sizes import MIB
 
 MIN_BLOCK = 512  # kMinBlockSize: every block is a multiple of it
 SMALL_REQUEST = MIB  # kSmallSize: the largest request, after rounding, that goes to the small pool
@@ -15,5 +15,3 @@ UNSPLIT_REST = MIB  # kSmallSize again: a large block's rest is split off only w
 
 ROUNDUP_SLOTS = 16  # kRoundUpPowerOfTwoIntervals: one for each power of two from 1 MiB, the last one open
 LARGEST_REQUEST = 2**60  # one exabyte: asked for more, the allocator does not even try
-
-UNLIMITED = 2**63 - 1  # stands for "no max_split_size": above every size

@@ -11,29 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.allocator.blocks import FREE, IN_USE, WAITING, Block, Shelf, merge
-from memcalc.allocator.constants import LARGEST_REQUEST, MIN_BLOCK, SMALL_REQUEST, UNLIMITED
+from memcalc.allocator.base import BlockAllocator
+from memcalc.allocator.blocks import Block, Shelf
 from memcalc.allocator.counters import Counters
-from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.expandable import grow
-from memcalc.allocator.fit import best_fit, splits
-from memcalc.allocator.messages import BEYOND_AN_EXABYTE, Process, Shortage, out_of_memory, rejected
 from memcalc.allocator.policy import SegmentView
-from memcalc.allocator.pools import Pool, PoolPair, PrivatePools
-from memcalc.allocator.release import collect_garbage, release_oversize, release_pools
-from memcalc.allocator.rounding import block_size, segment_size
-from memcalc.allocator.settings import Settings
+from memcalc.allocator.pools import Pool, PoolPair
+from memcalc.allocator.pytorch.constants import LARGEST_REQUEST, MIN_BLOCK, SMALL_REQUEST
+from memcalc.allocator.pytorch.expandable import grow
+from memcalc.allocator.pytorch.fit import best_fit, splits
+from memcalc.allocator.pytorch.memory import LimitedMemory
+from memcalc.allocator.pytorch.messages import BEYOND_AN_EXABYTE, Process, Shortage, out_of_memory, rejected
+from memcalc.allocator.pytorch.private_pools import PrivatePools
+from memcalc.allocator.pytorch.release import collect_garbage, release_oversize, release_pools
+from memcalc.allocator.pytorch.rounding import block_size, segment_size
+from memcalc.allocator.pytorch.settings import Settings
+from memcalc.allocator.pytorch.statistics import memory_stats
+from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, Version, parse_version
+from memcalc.allocator.sizes import UNLIMITED
 from memcalc.allocator.snapshot import views
-from memcalc.allocator.statistics import memory_stats
-from memcalc.allocator.streams import StreamUses
-from memcalc.allocator.versions import DEFAULT_VERSION, Version, parse_version
 from memcalc.errors import OutOfMemory
 
 _UP, _BLOCKS = MIN_BLOCK - 1, -MIN_BLOCK  # (n + 511) & -512 is n rounded up to whole blocks
 
 
-class CachingAllocator:
+class CachingAllocator(BlockAllocator):
     """The allocator of one device.
 
     Args:
@@ -54,15 +56,15 @@ class CachingAllocator:
     ) -> None:
         self.version = version or parse_version(DEFAULT_VERSION)
         settings = settings or Settings()
-        self.counters = counters = Counters(counts_rejections=self.version.counts_rejections)
-        self.memory = DeviceMemory(driver or Driver(), settings, self.version, counters)
-        self._by_address = self.version.tie_break != "block"
+        counters = Counters(counts_rejections=self.version.counts_rejections)
+        self.memory = LimitedMemory(driver or Driver(), settings, self.version, counters)
+        super().__init__(self.memory)
+        by_address = self.version.tie_break != "block"
         self.default = PoolPair(
-            Pool(counters.small, small=True, by_address=self._by_address),
-            Pool(counters.large, small=False, by_address=self._by_address),
+            Pool(counters.small, small=True, by_address=by_address),
+            Pool(counters.large, small=False, by_address=by_address),
         )
         self.private = PrivatePools(counters, self.version)
-        self.uses = StreamUses(self._completed)
         self._device = device
         self._processes = processes
         self.configure(settings)
@@ -110,36 +112,16 @@ class CachingAllocator:
 
         rest = block.size - rounded
         if rest and splits(pool, rounded, rest, self.settings):
-            block = self._split(block, rounded)
-        elif (block.previous is not None or block.next is not None) and not block.segment.page:
-            self.counters.inactive_changed(pool.tally, -block.size, -1)
-        block.state = IN_USE
-        block.requested = size
-        self.counters.handed_out(pool.tally, block.size, size)
+            block = self._split_front(block, rounded)
+        else:
+            self._take_whole(block)
+        self._hand_out(block, size)
         return block
 
-    def free(self, block: Block) -> None:
-        """Takes a block back; it is used again once the other streams that used it are done."""
-        self.counters.taken_back(block.shelf.pool.tally, block.size)
-        if self.uses.used and block in self.uses.used:
-            self._wait(block)
-            self.uses.freed(block, capturing=self.private.capturing)
-        else:
-            self._free(block)
-
-    def free_until_completed(self, block: Block) -> None:
-        """Takes a block back whose completion `complete` will tell, as a recorded stream of events does."""
-        self.counters.taken_back(block.shelf.pool.tally, block.size)
-        self._wait(block)
-        self.uses.hold(block)
-
-    def complete(self, block: Block) -> None:
-        """The other streams are done with a block that was freed."""
-        self.uses.complete(block)
-
-    def record_stream(self, block: Block, stream: int) -> None:
-        """Another stream uses the block, too."""
-        self.uses.record(block, stream)
+    @property
+    def is_capturing(self) -> bool:
+        """Whether the cache must be left alone."""
+        return self.private.capturing
 
     def empty_cache(self) -> None:
         """torch.cuda.empty_cache(): waits for all streams and gives back what can be given back.
@@ -223,59 +205,3 @@ class CachingAllocator:
             device=self._device,
             processes=self._processes,
         )
-
-    def _split(self, block: Block, size: int) -> Block:
-        """The front of a block as a new block; the rest keeps its identity and is free. Source: alloc_found_block."""
-        segment, shelf = block.segment, block.shelf
-        memory, before = self.memory, block.previous
-        memory.blocks_made += 1
-        order = block.order if self._by_address else memory.blocks_made
-        front = Block(block.address, size, segment, shelf, order, IN_USE)
-        front.next = block
-        front.previous = before
-        if before is None:
-            segment.head = front
-        else:
-            before.next = front
-        if not segment.page:
-            if before is None and block.next is None:
-                self.counters.inactive_changed(shelf.pool.tally, block.size - size, 1)
-            else:
-                self.counters.inactive_changed(shelf.pool.tally, -size, 0)
-        block.previous = front
-        block.address += size
-        block.size -= size
-        shelf.add(block)
-        return front
-
-    def _free(self, block: Block) -> None:
-        """Puts a block among the free ones, merged with its free neighbours. Source: free_block."""
-        shelf = block.shelf
-        tally = shelf.pool.tally
-        tally.requested_now -= block.requested
-        block.state = FREE
-        change, blocks = 0, 0
-        previous, following = block.previous, block.next
-        if previous is not None and previous.state == FREE:
-            change -= merge(block, previous)
-            blocks -= 1
-        if following is not None and following.state == FREE:
-            change -= merge(block, following)
-            blocks -= 1
-        if not block.segment.page:
-            if block.previous is not None or block.next is not None:
-                change += block.size
-                blocks += 1
-            if change:
-                self.counters.inactive_changed(tally, change, blocks)
-        shelf.add(block)
-
-    def _wait(self, block: Block) -> None:
-        """Keeps a freed block active."""
-        self.counters.waiting_changed(block.shelf.pool.tally, block.size, 1)
-        block.state = WAITING
-
-    def _completed(self, block: Block) -> None:
-        """Frees a block that waited."""
-        self.counters.waiting_changed(block.shelf.pool.tally, -block.size, -1)
-        self._free(block)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 
-from memcalc.allocator.constants import MADE_TO_MEASURE, MIB, ROUNDUP_SLOTS
-from memcalc.allocator.versions import Version
+from memcalc.allocator.pytorch.constants import MADE_TO_MEASURE, ROUNDUP_SLOTS
+from memcalc.allocator.pytorch.versions import Version
+from memcalc.allocator.sizes import MIB
 from memcalc.errors import InputError
 
 

@@ -5,21 +5,16 @@ Source: torch c10/cuda/CUDACachingAllocator.cpp: round_size, roundup_power2_next
 
 from __future__ import annotations
 
-from memcalc.allocator.constants import (
+from memcalc.allocator.pytorch.constants import (
     LARGE_SEGMENT,
     MADE_TO_MEASURE,
-    MIB,
     MIN_BLOCK,
     ROUNDUP_SLOTS,
     SEGMENT_STEP,
     SMALL_REQUEST,
     SMALL_SEGMENT,
 )
-
-
-def multiple(size: int, of: int) -> int:
-    """`size` rounded up to a multiple of `of`."""
-    return -(-size // of) * of
+from memcalc.allocator.sizes import MIB, multiple
 
 
 def slot(size: int) -> int:

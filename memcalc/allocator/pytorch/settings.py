@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memcalc.allocator import values
-from memcalc.allocator.constants import LARGE_SEGMENT, UNLIMITED
-from memcalc.allocator.options import WITHOUT_EFFECT, check_known
-from memcalc.allocator.versions import Version
+from memcalc.allocator.pytorch import values
+from memcalc.allocator.pytorch.constants import LARGE_SEGMENT
+from memcalc.allocator.pytorch.options import WITHOUT_EFFECT, check_known
+from memcalc.allocator.pytorch.versions import Version
+from memcalc.allocator.sizes import UNLIMITED
 from memcalc.errors import InputError
 
 SPLIT_SIZES = ("max_split_size_mb", "max_non_split_rounding_mb")

@@ -6,10 +6,10 @@ Source: torch c10/cuda/CUDACachingAllocator.cpp: get_free_block, should_split.
 from __future__ import annotations
 
 from memcalc.allocator.blocks import Block, Shelf
-from memcalc.allocator.constants import MIN_BLOCK, UNSPLIT_REST
-from memcalc.allocator.expandable import expanded_size
 from memcalc.allocator.pools import Pool
-from memcalc.allocator.settings import Settings
+from memcalc.allocator.pytorch.constants import MIN_BLOCK, UNSPLIT_REST
+from memcalc.allocator.pytorch.expandable import expanded_size
+from memcalc.allocator.pytorch.settings import Settings
 
 
 def best_fit(shelf: Shelf, size: int, settings: Settings) -> Block | None:

@@ -5,8 +5,8 @@ Source: torch/cuda/memory.py: memory_stats; torch/csrc/cuda/Module.cpp: THCPModu
 
 from __future__ import annotations
 
-from memcalc.allocator.constants import UNLIMITED
 from memcalc.allocator.counters import Counters, Gauge, Peaks, Tally
+from memcalc.allocator.sizes import UNLIMITED
 
 
 def memory_stats(counters: Counters) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memcalc.allocator.versions import OLDEST, Version
+from memcalc.allocator.pytorch.versions import OLDEST, Version
 from memcalc.errors import InputError
 
 # The minor release of torch 2 that brought the option, as far back as the oldest one modelled.

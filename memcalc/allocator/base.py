@@ -1,0 +1,157 @@
+"""What all allocators do alike with their blocks: split them, hand them out, merge them, wait for other streams."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from memcalc.allocator.blocks import FREE, IN_USE, WAITING, Block, merge
+from memcalc.allocator.counters import Counters
+from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.policy import SegmentView
+from memcalc.allocator.streams import StreamUses
+
+
+class BlockAllocator(ABC):
+    """An allocator that divides segments into blocks.
+
+    Args:
+        memory: the device and what is held of it, with the counters.
+    """
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        self.device = memory
+        self.counters: Counters = memory.counters
+        self.uses = StreamUses(self._completed)
+
+    @abstractmethod
+    def malloc(self, size: int, stream: int = 0) -> Block:
+        """A block for `size` bytes, at least 1.
+
+        Raises:
+            OutOfMemory: with the framework's text, when the device has not enough left.
+        """
+
+    @abstractmethod
+    def empty_cache(self) -> None:
+        """Gives cached memory back to the driver, where the framework can."""
+
+    @abstractmethod
+    def statistics(self) -> dict[str, int]:
+        """Counters, under the framework's names."""
+
+    @abstractmethod
+    def segments(self) -> tuple[SegmentView, ...]:
+        """What is held of the device, by address."""
+
+    def free(self, block: Block) -> None:
+        """Takes a block back; it is used again once the other streams that used it are done."""
+        self.counters.taken_back(block.shelf.pool.tally, block.size)
+        if self.uses.used and block in self.uses.used:
+            self._wait(block)
+            self.uses.freed(block, capturing=self.is_capturing)
+        else:
+            self._free(block)
+
+    def free_until_completed(self, block: Block) -> None:
+        """Takes a block back whose completion `complete` will tell, as a recorded stream of events does."""
+        self.counters.taken_back(block.shelf.pool.tally, block.size)
+        self._wait(block)
+        self.uses.hold(block)
+
+    def complete(self, block: Block) -> None:
+        """The other streams are done with a block that was freed."""
+        self.uses.complete(block)
+
+    def record_stream(self, block: Block, stream: int) -> None:
+        """Another stream uses the block, too."""
+        self.uses.record(block, stream)
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether a graph is being captured, so that no event may be looked at."""
+        return False
+
+    def _hand_out(self, block: Block, requested: int) -> None:
+        """Counts a block, which is in no set, as in use."""
+        block.state = IN_USE
+        block.requested = requested
+        self.counters.handed_out(block.shelf.pool.tally, block.size, requested)
+
+    def _take_whole(self, block: Block) -> None:
+        """Notes that a free block is used as it is."""
+        if (block.previous is not None or block.next is not None) and not block.segment.page:
+            self.counters.inactive_changed(block.shelf.pool.tally, -block.size, -1)
+
+    def _split_front(self, block: Block, size: int) -> Block:
+        """The front of a block as a new block; the rest keeps its identity and is free."""
+        segment, shelf, before = block.segment, block.shelf, block.previous
+        front = Block(block.address, size, segment, shelf, self.device.order_of_part(block), IN_USE)
+        front.next = block
+        front.previous = before
+        if before is None:
+            segment.head = front
+        else:
+            before.next = front
+        self._count_split(block, size)
+        block.previous = front
+        block.address += size
+        block.size -= size
+        shelf.add(block)
+        return front
+
+    def _split_tail(self, block: Block, size: int) -> Block:
+        """The tail of a block as a new block; the rest keeps its identity and is free."""
+        segment, shelf, after = block.segment, block.shelf, block.next
+        address = block.address + block.size - size
+        tail = Block(address, size, segment, shelf, self.device.order_of_part(block), IN_USE)
+        tail.previous = block
+        tail.next = after
+        if after is not None:
+            after.previous = tail
+        self._count_split(block, size)
+        block.next = tail
+        block.size -= size
+        shelf.add(block)
+        return tail
+
+    def _count_split(self, block: Block, size: int) -> None:
+        """Counts what stays free of a block of which `size` bytes are taken; called before it is linked anew."""
+        if block.segment.page:
+            return
+        tally = block.shelf.pool.tally
+        if block.previous is None and block.next is None:
+            self.counters.inactive_changed(tally, block.size - size, 1)
+        else:
+            self.counters.inactive_changed(tally, -size, 0)
+
+    def _free(self, block: Block) -> None:
+        """Puts a block among the free ones, merged with its free neighbours."""
+        shelf = block.shelf
+        tally = shelf.pool.tally
+        tally.requested_now -= block.requested
+        block.state = FREE
+        change, blocks = 0, 0
+        previous, following = block.previous, block.next
+        if previous is not None and previous.state == FREE:
+            change -= merge(block, previous)
+            blocks -= 1
+        if following is not None and following.state == FREE:
+            change -= merge(block, following)
+            blocks -= 1
+        if not block.segment.page:
+            if block.previous is not None or block.next is not None:
+                change += block.size
+                blocks += 1
+            if change:
+                self.counters.inactive_changed(tally, change, blocks)
+        shelf.add(block)
+
+    def _wait(self, block: Block) -> None:
+        """Keeps a freed block active."""
+        self.counters.waiting_changed(block.shelf.pool.tally, block.size, 1)
+        block.state = WAITING
+
+    def _completed(self, block: Block) -> None:
+        """Frees a block that waited."""
+        self.counters.waiting_changed(block.shelf.pool.tally, -block.size, -1)
+        self._free(block)

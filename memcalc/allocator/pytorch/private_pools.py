@@ -1,0 +1,90 @@
+"""Memory pools apart from the default one, of captured graphs and of torch.cuda.MemPool.
+
+Source: torch c10/cuda/CUDACachingAllocator.cpp: PrivatePool, beginAllocateToPool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from memcalc.allocator.counters import Counters
+from memcalc.allocator.pools import Pool, PoolPair
+from memcalc.allocator.pytorch.versions import Version
+
+
+@dataclass(slots=True)
+class PrivatePools:
+    """Memory pools apart from the default one, and where allocations are diverted to at present.
+
+    Used by graph captures and by torch.cuda.use_mem_pool alike.
+    """
+
+    counters: Counters
+    version: Version
+    pools: dict[int, PoolPair] = field(default_factory=dict)
+    users: dict[int, int] = field(default_factory=dict)
+    diversions: list[tuple[int, AbstractSet[int] | None, bool]] = field(default_factory=list)
+    capturing: bool = False  # whether the cache must be left alone and no event may be looked at
+
+    def begin(
+        self,
+        name: int,
+        streams: AbstractSet[int] | None = None,
+        *,
+        capture: bool = False,
+        use_on_oom: bool = False,
+        no_split: bool = False,
+    ) -> None:
+        """Diverts the allocations of some streams (None: of all) to a pool, which is made when it is not there.
+
+        Args:
+            name: the pool.
+            streams: whose allocations.
+            capture: True for a graph capture, False for torch.cuda.use_mem_pool.
+            use_on_oom: as in torch.cuda.MemPool, for a pool that is made.
+            no_split: likewise.
+        """
+        if name not in self.pools:
+            by_address = self.version.tie_break != "block"
+            small, large = (
+                Pool(tally, small=is_small, by_address=by_address, splits=not no_split)
+                for tally, is_small in ((self.counters.small, True), (self.counters.large, False))
+            )
+            self.pools[name] = PoolPair(small, large, use_on_oom)
+        self.users[name] = self.users.get(name, 0) + 1
+        self.diversions.append((name, streams, capture or self.version.pools_are_captures))
+        self._note_captures()
+
+    def end(self, name: int) -> None:
+        """Ends the diversion to a pool; the pool and its memory stay."""
+        self.diversions = [entry for entry in self.diversions if entry[0] != name]
+        self._note_captures()
+
+    def release(self, name: int) -> None:
+        """One user of the pool (a graph, a MemPool) is gone; without users its free memory can be given back."""
+        self.users[name] -= 1
+
+    def for_stream(self, stream: int) -> PoolPair | None:
+        """The pool that a stream's allocations are diverted to."""
+        for name, streams, _ in self.diversions:
+            if streams is None or stream in streams:
+                return self.pools[name]
+        return None
+
+    def releasable(self) -> list[PoolPair]:
+        """The pools without users."""
+        return [pair for name, pair in self.pools.items() if not self.users[name]]
+
+    def forget_empty(self) -> None:
+        """Drops the pools that have neither users nor memory."""
+        for name, pair in list(self.pools.items()):
+            if not self.users[name] and not any(pool.segments for pool in pair):
+                del self.pools[name], self.users[name]
+
+    def _note_captures(self) -> None:
+        self.capturing = any(capture for *_, capture in self.diversions)
+
+    def cached_bytes(self) -> int:
+        """Bytes of their free blocks."""
+        return sum(pool.cached_bytes() for pair in self.pools.values() for pool in pair)
