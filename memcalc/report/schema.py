@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, NESTED, SYMBOLS
+from memcalc.spec.fields import BLOCKS, HOME, MODEL_SOURCES, NESTED, SYMBOLS
 from memcalc.spec.recipes import ALIASES
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -22,8 +22,9 @@ def config_schema() -> dict[str, Any]:
     """The schema of a configuration: what users write, so nothing that is derived is required."""
     blocks = {name: _block(name) for name in BLOCKS}
     for name, model in NESTED.items():
-        inner = _loosened(model.model_json_schema(), keep_required=True)
-        blocks["model"]["properties"][name] = {"anyOf": [inner, {"type": "null"}]}
+        # What a block of the model leaves out is missing; what one of training leaves out is derived.
+        inner = _loosened(model.model_json_schema(), keep_required=HOME[name] == "model")
+        blocks[HOME[name]]["properties"][name] = {"anyOf": [inner, {"type": "null"}]}
     sources = {name: _text(words) for name, words in _SOURCES.items()}
     blocks["model"]["properties"] |= sources
     names_model = [{"required": [name]} for name in MODEL_SOURCES]

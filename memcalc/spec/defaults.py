@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import InputError
+from memcalc.spec.finetuning import default_finetuning
 from memcalc.spec.recipes import ALIASES
 
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -29,7 +30,7 @@ def default_training(training: dict[str, Any], model: dict[str, Any]) -> dict[st
         filled.setdefault("recipe", "fp32")
     if filled.get("recipe") == "fp32":
         filled.setdefault("dtype", "fp32")
-    return filled
+    return default_finetuning(filled)
 
 
 def default_parallelism(parallelism: dict[str, Any], training: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import InputError
+from memcalc.spec.finetuning import LoraSpec, QloraSpec
 from memcalc.spec.model import Block, MlaSpec, ModelSpec, MoeSpec
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
 from memcalc.spec.yaml_source import Path, Source
@@ -16,7 +17,9 @@ BLOCKS: dict[str, type[Block]] = {
     "hardware": HardwareSpec,
 }
 
-NESTED: dict[str, type[Block]] = {"moe": MoeSpec, "mla": MlaSpec}
+# Blocks inside a block, by name, and the block that each belongs to. Names are unique: `--set lora.rank=8` is enough.
+NESTED: dict[str, type[Block]] = {"moe": MoeSpec, "mla": MlaSpec, "lora": LoraSpec, "qlora": QloraSpec}
+HOME = {"moe": "model", "mla": "model", "lora": "training", "qlora": "training"}
 
 SYMBOLS: dict[str, dict[str, str]] = {
     "model": {"l": "num_layers", "d": "hidden_size", "h": "num_attention_heads", "V": "vocab_size"},
@@ -55,7 +58,7 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
             source.lines.setdefault((block, name), source.lines[path])
         if value is None:
             continue
-        result[name] = _nested(name, value, source) if name in NESTED and block == "model" else value
+        result[name] = _nested(name, value, source) if HOME.get(name) == block else value
     return result
 
 
@@ -64,7 +67,8 @@ def _nested(name: str, raw: Any, source: Source) -> Any:
         return raw  # Pydantic says what is wrong with it
     for key in raw:
         if key not in NESTED[name].model_fields:
-            raise _unknown(key, f"model.{name}", list(NESTED[name].model_fields), source.where(("model", name, key)))
+            home = HOME[name]
+            raise _unknown(key, f"{home}.{name}", list(NESTED[name].model_fields), source.where((home, name, key)))
     return {key: value for key, value in raw.items() if value is not None}
 
 
@@ -72,10 +76,10 @@ def find_field(name: str) -> Path | None:
     """The path of a field given by its full path, bare name or symbol: "b" -> ("training", "micro_batch_size")."""
     block, _, rest = name.partition(".")
     if block in NESTED and rest:
-        return ("model", block, rest) if rest in NESTED[block].model_fields else None
+        return (HOME[block], block, rest) if rest in NESTED[block].model_fields else None
     if rest:
         first, _, inner = rest.partition(".")
-        if block == "model" and first in NESTED and inner:
+        if HOME.get(first) == block and inner:
             return (block, first, inner) if inner in NESTED[first].model_fields else None
         field = SYMBOLS.get(block, {}).get(rest, rest)
         if block == "model" and field in MODEL_SOURCES:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from memcalc.errors import InputError
+from memcalc.spec.broken import Broken
 from memcalc.spec.cards import find_card
+from memcalc.spec.finetuning_rules import finetuning
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path, Source
 
 MOST_MIXED_LAYERS = 4096  # each is looked at by itself
-
-
-class Broken(NamedTuple):
-    """A rule that does not hold: the key at fault, the rule with its numbers, the way out."""
-
-    key: Path
-    problem: str
-    remedy: str
 
 
 def check_rules(spec: Spec, source: Source) -> None:
@@ -219,6 +212,7 @@ RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
     _layers,
     _tensor_parallel,
     _engine,
+    finetuning,
     _modelled,
 )
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from memcalc.spec.finetuning import LoraSpec, QloraSpec
 from memcalc.spec.model import Block, Probability, Size
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -43,6 +44,8 @@ class TrainingSpec(Block):
     dropout: Probability | None = Field(None, description="one rate for all of the block's dropouts; default: model's")
     loss: Loss = Field("materialized", description="whether the logits exist as a whole")
     finetune: Literal["full", "lora", "qlora"] = Field("full", description="which parameters train")
+    lora: LoraSpec | None = Field(None, description="adapters; with finetune lora or qlora")
+    qlora: QloraSpec | None = Field(None, description="the frozen base in 4 bits; with finetune qlora")
 
 
 class ParallelismSpec(Block):

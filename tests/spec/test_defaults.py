@@ -37,6 +37,8 @@ def test_a_silent_file_has_these_values() -> None:
         "dropout": None,
         "loss": "materialized",
         "finetune": "full",
+        "lora": None,
+        "qlora": None,
     }
     assert spec.parallelism.model_dump() == {
         "engine": "ddp",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memcalc.errors import InputError
-from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS
+from memcalc.spec.fields import BLOCKS, HOME, NESTED, SYMBOLS
 from memcalc.spec.loading import load
 from memcalc.spec.overrides import apply_overrides, parse_overrides
 
@@ -66,7 +66,7 @@ def test_every_field_is_found_by_its_bare_name_and_by_its_path() -> None:
         assert parse_overrides([f"{field}=1"]) == parse_overrides([f"{block}.{field}=1"]) == {(block, field): 1}
     for nested, model in NESTED.items():
         for field in model.model_fields:
-            assert parse_overrides([f"{nested}.{field}=1"]) == {("model", nested, field): 1}
+            assert parse_overrides([f"{nested}.{field}=1"]) == {(HOME[nested], nested, field): 1}
     for block, symbols in SYMBOLS.items():
         for symbol, field in symbols.items():
             assert parse_overrides([f"{symbol}=1"]) == {(block, field): 1}

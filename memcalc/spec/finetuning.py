@@ -1,0 +1,127 @@
+"""The blocks of fine-tuning: adapters (LoRA), and a frozen base in 4 bits below them (QLoRA)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from memcalc.spec.model import Block, ModelSpec, Probability, Size
+
+# The linear layers that adapters can stand beside, under the names of the table of parameters.
+ATTENTION_TARGETS = (
+    *("qkv_proj", "q_proj", "k_proj", "v_proj", "o_proj"),
+    *("q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"),  # of latent attention
+)
+MLP_TARGETS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
+
+Target = Literal[
+    "qkv_proj",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "q_a_proj",
+    "q_b_proj",
+    "kv_a_proj",
+    "kv_b_proj",
+    "gate_up_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+]
+Targets = Annotated[tuple[Target, ...], Field(strict=False, min_length=1)]
+Saved = Annotated[tuple[Literal["embed_tokens", "lm_head"], ...], Field(strict=False)]
+Precision = Literal["fp32", "compute"]
+
+# Block sizes that bitsandbytes has kernels for (bitsandbytes 0.50 functional.py, quantize_4bit).
+BlockSize = Literal[32, 64, 128, 256, 512, 1024, 2048, 4096]
+
+
+class LoraSpec(Block):
+    """Low-rank adapters beside frozen matrices (LoRA, arXiv 2106.09685), as PEFT makes them."""
+
+    rank: Size = Field(8, description="r: of both matrices of an adapter; PEFT's default")
+    alpha: Size = Field(8, description="the adapter's output is scaled by alpha / rank; no effect on memory")
+    dropout: Probability = Field(0.0, description="on the adapter's input")
+    target_modules: Literal["all-linear", "attention", "mlp"] | Targets = Field(
+        "all-linear", description="all-linear | attention | mlp | a list of layers, such as [q_proj, v_proj]"
+    )
+    adapter_dtype: Precision = Field(
+        description="fp32 (PEFT's autocast_adapter_dtype) | compute; default: fp32, compute under mixed recipes"
+    )
+    base_dtype: Precision = Field(
+        description="of frozen weights that are not in 4 bits; default: fp32 under recipes fp32 and amp, else compute"
+    )
+    modules_to_save: Saved = Field((), description="[embed_tokens, lm_head]: trained whole, in a copy of their own")
+    input_require_grads: bool = Field(
+        description="whether the embedding's output needs a gradient; default: if anything is recomputed, as PEFT does"
+    )
+
+
+class QloraSpec(Block):
+    """The frozen base in 4 bits (QLoRA, arXiv 2305.14314), as bitsandbytes holds it."""
+
+    quantization: Literal["nf4", "fp4"] = Field("nf4", description="the 16 values that 4 bits stand for")
+    double_quantization: bool = Field(True, description="whether the scales are quantised to 8 bits themselves")
+    block_size: BlockSize = Field(64, description="elements that share a scale")
+    quantize_lm_head: bool = Field(False, description="whether an untied head is quantised as well")
+
+
+def default_finetuning(training: dict[str, Any]) -> dict[str, Any]:
+    """A training block with what follows from its blocks `lora` and `qlora`, or from `finetune`.
+
+    Values of a wrong type are left for validation to refuse.
+    """
+    filled = dict(training)
+    if "qlora" in filled:
+        filled.setdefault("finetune", "qlora")
+    elif "lora" in filled:
+        filled.setdefault("finetune", "lora")
+    if filled.get("finetune") in ("lora", "qlora"):
+        filled.setdefault("recipe", "pure")  # the base is frozen, so there is no master of it
+        filled.setdefault("lora", {})
+        if filled["finetune"] == "qlora":
+            filled.setdefault("qlora", {})
+    lora = filled.get("lora")
+    if isinstance(lora, dict):
+        recipe = str(filled.get("recipe"))
+        derived = {
+            "adapter_dtype": "compute" if recipe.startswith("mixed") else "fp32",
+            "base_dtype": "fp32" if recipe in ("fp32", "amp") else "compute",
+            "input_require_grads": filled.get("recompute", "none") not in ("none", "selective", []),
+        }
+        filled["lora"] = derived | lora
+    return filled
+
+
+def adaptable_modules(model: ModelSpec, implementation: str) -> tuple[str, ...]:
+    """The linear layers of one layer that adapters can stand beside, under the names of the table of parameters.
+
+    The plain implementation keeps gate and up apart. Routers and stacked experts are no nn.Linear, so not among them.
+    """
+    if model.mla is not None:
+        query = ("q_a_proj", "q_b_proj") if model.mla.q_lora_rank else ("q_proj",)
+        attention = (*query, "kv_a_proj", "kv_b_proj", "o_proj")
+    else:
+        attention = (*(("qkv_proj",) if model.fused_qkv else ("q_proj", "k_proj", "v_proj")), "o_proj")
+    if model.layers_with_experts(0, model.num_layers) == model.num_layers:
+        moe = model.moe
+        if moe is not None and not moe.shared_expert_intermediate_size:
+            return attention
+    if not model.gated_mlp:
+        return (*attention, "up_proj", "down_proj")
+    up = ("gate_up_proj",) if model.fused_gate_up and implementation != "plain" else ("gate_proj", "up_proj")
+    return (*attention, *up, "down_proj")
+
+
+def adapted_modules(lora: LoraSpec, model: ModelSpec, implementation: str) -> tuple[str, ...]:
+    """Those of them that have an adapter."""
+    there = adaptable_modules(model, implementation)
+    wanted = lora.target_modules
+    if wanted == "all-linear":
+        return there
+    if isinstance(wanted, str):
+        group = ATTENTION_TARGETS if wanted == "attention" else MLP_TARGETS
+        return tuple(name for name in there if name in group)
+    return tuple(name for name in there if name in wanted)

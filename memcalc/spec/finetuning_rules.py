@@ -1,0 +1,73 @@
+"""The rules of fine-tuning: which blocks belong together, and which modules and precisions there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.spec.broken import Broken
+from memcalc.spec.finetuning import adaptable_modules, adapted_modules
+from memcalc.spec.spec import Spec
+
+
+def finetuning(spec: Spec) -> Iterator[Broken]:
+    """Every rule of the blocks `lora` and `qlora`."""
+    training = spec.training
+    for name, ways in (("lora", ("lora", "qlora")), ("qlora", ("qlora",))):
+        if getattr(training, name) is not None and training.finetune not in ways:
+            yield Broken(
+                ("training", name),
+                f"there is a block {name}, but finetune = {training.finetune}.",
+                f"Set finetune: {name}, or take the block out.",
+            )
+    if training.lora is not None:
+        yield from _targets(spec)
+        yield from _precisions(spec)
+        yield from _parallel(spec)
+
+
+def _targets(spec: Spec) -> Iterator[Broken]:
+    lora, model = spec.training.lora, spec.model
+    assert lora is not None
+    implementation = spec.training.implementation
+    there, wanted = adaptable_modules(model, implementation), lora.target_modules
+    missing = [] if isinstance(wanted, str) else [name for name in wanted if name not in there]
+    if missing or not adapted_modules(lora, model, implementation):
+        yield Broken(
+            ("training", "lora", "target_modules"),
+            f"target_modules names {', '.join(missing) or wanted}, which the layers of this model do not have.",
+            f"They have {', '.join(there)}.",
+        )
+    if "lm_head" in lora.modules_to_save and model.tie_word_embeddings:
+        yield Broken(
+            ("training", "lora", "modules_to_save"),
+            "modules_to_save names lm_head, whose weight is the embedding's (tie_word_embeddings).",
+            "Set tie_word_embeddings: false, or leave lm_head out.",
+        )
+
+
+def _precisions(spec: Spec) -> Iterator[Broken]:
+    lora, recipe = spec.training.lora, spec.training.recipe
+    assert lora is not None
+    if lora.adapter_dtype == "fp32" and recipe.startswith("mixed"):
+        yield Broken(
+            ("training", "lora", "adapter_dtype"),
+            f"adapter_dtype = fp32, but recipe {recipe} keeps fp32 masters of 16-bit weights.",
+            "Set adapter_dtype: compute, or recipe: pure.",
+        )
+    if lora.base_dtype == "fp32" and recipe not in ("fp32", "amp"):
+        yield Broken(
+            ("training", "lora", "base_dtype"),
+            f"base_dtype = fp32, but recipe {recipe} computes in {spec.training.dtype} without autocast.",
+            "Set recipe: amp, which casts, or base_dtype: compute.",
+        )
+
+
+def _parallel(spec: Spec) -> Iterator[Broken]:
+    parallelism = spec.parallelism
+    for name in ("tensor_parallel", "pipeline_parallel"):
+        if getattr(parallelism, name) > 1:
+            yield Broken(
+                ("parallelism", name),
+                f"{name} = {getattr(parallelism, name)} with finetune = {spec.training.finetune} is not modelled.",
+                f"Set {name}: 1; data_parallel and zero_stage are modelled.",
+            )
