@@ -98,23 +98,31 @@ def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: st
         ),
         (
             {"lora": {"target_modules": ["qkv_proj", "o_proj"]}},
-            "training.lora.target_modules: target_modules names qkv_proj, which the layers of this model do not have. "
-            "They have q_proj, k_proj, v_proj, o_proj, up_proj, down_proj.",
+            (
+                "training.lora.target_modules: target_modules names qkv_proj, which the layers of this model do not have. "
+                "They have q_proj, k_proj, v_proj, o_proj, up_proj, down_proj."
+            ),
         ),
         (
             {"lora": {"modules_to_save": ["lm_head"]}},
-            "training.lora.modules_to_save: modules_to_save names lm_head, whose weight is the embedding's "
-            "(tie_word_embeddings). Set tie_word_embeddings: false, or leave lm_head out.",
+            (
+                "training.lora.modules_to_save: modules_to_save names lm_head, whose weight is the embedding's "
+                "(tie_word_embeddings). Set tie_word_embeddings: false, or leave lm_head out."
+            ),
         ),
         (
             {"recipe": "mixed-16", "lora": {"adapter_dtype": "fp32"}},
-            "training.lora.adapter_dtype: adapter_dtype = fp32, but recipe mixed-16 keeps fp32 masters of 16-bit "
-            "weights. Set adapter_dtype: compute, or recipe: pure.",
+            (
+                "training.lora.adapter_dtype: adapter_dtype = fp32, but recipe mixed-16 keeps fp32 masters of 16-bit "
+                "weights. Set adapter_dtype: compute, or recipe: pure."
+            ),
         ),
         (
             {"lora": {"base_dtype": "fp32"}},
-            "training.lora.base_dtype: base_dtype = fp32, but recipe pure computes in bf16 without autocast. "
-            "Set recipe: amp, which casts, or base_dtype: compute.",
+            (
+                "training.lora.base_dtype: base_dtype = fp32, but recipe pure computes in bf16 without autocast. "
+                "Set recipe: amp, which casts, or base_dtype: compute."
+            ),
         ),
         (
             {"lora": {"rank": 0}},
@@ -126,8 +134,10 @@ def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: st
         ),
         (
             {"qlora": {"block_size": 63}},
-            "training.qlora.block_size: block_size = 63 is not known. "
-            "Known are 32, 64, 128, 256, 512, 1024, 2048 or 4096.",
+            (
+                "training.qlora.block_size: block_size = 63 is not known. "
+                "Known are 32, 64, 128, 256, 512, 1024, 2048 or 4096."
+            ),
         ),
     ],
 )
