@@ -2,6 +2,7 @@
 
 from memcalc.allocator.driver import Driver
 from memcalc.allocator.pytorch.caching import CachingAllocator
+from memcalc.allocator.pytorch.diary import History, history
 from memcalc.allocator.pytorch.settings import Settings, parse_settings
 from memcalc.allocator.pytorch.versions import Version, parse_version
 from memcalc.allocator.replay import replay
@@ -11,10 +12,12 @@ __all__ = [
     "CachingAllocator",
     "Driver",
     "Failure",
+    "History",
     "Moment",
     "ReplayResult",
     "Settings",
     "Version",
+    "history",
     "parse_settings",
     "parse_version",
     "replay",

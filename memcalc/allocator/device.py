@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memcalc.allocator.blocks import FREE, Block, Segment, Shelf
 from memcalc.allocator.counters import Counters
 from memcalc.allocator.driver import Driver
@@ -19,6 +21,7 @@ class DeviceMemory:
         self.driver = driver
         self.counters = counters
         self.reserved = 0
+        self.watch: Callable[[str, int, int, int], None] | None = None  # told action, address, bytes and stream
         self._segments_made = 0
 
     def order(self, _segment: Segment) -> int:
@@ -47,7 +50,7 @@ class DeviceMemory:
             return None
         segment = self.new_segment(shelf, address, size)
         segment.head = block = self.new_block(segment, address, size)
-        self.changed(shelf, size, segments=1)
+        self.changed(shelf, address, size, segments=1)
         if size >= self.counters.max_split_size:
             self.counters.oversize_segments.change(1)
         return block
@@ -63,11 +66,14 @@ class DeviceMemory:
         assert block.next is None
         block.shelf.pool.segments.remove(block.segment)
         self.driver.free(block.address, block.size)
-        self.changed(block.shelf, -block.size, segments=-1)
+        self.changed(block.shelf, block.address, -block.size, segments=-1)
         if block.size >= self.counters.max_split_size:
             self.counters.oversize_segments.change(-1)
 
-    def changed(self, shelf: Shelf, size: int, segments: int) -> None:
+    def changed(self, shelf: Shelf, address: int, size: int, segments: int) -> None:
         """Counts what came from the driver or went back to it."""
         self.reserved += size
         self.counters.reserved_changed(shelf.pool.tally, size, segments)
+        if self.watch is not None:
+            verb = ("alloc" if size > 0 else "free") if segments else ("map" if size > 0 else "unmap")
+            self.watch(f"segment_{verb}", address, abs(size), shelf.stream)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
 from memcalc.allocator.blocks import Block
@@ -41,13 +41,25 @@ def replay(
     Raises:
         InputError: for a config that the version refuses, or events that cannot follow each other.
     """
+    version, config = rules(config, version, memory_fraction)
+    return run_through(events, CachingAllocator(config, version, Driver(capacity, used)))
+
+
+def rules(config: Settings | str, version: Version | str, memory_fraction: float | None) -> tuple[Version, Settings]:
+    """The release and the settings that `replay` was asked for."""
     if isinstance(version, str):
         version = parse_version(version)
     if isinstance(config, str):
         config = parse_settings(config, version, memory_fraction)
-    allocator = CachingAllocator(config, version, Driver(capacity, used))
+    return version, config
+
+
+def run_through(
+    events: Iterable[Event], allocator: CachingAllocator, after_each: Callable[[], None] | None = None
+) -> ReplayResult:
+    """Runs a stream of events through an allocator, and calls `after_each` after each of them but a fatal one."""
     events = events if isinstance(events, Sequence) else tuple(events)
-    peak, failed = _run(events, allocator)
+    peak, failed = _run(events, allocator, after_each)
     peaks = allocator.counters.peaks
     return ReplayResult(
         peak_allocated=peaks.allocated,
@@ -58,7 +70,7 @@ def replay(
         failure=failed,
         statistics=allocator.statistics(),
         segments=allocator.segments(),
-        notes=config.notes,
+        notes=allocator.settings.notes,
     )
 
 
@@ -75,7 +87,9 @@ def moment(event: int, allocator: CachingAllocator) -> Moment:
     )
 
 
-def _run(events: Sequence[Event], allocator: CachingAllocator) -> tuple[Moment, Failure | None]:
+def _run(
+    events: Sequence[Event], allocator: CachingAllocator, after_each: Callable[[], None] | None
+) -> tuple[Moment, Failure | None]:
     """Feeds the events until the last one or the one that the device has no memory for.
 
     Returns:
@@ -111,6 +125,8 @@ def _run(events: Sequence[Event], allocator: CachingAllocator) -> tuple[Moment, 
             failed = _other(index, events[index], allocator, blocks, waiting)
             if failed:
                 return peak, failed
+        if after_each is not None:
+            after_each()
     return peak, None
 
 

@@ -74,6 +74,7 @@ def _map(memory: LimitedMemory, block: Block, size: int) -> bool:
         return False
     shelf.remove_unmapped(block)
     block.state = FREE
+    begin = block.address
     if mapped < block.size:
         rest = memory.new_block(segment, block.address + mapped, block.size - mapped)
         insert_after(rest, block)
@@ -82,7 +83,7 @@ def _map(memory: LimitedMemory, block: Block, size: int) -> bool:
     merge(block, block.previous)
     merge(block, block.next)
     shelf.add(block)
-    memory.changed(shelf, mapped, segments=0)
+    memory.changed(shelf, begin, mapped, segments=0)
     return True
 
 
@@ -110,7 +111,7 @@ def unmap(memory: LimitedMemory, block: Block) -> None:
     merge(block, block.next)
     shelf.add_unmapped(block)
     memory.driver.unmap_pages((end - begin) // segment.page, segment.page)
-    memory.changed(shelf, begin - end, segments=0)
+    memory.changed(shelf, begin, begin - end, segments=0)
     if block.previous is None and block.next is None:
         shelf.remove_unmapped(block)
         shelf.pool.segments.remove(segment)

@@ -1,0 +1,71 @@
+"""What reserved memory consists of, pool by pool: in use, waiting, split up, or ready to be given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from memcalc.allocator.policy import BlockView, SegmentView
+
+
+class PoolUse(NamedTuple):
+    """One pool of one stream. Bytes: reserved = allocated + waiting + split + releasable."""
+
+    pool: Literal["small", "large"]
+    stream: int
+    segments: int
+    reserved: int
+    allocated: int  # blocks handed out
+    requested: int  # what their users asked for
+    waiting: int  # freed, but other streams may still use it
+    split: int  # free, but kept by a neighbour in the same segment: PyTorch's inactive_split_bytes
+    releasable: int  # free, and empty_cache() would give it back (of expandable segments: its whole pages)
+    largest_free: int  # the largest request that needs no new memory
+
+    @property
+    def rounding(self) -> int:
+        """What the allocator added to the requests."""
+        return self.allocated - self.requested
+
+    @property
+    def active(self) -> int:
+        """Allocated or waiting: PyTorch's active_bytes."""
+        return self.allocated + self.waiting
+
+    @property
+    def free(self) -> int:
+        """Reserved and not active."""
+        return self.split + self.releasable
+
+
+def pool_uses(segments: Iterable[SegmentView]) -> list[PoolUse]:
+    """The pools that hold memory, small before large, by stream. Private pools count with the others."""
+    groups: dict[tuple[Literal["small", "large"], int], list[SegmentView]] = {}
+    for segment in segments:
+        groups.setdefault((segment.segment_type, segment.stream), []).append(segment)
+    return [_use(*key, groups[key]) for key in sorted(groups, key=lambda key: (key[0] != "small", key[1]))]
+
+
+def _use(pool: Literal["small", "large"], stream: int, segments: list[SegmentView]) -> PoolUse:
+    split = releasable = 0
+    blocks: list[BlockView] = []
+    for segment in segments:
+        blocks += segment.blocks
+        free = sum(block.size for block in segment.blocks if block.state == "inactive")
+        if segment.is_expandable or len(segment.blocks) == 1:
+            releasable += free
+        else:
+            split += free
+    used = [block for block in blocks if block.state == "active_allocated"]
+    return PoolUse(
+        pool=pool,
+        stream=stream,
+        segments=len(segments),
+        reserved=sum(segment.total_size for segment in segments),
+        allocated=sum(block.size for block in used),
+        requested=sum(block.requested_size for block in used),
+        waiting=sum(block.size for block in blocks if block.state == "active_pending_free"),
+        split=split,
+        releasable=releasable,
+        largest_free=max((block.size for block in blocks if block.state == "inactive"), default=0),
+    )

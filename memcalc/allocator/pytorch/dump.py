@@ -1,0 +1,125 @@
+"""A replay as a memory snapshot of PyTorch: a pickle that its own tools and https://pytorch.org/memory_viz open.
+
+Source of the format: torch/csrc/cuda/Module.cpp: THCPModule_memorySnapshot; its readers: torch/cuda/_memory_viz.py and
+torch/utils/viz/MemoryViz.js.
+"""
+
+from __future__ import annotations
+
+import pickle
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from memcalc.allocator.policy import SegmentView
+from memcalc.allocator.pytorch.diary import Entry, History
+from memcalc.allocator.pytorch.settings import Settings
+from memcalc.allocator.sizes import UNLIMITED
+from memcalc.events.event import Event
+from memcalc.ledger.component import Component
+
+Stack = list[dict[str, Any]]  # frames, innermost first
+
+UNATTRIBUTED = "unknown"  # the viewer asks for a category of this name as soon as there are any
+
+
+def write_snapshot(path: Path | str, history: History, device: int = 0) -> None:
+    """Writes the file that torch.cuda.memory._dump_snapshot would have left at the end of the run."""
+    with Path(path).open("wb") as file:
+        pickle.dump(snapshot(history, device), file)
+
+
+def snapshot(history: History, device: int = 0) -> dict[str, Any]:
+    """What torch.cuda.memory._snapshot() would have returned at the end of the run, or where it died.
+
+    Where an event has no line of code its frames still name the operator, the module, the component and the phase,
+    from the innermost to the outermost, so that the viewer's stacks and flame graphs group by them.
+    """
+    frames = cache(_frames)  # tensors that are alike share a stack, which keeps the file small
+
+    def stack(event: Event) -> Stack:
+        place = (event.line, event.operator, event.shape, event.dtype)
+        return frames(*place, event.module, event.component, event.phase)
+
+    alive: dict[int, Event] = {}  # by address
+    traces = []
+    for entry in history.entries:
+        event = history.events[entry.event]
+        if entry.action == "alloc":
+            alive[entry.address] = event
+        maker = alive.get(entry.address, event) if entry.action.startswith("free") else event
+        traces.append(_trace_entry(history, entry, event, stack(maker)))
+    active = sum(segment.active_size for segment in history.result.segments)
+    time = traces[-1]["time_us"] if traces else 0
+    closing: dict[str, Any] = {
+        "action": "snapshot",
+        "addr": 0,
+        "size": active,
+        "stream": 0,
+        "time_us": time,
+        "frames": [],
+    }
+    stacks = {address: stack(event) for address, event in alive.items()}
+    return {
+        "segments": [_segment(segment, stacks, device) for segment in history.result.segments],
+        "device_traces": [[] for _ in range(device)] + [[*traces, closing | {"category": UNATTRIBUTED}]],
+        "allocator_settings": _settings(history.settings),
+        "external_annotations": [],
+    }
+
+
+def _trace_entry(history: History, entry: Entry, event: Event, frames: Stack) -> dict[str, Any]:
+    line = {
+        "action": entry.action,
+        "addr": entry.address,
+        "size": entry.size,
+        "stream": entry.stream,
+        "time_us": entry.event if event.time_us is None else event.time_us,
+        "frames": frames,
+    }
+    if entry.action == "oom":
+        del line["addr"]
+        line["device_free"] = history.free_bytes
+    elif entry.action == "alloc":
+        line["category"] = event.component.value if event.component is not None else UNATTRIBUTED
+    return line
+
+
+def _frames(
+    line: str, operator: str, shape: tuple[int, ...], dtype: str, module: str, component: Component | None, phase: str
+) -> Stack:
+    """What is known of an allocation: the line of code with its operator, the tensor, module, component and phase."""
+    file, _, number = line.rpartition(":")
+    known = bool(file) and number.isdecimal()
+    place = {"filename": file if known else "operator", "line": int(number) if known else 0, "name": operator}
+    outer = {
+        "tensor": f"{dtype}[{', '.join(map(str, shape))}]" if dtype else "",
+        "module": module,
+        "component": component.value if component is not None else "",
+        "phase": phase,
+    }
+    names = [{"filename": kind, "line": 0, "name": name} for kind, name in outer.items() if name]
+    return ([place] if known or operator else []) + names
+
+
+def _segment(segment: SegmentView, stacks: dict[int, Stack], device: int) -> dict[str, Any]:
+    return {
+        **segment._asdict(),
+        "device": device,
+        "segment_pool_id": (0, segment.segment_pool_id),
+        "frames": [],
+        "blocks": [
+            {**block._asdict(), "frames": stacks.get(block.address, []) if block.state != "inactive" else []}
+            for block in segment.blocks
+        ],
+    }
+
+
+def _settings(settings: Settings) -> dict[str, Any]:
+    divisions = settings.roundup_power2_divisions or (0,) * 16
+    return {
+        "max_split_size": -1 if settings.max_split_size == UNLIMITED else settings.max_split_size,
+        "garbage_collection_threshold": settings.garbage_collection_threshold,
+        "expandable_segments": settings.expandable_segments,
+        "roundup_power2_divisions": {str(2**slot): steps for slot, steps in enumerate(divisions)},
+    }
