@@ -1,0 +1,54 @@
+"""Allocations that are alike, counted together: the same tensor of every layer is one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from memcalc.events.event import Event
+from memcalc.ledger.component import Component
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a part of a path that is all digits
+
+
+class Group(NamedTuple):
+    """Allocations of one size, made by one operator in one line, in modules that differ in their numbers only."""
+
+    component: Component | None
+    module: str  # "layers.*.mlp" where several modules are meant
+    operator: str
+    shape: tuple[int, ...]
+    dtype: str
+    line: str
+    count: int  # type: ignore[assignment] # hides tuple.count, which no group needs
+    bytes: int  # of all of them
+
+
+def module_pattern(module: str) -> str:
+    """ "layers.3.mlp.experts.7" as "layers.*.mlp.experts.*"."""
+    return _NUMBER.sub("*", module)
+
+
+def groups(events: Iterable[Event]) -> list[Group]:
+    """Allocations in groups, the largest group first; groups as large as each other in the order of the events."""
+    found: dict[tuple[object, ...], list[Event]] = {}
+    for event in events:
+        place = (module_pattern(event.module), event.operator, event.line)
+        found.setdefault((event.component, event.shape, event.dtype, event.bytes, *place), []).append(event)
+    return sorted((_group(alike) for alike in found.values()), key=lambda group: -group.bytes)
+
+
+def _group(alike: list[Event]) -> Group:
+    first = alike[0]
+    one_module = all(event.module == first.module for event in alike)
+    return Group(
+        first.component,
+        first.module if one_module else module_pattern(first.module),
+        first.operator,
+        first.shape,
+        first.dtype,
+        first.line,
+        len(alike),
+        sum(event.bytes for event in alike),
+    )
