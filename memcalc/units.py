@@ -25,7 +25,7 @@ BYTES_PER_UNIT: dict[str, int] = {
     "TiB": 2**40,
 }
 
-_DECIMALS = {"GiB": 2, "GB": 2, "MiB": 1, "bytes": 0}
+DECIMALS = {"GiB": 2, "GB": 2, "MiB": 1, "bytes": 0}
 
 
 def format_bytes(count: int, unit: Unit = "GiB") -> str:
@@ -37,7 +37,7 @@ def format_number(count: int, unit: Unit = "GiB") -> str:
     """The number of `format_bytes` without its unit, for table columns whose head names it."""
     if unit == "bytes":
         return f"{count:,}"
-    return f"{count / BYTES_PER_UNIT[unit]:,.{_DECIMALS[unit]}f}"
+    return f"{count / BYTES_PER_UNIT[unit]:,.{DECIMALS[unit]}f}"
 
 
 def parse_bytes(text: str) -> int:

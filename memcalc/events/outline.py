@@ -88,7 +88,7 @@ def outline(
             Stretch(begin, end, event, totals[event], parts, None if reserved is None else max(reserved[begin:end]))
             for (begin, end), event, parts in zip(cuts, highest, moments, strict=True)
         ),
-        spans=tuple(_spans(timeline.events, length)),
+        spans=tuple(spans(timeline.events, length)),
         events=tuple(timeline.events[event] for event in highest),
         length=length,
         failed=length < len(timeline.events),
@@ -136,6 +136,7 @@ def _with_rounding(
     return (*components[:place], Component.BLOCK_ROUNDING, *components[place:]), widened
 
 
-def _spans(events: Sequence[Event], length: int) -> list[Span]:
+def spans(events: Sequence[Event], length: int) -> list[Span]:
+    """Where the phases lie among the first `length` events."""
     marks = [index for index, event in enumerate(events[:length]) if event.kind is Kind.PHASE]
     return [Span(events[begin].phase, begin, end) for begin, end in pairwise([*marks, length])]

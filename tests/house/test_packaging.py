@@ -94,7 +94,7 @@ def test_the_wheel_holds_presets_data_and_types(wheel: Path) -> None:
         for path in (ROOT / "memcalc" / "data").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert presets | data | {"memcalc/py.typed"} <= names
+    assert presets | data | {"memcalc/py.typed", "memcalc/report/plots/page.html"} <= names
     assert not any(name.startswith(("tests/", "configs/")) for name in names)
 
 

@@ -1,0 +1,43 @@
+"""One colour for each component, the same in every picture.
+
+Paul Tol's "muted" scheme, which the colour-blind can tell apart, and greys for what is nobody's tensor.
+Source: https://personal.sron.nl/~pault/data/colourschemes.pdf, section 2.
+"""
+
+from __future__ import annotations
+
+from memcalc.ledger.component import Component
+from memcalc.report.words import label, letter
+
+_COLOURS: dict[Component | None, str] = {
+    Component.WEIGHTS: "#332288",
+    Component.MASTER_WEIGHTS: "#88CCEE",
+    Component.GRADIENTS: "#117733",
+    Component.OPTIMIZER_STATE: "#AA4499",
+    Component.ACTIVATIONS: "#DDCC77",
+    Component.LOGITS_AND_LOSS: "#CC6677",
+    Component.INPUTS: "#999933",
+    Component.TEMPORARIES: "#44AA99",
+    Component.COMMUNICATION_BUFFERS: "#882255",
+    Component.LIBRARY_WORKSPACE: "#222222",
+    Component.BLOCK_ROUNDING: "#BBBBBB",
+    None: "#EEEEEE",
+}
+
+RESERVED = "#000000"
+UNATTRIBUTED = "unattributed"
+
+
+def colour(component: Component | None) -> str:
+    """The colour as #RRGGBB; None is what no component claims."""
+    return _COLOURS[component]
+
+
+def name(component: Component | None) -> str:
+    """A component as people write it."""
+    return UNATTRIBUTED if component is None else label(component)
+
+
+def mark(component: Component | None) -> str:
+    """Its letter in the terminal."""
+    return "?" if component is None else letter(component)
