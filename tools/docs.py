@@ -37,6 +37,7 @@ from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
 from tools import formulas  # noqa: E402
 from tools.accuracy import cases, summarized  # noqa: E402
 from tools.markdown import table  # noqa: E402
+from tools.published import MIB, TERMS, mean_and_worst, megatron_peaks, without  # noqa: E402
 
 WIDTH = 100
 BLOCK = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -288,8 +289,38 @@ def accuracy_phases() -> str:
     return table(["run", *SHOWN_PHASES], [row(case.run, case.phases) for case in cases() if case.held_out])
 
 
+def accuracy_megatron() -> str:
+    """One line for each stage of the published Megatron-LM runs."""
+    return table(
+        ["run", "of T12", "measured MiB", "estimated MiB", "error"],
+        [
+            [
+                peak.run,
+                "yes" if peak.t12 else "",
+                f"{peak.measured / MIB:,.2f}",
+                f"{peak.ledger.peak_bytes / MIB:,.2f}",
+                f"{peak.error:+.4%}",
+            ]
+            for peak in megatron_peaks()
+        ],
+    )
+
+
+def accuracy_megatron_terms() -> str:
+    """What the estimate of those runs would be off by without each of its terms."""
+    peaks = megatron_peaks()
+    found = mean_and_worst([peak.error for peak in peaks])
+    rows = [["nothing", "", f"{found[0]:.4%}", f"{found[1]:.4%}"]]
+    for term in TERMS:
+        found = mean_and_worst([without(peak, term) for peak in peaks])
+        rows.append([term.name, term.reason, f"{found[0]:.4%}", f"{found[1]:.4%}"])
+    return table(["left out", "source", "mean error", "worst error"], rows)
+
+
 TABLES: dict[str, Callable[..., str]] = {
     **formulas.TABLES,
+    "accuracy-megatron": accuracy_megatron,
+    "accuracy-megatron-terms": accuracy_megatron_terms,
     "accuracy-phases": accuracy_phases,
     "accuracy-requested": accuracy_requested,
     "accuracy-reserved": accuracy_reserved,

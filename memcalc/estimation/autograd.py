@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memcalc.estimation.program import Event
-from memcalc.estimation.tape import SAME, Node, Segment, Tape, Tensor
+from memcalc.estimation.tape import IN_PLACE, SAME, Node, Segment, Tape, Tensor
 from memcalc.ledger.component import Component
 
 
@@ -120,9 +120,10 @@ class Backward:
         for tensor, kind in zip(node.inputs, node.gradients, strict=True):
             if kind is None or not tensor.grad:
                 continue
-            if kind == SAME:
-                self.references[incoming[0]] += 1
-                outgoing.append((incoming[0], tensor))
+            if kind in (SAME, IN_PLACE):
+                source = incoming[0] if kind == SAME else self.current(node.saved[0])
+                self.references[source] += 1
+                outgoing.append((source, tensor))
             else:
                 outgoing.append((self.gradient_of(tensor), tensor))
         for index in (*node.parameters, *node.backward_temporaries):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.items import Item, from_phase, mask_of
+from memcalc.estimation.megatron_engine import received_gradient
 from memcalc.estimation.sharding import Parameters, stage_parameters
 from memcalc.estimation.stages import Stage
 from memcalc.estimation.states import Choice, choice_of, weight_dtype
@@ -51,7 +52,12 @@ class Buffers(NamedTuple):
 
 def communication_buffers(spec: Spec, stage: Stage) -> Buffers:
     """The buffers of the spec's engine on one stage."""
-    if spec.parallelism.data_parallel == 1:
+    if spec.parallelism.engine == "megatron":  # the main gradients are one contiguous buffer, reduced as it is
+        if stage.has_head or spec.training.implementation != "megatron":
+            return Buffers()
+        received = (received_gradient(spec),)
+        return Buffers((), Around(backward_layer=received, backward_embedding=received))
+    if spec.parallelism.shards * spec.parallelism.data_parallel_replicate == 1:
         return Buffers()
     return _buffers(stage_parameters(spec, stage), choice_of(spec))
 

@@ -8,7 +8,7 @@ from memcalc.estimation.outside import outside_allocated, reserved_bytes
 from memcalc.estimation.parameters import buffer_elements, count_parameters, frozen_parameters
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.stages import Stage, stages_of
-from memcalc.estimation.standing import standing_items, workspace
+from memcalc.estimation.standing import standing_items, uses_torch_products, workspace
 from memcalc.estimation.states import choice_of, gradients_exist, state_rows
 from memcalc.estimation.symbols import symbol_values
 from memcalc.estimation.timeline import Highest, Timeline, gradients_on_arrival
@@ -69,6 +69,7 @@ def _rank(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
 def _moving_items(spec: Spec, stage: Stage, card: Card | None, values: dict[str, int], around: Around) -> list[Item]:
     """Activations, logits, gradients in the making and temporaries, of both steps."""
     choice = choice_of(spec)
+    making = workspace("backward", spec, card, 0)
     steps_by_start: dict[bool, list[int]] = {}  # whether gradients exist when backward starts
     for step in range(1, STEPS + 1):
         steps_by_start.setdefault(gradients_exist(choice, step), []).append(step)
@@ -76,22 +77,22 @@ def _moving_items(spec: Spec, stage: Stage, card: Card | None, values: dict[str,
     for exist, steps in steps_by_start.items():
         timeline = _timeline(spec, stage, values, around, exist=exist)
         moments = [(timeline.forward(), _mask("forward", steps)), (timeline.loss(), _mask("loss", steps))]
-        moments += _backward(timeline, card, steps, warm=choice.accumulates)
+        moments += _backward(timeline, making, steps, warm=choice.accumulates or not uses_torch_products(spec, stage))
         items += timeline.items(moments)
-        if 1 in steps and choice.accumulates:
-            items.append(workspace("backward", card, mask_of("backward_1")))
+        if 1 in steps and choice.accumulates and uses_torch_products(spec, stage):
+            items.append(workspace("backward", spec, card, mask_of("backward_1")))
     return items
 
 
-def _backward(timeline: Timeline, card: Card | None, steps: list[int], *, warm: bool) -> list[tuple[Highest, int]]:
+def _backward(timeline: Timeline, making: Item, steps: list[int], *, warm: bool) -> list[tuple[Highest, int]]:
     """The backward of some steps. The first one's first matrix product makes cuBLAS's workspace for autograd's thread.
 
-    `warm`: an earlier micro-batch has been through backward already.
+    `making` is that workspace. `warm`: an earlier micro-batch has been through backward already.
     """
     steady = timeline.backward()
     if 1 not in steps or warm:
         return [(steady, _mask("backward", steps))]
-    first = timeline.backward(workspace("backward", card, 0))
+    first = timeline.backward(making)
     return [(first, mask_of("backward_1")), (steady, _mask("backward", [step for step in steps if step > 1]))]
 
 

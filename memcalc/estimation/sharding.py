@@ -7,6 +7,7 @@ stage 1, gradients from stage 2, weights at stage 3. A share that does not divid
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from memcalc.estimation.blocks.structure import layout
 from memcalc.estimation.parameters import Axis, Parameter, parameter_table
 from memcalc.estimation.stages import Stage
+from memcalc.estimation.symbols import model_values
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
 
@@ -26,6 +28,11 @@ class Held(NamedTuple):
     axes: tuple[Axis, ...]
     count: int  # type: ignore[assignment] # hides tuple.count, which nothing here needs
     where: str
+
+    @property
+    def routed(self) -> bool:
+        """Whether it belongs to routed experts, of which expert parallelism leaves fewer copies."""
+        return ".experts." in self.module
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,22 +70,33 @@ def shard_shape(shape: tuple[int, ...], ranks: int, engine: str) -> tuple[int, .
     return (-(-prod(shape) // ranks),)
 
 
+class Split(NamedTuple):
+    """Over how many ranks parameters are split before ZeRO."""
+
+    tensor: int
+    expert: int  # experts are spread over so many
+    expert_width: int  # and each expert over so many
+
+
 def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
     """The parameters of a stage, each as one tensor-parallel rank holds it."""
     return _stage_parameters(
         spec.model,
         spec.training.implementation,
-        spec.parallelism.tensor_parallel,
+        Split(
+            spec.parallelism.tensor_parallel,
+            spec.parallelism.expert_parallel,
+            spec.parallelism.expert_width_ranks,
+        ),
         spec.parallelism.pipeline_parallel > 1,
         stage._replace(index=0, in_flight=1),
     )
 
 
 @lru_cache(maxsize=1024)
-def _stage_parameters(
-    model: ModelSpec, implementation: str, tensor_parallel: int, pipeline: bool, stage: Stage
-) -> Parameters:
-    model = layout(model, implementation)
+def _stage_parameters(model: ModelSpec, implementation: str, split: Split, pipeline: bool, stage: Stage) -> Parameters:
+    model = layout(model, implementation, split.tensor)
+    shares = model_values(model, split.tensor)
     experts_here = model.layers_with_experts(stage.first, stage.stop)
     here = {"layers.dense.": stage.stop - stage.first - experts_here, "layers.moe.": experts_here}
     rows: list[Held] = []
@@ -89,27 +107,30 @@ def _stage_parameters(
         elif (row.where == "embedding" and not stage.has_embedding) or (row.where == "head" and not stage.has_head):
             count = 0
         if count:
-            rows.append(Held(row.module, row.tensor, _split(row, tensor_parallel), count, row.where))
+            rows.append(Held(row.module, row.tensor, _split(row, split, shares), count, row.where))
     if pipeline and stage.has_head and model.tie_word_embeddings:
         # Tied embeddings are stored on both ends of a pipeline (Megatron-LM, arXiv 1909.08053).
         width = ("d_e", model.embedding_size) if model.embedding_size != model.hidden_size else ("d", model.hidden_size)
         tied = Parameter("lm_head", "weight", (("V", model.vocab_size), width), 1, "head", "vocab")
-        rows.append(Held(tied.module, tied.tensor, _split(tied, tensor_parallel), 1, "head"))
+        rows.append(Held(tied.module, tied.tensor, _split(tied, split, shares), 1, "head"))
     return Parameters(rows)
 
 
-def _split(row: Parameter, ranks: int) -> tuple[Axis, ...]:
-    if ranks == 1 or row.split == "replicated":
+def _split(row: Parameter, ranks: Split, shares: Mapping[str, int]) -> tuple[Axis, ...]:
+    if row.split == "expert":
+        return tuple(_expert_share(symbol, size, ranks) for symbol, size in row.shape)
+    if ranks.tensor == 1 or row.split == "replicated":
         return row.shape
-    if row.split in ("column", "vocab"):
-        axis = 0
-    elif row.split == "row":
-        axis = 1
-    else:  # experts: the axis that holds the expert's width
-        found = [index for index, (symbol, _) in enumerate(row.shape) if "F_e" in symbol]
-        if not found:
-            return row.shape  # a bias of the down projection is whole on every rank
-        axis = found[0]
+    axis = 0 if row.split in ("column", "vocab") else 1
     symbol, size = row.shape[axis]
-    share = (f"{symbol}/t", -(-size // ranks))
+    share = (f"{symbol}/t", shares.get(f"{symbol}/t", -(-size // ranks.tensor)))
     return (*row.shape[:axis], share, *row.shape[axis + 1 :])
+
+
+def _expert_share(symbol: str, size: int, ranks: Split) -> Axis:
+    """Experts are spread over e ranks, and the width inside each over t_e; a bias of the way down is whole."""
+    if symbol == "E" and ranks.expert > 1:
+        return "E/e", -(-size // ranks.expert)
+    if "F_e" in symbol and ranks.expert_width > 1:
+        return f"{symbol}/{'t' if ranks.expert_width == ranks.tensor else 't_e'}", -(-size // ranks.expert_width)
+    return symbol, size

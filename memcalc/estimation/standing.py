@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from memcalc.estimation import megatron_engine
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.parameters import buffer_elements
+from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stages import Stage
 from memcalc.estimation.states import choice_of, weight_dtype
 from memcalc.ledger.component import Component
@@ -15,12 +17,19 @@ from memcalc.spec.spec import Spec
 
 def standing_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
     """All of it, for one stage. The backward thread's workspace appears within backward_1: the timeline tells when."""
-    return [
-        *registered_buffers(spec, stage),
-        *inputs(spec),
-        workspace("forward", card, from_phase("forward_1")),
-        workspace("backward", card, from_phase("optimizer_step_1")),
-    ]
+    items = [*registered_buffers(spec, stage), *inputs(spec)]
+    if spec.training.implementation == "megatron":
+        items += megatron_engine.standing(spec, stage, stage_parameters(spec, stage), card)
+    if uses_torch_products(spec, stage):
+        items.append(workspace("forward", spec, card, from_phase("forward_1")))
+        items.append(workspace("backward", spec, card, from_phase("optimizer_step_1")))
+    return items
+
+
+def uses_torch_products(spec: Spec, stage: Stage) -> bool:
+    """Whether PyTorch's own matrix products run: of Megatron's modules only the output layer's and the router's do."""
+    routes = spec.model.layers_with_experts(stage.first, stage.stop) > 0
+    return spec.training.implementation != "megatron" or stage.has_head or routes
 
 
 def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
@@ -63,25 +72,28 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
 
 def inputs(spec: Spec) -> list[Item]:
     """Token ids and labels, int64, on the device from the phase `input` on."""
-    b, s = spec.training.micro_batch_size, spec.training.sequence_length
+    b = spec.training.micro_batch_size
+    s = -(-spec.training.sequence_length // spec.parallelism.context_parallel)
     each = 8 * b * s
     mask = from_phase("input")
+    formula = "8·b·s/c" if spec.parallelism.context_parallel > 1 else "8·b·s"
     citation = "torch.int64 token ids"
     return [
-        Item(Component.INPUTS, "batch", name, (b, s), "int64", 1, each, rounded(each), mask, "8·b·s", citation)
+        Item(Component.INPUTS, "batch", name, (b, s), "int64", 1, each, rounded(each), mask, formula, citation)
         for name in ("token ids", "labels")
     ]
 
 
-def workspace(thread: str, card: Card | None, mask: int) -> Item:
+def workspace(thread: str, spec: Spec, card: Card | None, mask: int) -> Item:
     """cuBLAS's workspace of one thread, from its first matrix product on.
 
-    torch 2.13 ATen/cuda/CublasHandlePool.cpp, chosen workspace size: 32 MiB from compute capability 9.0 on
-    (12.x included), else 2 x 4096 KiB + 8 x 16 KiB.
+    torch ATen/cuda/CublasHandlePool.cpp, chosen workspace size: 32 MiB on compute capability 9.0, and since torch 2.12
+    on all from 9.0 on (12.x included), else 2 x 4096 KiB + 8 x 16 KiB. Read back from the releases 2.6 to 2.13.
     """
-    hopper = card is not None and card.compute_capability is not None and card.compute_capability >= (9, 0)
-    each = 32 * 2**20 if hopper else (2 * 4096 + 8 * 16) * 2**10
-    formula = "32 MiB" if hopper else "2·4096 KiB+8·16 KiB"
-    citation = "torch 2.13 ATen/cuda/CublasHandlePool.cpp"
+    capability = (0, 0) if card is None or card.compute_capability is None else card.compute_capability
+    large = capability >= (9, 0) if spec.training.torch >= (2, 12) else capability == (9, 0)
+    each = 32 * 2**20 if large else (2 * 4096 + 8 * 16) * 2**10
+    formula = "32 MiB" if large else "2·4096 KiB+8·16 KiB"
+    citation = f"torch {spec.training.torch_version} ATen/cuda/CublasHandlePool.cpp"
     name = f"workspace of the {thread} thread"
     return Item(Component.LIBRARY_WORKSPACE, "cuBLAS", name, (each,), "uint8", 1, each, each, mask, formula, citation)

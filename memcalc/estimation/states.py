@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memcalc.estimation.allocation import rounded, unsplit_tails
+from memcalc.estimation.gradient_buffer import buffer_sizes, lies_in_a_buffer, shard_sizes
 from memcalc.estimation.items import BIT, Item, from_phase, mask_of
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.sharding import Held, Parameters, shard_shape, stage_parameters
@@ -49,8 +50,15 @@ class Choice(NamedTuple):
     zeroes_gradients: bool
     accumulates: bool
     zero_stage: int
-    data_parallel: int
+    data_parallel: int  # the ranks over which ZeRO shards
+    expert_shards: int  # and those over which it shards routed experts
     engine: str
+
+    def ranks(self, held: Held, from_stage: int) -> int:
+        """The ranks that share one copy of a parameter, which is sharded from a ZeRO stage on."""
+        if self.zero_stage < from_stage:
+            return 1
+        return self.expert_shards if held.routed else self.data_parallel
 
 
 def choice_of(spec: Spec) -> Choice:
@@ -63,7 +71,8 @@ def choice_of(spec: Spec) -> Choice:
         spec.training.zero_grad == "zero",
         spec.training.gradient_accumulation_steps > 1,
         spec.parallelism.zero_stage,
-        spec.parallelism.data_parallel,
+        spec.parallelism.shards,
+        spec.parallelism.expert_shards,
         spec.parallelism.engine,
     )
 
@@ -77,11 +86,10 @@ def state_rows(spec: Spec, stage: Stage) -> Rows:
 def _state_rows(parameters: Parameters, choice: Choice) -> Rows:
     items: list[Item] = []
     for copy in _copies(choice):
-        ranks = choice.data_parallel if choice.zero_stage >= copy.sharded_from_stage else 1
-        items += (_item(copy, held, ranks, choice.engine) for held in parameters)
+        from_stage = copy.sharded_from_stage
+        items += (_item(copy, held, choice.ranks(held, from_stage), choice.engine) for held in parameters)
     for held in parameters:
-        ranks = choice.data_parallel if choice.zero_stage >= 1 else 1
-        items += _optimizer_states(held, ranks, choice)
+        items += _optimizer_states(held, choice.ranks(held, 1), choice)
     items += _step_temporaries(parameters, choice)
     return write_rows(items, "model states", _tails(parameters, choice))
 
@@ -103,25 +111,31 @@ def _tails(parameters: Parameters, choice: Choice) -> dict[int, int]:
     built: list[Copy] = []
     sizes: list[list[int]] = []
     for copy in _long_lived(choice):
-        ranks = choice.data_parallel if choice.zero_stage >= copy.sharded_from_stage else 1
-        if ranks > 1 and choice.engine == "deepspeed":
+        from_stage = copy.sharded_from_stage
+        if choice.zero_stage >= from_stage and choice.data_parallel > 1 and choice.engine == "deepspeed":
             continue  # flat buffers: one tail at most
         built.append(copy)
-        sizes.append(_sizes(parameters, copy.dtype, ranks, choice.engine, simulated))
+        if choice.engine == "megatron" and lies_in_a_buffer(copy.component, choice.zero_stage):
+            sizes.append(buffer_sizes(parameters, copy.dtype))
+        elif choice.engine == "megatron" and choice.zero_stage:
+            sizes.append(shard_sizes(parameters, copy.dtype, choice.data_parallel, choice.expert_shards))
+        else:
+            sizes.append(_sizes(parameters, copy.dtype, choice, from_stage, simulated))
     first = [i for i, copy in enumerate(built) if copy.mask & BIT["zero_grad_1"]]
     amounts = dict(zip(first, unsplit_tails(*(sizes[i] for i in first)), strict=True))
     for i, copy in enumerate(built):
         amount = amounts[i] if i in amounts else unsplit_tails(sizes[i])[0]
-        tails[copy.mask] = tails.get(copy.mask, 0) + (amount * layers // simulated if layers > simulated else amount)
+        repeats = layers > simulated and choice.engine != "megatron"
+        tails[copy.mask] = tails.get(copy.mask, 0) + (amount * layers // simulated if repeats else amount)
     return tails
 
 
-def _sizes(parameters: Parameters, dtype: str, ranks: int, engine: str, layers: int) -> list[int]:
+def _sizes(parameters: Parameters, dtype: str, choice: Choice, from_stage: int, layers: int) -> list[int]:
     """Bytes of every tensor of one copy, in the order in which a model is built; of `layers` layers."""
     sizes: dict[str, list[int]] = {"embedding": [], "layer": [], "head": []}
     for held in parameters:
         size = DTYPE_BYTES[dtype]
-        for extent in shard_shape(held.shape, ranks, engine):
+        for extent in shard_shape(held.shape, choice.ranks(held, from_stage), choice.engine):
             size *= extent
         sizes[held.where].append(size)
     return [*sizes["embedding"], *(sizes["layer"] * layers), *sizes["head"]]
@@ -221,7 +235,7 @@ def _optimizer_states(held: Held, ranks: int, choice: Choice) -> Iterator[Item]:
         source = "Adam (arXiv 1412.6980); torch.optim: two moments in the parameter's dtype"
         for name in ("first moment", "second moment"):
             yield _item(state(name, source), held, ranks, engine)
-        if choice.optimizer_implementation == "fused":
+        if choice.optimizer_implementation == "fused" and engine != "megatron":  # its own counts on the host
             counter = Held(held.module, held.tensor, (("1", 1),), held.count, held.where)
             source = "torch.optim fused: the step counter of each parameter is on the device"
             yield _item(state("step counter", source, "fp32"), counter, 1, engine)
@@ -271,7 +285,6 @@ def _step_temporaries(parameters: Parameters, choice: Choice) -> Iterator[Item]:
     for-loop one parameter at a time, where the previous one's denominator lives until the next is built; fused nothing.
     """
     recipe = RECIPES[choice.recipe]
-    ranks = choice.data_parallel if choice.zero_stage >= 1 else 1
     optimized = recipe.master or weight_dtype(choice)
     mask = mask_of("optimizer_step_1", "optimizer_step_2")
     optimizer, how = choice.optimizer, choice.optimizer_implementation
@@ -281,17 +294,17 @@ def _step_temporaries(parameters: Parameters, choice: Choice) -> Iterator[Item]:
         what = "sqrt of second moment" if optimizer != "lion" else "update"
         citation = f"torch/optim/{optimizer}.py, foreach: one list of tensors for all parameters"
         copy = Copy(Component.TEMPORARIES, f" {what}", optimized, 1, mask, citation)
-        yield from (_item(copy, held, ranks, choice.engine) for held in parameters)
+        yield from (_item(copy, held, choice.ranks(held, 1), choice.engine) for held in parameters)
         return
     if optimizer == "adafactor" and how == "foreach":
         citation = "torch/optim/_adafactor.py, foreach: the updates of all parameters"
         copy = Copy(Component.TEMPORARIES, " update", optimized, 1, mask, citation)
-        yield from (_item(copy, held, ranks, choice.engine) for held in parameters)
+        yield from (_item(copy, held, choice.ranks(held, 1), choice.engine) for held in parameters)
         return
     largest = max(parameters, key=lambda held: held.elements)
     citation = f"torch/optim/{optimizer}.py, for-loop: two buffers of the largest parameter"
     copy = Copy(Component.TEMPORARIES, " update buffers", optimized, 1, mask, citation)
-    yield _item(copy, largest._replace(count=2), ranks, choice.engine)
+    yield _item(copy, largest._replace(count=2), choice.ranks(largest, 1), choice.engine)
 
 
 def gradients_exist(choice: Choice, step: int) -> bool:

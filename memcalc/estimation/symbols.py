@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from memcalc.estimation.blocks.structure import layout
 from memcalc.spec.cards import Card
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
@@ -36,6 +37,9 @@ MEANINGS = {
     "d_r": "width of a rotated head",
     "d_v": "width of a value head",
     "t": "tensor-parallel ranks",
+    "t_e": "ranks that split one expert",
+    "e": "expert-parallel ranks",
+    "c": "context-parallel ranks",
 }
 
 # Axes that tensor parallelism splits over t ranks.
@@ -98,18 +102,48 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
         values |= {
             f"{axis}/t": -(-value // tensor_parallel) for axis, value in values.items() if axis not in ("t", "1")
         }
+        # A rank has whole heads, at least one: more ranks than key/value heads hold copies of them.
+        heads, kv_heads = values["h/t"], values["h_kv/t"]
+        values["h_kv·d_h/t"] = kv_heads * model.head_dim
+        values["(h+2·h_kv)·d_h/t"] = (heads + 2 * kv_heads) * model.head_dim
     return values
 
 
 def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
     """Every symbol of one run, and the card's `sms` and `threads` for workspace rules."""
     b, s = spec.training.micro_batch_size, spec.training.sequence_length
-    values = dict(model_values(spec.model, spec.parallelism.tensor_parallel))
+    parallelism = spec.parallelism
+    model = layout(spec.model, spec.training.implementation, parallelism.tensor_parallel)
+    values = dict(model_values(model, parallelism.tensor_parallel))
     values["b"] = b
     values["s"] = s
-    values["s/t"] = -(-s // spec.parallelism.tensor_parallel)
+    values["s/t"] = -(-s // parallelism.tensor_parallel)
+    values["c"] = parallelism.context_parallel
+    values["s/c"] = -(-s // parallelism.context_parallel)
+    values["s/(c·t)"] = -(-values["s/c"] // parallelism.tensor_parallel)
     if spec.model.moe is not None:
-        values["R"] = -(-b * s * values["k"] // values["E"])
+        values |= _expert_values(spec, values)
     values["sms"] = (card and card.multiprocessors) or DEFAULT_MULTIPROCESSORS
     values["threads"] = (card and card.max_threads_per_multiprocessor) or DEFAULT_THREADS
     return values
+
+
+def _expert_values(spec: Spec, values: dict[str, int]) -> dict[str, int]:
+    """The symbols of experts on one of e ranks, where routing is balanced.
+
+    The e ranks exchange their token copies, so together they have e times as many for 1/e of the experts each. With
+    sequence parallelism every tensor-parallel rank brings its own tokens, and the t_e ranks of an expert all see them.
+    """
+    parallelism = spec.parallelism
+    e, width_ranks = parallelism.expert_parallel, parallelism.expert_width_ranks
+    tokens = spec.training.micro_batch_size * values["s/c"]
+    if spec.training.implementation == "megatron" and parallelism.sequence_parallel:
+        tokens = -(-tokens * width_ranks // parallelism.tensor_parallel)
+    return {
+        "e": e,
+        "t_e": width_ranks,
+        "E/e": -(-values["E"] // e),
+        "F_e/t_e": -(-values["F_e"] // width_ranks),
+        "2·F_e/t_e": 2 * -(-values["F_e"] // width_ranks),
+        "R": -(-tokens * values["k"] * e // values["E"]),
+    }

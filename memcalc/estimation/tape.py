@@ -22,6 +22,7 @@ Rule = Callable[[Mapping[str, int]], int]
 
 SAME = "same"  # the gradient of an input is the gradient of the output itself: no bytes
 NEW = "new"  # the gradient of an input is a new tensor of the input's shape and dtype
+IN_PLACE = "in place"  # the gradient of an input lies where the first saved tensor is: forward has written it there
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +46,7 @@ class Node:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     saved: tuple[int, ...]
-    gradients: tuple[str | None, ...]  # of each input: SAME, NEW or None
+    gradients: tuple[str | None, ...]  # of each input: SAME, NEW, IN_PLACE or None
     forward_temporaries: tuple[int, ...] = ()
     backward_temporaries: tuple[int, ...] = ()
     parameters: tuple[int, ...] = ()

@@ -13,3 +13,9 @@ class Broken(NamedTuple):
     key: Path
     problem: str
     remedy: str
+
+
+def divisors(number: int) -> str:
+    """The powers of two that divide `number`, and itself, for a remedy."""
+    found = [2**k for k in range(8) if number % 2**k == 0]
+    return ", ".join(map(str, found if number in found or number > 128 else [*found, number]))

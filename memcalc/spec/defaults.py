@@ -12,6 +12,9 @@ DEFAULT_SEQUENCE_LENGTH = 2048
 
 OPTIMIZER_ALIASES = {"sgd-momentum": "momentum", "adamw-8bit": "adam-8bit", "adamw8bit": "adam-8bit"}
 
+# Megatron-LM megatron/training/arguments.py: what it does where its options are silent (--bf16 given).
+MEGATRON = {"recipe": "mixed-18", "optimizer_implementation": "fused", "loss": "vocab-parallel"}
+
 _ENGINE_OF_STAGE = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
 
 
@@ -21,6 +24,10 @@ def default_training(training: dict[str, Any], model: dict[str, Any]) -> dict[st
     positions = model.get("max_position_embeddings", DEFAULT_SEQUENCE_LENGTH)
     if isinstance(positions, int):
         filled.setdefault("sequence_length", min(DEFAULT_SEQUENCE_LENGTH, positions))
+    if filled.get("implementation") == "megatron":
+        # bf16 with fp32 main gradients, a fused optimizer and a loss over the parts of the vocabulary
+        for field, value in MEGATRON.items():
+            filled.setdefault(field, value)
     if isinstance(filled.get("recipe"), str):
         filled["recipe"] = ALIASES.get(filled["recipe"], filled["recipe"])
     if isinstance(filled.get("optimizer"), str):
@@ -37,7 +44,7 @@ def default_parallelism(parallelism: dict[str, Any], training: dict[str, Any]) -
     """The parallelism block with its derived engine: ddp, deepspeed or fsdp2 by ZeRO stage, megatron for Megatron."""
     filled = dict(parallelism)
     model_parallel = any(filled.get(f"{kind}_parallel", 1) != 1 for kind in ("tensor", "pipeline", "context", "expert"))
-    if training.get("implementation") == "megatron" and model_parallel:
+    if training.get("implementation") == "megatron" and (model_parallel or filled.get("zero_stage") == 1):
         filled.setdefault("engine", "megatron")
     stage = filled.get("zero_stage", 0)
     filled.setdefault("engine", _ENGINE_OF_STAGE.get(stage, "ddp") if isinstance(stage, int) else "ddp")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from memcalc.errors import InputError
-from memcalc.spec.broken import Broken
+from memcalc.spec import parallel_rules
+from memcalc.spec.broken import Broken, divisors
 from memcalc.spec.cards import find_card
 from memcalc.spec.finetuning_rules import finetuning
 from memcalc.spec.spec import Spec
@@ -37,7 +38,7 @@ def _heads(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             ("model", "num_key_value_heads"),
             f"num_key_value_heads = {groups} does not divide num_attention_heads = {heads}.",
-            f"Each key/value head serves the same number of query heads: try {_divisors(heads)}.",
+            f"Each key/value head serves the same number of query heads: try {divisors(heads)}.",
         )
     if model.parallel_block is False and model.norms_per_layer == 1:
         yield Broken(
@@ -139,13 +140,14 @@ def _tensor_parallel(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             key,
             f"tensor_parallel = {ranks} does not divide num_attention_heads = {model.num_attention_heads}.",
-            f"Tensor parallelism splits attention by head: try {_divisors(model.num_attention_heads)}.",
+            f"Tensor parallelism splits attention by head: try {divisors(model.num_attention_heads)}.",
         )
-    elif model.mla is None and model.num_key_value_heads % ranks:
+    elif model.mla is None and model.num_key_value_heads % ranks and ranks % model.num_key_value_heads:
+        groups = model.num_key_value_heads
         yield Broken(
             key,
-            f"tensor_parallel = {ranks} does not divide num_key_value_heads = {model.num_key_value_heads}.",
-            f"Replicated key/value heads are not modelled yet: try {_divisors(model.num_key_value_heads)}.",
+            f"tensor_parallel = {ranks} and num_key_value_heads = {groups}: neither divides the other.",
+            f"A rank holds whole key/value heads, or a copy of one: try {divisors(groups)}, or a multiple of {groups}.",
         )
     widths = {"intermediate_size": model.intermediate_size}
     if model.moe is not None:
@@ -153,9 +155,7 @@ def _tensor_parallel(spec: Spec) -> Iterator[Broken]:
         widths["shared_expert_intermediate_size"] = model.moe.shared_expert_intermediate_size
     for name, width in widths.items():
         if width % ranks:
-            yield Broken(
-                key, f"tensor_parallel = {ranks} does not divide {name} = {width}.", f"Try {_divisors(width)}."
-            )
+            yield Broken(key, f"tensor_parallel = {ranks} does not divide {name} = {width}.", f"Try {divisors(width)}.")
     if spec.parallelism.sequence_parallel and spec.training.sequence_length % ranks:
         length = spec.training.sequence_length
         yield Broken(
@@ -186,20 +186,18 @@ def _engine(spec: Spec) -> Iterator[Broken]:
 def _modelled(spec: Spec) -> Iterator[Broken]:
     training, parallelism = spec.training, spec.parallelism
     unknown: dict[Path, tuple[str, str]] = {}
-    if training.implementation in ("megatron", "torchtitan"):
-        unknown["training", "implementation"] = (training.implementation, "plain or huggingface")
-    if training.loss != "materialized":
+    if training.implementation == "torchtitan":
+        unknown["training", "implementation"] = (training.implementation, "plain, huggingface or megatron")
+    if training.loss != "materialized" and training.implementation != "megatron":
         unknown["training", "loss"] = (training.loss, "materialized")
     if training.finetune != "full":
         unknown["training", "finetune"] = (training.finetune, "full")
-    if parallelism.engine == "megatron":
-        unknown["parallelism", "engine"] = ("megatron", "ddp, deepspeed or fsdp2")
-    if parallelism.context_parallel > 1:
-        unknown["parallelism", "context_parallel"] = (str(parallelism.context_parallel), "1")
-    if parallelism.expert_parallel > 1:
-        unknown["parallelism", "expert_parallel"] = (str(parallelism.expert_parallel), "1")
     if training.implementation == "huggingface" and parallelism.tensor_parallel > 1:
         unknown["parallelism", "tensor_parallel"] = (f"{parallelism.tensor_parallel} with transformers' modules", "1")
+    if parallelism.schedule != "1f1b":
+        unknown["parallelism", "schedule"] = (parallelism.schedule, "1f1b")
+    if parallelism.virtual_stages > 1:
+        unknown["parallelism", "virtual_stages"] = (str(parallelism.virtual_stages), "1")
     for key, (value, known) in unknown.items():
         yield Broken(key, f"{key[-1]} = {value} is not modelled yet.", f"Modelled today: {known}.")
 
@@ -212,12 +210,10 @@ RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
     _layers,
     _tensor_parallel,
     _engine,
+    parallel_rules.megatron,
+    parallel_rules.context,
+    parallel_rules.experts,
+    parallel_rules.replicas,
     finetuning,
     _modelled,
 )
-
-
-def _divisors(number: int) -> str:
-    """The powers of two that divide `number`, and itself, for a remedy."""
-    found = [2**k for k in range(8) if number % 2**k == 0]
-    return ", ".join(map(str, found if number in found or number > 128 else [*found, number]))

@@ -17,6 +17,12 @@ OptimizerImplementation = Literal["foreach", "fused", "for-loop"]
 Attention = Literal["eager", "flash", "memory-efficient"]
 Loss = Literal["materialized", "chunked", "fused", "vocab-parallel"]
 Engine = Literal["ddp", "fsdp2", "deepspeed", "megatron"]
+ContextMethod = Literal["ring", "all-to-all"]
+Schedule = Literal[
+    "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v"
+]
+TorchVersion = Literal["2.6", "2.7", "2.8", "2.9", "2.10", "2.11", "2.12", "2.13"]
+RecomputeModule = Literal["core_attn", "moe_act", "mla_up_proj", "mlp", "moe", "shared_experts", "layernorm"]
 
 # Every stage is evaluated; no published run has more than a few hundred.
 Stages = Annotated[int, Field(gt=0, le=1024)]
@@ -40,12 +46,24 @@ class TrainingSpec(Block):
     recompute: RecomputeWord | RecomputeLayers = Field(
         "none", description="none | selective | full | every-k (each k-th layer) | a list of layers"
     )
+    recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(strict=False)] = Field(
+        ("core_attn",), description="what selective recomputation runs again, in Megatron-LM's words"
+    )
     attention: Attention = Field("flash", description="the attention kernel")
     dropout: Probability | None = Field(None, description="one rate for all of the block's dropouts; default: model's")
     loss: Loss = Field("materialized", description="whether the logits exist as a whole")
+    torch_version: TorchVersion = Field(
+        "2.13", description="PyTorch's release: workspaces, FSDP2's buffers, fused norms"
+    )
     finetune: Literal["full", "lora", "qlora"] = Field("full", description="which parameters train")
     lora: LoraSpec | None = Field(None, description="adapters; with finetune lora or qlora")
     qlora: QloraSpec | None = Field(None, description="the frozen base in 4 bits; with finetune qlora")
+
+    @property
+    def torch(self) -> tuple[int, int]:
+        """PyTorch's release as numbers, which compare."""
+        major, minor = self.torch_version.split(".")
+        return int(major), int(minor)
 
 
 class ParallelismSpec(Block):
@@ -58,7 +76,30 @@ class ParallelismSpec(Block):
     context_parallel: Size = Field(1, description="ranks that split the sequence everywhere")
     expert_parallel: Size = Field(1, description="ranks that split the experts")
     sequence_parallel: bool = Field(False, description="split norms and residuals along the sequence over t")
+    context_parallel_method: ContextMethod = Field(
+        "ring", description="ring: keys and values travel | all-to-all: heads"
+    )
+    expert_tensor_parallel: Size | None = Field(None, description="ranks that split each expert; default: t")
+    schedule: Schedule = Field("1f1b", description="of the pipeline: the micro-batches each stage has in flight")
+    virtual_stages: Size = Field(1, description="v: chunks of layers that each stage holds under interleaved")
+    data_parallel_replicate: Size = Field(1, description="HSDP: groups of N/this ranks, each of which shards by itself")
     zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(0, description="1: optimizer, 2: + gradients, 3: + weights")
+
+    @property
+    def expert_width_ranks(self) -> int:
+        """Ranks that split each expert."""
+        return self.tensor_parallel if self.expert_tensor_parallel is None else self.expert_tensor_parallel
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO shards: context-parallel ranks hold the same weights; HSDP's groups do so apart."""
+        return self.data_parallel // self.data_parallel_replicate * self.context_parallel
+
+    @property
+    def expert_shards(self) -> int:
+        """The same for experts, of which there are fewer copies: t·c·N ranks hold each in e parts of t_e slices."""
+        copies = self.shards * self.tensor_parallel
+        return max(copies // (self.expert_parallel * self.expert_width_ranks), 1)
 
 
 class HardwareSpec(Block):

@@ -33,9 +33,11 @@ def test_a_silent_file_has_these_values() -> None:
         "optimizer_implementation": "foreach",
         "zero_grad": "set_to_none",
         "recompute": "none",
+        "recompute_modules": ("core_attn",),
         "attention": "flash",
         "dropout": None,
         "loss": "materialized",
+        "torch_version": "2.13",
         "finetune": "full",
         "lora": None,
         "qlora": None,
@@ -48,6 +50,11 @@ def test_a_silent_file_has_these_values() -> None:
         "context_parallel": 1,
         "expert_parallel": 1,
         "sequence_parallel": False,
+        "context_parallel_method": "ring",
+        "expert_tensor_parallel": None,
+        "schedule": "1f1b",
+        "virtual_stages": 1,
+        "data_parallel_replicate": 1,
         "zero_stage": 0,
     }
     assert spec.hardware.gpu is None
@@ -137,6 +144,15 @@ def test_megatron_is_its_own_engine_once_the_model_is_split(kind: str) -> None:
     assert default_parallelism({f"{kind}_parallel": 2}, megatron)["engine"] == "megatron"
     assert default_parallelism({f"{kind}_parallel": 2}, {"implementation": "plain"})["engine"] == "ddp"
     assert default_parallelism({"data_parallel": 2}, megatron)["engine"] == "ddp"
+    assert default_parallelism({"data_parallel": 2, "zero_stage": 1}, megatron)["engine"] == "megatron"
+
+
+def test_megatron_does_what_megatron_lm_does_where_its_options_are_silent() -> None:
+    silent = default_training({"implementation": "megatron"}, SIZES)
+    given_loss = default_training({"implementation": "megatron", "loss": "fused"}, SIZES)
+
+    assert (silent["recipe"], silent["optimizer_implementation"]) == ("mixed-18", "fused")
+    assert (silent["loss"], given_loss["loss"]) == ("vocab-parallel", "fused")
 
 
 def test_an_engine_that_is_given_stays() -> None:

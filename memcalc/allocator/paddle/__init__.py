@@ -1,1 +1,0 @@
-"""PaddlePaddle's allocators, and its garbage collection and in-place strategies."""

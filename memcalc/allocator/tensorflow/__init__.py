@@ -1,1 +1,0 @@
-"""TensorFlow's and JAX's best-fit allocator with coalescing (BFC)."""

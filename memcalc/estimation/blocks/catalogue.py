@@ -6,7 +6,8 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from memcalc.errors import InputError
-from memcalc.estimation.blocks import huggingface
+from memcalc.estimation.blocks import huggingface, megatron
+from memcalc.estimation.blocks.context import over_context_ranks
 from memcalc.estimation.blocks.plain import PlainBlock, plain_embedding, plain_head
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.compilation import compiled
@@ -37,6 +38,8 @@ def program(structure: Structure, part: Part, recomputed: bool, gradients: Gradi
                 "training.implementation",
             )
         tape, output = huggingface.write(structure, part)
+    elif structure.implementation == "megatron":
+        tape, output = megatron.write(structure, part)
     elif part == "embedding":
         tape, output = plain_embedding(structure)
     elif part == "head":
@@ -45,4 +48,5 @@ def program(structure: Structure, part: Part, recomputed: bool, gradients: Gradi
         tape, output = PlainBlock(structure, experts=part == "expert layer").layer()
     if recomputed:
         tape.recompute_all()
-    return compiled(tape, output, keeps_gradients=gradients.kept, main_gradient_dtype=gradients.main_dtype)
+    block = compiled(tape, output, keeps_gradients=gradients.kept, main_gradient_dtype=gradients.main_dtype)
+    return over_context_ranks(block) if structure.context_split else block

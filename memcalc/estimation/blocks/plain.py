@@ -218,8 +218,9 @@ class PlainBlock:
     def routed(self, x: Tensor) -> Tensor:
         """Top-k experts, every one with an equal share of the token copies (memcalc/step/mlp.py)."""
         c, ops = self.c, self.ops
-        copies, rows = ("b", "s", "k", "d"), ("E", "R")
-        inner, bias = self.axis("F_e"), c.expert_bias
+        experts = "E/e" if c.expert_split else "E"
+        copies, rows = ("b", "s", "k", "d"), (experts, "R")
+        inner, bias = f"F_e{c.expert_width_share}", c.expert_bias
         router = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
         probabilities = ops.softmax(ops.cast(router, "fp32"), "router probabilities")
         weights = ops.gather(probabilities, ("b", "s", "k"), "router weights")
@@ -227,10 +228,10 @@ class PlainBlock:
         permuted = ops.gather(x, copies, "permuted tokens", padded=(*rows, "d"))
         gate = None
         if c.gated_mlp:
-            gate = ops.batched_linear(permuted, "mlp.experts.gate", ("E", "d", inner), (*rows, inner), bias=bias)
-        up = ops.batched_linear(permuted, "mlp.experts.up", ("E", "d", inner), (*rows, inner), bias=bias)
+            gate = ops.batched_linear(permuted, "mlp.experts.gate", (experts, "d", inner), (*rows, inner), bias=bias)
+        up = ops.batched_linear(permuted, "mlp.experts.up", (experts, "d", inner), (*rows, inner), bias=bias)
         product = self.activated(up, gate, "mlp.experts.")
-        done = ops.batched_linear(product, "mlp.experts.down", ("E", inner, "d"), (*rows, "d"), bias=bias)
+        done = ops.batched_linear(product, "mlp.experts.down", (experts, inner, "d"), (*rows, "d"), bias=bias)
         permuted_weights = ops.cast(ops.gather(weights, ("b", "s", "k"), "permuted router weights"), done.dtype)
         weighted = ops.mul(done, permuted_weights, "weighted expert outputs", copies)
         total = ops.scattered(weighted, ("b", self.stream, "d"), "sum of experts")

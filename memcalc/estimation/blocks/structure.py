@@ -7,6 +7,7 @@ from typing import NamedTuple
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
+from memcalc.spec.training import ParallelismSpec
 
 
 class Structure(NamedTuple):
@@ -57,6 +58,12 @@ class Structure(NamedTuple):
     selective: bool
     split: bool  # t > 1
     sequence_split: bool  # sequence parallelism
+    context_split: bool  # c > 1: the rank has a part of every sequence
+    all_to_all: bool  # context parallelism by an exchange of heads for tokens
+    expert_split: bool  # e > 1
+    expert_width_share: str  # "/t" or "/t_e" where each expert is split over ranks, else nothing
+    recomputed_modules: tuple[str, ...]  # of selective recomputation, in Megatron-LM's words
+    loss: str
 
 
 def structure_of(spec: Spec) -> Structure:
@@ -113,11 +120,32 @@ def structure_of(spec: Spec) -> Structure:
         selective=training.recompute == "selective",
         split=parallelism.tensor_parallel > 1,
         sequence_split=parallelism.sequence_parallel and parallelism.tensor_parallel > 1,
+        context_split=parallelism.context_parallel > 1,
+        all_to_all=parallelism.context_parallel > 1 and parallelism.context_parallel_method == "all-to-all",
+        expert_split=parallelism.expert_parallel > 1,
+        expert_width_share=_expert_width_share(parallelism),
+        recomputed_modules=training.recompute_modules if training.recompute == "selective" else (),
+        loss=training.loss,
     )
 
 
-def layout(model: ModelSpec, implementation: str) -> ModelSpec:
-    """The model with the weight layout of the modules that run: plain fuses q, k, v and keeps gate and up apart."""
-    if implementation == "plain" and model.mla is None and (not model.fused_qkv or model.fused_gate_up):
-        return model.model_copy(update={"fused_qkv": True, "fused_gate_up": False})
-    return model
+def _expert_width_share(parallelism: ParallelismSpec) -> str:
+    if parallelism.expert_width_ranks == parallelism.tensor_parallel:
+        return "/t" if parallelism.tensor_parallel > 1 else ""
+    return "/t_e" if parallelism.expert_width_ranks > 1 else ""
+
+
+def layout(model: ModelSpec, implementation: str, tensor_parallel: int = 1) -> ModelSpec:
+    """The model with the weight layout of the modules that run.
+
+    Plain fuses q, k, v and keeps gate and up apart; Megatron-Core fuses both, and rounds the vocabulary up to a
+    multiple of 128·t (Megatron-LM megatron/training/tokenizer: make_vocab_size_divisible_by).
+    """
+    changes: dict[str, object] = {}
+    if implementation == "plain" and model.mla is None:
+        changes = {"fused_qkv": True, "fused_gate_up": False}
+    elif implementation == "megatron":
+        step = 128 * tensor_parallel
+        changes = {"fused_qkv": True, "fused_gate_up": True, "vocab_size": -(-model.vocab_size // step) * step}
+    differing = {key: value for key, value in changes.items() if getattr(model, key) != value}
+    return model.model_copy(update=differing) if differing else model

@@ -1,0 +1,158 @@
+"""Megatron-Core's decoder of Transformer Engine modules, operator by operator.
+
+Sources: Megatron-LM core_r0.14 core/models/gpt/gpt_layer_specs.py (get_gpt_layer_with_transformer_engine_spec),
+core/transformer/{transformer_layer,attention,mlp}.py; Transformer Engine 2.11. A LLaMA layer sums to
+s·b·d/t·(12 + 4·h_kv/h + 6·F/d) bytes, and 4·b·h·s/t of log-sum-exps.
+"""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.megatron_experts import Experts
+from memcalc.estimation.blocks.megatron_latent import latent_attention
+from memcalc.estimation.blocks.structure import Structure
+from memcalc.estimation.operators import Operators
+from memcalc.estimation.tape import Shape, Tape, Tensor
+from memcalc.ledger.component import Component
+
+SOURCE = "Megatron-LM core_r0.14 core/transformer/transformer_layer.py"
+
+
+def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
+    """The tape of one part of the model, and its output."""
+    if part == "embedding":
+        return _embedding(c)
+    if part == "head":
+        return _head(c)
+    return MegatronLayer(c, experts=part == "expert layer").layer()
+
+
+def _stream(c: Structure) -> str:
+    return "s/t" if c.sequence_split else "s"
+
+
+def norm(ops: Operators, c: Structure, x: Tensor, module: str, width: str = "d", out: Shape | None = None) -> Tensor:
+    """The model's norm, in one kernel."""
+    tensors: tuple[str, ...] = ("weight",) if c.norm_weight else ()
+    layer_norm = c.normalization == "layernorm"
+    tensors = (*tensors, "bias") if layer_norm and tensors and c.norm_bias else tensors
+    return ops.te_norm(x, module, width, tensors, mean=layer_norm, out=out)
+
+
+class MegatronLayer:
+    """Writes one TransformerLayer.
+
+    Args:
+        structure: the choices.
+        experts: whether this layer's MLP is a mixture of experts.
+    """
+
+    def __init__(self, structure: Structure, *, experts: bool) -> None:
+        self.c = structure
+        self.experts = experts
+        self.tape = Tape()
+        self.ops = Operators(self.tape, structure.compute, structure.parameters, autocast=False)
+        self.stream = _stream(structure)
+
+    def axis(self, name: str) -> str:
+        """The axis as one tensor-parallel rank has it."""
+        return f"{name}/t" if self.c.split else name
+
+    def layer(self) -> tuple[Tape, Tensor]:
+        """The tape of a layer, and its output."""
+        c, ops = self.c, self.ops
+        x = self.tape.input("layer input", ("b", self.stream, "d"), c.compute, SOURCE)
+        attended = self.attention(norm(ops, c, x, "input_norm"))
+        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        x = ops.add(x, attended, "attention sum")
+        normed = norm(ops, c, x, "post_attention_norm")
+        fed = self.mlp(normed)
+        if "mlp" in c.recomputed_modules and not self.experts:
+            self.tape.recompute(fed, (normed,))
+        fed = ops.dropout(fed, "mlp dropout", c.residual_dropout)
+        return self.tape, ops.add(x, fed, "layer output")
+
+    def attention(self, x: Tensor) -> Tensor:
+        """SelfAttention: one matrix for q, k, v; their heads lie interleaved, so q is copied out, and so is v."""
+        c, ops = self.c, self.ops
+        core = latent_attention(self, x) if c.mla else self.grouped_attention(x)
+        if c.all_to_all:
+            core = ops.exchanged(core, "attention output of the rank's tokens")
+        return ops.row_parallel(core, "attention.o_proj", ("b", self.stream, "d"), bias=c.output_bias)
+
+    def grouped_attention(self, x: Tensor) -> Tensor:
+        """The core of attention with grouped (or all) heads."""
+        c, ops = self.c, self.ops
+        h, kv = self.axis("h"), self.axis("h_kv")
+        width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
+        qkv = ops.column_parallel(x, "attention.qkv_proj", width, ("b", "s", width), bias=c.qkv_bias)
+        heads: tuple[Shape, ...] = (("b", "s", h, "d_h"), ("b", "s", kv, "d_h"), ("b", "s", kv, "d_h"))
+        q, k, v = ops.split(qkv, heads, "q, k, v")
+        q = ops.copy(q, "q")
+        if c.qk_norm:
+            q, k = norm(ops, c, q, "attention.q_norm", "d_h"), norm(ops, c, k, "attention.k_norm", "d_h")
+        if c.position == "rope":
+            q, k = ops.scale(q, "rotated q"), ops.scale(k, "rotated k")
+        else:
+            k = ops.copy(k, "k")
+        v = ops.copy(v, "v")  # Transformer Engine's get_qkv_layout copies what lies in no layout it knows
+        return self.core(q, k, v, h, kv, "d_h")
+
+    def core(
+        self, q: Tensor, k: Tensor, v: Tensor, heads: str, kv_heads: str, width: str, out: Shape | None = None
+    ) -> Tensor:
+        """TEDotProductAttention; with an all-to-all before it where context parallelism exchanges heads for tokens."""
+        c, ops = self.c, self.ops
+        if c.all_to_all:
+            q, k, v = (ops.exchanged(t, f"{name} of the rank's heads") for t, name in ((q, "q"), (k, "k"), (v, "v")))
+        core = ops.flash_attention(q, k, v, heads, kv_heads, width, "s", copies=False, out=out)
+        if "core_attn" in c.recomputed_modules:
+            self.tape.recompute(core, (q, k, v))
+        return core
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """Dense, or routed experts."""
+        if self.experts:
+            return Experts(self).routed(x)
+        return self.dense(x, "mlp.", "4·d" if self.c.usual_width else "F")
+
+    def dense(self, x: Tensor, prefix: str, width: str) -> Tensor:
+        """linear_fc1 (gate and up in one), activation, linear_fc2."""
+        c, ops = self.c, self.ops
+        inner = self.axis(width)
+        both = self.axis(f"2·{width}") if c.gated_mlp else inner
+        name = f"{prefix}gate_up_proj" if c.gated_mlp else f"{prefix}up_proj"
+        up = ops.column_parallel(x, name, both, ("b", "s", both), bias=c.mlp_bias)
+        if c.gated_mlp:
+            product = ops.fused_glu(up, f"{prefix}activation", ("b", "s", inner))
+        else:
+            product = ops.pointwise(up, f"{prefix}{c.mlp}", saves="input")
+        return ops.row_parallel(product, f"{prefix}down_proj", ("b", self.stream, "d"), bias=c.mlp_bias)
+
+
+def _embedding(c: Structure) -> tuple[Tape, Tensor]:
+    """LanguageModelEmbedding: rows of the rank's part of the vocabulary, summed over the ranks."""
+    tape = Tape()
+    ops = Operators(tape, c.compute, c.parameters, autocast=False)
+    vocabulary = "V/t" if c.split else "V"
+    x = ops.embedding("embed_tokens", (vocabulary, "d"), ("b", "s"), tied=c.tied)
+    if c.position == "learned":
+        positions = ops.embedding("embed_positions", (c.position_table, "d"), ("s",))
+        x = ops.broadcast_add(x, positions, "embedding sum")
+    if c.sequence_split:
+        x = ops.scattered_sequence(x, "embedding of the rank's tokens", ("b", "s/t", "d"))
+    return tape, ops.dropout(x, "embedding dropout", c.residual_dropout)
+
+
+def _head(c: Structure) -> tuple[Tape, None]:
+    """The final norm, the output layer, and the loss over the parts of the vocabulary."""
+    tape = Tape(kind=Component.LOGITS_AND_LOSS)
+    ops = Operators(tape, c.compute, c.parameters, autocast=False)
+    x = tape.input("head input", ("b", _stream(c), "d"), c.compute, SOURCE)
+    if c.final_norm:
+        x = norm(ops, c, x, "norm")
+    vocabulary = "V/t" if c.split else "V"
+    logits = ops.column_parallel(x, "lm_head", vocabulary, ("b", "s", vocabulary), bias=c.lm_head_bias, shared=True)
+    tape.end_forward()
+    loss = ops.cross_entropy_in_place(logits) if c.loss == "fused" else ops.vocab_parallel_cross_entropy(logits)
+    tape.hold(loss)
+    return tape, None

@@ -1,0 +1,49 @@
+"""Megatron-Core's mixture of experts: all-to-all dispatcher, grouped matrices (core/transformer/moe, core_r0.14).
+
+Routing is taken as balanced: every expert gets the same number of rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.estimation.tape import Tensor
+
+if TYPE_CHECKING:
+    from memcalc.estimation.blocks.megatron import MegatronLayer
+
+
+class Experts:
+    """Writes MoELayer."""
+
+    def __init__(self, layer: MegatronLayer) -> None:
+        self.layer = layer
+
+    def routed(self, x: Tensor) -> Tensor:
+        """Router, permutation and exchange, grouped matrices, exchange back, sum; and the shared expert."""
+        layer = self.layer
+        c, ops = layer.c, layer.ops
+        tokens = ("b", layer.stream)
+        experts = "E/e" if c.expert_split else "E"
+        rows = (experts, "R")
+        inner, both = f"F_e{c.expert_width_share}", f"2·F_e{c.expert_width_share}"
+        router = ops.duplicated(x, "mlp.router", "E", (*tokens, "E"), bias=c.router_bias, fused=False)
+        scores = ops.softmax(ops.cast(router, "fp32"), "router probabilities")
+        weights = ops.permuted(scores, (*tokens, "k"), "router weights")
+        weights = ops.regrouped(ops.exchanged(weights, "exchanged router weights"), rows, "router weights by expert")
+        permuted = ops.exchanged(ops.permuted(x, (*tokens, "k", "d"), "permuted tokens"), "exchanged tokens")
+        permuted = ops.regrouped(permuted, (*rows, "d"), "tokens by expert")
+        both = both if c.gated_mlp else inner
+        up = ops.grouped(permuted, "mlp.experts.up", (experts, both), (*rows, both), bias=c.expert_bias)
+        # The router's weights are applied inside the activation, so nothing after it is kept for them.
+        product = ops.weighted_glu(up, weights, "mlp.experts.activation", (*rows, inner))
+        if "moe_act" in c.recomputed_modules:
+            layer.tape.recompute(product, (up, weights))
+        done = ops.grouped(product, "mlp.experts.down", (experts, "d"), (*rows, "d"), bias=c.expert_bias)
+        back = ops.exchanged(ops.regrouped(done, (*rows, "d"), "expert outputs by rank"), "exchanged expert outputs")
+        total = ops.permuted(back, (*tokens, "d"), "sum of experts")
+        if c.shared_expert:
+            total = ops.add(total, layer.dense(x, "mlp.shared_experts.", "F_s"), "sum with shared expert")
+        if "moe" in c.recomputed_modules:
+            layer.tape.recompute(total, (x,))
+        return total

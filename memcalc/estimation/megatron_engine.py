@@ -1,0 +1,116 @@
+"""What Megatron-Core and Transformer Engine hold beside model states and activations.
+
+Sources: Transformer Engine 2.11 pytorch/module/base.py, pytorch/cpp_extensions/gemm.py; Megatron-LM core_r0.14
+core/tensor_parallel/layers.py, core/utils.py, core/pipeline_parallel/schedules.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.estimation.allocation import rounded
+from memcalc.estimation.items import Item, from_phase, mask_of
+from memcalc.estimation.sharding import Parameters
+from memcalc.estimation.stages import Stage
+from memcalc.ledger.component import Component
+from memcalc.spec.cards import Card
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.spec import Spec
+
+MIB = 2**20
+
+# Norms have one axis; tables and routers go through PyTorch's own operators.
+WITHOUT_SCRATCH = ("embed_tokens", "embed_positions", "mlp.router", "shared_expert_gate")
+
+EVERY_PASS = mask_of("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "backward_2")
+
+
+def standing(spec: Spec, stage: Stage, parameters: Parameters, card: Card | None) -> Iterator[Item]:
+    """All of it that stands through whole phases, for one stage."""
+    yield from weight_gradient_scratch(spec, parameters)
+    yield engine_workspace(card)
+    if spec.model.position_embedding == "rope":
+        yield rotary_table(spec)
+    if spec.parallelism.sequence_parallel and spec.parallelism.tensor_parallel > 1 and stage.has_head:
+        yield gather_buffer(spec)
+    if stage.index > 0 and spec.training.gradient_accumulation_steps > 1:
+        yield sent_gradient(spec)
+
+
+def weight_gradient_scratch(spec: Spec, parameters: Parameters) -> Iterator[Item]:
+    """One tensor for each shape of weight, made in the first backward and never let go.
+
+    The matrix product adds a weight's gradient to its main gradient, but autograd must be handed something of the
+    weight's shape, or it would run no hook: a tensor that nobody reads (get_dummy_wgrad), shared by all layers.
+    """
+    dtype = spec.training.dtype
+    citation = "Transformer Engine 2.11 pytorch/module/base.py: get_dummy_wgrad"
+    shapes: dict[tuple[int, ...], str] = {}
+    for held in parameters:
+        shape = held.shape[1:] if held.routed else held.shape  # each expert is a weight of its own
+        if len(shape) == 2 and not held.module.endswith(WITHOUT_SCRATCH):
+            shapes.setdefault(shape, held.formula.partition("·")[2] if held.routed else held.formula)
+    mask = from_phase("backward_1")
+    for shape, formula in shapes.items():
+        each = DTYPE_BYTES[dtype] * shape[0] * shape[1]
+        name = f"weight-gradient scratch of {shape[0]} x {shape[1]}"
+        text = f"{DTYPE_BYTES[dtype]}·{formula}"
+        yield Item(Component.TEMPORARIES, "engine", name, shape, dtype, 1, each, rounded(each), mask, text, citation)
+
+
+def engine_workspace(card: Card | None) -> Item:
+    """Transformer Engine's own cuBLAS workspace, one for both threads."""
+    hopper = card is not None and card.compute_capability is not None and card.compute_capability >= (9, 0)
+    each = 32 * MIB + 1024 if hopper else 4 * MIB
+    formula = "32 MiB+1024" if hopper else "4 MiB"
+    citation = "Transformer Engine 2.11 pytorch/cpp_extensions/gemm.py: get_cublas_workspace_size_bytes"
+    mask = from_phase("forward_1")
+    name = "workspace of Transformer Engine"
+    component = Component.LIBRARY_WORKSPACE
+    return Item(component, "cuBLAS", name, (each,), "uint8", 1, each, rounded(each), mask, formula, citation)
+
+
+def rotary_table(spec: Spec) -> Item:
+    """The angles of the positions of the rank's part of the sequence, cached from the first forward on."""
+    length = -(-spec.training.sequence_length // spec.parallelism.context_parallel)
+    width = spec.model.rotary_dim
+    each = 4 * length * width
+    formula = "4·s/c·d_rot" if spec.parallelism.context_parallel > 1 else "4·s·d_rot"
+    citation = "Megatron-LM core_r0.14 core/models/common/embeddings/rotary_pos_embedding.py: lru_cache"
+    mask = from_phase("forward_1")
+    shape = (length, width)
+    return Item(Component.WEIGHTS, "buffers", "angles", shape, "fp32", 1, each, rounded(each), mask, formula, citation)
+
+
+def gather_buffer(spec: Spec) -> Item:
+    """The whole input of the output layer, in a global buffer that is made once (GlobalMemoryBuffer, "mpu")."""
+    citation = "Megatron-LM core_r0.14 core/tensor_parallel/layers.py: get_global_memory_buffer"
+    return _hidden(spec, "gathered input of the output layer", from_phase("loss_1"), citation, whole=True)
+
+
+def sent_gradient(spec: Spec) -> Item:
+    """The gradient that was sent to the stage before: its Python name lives until the next one replaces it."""
+    citation = "Megatron-LM core_r0.14 core/pipeline_parallel/schedules.py: input_tensor_grad"
+    return _hidden(spec, "gradient sent to the stage before", EVERY_PASS, citation, whole=False)
+
+
+def received_gradient(spec: Spec) -> Item:
+    """The gradient that the next stage has sent, which backward_step holds until backward is through."""
+    citation = "Megatron-LM core_r0.14 core/pipeline_parallel/schedules.py: backward_step(output_tensor_grad)"
+    return _hidden(spec, "gradient received from the next stage", 0, citation, whole=False)
+
+
+def _hidden(spec: Spec, name: str, mask: int, citation: str, *, whole: bool) -> Item:
+    """A tensor of hidden states: of the rank's part of the sequence, or of all that its tensor-parallel ranks have."""
+    parallelism = spec.parallelism
+    length = -(-spec.training.sequence_length // parallelism.context_parallel)
+    ranks = "c" if parallelism.context_parallel > 1 else ""
+    if parallelism.sequence_parallel and parallelism.tensor_parallel > 1 and not whole:
+        length = -(-length // parallelism.tensor_parallel)
+        ranks = f"({ranks}·t)" if ranks else "t"
+    shape = (spec.training.micro_batch_size, length, spec.model.hidden_size)
+    dtype = spec.training.dtype
+    each = DTYPE_BYTES[dtype] * shape[0] * shape[1] * shape[2]
+    formula = f"{DTYPE_BYTES[dtype]}·b·s{'/' + ranks if ranks else ''}·d"
+    component = Component.COMMUNICATION_BUFFERS
+    return Item(component, "engine", name, shape, dtype, 1, each, rounded(each), mask, formula, citation)

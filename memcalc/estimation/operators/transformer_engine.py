@@ -1,0 +1,155 @@
+"""Transformer Engine's fused modules, as Megatron-Core builds its layers of them.
+
+Sources: Transformer Engine 2.11 pytorch/module/linear.py, layernorm_linear.py; Megatron-LM core_r0.14
+core/tensor_parallel/layers.py, core/fusions. The matrix product of a weight's gradient adds it to the main gradient
+where that lies (gradient_accumulation_fusion), so it makes no gradient of its own.
+"""
+
+from __future__ import annotations
+
+from memcalc.estimation.operators.base import Base
+from memcalc.estimation.tape import IN_PLACE, NEW, Node, Shape, Tensor
+from memcalc.ledger.component import Component
+
+TE = "Transformer Engine 2.11 pytorch/"
+MEGATRON = "Megatron-LM core_r0.14 core/"
+
+
+class TransformerEngine(Base):
+    """Fused norms, column- and row-parallel matrices, gated activations, and the loss that overwrites its logits."""
+
+    def te_norm(
+        self, x: Tensor, module: str, width: str, tensors: tuple[str, ...], *, mean: bool, out: Shape | None = None
+    ) -> Tensor:
+        """LayerNorm or RMSNorm in one kernel: keeps x and its statistics in fp32; its weight's gradient is small."""
+        citation = f"{TE}module/layernorm_linear.py: saves inputmat, mu, rsigma"
+        names = ("mean", "reciprocal deviation") if mean else ("reciprocal deviation",)
+        y = self.tape.new(f"{module} output", out or x.shape, x.dtype, citation)
+        kept = tuple(self.tape.store(f"{module} {name}", x.shape[:-1], "fp32", citation) for name in names)
+        gradients = tuple(self.parameter_gradient(module, t, (width,), self.parameters) for t in tensors)
+        saved = (x.storage, *kept)
+        self.tape.nodes.append(Node(module, (x,), (y,), saved, (NEW,), also_allocates=kept, parameters=gradients))
+        return y
+
+    def column_parallel(
+        self, x: Tensor, module: str, weight: str, out: Shape, *, bias: bool, shared: bool = False
+    ) -> Tensor:
+        """y = x W^T + b, W split along its outputs. Keeps x.
+
+        Under sequence parallelism x is gathered in forward and, for the weight's gradient, in backward again, where the
+        gradient of the whole x is made too and then scattered.
+
+        Args:
+            x: the input.
+            module: its name.
+            weight: the axis of the outputs.
+            out: axes of the output.
+            bias: whether there is one.
+            shared: the gathered input lies in a buffer that is never given back, which is no temporary of this matrix.
+        """
+        citation = f"{TE}module/linear.py: gather_along_first_dim, reduce_scatter_along_first_dim"
+        whole = self._whole(x.shape)
+        gathered: tuple[int, ...] = ()
+        unscattered: tuple[int, ...] = ()
+        if whole is not None:
+            gathered = () if shared else (self._transfer(f"{module} gathered input", whole, x.dtype, citation),)
+            unscattered = (self._transfer(f"{module} input gradient before its scatter", whole, x.dtype, citation),)
+        y = self.tape.new(f"{module} output", out, x.dtype, citation)
+        self.tape.nodes.append(
+            Node(
+                module,
+                (x,),
+                (y,),
+                (x.storage,),
+                (NEW,),
+                forward_temporaries=gathered,
+                backward_temporaries=(*gathered, *unscattered),
+                parameters=self._bias(module, weight, bias),
+            )
+        )
+        return y
+
+    def row_parallel(self, x: Tensor, module: str, out: Shape, *, bias: bool) -> Tensor:
+        """y = x W^T, W split along its inputs, summed over the ranks. Keeps x.
+
+        Under sequence parallelism the sum is scattered: the whole product exists in forward, the whole gradient of y in
+        backward.
+        """
+        citation = f"{TE}module/linear.py: reduce_scatter_along_first_dim, grad_output_preprocess"
+        whole = self._whole(out)
+        product: tuple[int, ...] = ()
+        gradient: tuple[int, ...] = ()
+        if whole is not None:
+            product = (self._transfer(f"{module} output before its scatter", whole, x.dtype, citation),)
+            gradient = (self._transfer(f"{module} gathered output gradient", whole, x.dtype, citation),)
+        y = self.tape.new(f"{module} output", out, x.dtype, citation)
+        self.tape.nodes.append(
+            Node(
+                module,
+                (x,),
+                (y,),
+                (x.storage,),
+                (NEW,),
+                forward_temporaries=product,
+                backward_temporaries=gradient,
+                parameters=self._bias(module, out[-1], bias),
+            )
+        )
+        return y
+
+    def fused_glu(self, x: Tensor, name: str, out: Shape) -> Tensor:
+        """act(gate) * up of one tensor that holds both, in one kernel each way: keeps that tensor alone."""
+        citation = f"{MEGATRON}fusions/fused_bias_swiglu.py: SwiGLUFunction saves its input"
+        y = self.tape.new(name, out, x.dtype, citation)
+        self.tape.nodes.append(Node(name, (x,), (y,), (x.storage,), (NEW,)))
+        return y
+
+    def exchanged(self, x: Tensor, name: str) -> Tensor:
+        """x after an all-to-all between ranks: as many elements, in a new tensor, both ways."""
+        y = self.tape.new(name, x.shape, x.dtype, f"{TE}attention/dot_product_attention/context_parallel.py")
+        self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW,)))
+        return y
+
+    def scattered_sequence(self, x: Tensor, name: str, out: Shape) -> Tensor:
+        """The rank's part of a sequence, summed over the ranks; the gradient of the whole is gathered in backward."""
+        y = self.tape.new(name, out, x.dtype, f"{MEGATRON}tensor_parallel/mappings.py")
+        self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW,)))
+        return y
+
+    def cross_entropy_in_place(self, logits: Tensor) -> Tensor:
+        """Forward overwrites the logits with their gradient, which is all that backward hands on: nothing beside them.
+
+        The losses of the tokens, and three fp32 numbers of each for the sum over ranks, are gone when forward returns.
+        """
+        citation = f"{TE}triton/cross_entropy.py, cross_entropy.py: the gradient is stored in the logits"
+        tokens = logits.shape[:-1]
+        loss = self.tape.new("loss of each token", tokens, "fp32", citation)
+        statistics = tuple(
+            self.tape.store(f"softmax statistic {n}", tokens, "fp32", citation) for n in ("maximum", "sum", "label")
+        )
+        self.tape.nodes.append(
+            Node("cross_entropy", (logits,), (loss,), (logits.storage,), (IN_PLACE,), forward_temporaries=statistics)
+        )
+        return loss
+
+    def vocab_parallel_cross_entropy(self, logits: Tensor) -> Tensor:
+        """Megatron-Core's own: an fp32 copy that becomes the softmax, which is kept and becomes its own gradient."""
+        citation = f"{MEGATRON}tensor_parallel/cross_entropy.py: VocabParallelCrossEntropy"
+        tokens = logits.shape[:-1]
+        softmax = self.tape.store("softmax in fp32", logits.shape, "fp32", citation)
+        masks = self.tape.store("target mask", tokens, "bool", citation)
+        targets = self.tape.store("masked targets", tokens, "int64", citation)
+        loss = self.tape.new("loss of each token", tokens, "fp32", citation)
+        kept = (softmax, masks, targets)
+        self.tape.nodes.append(Node("cross_entropy", (logits,), (loss,), kept, (NEW,), also_allocates=kept))
+        return loss
+
+    def _whole(self, shape: Shape) -> Shape | None:
+        """The whole sequence of a tensor of which the rank keeps a part; None where it keeps all."""
+        return tuple("s" if axis == "s/t" else axis for axis in shape) if "s/t" in shape else None
+
+    def _transfer(self, name: str, shape: Shape, dtype: str, citation: str) -> int:
+        return self.tape.store(name, shape, dtype, citation, component=Component.COMMUNICATION_BUFFERS)
+
+    def _bias(self, module: str, width: str, bias: bool) -> tuple[int, ...]:
+        return (self.parameter_gradient(module, "bias", (width,), self.parameters),) if bias else ()

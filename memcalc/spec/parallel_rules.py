@@ -1,0 +1,146 @@
+"""The rules of Megatron-Core's modules and engine, and of what splits a run besides data and tensor parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.spec.broken import Broken, divisors
+from memcalc.spec.spec import Spec
+from memcalc.spec.yaml_source import Path
+
+
+def megatron(spec: Spec) -> Iterator[Broken]:
+    """Megatron-Core computes in 16 bit and keeps fp32 main gradients in one buffer, in whatever modules."""
+    training, model, parallelism = spec.training, spec.model, spec.parallelism
+    if "megatron" in (parallelism.engine, training.implementation) and training.recipe != "mixed-18":
+        yield Broken(
+            ("training", "recipe"),
+            f"recipe = {training.recipe}, but Megatron-LM keeps fp32 main gradients: recipe mixed-18.",
+            "Set recipe: mixed-18, or another engine and implementation.",
+        )
+    if training.implementation != "megatron":
+        return
+    if parallelism.engine not in ("megatron", "ddp"):
+        yield Broken(
+            ("parallelism", "engine"),
+            f"engine = {parallelism.engine} with implementation megatron, whose matrices add to main gradients.",
+            "Leave engine out, or set engine: megatron.",
+        )
+    if training.loss not in ("vocab-parallel", "fused"):
+        yield Broken(
+            ("training", "loss"),
+            f"loss = {training.loss} with implementation megatron, whose loss works on parts of the vocabulary.",
+            "Set loss: vocab-parallel (Megatron-Core's own) or fused (Transformer Engine's).",
+        )
+    if training.attention != "flash":
+        yield Broken(
+            ("training", "attention"),
+            f"attention = {training.attention} with implementation megatron, whose attention is one fused kernel.",
+            "Set attention: flash.",
+        )
+    shape = {
+        "position_embedding": (model.position_embedding, ("rope", "learned", "none")),
+        "norms_per_layer": (model.norms_per_layer, (2,)),
+        "norm_placement": (model.norm_placement, ("before",)),
+        "embedding_size": (model.embedding_size, (model.hidden_size,)),
+        "qk_norm_width": (model.qk_norm_width if model.qk_norm else "head", ("head",)),
+        "attention_sinks": (model.attention_sinks, (False,)),
+        "embedding_norm": (model.embedding_norm, (False,)),
+    }
+    for field, (value, known) in shape.items():
+        if value not in known:
+            yield Broken(
+                ("model", field),
+                f"{field} = {value} is not modelled with implementation megatron.",
+                f"Modelled: {', '.join(map(str, known))}; or set implementation: plain.",
+            )
+
+
+def context(spec: Spec) -> Iterator[Broken]:
+    """Each of c ranks has two stretches of every sequence, one from the front and one from the back."""
+    c, t = spec.parallelism.context_parallel, spec.parallelism.tensor_parallel
+    if c == 1:
+        return
+    key: Path = ("parallelism", "context_parallel")
+    length = spec.training.sequence_length
+    if spec.training.attention != "flash":
+        yield Broken(
+            ("training", "attention"),
+            f"attention = {spec.training.attention} with context_parallel = {c}: no rank sees all keys at once.",
+            "Set attention: flash.",
+        )
+    pieces = 2 * c * (t if spec.parallelism.sequence_parallel else 1)
+    if length % pieces:
+        yield Broken(
+            key,
+            f"sequence_length = {length} cannot be cut into 2 x {c} x {pieces // (2 * c)} = {pieces} pieces.",
+            "Each rank takes a piece from the front and one from the back, so that causal attention is balanced.",
+        )
+    heads = spec.model.num_attention_heads // t
+    if spec.parallelism.context_parallel_method == "all-to-all" and heads % c:
+        yield Broken(
+            key,
+            f"context_parallel = {c} does not divide the {heads} query heads of a rank, which all-to-all exchanges.",
+            "Set context_parallel_method: ring, or fewer ranks.",
+        )
+    if spec.training.implementation == "huggingface":
+        yield Broken(key, f"context_parallel = {c} with transformers' modules is not modelled.", "Set it to 1.")
+
+
+def experts(spec: Spec) -> Iterator[Broken]:
+    """Experts are spread over e ranks and each over t_e; t·c·N ranks hold all of them a whole number of times."""
+    parallelism, moe = spec.parallelism, spec.model.moe
+    e, width = parallelism.expert_parallel, parallelism.expert_tensor_parallel
+    if moe is None:
+        for field, value in (("expert_parallel", e), ("expert_tensor_parallel", width or 1)):
+            if value > 1:
+                yield Broken(
+                    ("parallelism", field), f"{field} = {value}, but the model has no experts.", f"Leave {field} out."
+                )
+        return
+    if moe.num_experts % e:
+        yield Broken(
+            ("parallelism", "expert_parallel"),
+            f"expert_parallel = {e} does not divide num_experts = {moe.num_experts}.",
+            f"Each rank holds as many experts: try {divisors(moe.num_experts)}.",
+        )
+    if width is not None and moe.expert_intermediate_size % width:
+        yield Broken(
+            ("parallelism", "expert_tensor_parallel"),
+            f"expert_tensor_parallel = {width} does not divide "
+            f"expert_intermediate_size = {moe.expert_intermediate_size}.",
+            f"Try {divisors(moe.expert_intermediate_size)}.",
+        )
+    ranks = parallelism.tensor_parallel * parallelism.context_parallel * parallelism.data_parallel
+    if ranks % (e * parallelism.expert_width_ranks):
+        yield Broken(
+            ("parallelism", "expert_parallel"),
+            f"tensor {parallelism.tensor_parallel} x context {parallelism.context_parallel} x data "
+            f"{parallelism.data_parallel} = {ranks} ranks are no multiple of expert {e} x expert_tensor "
+            f"{parallelism.expert_width_ranks}.",
+            "Expert parallelism uses the same ranks again: its groups must fit in them.",
+        )
+    if spec.training.implementation == "huggingface" and e > 1:
+        yield Broken(
+            ("parallelism", "expert_parallel"),
+            f"expert_parallel = {e} with transformers' modules is not modelled.",
+            "Set it to 1.",
+        )
+
+
+def replicas(spec: Spec) -> Iterator[Broken]:
+    """HSDP: N ranks in groups of equal size, each of which holds everything once."""
+    parallelism = spec.parallelism
+    groups, ranks = parallelism.data_parallel_replicate, parallelism.data_parallel
+    if ranks % groups:
+        yield Broken(
+            ("parallelism", "data_parallel_replicate"),
+            f"data_parallel_replicate = {groups} does not divide data_parallel = {ranks}.",
+            f"Groups are of one size: try {divisors(ranks)}.",
+        )
+    if groups > 1 and parallelism.engine != "fsdp2":
+        yield Broken(
+            ("parallelism", "data_parallel_replicate"),
+            f"data_parallel_replicate = {groups} with engine {parallelism.engine}.",
+            "Only fsdp2 shards inside groups (HSDP).",
+        )

@@ -1,0 +1,113 @@
+"""The rules of Megatron-Core, context and expert parallelism, and HSDP: what they refuse, in whole sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memcalc.errors import InputError
+from memcalc.spec.loading import load
+
+SIZES: dict[str, Any] = {"l": 4, "d": 64, "h": 4, "V": 100}
+MOE = {"num_experts": 8, "num_experts_per_token": 2, "expert_intermediate_size": 48}
+
+
+def refusal(**blocks: dict[str, Any]) -> str:
+    model = SIZES | blocks.pop("model", {})
+    with pytest.raises(InputError) as raised:
+        load({"model": model} | blocks)
+    return str(raised.value)
+
+
+def test_megatron_keeps_fp32_main_gradients() -> None:
+    message = refusal(training={"implementation": "megatron", "recipe": "pure"})
+
+    assert message == (
+        "configuration: training.recipe: recipe = pure, but Megatron-LM keeps fp32 main gradients: recipe mixed-18. "
+        "Set recipe: mixed-18, or another engine and implementation."
+    )
+    assert refusal(parallelism={"engine": "megatron"}, training={"recipe": "mixed-20"}).count("mixed-18") == 2
+
+
+def test_megatrons_matrices_need_its_engine() -> None:
+    assert refusal(training={"implementation": "megatron"}, parallelism={"engine": "deepspeed"}) == (
+        "configuration: parallelism.engine: engine = deepspeed with implementation megatron, whose matrices add to main "
+        "gradients. Leave engine out, or set engine: megatron."
+    )
+
+
+@pytest.mark.parametrize("loss", ["materialized", "chunked"])
+def test_megatrons_loss_works_on_parts_of_the_vocabulary(loss: str) -> None:
+    assert refusal(training={"implementation": "megatron", "loss": loss}) == (
+        f"configuration: training.loss: loss = {loss} with implementation megatron, whose loss works on parts of the "
+        "vocabulary. Set loss: vocab-parallel (Megatron-Core's own) or fused (Transformer Engine's)."
+    )
+
+
+def test_megatrons_attention_is_one_kernel() -> None:
+    assert "attention = eager with implementation megatron" in refusal(
+        training={"implementation": "megatron", "attention": "eager"}
+    )
+
+
+def test_models_that_megatrons_layers_do_not_have_are_refused() -> None:
+    assert refusal(training={"implementation": "megatron"}, model={"norms_per_layer": 4}) == (
+        "configuration: model.norms_per_layer: norms_per_layer = 4 is not modelled with implementation megatron. "
+        "Modelled: 2; or set implementation: plain."
+    )
+
+
+def test_a_sequence_is_cut_into_two_pieces_for_each_context_parallel_rank() -> None:
+    assert refusal(parallelism={"context_parallel": 3}) == (
+        "configuration: parallelism.context_parallel: sequence_length = 2048 cannot be cut into 2 x 3 x 1 = 6 pieces. "
+        "Each rank takes a piece from the front and one from the back, so that causal attention is balanced."
+    )
+    spread = {"context_parallel": 2, "tensor_parallel": 2, "sequence_parallel": True}
+    assert load({"model": SIZES, "parallelism": spread}).parallelism.context_parallel == 2
+
+
+def test_no_context_parallel_rank_sees_a_whole_attention_map() -> None:
+    assert "attention = eager with context_parallel = 2" in refusal(
+        parallelism={"context_parallel": 2}, training={"attention": "eager"}
+    )
+
+
+def test_heads_are_exchanged_evenly() -> None:
+    spread = {"context_parallel": 8, "context_parallel_method": "all-to-all"}
+    assert refusal(parallelism=spread) == (
+        "configuration: parallelism.context_parallel: context_parallel = 8 does not divide the 4 query heads of a rank, "
+        "which all-to-all exchanges. Set context_parallel_method: ring, or fewer ranks."
+    )
+
+
+@pytest.mark.parametrize("field", ["expert_parallel", "expert_tensor_parallel"])
+def test_there_are_experts_to_spread(field: str) -> None:
+    assert refusal(parallelism={field: 2}) == (
+        f"configuration: parallelism.{field}: {field} = 2, but the model has no experts. Leave {field} out."
+    )
+
+
+def test_experts_are_spread_evenly_over_ranks_that_are_there() -> None:
+    moe = {"moe": MOE}
+    assert "expert_parallel = 3 does not divide num_experts = 8." in refusal(
+        model=moe, parallelism={"expert_parallel": 3}
+    )
+    assert "expert_tensor_parallel = 5 does not divide expert_intermediate_size = 48." in refusal(
+        model=moe, parallelism={"expert_tensor_parallel": 5}
+    )
+    assert refusal(model=moe, parallelism={"expert_parallel": 4, "data_parallel": 2}) == (
+        "configuration: parallelism.expert_parallel: tensor 1 x context 1 x data 2 = 2 ranks are no multiple of expert 4 "
+        "x expert_tensor 1. Expert parallelism uses the same ranks again: its groups must fit in them."
+    )
+    assert load({"model": SIZES | moe, "parallelism": {"expert_parallel": 4, "data_parallel": 4}})
+
+
+def test_hybrid_sharding_has_groups_of_one_size() -> None:
+    shared = {"engine": "fsdp2", "zero_stage": 3, "data_parallel": 8}
+    assert "data_parallel_replicate = 3 does not divide data_parallel = 8." in refusal(
+        parallelism=shared | {"data_parallel_replicate": 3}
+    )
+    assert "Only fsdp2 shards inside groups (HSDP)." in refusal(
+        parallelism={"data_parallel": 8, "data_parallel_replicate": 2}
+    )
