@@ -1,0 +1,164 @@
+"""A run as a Chrome trace: JSON for chrome://tracing and https://ui.perfetto.dev.
+
+Source of the format: "Trace Event Format", Google, 2016: events M (names), X (durations), C (counters), i (instants).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import nlargest
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+from memcalc.events.course import Course
+from memcalc.events.event import Event, Kind
+from memcalc.ledger.component import Component
+
+# Viewers slow down above some hundred thousand events, so that of longer runs the counters are thinned and the
+# smallest allocations left out; `otherData` says so.
+SAMPLES = 20_000
+INSTANTS = 50_000
+
+_STEPS, _PHASES, _MODULES, _ALLOCATIONS = range(1, 5)  # threads, from the top down
+_THREADS = {_STEPS: "steps", _PHASES: "phases", _MODULES: "modules", _ALLOCATIONS: "allocations"}
+_PROCESS = 1
+
+
+def write_chrome_trace(path: Path | str, course: Course, name: str) -> None:
+    """Writes the trace as one file."""
+    with Path(path).open("w", encoding="utf-8") as file:
+        json.dump(chrome_trace(course, name), file, separators=(",", ":"))
+
+
+def chrome_trace(course: Course, name: str) -> dict[str, Any]:
+    """The trace: bytes by component as a counter, phases and modules as durations, allocations as instants.
+
+    Times are those of the events; where they have none, a microsecond stands for an event.
+
+    Args:
+        course: the run.
+        name: what the process is called.
+    """
+    events = course.timeline.events[: len(course.totals)]
+    clock = _clock(events)
+    born = [index for index, event in enumerate(events) if event.kind is Kind.ALLOC]
+    shown = born if len(born) <= INSTANTS else sorted(nlargest(INSTANTS, born, key=lambda index: events[index].bytes))
+    samples = min(SAMPLES, len(events))
+    return {
+        "traceEvents": [
+            *_names(name),
+            *_durations(_STEPS, _steps(course), clock),
+            *_durations(_PHASES, ((span.phase, span.begin, span.end) for span in course.spans), clock),
+            *_durations(_MODULES, _modules(events), clock),
+            *_counters(course, samples, clock),
+            *_instants(course, shown, clock),
+        ],
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "events": len(events),
+            "counter_samples": samples,
+            "allocations": len(born),
+            "allocations_shown": len(shown),
+            "times": "recorded" if _timed(events) else "one microsecond an event",
+        },
+    }
+
+
+def _timed(events: Sequence[Event]) -> bool:
+    """Whether all events have times that never run backwards."""
+    times = [event.time_us for event in events]
+    return bool(times) and all(
+        one is not None and other is not None and one <= other for one, other in pairwise([0, *times])
+    )
+
+
+def _clock(events: Sequence[Event]) -> list[int]:
+    """Microseconds of each event and, as one more, of the end."""
+    if not _timed(events):
+        return list(range(len(events) + 1))
+    times = [event.time_us or 0 for event in events]
+    return [*times, times[-1] + 1]
+
+
+def _names(name: str) -> Iterator[dict[str, Any]]:
+    yield {"ph": "M", "pid": _PROCESS, "tid": 0, "name": "process_name", "args": {"name": name}}
+    for thread, title in _THREADS.items():
+        yield {"ph": "M", "pid": _PROCESS, "tid": thread, "name": "thread_name", "args": {"name": title}}
+        yield {"ph": "M", "pid": _PROCESS, "tid": thread, "name": "thread_sort_index", "args": {"sort_index": thread}}
+
+
+def _durations(thread: int, spans: Iterable[tuple[str, int, int]], clock: list[int]) -> Iterator[dict[str, Any]]:
+    for name, begin, end in spans:
+        lasted = clock[end] - clock[begin]
+        yield {"ph": "X", "pid": _PROCESS, "tid": thread, "name": name, "ts": clock[begin], "dur": lasted}
+
+
+def _steps(course: Course) -> Iterator[tuple[str, int, int]]:
+    """Runs of phases that end in the same number."""
+    for number, group in groupby(course.spans, key=lambda span: span.phase.rpartition("_")[2]):
+        spans = list(group)
+        if number.isdecimal():
+            yield f"step {number}", spans[0].begin, spans[-1].end
+
+
+def _modules(events: Sequence[Event]) -> Iterator[tuple[str, int, int]]:
+    """Runs of allocations by one module, releases in between included."""
+    begin, last, current = 0, 0, ""
+    for index, event in enumerate(events):
+        if event.kind is Kind.PHASE or (event.kind is Kind.ALLOC and event.module != current):
+            if current:
+                yield current, begin, last + 1
+            begin, current = index, event.module if event.kind is Kind.ALLOC else ""
+        if event.kind is Kind.ALLOC:
+            last = index
+    if current:
+        yield current, begin, last + 1
+
+
+def _counters(course: Course, samples: int, clock: list[int]) -> Iterator[dict[str, Any]]:
+    """Two counters: the components, stacked, and what the allocator holds."""
+    outline = course.outline(samples)
+    names = [_name(component) for component in outline.components]
+    common: dict[str, Any] = {"ph": "C", "pid": _PROCESS, "tid": 0}
+    for stretch in outline.stretches:
+        place = common | {"ts": clock[stretch.event]}
+        yield place | {"name": "bytes by component", "args": dict(zip(names, stretch.components, strict=True))}
+        if stretch.reserved is not None:
+            yield place | {"name": "reserved bytes", "args": {"reserved": stretch.reserved}}
+
+
+def _instants(course: Course, shown: Iterable[int], clock: list[int]) -> Iterator[dict[str, Any]]:
+    """Allocations, each with all that is known of it and with how long it lived."""
+    events = course.timeline.events
+    ends = _ends(course)
+    for index in shown:
+        event = events[index]
+        details: dict[str, Any] = {"bytes": event.bytes, "component": _name(event.component)}
+        known = event._asdict()
+        details |= {key: known[key] for key in ("phase", "module", "operator", "dtype", "line") if known[key]}
+        if event.shape:
+            details["shape"] = str(list(event.shape))
+        if event.stream:
+            details["stream"] = event.stream
+        if index in ends:
+            details["lived_us"] = clock[ends[index]] - clock[index]
+        place = {"ph": "i", "s": "t", "pid": _PROCESS, "tid": _ALLOCATIONS, "ts": clock[index]}
+        yield place | {"name": event.operator or _name(event.component), "args": details}
+
+
+def _ends(course: Course) -> dict[int, int]:
+    """The position of each allocation's release, by the position of the allocation."""
+    born: dict[int, int] = {}
+    ends = {}
+    for index, event in enumerate(course.timeline.events[: len(course.totals)]):
+        if event.kind is Kind.ALLOC:
+            born[event.storage] = index
+        elif event.kind is Kind.FREE:
+            ends[born.pop(event.storage)] = index
+    return ends
+
+
+def _name(component: Component | None) -> str:
+    return "unattributed" if component is None else component.value

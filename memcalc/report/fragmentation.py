@@ -1,0 +1,59 @@
+"""Where reserved memory is, pool by pool: in use, waiting, split up, or ready to be given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from memcalc.allocator.fragmentation import PoolUse
+from memcalc.report.grid import Column, Grid
+from memcalc.report.words import percent, plural
+from memcalc.units import Unit, format_bytes, format_number
+
+_LINES: tuple[tuple[str, Callable[[PoolUse], int], str], ...] = (
+    ("requested", lambda use: use.requested, "what tensors asked for"),
+    ("rounding", lambda use: use.rounding, "what the allocator added to that"),
+    ("waiting", lambda use: use.waiting, "freed, but another stream may still use it"),
+    ("split", lambda use: use.split, "free, but beside something in use: inactive_split_bytes"),
+    ("releasable", lambda use: use.releasable, "free, and empty_cache() would give it back"),
+)
+
+
+def fragmentation_grids(uses: Sequence[PoolUse], unit: Unit, when: str = "at the peak") -> list[Grid]:
+    """The parts that add up to the reserved bytes, for each pool; and by stream, where there are several."""
+    if not uses:
+        return []
+    pools = [pool for pool in ("small", "large") if any(use.pool == pool for use in uses)]
+
+    def row(name: str, value: Callable[[PoolUse], int], text: str) -> tuple[str, ...]:
+        sizes = [sum(value(use) for use in uses if use.pool == pool) for pool in pools]
+        return (name, *(format_number(size, unit) for size in [*sizes, sum(sizes)]), text)
+
+    rows = [row(*line) for line in _LINES]
+    rows.append(row("reserved", lambda use: use.reserved, f"in {plural(sum(u.segments for u in uses), 'segment')}"))
+    largest = [max(use.largest_free for use in uses if use.pool == pool) for pool in pools]
+    cells = (format_number(size, unit) for size in [*largest, max(largest)])
+    rows.append(("largest free", *cells, "the largest request that needs no new memory"))
+    columns = (Column(""), *(Column(f"{pool} pool", right=True) for pool in pools), Column("all", right=True))
+    title = f"Reserved memory {when}, {unit}: {_sentence(uses, unit)}"
+    grids = [Grid(title, (*columns, Column("", wrap=True)), rows, frozenset({len(_LINES)}))]
+    return [*grids, _streams(uses, unit)] if len({use.stream for use in uses}) > 1 else grids
+
+
+def _sentence(uses: Sequence[PoolUse], unit: Unit) -> str:
+    reserved = sum(use.reserved for use in uses)
+    idle = reserved - sum(use.allocated for use in uses)
+    return f"{format_bytes(idle, unit)} ({percent(idle, reserved)}) not allocated"
+
+
+def _streams(uses: Sequence[PoolUse], unit: Unit) -> Grid:
+    """Streams never share free memory, so each has its own."""
+    names = ("segments", "reserved", "allocated", "waiting", "free")
+    rows = [
+        (
+            f"{use.pool}, stream {use.stream}",
+            f"{use.segments:,}",
+            *(format_number(size, unit) for size in (use.reserved, use.allocated, use.waiting, use.free)),
+        )
+        for use in uses
+    ]
+    return Grid(f"By stream, {unit}", (Column("pool"), *(Column(name, right=True) for name in names)), rows)

@@ -1,0 +1,48 @@
+"""The largest tensors at the peak, and the line of code that made each of them."""
+
+from __future__ import annotations
+
+from memcalc.events.course import Course
+from memcalc.events.groups import Group, groups
+from memcalc.report.grid import Column, Grid
+from memcalc.report.plots.palette import mark
+from memcalc.report.words import percent
+from memcalc.units import Unit, format_number
+
+SHOWN = 15
+
+
+def tensor_grid(course: Course, unit: Unit, shown: int = SHOWN) -> Grid:
+    """What was alive at the peak, alike tensors together, the largest first; the last lines sum up the rest."""
+    found = groups(course.alive_at_peak())
+    whole = sum(group.bytes for group in found)
+    rows = [_row(group, whole, unit) for group in found[:shown]]
+    rest = found[shown:]
+    if rest:
+        size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
+        rows.append(("", format_number(size, unit), percent(size, whole), f"{count:,}", "smaller ones", "", ""))
+    rows.append(("", format_number(whole, unit), "", f"{sum(g.count for g in found):,}", "asked for, all", "", ""))
+    phase = course.phase_of(course.peak_event)
+    columns = (
+        Column(""),
+        Column(unit, right=True),
+        Column("share", right=True),
+        Column("count", right=True),
+        Column("tensor", wrap=True),
+        Column("module", wrap=True),
+        Column("made by", wrap=True),
+    )
+    title = f"Largest at the peak{f', in {phase}' if phase else ''}"
+    return Grid(title, columns, rows, frozenset({len(rows) - 1}), letters=True)
+
+
+def _row(group: Group, whole: int, unit: Unit) -> tuple[str, ...]:
+    return (
+        mark(group.component),
+        format_number(group.bytes, unit),
+        percent(group.bytes, whole),
+        f"{group.count:,}",
+        f"{group.dtype}[{', '.join(map(str, group.shape))}]" if group.dtype else "-",
+        group.module or "-",
+        f"{group.operator} {group.line}".strip() or "-",
+    )
