@@ -75,25 +75,35 @@ def _moving_items(spec: Spec, stage: Stage, card: Card | None, values: dict[str,
         steps_by_start.setdefault(gradients_exist(choice, step), []).append(step)
     items: list[Item] = []
     for exist, steps in steps_by_start.items():
-        timeline = _timeline(spec, stage, values, around, exist=exist)
-        moments = [(timeline.forward(), _mask("forward", steps)), (timeline.loss(), _mask("loss", steps))]
-        moments += _backward(timeline, making, steps, warm=choice.accumulates or not uses_torch_products(spec, stage))
-        items += timeline.items(moments)
+        timelines = [_timeline(spec, piece, values, around, exist=exist) for piece in stage.chunks]
+        warm = choice.accumulates or not uses_torch_products(spec, stage)
+        several = [_moments(timeline, making, steps, warm=warm) for timeline in timelines]
+        for index, timeline in enumerate(timelines):
+            # Chunks of a stage run one after the other: of each phase the one with the highest moment counts.
+            items += timeline.items(
+                of_chunk[index] for of_chunk in zip(*several, strict=True) if _highest(of_chunk) == index
+            )
         if 1 in steps and choice.accumulates and uses_torch_products(spec, stage):
             items.append(workspace("backward", spec, card, mask_of("backward_1")))
     return items
 
 
-def _backward(timeline: Timeline, making: Item, steps: list[int], *, warm: bool) -> list[tuple[Highest, int]]:
-    """The backward of some steps. The first one's first matrix product makes cuBLAS's workspace for autograd's thread.
+def _highest(moments: tuple[tuple[Highest, int], ...]) -> int:
+    """Which of several moments is the highest; of equal ones the first."""
+    return max(range(len(moments)), key=lambda index: moments[index][0].bytes)
+
+
+def _moments(timeline: Timeline, making: Item, steps: list[int], *, warm: bool) -> list[tuple[Highest, int]]:
+    """The highest moment of each phase. The first backward's first matrix product makes cuBLAS's workspace.
 
     `making` is that workspace. `warm`: an earlier micro-batch has been through backward already.
     """
+    moments = [(timeline.forward(), _mask("forward", steps)), (timeline.loss(), _mask("loss", steps))]
     steady = timeline.backward()
     if 1 not in steps or warm:
-        return [(steady, _mask("backward", steps))]
-    first = timeline.backward(making)
-    return [(first, mask_of("backward_1")), (steady, _mask("backward", [step for step in steps if step > 1]))]
+        return [*moments, (steady, _mask("backward", steps))]
+    first = (timeline.backward(making), mask_of("backward_1"))
+    return [*moments, first, (steady, _mask("backward", [step for step in steps if step > 1]))]
 
 
 def _mask(phase: str, steps: list[int]) -> int:

@@ -89,21 +89,28 @@ def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
             spec.parallelism.expert_width_ranks,
         ),
         spec.parallelism.pipeline_parallel > 1,
-        stage._replace(index=0, in_flight=1),
+        _alike(stage),
     )
+
+
+def _alike(stage: Stage) -> Stage:
+    """The stage without what its parameters do not depend on."""
+    pieces = tuple(piece._replace(index=0, in_flight=1) for piece in stage.pieces)
+    return stage._replace(index=0, in_flight=1, pieces=pieces)
 
 
 @lru_cache(maxsize=1024)
 def _stage_parameters(model: ModelSpec, implementation: str, split: Split, pipeline: bool, stage: Stage) -> Parameters:
     model = layout(model, implementation, split.tensor)
     shares = model_values(model, split.tensor)
-    experts_here = model.layers_with_experts(stage.first, stage.stop)
-    here = {"layers.dense.": stage.stop - stage.first - experts_here, "layers.moe.": experts_here}
+    layers = stage.layers
+    experts_here = sum(model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
+    here = {"layers.dense.": layers - experts_here, "layers.moe.": experts_here}
     rows: list[Held] = []
     for row in parameter_table(model):
         count = 1
         if row.where == "layer":
-            count = next((n for prefix, n in here.items() if row.module.startswith(prefix)), stage.stop - stage.first)
+            count = next((n for prefix, n in here.items() if row.module.startswith(prefix)), layers)
         elif (row.where == "embedding" and not stage.has_embedding) or (row.where == "head" and not stage.has_head):
             count = 0
         if count:

@@ -7,20 +7,35 @@ from functools import partial
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
+from memcalc.estimation.schedules import Chunk, chunks_in_flight, chunks_of
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
 
 
 class Stage(NamedTuple):
-    """One pipeline stage: layers `first` up to but not including `stop`."""
+    """One pipeline stage, or one chunk of one: layers `first` up to but not including `stop`.
+
+    A stage of several chunks has them in `pieces`; its own layers are those of the first.
+    """
 
     index: int  # type: ignore[assignment] # hides tuple.index, which no stage needs
     first: int
     stop: int
     has_embedding: bool
     has_head: bool
-    in_flight: int  # micro-batches whose activations the stage holds when it holds most
+    in_flight: int  # micro-batches whose activations the stage (or chunks, the piece) holds when it holds most
+    pieces: tuple[Stage, ...] = ()
+
+    @property
+    def chunks(self) -> tuple[Stage, ...]:
+        """The pieces that forward runs one by one."""
+        return self.pieces or (self,)
+
+    @property
+    def layers(self) -> int:
+        """How many layers the stage holds."""
+        return sum(piece.stop - piece.first for piece in self.chunks)
 
 
 class Kind(NamedTuple):
@@ -34,19 +49,24 @@ class Kind(NamedTuple):
 
 
 def stages_of(spec: Spec) -> Iterator[Stage]:
-    """The stages of a pipeline; layers that do not divide go to the first ones.
-
-    1F1B keeps min(m, p - i) micro-batches on stage i (Megatron-LM, arXiv 2104.04473 section 2.2).
-    """
-    layers, stages = spec.model.num_layers, spec.parallelism.pipeline_parallel
-    share, rest = divmod(layers, stages)
-    micro_batches = spec.training.gradient_accumulation_steps
-    first = 0
+    """The stages of a pipeline; layers that do not divide go to the first ones."""
+    stages, schedule = spec.parallelism.pipeline_parallel, spec.parallelism.schedule
+    virtual, micro_batches = spec.parallelism.virtual_stages, spec.training.gradient_accumulation_steps
     for index in range(stages):
-        stop = first + share + (index < rest)
-        in_flight = min(micro_batches, stages - index)
-        yield Stage(index, first, stop, index == 0, index == stages - 1, in_flight)
-        first = stop
+        in_flight = chunks_in_flight(schedule, stages, virtual, index, micro_batches)
+        pieces = [_piece(spec, index, chunk, in_flight) for chunk in chunks_of(schedule, stages, virtual, index)]
+        if len(pieces) == 1:
+            yield pieces[0]
+            continue
+        ends = any(piece.has_embedding for piece in pieces), any(piece.has_head for piece in pieces)
+        yield Stage(index, pieces[0].first, pieces[0].stop, *ends, in_flight, tuple(pieces))
+
+
+def _piece(spec: Spec, index: int, chunk: Chunk, in_flight: int) -> Stage:
+    share, rest = divmod(spec.model.num_layers, chunk.of)
+    first = chunk.part * share + min(chunk.part, rest)
+    stop = first + share + (chunk.part < rest)
+    return Stage(index, first, stop, chunk.part == 0, chunk.part == chunk.of - 1, in_flight)
 
 
 def kinds_of(spec: Spec, stage: Stage) -> list[Kind]:

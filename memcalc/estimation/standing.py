@@ -28,7 +28,7 @@ def standing_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
 
 def uses_torch_products(spec: Spec, stage: Stage) -> bool:
     """Whether PyTorch's own matrix products run: of Megatron's modules only the output layer's and the router's do."""
-    routes = spec.model.layers_with_experts(stage.first, stage.stop) > 0
+    routes = any(spec.model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
     return spec.training.implementation != "megatron" or stage.has_head or routes
 
 
@@ -39,7 +39,7 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
     """
     if spec.training.implementation != "huggingface":
         return []
-    elements = buffer_elements(spec.model) * (stage.stop - stage.first) // spec.model.num_layers
+    elements = buffer_elements(spec.model) * stage.layers // spec.model.num_layers
     each = 4 * elements
     citation = "transformers 5.23: nn.Buffer in the modelling files"
     mask = from_phase("model")

@@ -49,6 +49,11 @@ class Block(NamedTuple):
     kind: Kind | None
     left: tuple[int, ...]  # what its backward leaves behind, gradients that are sharded left out
 
+    @property
+    def opens(self) -> bool:
+        """Whether it stands before all layers."""
+        return self.name in ("embedding", "shared tables")
+
 
 class Highest(NamedTuple):
     """The highest moment of a phase: bytes beside the resident ones, what is alive, and where it is."""
@@ -91,6 +96,8 @@ class Timeline:
 
         if stage.has_embedding:
             add("embedding", "embedding", None)
+        elif program(structure, "tables", False, gradients).storages:
+            add("shared tables", "tables", None)
         kinds = kinds_of(spec, stage)
         for kind in kinds:
             add(layer_name(spec, kind, len(kinds)), "expert layer" if kind.experts else "dense layer", kind)
@@ -154,7 +161,7 @@ class Timeline:
                 yield Candidate([*holdings, (index, alive, 1)], self._engine_behind(block, layer), where)
 
     def _turning_points(self, block: Block) -> tuple[int, ...]:
-        if block.name == "embedding":
+        if block.opens:
             return (self.stage.first - 1,)
         if block.kind is None:
             return (self.stage.stop,)
@@ -197,7 +204,7 @@ class Timeline:
             if block.kind is not None:
                 before = count_between(self.spec, block.kind, self.stage.first, min(layer, self.stage.stop))
             else:
-                before = 1 if block.name == "embedding" and until > index else 0
+                before = 1 if block.opens and until > index else 0
             if before:
                 holdings.append((index, _held(block.program, phase), before))
             if others:  # they have left forward and its autocast region, and wait for their backward

@@ -144,3 +144,33 @@ def replicas(spec: Spec) -> Iterator[Broken]:
             f"data_parallel_replicate = {groups} with engine {parallelism.engine}.",
             "Only fsdp2 shards inside groups (HSDP).",
         )
+
+
+def schedule(spec: Spec) -> Iterator[Broken]:
+    """A stage holds whole layers, in as many chunks as the schedule has."""
+    parallelism, layers = spec.parallelism, spec.model.num_layers
+    name, stages, virtual = parallelism.schedule, parallelism.pipeline_parallel, parallelism.virtual_stages
+    key: Path = ("parallelism", "schedule")
+    if virtual > 1 and name != "interleaved":
+        yield Broken(
+            ("parallelism", "virtual_stages"),
+            f"virtual_stages = {virtual} with schedule {name}.",
+            "Set schedule: interleaved, whose stages hold several chunks; the V schedules hold two by themselves.",
+        )
+    if name == "1f1b":
+        return
+    if stages == 1:
+        yield Broken(key, f"schedule = {name}, but pipeline_parallel = 1.", "Leave schedule out, or add stages.")
+    if name == "interleaved" and virtual == 1:
+        yield Broken(key, "schedule = interleaved, but virtual_stages = 1.", "Set virtual_stages: 2 or more.")
+    if name == "dualpipe" and stages % 2:
+        yield Broken(
+            key, f"schedule = dualpipe with {stages} stages.", "It runs in both directions: set an even number."
+        )
+    parts = stages * {"interleaved": virtual, "gpipe": 1, "zb-h1": 1, "zb-h2": 1, "dualpipe": 1}.get(name, 2)
+    if parts > layers:
+        yield Broken(
+            key,
+            f"schedule = {name} cuts the model into {parts} chunks, but num_layers = {layers}.",
+            "A chunk holds at least one layer: use fewer stages or virtual_stages.",
+        )

@@ -194,10 +194,6 @@ def _modelled(spec: Spec) -> Iterator[Broken]:
         unknown["training", "finetune"] = (training.finetune, "full")
     if training.implementation == "huggingface" and parallelism.tensor_parallel > 1:
         unknown["parallelism", "tensor_parallel"] = (f"{parallelism.tensor_parallel} with transformers' modules", "1")
-    if parallelism.schedule != "1f1b":
-        unknown["parallelism", "schedule"] = (parallelism.schedule, "1f1b")
-    if parallelism.virtual_stages > 1:
-        unknown["parallelism", "virtual_stages"] = (str(parallelism.virtual_stages), "1")
     for key, (value, known) in unknown.items():
         yield Broken(key, f"{key[-1]} = {value} is not modelled yet.", f"Modelled today: {known}.")
 
@@ -214,6 +210,7 @@ RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
     parallel_rules.context,
     parallel_rules.experts,
     parallel_rules.replicas,
+    parallel_rules.schedule,
     finetuning,
     _modelled,
 )

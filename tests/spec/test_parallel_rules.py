@@ -111,3 +111,38 @@ def test_hybrid_sharding_has_groups_of_one_size() -> None:
     assert "Only fsdp2 shards inside groups (HSDP)." in refusal(
         parallelism={"data_parallel": 8, "data_parallel_replicate": 2}
     )
+
+
+PIPELINE = {"pipeline_parallel": 2}
+
+
+@pytest.mark.parametrize(
+    ("spread", "message"),
+    [
+        ({"schedule": "gpipe"}, "schedule = gpipe, but pipeline_parallel = 1. Leave schedule out, or add stages."),
+        (
+            PIPELINE | {"schedule": "interleaved"},
+            "schedule = interleaved, but virtual_stages = 1. Set virtual_stages: 2 or more.",
+        ),
+        (
+            {"schedule": "dualpipe", "pipeline_parallel": 3},
+            "schedule = dualpipe with 3 stages. It runs in both directions: set an even number.",
+        ),
+        (
+            {"schedule": "zb-v", "pipeline_parallel": 4},
+            (
+                "schedule = zb-v cuts the model into 8 chunks, but num_layers = 4. "
+                "A chunk holds at least one layer: use fewer stages or virtual_stages."
+            ),
+        ),
+    ],
+)
+def test_a_schedule_has_stages_and_layers_enough(spread: dict[str, Any], message: str) -> None:
+    assert refusal(parallelism=spread) == f"configuration: parallelism.schedule: {message}"
+
+
+def test_only_interleaving_has_virtual_stages() -> None:
+    assert refusal(parallelism=PIPELINE | {"virtual_stages": 2}) == (
+        "configuration: parallelism.virtual_stages: virtual_stages = 2 with schedule 1f1b. "
+        "Set schedule: interleaved, whose stages hold several chunks; the V schedules hold two by themselves."
+    )

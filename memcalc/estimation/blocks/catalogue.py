@@ -8,12 +8,14 @@ from typing import Literal, NamedTuple
 from memcalc.errors import InputError
 from memcalc.estimation.blocks import huggingface, megatron
 from memcalc.estimation.blocks.context import over_context_ranks
-from memcalc.estimation.blocks.plain import PlainBlock, plain_embedding, plain_head
+from memcalc.estimation.blocks.plain import PlainBlock, plain_embedding, plain_head, shared_tables
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.compilation import compiled
-from memcalc.estimation.program import Program
+from memcalc.estimation.program import Event, Program
+from memcalc.estimation.tape import Tape
 
-Part = Literal["embedding", "dense layer", "expert layer", "head"]
+# "tables" is what all layers share, on a stage that has no embedding to make it.
+Part = Literal["embedding", "tables", "dense layer", "expert layer", "head"]
 
 
 class Gradients(NamedTuple):
@@ -30,6 +32,8 @@ def program(structure: Structure, part: Part, recomputed: bool, gradients: Gradi
     Raises:
         InputError: the implementation of this family is not modelled.
     """
+    if part == "tables":
+        return _split(structure, _tables(structure))
     if structure.implementation == "huggingface":
         if structure.family not in huggingface.FAMILIES:
             raise InputError(
@@ -49,4 +53,20 @@ def program(structure: Structure, part: Part, recomputed: bool, gradients: Gradi
     if recomputed:
         tape.recompute_all()
     block = compiled(tape, output, keeps_gradients=gradients.kept, main_gradient_dtype=gradients.main_dtype)
+    return _split(structure, block)
+
+
+def _split(structure: Structure, block: Program) -> Program:
     return over_context_ranks(block) if structure.context_split else block
+
+
+def _tables(structure: Structure) -> Program:
+    """The mask and the rotary tables alone: made when a micro-batch arrives, let go when its backward has passed."""
+    tape = Tape()
+    if structure.implementation == "huggingface":
+        huggingface.shared_tables(tape, structure)
+    elif structure.implementation != "megatron":  # whose table is the module's
+        shared_tables(tape, structure)
+    made = tuple(Event(index, 1, "start") for index in sorted(tape.held | tape.names))
+    gone = tuple(Event(index, -1, "end") for index in sorted(tape.held))
+    return Program(tuple(tape.storages), made, (), gone, names=tuple(sorted(tape.names)))

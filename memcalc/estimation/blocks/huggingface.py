@@ -24,6 +24,17 @@ def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
 def _embedding(c: Structure) -> tuple[Tape, Tensor]:
     tape = Tape()
     ops = Operators(tape, c.compute, c.parameters, c.autocast)
+    shared_tables(tape, c)
+    x = ops.embedding("embed_tokens", ("V", "d"), ("b", "s"), tied=c.tied)
+    if c.position == "learned":
+        positions = ops.embedding("embed_positions", ("S", "d"), ("s",), counts=True)
+        tape.names.update((x.storage, positions.storage))  # inputs_embeds and position_embeds keep their names
+        x = ops.broadcast_add(x, positions, "embedding sum")
+    return tape, ops.dropout(x, "embedding dropout", c.embedding_dropout)
+
+
+def shared_tables(tape: Tape, c: Structure) -> None:
+    """The mask and the rotary tables, made once in each forward and shared by all layers."""
     citation = _SOURCE.format(c.family)
     if c.attention == "eager":
         # masking_utils.py: an additive mask in the dtype of the embeddings; the sum with the scores does not keep it
@@ -33,12 +44,6 @@ def _embedding(c: Structure) -> tuple[Tape, Tensor]:
         for name in ("cosines", "sines"):
             table = tape.store(name, ("s", "d_h"), c.parameters, citation, component=Component.TEMPORARIES)
             tape.held.add(table)
-    x = ops.embedding("embed_tokens", ("V", "d"), ("b", "s"), tied=c.tied)
-    if c.position == "learned":
-        positions = ops.embedding("embed_positions", ("S", "d"), ("s",), counts=True)
-        tape.names.update((x.storage, positions.storage))  # inputs_embeds and position_embeds keep their names
-        x = ops.broadcast_add(x, positions, "embedding sum")
-    return tape, ops.dropout(x, "embedding dropout", c.embedding_dropout)
 
 
 def _head(c: Structure) -> tuple[Tape, None]:
