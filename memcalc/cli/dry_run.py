@@ -38,6 +38,9 @@ def command(
     skip_init: Annotated[
         bool, typer.Option("--skip-init", help="Do not initialise weights: host memory stays untouched.")
     ] = False,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="from_pretrained builds from the config alone: no checkpoint.")
+    ] = False,
     delayed_events: Annotated[
         bool, typer.Option("--delayed-events", help="Work of a stream is complete only when the host waits for it.")
     ] = False,
@@ -67,6 +70,7 @@ def command(
         steps=steps,
         timeout=timeout,
         skip_init=skip_init,
+        random_weights=random_weights,
         delayed_events=delayed_events,
         history=record is not None,
         stdout=sys.stderr if form == "json" else None,  # the document alone is on standard output

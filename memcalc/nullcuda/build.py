@@ -21,7 +21,7 @@ from memcalc.nullcuda.torch_build import TorchBuild
 
 SOURCE_FOLDER = Path(__file__).parent / "src"
 CORE = "libmemcalcnull.so"
-CORE_SOURCES = ("device.c", "host.c", "kept.c", "clock.c")
+CORE_SOURCES = ("device.c", "host.c", "kept.c", "exchange.c", "clock.c")
 BUILDING = ".building-"
 ABANDONED_AFTER = 3600  # seconds; a build takes a few, so an older one was killed
 

@@ -10,11 +10,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Unpack
 
 from memcalc.nullcuda.cards import find_null_card
 from memcalc.nullcuda.interpreters import interpreters
 from memcalc.nullcuda.launcher import environment
+from memcalc.nullcuda.options import Options
 from memcalc.nullcuda.processes import Ending, run_to_end
 from memcalc.nullcuda.result import (
     DONE,
@@ -34,12 +35,9 @@ def run(
     card: str,
     *,
     gpus: int = 1,
-    steps: int | None = None,
     timeout: float | None = None,
-    skip_init: bool = False,
-    delayed_events: bool = False,
-    history: bool = False,
     stdout: int | IO[str] | None = None,
+    **options: Unpack[Options],
 ) -> DryRun:
     """Run a command on cards that are not there, and say what each of its processes held.
 
@@ -50,12 +48,9 @@ def run(
         command: the program and its arguments.
         card: a card of `memcalc gpus`.
         gpus: how many.
-        steps: end each process after so many optimizer steps.
         timeout: seconds after which the command and all that it started is ended.
-        skip_init: do not initialise weights, so that the host's memory stays untouched.
-        delayed_events: see `memcalc.nullcuda.environment`.
-        history: find the lines of the program whose tensors were alive at the peak.
         stdout: where the command's output goes, as for `subprocess.run`; None: where this process's goes.
+        options: see `memcalc.nullcuda.options.Options`.
 
     Raises:
         InputError: no such card or command.
@@ -66,16 +61,7 @@ def run(
     pythons = interpreters(words)
     reports = Path(tempfile.mkdtemp(prefix="memcalc-dry-run-"))
     try:
-        variables = environment(
-            card,
-            gpus,
-            pythons=pythons,
-            steps=steps,
-            skip_init=skip_init,
-            delayed_events=delayed_events,
-            history=history,
-            reports=reports,
-        )
+        variables = environment(card, gpus, pythons=pythons, reports=reports, **options)
         start = time.monotonic()
         ending = run_to_end(words, os.environ | variables, str(reports), timeout=timeout, stdout=stdout)
         seconds = time.monotonic() - start

@@ -6,13 +6,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 from memcalc.errors import InputError
 from memcalc.nullcuda.build import device_folder
 from memcalc.nullcuda.cards import MOST_GPUS, find_null_card, properties
+from memcalc.nullcuda.options import Options
 from memcalc.nullcuda.torch_build import find_torch
 
 HOOK = Path(__file__).parent / "hook"
+EXCHANGE = "exchange"
 
 
 def environment(
@@ -20,11 +23,8 @@ def environment(
     gpus: int = 1,
     *,
     pythons: Sequence[str] = (sys.executable,),
-    steps: int | None = None,
-    skip_init: bool = False,
-    delayed_events: bool = False,
-    history: bool = False,
     reports: Path | None = None,
+    **options: Unpack[Options],
 ) -> dict[str, str]:
     """Variables to add to a child process's environment; its Pythons then see `gpus` of this card.
 
@@ -34,12 +34,8 @@ def environment(
         card: a card of `memcalc gpus`.
         gpus: how many.
         pythons: interpreters of which the first that has a CUDA build of torch decides which device is built.
-        steps: end each process after so many optimizer steps.
-        skip_init: do not initialise weights, so that the host's memory stays untouched.
-        delayed_events: work on a stream is complete only when the host waits for it, not at once: the other bound
-            of how early memory that two streams share can be used again.
-        history: keep which line of the program asked for what was alive at the peak.
-        reports: folder in which each process leaves a report.
+        reports: folder in which each process leaves a report, and messages for the others.
+        options: see `Options`.
 
     Raises:
         InputError: no such card, or more of it than can be had.
@@ -53,14 +49,19 @@ def environment(
             "--gpus",
         )
     folder = str(device_folder(find_torch(pythons)))
+    if reports is not None:
+        (reports / EXCHANGE).mkdir(exist_ok=True)
     return {
         "MEMCALC_NULL_DEVICE": folder,
         "MEMCALC_NULL_CARD": found.name,
-        "MEMCALC_NULL_PROPERTIES": properties(found, gpus, delayed_events=delayed_events),
-        "MEMCALC_NULL_STEPS": str(steps or 0),
-        "MEMCALC_NULL_SKIP_INIT": str(int(skip_init)),
-        "MEMCALC_NULL_HISTORY": str(int(history)),
+        "MEMCALC_NULL_PROPERTIES": properties(found, gpus, delayed_events=options.get("delayed_events", False)),
+        "MEMCALC_NULL_STEPS": str(options.get("steps") or 0),
+        "MEMCALC_NULL_SKIP_INIT": str(int(options.get("skip_init", False))),
+        "MEMCALC_NULL_RANDOM_WEIGHTS": str(int(options.get("random_weights", False))),
+        "MEMCALC_NULL_HISTORY": str(int(options.get("history", False))),
         "MEMCALC_NULL_REPORTS": "" if reports is None else str(reports),
+        # Where the processes of a run leave each other small messages (src/exchange.c).
+        "MEMCALC_NULL_EXCHANGE": "" if reports is None else str(reports / EXCHANGE),
         "PYTHONPATH": _before(str(HOOK), "PYTHONPATH"),
         # For what is loaded by name at run time, such as libcuda.so.1; torch's own needs the hook loads.
         "LD_LIBRARY_PATH": _before(folder, "LD_LIBRARY_PATH"),

@@ -206,7 +206,7 @@ def times(number: int) -> str:
 
 
 def process_from_report(report: Mapping[str, Any]) -> Process:
-    """A report of memcalc/nullcuda/hook/watch.py."""
+    """A report of memcalc/nullcuda/hook/memcalc_watch.py."""
     number, rank = report["pid"], report["ranks"].get("rank")
     counts = report["counts"]
     usages = []

@@ -1,6 +1,6 @@
 """Found first on PYTHONPATH, so every Python that a watched command starts runs this before anything else.
 
-It may be any Python from 3.9 on, without memcalc installed: nothing here or in watch.py imports memcalc. A
+It may be any Python from 3.9 on, without memcalc installed: nothing in this folder imports memcalc. A
 sitecustomize of the environment's own, which this one hides, is run as well.
 """
 
@@ -28,4 +28,4 @@ def run(name: str, places: list[str]) -> None:
 
 run("sitecustomize", [entry for entry in sys.path if os.path.abspath(entry) != HERE])  # noqa: PTH100 -- likewise
 if "MEMCALC_NULL_DEVICE" in os.environ:
-    run("watch", [HERE])
+    run("memcalc_watch", [HERE])

@@ -7,6 +7,7 @@
 #include "null.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,6 +27,7 @@ static struct {
     char *bytes;
     size_t size;
     long long launches; /* the count when it was written */
+    char *message;      /* its bytes are still to be fetched from another process, by this name; NULL: they are here */
 } kept[MOST_KEPT];
 static int next;
 static int alive; /* an upper bound of the entries in use: most launches find none */
@@ -33,7 +35,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void drop(int i) {
     free(kept[i].bytes);
-    kept[i].bytes = kept[i].address = NULL;
+    free(kept[i].message);
+    kept[i].bytes = kept[i].address = kept[i].message = NULL;
     alive--;
 }
 
@@ -46,7 +49,11 @@ static void forget(const char *address, size_t size) {
         if (overlaps(i, address, size)) drop(i);
 }
 
-static void keep(char *address, const char *bytes, size_t size) {
+static bool stale(int i) {
+    return __atomic_load_n(&null_counts.launches, __ATOMIC_RELAXED) - kept[i].launches > FORGET;
+}
+
+static void keep(char *address, const char *bytes, size_t size, const char *message) {
     for (int i = 0; alive > 0 && i < MOST_KEPT; i++) /* what lies wholly beneath is overwritten */
         if (kept[i].address != NULL && kept[i].address >= address &&
             kept[i].address + kept[i].size <= address + size)
@@ -54,8 +61,9 @@ static void keep(char *address, const char *bytes, size_t size) {
     if (size == 0 || size > LARGEST_KEPT) return;
     char *copy = malloc(size);
     if (copy == NULL) return;
-    memcpy(copy, bytes, size);
+    if (message == NULL) memcpy(copy, bytes, size);
     if (kept[next].address != NULL) drop(next);
+    kept[next].message = message == NULL ? NULL : strdup(message);
     kept[next].address = address;
     kept[next].bytes = copy;
     kept[next].size = size;
@@ -69,7 +77,7 @@ static void look_up(char *to, const char *from, size_t size) {
     for (int step = 0; alive > 0 && step < MOST_KEPT; step++) { /* from the oldest to the newest */
         int i = (next + step) % MOST_KEPT;
         if (!overlaps(i, from, size)) continue;
-        if (__atomic_load_n(&null_counts.launches, __ATOMIC_RELAXED) - kept[i].launches > FORGET) {
+        if (stale(i)) {
             drop(i);
             continue;
         }
@@ -78,6 +86,41 @@ static void look_up(char *to, const char *from, size_t size) {
         const char *last = from_end < kept_end ? from_end : kept_end;
         memcpy(to + (first - from), kept[i].bytes + (first - kept[i].address), last - first);
     }
+}
+
+/* Fetch what the bytes at an address are waiting for. Other threads go on meanwhile, so the lock is not held. */
+static void complete(const char *address, size_t size) {
+    for (int i = 0; alive > 0 && i < MOST_KEPT; i++) {
+        if (kept[i].message == NULL || !overlaps(i, address, size) || stale(i)) continue;
+        char name[LONGEST_NAME], bytes[LARGEST_MESSAGE];
+        const char *where = kept[i].address;
+        size_t length = kept[i].size;
+        snprintf(name, sizeof name, "%s", kept[i].message);
+        pthread_mutex_unlock(&lock);
+        bool came = null_fetch(name, bytes, length);
+        pthread_mutex_lock(&lock);
+        if (kept[i].address != where || kept[i].message == NULL || strcmp(kept[i].message, name) != 0) continue;
+        if (!came) {
+            drop(i);
+            continue;
+        }
+        memcpy(kept[i].bytes, bytes, length);
+        free(kept[i].message);
+        kept[i].message = NULL;
+    }
+}
+
+void null_expect(void *address, size_t size, const char *name) {
+    pthread_mutex_lock(&lock);
+    keep(address, NULL, size, name);
+    pthread_mutex_unlock(&lock);
+}
+
+void null_peek(void *to, const void *address, size_t size) {
+    pthread_mutex_lock(&lock);
+    complete(address, size);
+    look_up(to, address, size);
+    pthread_mutex_unlock(&lock);
 }
 
 void null_copy(void *to, const void *from, size_t size) {
@@ -91,20 +134,24 @@ void null_copy(void *to, const void *from, size_t size) {
         if (size <= LARGEST_KEPT && alive > 0) {
             char *bytes = malloc(size);
             if (bytes != NULL) {
+                complete(from, size);
                 look_up(bytes, from, size);
-                keep(to, bytes, size);
+                keep(to, bytes, size, NULL);
                 free(bytes);
             }
         } else
             forget(to, size);
     } else if (onto_device) {
-        if (size <= LARGEST_KEPT) keep(to, from, size);
+        if (size <= LARGEST_KEPT) keep(to, from, size, NULL);
         else forget(to, size);
     } else {
         null_counts.reads++;
         null_counts.small_reads += size <= SMALL;
         null_counts.read_bytes += (long long)size;
-        if (size <= LARGEST_FILLED) look_up(to, from, size);
+        if (size <= LARGEST_FILLED) {
+            complete(from, size);
+            look_up(to, from, size);
+        }
     }
     pthread_mutex_unlock(&lock);
 }

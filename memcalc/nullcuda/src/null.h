@@ -73,6 +73,16 @@ API enum host_kind null_host_kind(const void *address);
 API void null_copy(void *to, const void *from, size_t size);
 API void null_clear(void *address, size_t size); /* what was kept there is overwritten */
 API void null_launch(void);
+API void null_peek(void *to, const void *address, size_t size);  /* what a read would give; not counted as one */
+
+/* Small messages between the processes of a run. Names are at most LONGEST_NAME letters. */
+#define LARGEST_MESSAGE (64 * KIB)
+#define LONGEST_NAME 128
+API bool null_exchanging(void);
+API void null_random(void *bytes, size_t size);
+API void null_publish(const char *name, const void *bytes, size_t size);
+API bool null_fetch(const char *name, void *bytes, size_t size); /* waits; false: it did not come */
+API void null_expect(void *address, size_t size, const char *name); /* fetched when the host reads the address */
 
 /* Streams and events. */
 API void *null_stream_new(int priority);

@@ -25,17 +25,19 @@ from typing import Any, Callable, Optional  # noqa: UP035 -- runs on Python 3.9 
 # ruff: noqa: PTH105, PTH118, PTH123, PTH208 -- pathlib would cost every start of a Python 5 ms
 # ruff: noqa: UP045, B905 -- Python 3.9 has neither X | None nor zip(strict=)
 
+# By name: they lie beside this file, on PYTHONPATH, and belong to no package.
+objects, peak, weights = map(importlib.import_module, ("memcalc_objects", "memcalc_peak", "memcalc_weights"))
+
 FOLDER = os.environ["MEMCALC_NULL_DEVICE"]  # of the stub libraries
 REPORTS = os.environ.get("MEMCALC_NULL_REPORTS")  # folder of the reports
 STEPS = int(os.environ.get("MEMCALC_NULL_STEPS") or 0)  # stop after so many; 0: never
 SKIP_INIT = os.environ.get("MEMCALC_NULL_SKIP_INIT") == "1"
+RANDOM_WEIGHTS = os.environ.get("MEMCALC_NULL_RANDOM_WEIGHTS") == "1"
 HISTORY = os.environ.get("MEMCALC_NULL_HISTORY") == "1"
 
 REPORT_EVERY = 1.0  # seconds between the reports that a process writes while it runs, for the case that it is killed
 HISTORY_ENTRIES = 1_000_000  # events of the allocator; older ones are forgotten
-LARGE = 1 << 20  # elements: CPU tensors that --skip-init leaves as they are when they are to be filled at random
 LAST_GRAPH = 0.05  # seconds that autograd's thread gets at the end
-LARGEST_SHOWN = 25  # allocations at the peak
 
 COUNTS = ("launches", "reads", "small_reads", "read_bytes", "communicators", "communicator_bytes")
 
@@ -82,8 +84,11 @@ class Watch:
         self.keep_peaks()
         optimizers = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the name
         optimizers.register_optimizer_step_post_hook(self.after_step)
+        if torch.distributed.is_available():
+            collectives = importlib.import_module("torch.distributed.distributed_c10d")
+            objects.compute_sizes_on_the_host(collectives, self.library)
         if SKIP_INIT:
-            skip_initialization(torch)
+            weights.skip_initialization(torch)
         if REPORTS:
             self.report_at_the_end()
 
@@ -216,8 +221,12 @@ class Watch:
             "devices": {str(device): peaks for device, peaks in self.peaks.items()},
             "counts": dict(zip(COUNTS, numbers)),
             "unmodelled": self.unmodelled(),
-            "allocations": largest_allocations(self.torch) if allocations and HISTORY and self.peaks else [],
+            "allocations": peak.largest_allocations(self.torch) if allocations and HISTORY and self.peaks else [],
         }
+
+    def largest(self) -> list[dict[str, Any]]:
+        """What was alive at the peak, if it was to be found."""
+        return peak.largest_allocations(self.torch) if HISTORY and self.peaks else []
 
     def unmodelled(self) -> list[str]:
         """Functions that were called and that the stubs do not model."""
@@ -227,99 +236,42 @@ class Watch:
         return names
 
 
-def skip_initialization(torch: Any) -> None:
-    """Weights stay as the system hands out their memory: untouched pages, which cost none."""
-
-    def unchanged(tensor: Any, *_: Any, **__: Any) -> Any:
-        return tensor
-
-    init = torch.nn.init
-    names = [name for name in vars(init) if name.endswith("_") and not name.startswith("_")]
-    helpers = [name for name in vars(init) if name.startswith("_no_grad_")]
-    for name in names + helpers:
-        original = getattr(init, name)
-        setattr(init, name, unchanged)
-        for module in list(sys.modules.values()):  # who took the function by name before
-            if getattr(module, "__name__", "").startswith("torch.nn") and vars(module).get(name) is original:
-                setattr(module, name, unchanged)
-    for name in ("normal_", "uniform_"):  # how models fill weights without torch.nn.init
-        original = getattr(torch.Tensor, name)
-
-        def fill(tensor: Any, *rest: Any, original: Callable[..., Any] = original, **named: Any) -> Any:
-            large = tensor.device.type == "cpu" and tensor.numel() > LARGE
-            return tensor if large else original(tensor, *rest, **named)
-
-        setattr(torch.Tensor, name, fill)
-
-
-def largest_allocations(torch: Any) -> list[dict[str, Any]]:
-    """What was alive at each device's peak, by the line of the program that asked for it, largest first."""
-    found = []
-    for device, events in enumerate(torch.cuda.memory._snapshot()["device_traces"]):  # noqa: SLF001 -- as above
-        alive: dict[int, Any] = {}
-        at_peak: list[Any] = []
-        level = peak = 0
-        rising = False
-        for event in [*events, None]:
-            action = event["action"] if event else "free_requested"
-            if action == "alloc":
-                alive[event["addr"]] = event
-                level += event["size"]
-                rising = True
-            elif action == "free_requested":
-                if rising and level > peak:  # a summit: copied only where it is higher than all before
-                    peak, at_peak = level, list(alive.values())
-                rising = False
-                gone = alive.pop(event["addr"], None) if event else None
-                level -= gone["size"] if gone else 0
-        places: dict[str, list[int]] = {}
-        for event in at_peak:
-            place = places.setdefault(place_of(event.get("frames", ())), [0, 0])
-            place[0] += event["size"]
-            place[1] += 1
-        ranked = sorted(places.items(), key=lambda item: -item[1][0])[:LARGEST_SHOWN]
-        found += [{"device": device, "where": where, "bytes": size, "count": n} for where, (size, n) in ranked]
-    return found
-
-
-def place_of(frames: Any) -> str:
-    """The innermost line that is not torch's own, nor of any installed package if there is one outside of them."""
-    lines = [frame for frame in frames if frame["filename"].endswith(".py") or frame["filename"].startswith("<")]
-    own = [frame for frame in lines if f"{os.sep}torch{os.sep}" not in frame["filename"]]
-    users = [frame for frame in own if "site-packages" not in frame["filename"] and "<" not in frame["filename"]]
-    for frame in users or own or lines:
-        return f"{frame['filename']}:{frame['line']} {frame['name']}"
-    return "backward"  # autograd's own threads have no Python frames
-
-
 class Finder:
-    """First on sys.meta_path: finds torch by the other finders, and puts its own steps around the import."""
+    """First on sys.meta_path: finds some modules by the other finders, and puts steps of ours around their import."""
 
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
-        self.asking = False
+    def __init__(self, around: dict[str, tuple[Callable[[], None], Callable[[Any], None]]]) -> None:
+        self.around = around  # by module: what is done before it is executed, and after
+        self.asking = ""
 
     def find_spec(self, name: str, *_: Any, **__: Any) -> Optional[importlib.machinery.ModuleSpec]:
-        """Only torch is found here. Programs also look for it without importing it, so this may happen often."""
-        if name != "torch" or self.asking:
+        """Programs also look for torch without importing it, so this may happen often for one module."""
+        if name not in self.around or self.asking == name:
             return None
-        self.asking = True
+        self.asking = name
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            self.asking = False
+            self.asking = ""
         if spec is None or spec.loader is None:
             return spec
         original = spec.loader.exec_module
 
         def execute(module: types.ModuleType) -> None:
-            sys.meta_path.remove(self)  # once is enough
-            self.watch.load_libraries()
+            before, after = self.around.pop(name, (nothing, nothing))  # once is enough
+            before()
             original(module)
-            self.watch.arrange(module)
+            after(module)
 
         spec.loader.exec_module = execute  # type: ignore[method-assign]
         return spec
 
 
-sys.meta_path.insert(0, Finder(Watch()))
+def nothing(*_: Any) -> None:
+    """Do nothing."""
+
+
+watch = Watch()
+AROUND: dict[str, tuple[Callable[[], None], Callable[[Any], None]]] = {"torch": (watch.load_libraries, watch.arrange)}
+if RANDOM_WEIGHTS:
+    AROUND["transformers.modeling_utils"] = (nothing, weights.replace_from_pretrained)
+sys.meta_path.insert(0, Finder(AROUND))

@@ -1,0 +1,50 @@
+"""Which lines of the program asked for what was alive at the peak, from PyTorch's own history of allocations."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+# ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
+
+LARGEST_SHOWN = 25  # allocations at the peak
+
+
+def largest_allocations(torch: Any) -> list[dict[str, Any]]:
+    """What was alive at each device's peak, by the line of the program that asked for it, largest first."""
+    found = []
+    for device, events in enumerate(torch.cuda.memory._snapshot()["device_traces"]):  # noqa: SLF001 -- as above
+        alive: dict[int, Any] = {}
+        at_peak: list[Any] = []
+        level = peak = 0
+        rising = False
+        for event in [*events, None]:
+            action = event["action"] if event else "free_requested"
+            if action == "alloc":
+                alive[event["addr"]] = event
+                level += event["size"]
+                rising = True
+            elif action == "free_requested":
+                if rising and level > peak:  # a summit: copied only where it is higher than all before
+                    peak, at_peak = level, list(alive.values())
+                rising = False
+                gone = alive.pop(event["addr"], None) if event else None
+                level -= gone["size"] if gone else 0
+        places: dict[str, list[int]] = {}
+        for event in at_peak:
+            place = places.setdefault(place_of(event.get("frames", ())), [0, 0])
+            place[0] += event["size"]
+            place[1] += 1
+        ranked = sorted(places.items(), key=lambda item: -item[1][0])[:LARGEST_SHOWN]
+        found += [{"device": device, "where": where, "bytes": size, "count": n} for where, (size, n) in ranked]
+    return found
+
+
+def place_of(frames: Any) -> str:
+    """The innermost line that is not torch's own, nor of any installed package if there is one outside of them."""
+    lines = [frame for frame in frames if frame["filename"].endswith(".py") or frame["filename"].startswith("<")]
+    own = [frame for frame in lines if f"{os.sep}torch{os.sep}" not in frame["filename"]]
+    users = [frame for frame in own if "site-packages" not in frame["filename"] and "<" not in frame["filename"]]
+    for frame in users or own or lines:
+        return f"{frame['filename']}:{frame['line']} {frame['name']}"
+    return "backward"  # autograd's own threads have no Python frames

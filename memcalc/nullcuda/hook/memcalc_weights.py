@@ -1,0 +1,86 @@
+"""Weights that nobody has to make: left as the system hands out memory, instead of initialised or read from files."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from typing import Any, Callable  # noqa: UP035 -- runs on Python 3.9 too
+
+# ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
+
+LARGE = 1 << 20  # elements: CPU tensors that --skip-init leaves as they are when they are to be filled at random
+
+# Arguments of from_pretrained that are about loading, though a config has attributes of some of these names.
+ABOUT_LOADING = frozenset(
+    "dtype torch_dtype quantization_config device_map max_memory attn_implementation experts_implementation "
+    "output_loading_info generation_config distributed_config tp_plan tp_size device_mesh".split()
+)
+
+
+def skip_initialization(torch: Any) -> None:
+    """Weights stay as the system hands out their memory: untouched pages, which cost none."""
+
+    def unchanged(tensor: Any, *_: Any, **__: Any) -> Any:
+        return tensor
+
+    init = torch.nn.init
+    names = [name for name in vars(init) if name.endswith("_") and not name.startswith("_")]
+    helpers = [name for name in vars(init) if name.startswith("_no_grad_")]
+    for name in names + helpers:
+        original = getattr(init, name)
+        setattr(init, name, unchanged)
+        for module in list(sys.modules.values()):  # who took the function by name before
+            if getattr(module, "__name__", "").startswith("torch.nn") and vars(module).get(name) is original:
+                setattr(module, name, unchanged)
+    for name in ("normal_", "uniform_"):  # how models fill weights without torch.nn.init
+        original = getattr(torch.Tensor, name)
+
+        def fill(tensor: Any, *rest: Any, original: Callable[..., Any] = original, **named: Any) -> Any:
+            large = tensor.device.type == "cpu" and tensor.numel() > LARGE
+            return tensor if large else original(tensor, *rest, **named)
+
+        setattr(torch.Tensor, name, fill)
+
+
+def replace_from_pretrained(modeling: Any) -> None:
+    """transformers' from_pretrained is given weights that are made from the config alone, instead of files.
+
+    All the rest of loading stays transformers' own: dtypes, device maps, quantisation, tied weights.
+    """
+    base = modeling.PreTrainedModel
+    original = base.from_pretrained.__func__
+
+    def from_pretrained(cls: Any, name: Any, *rest: Any, config: Any = None, **named: Any) -> Any:
+        if name is None or named.get("state_dict") is not None or named.get("gguf_file") is not None:
+            return original(cls, name, *rest, config=config, **named)
+        if config is None or isinstance(config, (str, os.PathLike)):
+            ours = {word: named.pop(word) for word in ABOUT_LOADING & named.keys()}
+            config, named = cls.config_class.from_pretrained(config or name, return_unused_kwargs=True, **named)
+            named.update(ours)
+        weights = made_from_config(cls, config, *rest)
+        loaded = original(cls, None, *rest, config=config, state_dict=weights, **named)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.name_or_path = model.config.name_or_path = str(name)  # programs look for the tokenizer there
+        return loaded
+
+    base.from_pretrained = classmethod(from_pretrained)  # type: ignore[arg-type]
+
+
+def made_from_config(cls: Any, config: Any, *rest: Any) -> dict[str, Any]:
+    """What a checkpoint of this model would hold, in the dtype that its config names; no byte of it is written."""
+    torch = sys.modules["torch"]
+    former = torch.get_default_dtype()
+    dtype = getattr(config, "dtype" if hasattr(config, "dtype") else "torch_dtype", None) or torch.float32
+    torch.set_default_dtype(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+    try:
+        with torch.device("meta"):
+            state = cls(copy.deepcopy(config), *rest).state_dict(keep_vars=True)
+    finally:
+        torch.set_default_dtype(former)
+    once = {id(tensor): name for name, tensor in reversed(state.items())}  # tied weights are stored under one name
+    return {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        for name, tensor in state.items()
+        if once[id(tensor)] == name
+    }

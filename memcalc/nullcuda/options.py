@@ -1,0 +1,24 @@
+"""What can be asked of a null device, besides the card."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class Options(TypedDict, total=False):
+    """Settings of `environment`, `run` and what builds on them.
+
+    Args:
+        steps: end each process after so many optimizer steps.
+        skip_init: do not initialise weights, so that the host's memory stays untouched.
+        random_weights: transformers' from_pretrained makes weights from the config alone; no checkpoint is read.
+        delayed_events: work on a stream is complete only when the host waits for it, not at once: the other bound
+            of how early memory that two streams share can be used again.
+        history: find the lines of the program whose tensors were alive at the peak.
+    """
+
+    steps: int | None
+    skip_init: bool
+    random_weights: bool
+    delayed_events: bool
+    history: bool
