@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.spec.spec import Spec
 
 if TYPE_CHECKING:
-    from memcalc.checking.comparison import Difference
+    from memcalc.checking.comparison import Comparison
     from memcalc.checking.report import CheckReport
     from memcalc.ledger.result import Result
     from memcalc.measuring import Measurement
@@ -78,7 +78,7 @@ def check(*paths: str | Path, gpu: str | None = None, budget: int | str | None =
     return check_paths(paths, gpu=gpu, budget=parse_bytes(budget) if isinstance(budget, str) else budget)
 
 
-def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None) -> Difference:
+def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None) -> Comparison:
     """Two runs beside each other: components at each one's peak, and phases. Overrides apply to both."""
     from memcalc.checking.comparison import compare
 

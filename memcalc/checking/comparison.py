@@ -1,49 +1,141 @@
-"""Two results beside each other."""
+"""Results beside each other: two configurations, or one configuration as estimated, traced and measured."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from memcalc.ledger.component import Component
+from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.result import Result
+
+STEADY_STEP = 2  # an estimate gives the first step, and this one for all that follow
+CUDA_ONLY = (Component.LIBRARY_WORKSPACE, Component.BLOCK_ROUNDING)
 
 
 class Line(NamedTuple):
-    """One quantity in both results. Bytes; None where a result has no such quantity."""
+    """One quantity in all results. Bytes; None where a result has no such quantity."""
 
     name: str
-    a: int | None
-    b: int | None
+    sizes: tuple[int | None, ...]  # in the order of the results
+
+    def beyond(self, one: int, other: int) -> int | None:
+        """By how much result `one` exceeds result `other`."""
+        size, base = self.sizes[one], self.sizes[other]
+        return None if size is None or base is None else size - base
+
+    @property
+    def a(self) -> int | None:
+        """The first result's."""
+        return self.sizes[0]
+
+    @property
+    def b(self) -> int | None:
+        """The second result's."""
+        return self.sizes[1]
 
     @property
     def difference(self) -> int | None:
         """B less A."""
-        return None if self.a is None or self.b is None else self.b - self.a
+        return self.beyond(1, 0)
 
 
-class Difference(NamedTuple):
-    """What differs between two results: components at each one's own peak, totals, and phases."""
+class Comparison(NamedTuple):
+    """What differs between results: components at each one's own peak, totals, and phases."""
 
-    a: Result
-    b: Result
+    results: tuple[Result, ...]
     components: tuple[Line, ...]  # sum to the allocated peaks
     totals: tuple[Line, ...]  # allocated, reserved, device
     phases: tuple[Line, ...]
+    without_cuda: bool = False  # estimates were relieved of what only CUDA has, since another one ran on a CPU
+
+    @property
+    def a(self) -> Result:
+        """The first result."""
+        return self.results[0]
+
+    @property
+    def b(self) -> Result:
+        """The second result."""
+        return self.results[1]
 
 
-def compare(a: Result, b: Result) -> Difference:
-    """The difference between two results' headline ranks."""
-    at_a, at_b = (result.ledger.components(result.ledger.peak_phase) for result in (a, b))
+def compare(*results: Result) -> Comparison:
+    """The results' headline ranks beside each other.
+
+    Where one of them ran with a CPU's rules, estimates lose the workspaces and the rounding that only CUDA has.
+    """
+    on_cpu = any(_on_cpu(result) for result in results)
+    if on_cpu:
+        results = tuple(_without_cuda(result) if result.source == "estimate" else result for result in results)
+    ledgers = [result.ledger for result in results]
+    peaks = [ledger.components(ledger.peak_phase) for ledger in ledgers]
     components = [
-        Line(component.value, at_a.get(component, 0), at_b.get(component, 0))
+        Line(component.value, tuple(peak.get(component, 0) for peak in peaks))
         for component in Component
-        if component in at_a or component in at_b
+        if any(component in peak for peak in peaks)
     ]
     totals = (
-        Line("allocated", a.ledger.peak_bytes, b.ledger.peak_bytes),
-        Line("reserved", a.headline.reserved_bytes, b.headline.reserved_bytes),
-        Line("device", a.headline.device_bytes, b.headline.device_bytes),
+        Line("allocated", tuple(ledger.peak_bytes for ledger in ledgers)),
+        Line("reserved", tuple(result.headline.reserved_bytes for result in results)),
+        Line("device", tuple(result.headline.device_bytes for result in results)),
     )
-    names = dict.fromkeys([*a.ledger.phases, *b.ledger.phases])
-    phases = [Line(name, a.ledger.totals.get(name), b.ledger.totals.get(name)) for name in names]
-    return Difference(a, b, tuple(components), totals, tuple(phases))
+    phases = [Line(name, tuple(_at(ledger, name) for ledger in ledgers)) for name in _union(ledgers)]
+    return Comparison(results, tuple(components), totals, tuple(phases), on_cpu)
+
+
+def partings(comparison: Comparison, one: int, other: int) -> list[tuple[str, Line]]:
+    """Phases and components in which result `one` and result `other` differ, the largest difference first.
+
+    A difference that lasts is told once, in the phase where it first has its size.
+    """
+    ledgers = [result.ledger for result in comparison.results]
+    told: set[tuple[str, int]] = set()
+    found = []
+    for phase in (line.name for line in comparison.phases):
+        known = [_phase_of(ledger, phase) for ledger in ledgers]
+        columns = [
+            ledger.components(name) if name is not None else None for ledger, name in zip(ledgers, known, strict=True)
+        ]
+        if columns[one] is None or columns[other] is None:
+            continue
+        for component in Component:
+            line = Line(component.value, tuple(None if c is None else c.get(component, 0) for c in columns))
+            size = line.beyond(one, other)
+            if size and (line.name, size) not in told:
+                told.add((line.name, size))
+                found.append((phase, line))
+    return sorted(found, key=lambda item: -abs(item[1].beyond(one, other) or 0))
+
+
+def steady_phase(phase: str) -> str:
+    """An estimate's phase for one of a longer run: "forward_7" is its "forward_2"."""
+    name, _, step = phase.rpartition("_")
+    return f"{name}_{STEADY_STEP}" if step.isdecimal() and int(step) > STEADY_STEP else phase
+
+
+def _phase_of(ledger: Ledger, phase: str) -> str | None:
+    """The phase that a ledger has for this one: itself, or that of the steady step."""
+    return next((name for name in (phase, steady_phase(phase)) if name in ledger.totals), None)
+
+
+def _at(ledger: Ledger, phase: str) -> int | None:
+    name = _phase_of(ledger, phase)
+    return None if name is None else ledger.totals[name]
+
+
+def _union(ledgers: Iterable[Ledger]) -> list[str]:
+    return list(dict.fromkeys(phase for ledger in ledgers for phase in ledger.phases))
+
+
+def _on_cpu(result: Result) -> bool:
+    return result.device is not None and result.device.endswith("cpu")
+
+
+def _without_cuda(result: Result) -> Result:
+    """The result without what only CUDA's libraries and allocator hold."""
+    ledger = result.ledger
+    kept = Ledger([Rows(row for row in ledger.rows if row.component not in CUDA_ONLY)], ledger.phases)
+    headline = replace(result.headline, ledger=kept, reserved_bytes=None, device_bytes=None)
+    return replace(result, ranks=(headline, *result.ranks[1:]))

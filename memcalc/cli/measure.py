@@ -47,7 +47,7 @@ def command(
 
         print_json(document(measured))
         return
-    from memcalc.report.measurement import draw_measurement
+    from memcalc.report.comparison import draw_comparison
     from memcalc.report.screen import make_screen
 
-    draw_measurement(make_screen(), api.estimate(spec), measured, units)
+    draw_comparison(make_screen(), (api.estimate(spec), measured), units)

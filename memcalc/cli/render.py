@@ -35,11 +35,10 @@ def print_sizing(
 
         print_text(sizing_markdown(result, unit, all_ranks=all_ranks, explain=explain))
         if measurement is not None:
-            from memcalc.report.measurement import measurement_grid
+            from memcalc.report.comparison import comparison_grids
 
-            print_text(
-                "\n" + "\n".join(markdown_grid(measurement_grid(result, measurement.to_result(), unit))).rstrip()
-            )
+            for grid in comparison_grids((result, measurement.to_result()), unit):
+                print_text("\n" + "\n".join(markdown_grid(grid)).rstrip())
     elif form == "csv":
         from memcalc.report.tabular import ledger_csv
 
@@ -51,9 +50,9 @@ def print_sizing(
         screen = make_screen()
         draw_sizing(screen, result, unit, all_ranks=all_ranks, explain=explain)
         if measurement is not None:
-            from memcalc.report.measurement import draw_measurement
+            from memcalc.report.comparison import draw_comparison
 
-            draw_measurement(screen, result, measurement.to_result(), unit)
+            draw_comparison(screen, (result, measurement.to_result()), unit)
 
 
 def print_listing(form: str, rows: list[dict[str, Any]], grid: Grid) -> None:

@@ -5,52 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from memcalc.checking.comparison import Difference, Line
+from memcalc.checking.comparison import Comparison, Line
 from memcalc.ledger.result import Result
-from memcalc.report.grid import Column, Grid, markdown_grid
+from memcalc.report.comparison import Table
+from memcalc.report.grid import Grid, markdown_grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line
 from memcalc.report.verdict import subject, verdict
-from memcalc.report.words import label, signed_percent
-from memcalc.units import Unit, format_number
+from memcalc.units import Unit
 
 
-def difference_grids(difference: Difference, unit: Unit) -> list[Grid]:
-    """Components at each one's peak with the totals below them, then the phases."""
-    totals = [line for line in difference.totals if not (line.a is None and line.b is None)]
-    parts = [*(line._replace(name=label(line.name)) for line in difference.components), *totals]
-    strong = frozenset(range(len(difference.components), len(parts)))
-    peaks = [result.ledger.peak_phase for result in (difference.a, difference.b)]
-    where = f"At the peak: A in {peaks[0]}, B in {peaks[1]}"
-    return [
-        Grid(where, _columns("component", unit), _rows(parts, unit), strong),
-        Grid("Phases", _columns("phase", unit), _rows(difference.phases, unit)),
-    ]
+def difference_grids(difference: Comparison, unit: Unit) -> list[Grid]:
+    """Components at each one's peak with the totals below them, then the phases; B against A."""
+    table = Table(difference, ("A", "B"), 0, unit, exact=False)
+    return [*table.components(), *table.phases()]
 
 
-def _columns(head: str, unit: Unit) -> tuple[Column, ...]:
-    numbers = (Column(f"A {unit}", right=True), Column(f"B {unit}", right=True), Column("B - A", right=True))
-    return (Column(head), *numbers, Column("%", right=True))
-
-
-def _rows(lines: Iterable[Line], unit: Unit) -> list[tuple[str, ...]]:
-    return [_row(line, unit) for line in lines]
-
-
-def _row(line: Line, unit: Unit) -> tuple[str, ...]:
-    a, b = ("-" if size is None else format_number(size, unit) for size in (line.a, line.b))
-    change = line.difference
-    if change is None or line.a is None:
-        return (line.name, a, b, "-", "-")
-    sign = "+" if change > 0 else ""
-    return (line.name, a, b, f"{sign}{format_number(change, unit)}", signed_percent(change, line.a))
-
-
-def _heads(difference: Difference, unit: Unit) -> list[tuple[str, Result, str]]:
+def _heads(difference: Comparison, unit: Unit) -> list[tuple[str, Result, str]]:
     return [(name, result, verdict(result, unit)) for name, result in (("A", difference.a), ("B", difference.b))]
 
 
-def draw_difference(screen: Screen, difference: Difference, unit: Unit) -> None:
+def draw_difference(screen: Screen, difference: Comparison, unit: Unit) -> None:
     """Both runs in words, then the tables."""
     for name, result, answer in _heads(difference, unit):
         screen.line((f"{name}:", "bold"))
@@ -62,7 +37,7 @@ def draw_difference(screen: Screen, difference: Difference, unit: Unit) -> None:
         draw_grid(screen, grid)
 
 
-def difference_markdown(difference: Difference, unit: Unit) -> str:
+def difference_markdown(difference: Comparison, unit: Unit) -> str:
     """The same tables in Markdown."""
     lines = []
     for name, result, answer in _heads(difference, unit):
@@ -73,7 +48,7 @@ def difference_markdown(difference: Difference, unit: Unit) -> str:
     return "\n".join(lines).rstrip()
 
 
-def difference_document(difference: Difference) -> dict[str, Any]:
+def difference_document(difference: Comparison) -> dict[str, Any]:
     """The difference as JSON. Bytes; null where a run has no such quantity."""
     return {
         "schema_version": 1,

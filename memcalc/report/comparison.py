@@ -1,0 +1,143 @@
+"""Results side by side with their differences: as estimated, as traced, on the null device, as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memcalc.checking.comparison import Comparison, Line, compare, partings
+from memcalc.ledger.result import Result
+from memcalc.report.grid import Column, Grid
+from memcalc.report.screen import Screen
+from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.report.words import label, signed_percent
+from memcalc.units import Unit, format_number
+
+_PARTINGS = 8
+_SHARE = Column("%", right=True)
+
+
+def source_label(result: Result) -> str:
+    """How a result came about, in a word: "estimate", "fake", "null" or "measured"."""
+    device = result.device or ""
+    if device.startswith("null:"):
+        return "null"
+    return {"trace": "fake", "measure": "measured", "dry-run": "null"}.get(result.source, result.source)
+
+
+class Table:
+    """How a comparison is laid out.
+
+    Args:
+        comparison: the results.
+        labels: a word for each of them.
+        reference: the position of the one that the others are measured against.
+        unit: of the sizes.
+        exact: whether differences are in bytes; else they are in the unit, too.
+    """
+
+    def __init__(
+        self, comparison: Comparison, labels: Sequence[str], reference: int, unit: Unit, *, exact: bool = True
+    ) -> None:
+        self.comparison = comparison
+        self.labels = labels
+        self.reference = reference
+        self.unit = unit
+        self.exact = exact
+        self.others = [at for at in range(len(labels)) if at != reference]
+
+    def components(self) -> list[Grid]:
+        """The components at each one's own peak, and the totals."""
+        totals = [line for line in self.comparison.totals if any(size is not None for size in line.sizes)]
+        lines = [*(line._replace(name=label(line.name)) for line in self.comparison.components), *totals]
+        strong = frozenset(range(len(self.comparison.components), len(lines)))
+        results = zip(self.labels, self.comparison.results, strict=True)
+        where = ", ".join(f"{word} in {result.ledger.peak_phase}" for word, result in results)
+        return self._grids(f"At the peak: {where}", "component", lines, strong)
+
+    def phases(self, title: str = "Phases") -> list[Grid]:
+        """The highest moment of each phase."""
+        return self._grids(title, "phase", self.comparison.phases)
+
+    def phases_and_totals(self, title: str) -> list[Grid]:
+        """The same with the totals below it."""
+        totals = [line._replace(name="allocated peak") if line.name == "allocated" else line
+                  for line in self.comparison.totals if line.sizes[self.reference] is not None]  # fmt: skip
+        lines = [*self.comparison.phases, *totals]
+        return self._grids(title, "phase", lines, frozenset({len(self.comparison.phases)}))
+
+    def partings(self) -> list[Grid]:
+        """Where each of the others differs most from the reference, by phase and component."""
+        return [grid for at in self.others for grid in self._partings(at)]
+
+    def _partings(self, other: int) -> list[Grid]:
+        found = partings(self.comparison, other, self.reference)
+        if not found:
+            return []
+        rows = [(phase, *self._cells(line._replace(name=label(line.name)), [other])) for phase, line in found]
+        columns = (Column("phase"), *self._columns("component", [other]))
+        more = f"; {len(rows) - _PARTINGS} more" if len(rows) > _PARTINGS else ""
+        words = f"{self.labels[other]} and {self.labels[self.reference]}"
+        return [Grid(f"Where {words} part{more}", columns, rows[:_PARTINGS])]
+
+    def _grids(self, title: str, head: str, lines: Sequence[Line], strong: frozenset[int] = frozenset()) -> list[Grid]:
+        """One table; of more than two results the differences have a table of their own."""
+        if len(self.labels) == 2:
+            rows = [self._cells(line, self.others) for line in lines]
+            return [Grid(title, self._columns(head, self.others), rows, strong)]
+        sizes = [(line.name, *(self._size(size) for size in line.sizes)) for line in lines]
+        columns = (Column(head), *(Column(f"{word} {self.unit}", right=True) for word in self.labels))
+        differences = [
+            (line.name, *(cell for other in self.others for cell in self._difference(line, other))) for line in lines
+        ]
+        heads = [cell for other in self.others for cell in (Column(self._words(other), right=True), _SHARE)]
+        how = f"Differences in {'bytes' if self.exact else self.unit}"
+        return [Grid(title, columns, sizes, strong), Grid(how, (Column(head), *heads), differences, strong)]
+
+    def _columns(self, head: str, others: Sequence[int]) -> tuple[Column, ...]:
+        sizes = [Column(f"{self.labels[at]} {self.unit}", right=True) for at in self._shown(others)]
+        heads = ["difference in bytes" if self.exact else self._words(other) for other in others]
+        return (Column(head), *sizes, *(cell for word in heads for cell in (Column(word, right=True), _SHARE)))
+
+    def _cells(self, line: Line, others: Sequence[int]) -> tuple[str, ...]:
+        sizes = [self._size(line.sizes[at]) for at in self._shown(others)]
+        return (line.name, *sizes, *(cell for other in others for cell in self._difference(line, other)))
+
+    def _shown(self, others: Sequence[int]) -> list[int]:
+        return sorted([*others, self.reference])
+
+    def _words(self, other: int) -> str:
+        return f"{self.labels[other]} - {self.labels[self.reference]}"
+
+    def _size(self, size: int | None) -> str:
+        return "-" if size is None else format_number(size, self.unit)
+
+    def _difference(self, line: Line, other: int) -> tuple[str, str]:
+        """In bytes or in the unit, and as a share of the reference."""
+        size, base = line.beyond(other, self.reference), line.sizes[self.reference]
+        if size is None or base is None:
+            return "-", "-"
+        sign = "+" if size > 0 else ""
+        return f"{sign}{format_number(size, 'bytes' if self.exact else self.unit)}", signed_percent(size, base)
+
+
+def comparison_grids(results: Sequence[Result], unit: Unit) -> list[Grid]:
+    """Results of one configuration, each against the last, which comes nearest to a real run.
+
+    A measurement cannot tell components apart, so that beside one only phases and totals are compared.
+    """
+    table = Table(compare(*results), [source_label(result) for result in results], len(results) - 1, unit)
+    if results[-1].source == "measure":
+        return table.phases_and_totals(f"Measured on {results[-1].device}")
+    return [*table.components(), *table.phases(), *table.partings()]
+
+
+def draw_comparison(screen: Screen, results: Sequence[Result], unit: Unit) -> None:
+    """The tables, and what the last result has to say about itself."""
+    words = " and ".join(source_label(result) for result in results[:-1])
+    each = ", each" if len(results) > 2 else ""
+    draw_line(screen, f"Differences: {words}{each} less {source_label(results[-1])}.", 0)
+    if compare(*results).without_cuda:
+        draw_line(screen, "The estimate is without the workspaces and the rounding that only CUDA has.", 0)
+    for grid in comparison_grids(results, unit):
+        draw_grid(screen, grid)
+    draw_list(screen, "Notes", results[-1].notes)
