@@ -44,7 +44,8 @@ class Backward:
     def run(self, output: Tensor | None) -> list[Event]:
         """The stream of backward, from the gradient of the output (or of the loss) to that of the block's input."""
         last = output if output is not None else self.tape.nodes[-1].outputs[0]
-        self.pending[last] = self.gradient_of(last)
+        if last.grad:
+            self.pending[last] = self.gradient_of(last)
         if output is None:
             self.hold([self.pending[last]])  # the caller of backward() keeps the loss's own gradient until it returns
         if self.tape.entry is None:
@@ -77,6 +78,7 @@ class Backward:
         for position, node in enumerate(nodes):
             for tensor in (*node.inputs, *node.outputs):
                 uses[tensor.storage] = position
+            uses.update(dict.fromkeys(node.caller_holds, position))
         alive: set[int] = set()
         for position, node in enumerate(nodes[: last + 1]):
             made = dict.fromkeys([*(tensor.storage for tensor in node.outputs), *node.also_allocates])
@@ -113,7 +115,7 @@ class Backward:
         """One operator's backward."""
         self.label = node.name
         incoming = [self.pending.pop(tensor) for tensor in node.outputs if tensor in self.pending]
-        if not incoming and (node.inputs or not node.outputs):
+        if not incoming and node.outputs:
             self.let_go(self.current(index) for index in node.saved)
             return
         outgoing: list[tuple[int, Tensor]] = []

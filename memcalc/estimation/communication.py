@@ -91,10 +91,16 @@ def _ddp(parameters: Parameters, choice: Choice) -> Buffers:
     """Buckets hold a second copy of the gradients, from construction on (gradient_as_bucket_view=False)."""
     if RECIPES[choice.recipe].gradients is None:
         return Buffers()  # the main gradients are one contiguous buffer that is reduced as it is (Megatron-LM)
-    elements = sum(held.count * held.elements for held in parameters)
+    elements: dict[str, int] = {}
+    for held in parameters:
+        if held.trains:  # a frozen parameter is in no bucket
+            dtype = held.dtype or weight_dtype(choice)
+            elements[dtype] = elements.get(dtype, 0) + held.count * held.elements
     source = "torch 2.13 c10d/reducer.cpp: buckets"
     mask = from_phase("optimizer")
-    return Buffers((_buffer("gradient buckets", elements, weight_dtype(choice), mask, "P", source),))
+    return Buffers(
+        tuple(_buffer("gradient buckets", count, dtype, mask, "P", source) for dtype, count in elements.items())
+    )
 
 
 def _fsdp2(parameters: Parameters, choice: Choice) -> Buffers:

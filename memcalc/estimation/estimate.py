@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from memcalc.estimation.communication import Around, communication_buffers
+from memcalc.estimation.frozen import all_parameters, trainable_parameters
 from memcalc.estimation.items import PHASES, STEPS, Item, mask_of
 from memcalc.estimation.outside import outside_allocated, reserved_bytes
-from memcalc.estimation.parameters import buffer_elements, count_parameters, frozen_parameters
+from memcalc.estimation.parameters import buffer_elements
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.stages import Stage, stages_of
 from memcalc.estimation.standing import standing_items, uses_torch_products, workspace
@@ -36,13 +37,12 @@ def estimate(spec: Spec) -> Result:
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     ranks = [_rank(spec, stage, card) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)  # stable: of equal stages the first one is the headline
-    parameters = count_parameters(spec.model)
     return Result(
         source="estimate",
         device=None,
         spec=spec,
-        parameters=parameters,
-        trainable_parameters=parameters - frozen_parameters(spec.model),
+        parameters=all_parameters(spec),
+        trainable_parameters=trainable_parameters(spec),
         buffer_elements=buffer_elements(spec.model),
         textbook=textbook(spec),
         ranks=tuple(ranks),

@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+from memcalc.estimation.adapters import Adapters, adapters_of, base_dtype
 from memcalc.estimation.blocks.structure import layout
 from memcalc.estimation.parameters import Axis, Parameter, parameter_table
 from memcalc.estimation.stages import Stage
@@ -21,13 +22,18 @@ from memcalc.spec.spec import Spec
 
 
 class Held(NamedTuple):
-    """A parameter tensor as one rank of a stage holds it before ZeRO: its axes after the tensor-parallel split."""
+    """A parameter tensor as one rank of a stage holds it before ZeRO: its axes after the tensor-parallel split.
+
+    `dtype` is its own, where it has another than the recipe says; `trains` whether it gets a gradient.
+    """
 
     module: str
     tensor: str
     axes: tuple[Axis, ...]
     count: int  # type: ignore[assignment] # hides tuple.count, which nothing here needs
     where: str
+    dtype: str = ""
+    trains: bool = True
 
     @property
     def routed(self) -> bool:
@@ -90,6 +96,8 @@ def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
         ),
         spec.parallelism.pipeline_parallel > 1,
         _alike(stage),
+        adapters_of(spec),
+        base_dtype(spec.training),
     )
 
 
@@ -100,8 +108,16 @@ def _alike(stage: Stage) -> Stage:
 
 
 @lru_cache(maxsize=1024)
-def _stage_parameters(model: ModelSpec, implementation: str, split: Split, pipeline: bool, stage: Stage) -> Parameters:
-    model = layout(model, implementation, split.tensor)
+def _stage_parameters(
+    model: ModelSpec,
+    implementation: str,
+    split: Split,
+    pipeline: bool,
+    stage: Stage,
+    adapters: Adapters | None,
+    base: str,
+) -> Parameters:
+    model = layout(model, implementation, split.tensor, adapted=adapters is not None)
     shares = model_values(model, split.tensor)
     layers = stage.layers
     experts_here = sum(model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
@@ -120,6 +136,10 @@ def _stage_parameters(model: ModelSpec, implementation: str, split: Split, pipel
         width = ("d_e", model.embedding_size) if model.embedding_size != model.hidden_size else ("d", model.hidden_size)
         tied = Parameter("lm_head", "weight", (("V", model.vocab_size), width), 1, "head", "vocab")
         rows.append(Held(tied.module, tied.tensor, _split(tied, split, shares), 1, "head"))
+    if adapters is not None:
+        from memcalc.estimation.frozen import with_adapters  # it makes rows of the kind that is defined here
+
+        rows = list(with_adapters(rows, adapters, base))
     return Parameters(rows)
 
 

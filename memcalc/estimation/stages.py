@@ -7,6 +7,7 @@ from functools import partial
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
+from memcalc.estimation.adapters import adapters_of
 from memcalc.estimation.schedules import Chunk, chunks_in_flight, chunks_of
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
@@ -46,6 +47,7 @@ class Kind(NamedTuple):
     count: int  # type: ignore[assignment] # hides tuple.count, which no kind needs
     first: int
     last: int
+    detached: bool = False  # the input needs no gradient, since nothing before it trains
 
 
 def stages_of(spec: Spec) -> Iterator[Stage]:
@@ -70,7 +72,24 @@ def _piece(spec: Spec, index: int, chunk: Chunk, in_flight: int) -> Stage:
 
 
 def kinds_of(spec: Spec, stage: Stage) -> list[Kind]:
-    """The kinds of layers in a stage, those with layers only, in the order of their first layer."""
+    """The kinds of layers in a stage, those with layers only, in the order of their first layer.
+
+    Below a frozen embedding the first layer is a kind of its own.
+    """
+    if stage.first > 0 or stage.stop == 0 or not starts_detached(spec):
+        return _kinds_of(spec, stage)
+    first = _kinds_of(spec, stage._replace(stop=1))
+    rest = _kinds_of(spec, stage._replace(first=1)) if stage.stop > 1 else []
+    return [*(kind._replace(detached=True) for kind in first), *rest]
+
+
+def starts_detached(spec: Spec) -> bool:
+    """Whether the first layer's input needs no gradient."""
+    adapters = adapters_of(spec)
+    return adapters is not None and not adapters.input_gradient
+
+
+def _kinds_of(spec: Spec, stage: Stage) -> list[Kind]:
     if spec.model.moe is not None and spec.model.moe.mixed:
         return _mixed_kinds(spec, stage)
     dense = dense_layers(spec.model)
@@ -121,6 +140,10 @@ def dense_layers(model: ModelSpec) -> int:
 
 def count_between(spec: Spec, kind: Kind, lo: int, hi: int) -> int:
     """How many layers of a kind lie in [lo, hi)."""
+    if kind.detached:
+        return int(lo <= 0 < hi)
+    if starts_detached(spec):
+        lo = max(lo, 1)
     if spec.model.moe is not None and spec.model.moe.mixed:
         return sum(_kind_of(spec, layer) == kind[:2] for layer in range(lo, hi))
     dense = dense_layers(spec.model)

@@ -47,7 +47,8 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
     items = [
         Item(Component.WEIGHTS, "buffers", name, (elements,), "fp32", 1, each, rounded(each), mask, "4·n", citation)
     ]
-    if spec.model.tie_word_embeddings and stage.has_head:
+    # A model that is loaded in 4 bits is made without weights, so no head is made in vain.
+    if spec.model.tie_word_embeddings and stage.has_head and spec.training.finetune != "qlora":
         dtype = weight_dtype(choice_of(spec))
         shape = (spec.model.vocab_size, spec.model.hidden_size)
         size = DTYPE_BYTES[dtype] * shape[0] * shape[1]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from memcalc.estimation.adapters import base_dtype
 from memcalc.estimation.allocation import rounded, unsplit_tails
 from memcalc.estimation.gradient_buffer import buffer_sizes, lies_in_a_buffer, shard_sizes
 from memcalc.estimation.items import BIT, Item, from_phase, mask_of
@@ -53,6 +54,7 @@ class Choice(NamedTuple):
     data_parallel: int  # the ranks over which ZeRO shards
     expert_shards: int  # and those over which it shards routed experts
     engine: str
+    base: str  # dtype of the weights that forward reads
 
     def ranks(self, held: Held, from_stage: int) -> int:
         """The ranks that share one copy of a parameter, which is sharded from a ZeRO stage on."""
@@ -74,7 +76,21 @@ def choice_of(spec: Spec) -> Choice:
         spec.parallelism.shards,
         spec.parallelism.expert_shards,
         spec.parallelism.engine,
+        base_dtype(spec.training),
     )
+
+
+def groups(parameters: Parameters, choice: Choice) -> Iterator[tuple[Parameters, Choice, bool]]:
+    """Parameters that are held alike, the choice with their dtype, and whether they train."""
+    found: dict[tuple[str, bool], list[Held]] = {}
+    for held in parameters:
+        found.setdefault((held.dtype, held.trains), []).append(held)
+    if len(found) == 1 and ("", True) in found:
+        yield parameters, choice, True
+        return
+    for (dtype, trains), rows in found.items():
+        own = choice._replace(base=dtype, compute=dtype) if dtype else choice
+        yield Parameters(rows), own, trains
 
 
 def state_rows(spec: Spec, stage: Stage) -> Rows:
@@ -85,20 +101,31 @@ def state_rows(spec: Spec, stage: Stage) -> Rows:
 @lru_cache(maxsize=1024)
 def _state_rows(parameters: Parameters, choice: Choice) -> Rows:
     items: list[Item] = []
+    tails: dict[int, int] = {}
+    for group, own, trains in groups(parameters, choice):
+        items += _group_items(group, own, trains=trains)
+        for mask, amount in _tails(group, own, trains=trains).items():
+            tails[mask] = tails.get(mask, 0) + amount
+    return write_rows(items, "model states", tails)
+
+
+def _group_items(parameters: Parameters, choice: Choice, *, trains: bool) -> Iterator[Item]:
     for copy in _copies(choice):
-        from_stage = copy.sharded_from_stage
-        items += (_item(copy, held, choice.ranks(held, from_stage), choice.engine) for held in parameters)
+        if trains or copy.component is Component.WEIGHTS:
+            from_stage = copy.sharded_from_stage
+            yield from (_item(copy, held, choice.ranks(held, from_stage), choice.engine) for held in parameters)
+    if not trains:
+        return
     for held in parameters:
-        items += _optimizer_states(held, choice.ranks(held, 1), choice)
-    items += _step_temporaries(parameters, choice)
-    return write_rows(items, "model states", _tails(parameters, choice))
+        yield from _optimizer_states(held, choice.ranks(held, 1), choice)
+    yield from _step_temporaries(parameters, choice)
 
 
 # Tails repeat from layer to layer; beyond this many layers the rest is taken as their average.
 SIMULATED_LAYERS = 128
 
 
-def _tails(parameters: Parameters, choice: Choice) -> dict[int, int]:
+def _tails(parameters: Parameters, choice: Choice, *, trains: bool) -> dict[int, int]:
     """Bytes by phase mask of the rests that blocks keep, see `allocation.unsplit_tails`.
 
     Weights, masters and what else is made before the first step follow one another, parameter after parameter: that
@@ -111,6 +138,8 @@ def _tails(parameters: Parameters, choice: Choice) -> dict[int, int]:
     built: list[Copy] = []
     sizes: list[list[int]] = []
     for copy in _long_lived(choice):
+        if not trains and copy.component is not Component.WEIGHTS:
+            continue
         from_stage = copy.sharded_from_stage
         if choice.zero_stage >= from_stage and choice.data_parallel > 1 and choice.engine == "deepspeed":
             continue  # flat buffers: one tail at most
@@ -195,8 +224,7 @@ def _gradient_mask(choice: Choice) -> int:
 
 def weight_dtype(choice: Choice) -> str:
     """The dtype of the weights that forward reads."""
-    weights = RECIPES[choice.recipe].weights
-    return choice.compute if weights == "compute" else weights
+    return choice.base
 
 
 def _item(copy: Copy, held: Held, ranks: int, engine: str) -> Item:

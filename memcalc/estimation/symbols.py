@@ -40,6 +40,7 @@ MEANINGS = {
     "t_e": "ranks that split one expert",
     "e": "expert-parallel ranks",
     "c": "context-parallel ranks",
+    "r": "rank of an adapter",
 }
 
 # Axes that tensor parallelism splits over t ranks.
@@ -123,6 +124,8 @@ def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
     values["s/(c·t)"] = -(-values["s/c"] // parallelism.tensor_parallel)
     if spec.model.moe is not None:
         values |= _expert_values(spec, values)
+    if spec.training.lora is not None:
+        values["r"] = spec.training.lora.rank
     values["sms"] = (card and card.multiprocessors) or DEFAULT_MULTIPROCESSORS
     values["threads"] = (card and card.max_threads_per_multiprocessor) or DEFAULT_THREADS
     return values

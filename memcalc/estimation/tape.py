@@ -25,11 +25,11 @@ NEW = "new"  # the gradient of an input is a new tensor of the input's shape and
 IN_PLACE = "in place"  # the gradient of an input lies where the first saved tensor is: forward has written it there
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Tensor:
     """A tensor on the tape: a storage seen with a shape. Views share it, but have gradients of their own.
 
-    `grad` says whether a gradient flows into the tensor at all.
+    `grad` says whether a gradient flows into the tensor at all; the operator that makes the tensor settles it.
     """
 
     storage: int
@@ -96,14 +96,35 @@ class Tape:
         self.storages.append(Storage(name, shape, dtype, citation, rule, component))
         return len(self.storages) - 1
 
-    def input(self, name: str, shape: Shape, dtype: str, citation: str) -> Tensor:
+    def input(self, name: str, shape: Shape, dtype: str, citation: str, *, grad: bool = True) -> Tensor:
         """The tensor the block is given: alive when forward enters, its gradient is what backward hands on."""
-        self.entry = Tensor(self.store(name, shape, dtype, citation), shape, dtype)
+        self.entry = Tensor(self.store(name, shape, dtype, citation), shape, dtype, grad)
         return self.entry
 
     def new(self, name: str, shape: Shape, dtype: str, citation: str, *, grad: bool = True) -> Tensor:
         """A new tensor with a storage of its own."""
         return Tensor(self.store(name, shape, dtype, citation), shape, dtype, grad)
+
+    def record(self, node: Node, *, trains: bool = False) -> None:
+        """The next operator, by autograd's rule: where no input or parameter needs a gradient, it keeps nothing.
+
+        Source: torch 2.13 torch/csrc/autograd/functions/utils.h, compute_requires_grad: only if it says so does an
+        operator get a node in the graph, and with it saved tensors and a backward.
+
+        Args:
+            node: the operator, as it is where every input needs a gradient.
+            trains: whether it has a parameter with a gradient that `node.parameters` does not name.
+        """
+        if not (trains or node.parameters or any(tensor.grad for tensor in node.inputs)):
+            for tensor in node.outputs:
+                tensor.grad = False
+            node.saved, node.backward_temporaries = (), ()
+            node.gradients = (None,) * len(node.inputs)
+        self.nodes.append(node)
+
+    def still_named(self, *tensors: Tensor) -> None:
+        """Tensors that a Python variable held until here, though no operator reads them any more."""
+        self.nodes[-1].caller_holds += tuple(tensor.storage for tensor in tensors)
 
     def hold(self, tensor: Tensor) -> None:
         """Keep a tensor alive until the step lets it go after backward."""

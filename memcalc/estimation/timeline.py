@@ -85,7 +85,9 @@ class Timeline:
         sizes_of: dict[int, tuple[list[int], list[int], list[tuple[int, ...]]]] = {}
 
         def add(name: str, part: Part, kind: Kind | None) -> None:
-            compiled = program(structure, part, kind is not None and kind.recomputed, gradients)
+            detached = kind is not None and kind.detached
+            written = structure._replace(detached=True) if detached else structure
+            compiled = program(written, part, kind is not None and kind.recomputed, gradients)
             if id(compiled) not in sizes_of:
                 exact = compiled.sizes(values)
                 sizes_of[id(compiled)] = (exact, [rounded(size) for size in exact], compiled.shapes(values))
@@ -99,8 +101,9 @@ class Timeline:
         elif program(structure, "tables", False, gradients).storages:
             add("shared tables", "tables", None)
         kinds = kinds_of(spec, stage)
+        alike = sum(not kind.detached for kind in kinds)
         for kind in kinds:
-            add(layer_name(spec, kind, len(kinds)), "expert layer" if kind.experts else "dense layer", kind)
+            add(layer_name(spec, kind, alike), "expert layer" if kind.experts else "dense layer", kind)
         if stage.has_head:
             add("head", "head", None)
 
@@ -166,11 +169,13 @@ class Timeline:
         if block.kind is None:
             return (self.stage.stop,)
         points = {block.kind.first, block.kind.last}
+        if block.kind.detached:
+            return (block.kind.first,)
         if self.around == Around() and isinstance(self.spec.training.recompute, str):
             return tuple(sorted(points, reverse=True))
         # An engine may hold less around the very last layer than around the others, so these are asked for themselves.
         others = self.stage._replace(stop=self.stage.stop - 1)
-        alike = [kind for kind in kinds_of(self.spec, others) if kind[:2] == block.kind[:2]]
+        alike = [kind for kind in kinds_of(self.spec, others) if kind[:2] == block.kind[:2] and not kind.detached]
         points.update(kind.last for kind in alike)
         mixed = self.spec.model.moe is not None and self.spec.model.moe.mixed
         if alike and (mixed or not isinstance(self.spec.training.recompute, str)):
@@ -296,6 +301,8 @@ def gradients_on_arrival(spec: Spec, *, exist: bool, sharded: bool) -> Gradients
 
 def layer_name(spec: Spec, kind: Kind, kinds: int) -> str:
     """ "layers.*", or more exactly where layers differ."""
+    if kind.detached:
+        return f"layers.{kind.first}.*"
     if kinds == 1:
         return "layers.*"
     words = []

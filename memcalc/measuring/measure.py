@@ -46,6 +46,7 @@ def measure(
     # Imported here, so that the package and its errors are there without torch.
     from memcalc.measuring.devices import allocator_settings, describe_device, find_device, software
     from memcalc.step.loop import TrainingRun
+    from memcalc.step.quantised import elements
 
     target = find_device(device)
     gc.collect()  # what earlier runs left behind must not be freed in the middle of this one
@@ -61,7 +62,7 @@ def measure(
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if command is None else command,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         phases=observer.phases,
-        parameters=0 if module is None else sum(p.numel() for p in module.parameters()),
+        parameters=0 if module is None else sum(elements(p) for p in module.parameters()),
         buffers=0 if module is None else sum(b.numel() for b in module.buffers()),
         outcome=DONE if failure is None else OUT_OF_MEMORY,
     )

@@ -37,11 +37,11 @@ def _targets(spec: Spec) -> Iterator[Broken]:
             f"target_modules names {', '.join(missing) or wanted}, which the layers of this model do not have.",
             f"They have {', '.join(there)}.",
         )
-    if "lm_head" in lora.modules_to_save and model.tie_word_embeddings:
+    if lora.modules_to_save and model.tie_word_embeddings:
         yield Broken(
             ("training", "lora", "modules_to_save"),
-            "modules_to_save names lm_head, whose weight is the embedding's (tie_word_embeddings).",
-            "Set tie_word_embeddings: false, or leave lm_head out.",
+            f"modules_to_save names {lora.modules_to_save[0]}, but embedding and head share one weight.",
+            "Set model.tie_word_embeddings: false, or leave it out.",
         )
 
 
@@ -63,11 +63,23 @@ def _precisions(spec: Spec) -> Iterator[Broken]:
 
 
 def _parallel(spec: Spec) -> Iterator[Broken]:
-    parallelism = spec.parallelism
-    for name in ("tensor_parallel", "pipeline_parallel"):
+    training, parallelism = spec.training, spec.parallelism
+    if training.implementation not in ("plain", "huggingface"):
+        yield Broken(
+            ("training", "implementation"),
+            f"finetune = {training.finetune} with implementation = {training.implementation} is not modelled.",
+            "Set implementation: plain or huggingface.",
+        )
+    for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
         if getattr(parallelism, name) > 1:
             yield Broken(
                 ("parallelism", name),
-                f"{name} = {getattr(parallelism, name)} with finetune = {spec.training.finetune} is not modelled.",
-                f"Set {name}: 1; data_parallel and zero_stage are modelled.",
+                f"{name} = {getattr(parallelism, name)} with finetune = {training.finetune} is not modelled.",
+                f"Set {name}: 1; data_parallel is modelled.",
             )
+    if parallelism.zero_stage > 0 and parallelism.data_parallel > 1:
+        yield Broken(
+            ("parallelism", "zero_stage"),
+            f"zero_stage = {parallelism.zero_stage} with finetune = {training.finetune} is not modelled.",
+            "Set zero_stage: 0, which keeps the frozen base on every rank.",
+        )

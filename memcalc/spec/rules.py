@@ -190,8 +190,6 @@ def _modelled(spec: Spec) -> Iterator[Broken]:
         unknown["training", "implementation"] = (training.implementation, "plain, huggingface or megatron")
     if training.loss != "materialized" and training.implementation != "megatron":
         unknown["training", "loss"] = (training.loss, "materialized")
-    if training.finetune != "full":
-        unknown["training", "finetune"] = (training.finetune, "full")
     if training.implementation == "huggingface" and parallelism.tensor_parallel > 1:
         unknown["parallelism", "tensor_parallel"] = (f"{parallelism.tensor_parallel} with transformers' modules", "1")
     for key, (value, known) in unknown.items():

@@ -32,7 +32,14 @@ class Attention(nn.Module):
         self.kernel = training.attention
         self.selective = training.recompute == "selective"
         self.dropout = dropout
-        self.qkv_proj = nn.Linear(model.hidden_size, sum(self.widths), bias=model.qkv_bias)
+        # Adapters stand beside the matrices of the checkpoint; without them q, k and v are one.
+        self.fused = model.fused_qkv or training.lora is None
+        if self.fused:
+            self.qkv_proj = nn.Linear(model.hidden_size, sum(self.widths), bias=model.qkv_bias)
+        else:
+            self.q_proj, self.k_proj, self.v_proj = (
+                nn.Linear(model.hidden_size, width, bias=model.qkv_bias) for width in self.widths
+            )
         self.q_norm = HeadNorm(model, self.heads) if model.qk_norm else None
         self.k_norm = HeadNorm(model, self.kv_heads) if model.qk_norm else None
         self.o_proj = nn.Linear(model.query_size, model.hidden_size, bias=model.output_bias)
@@ -41,19 +48,22 @@ class Attention(nn.Module):
         """(b, s, d) in, (b, s, d) out."""
         batch, length, _ = x.shape
         q, k, v = self.project(x, shared)
-        core = partial(self.eager, shared) if self.kernel == "eager" else self.fused
+        core = partial(self.eager, shared) if self.kernel == "eager" else self.kernel_attention
         attended: Tensor = checkpoint(core, q, k, v, use_reentrant=False) if self.selective else core(q, k, v)
         return self.o_proj(attended.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (b, h, s, head_dim), keys and values (b, kv, s, head_dim): views of the fused output or rotated."""
-        q, k, v = self.qkv_proj(x).split(self.widths, dim=-1)
+        if self.fused:
+            q, k, v = self.qkv_proj(x).split(self.widths, dim=-1)
+        else:
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         v = v.unflatten(-1, (-1, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         else:
             q, k = q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
-            if shared.cos is not None:
+            if shared.cos is not None and self.fused:
                 # Rotation copies q and k; a view as v would keep their unrotated versions alive until backward.
                 v = v.contiguous()
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -73,7 +83,7 @@ class Attention(nn.Module):
         probabilities = functional.softmax(scores, dim=-1)
         return functional.dropout(probabilities, self.dropout, self.training) @ v
 
-    def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def kernel_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """One kernel that keeps its inputs, its output and a log-sum-exp for each query."""
         rate = self.dropout if self.training else 0.0
         backends = [CUDA_BACKENDS[self.kernel]] if q.is_cuda else CPU_BACKENDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,10 @@ from torch.nn import functional
 
 from memcalc.errors import InputError
 from memcalc.spec.spec import Spec
+from memcalc.step.adapters import add_adapters
 from memcalc.step.decoder import Decoder
 from memcalc.step.dtypes import weight_dtype
+from memcalc.step.quantised import quantise
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +38,35 @@ class CausalLM:
 def build(spec: Spec, device: torch.device) -> CausalLM:
     """The model of the spec with random weights, made on the device in the dtype that the recipe keeps weights in.
 
+    With the adapters and the 4-bit matrices that the spec asks for.
+
     Raises:
         InputError: the implementation cannot be run here, or does not know the model.
+        Unavailable: PEFT or bitsandbytes is missing.
     """
+    quantised = spec.training.finetune == "qlora"
+    model = build_base(spec, torch.device("meta") if quantised else device, device)
+    if quantised:
+        quantise(model.module, spec, device)
+    if spec.training.lora is not None:
+        model = replace(model, module=add_adapters(model.module, spec))
+    return model
+
+
+def build_base(spec: Spec, place: torch.device, device: torch.device) -> CausalLM:
+    """The model without adapters, its weights on `place`, to be run on `device`."""
     if spec.training.implementation == "huggingface":
         # Imported here: transformers is an extra of its own, and takes seconds.
         from memcalc.step.huggingface import build_huggingface
 
-        return build_huggingface(spec, device)
+        return build_huggingface(spec, place, device)
     if spec.training.implementation != "plain":
         raise InputError(
             f"implementation = {spec.training.implementation} cannot be run.",
             "Set training.implementation: plain or huggingface.",
             "training.implementation",
         )
-    with device, default_dtype(weight_dtype(spec.training)):
+    with place, default_dtype(weight_dtype(spec.training)):
         decoder = Decoder(spec)
     return CausalLM(decoder, decoder, loss)
 

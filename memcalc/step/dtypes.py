@@ -15,5 +15,7 @@ def compute_dtype(training: TrainingSpec) -> torch.dtype:
 
 
 def weight_dtype(training: TrainingSpec) -> torch.dtype:
-    """What the weights that forward reads are held in: under autocast they stay in fp32."""
+    """What the weights that forward reads are held in: under autocast they stay in fp32, unless they are frozen."""
+    if training.lora is not None:
+        return torch.float32 if training.lora.base_dtype == "fp32" else compute_dtype(training)
     return torch.float32 if training.recipe in ("fp32", "amp") else compute_dtype(training)

@@ -23,8 +23,8 @@ from memcalc.step.dtypes import weight_dtype
 from memcalc.step.recompute import recomputed_layers
 
 
-def build_huggingface(spec: Spec, device: torch.device) -> CausalLM:
-    """AutoModelForCausalLM for the spec's architecture.
+def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> CausalLM:
+    """AutoModelForCausalLM for the spec's architecture, its weights on `place`, to be run on `device`.
 
     Raises:
         InputError: the architecture is not known here, or does not do what is asked.
@@ -32,7 +32,7 @@ def build_huggingface(spec: Spec, device: torch.device) -> CausalLM:
     training = spec.training
     config = build_config(spec)
     kernel = "eager" if training.attention == "eager" else "sdpa"
-    with device:
+    with place:
         try:
             module = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, dtype=weight_dtype(training), attn_implementation=kernel

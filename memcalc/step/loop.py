@@ -18,6 +18,7 @@ from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
 from memcalc.step.causal_lm import CausalLM, build
 from memcalc.step.optimizers import build_optimizer
+from memcalc.step.quantised import quantised_tensors
 from memcalc.step.recipes import Copies, autocast
 
 
@@ -87,7 +88,8 @@ class TrainingRun:
         """The tensors that can be named now; activations and temporaries cannot."""
         found: dict[Component, list[Tensor]] = {}
         if self.model is not None:
-            found[Component.WEIGHTS] = [*self.model.module.parameters(), *self.model.module.buffers()]
+            module = self.model.module
+            found[Component.WEIGHTS] = [*module.parameters(), *module.buffers(), *quantised_tensors(module)]
         if self.copies is not None:
             found[Component.MASTER_WEIGHTS] = list(self.copies.masters)
             found[Component.GRADIENTS] = self.copies.gradients

@@ -49,12 +49,21 @@ def configs(
     tensor: bool = True,
     pipeline: bool = True,
     data: bool = True,
+    adapters: bool = False,
     optimizers: tuple[str, ...] = ("sgd", "momentum", "adam", "adamw", "lion", "adafactor", "adam-8bit"),
 ) -> Config:
-    """A configuration that loads, of so many layers at most. The keywords leave out whole dimensions."""
+    """A configuration that loads, of so many layers at most. The keywords leave out whole dimensions.
+
+    `adapters`: every other one is fine-tuned with adapters, which know no model parallelism and no sharding.
+    """
     model = draw(_models(layers, experts=experts, latent=latent))
-    parallelism = draw(_spreads(model, tensor=tensor, pipeline=pipeline, data=data))
+    tuned = adapters and draw(st.booleans())
+    whole = not tuned
+    parallelism = draw(_spreads(model, tensor=tensor and whole, pipeline=pipeline and whole, data=data))
     training = draw(_trainings(model, optimizers))
+    if tuned:
+        parallelism |= {"engine": "ddp", "zero_stage": 0}
+        training |= draw(_adapters(model, training["recipe"]))
     return {"model": model, "training": training, "parallelism": parallelism}
 
 
@@ -158,6 +167,28 @@ def _trainings(draw: st.DrawFn, model: Config, optimizers: tuple[str, ...]) -> C
         "attention": "eager" if alibi else draw(st.sampled_from(["eager", "flash", "memory-efficient"])),
         "dropout": draw(st.sampled_from([None, 0.0, 0.1])),
     }
+
+
+@st.composite
+def _adapters(draw: st.DrawFn, model: Config, recipe: str) -> Config:
+    flag = st.booleans()
+    lora: Config = {
+        "rank": draw(st.integers(1, 16)),
+        "dropout": draw(st.sampled_from([0.0, 0.1])),
+        "target_modules": draw(st.sampled_from(["all-linear", "attention", ["o_proj"]])),
+        "adapter_dtype": draw(st.sampled_from([None, "compute"])),
+        "base_dtype": draw(st.sampled_from([None, "compute"])) if recipe != "fp32" else None,
+        "input_require_grads": draw(st.sampled_from([None, True, False])),
+    }
+    if not model["tie_word_embeddings"]:
+        lora["modules_to_save"] = draw(st.sampled_from([[], ["lm_head"], ["embed_tokens", "lm_head"]]))
+    qlora = {
+        "quantization": draw(st.sampled_from(["nf4", "fp4"])),
+        "double_quantization": draw(flag),
+        "block_size": draw(st.sampled_from([32, 64, 256])),
+        "quantize_lm_head": draw(flag),
+    }
+    return {"lora": lora, "qlora": draw(st.sampled_from([None, qlora]))}
 
 
 def by_stage(result: Result) -> dict[int, RankResult]:

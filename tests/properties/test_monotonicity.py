@@ -22,7 +22,7 @@ def assert_no_phase_falls(less: dict[tuple[int, str], int], more: dict[tuple[int
 
 
 @examples(60)
-@given(configs(), st.integers(1, 4))
+@given(configs(adapters=True), st.integers(1, 4))
 def test_no_phase_falls_with_the_micro_batch(config: Config, further: int) -> None:
     b = config["training"]["micro_batch_size"] + further
 
@@ -30,7 +30,7 @@ def test_no_phase_falls_with_the_micro_batch(config: Config, further: int) -> No
 
 
 @examples(60)
-@given(configs(), st.integers(1, 8))
+@given(configs(adapters=True), st.integers(1, 8))
 def test_no_phase_falls_with_the_sequence(config: Config, further: int) -> None:
     """In steps of 8, which sequence parallelism can split."""
     s = config["training"]["sequence_length"] + 8 * further
@@ -40,7 +40,7 @@ def test_no_phase_falls_with_the_sequence(config: Config, further: int) -> None:
 
 
 @examples(60)
-@given(configs(), st.integers(1, 3))
+@given(configs(adapters=True), st.integers(1, 3))
 def test_no_phase_falls_with_the_layers(config: Config, further: int) -> None:
     """A further layer goes to one of the stages; the others keep as many.
 
@@ -56,7 +56,7 @@ def test_no_phase_falls_with_the_layers(config: Config, further: int) -> None:
 
 
 @examples(60)
-@given(configs(optimizers=STEADY), st.integers(1, 100))
+@given(configs(optimizers=STEADY, adapters=True), st.integers(1, 100))
 def test_no_phase_falls_with_the_vocabulary(config: Config, further: int) -> None:
     V = config["model"]["vocab_size"] + further  # noqa: N806 -- the papers' symbol
 
@@ -64,7 +64,7 @@ def test_no_phase_falls_with_the_vocabulary(config: Config, further: int) -> Non
 
 
 @examples(60)
-@given(configs(optimizers=STEADY, latent=False), st.booleans())
+@given(configs(optimizers=STEADY, adapters=True, latent=False), st.booleans())
 def test_no_phase_falls_with_the_hidden_size(config: Config, wider_heads: bool) -> None:
     """d doubles, and with it the heads: their number or their width.
 

@@ -18,7 +18,7 @@ from tests.properties.specs import Config, configs, examples
 
 
 @examples(60)
-@given(configs())
+@given(configs(adapters=True))
 def test_rows_sum_to_phases_and_phases_to_the_peak(config: Config) -> None:
     """Rows of a phase and component sum to that component, components to the total, and the peak is the maximum."""
     result = estimate(config)
@@ -37,7 +37,7 @@ def test_rows_sum_to_phases_and_phases_to_the_peak(config: Config) -> None:
 
 
 @examples(60)
-@given(configs())
+@given(configs(adapters=True))
 def test_a_row_is_as_large_as_its_shape_says(config: Config) -> None:
     """bytes = count x elements x bytes of the dtype, in whole numbers above 0."""
     for rank in estimate(config).ranks:
@@ -46,7 +46,7 @@ def test_a_row_is_as_large_as_its_shape_says(config: Config) -> None:
 
 
 @examples(60)
-@given(configs())
+@given(configs(adapters=True))
 def test_the_allocator_hands_out_multiples_of_512_bytes(config: Config) -> None:
     """What is asked for and what rounding adds come to whole blocks in every phase."""
     for rank in estimate(config).ranks:
@@ -54,7 +54,7 @@ def test_the_allocator_hands_out_multiples_of_512_bytes(config: Config) -> None:
 
 
 @examples(30)
-@given(configs())
+@given(configs(adapters=True))
 def test_the_document_is_what_its_schema_says_and_survives_json(config: Config) -> None:
     """Written, read and validated, it is the same document."""
     written = document(estimate(config))
@@ -68,7 +68,7 @@ def test_the_document_is_what_its_schema_says_and_survives_json(config: Config) 
 
 
 @examples(30)
-@given(configs())
+@given(configs(adapters=True))
 def test_a_resolved_spec_loads_to_itself(config: Config) -> None:
     """Dumped with every default filled in and loaded again, it is the same run with the same answer."""
     spec = load(config)
@@ -79,7 +79,7 @@ def test_a_resolved_spec_loads_to_itself(config: Config) -> None:
 
 
 @examples(20)
-@given(configs())
+@given(configs(adapters=True))
 def test_an_estimate_does_not_depend_on_what_was_asked_before(config: Config) -> None:
     """Once with the caches as earlier examples left them, once with all of them empty."""
     warm = document(estimate(config))

@@ -260,8 +260,6 @@ def test_gradients_are_not_sharded_over_a_pipeline(stage: int) -> None:
         ("training", "loss", "chunked", "materialized"),
         ("training", "loss", "fused", "materialized"),
         ("training", "loss", "vocab-parallel", "materialized"),
-        ("training", "finetune", "lora", "full"),
-        ("training", "finetune", "qlora", "full"),
     ],
 )
 def test_what_is_not_modelled_is_refused_and_not_ignored(block: str, field: str, value: object, known: str) -> None:

@@ -23,7 +23,7 @@ def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
 
 def _embedding(c: Structure) -> tuple[Tape, Tensor]:
     tape = Tape()
-    ops = Operators(tape, c.compute, c.parameters, c.autocast)
+    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
     shared_tables(tape, c)
     x = ops.embedding("embed_tokens", ("V", "d"), ("b", "s"), tied=c.tied)
     if c.position == "learned":
@@ -67,10 +67,11 @@ class _Family:
     def __init__(self, c: Structure, tape: Tape | None = None) -> None:
         self.c = c
         self.tape = tape or Tape()
-        self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast)
+        self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters)
 
     def entry(self) -> Tensor:
-        return self.tape.input("layer input", ("b", "s", "d"), self.c.parameters, _SOURCE.format(self.c.family))
+        dtype, citation = self.c.parameters, _SOURCE.format(self.c.family)
+        return self.tape.input("layer input", ("b", "s", "d"), dtype, citation, grad=not self.c.detached)
 
     def rms_norm(self, x: Tensor, module: str, width: str) -> Tensor:
         """LlamaRMSNorm: in fp32, then weight * normed in the input's dtype."""

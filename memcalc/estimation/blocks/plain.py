@@ -26,7 +26,7 @@ class PlainBlock:
         self.c = structure
         self.experts = experts
         self.tape = Tape()
-        self.ops = Operators(self.tape, structure.compute, structure.parameters, structure.autocast)
+        self.ops = Operators(self.tape, structure.compute, structure.parameters, structure.autocast, structure.adapters)
         self.stream = "s/t" if structure.sequence_split else "s"  # the sequence axis of norms and residuals
 
     def axis(self, name: str) -> str:
@@ -37,10 +37,11 @@ class PlainBlock:
         """The tape of a layer, and its output."""
         c, ops = self.c, self.ops
         dtype = c.parameters if c.autocast else c.compute
-        x = self.tape.input("layer input", ("b", self.stream, "d"), dtype, PAPER)
+        x = self.tape.input("layer input", ("b", self.stream, "d"), dtype, PAPER, grad=not c.detached)
         before = c.norms_per_layer == 4 or c.norm_placement == "before"
         normed = self.norm(x, "input_norm") if before else x
         attended = self.attention(normed)
+        self.tape.still_named(normed)
         if c.norms_per_layer == 4 or not before:
             attended = self.norm(attended, "attention_output_norm")
         attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
@@ -69,20 +70,18 @@ class PlainBlock:
             return self.latent_attention(x)
         c, ops = self.c, self.ops
         h, kv = self.axis("h"), self.axis("h_kv")
-        width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
-        qkv = ops.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.qkv_bias)
         by_head: tuple[Shape, Shape, Shape] = (("b", "s", h, "d_h"), ("b", "s", kv, "d_h"), ("b", "s", kv, "d_h"))
         shapes = by_head
         if c.qk_norm and c.qk_norm_width == "all-heads":
             q_width, kv_width = self.axis("d" if c.square else "h·d_h"), self.axis("h_kv·d_h")
             shapes = (("b", "s", q_width), ("b", "s", kv_width), by_head[2])
-        q, k, v = ops.split(qkv, shapes, "q, k, v")
+        q, k, v = self.projected(x, shapes)
         if c.attention_sinks:
             ops.unwritten_parameter("attention.sinks", "weight", (h,))
         if c.qk_norm:
             q = self.head_norm(q, "attention.q_norm", self.axis("d" if c.square else "h·d_h"), by_head[0])
             k = self.head_norm(k, "attention.k_norm", self.axis("h_kv·d_h"), by_head[1])
-        elif c.position == "rope":
+        elif c.position == "rope" and c.fused_qkv:
             v = ops.copy(v, "v")
         if c.position == "rope":
             q, k = self.rotated(q, "q"), self.rotated(k, "k")
@@ -92,6 +91,20 @@ class PlainBlock:
         query_width = self.axis("d" if c.square else "h·d_h")
         return ops.linear(
             core, "attention.o_proj", ("d", query_width), ("b", self.stream, "d"), bias=c.output_bias, row=True
+        )
+
+    def projected(self, x: Tensor, shapes: tuple[Shape, Shape, Shape]) -> tuple[Tensor, ...]:
+        """Queries, keys and values: views of one product, or of one each where adapters stand beside them."""
+        c, ops = self.c, self.ops
+        if c.fused_qkv:
+            width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
+            qkv = ops.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.qkv_bias)
+            return ops.split(qkv, shapes, "q, k, v")
+        query = self.axis("d" if c.square else "h·d_h")
+        widths = (query, *(query if not c.grouped else self.axis("h_kv·d_h"),) * 2)
+        return tuple(
+            ops.linear(x, f"attention.{name}_proj", (width, "d"), shape, bias=c.qkv_bias)
+            for name, width, shape in zip("qkv", widths, shapes, strict=True)
         )
 
     def head_norm(self, heads: Tensor, module: str, width: str, out: Shape) -> Tensor:
@@ -257,7 +270,7 @@ def norm(
 def plain_embedding(c: Structure) -> tuple[Tape, Tensor]:
     """Token and position rows, summed; what all layers share."""
     tape = Tape()
-    ops = Operators(tape, c.compute, c.parameters, c.autocast)
+    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
     stream = "s/t" if c.sequence_split else "s"
     width = "d_e" if c.own_embedding_width else "d"
     vocabulary = "V/t" if c.split else "V"
@@ -288,7 +301,7 @@ def shared_tables(tape: Tape, c: Structure) -> None:
 def plain_head(c: Structure) -> tuple[Tape, None]:
     """Final norm, output projection, and the loss on fp32 logits."""
     tape = Tape(kind=Component.LOGITS_AND_LOSS)
-    ops = Operators(tape, c.compute, c.parameters, c.autocast)
+    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
     stream = "s/t" if c.sequence_split else "s"
     dtype = c.parameters if c.autocast else c.compute
     x = tape.input("head input", ("b", stream, "d"), dtype, f"{PAPER}.3")

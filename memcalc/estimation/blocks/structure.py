@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from memcalc.estimation.adapters import Adapters, adapters_of, base_dtype
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
@@ -64,6 +65,9 @@ class Structure(NamedTuple):
     expert_width_share: str  # "/t" or "/t_e" where each expert is split over ranks, else nothing
     recomputed_modules: tuple[str, ...]  # of selective recomputation, in Megatron-LM's words
     loss: str
+    fused_qkv: bool  # one matrix for q, k and v
+    adapters: Adapters | None  # what trains where the rest is frozen
+    detached: bool = False  # the layer's input needs no gradient: nothing before it trains
 
 
 def structure_of(spec: Spec) -> Structure:
@@ -115,7 +119,7 @@ def structure_of(spec: Spec) -> Structure:
         embedding_dropout=bool(embedding_dropout),
         batched=training.micro_batch_size > 1,
         compute=training.dtype,
-        parameters=training.dtype if recipe.weights == "compute" else recipe.weights,
+        parameters=base_dtype(training),
         autocast=recipe.autocast,
         selective=training.recompute == "selective",
         split=parallelism.tensor_parallel > 1,
@@ -126,6 +130,8 @@ def structure_of(spec: Spec) -> Structure:
         expert_width_share=_expert_width_share(parallelism),
         recomputed_modules=training.recompute_modules if training.recompute == "selective" else (),
         loss=training.loss,
+        fused_qkv=model.fused_qkv or training.lora is None,
+        adapters=adapters_of(spec),
     )
 
 
@@ -135,15 +141,17 @@ def _expert_width_share(parallelism: ParallelismSpec) -> str:
     return "/t_e" if parallelism.expert_width_ranks > 1 else ""
 
 
-def layout(model: ModelSpec, implementation: str, tensor_parallel: int = 1) -> ModelSpec:
+def layout(model: ModelSpec, implementation: str, tensor_parallel: int = 1, *, adapted: bool = False) -> ModelSpec:
     """The model with the weight layout of the modules that run.
 
     Plain fuses q, k, v and keeps gate and up apart; Megatron-Core fuses both, and rounds the vocabulary up to a
-    multiple of 128·t (Megatron-LM megatron/training/tokenizer: make_vocab_size_divisible_by).
+    multiple of 128·t (Megatron-LM megatron/training/tokenizer: make_vocab_size_divisible_by). `adapted`: adapters
+    stand beside the matrices of the checkpoint, so plain keeps q, k and v apart where it does.
     """
     changes: dict[str, object] = {}
-    if implementation == "plain" and model.mla is None:
-        changes = {"fused_qkv": True, "fused_gate_up": False}
+    if implementation == "plain":
+        own = adapted or model.mla is not None
+        changes = {"fused_qkv": model.fused_qkv if own else True, "fused_gate_up": False}
     elif implementation == "megatron":
         step = 128 * tensor_parallel
         changes = {"fused_qkv": True, "fused_gate_up": True, "vocab_size": -(-model.vocab_size // step) * step}

@@ -60,10 +60,15 @@ class Attention(Base):
             (*dict.fromkeys(t.storage for t in (q, k, v, y)), *kept),
             (NEW, NEW, NEW),
             also_allocates=kept,
-            backward_temporaries=(scratch, *contiguous),
+            backward_temporaries=(scratch, *contiguous, *self._dropped(q, k, v)),
         )
-        self.tape.nodes.append(node)
+        self.tape.record(node)
         return y
+
+    def _dropped(self, *inputs: Tensor) -> tuple[int, ...]:
+        """The kernel makes the gradients of q, k and v whether anybody needs them or not."""
+        found = (tensor for tensor in inputs if not tensor.grad)
+        return tuple(self.tape.store("unneeded gradient", t.shape, t.dtype, "ATen, mha_bwd") for t in found)
 
     def efficient_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: str, head_dim: str, length: str) -> Tensor:
         """Keeps q, k, v, its output, and fp32 log-sum-exps (ATen native/transformers/cuda/attention.cu)."""
@@ -83,7 +88,13 @@ class Attention(Base):
         scratch = self.tape.store(f"{name} backward accumulators", (), "uint8", citation, rule=rule)
         saved = (*dict.fromkeys(t.storage for t in (q, k, v, y)), lse)
         node = Node(
-            name, (q, k, v), (y,), saved, (NEW, NEW, NEW), also_allocates=(lse,), backward_temporaries=(scratch,)
+            name,
+            (q, k, v),
+            (y,),
+            saved,
+            (NEW, NEW, NEW),
+            also_allocates=(lse,),
+            backward_temporaries=(scratch, *self._dropped(q, k, v)),
         )
-        self.tape.nodes.append(node)
+        self.tape.record(node)
         return y

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.estimation.adapters import Adapters
 from memcalc.estimation.tape import NEW, Node, Shape, Tape, Tensor
 from memcalc.ledger.component import Component
 
@@ -16,13 +17,21 @@ class Base:
         compute: dtype of forward and backward, "bf16", "fp16" or "fp32".
         parameters: dtype of the weights.
         autocast: whether torch.autocast is on, in the compute dtype.
+        adapters: what trains where the model's own parameters are frozen; None: these train.
     """
 
-    def __init__(self, tape: Tape, compute: str, parameters: str, autocast: bool) -> None:
+    def __init__(
+        self, tape: Tape, compute: str, parameters: str, autocast: bool, adapters: Adapters | None = None
+    ) -> None:
+        self.adapters = adapters
         self.tape = tape
         self.compute = compute
         self.parameters = parameters
         self.autocast = autocast
+
+    def trains(self, module: str) -> bool:
+        """Whether a module's own parameters get gradients."""
+        return self.adapters is None or module.rpartition(".")[2] in self.adapters.saved
 
     def cast(self, x: Tensor, dtype: str, name: str | None = None) -> Tensor:
         """x in another dtype: a copy, and its gradient one in the old dtype. Nothing where x has it already."""
@@ -30,17 +39,25 @@ class Base:
             return x
         name = name or f"{self.tape.storages[x.storage].name} in {dtype}"
         y = self.tape.new(name, x.shape, dtype, "aten::_to_copy", grad=x.grad)
-        self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW if x.grad else None,)))
+        self.tape.record(Node(name, (x,), (y,), (), (NEW if x.grad else None,)))
         return y
 
-    def cast_weight(self, module: str, tensor: str, shape: Shape, gradient: int) -> Tensor:
-        """The cast of a leaf is cached until autocast's region ends; its backward makes the fp32 gradient."""
-        name = f"{module}.{tensor} in {self.compute} (autocast cache)"
+    def cast_weight(self, module: str, tensor: str, shape: Shape, gradient: int | None) -> Tensor:
+        """The cast of a leaf is cached until autocast's region ends; its backward makes the fp32 gradient.
+
+        A frozen one has no gradient (None), and is cast anew at each use: only casts of leaves that need a gradient
+        are cached.
+        """
         citation = "ATen autocast_mode.cpp, cached_cast"
+        if gradient is None:
+            frozen = self.tape.new(f"{module}.{tensor} in {self.compute}", shape, self.compute, citation, grad=False)
+            self.tape.record(Node(f"{module}.{tensor} cast", (), (frozen,), (), ()))
+            return frozen
+        name = f"{module}.{tensor} in {self.compute} (autocast cache)"
         storage = self.tape.store(name, shape, self.compute, citation, component=Component.TEMPORARIES)
         cast = Tensor(storage, shape, self.compute)
         self.tape.region.add(storage)
-        self.tape.nodes.append(Node(f"{module}.{tensor} cast", (), (cast,), (), (), parameters=(gradient,)))
+        self.tape.record(Node(f"{module}.{tensor} cast", (), (cast,), (), (), parameters=(gradient,)))
         return cast
 
     def autocast_input(self, x: Tensor, module: str) -> Tensor:

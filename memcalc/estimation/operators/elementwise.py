@@ -15,7 +15,7 @@ class Elementwise(Base):
         dtype = wider(a.dtype, b.dtype)
         y = self.tape.new(name, a.shape, dtype, DERIVATIVES, grad=a.grad or b.grad)
         gradients = tuple((SAME if t.dtype == dtype else NEW) if t.grad else None for t in (a, b))
-        self.tape.nodes.append(Node(name, (a, b), (y,), (), gradients))
+        self.tape.record(Node(name, (a, b), (y,), (), gradients))
         return y
 
     def mul(self, a: Tensor, b: Tensor, name: str, shape: Shape | None = None, *, reduces: bool = False) -> Tensor:
@@ -29,39 +29,45 @@ class Elementwise(Base):
         temporaries: tuple[int, ...] = ()
         if reduces:
             temporaries = (self.tape.store(f"{name} gradient before its sum", a.shape, y.dtype, DERIVATIVES),)
-        self.tape.nodes.append(Node(name, (a, b), (y,), tuple(saved), gradients, backward_temporaries=temporaries))
+        self.tape.record(Node(name, (a, b), (y,), tuple(saved), gradients, backward_temporaries=temporaries))
         return y
 
     def mul_table(self, x: Tensor, name: str, dtype: str) -> Tensor:
         """x times a table of `dtype` that needs no gradient and is shared by all layers: keeps nothing of its own."""
         y = self.tape.new(name, x.shape, wider(x.dtype, dtype), DERIVATIVES)
-        self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW,)))
+        self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
         return y
 
     def times_weight(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
-        """x times a parameter of its last axis; keeps x. The parameter's gradient is a sum over all tokens."""
+        """x times a parameter of its last axis; keeps x. The parameter's gradient is a sum over all tokens.
+
+        A frozen parameter has none, and x, which only that gradient needs, is not kept.
+        """
         tape = self.tape
         y = tape.new(f"{module} output", out or x.shape, wider(x.dtype, self.parameters), DERIVATIVES)
+        if not self.trains(module):
+            tape.record(Node(module, (x,), (y,), (), (NEW,)))
+            return y
         product = tape.store(f"{module} gradient times input", x.shape, y.dtype, DERIVATIVES)
         rule = workspaces.named(workspaces.column_sum, rows=tuple(x.shape[:-1]), columns=(width,))
         staging = tape.store(f"{module} weight sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
         gradient = self.parameter_gradient(module, "weight", (width,), self.parameters)
         temporaries = (product, staging)
         node = Node(module, (x,), (y,), (x.storage,), (NEW,), backward_temporaries=temporaries, parameters=(gradient,))
-        tape.nodes.append(node)
+        tape.record(node)
         return y
 
     def mean(self, x: Tensor, name: str) -> Tensor:
         """The mean over the last axis; keeps nothing, its gradient is spread over a new tensor."""
         y = self.tape.new(name, x.shape[:-1], x.dtype, DERIVATIVES)
-        self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW,)))
+        self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
         return y
 
     def slices(self, x: Tensor, shapes: tuple[Shape, ...], name: str) -> tuple[Tensor, ...]:
         """Views cut out one by one: the gradient of each is a tensor of zeros as large as x, filled in one part."""
         parts = tuple(Tensor(x.storage, shape, x.dtype) for shape in shapes)
         for index, part in enumerate(parts):
-            self.tape.nodes.append(Node(f"{name} slice {index}", (x,), (part,), (), (NEW,)))
+            self.tape.record(Node(f"{name} slice {index}", (x,), (part,), (), (NEW,)))
         return parts
 
     def scale(self, x: Tensor, name: str) -> Tensor:
@@ -71,7 +77,7 @@ class Elementwise(Base):
     def shift(self, x: Tensor, name: str) -> Tensor:
         """x plus a number or a tensor without gradient: a new tensor forward, the same gradient backward."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        self.tape.nodes.append(Node(name, (x,), (y,), (), (SAME,)))
+        self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
         return y
 
     def pow(self, x: Tensor, name: str) -> Tensor:
@@ -82,7 +88,7 @@ class Elementwise(Base):
         """gelu, silu, relu, tanh...: keeps its input or its output."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
         saved = x.storage if saves == "input" else y.storage
-        self.tape.nodes.append(Node(name, (x,), (y,), (saved,), (NEW,)))
+        self.tape.record(Node(name, (x,), (y,), (saved,), (NEW,)))
         return y
 
     def dropout(self, x: Tensor, name: str, rate: float) -> Tensor:
@@ -91,20 +97,20 @@ class Elementwise(Base):
             return x
         y = self.tape.new(f"{name} output", x.shape, x.dtype, "ATen native/cuda/Dropout.cu")
         mask = self.tape.store(f"{name} mask", x.shape, "bool", "ATen native/cuda/Dropout.cu: a bool mask is saved")
-        self.tape.nodes.append(Node(name, (x,), (y,), (mask,), (NEW,), also_allocates=(mask,)))
+        self.tape.record(Node(name, (x,), (y,), (mask,), (NEW,), also_allocates=(mask,)))
         return y
 
     def copy(self, x: Tensor, name: str, shape: Shape | None = None) -> Tensor:
         """A contiguous (or expanded) copy. Backward hands the gradient on, or sums it where axes were expanded."""
         y = self.tape.new(name, shape or x.shape, x.dtype, "aten::clone")
         same = shape is None or shape == x.shape
-        self.tape.nodes.append(Node(name, (x,), (y,), (), (SAME if same else NEW,)))
+        self.tape.record(Node(name, (x,), (y,), (), (SAME if same else NEW,)))
         return y
 
     def broadcast_add(self, x: Tensor, rows: Tensor, name: str) -> Tensor:
         """x + rows, which are the same for every sequence: the gradient of rows is a sum over the batch."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        self.tape.nodes.append(Node(name, (x, rows), (y,), (), (SAME, NEW)))
+        self.tape.record(Node(name, (x, rows), (y,), (), (SAME, NEW)))
         return y
 
     def gather(self, x: Tensor, out: Shape, name: str, padded: Shape | None = None) -> Tensor:
@@ -113,14 +119,14 @@ class Elementwise(Base):
         y = tape.new(name, out, x.dtype, "aten::index")
         tokens = out[:-1] if len(out) > 3 else out
         index = tape.store(f"{name} indices", tokens, "int64", "aten::index saves its indices")
-        tape.nodes.append(Node(name, (x,), (y,), (index,), (NEW,), also_allocates=(index,)))
+        tape.record(Node(name, (x,), (y,), (index,), (NEW,), also_allocates=(index,)))
         return y if padded is None else self.copy(y, f"{name}, rounded up", padded)
 
     def normalized(self, x: Tensor, name: str) -> Tensor:
         """x / its sum over the last axis: division keeps both."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
         total = self.tape.store(f"sum for {name}", x.shape[:-1], x.dtype, DERIVATIVES)
-        self.tape.nodes.append(Node(name, (x,), (y,), (x.storage, total), (NEW,), also_allocates=(total,)))
+        self.tape.record(Node(name, (x,), (y,), (x.storage, total), (NEW,), also_allocates=(total,)))
         return y
 
     def scattered(self, x: Tensor, out: Shape, name: str) -> Tensor:
@@ -129,7 +135,7 @@ class Elementwise(Base):
         Keeps the rows, though only for their shape: index_add's gradient formula names its source.
         """
         y = self.tape.new(name, out, x.dtype, "aten::index_add")
-        self.tape.nodes.append(Node(name, (x,), (y,), (x.storage,), (NEW,)))
+        self.tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,)))
         return y
 
     def keep(self, y: Tensor, name: str, shape: Shape, dtype: str) -> None:
@@ -145,22 +151,22 @@ class Elementwise(Base):
             x = self.cast(x, "fp32")  # autocast's fp32 list
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
         product = self.tape.store(f"{name} gradient times output", x.shape, x.dtype, "ATen native/cuda/SoftMax.cu")
-        self.tape.nodes.append(Node(name, (x,), (y,), (y.storage,), (NEW,), backward_temporaries=(product,)))
+        self.tape.record(Node(name, (x,), (y,), (y.storage,), (NEW,), backward_temporaries=(product,)))
         return y
 
     def matmul(self, a: Tensor, b: Tensor, name: str, out: Shape) -> Tensor:
-        """a @ b in batches; keeps both factors."""
+        """a @ b in batches; keeps each factor whose partner needs a gradient."""
         if self.autocast:
             a, b = self.cast(a, self.compute), self.cast(b, self.compute)
         y = self.tape.new(name, out, a.dtype, "aten::bmm")
-        saved = (a.storage, b.storage)
-        self.tape.nodes.append(Node(name, (a, b), (y,), saved, (NEW, NEW)))
+        saved = tuple(factor.storage for factor, partner in ((a, b), (b, a)) if partner.grad)
+        self.tape.record(Node(name, (a, b), (y,), saved, (NEW, NEW)))
         return y
 
     def split(self, x: Tensor, shapes: tuple[Shape, ...], name: str) -> tuple[Tensor, ...]:
         """Views of one tensor that get gradients of their own; backward joins these into one new tensor."""
         parts = tuple(Tensor(x.storage, shape, x.dtype) for shape in shapes)
-        self.tape.nodes.append(Node(name, (x,), parts, (), (NEW,)))
+        self.tape.record(Node(name, (x,), parts, (), (NEW,)))
         return parts
 
     def concatenate(self, parts: tuple[Tensor, ...], out: Shape, name: str) -> Tensor:
@@ -168,10 +174,10 @@ class Elementwise(Base):
         dtype = "fp32" if any(part.dtype == "fp32" for part in parts) else parts[0].dtype
         y = self.tape.new(name, out, dtype, "aten::cat")
         kinds = tuple(SAME if part.dtype == dtype else NEW for part in parts)
-        self.tape.nodes.append(Node(name, parts, (y,), (), kinds))
+        self.tape.record(Node(name, parts, (y,), (), kinds))
         return y
 
     def _unary(self, x: Tensor, name: str, *, saves_input: bool) -> Tensor:
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        self.tape.nodes.append(Node(name, (x,), (y,), (x.storage,) if saves_input else (), (NEW,)))
+        self.tape.record(Node(name, (x,), (y,), (x.storage,) if saves_input else (), (NEW,)))
         return y

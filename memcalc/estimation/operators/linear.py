@@ -16,7 +16,8 @@ class Linear(Base):
     ) -> Tensor:
         """y = x W^T + b. Keeps x (and W, which is no new memory); backward makes dx, dW and db.
 
-        db is a sum over all tokens, see `workspaces.column_sum`. Under sequence parallelism a column-parallel matrix
+        A frozen W keeps no x, which only dW needs, but W itself for dx. db is a sum over all tokens, see
+        `workspaces.column_sum`. Under sequence parallelism a column-parallel matrix
         gathers its input, which is kept as the rank's own part, and a row-parallel one scatters its output.
 
         Args:
@@ -33,12 +34,16 @@ class Linear(Base):
         tape = self.tape
         gathered = self._gathered(x, module) if not row else self._gathered(Tensor(-1, out, x.dtype), module)
         dtype = self.compute if self.autocast else x.dtype
+        trains = self.trains(module)
         y = tape.new(f"{module} output", out, dtype, "torch.nn.functional.linear")
         casts: list[Tensor] = []
         parameters: list[int] = []
         temporaries: list[int] = []
         for tensor, shape in (("weight", weight), ("bias", (weight[0],))):
             if tensor == "bias" and not bias:
+                continue
+            if not trains:
+                casts += [] if self.parameters == dtype else [self.cast_weight(module, tensor, shape, None)]
                 continue
             gradient = self.parameter_gradient(module, tensor, shape, self.parameters)
             if tied and tensor == "weight":
@@ -47,7 +52,7 @@ class Linear(Base):
                 parameters.append(gradient)
             else:
                 casts.append(self.cast_weight(module, tensor, shape, gradient))
-        if bias:
+        if bias and trains:
             # Of input and output one may be seen head by head; the other's leading axes are the tokens.
             leading = min(x.shape[:-1], out[:-1], key=len)
             tokens = tuple("s" if axis == "s/t" else axis for axis in leading)
@@ -57,14 +62,15 @@ class Linear(Base):
             module,
             (x, *casts),
             (y,),
-            (x.storage, *(cast.storage for cast in casts[:1])),  # the weight's; no gradient needs the bias
+            # The weight's cast for dx, x for the weight's gradient; no gradient needs the bias.
+            (*((x.storage,) if trains else ()), *(cast.storage for cast in casts[:1] if x.grad)),
             (NEW, *(NEW for _ in casts)),
             caller_holds=(given.storage,),
             forward_temporaries=gathered,
             backward_temporaries=(*gathered, *temporaries),
             parameters=tuple(parameters),
         )
-        tape.nodes.append(node)
+        tape.record(node, trains=trains)
         return y
 
     def _gathered(self, x: Tensor, module: str) -> tuple[int, ...]:
@@ -81,31 +87,37 @@ class Linear(Base):
         x = self.autocast_input(x, module)
         y = self.tape.new(f"{module} output", out, x.dtype, "aten::baddbmm" if bias else "aten::bmm")
         shapes = {"weight": weight, "bias": (weight[0], weight[2])} if bias else {"weight": weight}
-        gradients = {name: self.parameter_gradient(module, name, s, self.parameters) for name, s in shapes.items()}
+        trains = self.trains(module)
+        gradients: dict[str, int] = {}
+        if trains:
+            gradients = {name: self.parameter_gradient(module, name, s, self.parameters) for name, s in shapes.items()}
         temporaries: tuple[int, ...] = ()
-        if bias:
+        if bias and trains:
             rule = workspaces.named(workspaces.column_sum, rows=out[1:2], columns=shapes["bias"])
             sums = self.tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
             temporaries = (sums,)
         casts: list[Tensor] = []
         if self.parameters != x.dtype:
-            casts = [self.cast_weight(module, name, s, gradients[name]) for name, s in shapes.items()]
+            casts = [self.cast_weight(module, name, s, gradients.get(name)) for name, s in shapes.items()]
         node = Node(
             module,
             (x, *casts),
             (y,),
-            (x.storage, *(cast.storage for cast in casts[:1])),  # the weight's; no gradient needs the bias
+            # As of `linear`.
+            (*((x.storage,) if trains else ()), *(cast.storage for cast in casts[:1] if x.grad)),
             (NEW, *(NEW for _ in casts)),
             backward_temporaries=temporaries,
             parameters=() if casts else tuple(gradients.values()),
         )
-        self.tape.nodes.append(node)
+        self.tape.record(node)
         return y
 
     def unwritten_parameter(self, module: str, tensor: str, shape: Shape) -> None:
         """A parameter whose operators are not written: its gradient alone."""
+        if not self.trains(module):
+            return
         gradient = self.parameter_gradient(module, tensor, shape, self.parameters)
-        self.tape.nodes.append(Node(module, (), (), (), (), parameters=(gradient,)))
+        self.tape.record(Node(module, (), (), (), (), parameters=(gradient,)))
 
     def embedding(
         self, module: str, table: Shape, tokens: Shape, *, tied: bool = False, counts: bool = False
@@ -116,6 +128,12 @@ class Linear(Base):
         """
         tape = self.tape
         y = tape.new(f"{module} output", (*tokens, table[1]), self.parameters, "torch.nn.functional.embedding")
+        if not self.trains(module):
+            indices = tape.store(f"{module} indices", tokens, "int64", DERIVATIVES)
+            tape.record(Node(module, (), (y,), (), (), also_allocates=(indices,) if counts else ()))
+            # torch.Tensor.requires_grad_ on the output: it is a leaf then, and its gradient is thrown away.
+            y.grad = module == "embed_tokens" and self.adapters is not None and self.adapters.input_gradient
+            return y
         rule = workspaces.named(workspaces.embedding_backward, tokens=tokens, rows=table[0], width=table[1])
         scratch = tape.store(f"{module} sort and sums", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
         gradient = self.parameter_gradient(module, "weight", table, self.parameters)
@@ -142,5 +160,5 @@ class Linear(Base):
             backward_temporaries=temporaries,
             parameters=() if tied else (gradient,),
         )
-        tape.nodes.append(node)
+        tape.record(node, trains=True)
         return y

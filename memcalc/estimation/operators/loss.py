@@ -13,10 +13,10 @@ class Loss(Base):
         """log_softmax, which keeps its output, then the mean of the labels' rows, which keeps it too."""
         tape = self.tape
         log_probabilities = tape.new("log-probabilities", logits.shape, logits.dtype, DERIVATIVES)
-        tape.nodes.append(Node("log_softmax", (logits,), (log_probabilities,), (log_probabilities.storage,), (NEW,)))
+        tape.record(Node("log_softmax", (logits,), (log_probabilities,), (log_probabilities.storage,), (NEW,)))
         loss = tape.new("loss", (), "fp32", DERIVATIVES)
         weight = tape.store("loss total weight", (), "fp32", "ATen native/cuda/Loss.cu")
-        tape.nodes.append(
+        tape.record(
             Node(
                 "nll_loss",
                 (log_probabilities,),

@@ -53,6 +53,8 @@ class Norms(Base):
             buffers=len(tensors),
         )
         scratch = tape.store(f"{module} partial sums", (), "uint8", citation, rule=rule)
+        # A frozen weight has no gradient, so no sums over all rows are made.
+        tensors = tensors if self.trains(module) else ()
         gradients = tuple(self.parameter_gradient(module, t, (width,), self.parameters) for t in tensors)
         node = Node(
             module,
@@ -64,5 +66,5 @@ class Norms(Base):
             backward_temporaries=(scratch,) if tensors else (),
             parameters=gradients,
         )
-        tape.nodes.append(node)
+        tape.record(node)
         return y

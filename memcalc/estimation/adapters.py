@@ -1,0 +1,81 @@
+"""Which parameters train where the model's own are frozen: LoRA's adapters, and modules trained whole."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from memcalc.spec.finetuning import ATTENTION_TARGETS, MLP_TARGETS, LoraSpec, QloraSpec, adapted_modules
+from memcalc.spec.model import ModelSpec
+from memcalc.spec.recipes import RECIPES
+from memcalc.spec.spec import Spec
+from memcalc.spec.training import TrainingSpec
+
+
+class Quantised(NamedTuple):
+    """How matrices are held in 4 bits."""
+
+    block_size: int
+    nested: bool  # their scales are quantised as well
+    head: bool  # the head too
+
+
+class Adapters(NamedTuple):
+    """What trains, and what is frozen in 4 bits. Modules by the last part of their names."""
+
+    targets: tuple[str, ...]
+    rank: int
+    dtype: str
+    dropout: float
+    saved: tuple[str, ...]  # trained whole
+    quantised: Quantised | None
+    input_gradient: bool  # the embedding's output needs a gradient
+
+    def holds_in_4_bits(self, module: str) -> bool:
+        """Whether a linear layer's matrix is quantised."""
+        name = module.rpartition(".")[2]
+        if self.quantised is None or name in self.saved:
+            return False
+        return name in ATTENTION_TARGETS or name in MLP_TARGETS or (name == "lm_head" and self.quantised.head)
+
+
+def adapters_of(spec: Spec) -> Adapters | None:
+    """The adapters of a run; None where everything trains."""
+    training = spec.training
+    if training.lora is None:
+        return None
+    return _adapters(
+        training.lora, training.qlora, spec.model, training.implementation, training.dtype, training.recipe
+    )
+
+
+@lru_cache(maxsize=256)
+def _adapters(
+    lora: LoraSpec,
+    qlora: QloraSpec | None,
+    model: ModelSpec,
+    implementation: str,
+    dtype: str,
+    recipe: str,
+) -> Adapters:
+    quantised = None
+    if qlora is not None:
+        head = qlora.quantize_lm_head and not model.tie_word_embeddings
+        quantised = Quantised(qlora.block_size, qlora.double_quantization, head)
+    return Adapters(
+        targets=adapted_modules(lora, model, implementation),
+        rank=lora.rank,
+        dtype="fp32" if lora.adapter_dtype == "fp32" or RECIPES[recipe].weights == "fp32" else dtype,
+        dropout=lora.dropout,
+        saved=lora.modules_to_save,
+        quantised=quantised,
+        input_gradient=lora.input_require_grads or "embed_tokens" in lora.modules_to_save,
+    )
+
+
+def base_dtype(training: TrainingSpec) -> str:
+    """The dtype of the weights that forward reads: the recipe's, or what the frozen base is held in."""
+    if training.lora is not None:
+        return "fp32" if training.lora.base_dtype == "fp32" else training.dtype
+    weights = RECIPES[training.recipe].weights
+    return training.dtype if weights == "compute" else weights

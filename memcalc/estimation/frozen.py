@@ -1,0 +1,94 @@
+"""The parameters of a run in which the base is frozen: in 4 bits where it is quantised, with adapters beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from memcalc.estimation.adapters import Adapters, Quantised, adapters_of, base_dtype
+from memcalc.estimation.blocks.structure import layout
+from memcalc.estimation.parameters import Axis, Parameter, count_parameters, frozen_parameters, parameter_table
+from memcalc.estimation.sharding import Held
+from memcalc.spec.spec import Spec
+
+# bitsandbytes 0.50 functional.py, quantize_4bit: the scales' own scales are one for each 256 of them.
+SCALES_PER_SCALE = 256
+# The 16 values that 4 bits stand for, and the 256 of the scales' 8 bits: fp32 tables that each matrix has of its own.
+CODE_4_BIT, CODE_8_BIT = 16, 256
+
+
+def with_adapters(rows: Iterable[Held], adapters: Adapters, base: str) -> Iterator[Held]:
+    """The frozen rows, then what trains: copies of the modules that are saved whole, and two matrices a target.
+
+    Args:
+        rows: the model's own parameters.
+        adapters: what trains beside them.
+        base: dtype of frozen weights that are not quantised.
+    """
+    trained: list[Held] = []
+    for held in rows:
+        matrix = held.tensor == "weight" and len(held.axes) == len(("out", "in"))  # stacked experts are none
+        if matrix and adapters.holds_in_4_bits(held.module) and adapters.quantised is not None:
+            yield from _in_4_bits(held, adapters.quantised)
+        else:
+            yield held._replace(dtype=base, trains=False)
+        name = held.module.rpartition(".")[2]
+        if name in adapters.saved:  # PEFT keeps the module itself too (utils/other.py, ModulesToSaveWrapper)
+            trained.append(held._replace(module=f"{held.module}.saved", dtype=base))
+        elif matrix and name in adapters.targets:
+            trained += _adapter(held, adapters.dtype, ("r", adapters.rank))
+    yield from trained
+
+
+def _adapter(held: Held, dtype: str, rank: Axis) -> Iterator[Held]:
+    """LoRA (arXiv 2106.09685): A is r x in, B is out x r, so r (in + out) elements."""
+    out, into = held.axes
+    for name, axes in (("lora_A", (rank, into)), ("lora_B", (out, rank))):
+        yield Held(f"{held.module}.{name}", "weight", axes, held.count, held.where, dtype)
+
+
+def _in_4_bits(held: Held, quantised: Quantised) -> Iterator[Held]:
+    """Two elements a byte; a scale for each block, in fp32 or in 8 bits with scales of their own.
+
+    Sources: QLoRA (arXiv 2305.14314) section 3; bitsandbytes 0.50 functional.py, quantize_4bit and quantize_blockwise.
+    """
+    blocks = -(-held.elements // quantised.block_size)
+    scale = f"n/{quantised.block_size}"
+    parts: list[tuple[str, str, int, str]] = [("in 4 bits", "n/2", -(-held.elements // 2), "uint8")]
+    if quantised.nested:
+        parts += [
+            ("scales in 8 bits", scale, blocks, "uint8"),
+            ("scales of scales", f"{scale}/{SCALES_PER_SCALE}", -(-blocks // SCALES_PER_SCALE), "fp32"),
+            ("mean of scales", "1", 1, "fp32"),
+            ("table of 8 bits", "256", CODE_8_BIT, "fp32"),
+        ]
+    else:
+        parts.append(("scales", scale, blocks, "fp32"))
+    parts.append(("table of 4 bits", "16", CODE_4_BIT, "fp32"))
+    for name, symbol, size, dtype in parts:
+        axes = ((symbol, size),)
+        yield Held(held.module, f"{held.tensor} {name}", axes, held.count, held.where, dtype, trains=False)
+
+
+def all_parameters(spec: Spec) -> int:
+    """nn.Parameters of a run: the model's, a quantised matrix counted as what it stands for, and those beside it."""
+    return count_parameters(spec.model) + _beside(spec)
+
+
+def trainable_parameters(spec: Spec) -> int:
+    """Those of them that get a gradient."""
+    if adapters_of(spec) is None:
+        return count_parameters(spec.model) - frozen_parameters(spec.model)
+    return _beside(spec)
+
+
+def _beside(spec: Spec) -> int:
+    adapters = adapters_of(spec)
+    if adapters is None:
+        return 0
+    table = parameter_table(layout(spec.model, spec.training.implementation, adapted=True))
+    rows = with_adapters(map(_held, table), adapters, base_dtype(spec.training))
+    return sum(row.count * row.elements for row in rows if row.trains)
+
+
+def _held(row: Parameter) -> Held:
+    return Held(row.module, row.tensor, row.shape, row.count, row.where)

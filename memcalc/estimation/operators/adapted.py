@@ -1,0 +1,88 @@
+"""Linear layers of a frozen base: in 4 bits, and with an adapter beside them."""
+
+from __future__ import annotations
+
+from memcalc.estimation import workspaces
+from memcalc.estimation.operators.elementwise import Elementwise
+from memcalc.estimation.operators.linear import Linear
+from memcalc.estimation.tape import NEW, Node, Shape, Tensor
+
+PEFT = "PEFT 0.21 tuners/lora/layer.py"
+BITSANDBYTES = "bitsandbytes 0.50 autograd/_functions.py, MatMul4Bit"
+
+
+class Adapted(Linear, Elementwise):
+    """Linear layers as QLoRA and PEFT replace them; where nothing is frozen, torch's own."""
+
+    def linear(
+        self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, row: bool = False, tied: bool = False
+    ) -> Tensor:
+        """See `Linear.linear`; then the adapter's x A^T B^T, scaled and added."""
+        adapters = self.adapters
+        if adapters is None:
+            return super().linear(x, module, weight, out, bias=bias, row=row, tied=tied)
+        if adapters.holds_in_4_bits(module):
+            base = self._quantised(x, module, weight, out)
+        else:
+            # A frozen table and its head share a weight that gets no gradient at all.
+            base = super().linear(x, module, weight, out, bias=bias, row=row, tied=tied and self.trains(module))
+        if module.rpartition(".")[2] not in adapters.targets:
+            return base
+        return self._adapter(x, base, module, weight, out)
+
+    def _quantised(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+        """The matrix is made whole in the compute dtype, in forward and again in backward. Keeps no activation."""
+        adapters, tape = self.adapters, self.tape
+        assert adapters is not None
+        assert adapters.quantised is not None
+        given = x.dtype
+        x = self.cast(x, self.compute, f"{module} input in {self.compute}")
+        whole = tape.store(f"{module}.weight dequantised", weight, self.compute, BITSANDBYTES)
+        temporaries = [whole]
+        if adapters.quantised.nested:
+            rule = workspaces.named(scales, weight=weight, block_size=adapters.quantised.block_size)
+            temporaries.append(tape.store(f"{module}.weight scales in fp32", (), "uint8", BITSANDBYTES, rule=rule))
+        y = tape.new(f"{module} output", out, self.compute, BITSANDBYTES)
+        held = tuple(temporaries)
+        node = Node(module, (x,), (y,), (), (NEW,), forward_temporaries=held, backward_temporaries=held)
+        tape.record(node)
+        return self.cast(y, given, f"{module} output in {given}")
+
+    def _adapter(self, x: Tensor, base: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+        """result + B(A(dropout(x))) * scaling, in the adapter's dtype unless autocast says otherwise."""
+        adapters, tape = self.adapters, self.tape
+        assert adapters is not None
+        quantised = adapters.holds_in_4_bits(module)
+        dtype = base.dtype
+        if quantised:
+            base = self.copy(base, f"{module} output, cloned", out)  # tuners/lora/bnb.py
+        into = x
+        if not (quantised and self.autocast):
+            into = self.cast(x, adapters.dtype, f"{module} input for the adapter")
+        dropped = self.dropout(into, f"{module} adapter dropout", adapters.dropout)
+        low = self._matrix(dropped, f"{module}.lora_A", ("r", weight[1]), (*x.shape[:2], "r"))
+        high = self._matrix(low, f"{module}.lora_B", (weight[0], "r"), out)
+        scaled = self.scale(high, f"{module} adapter output")
+        if quantised and not self.autocast:
+            scaled = self.cast(scaled, dtype, f"{module} adapter output in {dtype}")
+        total = self.add(base, scaled, f"{module} with adapter")
+        tape.still_named(into)
+        return total if quantised else self.cast(total, dtype, f"{module} with adapter in {dtype}")
+
+    def _matrix(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+        """One of the adapter's two matrices, which train in a dtype of their own."""
+        adapters, frozen = self.adapters, self.parameters
+        assert adapters is not None
+        self.adapters, self.parameters = None, adapters.dtype
+        try:
+            return super().linear(x, module, weight, out, bias=False)
+        finally:
+            self.adapters, self.parameters = adapters, frozen
+
+
+def scales(values: workspaces.Values, weight: Shape, block_size: int) -> int:
+    """4·(n/block), rounded up: the scales that were 8 bits, in fp32
+
+    bitsandbytes 0.50 functional.py, dequantize_4bit.
+    """
+    return 4 * workspaces.ceil_div(workspaces.product(values, weight), block_size)

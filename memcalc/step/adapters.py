@@ -1,0 +1,79 @@
+"""LoRA by PEFT, on the reference decoder and on transformers' classes alike."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from memcalc.errors import Unavailable
+from memcalc.spec.finetuning import LoraSpec, adapted_modules
+from memcalc.spec.spec import Spec
+
+# What transformers' classes call the layers that the table of parameters names; the others have the same names.
+FAMILY_NAMES = {
+    "gpt2": {
+        "qkv_proj": "attn.c_attn",
+        "o_proj": "attn.c_proj",
+        "up_proj": "mlp.c_fc",
+        "down_proj": "mlp.c_proj",
+        "embed_tokens": "wte",
+    },
+    "codegen": {"o_proj": "out_proj", "up_proj": "fc_in", "down_proj": "fc_out", "embed_tokens": "wte"},
+}
+
+
+def module_name(spec: Spec, name: str) -> str:
+    """The end of the path of a layer in the modules that run."""
+    family = spec.model.architecture if spec.training.implementation == "huggingface" else None
+    return FAMILY_NAMES.get(family or "", {}).get(name, name)
+
+
+def linear_layers(module: nn.Module, spec: Spec, names: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
+    """The linear layers that the table of parameters calls so, with their paths; stacked experts are none."""
+    ends = tuple(f".{module_name(spec, name)}" for name in names)
+    for path, part in module.named_modules():
+        weight = getattr(part, "weight", None)
+        if f".{path}".endswith(ends) and isinstance(weight, Tensor) and weight.dim() == len(("out", "in")):
+            yield path, part
+
+
+def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:
+    """The module wrapped by PEFT: everything is frozen but the adapters and the modules to save.
+
+    Raises:
+        Unavailable: PEFT is not installed.
+    """
+    lora = spec.training.lora
+    assert lora is not None
+    if importlib.util.find_spec("peft") is None:
+        raise Unavailable("finetune = lora runs PEFT's adapters: pip install 'llm-memcalc[peft]'")
+    peft: Any = importlib.import_module("peft")
+    targets = adapted_modules(lora, spec.model, spec.training.implementation)
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=[path for path, _ in linear_layers(module, spec, targets)],
+        modules_to_save=[module_name(spec, name) for name in lora.modules_to_save] or None,
+        fan_in_fan_out=spec.training.implementation == "huggingface" and spec.model.architecture == "gpt2",
+    )
+    wrapped: nn.Module = peft.get_peft_model(module, config, autocast_adapter_dtype=lora.adapter_dtype == "fp32")
+    _settle_input_gradient(module, spec, lora)
+    return wrapped
+
+
+def _settle_input_gradient(module: nn.Module, spec: Spec, lora: LoraSpec) -> None:
+    """Let the embedding's output need a gradient or not, whatever PEFT has decided by itself."""
+    name = module_name(spec, "embed_tokens")
+    embedding = next(part for path, part in module.named_modules() if path.rpartition(".")[2] == name)
+    embedding._forward_hooks.clear()  # noqa: SLF001 -- PEFT adds its hook twice, and forgets the first handle
+    if lora.input_require_grads:
+        embedding.register_forward_hook(_needs_gradient)
+
+
+def _needs_gradient(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+    output.requires_grad_()

@@ -1,0 +1,98 @@
+"""A model whose matrices bitsandbytes holds in 4 bits, made as transformers loads one: matrix by matrix."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memcalc.errors import Unavailable
+from memcalc.spec.finetuning import adaptable_modules
+from memcalc.spec.spec import Spec
+from memcalc.step.adapters import linear_layers
+from memcalc.step.dtypes import compute_dtype
+
+
+def quantise(module: nn.Module, spec: Spec, device: torch.device) -> None:
+    """Give a module that lies on the meta device its weights on a real one: linear layers in 4 bits, the rest whole.
+
+    Each matrix exists in 16 bits for the moment in which it is quantised.
+
+    Raises:
+        Unavailable: bitsandbytes is not installed.
+    """
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise Unavailable("finetune = qlora runs bitsandbytes' 4-bit matrices: pip install 'llm-memcalc[peft]'")
+    qlora = spec.training.qlora
+    assert qlora is not None
+    names = [*adaptable_modules(spec.model, spec.training.implementation)]
+    names += ["lm_head"] if qlora.quantize_lm_head and not spec.model.tie_word_embeddings else []
+    kept = () if spec.training.lora is None else spec.training.lora.modules_to_save
+    chosen = dict(linear_layers(module, spec, [name for name in names if name not in kept]))
+    made: dict[Tensor, nn.Parameter] = {}
+    for path, part in list(module.named_modules()):
+        if path in chosen:
+            _replace(module, path, _in_4_bits(part, spec, device))
+        else:
+            _materialise(part, device, made)
+    module.is_loaded_in_4bit = True  # type: ignore[assignment] # PEFT chooses its 4-bit adapters by it
+
+
+def quantised_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """What quantised matrices hold beside themselves: scales and tables."""
+    for parameter in module.parameters():
+        state = getattr(parameter, "quant_state", None)
+        while state is not None:
+            yield from (value for value in vars(state).values() if isinstance(value, Tensor))
+            state = state.state2
+
+
+def elements(parameter: nn.Parameter) -> int:
+    """Elements of a parameter; of a quantised one those that it stands for."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else int(torch.Size(state.shape).numel())
+
+
+def _in_4_bits(part: nn.Module, spec: Spec, device: torch.device) -> nn.Module:
+    bitsandbytes: Any = importlib.import_module("bitsandbytes")
+    qlora = spec.training.qlora
+    assert qlora is not None
+    weight = part.weight
+    assert isinstance(weight, Tensor)
+    # transformers' Conv1D (GPT-2) holds its weight as [in, out], and is replaced by a linear layer.
+    outputs, inputs = weight.shape if isinstance(part, nn.Linear) else reversed(weight.shape)
+    linear: nn.Module = bitsandbytes.nn.Linear4bit(
+        inputs, outputs, bias=part.bias is not None, compute_dtype=compute_dtype(spec.training), device="meta"
+    )
+    whole = torch.empty(outputs, inputs, dtype=weight.dtype, device=device).normal_(std=0.02)
+    linear.weight = bitsandbytes.nn.Params4bit(
+        whole,
+        requires_grad=False,
+        quant_type=qlora.quantization,
+        compress_statistics=qlora.double_quantization,
+        blocksize=qlora.block_size,
+        module=linear,
+    ).to(device)
+    if part.bias is not None:
+        linear.bias = nn.Parameter(torch.zeros(outputs, dtype=weight.dtype, device=device))
+    return linear
+
+
+def _materialise(part: nn.Module, device: torch.device, made: dict[Tensor, nn.Parameter]) -> None:
+    """Random weights and empty buffers in place of those on the meta device; tied ones stay tied."""
+    for name, parameter in part.named_parameters(recurse=False):
+        if parameter.is_meta and parameter not in made:
+            made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device).normal_(std=0.02))
+        setattr(part, name, made.get(parameter, parameter))
+    for name, buffer in part.named_buffers(recurse=False):
+        if buffer.is_meta:
+            setattr(part, name, torch.zeros_like(buffer, device=device))
+
+
+def _replace(module: nn.Module, path: str, new: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(module.get_submodule(parent), name, new)
