@@ -104,6 +104,11 @@ class Shelf:
         """The position of the smallest free block of at least `size` bytes; the number of blocks where none is."""
         return bisect_left(self.keys, size << SIZE_SHIFT)
 
+    def take(self, size: int) -> Block | None:
+        """The smallest free block of at least `size` bytes, taken out; None where none is."""
+        at = self.at_least(size)
+        return self.blocks.pop(self.keys.pop(at)) if at < len(self.keys) else None
+
     def add_unmapped(self, block: Block) -> None:
         """Puts a block among the unmapped ones."""
         block.state = UNMAPPED

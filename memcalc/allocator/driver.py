@@ -1,17 +1,17 @@
 """The CUDA driver's side: a device of a certain capacity, addresses, and what is free.
 
-A model: physical memory is counted in granules of 2 MiB, and addresses are given first-fit in an empty address space,
-freed ranges again. PyTorch's counters do not depend on the addresses; which of two equal blocks is reused may.
+A model: physical memory is counted in granules of 2 MiB, which ranges smaller than one share, and addresses are given
+first-fit in an empty address space, freed ranges again. PyTorch's counters do not depend on the addresses; which of two
+equal blocks is reused may.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from itertools import pairwise
-
+from memcalc.allocator.holes import Holes
 from memcalc.allocator.sizes import MIB, multiple
 
 GRANULE = 2 * MIB  # cuMemGetAllocationGranularity on all cards so far
+SMALL_ALIGNMENT = 512  # of cudaMalloc's addresses; small ranges lie side by side in a granule
 FIRST_ADDRESS = 2**46  # about where CUDA's begin; any multiple of a granule but 0 would do
 FIRST_RESERVED = 2**56  # address space for expandable segments, apart from the rest
 ADDRESS_BITS = 60  # no address needs more
@@ -28,35 +28,40 @@ class Driver:
 
     def __init__(self, capacity: int | None = None, used: int = 0) -> None:
         self.capacity = UNKNOWN_CAPACITY if capacity is None else capacity
-        self.free_bytes = self.capacity - used
-        self._holes: list[tuple[int, int]] = [
-            (FIRST_ADDRESS, FIRST_RESERVED)
-        ]  # (begin, end), by address, never adjacent
+        self.free_bytes = self.least_free_bytes = self.capacity - used
+        self._holes = Holes(FIRST_ADDRESS, FIRST_RESERVED)
+        self._shared: dict[int, Holes] = {}  # granules that several small ranges lie in, by address
         self._reserved_end = FIRST_RESERVED
 
     def malloc(self, size: int) -> int | None:
-        """The address of `size` new bytes; None when the device has not that much left."""
-        size = multiple(size, GRANULE)
-        if size > self.free_bytes:
+        """The address of `size` new bytes; None when the device has not that much left.
+
+        What is smaller than a granule shares one with others of its kind.
+        """
+        if size >= GRANULE:
+            return self._take(multiple(size, GRANULE))
+        size = multiple(size, SMALL_ALIGNMENT)
+        for holes in self._shared.values():
+            address = holes.take(size)
+            if address is not None:
+                return address
+        granule = self._take(GRANULE)
+        if granule is None:
             return None
-        at = next(i for i, (begin, end) in enumerate(self._holes) if end - begin >= size)
-        begin, end = self._holes[at]
-        self._holes[at : at + 1] = [(begin + size, end)] if begin + size < end else []
-        self.free_bytes -= size
-        return begin
+        self._shared[granule] = holes = Holes(granule, granule + GRANULE)
+        return holes.take(size)
 
     def free(self, address: int, size: int) -> None:
         """Takes a range back."""
-        size = multiple(size, GRANULE)
-        self.free_bytes += size
-        at = bisect_left(self._holes, (address, 0))
-        begin, end = address, address + size
-        if at < len(self._holes) and self._holes[at][0] == end:
-            end = self._holes.pop(at)[1]
-        if at and self._holes[at - 1][1] == begin:
-            at -= 1
-            begin = self._holes.pop(at)[0]
-        self._holes.insert(at, (begin, end))
+        granule = address // GRANULE * GRANULE
+        if size >= GRANULE:
+            self._put(address, multiple(size, GRANULE))
+            return
+        holes = self._shared[granule]
+        holes.put(address, multiple(size, SMALL_ALIGNMENT))
+        if holes.is_whole:
+            del self._shared[granule]
+            self._put(granule, GRANULE)
 
     def reserve_addresses(self, size: int) -> int:
         """The address of a new range of `size` bytes without memory behind it; ranges are never used again."""
@@ -69,7 +74,7 @@ class Driver:
         size = pages * multiple(page, GRANULE)
         if size > self.free_bytes:
             return False
-        self.free_bytes -= size
+        self._use(size)
         return True
 
     def unmap_pages(self, pages: int, page: int) -> None:
@@ -77,5 +82,20 @@ class Driver:
         self.free_bytes += pages * multiple(page, GRANULE)
 
     def check(self) -> None:
-        """States the invariant of the holes: sorted, apart."""
-        assert all(left[1] < right[0] for left, right in pairwise(self._holes))
+        """States the invariant of the free ranges."""
+        for holes in (self._holes, *self._shared.values()):
+            holes.check()
+
+    def _take(self, size: int) -> int | None:
+        if size > self.free_bytes:
+            return None
+        self._use(size)
+        return self._holes.take(size)
+
+    def _put(self, address: int, size: int) -> None:
+        self.free_bytes += size
+        self._holes.put(address, size)
+
+    def _use(self, size: int) -> None:
+        self.free_bytes -= size
+        self.least_free_bytes = min(self.least_free_bytes, self.free_bytes)

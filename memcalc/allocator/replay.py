@@ -1,12 +1,14 @@
-"""A stream of events through the allocator: what is reserved, how fragmented, and where the run would die."""
+"""A stream of events through an allocator: what is reserved, how fragmented, and where the run would die."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
+from memcalc.allocator.base import BlockAllocator
 from memcalc.allocator.blocks import Block
-from memcalc.allocator.driver import Driver
+from memcalc.allocator.paddle.collection import transformed
+from memcalc.allocator.policies import Device, Made, make
 from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.settings import Settings, parse_settings
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, Version, parse_version
@@ -19,34 +21,48 @@ from memcalc.events.timeline import out_of_order
 def replay(
     events: Iterable[Event],
     config: Settings | str = "",
-    version: Version | str = DEFAULT_VERSION,
+    version: Version | str | None = None,
     capacity: int | None = None,
     *,
+    policy: str = "pytorch",
     memory_fraction: float | None = None,
     used: int = 0,
+    capability_major: int | None = None,
+    samples: int = 0,
 ) -> ReplayResult:
-    """Runs a stream of events through PyTorch's caching allocator.
+    """Runs a stream of events through an allocator.
 
     A freed storage that other streams use is free again at its FREE_COMPLETED event; where the stream of events tells
     none, at the next allocation. Requests of 0 bytes allocate nothing.
 
     Args:
         events: in order; each storage's life from its alloc on.
-        config: as PYTORCH_CUDA_ALLOC_CONF.
-        version: the release of PyTorch whose rules hold.
+        config: the settings as the framework takes them (PyTorch: as PYTORCH_CUDA_ALLOC_CONF), or PyTorch's as parsed.
+        version: the release whose rules hold; None for the newest one known.
         capacity: bytes of the device; None for one that never runs out.
+        policy: the allocator, by its name in `memcalc.allocator.policies.POLICIES`.
         memory_fraction: as in torch.cuda.set_per_process_memory_fraction, for a `config` that is text.
         used: bytes of the device that are gone from the start (context, other processes).
+        capability_major: the device's compute capability, its first number; TensorFlow's reserve depends on it.
+        samples: about how many moments to keep along the way, evenly spaced by events.
 
     Raises:
-        InputError: for a config that the version refuses, or events that cannot follow each other.
+        InputError: for settings that the framework refuses, or events that cannot follow each other.
     """
-    version, config = rules(config, version, memory_fraction)
-    return run_through(events, CachingAllocator(config, version, Driver(capacity, used)))
+    device = Device(capacity=capacity, used=used, capability_major=capability_major)
+    events = events if isinstance(events, Sequence) else tuple(events)
+    if isinstance(config, Settings):
+        release, config = rules(config, version or DEFAULT_VERSION, memory_fraction)
+        made = Made(CachingAllocator(config, release, device.driver()), config.notes)
+    else:
+        made = make(policy, config, None if version is None else str(version), device, memory_fraction)
+    if made.paddle is not None:
+        events = transformed(events, made.paddle)
+    return run(events, made.allocator, made.notes, samples=samples)
 
 
 def rules(config: Settings | str, version: Version | str, memory_fraction: float | None) -> tuple[Version, Settings]:
-    """The release and the settings that `replay` was asked for."""
+    """The release of PyTorch and the settings that were asked for."""
     if isinstance(version, str):
         version = parse_version(version)
     if isinstance(config, str):
@@ -54,27 +70,57 @@ def rules(config: Settings | str, version: Version | str, memory_fraction: float
     return version, config
 
 
-def run_through(
-    events: Iterable[Event], allocator: CachingAllocator, after_each: Callable[[], None] | None = None
+def run(
+    events: Sequence[Event],
+    allocator: BlockAllocator,
+    notes: tuple[str, ...] = (),
+    *,
+    samples: int = 0,
+    until: int | None = None,
+    after_each: Callable[[], None] | None = None,
 ) -> ReplayResult:
-    """Runs a stream of events through an allocator, and calls `after_each` after each of them but a fatal one."""
-    events = events if isinstance(events, Sequence) else tuple(events)
-    peak, failed = _run(events, allocator, after_each)
-    peaks = allocator.counters.peaks
+    """Runs a stream of events through an allocator that nothing was asked of yet; see `replay`.
+
+    Args:
+        events: in order.
+        allocator: what serves them.
+        notes: settings without effect, for the result.
+        samples: about how many moments to keep along the way.
+        until: the position of the last event to run; None for all.
+        after_each: called after each event but a fatal one.
+    """
+    count = len(events) if until is None else min(until + 1, len(events))
+    driver = allocator.device.driver
+    unused = driver.free_bytes
+    feeding = _Feeding(allocator, events, after_each)
+    stride = max(1, count // samples) if samples else max(1, count)
+    series = []
+    for begin in range(0, count, stride):
+        feeding.feed(begin, min(begin + stride, count))
+        if feeding.failure:
+            break
+        if samples:
+            series.append(moment(min(begin + stride, count) - 1, allocator))
+    counters, failure = allocator.counters, feeding.failure
     return ReplayResult(
-        peak_allocated=peaks.allocated,
-        peak_active=max(peaks.active_bytes, peaks.allocated),
-        peak_reserved=allocator.counters.reserved.peak,
-        peak=peak,
-        end=moment(failed.event - 1 if failed else len(events) - 1, allocator),
-        failure=failed,
+        peak_allocated=counters.peaks.allocated,
+        peak_active=max(counters.peaks.active_bytes, counters.peaks.allocated),
+        peak_reserved=counters.reserved.peak,
+        peak_device=unused - driver.least_free_bytes,
+        peak=feeding.peak,
+        widest=feeding.widest,
+        end=moment(failure.event - 1 if failure else count - 1, allocator),
+        failure=failure,
+        device_allocations=counters.num_device_alloc,
+        device_frees=counters.num_device_free,
         statistics=allocator.statistics(),
         segments=allocator.segments(),
-        notes=allocator.settings.notes,
+        notes=notes,
+        series=tuple(series),
     )
 
 
-def moment(event: int, allocator: CachingAllocator) -> Moment:
+def moment(event: int, allocator: BlockAllocator) -> Moment:
     """The counters as they are."""
     counters = allocator.counters
     return Moment(
@@ -87,51 +133,70 @@ def moment(event: int, allocator: CachingAllocator) -> Moment:
     )
 
 
-def _run(
-    events: Sequence[Event], allocator: CachingAllocator, after_each: Callable[[], None] | None
-) -> tuple[Moment, Failure | None]:
-    """Feeds the events until the last one or the one that the device has no memory for.
+class _Feeding:
+    """Events on their way into an allocator, until the last one or the one that the device has no memory for."""
 
-    Returns:
-        the moment of the peak, and the failure.
-    """
-    alloc, free = Kind.ALLOC, Kind.FREE
-    malloc, give_back, peaks = allocator.malloc, allocator.free, allocator.counters.peaks
-    delayed = _completed_later(events)
-    blocks: dict[int, Block | None] = {}
-    waiting: dict[int, Block] = {}
-    highest, peak = 0, Moment(-1)
-    for index, (kind, storage, size, stream, *_) in enumerate(events):
-        if kind is alloc:
-            if storage in blocks:
-                raise out_of_order(index, events[index], "allocates", "already alive")
-            try:
-                blocks[storage] = malloc(size, stream) if size else None
-            except OutOfMemory as error:
-                return peak, Failure(index, str(error))
-            if peaks.allocated > highest:
-                highest = peaks.allocated
-                peak = moment(index, allocator)
-        elif kind is free:
-            if storage not in blocks:
-                raise out_of_order(index, events[index], "frees", "not alive")
-            block = blocks.pop(storage)
-            if block is not None and index in delayed:
-                allocator.free_until_completed(block)
-                waiting[storage] = block
-            elif block is not None:
-                give_back(block)
-        else:
-            failed = _other(index, events[index], allocator, blocks, waiting)
-            if failed:
-                return peak, failed
-        if after_each is not None:
-            after_each()
-    return peak, None
+    def __init__(
+        self, allocator: BlockAllocator, events: Sequence[Event], after_each: Callable[[], None] | None
+    ) -> None:
+        self.failure: Failure | None = None
+        self.peak = Moment(-1)
+        self.widest = Moment(-1)
+        self._allocator = allocator
+        self._events = events
+        self._after_each = after_each
+        self._delayed = _completed_later(events)
+        self._blocks: dict[int, Block | None] = {}
+        self._waiting: dict[int, Block] = {}
+
+    def feed(self, begin: int, end: int) -> None:
+        """The events from `begin` to `end`, which is not included. Written out: it runs once for each event."""
+        alloc, free = Kind.ALLOC, Kind.FREE
+        events, allocator, blocks, delayed = self._events, self._allocator, self._blocks, self._delayed
+        malloc, give_back, peaks = allocator.malloc, allocator.free, allocator.counters.peaks
+        reserved, after_each = allocator.counters.reserved, self._after_each
+        highest, widest = self.peak.allocated, self.widest.reserved
+        whole = begin == 0 and end == len(events)
+        for index, (kind, storage, size, stream, *_) in enumerate(events if whole else events[begin:end], begin):
+            if kind is alloc:
+                if storage in blocks:
+                    raise out_of_order(index, events[index], "allocates", "already alive")
+                try:
+                    blocks[storage] = malloc(size, stream) if size else None
+                except OutOfMemory as error:
+                    self.failure = Failure(index, str(error))
+                    return
+                if peaks.allocated > highest or reserved.peak > widest:
+                    highest, widest = self._note_peaks(index, highest, widest)
+            elif kind is free:
+                if storage not in blocks:
+                    raise out_of_order(index, events[index], "frees", "not alive")
+                block = blocks.pop(storage)
+                if block is not None and index in delayed:
+                    allocator.free_until_completed(block)
+                    self._waiting[storage] = block
+                elif block is not None:
+                    give_back(block)
+            else:
+                self.failure = _other(index, events[index], allocator, blocks, self._waiting)
+                if self.failure:
+                    return
+            if after_each is not None:
+                after_each()
+
+    def _note_peaks(self, index: int, highest: int, widest: int) -> tuple[int, int]:
+        """Keeps the moment where allocated or reserved memory is higher than before; returns the new peaks."""
+        counters = self._allocator.counters
+        now = moment(index, self._allocator)
+        if counters.peaks.allocated > highest:
+            self.peak = now
+        if counters.reserved.peak > widest:
+            self.widest = now
+        return counters.peaks.allocated, counters.reserved.peak
 
 
 def _other(
-    index: int, event: Event, allocator: CachingAllocator, blocks: dict[int, Block | None], waiting: dict[int, Block]
+    index: int, event: Event, allocator: BlockAllocator, blocks: dict[int, Block | None], waiting: dict[int, Block]
 ) -> Failure | None:
     """One of the rarer events.
 

@@ -34,7 +34,7 @@ class Failure:
     """Where a run dies."""
 
     event: int  # its position in the stream
-    message: str  # as PyTorch prints it
+    message: str  # as the framework prints it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,17 @@ class ReplayResult:
     peak_allocated: int
     peak_active: int
     peak_reserved: int
+    peak_device: int  # of the device's own memory, in its granules, what was used from the start not included
     peak: Moment  # after the event that took allocated memory to its peak, the first time
+    widest: Moment  # the same for reserved memory
     end: Moment  # after the last event, or the one before the failure
     failure: Failure | None
-    statistics: dict[str, int]  # torch.cuda.memory_stats at the end
+    device_allocations: int  # calls that fetched memory from the driver
+    device_frees: int  # and that gave some back
+    statistics: dict[str, int]  # under the framework's names, at the end
     segments: tuple[SegmentView, ...]  # what is held at the end
-    notes: tuple[str, ...]  # settings without effect
+    notes: tuple[str, ...] = ()  # settings without effect
+    series: tuple[Moment, ...] = ()  # moments along the way, when they were asked for
 
     @property
     def fits(self) -> bool:

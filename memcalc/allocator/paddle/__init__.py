@@ -1,0 +1,1 @@
+"""PaddlePaddle's allocators, and its garbage collection and in-place strategies."""

@@ -15,7 +15,7 @@ from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.rounding import block_size
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, Version
-from memcalc.allocator.replay import rules, run_through
+from memcalc.allocator.replay import rules, run
 from memcalc.allocator.result import ReplayResult
 from memcalc.errors import OutOfMemory
 from memcalc.events.event import Event
@@ -118,7 +118,7 @@ def history(
         if done % EVERY == 0 or done == len(events):
             progress("allocator", done, len(events))
 
-    result = run_through(events, allocator, after_each)
+    result = run(events, allocator, config.notes, after_each=after_each)
     return History(
         events,
         result,

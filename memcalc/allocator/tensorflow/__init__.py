@@ -1,0 +1,1 @@
+"""TensorFlow's and JAX's best-fit allocator with coalescing (BFC)."""

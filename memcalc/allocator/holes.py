@@ -1,0 +1,42 @@
+"""Free ranges of addresses, handed out first-fit."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import pairwise
+
+
+class Holes:
+    """The free ranges of an address space, by address, never adjacent."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self._whole = (begin, end)
+        self._holes = [self._whole]
+
+    def take(self, size: int) -> int | None:
+        """The lowest address with `size` free bytes behind it, which are free no more; None where there is none."""
+        for at, (begin, end) in enumerate(self._holes):
+            if end - begin >= size:
+                self._holes[at : at + 1] = [(begin + size, end)] if begin + size < end else []
+                return begin
+        return None
+
+    def put(self, address: int, size: int) -> None:
+        """Takes a range back."""
+        begin, end = address, address + size
+        at = bisect_left(self._holes, (begin, 0))
+        if at < len(self._holes) and self._holes[at][0] == end:
+            end = self._holes.pop(at)[1]
+        if at and self._holes[at - 1][1] == begin:
+            at -= 1
+            begin = self._holes.pop(at)[0]
+        self._holes.insert(at, (begin, end))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is taken."""
+        return self._holes == [self._whole]
+
+    def check(self) -> None:
+        """States the invariant: sorted, apart."""
+        assert all(left[1] < right[0] for left, right in pairwise(self._holes))

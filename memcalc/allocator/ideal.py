@@ -1,0 +1,125 @@
+"""A lower bound for every allocator: what is alive, packed without gaps, and given back at once.
+
+It is what a pool that could move memory would need; cudaMallocAsync, which maps and unmaps memory of the driver behind
+the addresses, comes near it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.allocator import flags
+from memcalc.allocator.base import BlockAllocator
+from memcalc.allocator.blocks import FREE, IN_USE, Block, Segment
+from memcalc.allocator.counters import Counters
+from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.driver import FIRST_ADDRESS, GRANULE, Driver
+from memcalc.allocator.policy import BlockView, SegmentView
+from memcalc.allocator.pools import Pool
+from memcalc.allocator.sizes import multiple
+from memcalc.errors import OutOfMemory
+from memcalc.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How fine the packing is, in bytes."""
+
+    alignment: int = 512  # of every block: PyTorch's kMinBlockSize; Paddle and TensorFlow align to 256
+    granularity: int = GRANULE  # of what is held of the device
+
+
+def parse_settings(text: str) -> Settings:
+    """Reads "alignment=256,granularity=512".
+
+    Raises:
+        InputError: for anything else, and for sizes that are no powers of two.
+    """
+    known = {"alignment": flags.size_in_bytes, "granularity": flags.size_in_bytes}
+    return Settings(**flags.read_flags(text, known, "the ideal allocator"))
+
+
+class IdealAllocator(BlockAllocator):
+    """Perfect packing on one device.
+
+    Args:
+        settings: how fine it is.
+        driver: the device; without one, a device that never runs out.
+    """
+
+    def __init__(self, settings: Settings | None = None, driver: Driver | None = None) -> None:
+        self.settings = settings or Settings()
+        self.driver = driver or Driver()
+        super().__init__(DeviceMemory(self.driver, Counters(counts_rejections=False)))
+        self._shelf = Pool(self.counters.large, small=False, by_address=True).shelf(0)
+        self._segment = Segment(FIRST_ADDRESS, 0, self._shelf, 1)
+        self._living: dict[Block, None] = {}
+        self._size = 0  # bytes of what is alive
+
+    def malloc(self, size: int, stream: int = 0) -> Block:  # noqa: ARG002 - one pool for all streams
+        """Room for `size` bytes, wherever.
+
+        Raises:
+            OutOfMemory: when what is alive is more than the device has.
+        """
+        if self.uses.waiting:
+            self.uses.process()
+        rounded = multiple(size, self.settings.alignment)
+        if not self._hold(self._size + rounded):
+            self.counters.num_ooms += 1
+            raise OutOfMemory(
+                f"Even perfect packing cannot hold {format_bytes(self._size + rounded)} on a device of "
+                f"{format_bytes(self.driver.capacity)}."
+            )
+        block = Block(FIRST_ADDRESS, rounded, self._segment, self._shelf, 0, IN_USE)
+        self._living[block] = None
+        self._hand_out(block, size)
+        return block
+
+    def empty_cache(self) -> None:
+        """Waits for other streams; there is no cache."""
+        self.uses.synchronize()
+
+    def statistics(self) -> dict[str, int]:
+        """Current and highest bytes."""
+        counters = self.counters
+        return {
+            "allocated_bytes": counters.allocated_bytes,
+            "peak_allocated_bytes": counters.peaks.allocated,
+            "peak_reserved_bytes": counters.reserved.peak,
+            "reserved_bytes": counters.reserved_bytes,
+        }
+
+    def segments(self) -> tuple[SegmentView, ...]:
+        """One segment with all blocks side by side, as they would lie if they could be moved."""
+        if not self._living:
+            return ()
+        blocks, address = [], FIRST_ADDRESS
+        for block in self._living:
+            state = "active_allocated" if block.state == IN_USE else "active_pending_free"
+            blocks.append(BlockView(address, block.size, block.requested, state))  # type: ignore[arg-type]
+            address += block.size
+        counters, held = self.counters, self.device.reserved
+        if held > self._size:
+            blocks.append(BlockView(address, held - self._size, 0, "inactive"))
+        figures = (counters.allocated_bytes, counters.active_bytes, counters.requested_bytes)
+        return (SegmentView(FIRST_ADDRESS, held, *figures, 0, "large", 0, False, tuple(blocks)),)
+
+    def _free(self, block: Block) -> None:
+        del self._living[block]
+        self.counters.large.requested_now -= block.requested
+        block.state = FREE
+        assert self._hold(self._size - block.size)
+
+    def _hold(self, size: int) -> bool:
+        """Makes what is held as large as `size` bytes need; False when the device has not that much."""
+        held, before = multiple(size, self.settings.granularity), self.device.reserved
+        pages = (multiple(held, GRANULE) - multiple(before, GRANULE)) // GRANULE
+        if pages > 0 and not self.driver.map_pages(pages, GRANULE):
+            return False
+        if pages < 0:
+            self.driver.unmap_pages(-pages, GRANULE)
+        if held != before:
+            self.device.changed(self._shelf, FIRST_ADDRESS, held - before, segments=0)
+        self._size = size
+        return True

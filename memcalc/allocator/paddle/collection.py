@@ -1,0 +1,192 @@
+"""Paddle's garbage collector and in-place reuse, as changes of a stream of events.
+
+Both are at work in static graphs, where the last use of every variable is known beforehand: what a stream frees is then
+garbage, and the collector decides when it goes back to the allocator. At the end of a step all of it does.
+
+Source: paddle/fluid/framework/garbage_collector.cc: GarbageCollector::Add;
+ir/memory_optimize_pass/eager_deletion_pass.cc: ShrinkGCVars; the operators with DECLARE_INPLACE_OP_INFERER.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from memcalc.allocator.paddle.settings import Settings
+from memcalc.events.event import Event, Kind
+
+# Operators whose output may take the buffer of an input that dies with them, by the names that a stream gives them.
+INPLACE_OPERATORS = frozenset(
+    "abs add ceil clamp cos div exp floor maximum minimum mul native_dropout neg pow reciprocal relu round rsqrt"
+    " sigmoid sin softmax _softmax sqrt sub sum_to_size tanh threshold_backward"
+    " sigmoid_backward tanh_backward _softmax_backward_data".split()
+)
+
+
+def transformed(events: Sequence[Event], settings: Settings) -> Sequence[Event]:
+    """The events that reach the allocator under these flags; the same ones where the graph is dynamic."""
+    if not settings.static_graph:
+        return events
+    if settings.inplace:
+        events = reused(events)
+    return collected(events, settings.collection_threshold, settings.collected_fraction, fast=settings.fast_collection)
+
+
+def reused(events: Sequence[Event]) -> list[Event]:
+    """The stream with outputs in the buffers of inputs that die with their operator.
+
+    Where an element-wise operator allocates an output, and before the next allocation something of the same size and
+    stream is freed that no other stream uses, the two are one buffer.
+    """
+    names: dict[int, int] = {}  # the buffer that a storage of the stream lives in
+    shared: set[int] = set()  # storages that another stream uses
+    merged: set[int] = set()  # events that fall away: the freeing of inputs whose buffer goes on
+    living: dict[int, Event] = {}
+    found = []
+    for index, event in enumerate(events):
+        if event.kind is Kind.ALLOC:
+            partner = _dying_input(events, index, living, shared)
+            living[event.storage] = event
+            if partner is not None:
+                merged.add(partner)
+                names[event.storage] = names[events[partner].storage]
+                continue
+            names[event.storage] = index
+        elif event.kind is Kind.FREE:
+            living.pop(event.storage, None)
+            shared.discard(event.storage)
+            if index in merged:
+                continue
+        elif event.kind is Kind.RECORD_STREAM:
+            shared.add(event.storage)
+        found.append(event._replace(storage=names.get(event.storage, event.storage)))
+    return found
+
+
+def _dying_input(events: Sequence[Event], index: int, living: dict[int, Event], shared: set[int]) -> int | None:
+    """The event that frees the input whose buffer the output allocated at `index` can take."""
+    output = events[index]
+    if output.operator.split(".")[-2 if output.operator.count(".") > 1 else -1] not in INPLACE_OPERATORS:
+        return None
+    for at in range(index + 1, len(events)):
+        event = events[at]
+        if event.kind is not Kind.FREE:
+            return None
+        source = living.get(event.storage)
+        if (
+            source is not None
+            and (source.bytes, source.stream) == (output.bytes, output.stream)
+            and event.storage not in shared
+            and event.storage != output.storage
+        ):
+            return at
+    return None
+
+
+def collected(events: Sequence[Event], threshold: int = 0, fraction: float = 1.0, *, fast: bool = True) -> list[Event]:
+    """The stream with its garbage freed when the collector does so.
+
+    Args:
+        events: in order; a step ends where a phase of the next one begins, or the stream.
+        threshold: bytes of garbage that are gathered before they are freed; negative: until the end of the step.
+        fraction: the share of a step's garbage, by bytes and the largest first, that the collector sees at all; the
+            rest lives to the end of the step.
+        fast: False: what is freed is there again only after the operator that is being launched has its memory, for the
+            kernels that use it are awaited.
+    """
+    return list(_Collector(threshold, fast=fast).run(events, _exempt(events, fraction)))
+
+
+def _exempt(events: Sequence[Event], fraction: float) -> set[int]:
+    """The FREE events, as positions, whose storages the collector leaves to the end of their step."""
+    if fraction >= 1:
+        return set()
+    exempt: set[int] = set()
+    sizes: dict[int, int] = {}
+    garbage: list[tuple[int, int]] = []  # (negative bytes, position of the FREE event)
+
+    def end_step() -> None:
+        total = -sum(size for size, _ in garbage)
+        wanted, seen = int(fraction * total), 0
+        for size, index in sorted(garbage):
+            if seen >= wanted:
+                exempt.add(index)
+            seen -= size
+        garbage.clear()
+
+    step = 0
+    for index, event in enumerate(events):
+        if event.kind is Kind.ALLOC:
+            sizes[event.storage] = event.bytes
+        elif event.kind is Kind.FREE:
+            garbage.append((-sizes.pop(event.storage, 0), index))
+        elif event.kind is Kind.PHASE and step_of(event.phase) != step:
+            step = step_of(event.phase)
+            end_step()
+    end_step()
+    return exempt
+
+
+def step_of(phase: str) -> int:
+    """The step that a phase belongs to: 2 for "forward_2", 0 for what comes before the steps."""
+    number = phase.rpartition("_")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+class _Collector:
+    """The garbage of one stream."""
+
+    def __init__(self, threshold: int, *, fast: bool) -> None:
+        self._threshold = threshold
+        self._fast = fast
+        self._gathered: list[Event] = []  # not freed before the threshold is reached
+        self._bytes = 0
+        self._kept: list[Event] = []  # not freed before the end of the step
+        self._launched: list[Event] = []  # freed, but their kernels still run
+
+    def run(self, events: Sequence[Event], exempt: set[int]) -> Iterator[Event]:
+        """The events, with every FREE where the collector puts it and a new number for each storage's life."""
+        lives: dict[int, tuple[int, int]] = {}  # storage -> its number in this life, bytes
+        step = 0
+        for index, event in enumerate(events):
+            if event.kind is Kind.ALLOC:
+                lives[event.storage] = (index, event.bytes)
+                yield event._replace(storage=index)
+                yield from self._landed()
+            elif event.kind is Kind.FREE:
+                life, size = lives.pop(event.storage)
+                freed = event._replace(storage=life)
+                if index in exempt or self._threshold < 0:
+                    self._kept.append(freed)
+                else:
+                    yield from self._add(freed, size)
+            elif event.kind is Kind.PHASE:
+                if step_of(event.phase) != step:
+                    step = step_of(event.phase)
+                    yield from self._end_step()
+                yield event
+            elif event.kind is Kind.FREE_COMPLETED:
+                continue  # the collector's own delay is longer
+            else:
+                life, _ = lives.get(event.storage, (event.storage, 0))
+                yield event._replace(storage=life)
+        yield from self._end_step()
+
+    def _add(self, freed: Event, size: int) -> Iterator[Event]:
+        self._gathered.append(freed)
+        self._bytes += size
+        if self._bytes >= self._threshold or self._threshold <= 1:
+            if self._fast:
+                yield from self._gathered
+            else:
+                self._launched += self._gathered
+            self._gathered, self._bytes = [], 0
+
+    def _landed(self) -> Iterator[Event]:
+        yield from self._launched
+        self._launched = []
+
+    def _end_step(self) -> Iterator[Event]:
+        yield from self._landed()
+        yield from self._gathered
+        yield from self._kept
+        self._gathered, self._bytes, self._kept = [], 0, []

@@ -1,0 +1,116 @@
+"""The allocators by name, each made from its settings as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from memcalc.allocator import ideal
+from memcalc.allocator.base import BlockAllocator
+from memcalc.allocator.driver import Driver
+from memcalc.allocator.paddle import settings as paddle
+from memcalc.allocator.paddle.auto_growth import AutoGrowthAllocator
+from memcalc.allocator.paddle.naive_best_fit import NaiveBestFitAllocator
+from memcalc.allocator.pytorch import settings as pytorch
+from memcalc.allocator.pytorch.caching import CachingAllocator
+from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, parse_version
+from memcalc.allocator.tensorflow import settings as tensorflow
+from memcalc.allocator.tensorflow.bfc import BfcAllocator
+from memcalc.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """The device that an allocator is to work on."""
+
+    capacity: int | None = None  # bytes; None for one that never runs out
+    used: int = 0  # bytes that are gone from the start: CUDA context, other processes
+    capability_major: int | None = None  # first number of the compute capability; None: not known
+
+    def driver(self) -> Driver:
+        """A driver with nothing allocated."""
+        return Driver(self.capacity, self.used)
+
+
+class Made(NamedTuple):
+    """An allocator that nothing was asked of yet."""
+
+    allocator: BlockAllocator
+    notes: tuple[str, ...] = ()  # settings without effect
+    paddle: paddle.Settings | None = None  # whose garbage collection and in-place reuse change the stream
+
+
+Maker = Callable[[str, str | None, Device, float | None], Made]
+
+
+def make(policy: str, config: str, version: str | None, device: Device, memory_fraction: float | None = None) -> Made:
+    """An allocator.
+
+    Args:
+        policy: a name in POLICIES.
+        config: its settings, as the framework takes them.
+        version: the framework's release; None for the newest one known.
+        device: what it works on.
+        memory_fraction: as in torch.cuda.set_per_process_memory_fraction; PyTorch only.
+
+    Raises:
+        InputError: for an unknown policy, or settings that it refuses.
+    """
+    if policy not in POLICIES:
+        raise InputError(f"{policy!r} is no allocator.", f"The known ones are {', '.join(POLICIES)}.")
+    if memory_fraction is not None and policy != "pytorch":
+        raise InputError(
+            f"the memory fraction is PyTorch's, and the allocator is {policy}.",
+            "Paddle's is gpu_memory_limit_mb, TensorFlow's per_process_gpu_memory_fraction.",
+        )
+    return POLICIES[policy](config, version, device, memory_fraction)
+
+
+def _pytorch(config: str, version: str | None, device: Device, memory_fraction: float | None) -> Made:
+    release = parse_version(version or DEFAULT_VERSION)
+    settings = pytorch.parse_settings(config, release, memory_fraction)
+    return Made(CachingAllocator(settings, release, device.driver()), settings.notes)
+
+
+def _auto_growth(config: str, version: str | None, device: Device, _: float | None) -> Made:
+    settings = paddle.parse_settings(config, paddle.AUTO_GROWTH, version or paddle.DEFAULT_VERSION)
+    return Made(AutoGrowthAllocator(settings, device.driver()), settings.notes, settings)
+
+
+def _naive_best_fit(config: str, version: str | None, device: Device, _: float | None) -> Made:
+    settings = paddle.parse_settings(config, paddle.NAIVE_BEST_FIT, version or paddle.DEFAULT_VERSION)
+    if device.capacity is None and settings.fraction and not (settings.initial and settings.reallocate):
+        _needs_capacity("naive_best_fit takes a share of the card's memory")
+    return Made(NaiveBestFitAllocator(settings, device.driver()), settings.notes, settings)
+
+
+def _tensorflow(config: str, version: str | None, device: Device, _: float | None) -> Made:
+    _without_version("tensorflow", version)
+    settings = tensorflow.parse_settings(config)
+    if device.capacity is None and not settings.allow_growth:
+        _needs_capacity("TensorFlow takes the card's memory at the first allocation unless allow_growth is set")
+    return Made(BfcAllocator(settings, device.driver(), device.capability_major))
+
+
+def _ideal(config: str, version: str | None, device: Device, _: float | None) -> Made:
+    _without_version("ideal", version)
+    return Made(ideal.IdealAllocator(ideal.parse_settings(config), device.driver()))
+
+
+def _needs_capacity(why: str) -> None:
+    raise InputError(f"{why}, and no card is named.", "Name one with --gpu.")
+
+
+def _without_version(policy: str, version: str | None) -> None:
+    if version is not None:
+        raise InputError(f"release {version} is named, but {policy} has the same rules in all.", "Leave it out.")
+
+
+POLICIES: dict[str, Maker] = {
+    "pytorch": _pytorch,
+    "paddle-auto-growth": _auto_growth,
+    "paddle-naive-best-fit": _naive_best_fit,
+    "tensorflow": _tensorflow,
+    "ideal": _ideal,
+}
