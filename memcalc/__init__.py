@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memcalc.api import estimate as estimate
     from memcalc.api import load as load
     from memcalc.api import measure as measure
+    from memcalc.api import oom as oom
     from memcalc.errors import InputError as InputError
     from memcalc.errors import MemcalcError as MemcalcError
     from memcalc.ledger.result import Result as Result
@@ -35,9 +36,10 @@ _HOMES = {
     "estimate": "memcalc.api",
     "load": "memcalc.api",
     "measure": "memcalc.api",
+    "oom": "memcalc.api",
 }
 
-__all__ = ["InputError", "MemcalcError", "Result", "Spec", "check", "diff", "estimate", "load", "measure"]
+__all__ = ["InputError", "MemcalcError", "Result", "Spec", "check", "diff", "estimate", "load", "measure", "oom"]
 
 
 def __getattr__(name: str) -> Any:

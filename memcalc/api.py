@@ -16,6 +16,7 @@ from memcalc.spec.spec import Spec
 if TYPE_CHECKING:
     from memcalc.checking.comparison import Comparison
     from memcalc.checking.report import CheckReport
+    from memcalc.diagnosis.diagnosis import Diagnosis
     from memcalc.ledger.result import Result
     from memcalc.measuring import Measurement
 
@@ -83,3 +84,23 @@ def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None) -> Compa
     from memcalc.checking.comparison import compare
 
     return compare(estimate(a, *overrides, gpu=gpu), estimate(b, *overrides, gpu=gpu))
+
+
+def oom(
+    log: str | Path, config: Source | None = None, *overrides: str, gpu: str | None = None, report: int = 1
+) -> Diagnosis:
+    """Why the run that wrote `log` ran out of memory, and what to try.
+
+    Args:
+        log: a path, or "-" for standard input; read as a stream, so that its size does not matter.
+        config: the run's configuration, as for `load`: the advice becomes numbers.
+        overrides: as for `load`.
+        gpu: as for `load`.
+        report: which of the log's reports to explain, from 1.
+    """
+    from memcalc.diagnosis.diagnosis import diagnose
+    from memcalc.diagnosis.streams import open_log
+
+    spec = None if config is None else load(config, *overrides, gpu=gpu)
+    with open_log(log) as (name, stream):
+        return diagnose(name, stream, spec, report)

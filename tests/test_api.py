@@ -19,6 +19,7 @@ def test_public_names() -> None:
         "estimate",
         "load",
         "measure",
+        "oom",
     ]
     assert all(getattr(memcalc, name) for name in memcalc.__all__)
     assert set(memcalc.__all__) <= set(dir(memcalc))

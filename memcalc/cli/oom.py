@@ -1,0 +1,56 @@
+"""`memcalc oom`: explain an out-of-memory message."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from memcalc.cli.options import Gpu, Set, Units, complete_config
+
+LOG_HELP = "A log of any size, plain, gzip or UTF-16; - for standard input."
+CONFIG_HELP = "The configuration of the run, as for `memcalc estimate`: advice becomes numbers."
+
+
+def command(
+    log: Annotated[str, typer.Argument(metavar="LOG", help=LOG_HELP)],
+    *,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", "-c", metavar="CONFIG", help=CONFIG_HELP, autocompletion=complete_config),
+    ] = None,
+    overrides: Set = None,
+    gpu: Gpu = None,
+    report: Annotated[
+        int, typer.Option("--report", "-r", min=1, metavar="N", help="Explain the N-th report of the log.")
+    ] = 1,
+    form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
+    units: Units = "GiB",
+) -> None:
+    """Explain an out-of-memory message.
+
+    Finds the messages of PyTorch (1.0 and later, every device), PaddlePaddle, TensorFlow and JAX in a log, and says
+    where the memory was, why the request failed, and what to try first.
+
+    With --config: what the run held at that moment, and the cheapest changes that fit.
+
+    Exit code 2: there is no such message.
+
+    Example: memcalc oom train.log --config run.yaml
+    """
+    from memcalc import api
+    from memcalc.errors import InputError
+
+    if config is None and (overrides or gpu):
+        raise InputError("--set and --gpu change a configuration.", "Name it with --config.")
+    diagnosis = api.oom(log, config, *(overrides or ()), gpu=gpu, report=report)
+    if form == "json":
+        from memcalc.cli.output import print_json
+        from memcalc.report.shortage_document import diagnosis_document
+
+        print_json(diagnosis_document(diagnosis))
+    else:
+        from memcalc.report.screen import make_screen
+        from memcalc.report.shortage import draw_diagnosis
+
+        draw_diagnosis(make_screen(), diagnosis, units)

@@ -1,0 +1,111 @@
+"""Where the device's memory was when a request failed, from the figures of one message."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.diagnosis.report import Report
+from memcalc.diagnosis.sizes import NOTHING, Printed, total
+
+
+class Account(NamedTuple):
+    """The parts of the device's memory; None where the message does not tell.
+
+    `live` + `private` + `cached` = what the allocator holds; with `outside`, `others`, `unexplained` and `free` they
+    are the capacity, as far as all are known.
+    """
+
+    asked: Printed | None
+    live: Printed | None  # in tensors
+    private: Printed | None  # cached in private pools
+    cached: Printed | None  # reserved, not allocated, and not enough of it in one piece
+    outside: Printed | None  # of this process, outside its framework's allocator
+    others: Printed | None  # of other processes that the message names
+    unexplained: Printed | None  # held on the device, but the message does not say by whom
+    free: Printed | None
+    room: Printed | None  # what the allocator could still have got: free memory, within its limit
+    own_pid: int | None  # the process listed that must be this one, seen from outside a container
+
+    @property
+    def shortfall(self) -> int | None:
+        """Bytes that were missing; negative where there seemed to be room."""
+        if self.asked is None or self.room is None:
+            return None
+        return self.asked.bytes - self.room.bytes
+
+    @property
+    def usable_if_whole(self) -> Printed | None:
+        """What a request could have had if the cache were one piece."""
+        if self.cached is None:
+            return None
+        return self.cached.plus(self.room or NOTHING)
+
+
+def account_of(report: Report) -> Account:
+    """The parts that add up, as far as the message goes."""
+    figures = report.figures
+    reserved, live = figures.reserved, figures.allocated
+    if reserved is None and figures.allowed is not None and report.framework in ("tensorflow", "xla"):
+        reserved = figures.allowed  # BFC takes its whole limit at once, unless it is told to grow
+    cached = None
+    if reserved is not None and live is not None:
+        cached = _at_least_nothing(reserved.minus(live).minus(figures.private or NOTHING))
+    own_pid, process, others = _processes(report)
+    outside = figures.elsewhere
+    if process is not None and reserved is not None and process.high >= reserved.low:
+        outside = _at_least_nothing(process.minus(reserved))
+    return Account(
+        asked=figures.asked,
+        live=live,
+        private=figures.private,
+        cached=cached,
+        outside=outside,
+        others=others,
+        unexplained=_unexplained(report, [outside or NOTHING, others or NOTHING]),
+        free=figures.free,
+        room=_room(report, reserved),
+        own_pid=own_pid,
+    )
+
+
+def _processes(report: Report) -> tuple[int | None, Printed | None, Printed | None]:
+    """Which of the processes listed is this one, what it holds, and what the others hold.
+
+    In a container the driver lists this process under its number outside, which PyTorch does not recognise; it must be
+    the one without which more memory would be held than is gone from the device.
+    """
+    figures, holders = report.figures, report.holders
+    if figures.process is not None or not holders:
+        return None, figures.process, total([holder.bytes for holder in holders]) if holders else None
+    if figures.capacity is None or figures.free is None or figures.reserved is None:
+        return None, None, total([holder.bytes for holder in holders])
+    gone = figures.capacity.minus(figures.free)
+    together = total([holder.bytes for holder in holders]).plus(figures.reserved)
+    candidates = [holder for holder in holders if holder.bytes.high >= figures.reserved.low]
+    if together.low <= gone.high or not candidates:
+        return None, None, total([holder.bytes for holder in holders])
+    own = min(candidates, key=lambda holder: holder.bytes.bytes)
+    rest = [holder.bytes for holder in holders if holder is not own]
+    return own.pid, own.bytes, total(rest) if rest else None
+
+
+def _unexplained(report: Report, explained: list[Printed]) -> Printed | None:
+    figures = report.figures
+    if figures.capacity is None or figures.free is None or figures.reserved is None:
+        return None
+    rest = figures.capacity.minus(figures.free).minus(figures.reserved).minus(total(explained))
+    return _at_least_nothing(rest)
+
+
+def _room(report: Report, reserved: Printed | None) -> Printed | None:
+    figures = report.figures
+    held = reserved if figures.elsewhere is None else (figures.allocated or NOTHING).plus(figures.elsewhere)
+    within = None
+    if figures.allowed is not None and held is not None:
+        within = _at_least_nothing(figures.allowed.minus(held))
+    known = [room for room in (figures.free, within) if room is not None]
+    return min(known, key=lambda room: room.bytes) if known else None
+
+
+def _at_least_nothing(figure: Printed) -> Printed:
+    return figure if figure.bytes >= 0 else Printed(0, figure.slack)

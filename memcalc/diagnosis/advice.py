@@ -1,0 +1,137 @@
+"""What to try, in order, and what to expect of it, from one message alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.diagnosis.accounting import Account
+from memcalc.diagnosis.causes import Cause
+from memcalc.diagnosis.report import Report
+from memcalc.diagnosis.settings import Advice, gain_of, whole_cache
+from memcalc.units import format_bytes
+
+
+def advice_for(report: Report, account: Account, cause: Cause) -> tuple[Advice, ...]:
+    """What to try first, second, ..."""
+    found = list(_for_cause(report, account, cause))
+    if cause.name in ("real need", "memory outside the framework", "larger than the device", "a limit"):
+        found += _need_less(report, account, cause)
+    if cause.fragmented and cause.name not in ("fragmentation", "larger than the device"):
+        found += whole_cache(report, account)
+    if cause.name != "memory outside the framework" and account.shortfall is not None and cause.outside > 0:
+        found += _others(account, cause)
+    return tuple(found)
+
+
+def _for_cause(report: Report, account: Account, cause: Cause) -> Iterator[Advice]:
+    name = cause.name
+    if name == "fragmentation":
+        yield from whole_cache(report, account)
+        yield from _need_less(report, account, cause)
+    elif name == "memory outside the framework":
+        yield from _others(account, cause)
+    elif name == "a limit":
+        yield from _raise_limit(report, account)
+    elif name == "host memory":
+        yield Advice(
+            "less in host memory", "fewer data loader workers, no offload to the host, checkpoints loaded in shards"
+        )
+    elif name == "refused":
+        yield Advice(
+            "look outside the message",
+            "another process may have held the memory for a moment; on Windows the page file bounds what the driver "
+            "gives; a container or MIG slice may have less than the device shows",
+        )
+    elif name == "not told":
+        yield Advice(
+            "look at the device",
+            "the message has no figures: see with nvidia-smi (rocm-smi) who holds the device, and what the process "
+            "held before",
+        )
+
+
+def _others(account: Account, cause: Cause) -> Iterator[Advice]:
+    others = account.others
+    if others is not None and others.bytes:
+        yield Advice(
+            "another device, or stop the other processes on this one",
+            f"they hold {format_bytes(others.bytes)}",
+            *gain_of(account, others.bytes),
+        )
+        return
+    yield Advice(
+        "find what holds memory outside the framework",
+        f"{format_bytes(cause.outside)} more than a context and one communication group: other processes (nvidia-smi "
+        "lists them), other libraries, more communicators",
+        *gain_of(account, cause.outside),
+    )
+
+
+def _raise_limit(report: Report, account: Account) -> Iterator[Advice]:
+    free = account.free
+    rest = "" if free is None else f"; the device itself has {format_bytes(free.bytes)} free"
+    if report.kind == "mps":
+        yield Advice(
+            "close other applications, or raise PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+            "the limit is a share of the memory that the whole machine uses",
+        )
+    elif report.framework == "paddlepaddle":
+        yield Advice("raise FLAGS_gpu_memory_limit_mb", f"the limit is the run's own{rest}")
+    elif report.framework == "tensorflow":
+        yield Advice("raise per_process_gpu_memory_fraction", f"the limit is the run's own{rest}")
+    else:
+        words = "raise torch.cuda.set_per_process_memory_fraction"
+        gain = () if free is None else _gain_of_free(account)
+        yield Advice(words, f"the limit is the run's own{rest}", *gain)
+
+
+def _gain_of_free(account: Account) -> tuple[int, bool | None]:
+    assert account.free is not None
+    more = account.free.bytes - (account.room.bytes if account.room else 0)
+    return gain_of(account, more)
+
+
+def _need_less(report: Report, account: Account, cause: Cause) -> Iterator[Advice]:
+    if report.kind in ("mps", "cpu") or report.framework == "driver":
+        return
+    if cause.name == "larger than the device" and report.kind != "tpu":
+        yield Advice(
+            "look at the shape of the tensor asked for",
+            "it alone is larger than the device: a wrong shape, or attention that keeps its whole map "
+            "(use flash or memory-efficient attention)",
+        )
+    if report.phase == "model":
+        yield Advice(
+            "fewer weights on this device",
+            "the model was still being placed: shard it (FSDP, ZeRO 3, tensor parallelism), load it in 16 bits, or "
+            "train adapters on a quantized model; a smaller micro-batch does not help here",
+        )
+        return
+    if report.phase == "optimizer_step":
+        yield Advice(
+            "smaller optimizer states",
+            "the step was being made: shard the states (ZeRO 1, FSDP), keep them in 8 bits, or fuse the update "
+            "(fused=True); a smaller micro-batch helps only by what it leaves free before",
+        )
+    asked = account.asked
+    half = "" if asked is None else f", the tensor asked for from {format_bytes(asked.bytes)} too"
+    yield Advice(
+        "halve the micro-batch, double the accumulation",
+        f"halves what grows with the batch{half if report.phase != 'optimizer_step' else ''}; the result stays the "
+        "same",
+    )
+    yield Advice(
+        "recompute activations",
+        "keeps one tensor a layer instead of all, for one more forward: jax.checkpoint"
+        if report.framework == "xla"
+        else "keeps one tensor a layer instead of all, for one more forward (gradient checkpointing)",
+    )
+    yield Advice(
+        "shard over more devices",
+        "divides states (ZeRO 1 to 3, FSDP) or everything (tensor parallelism) by the number of devices",
+    )
+    if report.framework == "xla" and report.kind == "gpu":
+        yield Advice(
+            "raise XLA_PYTHON_CLIENT_MEM_FRACTION",
+            "JAX takes three quarters of the device unless it is told otherwise",
+        )

@@ -1,0 +1,107 @@
+"""Why a request failed: the first of these that the figures show.
+
+host memory                   it was the host's memory, not the device's
+larger than the device        no device of this size holds the tensor
+a limit                       the device had room, but the allocator may not take it
+refused                       the device had room, and nothing in the message says why it was not given
+fragmentation                 the cache had the bytes, but not in one piece
+memory outside the framework  without what other processes and libraries hold it would have fitted
+real need                     the device is full of live tensors
+not told                      the message has no figures
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from memcalc.diagnosis.accounting import Account
+from memcalc.diagnosis.report import Report
+from memcalc.diagnosis.sizes import NOTHING
+from memcalc.estimation.outside import FIRST_GROUP_BYTES, reserved_bytes
+
+# The largest contexts with kernels that were published: 1.78 GiB with PyTorch 1.10 and 0.92 GiB with 2.1 on an A100,
+# both with all kernels loaded at once (since CUDA 12.2 they are loaded as they are used, which takes less).
+EAGER_CONTEXT_BYTES = 1823 * 2**20
+CONTEXT_BYTES = 942 * 2**20
+
+Name = Literal[
+    "host memory",
+    "larger than the device",
+    "a limit",
+    "refused",
+    "fragmentation",
+    "memory outside the framework",
+    "real need",
+    "not told",
+]
+
+
+class Cause(NamedTuple):
+    """Why it failed."""
+
+    name: Name
+    fragmented: bool  # whether the cache holds more than measured healthy runs do, whatever the cause
+    outside: int  # bytes held outside this process's allocator beyond what a training process usually needs
+
+
+def cause_of(report: Report, account: Account) -> Cause:
+    """The cause that the figures show, and what else they show."""
+    outside = _unusual_outside(report, account)
+    fragmented = _fragmented(report, account)
+    return Cause(_name(report, account, fragmented=fragmented, outside=outside), fragmented, outside)
+
+
+def _name(report: Report, account: Account, *, fragmented: bool, outside: int) -> Name:
+    figures, shortfall = report.figures, account.shortfall
+    if report.kind == "cpu":
+        return "host memory"
+    if account.asked is None:
+        return "a limit" if "rejected" in report.wording else "not told"
+    if figures.capacity is not None and account.asked.low > figures.capacity.high:
+        return "larger than the device"
+    if _limited(report, account):
+        return "a limit"
+    if shortfall is not None and account.room is not None and account.asked.high <= account.room.low:
+        return "refused"
+    if fragmented and _would_fit_whole(account):
+        return "fragmentation"
+    if shortfall is not None and outside >= shortfall:
+        return "memory outside the framework"
+    return "real need" if shortfall is not None or account.live is not None else "not told"
+
+
+def _limited(report: Report, account: Account) -> bool:
+    """Whether a limit stood in the way, and not the device."""
+    figures = report.figures
+    if "rejected" in report.wording or report.kind == "mps":
+        return True
+    if figures.allowed is None or figures.free is None or account.asked is None:
+        return False
+    return account.asked.high <= figures.free.low
+
+
+def _would_fit_whole(account: Account) -> bool:
+    usable = account.usable_if_whole
+    return usable is not None and account.asked is not None and account.asked.low <= usable.high
+
+
+def _fragmented(report: Report, account: Account) -> bool:
+    """Whether more is cached than in healthy runs: PyTorch's cache was emptied just before, so it lies in pieces.
+
+    The most that measured runs reserve for what they allocate is 1.093 times as much (estimation/outside.py). BFC
+    takes all it may at once, so for it any request that would fit into what is not in use is a matter of pieces.
+    """
+    if account.cached is None or account.live is None:
+        return False
+    if report.framework != "pytorch":
+        return _would_fit_whole(account)
+    used = account.live.plus(account.private or NOTHING)
+    held = used.plus(account.cached)
+    return held.low > reserved_bytes(used.high)
+
+
+def _unusual_outside(report: Report, account: Account) -> int:
+    """Bytes outside this allocator, beyond a context and the buffers of one communication group."""
+    own = (account.outside or NOTHING).bytes + (account.unexplained or NOTHING).bytes
+    usual = EAGER_CONTEXT_BYTES if "1." in report.wording else CONTEXT_BYTES
+    return (account.others or NOTHING).bytes + max(0, own - usual - FIRST_GROUP_BYTES)

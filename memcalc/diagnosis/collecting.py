@@ -1,0 +1,116 @@
+"""From what a log says to what happened: repeated messages are one report, and scattered parts belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from memcalc.diagnosis.report import Figures, Report
+
+MOST_REPORTS = 1000  # different ones that are kept; a run that survives its failures may have many more
+_MOST_SPEAKERS = 64  # named for one report
+
+_BFC = "BFC allocator"
+_FRAGMENTS = ("pool", "stats")
+
+
+@dataclass
+class Collection:
+    """The reports of a log.
+
+    Args:
+        reports: the different ones, in the order in which they first stand in the log.
+        not_kept: how many more messages there were.
+        harmless: messages that say themselves that the program went on.
+    """
+
+    reports: list[Report] = field(default_factory=list)
+    not_kept: int = 0
+    harmless: int = 0
+
+
+def collect(messages: Iterable[Report]) -> Collection:
+    """The reports among the messages of a log; harmless ones only where there is nothing else."""
+    collection, harmless = _Collector(), _Collector()
+    for message in messages:
+        (collection if message.fatal else harmless).add(message)
+    found, other = collection.result(), harmless.result()
+    found.harmless = sum(report.count for report in other.reports) + other.not_kept
+    if not found.reports:
+        found.reports, found.not_kept = other.reports, other.not_kept
+    return found
+
+
+class _Collector:
+    def __init__(self) -> None:
+        self._reports: dict[tuple[object, ...], Report] = {}
+        self._not_kept = 0
+        self._open: dict[str, Report] = {}  # by speaker: an allocator's complaint whose exception has not come yet
+        self._whole: dict[str, Report] = {}  # by speaker: the last report made of both
+
+    def result(self) -> Collection:
+        for speaker in list(self._open):
+            self._close(speaker)
+        ordered = sorted(self._reports.values(), key=lambda report: report.line)
+        return Collection(ordered, self._not_kept)
+
+    def add(self, message: Report) -> None:
+        speaker = message.speakers[0] if message.speakers else ""
+        if message.wording in _FRAGMENTS:
+            begun = self._open.get(speaker) or replace(message, wording=_BFC, figures=Figures())
+            self._open[speaker] = replace(begun, figures=_completed(begun.figures, message.figures))
+        elif message.wording == _BFC and message.fatal:
+            self._close(speaker)
+            self._open[speaker] = message
+        elif message.framework in ("tensorflow", "xla"):
+            self._add_exception(speaker, message)
+        else:
+            self._keep(message)
+
+    def _add_exception(self, speaker: str, message: Report) -> None:
+        """An exception completes the complaint before it; what repeats the exception is the same report."""
+        begun = self._open.pop(speaker, None)
+        if begun is not None:
+            message = replace(
+                message,
+                figures=_completed(message.figures, begun.figures),
+                device=begun.device if message.device is None else message.device,
+                operator=message.operator or begun.operator,
+                line=min(message.line, begun.line),
+            )
+            self._whole[speaker] = message
+        else:
+            whole = self._whole.get(speaker)
+            if whole is not None and (whole.tensor, whole.figures.asked) == (message.tensor, message.figures.asked):
+                message = replace(whole, phase=whole.phase or message.phase)
+        self._keep(message)
+
+    def _close(self, speaker: str) -> None:
+        begun = self._open.pop(speaker, None)
+        if begun is not None and begun.figures.asked is not None:
+            self._keep(begun)
+
+    def _keep(self, message: Report) -> None:
+        known = self._reports.get(message.content)
+        if known is None:
+            if len(self._reports) >= MOST_REPORTS:
+                self._not_kept += 1
+                return
+            self._reports[message.content] = message
+            return
+        speakers = dict.fromkeys((*known.speakers, *message.speakers))
+        self._reports[message.content] = replace(
+            known,
+            count=known.count + message.count,
+            speakers=tuple(speakers)[:_MOST_SPEAKERS],
+            phase=known.phase or message.phase,
+        )
+
+
+def _completed(figures: Figures, more: Figures) -> Figures:
+    """The figures, with those of `more` where there are none."""
+    missing: dict[str, Any] = {
+        name: figure for name, figure in more.by_name().items() if getattr(figures, name) is None
+    }
+    return replace(figures, **missing)

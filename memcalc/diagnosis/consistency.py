@@ -1,0 +1,76 @@
+"""Whether the figures of a message agree with each other, within the rounding of what is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memcalc.diagnosis.accounting import Account
+from memcalc.diagnosis.report import Report
+from memcalc.diagnosis.sizes import NOTHING, Printed, total
+
+
+class Check(NamedTuple):
+    """One relation that must hold between figures."""
+
+    relation: str
+    holds: bool
+    off_bytes: int  # by how much it fails; 0 where it holds
+    meaning: str  # what it says of the run if it fails
+
+
+def checks(report: Report, account: Account) -> tuple[Check, ...]:
+    """Every relation that the figures given allow to check."""
+    return tuple(_checks(report, account))
+
+
+def _checks(report: Report, account: Account) -> Iterator[Check]:
+    figures = report.figures
+    allocated, reserved, capacity = figures.allocated, figures.reserved, figures.capacity
+    held = None if allocated is None else allocated.plus(figures.private or NOTHING)
+    yield from _at_most("allocated <= reserved", held, reserved, "the message contradicts itself")
+    paged = "more is held than the device has: the driver pages to host memory (Windows, WSL), which is slow"
+    yield from _at_most("reserved <= capacity", reserved if reserved is not None else allocated, capacity, paged)
+    if reserved is not None and figures.free is not None and not _exceeds(reserved, capacity):
+        yield from _at_most(
+            "reserved + free <= capacity", reserved.plus(figures.free), capacity, "the message contradicts itself"
+        )
+    yield from _at_most(
+        "reserved <= this process",
+        reserved,
+        figures.process,
+        "the driver does not see all of this process (containers, Windows): its own line is not to be believed",
+    )
+    if report.holders and capacity is not None and figures.free is not None:
+        listed = [holder.bytes for holder in report.holders]
+        yield from _at_most(
+            "processes + free <= capacity",
+            total([*listed, figures.process or NOTHING, figures.free]),
+            capacity,
+            "processes came or went while the message was made",
+        )
+    yield from _at_most("allocated <= limit", held, figures.allowed, "the message contradicts itself")
+    yield from _at_most("allocated <= peak", allocated, figures.peak, "the message contradicts itself")
+    if figures.exceeded is not None and figures.asked is not None and capacity is not None:
+        yield from _equal("used - capacity = exceeded", figures.asked.minus(capacity), figures.exceeded)
+    if account.asked is not None and account.room is not None and report.kind != "tpu":
+        refused = "the request would have fitted: something else refused it"
+        yield _check("asked > room", account.room.low < account.asked.high, -(account.shortfall or 0), refused)
+
+
+def _exceeds(figure: Printed, bound: Printed | None) -> bool:
+    return bound is not None and figure.low > bound.high
+
+
+def _at_most(relation: str, figure: Printed | None, bound: Printed | None, meaning: str) -> Iterator[Check]:
+    if figure is not None and bound is not None:
+        yield _check(relation, not _exceeds(figure, bound), figure.bytes - bound.bytes, meaning)
+
+
+def _equal(relation: str, figure: Printed, other: Printed) -> Iterator[Check]:
+    off = abs(figure.bytes - other.bytes)
+    yield _check(relation, off <= figure.slack + other.slack, off, "the message contradicts itself")
+
+
+def _check(relation: str, holds: bool, off: int, meaning: str) -> Check:
+    return Check(relation, holds, 0 if holds else off, "" if holds else meaning)

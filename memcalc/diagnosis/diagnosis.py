@@ -1,0 +1,94 @@
+"""The diagnosis of a log: every report in it, and why each happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from memcalc.diagnosis.accounting import Account, account_of
+from memcalc.diagnosis.advice import advice_for
+from memcalc.diagnosis.causes import Cause, cause_of
+from memcalc.diagnosis.changes import Explained, explain
+from memcalc.diagnosis.collecting import collect
+from memcalc.diagnosis.consistency import Check, checks
+from memcalc.diagnosis.report import Report
+from memcalc.diagnosis.scanning import Scanner
+from memcalc.diagnosis.settings import Advice
+from memcalc.errors import InputError
+from memcalc.spec.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One report and what it means."""
+
+    report: Report
+    account: Account
+    checks: tuple[Check, ...]
+    cause: Cause
+    advice: tuple[Advice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a log says of running out of memory.
+
+    Args:
+        log: its name.
+        findings: the different reports, in the order in which they first stand in the log.
+        not_kept: messages beyond the number of different ones that are kept.
+        harmless: messages that say themselves that the program went on.
+        chosen: which finding is explained: the first one, unless another was asked for.
+        explained: that finding against the configuration of the run; None where none was given.
+    """
+
+    log: str
+    findings: tuple[Finding, ...]
+    not_kept: int
+    harmless: int
+    chosen: int
+    explained: Explained | None = None
+
+    @property
+    def finding(self) -> Finding:
+        """The one that is explained."""
+        return self.findings[self.chosen]
+
+
+def diagnose(log: str | Path, stream: BinaryIO, spec: Spec | None = None, report: int = 1) -> Diagnosis:
+    """Find the out-of-memory reports of a log and explain them.
+
+    Args:
+        log: the name to call it by.
+        stream: its bytes.
+        spec: the run's configuration, if there is one.
+        report: which of the reports to explain, from 1.
+
+    Raises:
+        InputError: there is no such message in it, or no report of that number.
+    """
+    try:
+        found = collect(Scanner().reports(stream))
+    except InputError as error:
+        raise error.located(str(log)) from None
+    if not found.reports:
+        raise InputError(
+            "it holds no out-of-memory message of PyTorch, PaddlePaddle, TensorFlow or JAX.",
+            "Give the whole output of the run; several ranks may write to several files.",
+            str(log),
+        )
+    if not 1 <= report <= len(found.reports):
+        raise InputError(
+            f"report {report} does not exist.", f"The log has reports 1 to {len(found.reports)}.", str(log)
+        )
+    findings = tuple(_finding(each) for each in found.reports)
+    chosen = findings[report - 1]
+    explained = None if spec is None else explain(spec, chosen.report, chosen.account)
+    return Diagnosis(str(log), findings, found.not_kept, found.harmless, report - 1, explained)
+
+
+def _finding(report: Report) -> Finding:
+    account = account_of(report)
+    cause = cause_of(report, account)
+    return Finding(report, account, checks(report, account), cause, advice_for(report, account, cause))

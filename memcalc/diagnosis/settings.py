@@ -1,0 +1,85 @@
+"""Advice, and the settings under which an allocator's cache does not fall into pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memcalc.diagnosis.accounting import Account
+from memcalc.diagnosis.report import Report
+
+MIB = 2**20
+
+# max_split_size_mb: the least that every release takes is 21 (allocator/versions.py); above 512 too few blocks are
+# large enough to be kept whole. Half of the request at most, so that a block that held such a tensor is never split.
+_LEAST_SPLIT, _MOST_SPLIT = 32, 512
+
+_VARIABLES = {
+    "cuda": "PYTORCH_CUDA_ALLOC_CONF",
+    "hip": "PYTORCH_HIP_ALLOC_CONF",
+    "npu": "PYTORCH_NPU_ALLOC_CONF",
+}
+
+
+class Advice(NamedTuple):
+    """One thing to try."""
+
+    lever: str
+    effect: str
+    gain_bytes: int | None = None  # at most; None where the message cannot tell
+    enough: bool | None = None  # whether that much would let this request through
+
+
+def gain_of(account: Account, gain: int) -> tuple[int, bool | None]:
+    """What a lever gives, and whether that is enough for the request that failed."""
+    shortfall = account.shortfall
+    return gain, None if shortfall is None else gain >= shortfall
+
+
+def whole_cache(report: Report, account: Account) -> Iterator[Advice]:
+    """Settings under which the cache does not fall into pieces."""
+    if account.cached is None:
+        return
+    cached = account.cached.bytes
+    if report.framework == "tensorflow":
+        yield Advice(
+            "TF_GPU_ALLOCATOR=cuda_malloc_async",
+            "the driver's own pool instead of BFC: it can map pieces together",
+            *gain_of(account, cached),
+        )
+        return
+    if report.framework == "xla":
+        yield Advice(
+            "XLA_PYTHON_CLIENT_ALLOCATOR=platform",
+            "memory is asked of the driver each time, and given back at once: slow, but without pieces",
+            *gain_of(account, cached),
+        )
+        return
+    variable = _VARIABLES.get(report.kind)
+    if variable is None:
+        return
+    old = "1." in report.wording  # 1.x and 2.0 print the same words
+    yield Advice(
+        f"{variable}=expandable_segments:True",
+        "segments grow instead of lying in pieces: what is cached then serves any size"
+        + ("; needs PyTorch 2.1 or later, and Linux" if old else "; not on Windows"),
+        *gain_of(account, cached),
+    )
+    split = _split_size(account)
+    if split is not None:
+        yield Advice(
+            f"{variable}=max_split_size_mb:{split}",
+            f"freed blocks of {split} MiB and more stay whole: the next large tensor finds them, or the device "
+            "gets them back",
+            *gain_of(account, cached),
+        )
+
+
+def _split_size(account: Account) -> int | None:
+    """The largest power of two, in MiB, that is at most half of the request; None where it would be too small."""
+    if account.asked is None:
+        return None
+    split = _MOST_SPLIT
+    while split * MIB * 2 > account.asked.bytes:
+        split //= 2
+    return split if split >= _LEAST_SPLIT else None

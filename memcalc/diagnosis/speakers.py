@@ -1,0 +1,81 @@
+"""Who speaks in a line of a log: loggers and launchers put times, levels, ranks and hosts in front of a message."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_LONGEST_PREFIX = 400  # letters
+_MOST_UNITS = 12
+
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)?|[@-Z\\^_])"
+    r"|\\(?:u001b|x1b|033)\[[\d;]{0,32}m",  # as JSON and repr() write it
+    re.IGNORECASE,
+)
+
+# What may stand before a message, one unit after the other. Every branch is bounded and begins differently enough
+# that a line is read once.
+_UNIT = re.compile(
+    r"""\s*(?:
+      \[(?P<kind>rank|default|worker|node|stage|gpu)[ -]?(?P<rank>\d{1,6})\]:?         # torchrun, torch.distributed
+    | \[\d{1,6},(?P<mpi>\d{1,6})\](?:<std(?:err|out)>)?:?                             # mpirun --tag-output
+    | \[(?P<index>\d{1,6})\]:                                                         # mpiexec -l
+    | (?P<task>\d{1,6}):[ \t]                                                         # srun --label
+    | \([\w.-]{0,60}\ ?pid=(?P<pid>\d{1,10})[^)]{0,60}\)                              # Ray, vLLM
+    | (?P<host>(?=[\w.-]{0,60}\d)[A-Za-z][\w.-]{0,60}):[ \t]                          # pdsh, DeepSpeed's launcher
+    | \[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:?  # ISO times
+    | \[?\d\d[/-]\d\d(?:[/-]\d{2,4})?[ ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?:?
+    | \[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?:?
+    | [IWEF]\d{4}[ ]\d\d:\d\d:\d\d\.\d{1,9}\s{1,8}\d{1,10}                             # glog
+    | \[?(?:INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG|TRACE)\]?[:|-]?(?=\s|\[|\|)
+    | [IWEF](?=\s)
+    | \[?[\w./\\:-]{1,200}\.(?:cc|cpp|cu|h|py):\d{1,6}(?::\w{1,60})?\]:?
+    | -(?=\s)
+    | [>|│┃]
+    )""",
+    re.VERBOSE | re.ASCII,
+)
+
+_WORDS = {"rank": "rank", "default": "rank", "worker": "worker", "node": "node", "stage": "stage", "gpu": "GPU"}
+_BOX = " \t│┃|"
+
+
+class Spoken(NamedTuple):
+    """A line taken apart."""
+
+    speaker: str  # "rank 3", "process 90", "node07"; empty where the line does not say
+    text: str  # without what stood in front
+
+
+def without_colours(text: str) -> str:
+    """The text without a terminal's control sequences."""
+    return _ANSI.sub("", text) if "\x1b" in text or "[" in text else text
+
+
+def spoken(text: str) -> Spoken:
+    """Who says what, of a line without colours."""
+    at, names = 0, []
+    for _ in range(_MOST_UNITS):
+        unit = _UNIT.match(text, at, at + _LONGEST_PREFIX)
+        if unit is None or unit.end() == at:
+            break
+        at = unit.end()
+        name = _name(unit)
+        if name:
+            names.append(name)
+    return Spoken(", ".join(dict.fromkeys(names)), text[at:])
+
+
+def _name(unit: re.Match[str]) -> str:
+    if unit["rank"] is not None:
+        return f"{_WORDS[unit['kind']]} {int(unit['rank'])}"
+    for group, word in (("mpi", "rank"), ("index", "rank"), ("task", "task"), ("pid", "process")):
+        if unit[group] is not None:
+            return f"{word} {int(unit[group])}"
+    return unit["host"] or ""
+
+
+def squeezed(text: str) -> str:
+    """The text without any blanks, so that it does not matter where a terminal or a logger broke a message."""
+    return "".join(text.replace("\\n", " ").replace("\\t", " ").strip(_BOX).split())

@@ -1,0 +1,92 @@
+"""All wordings behind one search: where a message begins, and who reads it."""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+from typing import NamedTuple
+
+from memcalc.diagnosis.report import Report
+from memcalc.diagnosis.wordings import driver, paddle, pytorch, pytorch_others, tensorflow, xla
+from memcalc.diagnosis.wordings.cursor import LONGEST_PART, Cursor
+
+_MODULES: tuple[ModuleType, ...] = (pytorch, pytorch_others, paddle, tensorflow, xla, driver)
+_HEADS = [(module, name, pattern) for module in _MODULES for name, pattern in module.HEADS]
+_READERS = {f"head_{number}": (module, name) for number, (module, name, _) in enumerate(_HEADS)}
+_HEAD = re.compile("|".join(f"(?P<head_{number}>{pattern})" for number, (_, _, pattern) in enumerate(_HEADS)))
+
+# Every head has one of these words in it: looking for them first is ten times quicker.
+_ANCHOR = re.compile(
+    "utofmemory|Triedtoallocate|wouldexceedallowedmemory|youtriedtoallocate|OOMondevice|OOMwhenallocating|bytesinpool:"
+    "|_allocated_bytes_:|Stats:Limit:|ailedtoallocate|Attemptingto|_STATUS_ALLOC_FAILED"
+)
+LONGEST_HEAD = 160  # letters
+
+# PaddlePaddle's message names its limit after some lines of advice.
+_WAIT = {paddle: paddle.TEXT_BEFORE_LIMIT}
+
+# What a log must hold for a message to be in it, wherever lines were broken: each message has several of them.
+TRIGGERS = tuple(
+    word.encode()
+    for word in (
+        "ut of memory",  # Out, out, Ran out
+        "ried to allocate",
+        "total capac",
+        "reserved in total by",
+        "is allocated by PyTorch",
+        "would exceed allowed memory",
+        "OOM when allocating",
+        "bytes in pool: ",
+        "total_region_allocated_bytes_",
+        "MaxInUse",
+        "Attempting to ",
+        "RESOURCE_EXHAUSTED",
+        "esource exhausted",
+        "trying to allocate",
+        "ailed to allocate",
+        "_STATUS_ALLOC_FAILED",
+        "OOM on device",
+    )
+)
+
+
+class Head(NamedTuple):
+    """Where a message begins."""
+
+    module: ModuleType
+    name: str
+    match: re.Match[str]
+
+    @property
+    def fragment(self) -> bool:
+        """Whether it is only part of a report that began before."""
+        return self.module is tensorflow and self.name in tensorflow.FRAGMENTS
+
+    @property
+    def wait(self) -> int:
+        """How many letters after what was understood may still belong to the message."""
+        return _WAIT.get(self.module, LONGEST_PART)
+
+
+def find_head(text: str, start: int) -> Head | None:
+    """The first message of a text without blanks that begins at `start` or later."""
+    at = start
+    while (anchor := _ANCHOR.search(text, at)) is not None:
+        found = _HEAD.search(text, max(start, anchor.start() - LONGEST_HEAD), anchor.end() + LONGEST_HEAD)
+        if found is not None:
+            name = next(group for group in _READERS if found[group] is not None)
+            return Head(*_READERS[name], found)
+        at = anchor.end()
+    return None
+
+
+def read_message(head: Head, text: str) -> tuple[Report | None, int]:
+    """The report that begins there, and where its text ends."""
+    cursor = Cursor(text, head.match.end())
+    report: Report | None = head.module.parse(head.name, head.match, cursor)
+    return report, cursor.at
+
+
+def has_trigger(chunk: bytes) -> bool:
+    """Whether a piece of a log may hold (part of) a message."""
+    return any(word in chunk for word in TRIGGERS)

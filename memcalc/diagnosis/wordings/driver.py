@@ -1,0 +1,23 @@
+"""What drivers and libraries say when they run out: a code without any figure."""
+
+from __future__ import annotations
+
+import re
+
+from memcalc.diagnosis.report import Report
+from memcalc.diagnosis.wordings.cursor import Cursor
+
+HEADS: tuple[tuple[str, str], ...] = (
+    ("runtime", r"(?:CUDA|HIP)(?:driver)?error(?:\(2\),|:)outofmemory|cudaruntimeerr(?:or)?\(2\):outofmemory"),
+    ("library", r"(?:CUBLAS|HIPBLAS|CUDNN|CUSPARSE|CUSOLVER|CUFFT)_STATUS_ALLOC_FAILED"),
+)
+
+
+def parse(name: str, head: re.Match[str], _: Cursor) -> Report | None:
+    """The message whose head was found."""
+    kind = "hip" if head[0].startswith("HIP") else "cuda"
+    if name == "library":
+        library = {"CUBLAS": "cuBLAS", "HIPBLAS": "hipBLAS", "CUDNN": "cuDNN"}
+        word = head[0].partition("_")[0]
+        return Report(framework="driver", wording=f"{library.get(word, word)} could not allocate", kind=kind)
+    return Report(framework="driver", wording="out of memory, without figures", kind=kind)

@@ -1,0 +1,88 @@
+"""The messages of XLA: JAX, torch_xla and TensorFlow's compiled functions.
+
+Sources: xla/pjrt/pjrt_stream_executor_client.cc, xla/tsl/framework/bfc_allocator.cc, xla/service/buffer_assignment.cc
+(Stats::ToString); those of the TPU compiler and runtime are known from their texts only.
+"""
+
+from __future__ import annotations
+
+import re
+
+from memcalc.diagnosis.report import Figures, Report
+from memcalc.diagnosis.sizes import SIZE, Printed, read_exact, read_size
+from memcalc.diagnosis.wordings.cursor import Cursor
+
+_EXHAUSTED = r"R(?:ESOURCE_EXHAUSTED|esourceexhausted):"
+
+HEADS: tuple[tuple[str, str], ...] = (
+    ("runtime", r"Outofmemory(?:whiletryingtoallocate|allocating)(?=\d)"),
+    ("request", _EXHAUSTED + r"Failedtoallocaterequestfor(?=\d)"),
+    ("bottom", r"Attemptingtoreserve(?=\d)"),
+    ("attempt", r"Attemptingtoallocate(?=\d)"),
+    ("hbm", r"Ranoutofmemoryinmemoryspace(?=\w)"),
+)
+
+_SIZE = re.compile(SIZE)
+_DOT = re.compile(r"\.")
+_REQUEST = re.compile(SIZE + r"\((\d{1,20})B\)ondeviceordinal(\d{1,4})")
+_BOTTOM = re.compile(
+    SIZE + r"atthebottomofmemory\.Thatwasnotpossible\.Thereare" + SIZE + "free," + SIZE + "reserved,and" + SIZE
+)
+_ATTEMPT = re.compile(SIZE + r"\.Thatwasnotpossible\.Thereare" + SIZE + "free")
+_TPU = r"\d{1,9}(?:\.\d{1,9})?[KMGT]?i?B?"
+_HBM = re.compile(rf"(\w{{1,20}}?)\.Used({_TPU})of({_TPU})\w{{1,20}}?\.Exceeded\w{{1,20}}?capacityby({_TPU})(?!\d)")
+_STATS = re.compile(r"BufferAssignmentOOMDebugging\.BufferAssignmentstats:")
+_STAT = re.compile(
+    "(parameter|constant|maybe_live_out|preallocatedtemp|unpreallocatedtemp|temp|total)(allocation|fragmentation):"
+    + SIZE
+    + r"(?:\(\d{1,3}\.\d{1,3}%\))?"
+)
+_NAMES = {"preallocatedtemp": "preallocated temp", "unpreallocatedtemp": "unpreallocated temp"}
+
+
+def parse(name: str, _: re.Match[str], cursor: Cursor) -> Report | None:
+    """The message whose head was found; the cursor stands behind it. None where it is none after all."""
+    if name == "runtime":
+        return _runtime(cursor)
+    if name == "request":
+        return _request(cursor)
+    if name == "hbm":
+        return _hbm(cursor)
+    return _attempt(name, cursor)
+
+
+def _runtime(cursor: Cursor) -> Report | None:
+    size = cursor.take(_SIZE)
+    if size is None:
+        return None
+    cursor.take(_DOT)
+    buffers: list[tuple[str, Printed]] = []
+    if cursor.take(_STATS) is not None:
+        while (stat := cursor.take(_STAT)) is not None:
+            buffers.append((f"{_NAMES.get(stat[1], stat[1])} {stat[2]}", read_size(stat[3])))
+    figures = Figures(asked=read_size(size[1]), buffers=tuple(buffers))
+    return Report(framework="xla", wording="XLA", figures=figures)
+
+
+def _request(cursor: Cursor) -> Report | None:
+    parts = cursor.take(_REQUEST)
+    if parts is None:
+        return None
+    return Report(framework="xla", wording="XLA", device=int(parts[3]), figures=Figures(asked=read_exact(parts[2])))
+
+
+def _attempt(name: str, cursor: Cursor) -> Report | None:
+    parts = cursor.take(_BOTTOM if name == "bottom" else _ATTEMPT)
+    if parts is None:
+        return None
+    figures = Figures(asked=read_size(parts[1]), free=read_size(parts[2]))
+    return Report(framework="xla", wording="XLA on a TPU, at run time", kind="tpu", figures=figures)
+
+
+def _hbm(cursor: Cursor) -> Report | None:
+    parts = cursor.take(_HBM)
+    if parts is None:
+        return None
+    used, capacity, exceeded = (read_size(part) for part in parts.groups()[1:])
+    figures = Figures(asked=used, capacity=capacity, exceeded=exceeded)
+    return Report(framework="xla", wording="XLA on a TPU, while compiling", kind="tpu", figures=figures)

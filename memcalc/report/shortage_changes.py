@@ -1,0 +1,83 @@
+"""The part of `oom`'s report that a configuration adds: the ledger at the failing moment, and what would fit."""
+
+from __future__ import annotations
+
+from memcalc.diagnosis.changes import Change, Explained
+from memcalc.report.grid import Column, Grid
+from memcalc.report.screen import Screen
+from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.report.verdict import subject
+from memcalc.report.words import label, letter, meaning, percent
+from memcalc.units import Unit, format_bytes, format_number
+
+SHOWN = 8  # changes that save memory but do not fit
+
+
+def draw_explained(screen: Screen, explained: Explained, unit: Unit) -> None:
+    """The configuration in words, its ledger at that moment, and the changes."""
+    for line in subject(explained.result).splitlines():
+        draw_line(screen, line, 0)
+    screen.line()
+    draw_grid(screen, ledger_grid(explained, unit))
+    draw_line(screen, budget_sentence(explained, unit), 2)
+    screen.line()
+    _draw_changes(screen, explained, unit)
+    draw_list(screen, "About this estimate", explained.notes)
+
+
+def budget_sentence(explained: Explained, unit: Unit) -> str:
+    """What there was, and what the whole step needs."""
+    needed = f"The step needs {format_bytes(explained.needed, unit)} reserved at its peak"
+    if explained.budget is None:
+        return f"{needed}; nothing says how much there was (name a card with --gpu)."
+    return f"{needed}; there were {format_bytes(explained.budget, unit)}, {explained.budget_source}."
+
+
+def ledger_grid(explained: Explained, unit: Unit) -> Grid:
+    """The components at the failing moment, their sum, and what the run held."""
+    rows = [
+        (
+            letter(part.value),
+            label(part.value),
+            format_number(size, unit),
+            percent(size, explained.allocated),
+            meaning(part.value),
+        )
+        for part, size in explained.components.items()
+    ]
+    strong = frozenset((len(rows),))
+    rows.append(("", "ledger", format_number(explained.allocated, unit), "", "estimated"))
+    if explained.held is not None:
+        rows.append(("", "the run", format_number(explained.held, unit), "", "allocated, and what it asked for"))
+    if explained.unexplained:
+        rows.append(("", "not explained", format_number(explained.unexplained, unit), "", "beyond the ledger"))
+    columns = (Column(""), Column("component"), Column(unit, right=True), Column("share", right=True))
+    title = f"The ledger at the failing moment: {explained.phase}"
+    return Grid(title, (*columns, Column("what it is", wrap=True)), rows, strong, letters=True)
+
+
+def _draw_changes(screen: Screen, explained: Explained, unit: Unit) -> None:
+    """What fits, the cheapest first; then what saves most without fitting."""
+    fitting = [change for change in explained.changes if change.fits]
+    others = [change for change in explained.changes if not change.fits][:SHOWN]
+    rest = "" if explained.budget is None else ", but not enough" if fitting else "; none of them fits"
+    alone = f"Changes that save memory{rest}"
+    for title, changes in (("Changes that fit, the cheapest first", fitting), (alone, others)):
+        if changes:
+            screen.line((title, "bold"))
+        for change in changes:
+            draw_line(screen, settings(change), 2, style="bold" if change.fits else "")
+            draw_line(screen, effect(change, unit), 5)
+        if changes:
+            screen.line()
+
+
+def settings(change: Change) -> str:
+    """The change as --set takes it, without the names of the blocks."""
+    return " ".join(override.partition(".")[2] for override in change.overrides)
+
+
+def effect(change: Change, unit: Unit) -> str:
+    """What it saves, what is needed then, and at what price."""
+    saved, needed = format_bytes(change.saved, unit), format_bytes(change.needed, unit)
+    return f"saves {saved}, then needs {needed}; price: {change.cost}; {change.result}"

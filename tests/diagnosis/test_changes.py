@@ -1,0 +1,111 @@
+"""A report against its run: the moment, what is not explained, and changes that really fit."""
+
+import io
+
+import pytest
+
+from memcalc.diagnosis.changes import Explained
+from memcalc.diagnosis.diagnosis import diagnose
+from memcalc.estimation.estimate import estimate
+from memcalc.estimation.outside import reserved_bytes
+from memcalc.spec.loading import load
+
+GIB = 2**30
+CARD = 24  # GiB
+RUN = ("gpt2-large", ["b=8", "recipe=amp", "training.attention=eager"])
+
+
+def explained(allocated: str, *, run=RUN, frame: str = "", reserved: str = "", free: str = "0.50") -> Explained:
+    text = (
+        f"Traceback (most recent call last):\n{frame}\n"
+        f"CUDA out of memory. Tried to allocate 1.00 GiB (GPU 0; {CARD}.00 GiB total capacity; {allocated} GiB already "
+        f"allocated; {free} GiB free; {reserved or allocated} GiB reserved in total by PyTorch)"
+    )
+    found = diagnose("a.log", io.BytesIO(text.encode()), load(*run)).explained
+    assert found is not None
+    return found
+
+
+def test_the_moment_is_the_first_that_needs_as_much() -> None:
+    totals = estimate(load(*RUN)).ledger.totals
+    found = explained("20.00")
+    earlier = list(totals)[: list(totals).index(found.phase)]
+
+    assert totals[found.phase] >= 21 * GIB > max(totals[phase] for phase in earlier)
+    assert found.allocated == totals[found.phase]
+    assert sum(found.components.values()) == found.allocated
+    assert found.unexplained == 0
+
+
+def test_the_traceback_knows_the_moment_better() -> None:
+    frame = '  File "/x/torch/optim/adamw.py", line 9, in step\n    foreach(...)'
+
+    assert explained("1.00", frame=frame).phase.startswith("optimizer_step")
+
+
+def test_what_the_ledger_does_not_know_is_added_to_every_change() -> None:
+    run = ("gpt2", ["b=1"])
+    peak = estimate(load(*run)).ledger.peak_bytes
+    found = explained("20.00", run=run)
+
+    assert found.unexplained == 21 * GIB - found.allocated > 0
+    assert found.needed == reserved_bytes(peak + found.unexplained)
+    assert any("held more than the ledger knows of" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("allocated", ["8.00", "16.00", "22.00"])
+def test_changes_that_fit_do_fit(allocated: str) -> None:
+    """Each is an estimate of its own; the budget is what the allocator had, and what it could still have got."""
+    found = explained(allocated, reserved=f"{float(allocated) + 1:.2f}")
+    peak = estimate(load(*RUN)).ledger.peak_bytes
+
+    assert found.budget == round((float(allocated) + 1.5) * GIB)
+    assert found.changes
+    for change in found.changes:
+        changed = estimate(load(RUN[0], [*RUN[1], *change.overrides])).ledger.peak_bytes
+        assert change.allocated == changed
+        assert change.saved == peak - changed > 0
+        assert change.needed == reserved_bytes(changed + found.unexplained)
+        assert change.fits == (change.needed <= found.budget)
+    verdicts = [bool(change.fits) for change in found.changes]
+    assert verdicts == sorted(verdicts, reverse=True)
+
+
+def test_a_smaller_micro_batch_keeps_the_sequences_of_a_step() -> None:
+    changes = [change for change in explained("22.00").changes if change.levers == ("smaller micro-batch",)]
+
+    (change,) = changes
+    values = dict(override.split("=") for override in change.overrides)
+    assert int(values["training.micro_batch_size"]) * int(values["training.gradient_accumulation_steps"]) == 8
+
+
+def test_two_changes_where_one_is_not_enough() -> None:
+    found = explained("14.00", free="0.10")
+
+    assert {len(change.levers) for change in found.changes if change.fits} == {2}
+    assert all(len(change.levers) == 1 for change in found.changes if not change.fits)
+
+
+def test_changes_that_the_run_contradicts_are_not_offered() -> None:
+    one_gpu = {lever for change in explained("22.00").changes for lever in change.levers}
+    sharded = ("gpt2-large", ["b=8", "recipe=mixed-16", "data_parallel=8", "zero_stage=1"])
+    many = {lever for change in explained("22.00", run=sharded).changes for lever in change.levers}
+
+    assert "shard more" not in one_gpu
+    assert "flash attention" in one_gpu
+    assert {"shard more", "shard over more GPUs"} <= many
+    assert "flash attention" not in many
+
+
+def test_without_figures_the_card_is_the_budget() -> None:
+    spec = load("gpt2-large", ["b=8"], gpu="v100-16gb")
+    found = diagnose("a.log", io.BytesIO(b"RuntimeError: CUDA error: out of memory\n"), spec).explained
+
+    assert found is not None
+    assert found.held is None
+    assert found.budget is not None
+    assert found.budget_source == "what v100-16gb leaves beside the context and NCCL"
+    headline = estimate(spec).headline
+    assert headline.device_bytes is not None
+    assert headline.reserved_bytes is not None
+    assert (found.needed <= found.budget) == estimate(spec).fits
