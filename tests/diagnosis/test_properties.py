@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.allocator.messages import Process, Shortage, format_size, out_of_memory, out_of_memory_async, rejected
-from memcalc.allocator.versions import NEWEST, OLDEST, Version
+from memcalc.allocator.pytorch.messages import (
+    Process,
+    Shortage,
+    format_size,
+    out_of_memory,
+    out_of_memory_async,
+    rejected,
+)
+from memcalc.allocator.pytorch.versions import NEWEST, OLDEST, Version
 from memcalc.diagnosis.diagnosis import Diagnosis, diagnose
 from memcalc.diagnosis.sizes import Printed, read_size
 from memcalc.errors import InputError

@@ -45,6 +45,7 @@ def loaded(*arguments: str, statement: str = COMMAND) -> set[str]:
         ["estimate", "gpt3.yaml"],
         ["estimate", "gpt3.yaml", "--format", "json"],
         ["check", "configs", "--gpu", "h100-80gb"],
+        ["oom", "docs/examples/oom.log", "--config", "gpt2"],
         ["models"],
         ["gpus"],
     ],
