@@ -26,23 +26,24 @@ _THREADS = {_STEPS: "steps", _PHASES: "phases", _MODULES: "modules", _ALLOCATION
 _PROCESS = 1
 
 
-def write_chrome_trace(path: Path | str, course: Course, name: str) -> None:
-    """Writes the trace as one file."""
+def write_chrome_trace(path: Path | str, course: Course, name: str, *, timed: bool = True) -> None:
+    """Writes the trace as one file; arguments as for `chrome_trace`."""
     with Path(path).open("w", encoding="utf-8") as file:
-        json.dump(chrome_trace(course, name), file, separators=(",", ":"))
+        json.dump(chrome_trace(course, name, timed=timed), file, separators=(",", ":"))
 
 
-def chrome_trace(course: Course, name: str) -> dict[str, Any]:
+def chrome_trace(course: Course, name: str, *, timed: bool = True) -> dict[str, Any]:
     """The trace: bytes by component as a counter, phases and modules as durations, allocations as instants.
-
-    Times are those of the events; where they have none, a microsecond stands for an event.
 
     Args:
         course: the run.
         name: what the process is called.
+        timed: whether the events' times mean anything. Where they do not, or are not there, a microsecond stands for
+            an event.
     """
     events = course.timeline.events[: len(course.totals)]
-    clock = _clock(events)
+    timed = timed and _timed(events)
+    clock = _clock(events, timed=timed)
     born = [index for index, event in enumerate(events) if event.kind is Kind.ALLOC]
     shown = born if len(born) <= INSTANTS else sorted(nlargest(INSTANTS, born, key=lambda index: events[index].bytes))
     samples = min(SAMPLES, len(events))
@@ -61,7 +62,7 @@ def chrome_trace(course: Course, name: str) -> dict[str, Any]:
             "counter_samples": samples,
             "allocations": len(born),
             "allocations_shown": len(shown),
-            "times": "recorded" if _timed(events) else "one microsecond an event",
+            "times": "recorded" if timed else "one microsecond an event",
         },
     }
 
@@ -74,9 +75,9 @@ def _timed(events: Sequence[Event]) -> bool:
     )
 
 
-def _clock(events: Sequence[Event]) -> list[int]:
+def _clock(events: Sequence[Event], *, timed: bool) -> list[int]:
     """Microseconds of each event and, as one more, of the end."""
-    if not _timed(events):
+    if not timed:
         return list(range(len(events) + 1))
     times = [event.time_us or 0 for event in events]
     return [*times, times[-1] + 1]

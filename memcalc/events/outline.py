@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -42,13 +43,13 @@ class Outline:
     length: int  # of the stream that is drawn
     failed: bool  # whether the run died at its end
 
-    @property
+    @cached_property
     def peak(self) -> int:
         """The stretch that holds the highest moment of all, the first where several do; -1 where nothing is."""
         totals = [stretch.total for stretch in self.stretches]
         return totals.index(max(totals)) if totals else -1
 
-    @property
+    @cached_property
     def top(self) -> int:
         """The highest value that a picture must have room for."""
         return max((max(stretch.total, stretch.reserved or 0) for stretch in self.stretches), default=0)

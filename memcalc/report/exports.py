@@ -4,40 +4,42 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memcalc.allocator import History
-from memcalc.events import timeline, write_events
-from memcalc.events.course import Course
+from memcalc.errors import InputError
 from memcalc.report.plots.files import check_suffix
+from memcalc.report.run import Run
 
 SUFFIXES = (".pickle", ".json", ".jsonl")
 
 
-def course_of(history: History) -> Course:
-    """The course of a run as an allocator saw it."""
-    return Course(timeline(history.events), history.allocated, history.reserved)
-
-
-def write_export(path: Path, history: History, name: str) -> None:
+def write_export(path: Path, run: Run, name: str, *, timed: bool = True) -> None:
     """Writes a run for another program.
 
     Args:
         path: .pickle is a memory snapshot of PyTorch, for pytorch.org/memory_viz and torch.cuda._memory_viz; .json a
             Chrome trace, for ui.perfetto.dev and chrome://tracing; .jsonl memcalc's own events, for `memcalc replay`.
-        history: the run.
+        run: what happened.
         name: what it is called.
+        timed: whether its times are those of a device.
 
     Raises:
-        InputError: for another suffix.
+        InputError: for another suffix, or a snapshot of a device without PyTorch's allocator.
     """
     check_suffix(path, SUFFIXES)
     suffix = path.suffix.lower()
     if suffix == ".pickle":
         from memcalc.allocator.pytorch.dump import write_snapshot
 
-        write_snapshot(path, history)
+        if run.history is None:
+            raise InputError(
+                f"{path.name}: a memory snapshot tells what CUDA's allocator did, and this run had none.",
+                "Write a Chrome trace (.json), or trace with CUDA's semantics.",
+            )
+        write_snapshot(path, run.history)
     elif suffix == ".json":
         from memcalc.events.chrome import write_chrome_trace
 
-        write_chrome_trace(path, course_of(history), name)
+        write_chrome_trace(path, run.course, name, timed=timed)
     else:
-        write_events(path, history.events)
+        from memcalc.events import write_events
+
+        write_events(path, run.timeline.events)

@@ -110,6 +110,25 @@ def test_other_streams_delay_the_end_of_a_life() -> None:
     ]
 
 
+def test_what_was_held_after_an_event() -> None:
+    """After event 4, an emptied cache: 5 of 20 MiB, the 30 are gone; the device that it died on had the same."""
+    whole, dying = history(STEP), history(STEP, capacity=55 * MIB)
+    sizes = [(view.total_size // MIB, view.allocated_size // MIB) for view in whole.segments_at(4)]
+
+    assert sizes == [(20, 5)]
+    assert dying.result.failure is not None
+    assert dying.segments_at(4) == whole.segments_at(4)
+    assert whole.segments_at(-1) == ()
+    assert whole.segments_at(6) == whole.result.segments
+
+
+def test_a_free_that_completes_later_waits_at_that_moment() -> None:
+    events = [alloc(1, 30), Event(Kind.RECORD_STREAM, 1, stream=1), free(1), alloc(2, 1), Event(Kind.FREE_COMPLETED, 1)]
+    waiting = [block.state for view in history(events).segments_at(3) for block in view.blocks]
+
+    assert waiting[0] == "active_pending_free"
+
+
 def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memcalc.allocator.pytorch.diary.EVERY", 3)
     told: list[tuple[str, int, int | None]] = []

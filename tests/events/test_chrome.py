@@ -112,6 +112,7 @@ def test_recorded_times_are_kept() -> None:
     assert rows(trace, "phases") == [("model", 0, 2000), ("forward_1", 2000, 5000), ("backward_1", 7000, 1001)]
     assert of_kind(trace, "i")[1]["args"]["lived_us"] == 5000
     assert trace["otherData"]["times"] == "recorded"
+    assert chrome_trace(course(timed), "tiny", timed=False) == chrome_trace(course(), "tiny")
 
 
 @pytest.mark.parametrize("times", [[None, 1, 2], [2, 1, 3], [1, 2, None]])

@@ -1,43 +1,38 @@
 """The tables of a run: its notebook, its largest tensors, its reserved memory."""
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
 
-from memcalc.allocator import replay
+from memcalc.allocator import history, replay
 from memcalc.allocator.fragmentation import pool_uses
 from memcalc.events import Event, Kind, timeline
 from memcalc.events.course import Course
 from memcalc.ledger.component import Component
 from memcalc.report.fragmentation import fragmentation_grids
-from memcalc.report.grid import Grid
 from memcalc.report.notebook import notebook_grid
+from memcalc.report.run import Run, draw_run, run_grids
 from memcalc.report.screen import Screen
 from memcalc.report.tensors import tensor_grid
-from memcalc.report.terminal import draw_grid
-from tests.report.runs import MIB, asked_for, replayed, two_steps
+from tests.report.runs import MIB, asked_for, two_steps
 
 Golden = Callable[[str, str], None]
 
 
-def drawn(grids: Iterable[Grid], width: int) -> str:
-    file = io.StringIO()
-    for grid in grids:
-        draw_grid(Screen(file, width), grid)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize("width", [80, 120])
 def test_tables(width: int, golden: Golden) -> None:
-    course = replayed(two_steps())
-    uses = pool_uses(replay(two_steps()[: course.peak_event + 1]).segments)
-    text = drawn(
-        [notebook_grid(course, "MiB"), tensor_grid(course, "MiB", 4), *fragmentation_grids(uses, "MiB")], width
-    )
+    file = io.StringIO()
+    draw_run(Screen(file, width), Run(timeline(two_steps()), history(two_steps())), "MiB")
 
-    golden(f"run_tables_{width}", text)
-    assert max(len(line) for line in text.splitlines()) <= width
+    golden(f"run_{width}", file.getvalue())
+    assert max(len(line) for line in file.getvalue().splitlines()) <= width
+
+
+def test_a_device_without_an_allocator_has_no_reserved_memory() -> None:
+    titles = [grid.title for grid in run_grids(Run(timeline(two_steps())), "MiB")]
+
+    assert titles == ["Notebook: asked for, MiB", "Largest at the peak, in loss_2"]
 
 
 def test_what_each_phase_left() -> None:

@@ -6,11 +6,13 @@ Source: torch c10/cuda/CUDACachingAllocator.cpp: record_trace, and where it is c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.driver import Driver
+from memcalc.allocator.policy import SegmentView
 from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.rounding import block_size
 from memcalc.allocator.pytorch.settings import Settings
@@ -43,6 +45,30 @@ class History:
     reserved: tuple[int, ...]  # as torch.cuda.memory_reserved
     free_bytes: int  # of the device, at the end
     settings: Settings
+    version: Version
+    capacity: int | None  # bytes of the device; None: it never runs out
+    used: int  # of them gone from the start
+
+    def segments_at(self, event: int) -> tuple[SegmentView, ...]:
+        """What was held of the device after event `event`, by address. It replays the stream up to there."""
+        allocator = CachingAllocator(self.settings, self.version, Driver(self.capacity, self.used))
+        left = event + 1
+
+        def after_each() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise _Reached
+
+        if left:
+            # All events are handed over: whether a free is completed at once depends on those that follow.
+            with suppress(_Reached):
+                run_through(self.events, allocator, after_each)
+        return allocator.segments()
+
+
+class _Reached(Exception):
+    """The replay is where it should be."""
 
 
 class _Diarist(CachingAllocator):
@@ -127,4 +153,7 @@ def history(
         tuple(allocator.reserved),
         allocator.memory.driver.free_bytes,
         config,
+        version,
+        capacity,
+        used,
     )

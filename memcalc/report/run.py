@@ -1,0 +1,49 @@
+"""What a recorded run shows beside its ledger: the picture, the notebook, the largest tensors, the reserved memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.allocator import History
+from memcalc.allocator.fragmentation import pool_uses
+from memcalc.events.course import Course
+from memcalc.events.timeline import Timeline
+from memcalc.report.fragmentation import fragmentation_grids
+from memcalc.report.grid import Grid
+from memcalc.report.notebook import notebook_grid
+from memcalc.report.plots.letters import draw_course
+from memcalc.report.screen import Screen
+from memcalc.report.tensors import tensor_grid
+from memcalc.report.terminal import draw_grid
+from memcalc.units import Unit
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded run, and the same events through PyTorch's allocator where its device has one."""
+
+    timeline: Timeline
+    history: History | None = None
+
+    @property
+    def course(self) -> Course:
+        """What is drawn of it."""
+        if self.history is None:
+            return Course(self.timeline)
+        return Course(self.timeline, self.history.allocated, self.history.reserved)
+
+
+def run_grids(run: Run, unit: Unit) -> list[Grid]:
+    """The tables."""
+    course = run.course
+    grids = [notebook_grid(course, unit), tensor_grid(course, unit)]
+    if run.history is not None:
+        grids += fragmentation_grids(pool_uses(run.history.segments_at(course.peak_event)), unit)
+    return grids
+
+
+def draw_run(screen: Screen, run: Run, unit: Unit) -> None:
+    """The picture in letters, then the tables."""
+    draw_course(screen, run.course, unit)
+    for grid in run_grids(run, unit):
+        draw_grid(screen, grid)
