@@ -6,7 +6,6 @@ Source: torch c10/cuda/CUDACachingAllocator.cpp: record_trace, and where it is c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,23 +51,7 @@ class History:
     def segments_at(self, event: int) -> tuple[SegmentView, ...]:
         """What was held of the device after event `event`, by address. It replays the stream up to there."""
         allocator = CachingAllocator(self.settings, self.version, Driver(self.capacity, self.used))
-        left = event + 1
-
-        def after_each() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                raise _Reached
-
-        if left:
-            # All events are handed over: whether a free is completed at once depends on those that follow.
-            with suppress(_Reached):
-                run_through(self.events, allocator, after_each)
-        return allocator.segments()
-
-
-class _Reached(Exception):
-    """The replay is where it should be."""
+        return run(self.events, allocator, until=event).segments
 
 
 class _Diarist(CachingAllocator):
