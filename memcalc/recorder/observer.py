@@ -1,0 +1,35 @@
+"""The recorder as an observer of a training run: phases, and the tensors that the run can name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from memcalc.recorder.recorder import Recorder
+from memcalc.step.loop import TrainingRun
+
+
+class RecordingObserver:
+    """Tells the recorder what the run knows.
+
+    Args:
+        run: the run that is recorded.
+        recorder: entered by the caller around the run.
+    """
+
+    def __init__(self, run: TrainingRun, recorder: Recorder) -> None:
+        self.run = run
+        self.recorder = recorder
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """See `memcalc.step.loop.Observer`."""
+        self.recorder.begin_phase(name)
+        try:
+            yield
+        finally:
+            if name == "model" and self.run.model is not None:
+                self.recorder.name_modules(self.run.model.module)
+            for component, tensors in self.run.held().items():
+                self.recorder.mark(component, tensors)
+            self.recorder.end_phase()

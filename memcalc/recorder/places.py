@@ -1,0 +1,129 @@
+"""Where in the model a running operator belongs: its module, the line of code, forward, backward or recomputation.
+
+Backward has no modules and no lines of its own. Autograd numbers its nodes in the order in which forward made them, so
+what forward noted under a node's number holds for its backward.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks
+
+# Frames of these are machinery, not somebody's model.
+MACHINERY = tuple(str(Path(path).resolve()) for path in (Path(torch.__file__).parent, Path(__file__).parent))
+
+Line = tuple[str, int]  # file and number
+NOWHERE: Line = ("", 0)
+
+
+class Place(NamedTuple):
+    """Where an operator ran."""
+
+    module: str = ""  # path in the model; "" outside of it
+    line: Line = NOWHERE
+    tail: bool = False  # behind the last layer: final norm, head, loss
+    backward: bool = False
+    recomputed: bool = False
+
+
+def newest_node() -> int:
+    """The number of autograd's newest node. An operator's node is made, and numbered, before its kernel runs."""
+    return torch.autograd._get_sequence_nr() - 1  # noqa: SLF001 -- no public name
+
+
+class Places:
+    """Follows modules through forward hooks, and backward through autograd's numbers."""
+
+    def __init__(self) -> None:
+        self.machinery: tuple[str, ...] = MACHINERY
+        self._names: dict[int, str] = {}
+        self._layers: set[int] = set()
+        self._parameters: dict[int, str] = {}  # by identity: the module that holds it
+        self._stack: list[str] = []
+        self._tail = False
+        self._noted: dict[int, Place] = {}  # by autograd's number
+
+    def name(self, model: nn.Module) -> None:
+        """Learns the names of a model's modules, and which of them are its layers: the longest list of modules."""
+        self._names = {id(module): name for name, module in model.named_modules()}
+        for path, module in model.named_modules():
+            self._parameters.update({id(p): path for p in module.parameters(recurse=False)})
+        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+        longest = max(lists, key=len, default=nn.ModuleList())
+        self._layers = {id(layer) for layer in longest}
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follows every module that runs inside."""
+        before = hooks.register_module_forward_pre_hook(self._enter)
+        after = hooks.register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def start(self) -> None:
+        """A forward begins: nothing is behind the last layer yet."""
+        self._tail = False
+
+    def here(self, newest: int) -> Place:
+        """Where the operator that is running belongs.
+
+        Args:
+            newest: `newest_node()` from before the operator's kernel ran: its own node, if it has one.
+        """
+        node = torch._C._current_autograd_node()  # noqa: SLF001 -- no public name
+        if node is not None and not torch.is_grad_enabled():
+            return self._of_node(node)
+        recomputed = node is not None
+        module = self._stack[-1] if self._stack else ""
+        tail = self._tail
+        if recomputed and not module:
+            noted = self._of_node(node)
+            module, tail = noted.module, noted.tail
+        place = Place(module, self._line(), tail, backward=recomputed, recomputed=recomputed)
+        if torch.is_grad_enabled():
+            # The first operator that is seen with a new number is the one that the node is for.
+            self._noted.setdefault(newest, place)
+        return place
+
+    def accumulates(self) -> bool:
+        """Whether a gradient has arrived at its parameter and is being added up."""
+        node = torch._C._current_autograd_node()  # noqa: SLF001 -- no public name
+        return node is not None and type(node).__name__ == "AccumulateGrad"
+
+    def _of_node(self, node: Any) -> Place:
+        if type(node).__name__ == "AccumulateGrad":
+            variable = getattr(node, "variable", None)
+            return Place(self._parameters.get(id(variable), ""), backward=True)
+        noted = self._noted.get(node._sequence_nr(), Place())  # noqa: SLF001 -- no public name
+        return noted._replace(backward=True, recomputed=False)
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        if id(module) in self._layers:
+            self._tail = False
+        self._stack.append(self._names.get(id(module), type(module).__name__))
+
+    def _leave(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+        if id(module) in self._layers:
+            self._tail = True
+
+    def _line(self) -> Line:
+        """The innermost line that is not PyTorch's or ours."""
+        frame = sys._getframe(2)  # noqa: SLF001 -- walking frames costs a tenth of inspect.stack()
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not file.startswith(self.machinery) and not file.startswith("<"):
+                return file, frame.f_lineno
+            frame = frame.f_back  # type: ignore[assignment]
+        return NOWHERE

@@ -1,0 +1,207 @@
+"""Every allocation and release of a running step, with its operator, module, line, phase and purpose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memcalc.events.event import Event, Kind
+from memcalc.ledger.component import Component
+from memcalc.recorder.kernels import Hidden, Kernels, tensors
+from memcalc.recorder.places import Place, Places, newest_node
+from memcalc.recorder.purposes import Purposes
+from memcalc.recorder.storages import Number, Storages, watching_resizes
+
+HIDDEN_FROM = 2**40  # numbers of what operators allocate inside, far from those of storages
+
+
+class Recorder(TorchDispatchMode):
+    """Records everything that PyTorch allocates while it is entered.
+
+    Args:
+        kernels: what the device does beyond its operators' outputs.
+        counts: whether a tensor lies in the memory that is recorded; None: every one does.
+        progress: called with the number of events now and then.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels | None = None,
+        counts: Callable[[Tensor], bool] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels = kernels or Kernels()
+        self.places = Places()
+        self.purposes = Purposes()
+        self.phase = ""
+        self._counts = counts
+        self._progress = progress
+        self._log: list[tuple[Any, ...]] = []
+        self._storages = Storages(self._ended)
+        self._hidden_numbers = count(HIDDEN_FROM)
+        self._recomputing = False
+        self._started = time.perf_counter_ns()
+        self._around = ExitStack()
+
+    # -- what the run tells ------------------------------------------------------------------------------------------
+
+    def begin_phase(self, name: str) -> None:
+        """A phase begins; all that follows belongs to it."""
+        self.phase = name
+        self._log.append((Kind.PHASE, self._now(), name))
+        if name.startswith("forward"):
+            self.places.start()
+        self.purposes.begin_phase(name)
+
+    def name_modules(self, model: nn.Module) -> None:
+        """The model is built: its modules have names from here on."""
+        self.places.name(model)
+
+    def mark(self, component: Component, marked: Iterable[Tensor]) -> None:
+        """These tensors' storages are for `component`, from their beginning on."""
+        for tensor in marked:
+            number = self._storages.number(tensor)
+            if number is not None:
+                self.purposes.mark(number, component)
+
+    def end_phase(self) -> None:
+        """The phase ends: what was made in it and lives on can be told from what was not."""
+        self.purposes.end_phase()
+
+    # -- what PyTorch tells ------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """Starts recording."""
+        self._around.enter_context(self.places.following())
+        self._around.enter_context(watching_resizes(self._resized))
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        """Stops recording. Storages that live on stay alive in the record."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._around.close()
+
+    def __torch_dispatch__(  # type: ignore[override] # noqa: D105
+        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        node = newest_node()
+        output = self.kernels.run(operator, args, kwargs)
+        self._look_at(operator, args, kwargs, output, node)
+        return output
+
+    def _look_at(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, node: int) -> None:
+        place: Place | None = None
+        fresh: list[tuple[int, Number, Tensor]] = []
+        for position, tensor in enumerate(self.kernels.outputs(operator, output)):
+            if self._counts is None or self._counts(tensor):
+                number = self._storages.see(tensor)
+                if number is not None:
+                    fresh.append((position, number, tensor))
+        hidden = self.kernels.hidden(operator, args, kwargs, output)
+        if fresh or hidden or torch.is_grad_enabled():
+            # Asked for also where nothing is new: views have backward nodes, too.
+            place = self.places.here(node)
+        if self.places.accumulates():
+            self.mark(Component.GRADIENTS, tensors(args))
+        if place is None:
+            return
+        if self._recomputing and not place.recomputed:
+            self.purposes.end_phase()  # what the second forward has left alive is what it was run for
+        self._recomputing = place.recomputed
+        name = _name(operator)
+        taken: list[tuple[int, Number]] = []  # sizes and numbers of the blocks inside
+        waiting = list(hidden)
+        for position, number, tensor in fresh:
+            while waiting and waiting[0].at <= position:
+                self._follow(waiting.pop(0), taken, name, place)
+            self._allocated(number, tensor, name, place)
+        for each in waiting:
+            self._follow(each, taken, name, place)
+
+    def _allocated(self, number: Number, tensor: Tensor, name: str, place: Place) -> None:
+        size = tensor.untyped_storage().nbytes()
+        self._log.append(
+            (Kind.ALLOC, self._now(), number, size, name, place, tuple(tensor.shape), tensor.dtype, self.phase)
+        )
+        self.purposes.born(number, self.phase, place)
+        if self._progress is not None and not len(self._log) % 1000:
+            self._progress(len(self._log))
+
+    def _follow(self, hidden: Hidden, taken: list[tuple[int, Number]], name: str, place: Place) -> None:
+        """Blocks that an operator takes and gives back inside."""
+        for size in hidden.script:
+            if size > 0:
+                number = next(self._hidden_numbers)
+                self._log.append((Kind.ALLOC, self._now(), number, size, name, place, (size,), torch.uint8, self.phase))
+                self.purposes.born(number, self.phase, place)
+                self.purposes.mark(number, hidden.component)
+                taken.append((size, number))
+            else:
+                newest = next(block for block in reversed(taken) if block[0] == -size)
+                taken.remove(newest)
+                self._ended(newest[1])
+
+    def _ended(self, number: Number) -> None:
+        self._log.append((Kind.FREE, self._now(), number))
+        self.purposes.died(number)
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        number = self._storages.changed(storage)
+        if number is not None:
+            place = self.places.here(newest_node())
+            size = storage.nbytes()
+            self._log.append(
+                (Kind.ALLOC, self._now(), number, size, "resize_", place, (size,), torch.uint8, self.phase)
+            )
+            self.purposes.born(number, self.phase, place)
+
+    def _now(self) -> int:
+        return (time.perf_counter_ns() - self._started) // 1000
+
+    # -- the record --------------------------------------------------------------------------------------------------
+
+    def events(self) -> tuple[Event, ...]:
+        """What happened so far, each allocation with what it turned out to be for."""
+        return tuple(self._events())
+
+    def _events(self) -> Iterator[Event]:
+        purposes = self.purposes.settled()
+        for kind, now, *what in self._log:
+            if kind is Kind.ALLOC:
+                number, size, name, place, shape, dtype, phase = what
+                file, line = place.line
+                yield Event(
+                    Kind.ALLOC,
+                    number,
+                    size,
+                    component=purposes[number],
+                    phase=phase,
+                    module=place.module,
+                    operator=name,
+                    shape=shape,
+                    dtype=DTYPE_WORDS.get(dtype) or str(dtype).removeprefix("torch."),
+                    line=f"{file}:{line}" if file else "",
+                    time_us=now,
+                )
+            elif kind is Kind.FREE:
+                yield Event(Kind.FREE, what[0], time_us=now)
+            else:
+                yield Event(Kind.PHASE, phase=what[0], time_us=now)
+
+
+DTYPE_WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def _name(operator: Any) -> str:
+    """ "aten.mm"; operators that stand in for PyTorch's bear its names."""
+    schema: str = operator._schema.name  # noqa: SLF001 -- str(operator) is slower and has the overload
+    return schema.replace("::", ".").replace("memcalc.", "aten.")

@@ -1,0 +1,121 @@
+"""scaled_dot_product_attention as CUDA runs it: which kernel, and what that one keeps for backward.
+
+On the CPU PyTorch takes other kernels, which keep other things. Source: torch 2.13, aten/src/ATen/native/transformers/
+attention.cpp (scaled_dot_product_attention, pad_last_dim, post_process_flash_output) and cuda/sdp_utils.cpp (which
+kernel can be used). cuDNN's, which newer cards prefer, is left out: what it keeps has the sizes of flash's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+FLASH_DTYPES = (torch.float16, torch.bfloat16)
+FLASH_LARGEST_HEAD = 256  # sdp_utils.cpp, check_head_dim_size_flash
+MULTIPLE = 8  # elements that flash pads heads to: attention.cpp, pad_last_dim<8>
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 -- PyTorch's signature
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002 -- likewise
+) -> Tensor:
+    """torch.nn.functional.scaled_dot_product_attention on (b, h, s, d) tensors of a CUDA device."""
+    if _flash(query, key, value, attn_mask):
+        return _run_flash(query, key, value, dropout_p, is_causal, scale)
+    if torch.backends.cuda.mem_efficient_sdp_enabled() and query.dim() == 4:
+        if enable_gqa:
+            key, value = _repeated(key, query), _repeated(value, query)
+        return _run_efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return _plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    return (
+        torch.backends.cuda.flash_sdp_enabled()
+        and mask is None
+        and query.dim() == 4
+        and query.dtype in FLASH_DTYPES
+        and query.shape[-1] == key.shape[-1] == value.shape[-1] <= FLASH_LARGEST_HEAD
+    )
+
+
+def _run_flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout: float,
+    causal: bool,  # noqa: FBT001
+    scale: float | None,
+) -> Tensor:
+    width = query.shape[-1]
+    scale = width**-0.5 if scale is None else scale
+    padding = -width % MULTIPLE
+    if padding:
+        query, key, value = (functional.pad(each, (0, padding)) for each in (query, key, value))
+    output = _first(
+        torch.ops.aten._scaled_dot_product_flash_attention(  # noqa: SLF001 -- the kernel's only name
+            query, key, value, dropout, causal, return_debug_mask=False, scale=scale
+        )
+    )
+    return output[..., :width] if padding else output
+
+
+def _run_efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,  # noqa: FBT001
+    scale: float | None,
+) -> Tensor:
+    if mask is not None:
+        if mask.dtype == torch.bool:  # attention.cpp, convert_boolean_attn_mask
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -torch.inf)
+        mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    needs_backward = any(each.requires_grad for each in (query, key, value))
+    return _first(
+        torch.ops.aten._scaled_dot_product_efficient_attention(  # noqa: SLF001 -- likewise
+            query, key, value, mask, torch.is_grad_enabled() and needs_backward, dropout, causal, scale=scale
+        )
+    )
+
+
+def _plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,  # noqa: FBT001
+    scale: float | None,
+    grouped: bool,  # noqa: FBT001
+) -> Tensor:
+    output: Tensor = torch._scaled_dot_product_attention_math(  # noqa: SLF001 -- likewise
+        query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped
+    )[0]
+    return output
+
+
+def _first(outputs: tuple[Any, ...]) -> Tensor:
+    """The first output; the others are let go in the order in which a compiled tuple ends."""
+    waiting = list(outputs)
+    del outputs
+    first: Tensor = waiting.pop(0)
+    while waiting:
+        del waiting[0]
+    return first
+
+
+def _repeated(heads: Tensor, query: Tensor) -> Tensor:
+    repeats = query.shape[-3] // heads.shape[-3]
+    return heads if repeats == 1 else heads.repeat_interleave(repeats, dim=-3)

@@ -1,0 +1,194 @@
+"""A CUDA device for Python code, where there is none: fake tensors on the CPU that say that they are on "cuda".
+
+Fake tensors on "cuda" need a PyTorch that is built for CUDA as soon as backward runs, so these are on "cpu" for
+PyTorch's C++ and on "cuda" for everybody's Python. Tensors that Python puts on the CPU (Adam's step counts) stay real:
+they are small, and what reads their values gets them. What PyTorch does otherwise on CUDA is steered here: attention,
+dropout, RMSNorm and autocast; what its kernels do otherwise, in cuda_kernels.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from memcalc.tracing.attention import attention
+from memcalc.tracing.autocast import Autocast
+from memcalc.tracing.norms import rms_norm
+
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+def on_device(value: Any) -> bool:
+    """Whether a tensor lies on the device that is not there."""
+    return isinstance(value, FakeTensor)
+
+
+class CudaFunctions(TorchFunctionMode):
+    """Entered around a run on fake tensors: what Python calls does what it does on CUDA.
+
+    `readbacks` counts how often the run asked for a value that does not exist; it was told zero.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.autocast = Autocast(on_device)
+        self.readbacks = 0
+
+    @contextmanager
+    def entered(self) -> Iterator[CudaFunctions]:
+        """The mode, with autocast made available, and the device that fake tensors give as theirs."""
+        own = FakeTensor.device
+
+        def device(tensor: FakeTensor) -> torch.device:
+            # PyTorch's own code, below the dispatcher, runs with torch functions disabled and must see the CPU.
+            enabled = torch._C._is_torch_function_enabled()  # noqa: SLF001 -- no public name
+            return CUDA if enabled else cast(torch.device, own.fget(tensor))  # type: ignore[attr-defined]
+
+        engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined] # noqa: SLF001 -- no public name
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            with self:  # a mode is off while one of its functions runs, but recomputation is Python, too
+                return engine(*args, **kwargs)
+
+        with (
+            self.autocast.available(),
+            mock.patch.object(FakeTensor, "device", property(device)),
+            mock.patch.object(torch.autograd, "_engine_run_backward", run_backward),
+            self,
+        ):
+            yield self
+
+    def __torch_function__(  # noqa: D105
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in ANSWERS:
+            return ANSWERS[function](args[0]) if on_device(args[0]) else function(*args, **kwargs)
+        if function in READS:
+            return self._read(function, args, kwargs)
+        device = _device(function, args, kwargs)
+        if device is not None:
+            return self._placed(function, args, kwargs, device)
+        if not any(_holds_fake(value) for value in (*args, *kwargs.values())):
+            with _disable_current_modes():  # type: ignore[no-untyped-call]
+                return function(*args, **kwargs)
+        name = getattr(function, "__name__", "")
+        if torch.is_autocast_enabled("cuda"):
+            args, kwargs = self.autocast.arguments(name, args, kwargs)
+        steered = STEERED.get(function)
+        return function(*args, **kwargs) if steered is None else steered(*args, **kwargs)
+
+    def _placed(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
+    ) -> Any:
+        """A call that names a device."""
+        if device.type not in ("cuda", "cpu"):  # meta: no memory, on either side
+            with _disable_current_modes():  # type: ignore[no-untyped-call]
+                return function(*args, **kwargs)
+        args = tuple(CPU if _is_device(value) else value for value in args)
+        kwargs = {name: CPU if name == "device" else value for name, value in kwargs.items()}
+        moved = args[0] if args and isinstance(args[0], Tensor) and function in MOVES else None
+        if function is Tensor.cuda:
+            function, args, kwargs = Tensor.to, (args[0], CPU), {}
+        if device.type == "cuda":
+            if moved is not None and not on_device(moved):
+                return self._uploaded(moved, function, args, kwargs)
+            return function(*args, **kwargs)
+        if moved is not None and on_device(moved):  # to the host: its values do not exist
+            self.readbacks += 1
+            with _disable_current_modes():  # type: ignore[no-untyped-call]
+                return torch.zeros(moved.shape, dtype=moved.dtype)
+        with _disable_current_modes():  # type: ignore[no-untyped-call]
+            return function(*args, **kwargs)
+
+    def _uploaded(self, tensor: Tensor, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """A host tensor's copy on the device."""
+        with _disable_current_modes():  # type: ignore[no-untyped-call]
+            there = function(tensor.to("meta"), *args[1:], **{**kwargs, "device": torch.device("meta")}) \
+                if function is not Tensor.to else tensor.to("meta")
+        dtype = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)), there.dtype)
+        copy = torch.empty_strided(there.shape, there.stride(), dtype=dtype, device=CPU)
+        return copy.requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else copy
+
+    def _read(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A value of the device, asked for by the host: zero, as on a device that computes nothing."""
+        tensor = args[0]
+        with _disable_current_modes():  # type: ignore[no-untyped-call]
+            if not on_device(tensor):
+                return function(*args, **kwargs)
+            self.readbacks += 1
+            return function(torch.zeros(tensor.shape, dtype=tensor.dtype), *args[1:], **kwargs)
+
+
+def _device(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    """The device that a call names, if it names one."""
+    if function is Tensor.cuda:
+        return CUDA
+    named = kwargs.get("device")
+    if named is None and function in MOVES and len(args) > 1:
+        named = next((value for value in args[1:] if _is_device(value)), None)
+    return torch.device(named) if named is not None else None
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in ("cuda", "cpu"))
+
+
+def _holds_fake(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_holds_fake(item) for item in value)
+    if isinstance(value, dict):
+        return any(_holds_fake(item) for item in value.values())
+    return isinstance(value, FakeTensor)
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002, FBT001, FBT002 -- PyTorch's signature
+    """CUDA's dropout keeps one byte an element: aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable."""
+    if inplace or not 0 < p < 1 or not training or not input.numel():
+        return cast(Tensor, functional.dropout(input, p, training, inplace))
+    return torch.native_dropout(input, p, True)[0]  # noqa: FBT003 -- likewise
+
+
+def _answer(name: str) -> Any:
+    """What `tensor.<name>` is computed by."""
+    return getattr(Tensor, name).__get__
+
+
+MOVES = frozenset({Tensor.to, Tensor.cuda, Tensor.cpu, torch.as_tensor, torch.asarray, Tensor.new_tensor})
+ANSWERS: dict[Any, Callable[[Tensor], Any]] = {
+    _answer("is_cuda"): lambda _: True,
+    _answer("is_cpu"): lambda _: False,
+    Tensor.get_device: lambda _: 0,
+}
+READS = frozenset(
+    {
+        Tensor.item,
+        Tensor.tolist,
+        Tensor.__bool__,
+        Tensor.__float__,
+        Tensor.__int__,
+        Tensor.__index__,
+        Tensor.numpy,
+        Tensor.cpu,
+        torch.equal,
+        torch.allclose,
+        Tensor.equal,
+        Tensor.allclose,
+    }
+)
+STEERED: dict[Any, Callable[..., Any]] = {
+    functional.scaled_dot_product_attention: attention,
+    functional.dropout: _dropout,
+    torch.dropout: _dropout,
+    functional.rms_norm: rms_norm,
+    torch.rms_norm: rms_norm,
+}

@@ -1,0 +1,83 @@
+"""What CUDA's kernels make otherwise than the CPU's, and what they allocate inside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memcalc.recorder.kernels import Hidden, Kernels
+from memcalc.spec.cards import Card
+from memcalc.tracing.cuda_workspaces import WORKSPACES
+from memcalc.workspaces.blas import cublas_workspace
+from memcalc.workspaces.reductions import Multiprocessors
+from memcalc.ledger.component import Component
+
+aten = torch.ops.aten
+
+# Products that cuBLAS computes.
+PRODUCTS = frozenset({aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_mm, aten._grouped_mm, aten.mv, aten.addmv, aten.dot})  # noqa: SLF001 -- an operator's name
+
+# Operators of which the device makes only some outputs, or in another order: positions.
+MADE: dict[Any, tuple[int, ...]] = {
+    aten.native_dropout: (1, 0),  # the mask first (native/cuda/Dropout.cu)
+    # Without a captured graph the seed and the offset stay on the host (cuda/attention.cu).
+    aten._scaled_dot_product_efficient_attention: (0, 1),  # noqa: SLF001 -- an operator's name
+}
+
+
+class CudaKernels(Kernels):
+    """The kernels of one card.
+
+    Args:
+        card: the GPU.
+    """
+
+    def __init__(self, card: Card) -> None:
+        capability = card.compute_capability or (8, 0)
+        self.multiprocessors = Multiprocessors(
+            card.multiprocessors or 108, card.max_threads_per_multiprocessor or 2048, capability[0]
+        )
+        release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+        config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+        self._workspace = cublas_workspace(capability, (release[0], release[1]), config)
+        self._threads: set[bool] = set()  # whose handles have a workspace: forward's (False), autograd's (True)
+
+    def run(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The outputs as CUDA's kernel makes them."""
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 -- PyTorch's own code below must see its own devices
+            output = operator(*args, **kwargs)
+            if operator is aten.native_layer_norm.default and args[0].dtype != torch.float64:
+                # The CPU keeps the statistics in the input's dtype, CUDA in fp32 (native/cuda/layer_norm_kernel.cu).
+                normed, mean, deviation = output
+                return normed, mean.to(torch.float32), deviation.to(torch.float32)
+        return output
+
+    def outputs(self, operator: Any, output: Any) -> Iterable[Tensor]:
+        """The tensors that the device makes, in its order."""
+        made = MADE.get(operator.overloadpacket)
+        if made is None:
+            return super().outputs(operator, output)
+        return [output[position] for position in made]
+
+    def hidden(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
+        """What the kernel allocates beside its outputs."""
+        packet = operator.overloadpacket
+        if packet in PRODUCTS:
+            return self._product()
+        rule = WORKSPACES.get(packet)
+        if rule is None:
+            return ()
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 -- likewise
+            return rule(self.multiprocessors, args, kwargs, output)
+
+    def _product(self) -> Sequence[Hidden]:
+        """The workspace of a thread's cuBLAS handle, made at its first product: forward and autograd have one each."""
+        in_autograd = torch._C._current_autograd_node() is not None  # noqa: SLF001 -- no public name
+        if in_autograd in self._threads or not self._workspace:
+            return ()
+        self._threads.add(in_autograd)
+        return (Hidden((self._workspace,), component=Component.LIBRARY_WORKSPACE),)

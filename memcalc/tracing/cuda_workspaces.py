@@ -1,0 +1,168 @@
+"""From an operator's tensors to the rule that knows what its CUDA kernel takes inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memcalc.recorder.kernels import Hidden
+from memcalc.workspaces import ceil_div, transient
+from memcalc.workspaces import attention, embedding, norms, sorting
+from memcalc.workspaces.attention import Heads
+from memcalc.workspaces.reductions import Multiprocessors, Reduction, reduction
+
+aten = torch.ops.aten
+
+FOREACH_CHUNK = 65536  # elements: native/cuda/MultiTensorApply.cuh, kChunkSize
+
+Rule = Callable[[Multiprocessors, tuple[Any, ...], Mapping[str, Any], Any], Sequence[Hidden]]
+
+
+def _sum(card: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
+    """sum, mean, amax, norms: one reduction of the input to the output."""
+    x: Tensor = args[0]
+    if not x.numel() or not isinstance(output, Tensor):
+        return ()
+    dims = args[1] if len(args) > 1 and args[1] is not None and args[1] != [] else list(range(x.dim()))
+    script = _reduced(x, [dims] if isinstance(dims, int) else list(dims), card)
+    return (Hidden(script),) if script else ()
+
+
+def _reduced(x: Tensor, dims: list[int], card: Multiprocessors) -> tuple[int, ...]:
+    """The script of a reduction over these dimensions of a contiguous tensor."""
+    dims = sorted(dim % x.dim() for dim in dims) if x.dim() else []
+    kept = [dim for dim in range(x.dim()) if dim not in dims and x.shape[dim] > 1]
+    summed = [dim for dim in dims if x.shape[dim] > 1]
+    inputs = prod(x.shape[dim] for dim in summed)
+    outputs = prod(x.shape[dim] for dim in kept)
+    order = sorted(range(x.dim()), key=lambda dim: (x.stride(dim), -dim))
+    innermost = next((dim for dim in order if x.shape[dim] > 1), None)
+    contiguous = innermost is None or innermost in summed
+    inner = 1 if contiguous or innermost is None else _run(x, innermost, kept)
+    runs = sum(1 for dim in summed if dim + 1 not in summed)
+    return reduction(Reduction(outputs, inputs, contiguous, inner, one_dimension=runs <= 1), card)
+
+
+def _run(x: Tensor, innermost: int, kept: list[int]) -> int:
+    """The outputs' innermost extent once neighbouring dimensions are taken together."""
+    extent, dim = x.shape[innermost], innermost - 1
+    while dim in kept and x.stride(dim) == x.stride(innermost) * extent:
+        extent *= x.shape[dim]
+        dim -= 1
+    return extent
+
+
+def _pow(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
+    """A number to the power of a tensor: the number becomes a tensor of the device, as fp64."""
+    return () if isinstance(args[0], Tensor) else (Hidden((8, -8)),)
+
+
+def _layer_norm(card: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
+    x, shape, weight = args[1], args[2], args[5]
+    parameters = sum(1 for made in output[1:] if made is not None)
+    return _norm(card, x, shape, weight, parameters)
+
+
+def _rms_norm(card: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], __: Any) -> Sequence[Hidden]:
+    x, shape, weight = args[1], args[2], args[4]
+    return _norm(card, x, shape, weight, 0 if weight is None else 1)
+
+
+def _norm(
+    card: Multiprocessors, x: Tensor, shape: Sequence[int], weight: Tensor | None, parameters: int
+) -> Sequence[Hidden]:
+    columns = prod(shape)
+    item = x.element_size() if weight is None else weight.element_size()
+    script = norms.norm_backward(x.numel() // columns, columns, item, parameters, card)
+    return (Hidden(script),) if script else ()
+
+
+def _softmax_backward(_: Multiprocessors, __: tuple[Any, ...], ___: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
+    """The product gradient * output, as large as the result (native/cuda/SoftMax.cu)."""
+    size = output.numel() * output.element_size()
+    return (Hidden((size, -size)),)
+
+
+def _safe_softmax(_: Multiprocessors, __: tuple[Any, ...], ___: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
+    """Which scores are -inf, which rows are so altogether, and a zero for these (native/transformers/attention.cpp)."""
+    masked, rows = output.numel(), output.numel() // output.shape[-1]
+    return (Hidden(transient(masked, rows, 4)),)
+
+
+def _foreach_norm(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
+    """The norm of each chunk of each tensor, in fp32 (native/cuda/ForeachReduceOp.cu)."""
+    chunks = max(ceil_div(x.numel(), FOREACH_CHUNK) for x in args[0])
+    size = 4 * len(args[0]) * chunks
+    return (Hidden((size,), at=0), Hidden((-size,)))
+
+
+def _sort(card: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
+    values: Tensor = output[0]
+    dims = [value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)]
+    length = values.shape[dims[0] if dims else -1] if values.dim() else 1
+    script = sorting.sort(values.numel() // max(length, 1), length, values.element_size(), card.major)
+    return (Hidden(script),) if script else ()
+
+
+def _index_put(card: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], __: Any) -> Sequence[Hidden]:
+    indices = [index for index in args[1] if index is not None]
+    accumulate = len(args) > 3 and args[3]
+    if not accumulate or len(indices) != 1 or indices[0].dtype == torch.bool:
+        return ()
+    position = next(position for position, index in enumerate(args[1]) if index is not None)
+    return (Hidden(sorting.scatter_add(indices[0].numel(), args[0].shape[position], card.major)),)
+
+
+def _embedding(card: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
+    gradient, indices, rows = args[:3]
+    count, width = indices.numel(), gradient.shape[-1]
+    before = embedding.before_gradient(count, rows, card.major)
+    return (Hidden(before, at=0), Hidden(embedding.after_gradient(count, rows, width))) if before else ()
+
+
+def _flash(card: Multiprocessors, args: tuple[Any, ...], kwargs: Mapping[str, Any], _: Any) -> Sequence[Hidden]:
+    dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
+    inside, after = attention.flash_forward(_heads(*args[:2]), dropout, card.count)
+    return tuple(hidden for hidden in (Hidden(inside, at=2), Hidden(after)) if hidden.script)
+
+
+def _flash_backward(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
+    return (Hidden(attention.flash_backward(_heads(*args[1:3]))),)
+
+
+def _efficient(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
+    script = attention.efficient_forward(_heads(*args[:2]))
+    return (Hidden(script),) if script else ()
+
+
+def _efficient_backward(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
+    return (Hidden(attention.efficient_backward(_heads(*args[1:3]))),)
+
+
+def _heads(query: Tensor, key: Tensor) -> Heads:
+    b, h, s, d = query.shape
+    return Heads(b, h, key.shape[1], s, key.shape[2], d, query.element_size())
+
+
+WORKSPACES: dict[Any, Rule] = {
+    aten.sum: _sum,
+    aten.mean: _sum,
+    aten.linalg_vector_norm: lambda card, args, kwargs, output: _sum(card, (args[0], *args[2:3]), kwargs, output),
+    aten.pow: _pow,
+    aten.native_layer_norm_backward: _layer_norm,
+    torch.ops.memcalc._fused_rms_norm_backward: _rms_norm,  # noqa: SLF001 -- operators' names, here and below
+    aten._safe_softmax: _safe_softmax,  # noqa: SLF001
+    aten._foreach_norm: _foreach_norm,  # noqa: SLF001
+    aten.sort: _sort,
+    aten.index_put: _index_put,
+    aten._softmax_backward_data: _softmax_backward,  # noqa: SLF001
+    aten.embedding_dense_backward: _embedding,
+    aten._scaled_dot_product_flash_attention: _flash,  # noqa: SLF001
+    aten._scaled_dot_product_flash_attention_backward: _flash_backward,  # noqa: SLF001
+    aten._scaled_dot_product_efficient_attention: _efficient,  # noqa: SLF001
+    aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,  # noqa: SLF001
+}

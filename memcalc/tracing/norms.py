@@ -1,0 +1,63 @@
+"""RMSNorm as one CUDA kernel. On the CPU it is a chain of operators, each with its result.
+
+Source: torch 2.9 and later, aten/src/ATen/native/layer_norm.cpp (rms_norm_symint) and cuda/layer_norm_kernel.cu
+(_fused_rms_norm_cuda): the output and an fp32 reciprocal root for each row; backward makes the gradients of the input
+and the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LIBRARY = torch.library.Library("memcalc", "DEF")
+LIBRARY.define("_fused_rms_norm(Tensor x, int[] shape, Tensor? weight, float? eps) -> (Tensor, Tensor)")
+LIBRARY.define(
+    "_fused_rms_norm_backward(Tensor grad, Tensor x, int[] shape, Tensor rstd, Tensor? weight) -> (Tensor, Tensor?)"
+)
+
+
+@torch.library.register_fake("memcalc::_fused_rms_norm", lib=LIBRARY)
+def _forward(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
+    rows = x.shape[: x.dim() - len(shape)]
+    statistics = (*rows, *(1 for _ in shape))
+    return torch.empty_like(x), x.new_empty(statistics, dtype=torch.float32)
+
+
+@torch.library.register_fake("memcalc::_fused_rms_norm_backward", lib=LIBRARY)
+def _backward(
+    grad: Tensor, x: Tensor, shape: Sequence[int], rstd: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    return torch.empty_like(x), None if weight is None else torch.empty_like(weight)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, shape, weight, _ = inputs
+    ctx.shape = shape
+    ctx.save_for_backward(x, output[1], weight)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
+    x, rstd, weight = ctx.saved_tensors
+    grad_x, grad_weight = torch.ops.memcalc._fused_rms_norm_backward(grad, x, ctx.shape, rstd, weight)  # noqa: SLF001
+    del rstd, weight, x  # in the order in which the compiled node's locals end
+    return grad_x, None, grad_weight, None
+
+
+torch.library.register_autograd("memcalc::_fused_rms_norm", _differentiate, setup_context=_save, lib=LIBRARY)
+
+
+def rms_norm(
+    input: Tensor,  # noqa: A002 -- PyTorch's signature
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """torch.nn.functional.rms_norm on a CUDA device."""
+    output: Tensor = torch.ops.memcalc._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]  # noqa: SLF001
+    return output
