@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memcalc.progress import Progress, silent
 from memcalc.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from memcalc.diagnosis.diagnosis import Diagnosis
     from memcalc.ledger.result import Result
     from memcalc.measuring import Measurement
+    from memcalc.recorder.trace import Trace
 
 Source = Spec | str | Path | Mapping[str, Any]
 
@@ -46,6 +48,33 @@ def estimate(source: Source, *overrides: str, gpu: str | None = None) -> Result:
     from memcalc.estimation.estimate import estimate as estimate_spec
 
     return estimate_spec(load(source, *overrides, gpu=gpu))
+
+
+def trace(
+    source: Source,
+    *overrides: str,
+    gpu: str | None = None,
+    steps: int = 3,
+    semantics: str = "cuda",
+    alloc_conf: str = "",
+    progress: Progress = silent,
+) -> Trace:
+    """The real training step on a device that is not there: fake tensors. Needs torch.
+
+    Args:
+        source: as for `load`.
+        overrides: as for `load`.
+        gpu: as for `load`.
+        steps: optimizer steps to run.
+        semantics: "cuda" or "cpu": whose operators run.
+        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
+        progress: told how far the work is.
+    """
+    from memcalc.tracing import trace as trace_spec
+
+    return trace_spec(
+        load(source, *overrides, gpu=gpu), steps, semantics=semantics, alloc_conf=alloc_conf, progress=progress
+    )
 
 
 def measure(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +20,20 @@ from torch.nn.modules import module as hooks
 # Frames of these are machinery, not somebody's model.
 MACHINERY = tuple(str(Path(path).resolve()) for path in (Path(torch.__file__).parent, Path(__file__).parent))
 
+OURS = Path(__file__).parents[2]
+
 Line = tuple[str, int]  # file and number
 NOWHERE: Line = ("", 0)
+
+
+@lru_cache(maxsize=1024)
+def shown_file(file: str) -> str:
+    """A file as people know it: relative to the package index's folder, to ours, or to the working directory."""
+    path = Path(file)
+    for root in (*(Path(entry) for entry in sys.path if entry.endswith("site-packages")), OURS, Path.cwd()):
+        if path.is_relative_to(root):
+            return str(path.relative_to(root))
+    return file
 
 
 class Place(NamedTuple):

@@ -14,10 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memcalc.events.event import Event, Kind
 from memcalc.ledger.component import Component
+from memcalc.progress import Progress, silent
 from memcalc.recorder.kernels import Hidden, Kernels, tensors
-from memcalc.recorder.places import Place, Places, newest_node
+from memcalc.recorder.places import Place, Places, newest_node, shown_file
 from memcalc.recorder.purposes import Purposes
 from memcalc.recorder.storages import Number, Storages, watching_resizes
+
+PROGRESS_EVERY = 256  # events: tenths of a second on fake tensors
 
 HIDDEN_FROM = 2**40  # numbers of what operators allocate inside, far from those of storages
 
@@ -28,14 +31,14 @@ class Recorder(TorchDispatchMode):
     Args:
         kernels: what the device does beyond its operators' outputs.
         counts: whether a tensor lies in the memory that is recorded; None: every one does.
-        progress: called with the number of events now and then.
+        progress: told the phase and the number of events so far.
     """
 
     def __init__(
         self,
         kernels: Kernels | None = None,
         counts: Callable[[Tensor], bool] | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress = silent,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels = kernels or Kernels()
@@ -133,8 +136,8 @@ class Recorder(TorchDispatchMode):
             (Kind.ALLOC, self._now(), number, size, name, place, tuple(tensor.shape), tensor.dtype, self.phase)
         )
         self.purposes.born(number, self.phase, place)
-        if self._progress is not None and not len(self._log) % 1000:
-            self._progress(len(self._log))
+        if not len(self._log) % PROGRESS_EVERY:
+            self._progress(self.phase, len(self._log))
 
     def _follow(self, hidden: Hidden, taken: list[tuple[int, Number]], name: str, place: Place) -> None:
         """Blocks that an operator takes and gives back inside."""
@@ -178,7 +181,7 @@ class Recorder(TorchDispatchMode):
         for kind, now, *what in self._log:
             if kind is Kind.ALLOC:
                 number, size, name, place, shape, dtype, phase = what
-                file, line = place.line
+                file, number_of_line = place.line
                 yield Event(
                     Kind.ALLOC,
                     number,
@@ -189,7 +192,7 @@ class Recorder(TorchDispatchMode):
                     operator=name,
                     shape=shape,
                     dtype=DTYPE_WORDS.get(dtype) or str(dtype).removeprefix("torch."),
-                    line=f"{file}:{line}" if file else "",
+                    line=f"{shown_file(file)}:{number_of_line}" if file else "",
                     time_us=now,
                 )
             elif kind is Kind.FREE:

@@ -84,6 +84,18 @@ class TrainingRun:
         shape = (self.spec.training.micro_batch_size, self.spec.training.sequence_length)
         return torch.randint(self.spec.model.vocab_size, shape, device=self.device)
 
+    def sizes(self) -> tuple[int, int, int]:
+        """Parameters of the model, those that are trained, and elements of its buffers; zeros before it is built."""
+        if self.model is None:
+            return 0, 0, 0
+        parameters = list(self.model.module.parameters())
+        trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        return (
+            sum(parameter.numel() for parameter in parameters),
+            trained,
+            sum(buffer.numel() for buffer in self.model.module.buffers()),
+        )
+
     def held(self) -> dict[Component, list[Tensor]]:
         """The tensors that can be named now; activations and temporaries cannot."""
         found: dict[Component, list[Tensor]] = {}

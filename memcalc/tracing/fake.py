@@ -1,61 +1,52 @@
-"""The training step on fake tensors: shapes without values, on any machine."""
+"""Recording the step on fake tensors."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Literal
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memcalc.events.event import Event
+from memcalc.progress import Progress, silent
 from memcalc.recorder.observer import RecordingObserver
 from memcalc.recorder.recorder import Recorder
+from memcalc.recorder.trace import Recording
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 from memcalc.step.loop import TrainingRun
 from memcalc.tracing.cuda_functions import CUDA, CudaFunctions, on_device
 from memcalc.tracing.cuda_kernels import CudaKernels
 
-Semantics = Literal["cuda", "cpu"]
 
-
-def record_fake(
-    spec: Spec,
-    card: Card,
-    steps: int,
-    semantics: Semantics = "cuda",
-    progress: Callable[[int], None] | None = None,
-) -> tuple[TrainingRun, tuple[Event, ...]]:
+def record_fake(spec: Spec, card: Card, steps: int, *, cuda: bool = True, progress: Progress = silent) -> Recording:
     """Runs the step on fake tensors.
 
     Args:
         spec: what to train.
-        card: whose workspaces the operators take, for CUDA's semantics.
+        card: whose workspaces the operators take, with CUDA's semantics.
         steps: optimizer steps.
-        semantics: which device's operators run.
-        progress: called with the number of events now and then.
-
-    Returns:
-        the run, over, and the events.
+        cuda: whether operators do what they do on CUDA; else what they do on the CPU.
+        progress: told the phase and the number of events so far.
     """
     gc.collect()  # what earlier runs left behind must not be freed in the middle of this one
-    modes = ExitStack()
-    if semantics == "cuda":
-        run = TrainingRun(spec, CUDA)
-        functions = CudaFunctions()
-        recorder = Recorder(CudaKernels(card), on_device, progress)
-        modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+    run = TrainingRun(spec, CUDA if cuda else torch.device("cpu"))
+    functions = CudaFunctions() if cuda else None
+    recorder = Recorder(CudaKernels(card), on_device, progress) if cuda else Recorder(progress=progress)
+    with ExitStack() as modes:
+        modes.enter_context(FakeTensorMode(allow_non_fake_inputs=cuda))
         modes.enter_context(recorder)
-        modes.enter_context(functions.entered())
-    else:
-        run = TrainingRun(spec, torch.device("cpu"))
-        recorder = Recorder(progress=progress)
-        modes.enter_context(FakeTensorMode())
-        modes.enter_context(recorder)
-    with modes:
+        if functions is not None:
+            modes.enter_context(functions.entered())
         run.execute(steps, RecordingObserver(run, recorder))
         events = recorder.events()
-    return run, events
+        parameters, trainable, buffers = run.sizes()
+    return Recording(
+        device="fake:cuda" if cuda else "fake:cpu",
+        events=events,
+        parameters=parameters,
+        trainable=trainable,
+        buffers=buffers,
+        readbacks=0 if functions is None else functions.readbacks,
+        has_allocator=cuda,
+    )

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 LIBRARY = torch.library.Library("memcalc", "DEF")
 LIBRARY.define("_fused_rms_norm(Tensor x, int[] shape, Tensor? weight, float? eps) -> (Tensor, Tensor)")
@@ -58,6 +59,8 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """torch.nn.functional.rms_norm on a CUDA device."""
+    """torch.nn.functional.rms_norm on a CUDA device. With a weight of another dtype there is no kernel (layer_norm.cpp)."""
+    if weight is not None and weight.dtype != input.dtype:
+        return functional.rms_norm(input, normalized_shape, weight, eps)
     output: Tensor = torch.ops.memcalc._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]  # noqa: SLF001
     return output

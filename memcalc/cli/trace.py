@@ -1,0 +1,51 @@
+"""`memcalc trace`: run the step on a device that is not there."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from memcalc.cli.options import Config, Gpu, Set, Units
+
+
+def command(
+    config: Config,
+    *,
+    overrides: Set = None,
+    gpu: Gpu = None,
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Optimizer steps to run.")] = 3,
+    semantics: Annotated[
+        Literal["cuda", "cpu"], typer.Option(help="Whose operators run; cpu: without blocks and workspaces.")
+    ] = "cuda",
+    alloc_conf: Annotated[
+        str, typer.Option("--alloc-conf", metavar="SETTINGS", help="As PYTORCH_CUDA_ALLOC_CONF.")
+    ] = "",
+    record: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep every event in this file.")] = None,
+    form: Annotated[
+        Literal["table", "json", "markdown", "csv"], typer.Option("--format", "-f", help="csv: the ledger's rows.")
+    ] = "table",
+    units: Units = "GiB",
+) -> None:
+    """Run the real training step on fake tensors, every byte attributed.
+
+    Forward, backward and optimizer run in PyTorch on tensors without values; each allocation and release goes through
+    a model of PyTorch's caching allocator. Needs torch, and no GPU.
+
+    Example: memcalc trace llama-3.2-1b --gpu a100-40gb --set b=4
+    """
+    from memcalc import api
+    from memcalc.cli.render import print_sizing
+    from memcalc.report.progress import shown_progress
+
+    gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
+    spec = api.load(config, *(overrides or ()), gpu=gpu)
+    with shown_progress() as progress:
+        traced = api.trace(spec, steps=steps, semantics=semantics, alloc_conf=alloc_conf, progress=progress)
+    if record is not None:
+        from memcalc.events import write_events
+
+        write_events(record, traced.events)
+    print_sizing(traced.result, form, units)

@@ -1,0 +1,95 @@
+"""A recorded run as a ledger: what was alive in the highest moment of each phase, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memcalc.events.event import Event, Kind
+from memcalc.events.groups import Group, groups
+from memcalc.events.notebook import BASELINE, notebook
+from memcalc.events.timeline import Timeline
+from memcalc.ledger.component import Component
+from memcalc.ledger.ledger import Ledger, Rows
+from memcalc.ledger.row import Row
+
+CITATION = "traced"
+ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "float64": 8, "bool": 1, "uint8": 1, "int8": 1}
+
+
+def traced_ledger(timeline: Timeline, allocated: Sequence[int] | None = None) -> Ledger:
+    """The rows of a run. Each phase sums to the most that was allocated in it.
+
+    Args:
+        timeline: the events.
+        allocated: bytes that an allocator had handed out after each event; what they exceed the requests by is block
+            rounding. None: there is no allocator, bytes are those asked for.
+    """
+    moments = highest_moments(timeline, allocated)
+    living = alive_at(timeline.events, sorted(set(moments.values())))
+    phases_of: dict[tuple[Group, int], list[str]] = {}
+    for phase, event in moments.items():
+        for number, group in enumerate(_groups(living[event], timeline, allocated, event)):
+            phases_of.setdefault((group, number), []).append(phase)
+    merged: dict[Group, list[str]] = {}
+    for (group, _), phases in phases_of.items():
+        merged.setdefault(group, []).extend(phases)
+    return Ledger([Rows(_row(group, phases) for group, phases in merged.items())], tuple(moments))
+
+
+def highest_moments(timeline: Timeline, allocated: Sequence[int] | None = None) -> dict[str, int]:
+    """The event of each phase's highest moment; of a phase that runs several times, of the highest time."""
+    found: dict[str, tuple[int, int]] = {}
+    for line in notebook(timeline, allocated):
+        if line.phase != BASELINE and (line.phase not in found or line.peak > found[line.phase][0]):
+            found[line.phase] = (line.peak, line.event)
+    return {phase: event for phase, (_, event) in found.items()}
+
+
+def alive_at(events: Sequence[Event], moments: Sequence[int]) -> dict[int, list[Event]]:
+    """The allocations alive after each of some events, given in rising order."""
+    living: dict[int, Event] = {}
+    found: dict[int, list[Event]] = {}
+    begin = 0
+    for moment in moments:
+        for event in events[begin : moment + 1]:
+            if event.kind is Kind.ALLOC:
+                living[event.storage] = event
+            elif event.kind is Kind.FREE:
+                del living[event.storage]
+        begin = moment + 1
+        found[moment] = list(living.values())
+    return found
+
+
+def _groups(living: list[Event], timeline: Timeline, allocated: Sequence[int] | None, event: int) -> list[Group]:
+    found = groups(living)
+    added = 0 if allocated is None else allocated[event] - timeline.totals[event]
+    if added:
+        found.append(Group(Component.BLOCK_ROUNDING, "allocator", "rounding and unsplit tails", (added,), "uint8", "", 1, added))
+    return found
+
+
+def _row(group: Group, phases: list[str]) -> Row:
+    return Row(
+        group.component or Component.TEMPORARIES,
+        group.module or "step",
+        group.operator,
+        group.shape,
+        group.dtype,
+        group.count,
+        group.bytes,
+        tuple(phases),
+        formula(group),
+        group.line or CITATION,
+    )
+
+
+def formula(group: Group) -> str:
+    """The bytes of one tensor as a product; of a storage that is larger than its tensor, as a number."""
+    each = group.bytes // group.count
+    product = ITEM_BYTES.get(group.dtype, 0)
+    for extent in group.shape:
+        product *= extent
+    if product != each or not group.shape:
+        return str(each)
+    return "·".join(map(str, (ITEM_BYTES[group.dtype], *group.shape)))

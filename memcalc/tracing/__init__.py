@@ -1,0 +1,5 @@
+"""The training step on fake tensors: shapes without values, on any machine. Importing this loads no torch."""
+
+from memcalc.tracing.trace import trace
+
+__all__ = ["trace"]

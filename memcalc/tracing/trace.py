@@ -1,0 +1,58 @@
+"""The verb `trace` on fake tensors."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Literal, get_args
+
+from memcalc.errors import InputError, Unavailable
+from memcalc.progress import Progress, silent
+from memcalc.recorder.trace import Trace, make_trace
+from memcalc.spec.cards import find_card
+from memcalc.spec.spec import Spec
+
+Semantics = Literal["cuda", "cpu"]
+
+DEFAULT_CARD = "a100-80gb"  # whose workspaces operators take where no card is named
+
+
+def trace(
+    spec: Spec,
+    steps: int = 3,
+    semantics: str = "cuda",
+    alloc_conf: str = "",
+    progress: Progress = silent,
+) -> Trace:
+    """The real training step on fake tensors, every byte attributed, replayed through PyTorch's allocator.
+
+    Args:
+        spec: what to train.
+        steps: optimizer steps. The first one makes the optimizer's states; the second is already the steady state.
+        semantics: "cuda": operators as on the card of the spec, or an A100 80 GB; "cpu": as on the CPU, without blocks.
+        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
+        progress: told how far the work is.
+
+    Raises:
+        Unavailable: torch or transformers is missing.
+        InputError: the step cannot run what the spec asks for, or settings that PyTorch refuses.
+    """
+    if semantics not in get_args(Semantics):
+        raise InputError(f"semantics = {semantics!r} is not known.", "Name cuda or cpu.", "--semantics")
+    require(spec)
+    from memcalc.tracing.fake import record_fake
+
+    card = find_card(spec.hardware.gpu or DEFAULT_CARD)
+    recording = record_fake(spec, card, steps, cuda=semantics == "cuda", progress=progress)
+    return make_trace(spec, recording, alloc_conf, progress=progress)
+
+
+def require(spec: Spec) -> None:
+    """The packages that the step needs.
+
+    Raises:
+        Unavailable: one is missing.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise Unavailable("trace runs the training step in PyTorch: pip install 'llm-memcalc[torch]'")
+    if spec.training.implementation == "huggingface" and importlib.util.find_spec("transformers") is None:
+        raise Unavailable("implementation = huggingface runs transformers' modules: pip install 'llm-memcalc[hf]'")
