@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memcalc.api import load as load
     from memcalc.api import measure as measure
     from memcalc.api import oom as oom
+    from memcalc.api import trace as trace
     from memcalc.errors import InputError as InputError
     from memcalc.errors import MemcalcError as MemcalcError
     from memcalc.ledger.result import Result as Result
@@ -37,9 +38,22 @@ _HOMES = {
     "load": "memcalc.api",
     "measure": "memcalc.api",
     "oom": "memcalc.api",
+    "trace": "memcalc.api",
 }
 
-__all__ = ["InputError", "MemcalcError", "Result", "Spec", "check", "diff", "estimate", "load", "measure", "oom"]
+__all__ = [
+    "InputError",
+    "MemcalcError",
+    "Result",
+    "Spec",
+    "check",
+    "diff",
+    "estimate",
+    "load",
+    "measure",
+    "oom",
+    "trace",
+]
 
 
 def __getattr__(name: str) -> Any:

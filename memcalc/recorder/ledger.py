@@ -65,7 +65,9 @@ def _groups(living: list[Event], timeline: Timeline, allocated: Sequence[int] | 
     found = groups(living)
     added = 0 if allocated is None else allocated[event] - timeline.totals[event]
     if added:
-        found.append(Group(Component.BLOCK_ROUNDING, "allocator", "rounding and unsplit tails", (added,), "uint8", "", 1, added))
+        found.append(
+            Group(Component.BLOCK_ROUNDING, "allocator", "rounding and unsplit tails", (added,), "uint8", "", 1, added)
+        )
     return found
 
 

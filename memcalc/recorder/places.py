@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +19,10 @@ from torch import nn
 from torch.nn.modules import module as hooks
 
 # Frames of these are machinery, not somebody's model.
-MACHINERY = tuple(str(Path(path).resolve()) for path in (Path(torch.__file__).parent, Path(__file__).parent))
-
 OURS = Path(__file__).parents[2]
+MACHINERY = tuple(
+    str(folder) for folder in (Path(torch.__file__).parent, OURS / "memcalc" / "recorder", OURS / "memcalc" / "tracing")
+)
 
 Line = tuple[str, int]  # file and number
 NOWHERE: Line = ("", 0)
@@ -48,7 +50,7 @@ class Place(NamedTuple):
 
 def newest_node() -> int:
     """The number of autograd's newest node. An operator's node is made, and numbered, before its kernel runs."""
-    return torch.autograd._get_sequence_nr() - 1  # noqa: SLF001 -- no public name
+    return torch._C._autograd._get_sequence_nr() - 1  # noqa: SLF001 -- no public name
 
 
 class Places:
@@ -133,10 +135,10 @@ class Places:
 
     def _line(self) -> Line:
         """The innermost line that is not PyTorch's or ours."""
-        frame = sys._getframe(2)  # noqa: SLF001 -- walking frames costs a tenth of inspect.stack()
+        frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 -- walking frames costs a tenth of inspect.stack()
         while frame is not None:
             file = frame.f_code.co_filename
             if not file.startswith(self.machinery) and not file.startswith("<"):
                 return file, frame.f_lineno
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return NOWHERE

@@ -75,6 +75,10 @@ class Recorder(TorchDispatchMode):
             if number is not None:
                 self.purposes.mark(number, component)
 
+    def empty_cache(self) -> None:
+        """The run gives its allocator's cached memory back."""
+        self._log.append((Kind.EMPTY_CACHE, self._now()))
+
     def end_phase(self) -> None:
         """The phase ends: what was made in it and lives on can be told from what was not."""
         self.purposes.end_phase()
@@ -87,12 +91,12 @@ class Recorder(TorchDispatchMode):
         self._around.enter_context(watching_resizes(self._resized))
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stops recording. Storages that live on stay alive in the record."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._around.close()
 
-    def __torch_dispatch__(  # type: ignore[override] # noqa: D105
+    def __torch_dispatch__(  # noqa: D105
         self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -197,6 +201,8 @@ class Recorder(TorchDispatchMode):
                 )
             elif kind is Kind.FREE:
                 yield Event(Kind.FREE, what[0], time_us=now)
+            elif kind is Kind.EMPTY_CACHE:
+                yield Event(Kind.EMPTY_CACHE, time_us=now)
             else:
                 yield Event(Kind.PHASE, phase=what[0], time_us=now)
 

@@ -166,9 +166,7 @@ def _not_modelled(recording: Recording) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def _notes(
-    recording: Recording, failure: Failure | None, remedy: str | None, line: Timeline
-) -> tuple[str, ...]:
+def _notes(recording: Recording, failure: Failure | None, remedy: str | None, line: Timeline) -> tuple[str, ...]:
     found = []
     if recording.readbacks:
         times = "once" if recording.readbacks == 1 else f"{recording.readbacks} times"

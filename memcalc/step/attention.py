@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.training import TrainingSpec
+from memcalc.step.dropout import dropout
 from memcalc.step.norms import HeadNorm
 from memcalc.step.positions import Shared, rotate
 
@@ -81,7 +82,7 @@ class Attention(nn.Module):
         assert shared.mask is not None
         scores = scores.masked_fill(shared.mask, -torch.inf)
         probabilities = functional.softmax(scores, dim=-1)
-        return functional.dropout(probabilities, self.dropout, self.training) @ v
+        return dropout(probabilities, self.dropout, training=self.training) @ v
 
     def kernel_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """One kernel that keeps its inputs, its output and a log-sum-exp for each query."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from memcalc.errors import InputError
@@ -16,6 +15,7 @@ from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
 from memcalc.step.attention import Attention
+from memcalc.step.dropout import dropout
 from memcalc.step.dtypes import compute_dtype
 from memcalc.step.mlp import MixtureOfExperts, Mlp
 from memcalc.step.norms import norm
@@ -59,11 +59,11 @@ class Layer(nn.Module):
     def attended(self, normed: Tensor, shared: Shared) -> Tensor:
         """What attention adds to the residual stream."""
         attended = self.attention_output_norm(self.attention(normed, shared))
-        return functional.dropout(attended, self.dropout, self.training)
+        return dropout(attended, self.dropout, training=self.training)
 
     def fed(self, normed: Tensor) -> Tensor:
         """What the MLP adds to the residual stream."""
-        return functional.dropout(self.mlp_output_norm(self.mlp(normed)), self.dropout, self.training)
+        return dropout(self.mlp_output_norm(self.mlp(normed)), self.dropout, training=self.training)
 
 
 class Decoder(nn.Module):

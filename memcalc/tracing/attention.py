@@ -18,20 +18,21 @@ FLASH_LARGEST_HEAD = 256  # sdp_utils.cpp, check_head_dim_size_flash
 MULTIPLE = 8  # elements that flash pads heads to: attention.cpp, pad_last_dim<8>
 
 
-def attention(
+def attention(  # noqa: PLR0917 -- PyTorch's signature
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001, FBT002 -- PyTorch's signature
+    is_causal: bool = False,
     scale: float | None = None,
-    enable_gqa: bool = False,  # noqa: FBT001, FBT002 -- likewise
+    enable_gqa: bool = False,
 ) -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention on (b, h, s, d) tensors of a CUDA device."""
     if _flash(query, key, value, attn_mask):
         return _run_flash(query, key, value, dropout_p, is_causal, scale)
-    if torch.backends.cuda.mem_efficient_sdp_enabled() and query.dim() == 4:
+    efficient = torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
+    if efficient and query.dim() == 4:
         if enable_gqa:
             key, value = _repeated(key, query), _repeated(value, query)
         return _run_efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
@@ -39,8 +40,9 @@ def attention(
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    enabled: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
     return (
-        torch.backends.cuda.flash_sdp_enabled()
+        enabled
         and mask is None
         and query.dim() == 4
         and query.dtype in FLASH_DTYPES
@@ -53,7 +55,7 @@ def _run_flash(
     key: Tensor,
     value: Tensor,
     dropout: float,
-    causal: bool,  # noqa: FBT001
+    causal: bool,
     scale: float | None,
 ) -> Tensor:
     width = query.shape[-1]
@@ -75,7 +77,7 @@ def _run_efficient(
     value: Tensor,
     mask: Tensor | None,
     dropout: float,
-    causal: bool,  # noqa: FBT001
+    causal: bool,
     scale: float | None,
 ) -> Tensor:
     if mask is not None:
@@ -90,15 +92,15 @@ def _run_efficient(
     )
 
 
-def _plain(
+def _plain(  # noqa: PLR0917 -- likewise
     query: Tensor,
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
     dropout: float,
-    causal: bool,  # noqa: FBT001
+    causal: bool,
     scale: float | None,
-    grouped: bool,  # noqa: FBT001
+    grouped: bool,
 ) -> Tensor:
     output: Tensor = torch._scaled_dot_product_attention_math(  # noqa: SLF001 -- likewise
         query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped

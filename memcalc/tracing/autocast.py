@@ -22,7 +22,8 @@ LOWER_PRECISION = frozenset(
 )
 FP32 = frozenset(
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ __rpow__ softplus "
-    "layer_norm native_layer_norm rms_norm group_norm norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss "
+    "layer_norm native_layer_norm rms_norm group_norm norm frobenius_norm nuclear_norm cosine_similarity "
+    "poisson_nll_loss "
     "cosine_embedding_loss nll_loss hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss "
     "margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
     "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp cross_entropy cross_entropy_loss".split()
@@ -105,8 +106,8 @@ class Autocast:
             self.clear()
 
         with ExitStack() as patches:
-            patches.enter_context(mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
-            patches.enter_context(mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True))
+            patches.enter_context(mock.patch("torch.cuda.amp.common.amp_definitely_not_available", return_value=False))
+            patches.enter_context(mock.patch("torch.cuda.is_bf16_supported", return_value=True))
             patches.enter_context(mock.patch("torch.clear_autocast_cache", clear_both))
             yield
 

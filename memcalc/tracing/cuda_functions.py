@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from memcalc.tracing.attention import attention
 from memcalc.tracing.autocast import Autocast
 from memcalc.tracing.norms import rms_norm
+from memcalc.tracing.readbacks import READS, zero_for
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -51,7 +52,7 @@ class CudaFunctions(TorchFunctionMode):
         def device(tensor: FakeTensor) -> torch.device:
             # PyTorch's own code, below the dispatcher, runs with torch functions disabled and must see the CPU.
             enabled = torch._C._is_torch_function_enabled()  # noqa: SLF001 -- no public name
-            return CUDA if enabled else cast(torch.device, own.fget(tensor))  # type: ignore[attr-defined]
+            return CUDA if enabled else cast("torch.device", own.fget(tensor))  # type: ignore[attr-defined]
 
         engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined] # noqa: SLF001 -- no public name
 
@@ -79,7 +80,7 @@ class CudaFunctions(TorchFunctionMode):
         if device is not None:
             return self._placed(function, args, kwargs, device)
         if not any(_holds_fake(value) for value in (*args, *kwargs.values())):
-            with _disable_current_modes():  # type: ignore[no-untyped-call]
+            with _disable_current_modes():
                 return function(*args, **kwargs)
         name = getattr(function, "__name__", "")
         if torch.is_autocast_enabled("cuda"):
@@ -87,12 +88,10 @@ class CudaFunctions(TorchFunctionMode):
         steered = STEERED.get(function)
         return function(*args, **kwargs) if steered is None else steered(*args, **kwargs)
 
-    def _placed(
-        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
-    ) -> Any:
+    def _placed(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
         """A call that names a device."""
         if device.type not in ("cuda", "cpu"):  # meta: no memory, on either side
-            with _disable_current_modes():  # type: ignore[no-untyped-call]
+            with _disable_current_modes():
                 return function(*args, **kwargs)
         args = tuple(CPU if _is_device(value) else value for value in args)
         kwargs = {name: CPU if name == "device" else value for name, value in kwargs.items()}
@@ -105,28 +104,30 @@ class CudaFunctions(TorchFunctionMode):
             return function(*args, **kwargs)
         if moved is not None and on_device(moved):  # to the host: its values do not exist
             self.readbacks += 1
-            with _disable_current_modes():  # type: ignore[no-untyped-call]
+            with _disable_current_modes():
                 return torch.zeros(moved.shape, dtype=moved.dtype)
-        with _disable_current_modes():  # type: ignore[no-untyped-call]
+        with _disable_current_modes():
             return function(*args, **kwargs)
 
     def _uploaded(self, tensor: Tensor, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """A host tensor's copy on the device."""
-        with _disable_current_modes():  # type: ignore[no-untyped-call]
-            there = function(tensor.to("meta"), *args[1:], **{**kwargs, "device": torch.device("meta")}) \
-                if function is not Tensor.to else tensor.to("meta")
+        with _disable_current_modes():
+            there = (
+                function(tensor.to("meta"), *args[1:], **{**kwargs, "device": torch.device("meta")})
+                if function is not Tensor.to
+                else tensor.to("meta")
+            )
         dtype = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)), there.dtype)
         copy = torch.empty_strided(there.shape, there.stride(), dtype=dtype, device=CPU)
         return copy.requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else copy
 
     def _read(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A value of the device, asked for by the host: zero, as on a device that computes nothing."""
-        tensor = args[0]
-        with _disable_current_modes():  # type: ignore[no-untyped-call]
-            if not on_device(tensor):
-                return function(*args, **kwargs)
+        if on_device(args[0]):
             self.readbacks += 1
-            return function(torch.zeros(tensor.shape, dtype=tensor.dtype), *args[1:], **kwargs)
+            return zero_for(function, args, kwargs)
+        with _disable_current_modes():
+            return function(*args, **kwargs)
 
 
 def _device(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
@@ -151,11 +152,11 @@ def _holds_fake(value: Any) -> bool:
     return isinstance(value, FakeTensor)
 
 
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002, FBT001, FBT002 -- PyTorch's signature
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002 -- PyTorch's signature
     """CUDA's dropout keeps one byte an element: aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable."""
     if inplace or not 0 < p < 1 or not training or not input.numel():
-        return cast(Tensor, functional.dropout(input, p, training, inplace))
-    return torch.native_dropout(input, p, True)[0]  # noqa: FBT003 -- likewise
+        return functional.dropout(input, p, training, inplace)
+    return torch.native_dropout(input, p, True)[0]
 
 
 def _answer(name: str) -> Any:
@@ -169,22 +170,6 @@ ANSWERS: dict[Any, Callable[[Tensor], Any]] = {
     _answer("is_cpu"): lambda _: False,
     Tensor.get_device: lambda _: 0,
 }
-READS = frozenset(
-    {
-        Tensor.item,
-        Tensor.tolist,
-        Tensor.__bool__,
-        Tensor.__float__,
-        Tensor.__int__,
-        Tensor.__index__,
-        Tensor.numpy,
-        Tensor.cpu,
-        torch.equal,
-        torch.allclose,
-        Tensor.equal,
-        Tensor.allclose,
-    }
-)
 STEERED: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: attention,
     functional.dropout: _dropout,

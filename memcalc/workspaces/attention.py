@@ -39,7 +39,7 @@ def flash_forward(sizes: Heads, dropout: float, multiprocessors: int) -> tuple[S
 
 
 def flash_splits(sizes: Heads, multiprocessors: int) -> int:
-    """Over how many thread blocks the keys are split where queries alone do not fill the card (num_splits_heuristic)."""
+    """Over how many blocks the keys are split where queries alone do not fill the card (num_splits_heuristic)."""
     blocks = sizes.b * sizes.h * ceil_div(sizes.s, 64)
     places = 2 * multiprocessors
     if blocks >= 0.8 * places:

@@ -17,7 +17,7 @@ WARP = 32
 class Multiprocessors(NamedTuple):
     """What kernels ask a card before they decide how to run."""
 
-    count: int
+    count: int  # type: ignore[assignment] # hides tuple.count, which no card needs
     threads: int  # that one can hold: 2048 on A100 and H100, 1536 on consumer cards
     major: int = 8  # compute capability
 

@@ -31,6 +31,7 @@ LAYERS = (
     ("importers",),
     ("spec",),
     ("data",),
+    ("workspaces",),
     ("progress",),
     ("units",),
     ("errors",),

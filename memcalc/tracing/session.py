@@ -1,0 +1,79 @@
+"""A device that is not there, for any code: fake tensors that are recorded."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from memcalc.progress import Progress, silent
+from memcalc.recorder.recorder import Recorder
+from memcalc.spec.cards import Card
+from memcalc.tracing.cuda_functions import CUDA, CudaFunctions, on_device
+from memcalc.tracing.cuda_kernels import CudaKernels
+from memcalc.tracing.readbacks import Readbacks
+
+
+@dataclass(frozen=True)
+class Session:
+    """What is recorded, and on what.
+
+    Args:
+        device: to name where tensors go.
+        recorder: of all that happens inside.
+        functions: what Python calls do; None on a device that exists.
+    """
+
+    device: torch.device
+    recorder: Recorder
+    functions: CudaFunctions | Readbacks | None
+
+    @property
+    def readbacks(self) -> int:
+        """How often a value was asked for that does not exist."""
+        return 0 if self.functions is None else self.functions.readbacks
+
+
+@contextmanager
+def fake_cuda(card: Card, progress: Progress = silent) -> Iterator[Session]:
+    """A CUDA device: tensors on "cuda" are fake, those on "cpu" real and not recorded.
+
+    Args:
+        card: whose workspaces the operators take.
+        progress: told the phase and the number of events so far.
+    """
+    gc.collect()  # what earlier runs left behind must not be freed in the middle of this one
+    functions = CudaFunctions()
+    recorder = Recorder(CudaKernels(card), on_device, progress)
+    with (
+        mock.patch.object(torch.cuda, "empty_cache", recorder.empty_cache),
+        mock.patch.object(torch.cuda, "synchronize", return_value=None),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        recorder,
+        functions.entered(),
+    ):
+        yield Session(CUDA, recorder, functions)
+
+
+@contextmanager
+def fake_cpu(progress: Progress = silent) -> Iterator[Session]:
+    """The CPU: every tensor is fake and recorded, without blocks and workspaces."""
+    gc.collect()
+    recorder = Recorder(progress=progress)
+    functions = Readbacks()
+    with FakeTensorMode(), recorder, functions:
+        yield Session(torch.device("cpu"), recorder, functions)
+
+
+@contextmanager
+def real_cpu(progress: Progress = silent) -> Iterator[Session]:
+    """The CPU as it is: what `fake_cpu` is checked against."""
+    gc.collect()
+    with ExitStack() as stack:
+        recorder = stack.enter_context(Recorder(progress=progress))
+        yield Session(torch.device("cpu"), recorder, None)
