@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from memcalc.api import check as check
     from memcalc.api import diff as diff
+    from memcalc.api import dry_run as dry_run
     from memcalc.api import estimate as estimate
     from memcalc.api import load as load
     from memcalc.api import measure as measure
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from memcalc.errors import InputError as InputError
     from memcalc.errors import MemcalcError as MemcalcError
     from memcalc.ledger.result import Result as Result
+    from memcalc.nullcuda.context import null_device as null_device
     from memcalc.spec.spec import Spec as Spec
 
 __version__ = "0.1.0"
@@ -34,9 +36,11 @@ _HOMES = {
     "Spec": "memcalc.spec.spec",
     "check": "memcalc.api",
     "diff": "memcalc.api",
+    "dry_run": "memcalc.api",
     "estimate": "memcalc.api",
     "load": "memcalc.api",
     "measure": "memcalc.api",
+    "null_device": "memcalc.nullcuda.context",
     "oom": "memcalc.api",
     "trace": "memcalc.api",
 }
@@ -48,9 +52,11 @@ __all__ = [
     "Spec",
     "check",
     "diff",
+    "dry_run",
     "estimate",
     "load",
     "measure",
+    "null_device",
     "oom",
     "trace",
 ]

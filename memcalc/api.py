@@ -7,7 +7,7 @@ shape as the YAML, or a Spec that was loaded before. Overrides are written as on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,15 @@ from memcalc.progress import Progress, silent
 from memcalc.spec.spec import Spec
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from memcalc.checking.comparison import Comparison
     from memcalc.checking.report import CheckReport
     from memcalc.diagnosis.diagnosis import Diagnosis
     from memcalc.ledger.result import Result
     from memcalc.measuring import Measurement
+    from memcalc.nullcuda.options import Options
+    from memcalc.nullcuda.result import DryRun
     from memcalc.recorder.trace import Trace
 
 Source = Spec | str | Path | Mapping[str, Any]
@@ -98,6 +102,28 @@ def measure(
     from memcalc.measuring import measure as measure_spec
 
     return measure_spec(load(source, *overrides, gpu=gpu), device=device, steps=steps, record=record)
+
+
+def dry_run(
+    command: Sequence[str],
+    *,
+    gpu: str,
+    gpus: int = 1,
+    timeout: float | None = None,
+    **options: Unpack[Options],
+) -> DryRun:
+    """Any training command on GPUs that are not there, each process of it sized. Needs Linux and a C compiler.
+
+    Args:
+        command: the program and its arguments; its Python has a CUDA build of torch.
+        gpu: a card of `memcalc gpus`.
+        gpus: how many of it.
+        timeout: seconds after which the command and all that it started is ended.
+        options: steps, skip_init, random_weights, delayed_events, history: see `memcalc.nullcuda.options.Options`.
+    """
+    from memcalc.nullcuda import run
+
+    return run(command, gpu, gpus=gpus, timeout=timeout, **options)
 
 
 def check(*paths: str | Path, gpu: str | None = None, budget: int | str | None = None) -> CheckReport:

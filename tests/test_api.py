@@ -16,9 +16,11 @@ def test_public_names() -> None:
         "Spec",
         "check",
         "diff",
+        "dry_run",
         "estimate",
         "load",
         "measure",
+        "null_device",
         "oom",
     ]
     assert all(getattr(memcalc, name) for name in memcalc.__all__)

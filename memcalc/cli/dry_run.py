@@ -48,6 +48,15 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Keep the result, with the lines that allocated most, as JSON.")
     ] = None,
     assert_fits: Annotated[bool, typer.Option("--assert-fits", help="Exit with 1 if it does not fit.")] = False,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Find the largest micro-batch that fits; needs --micro-batch-flag.")
+    ] = False,
+    micro_batch_flag: Annotated[
+        str | None, typer.Option(metavar="FLAG", help="The command's option for its micro-batch size.")
+    ] = None,
+    micro_batches: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Sweep these sizes alone, e.g. 1,2,4.")
+    ] = None,
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
 ) -> None:
@@ -61,19 +70,38 @@ def command(
     Example: memcalc dry-run --gpu h100-80gb --steps 3 -- python train.py --batch-size 8
     """
     from memcalc.nullcuda import run
+    from memcalc.nullcuda.options import Options
 
     signal.signal(signal.SIGTERM, _end)
+    options: Options = {
+        "steps": steps,
+        "skip_init": skip_init,
+        "random_weights": random_weights,
+        "delayed_events": delayed_events,
+        "history": record is not None,
+    }
+    if sweep:
+        from memcalc.cli.sweeping import run_sweep
+
+        run_sweep(
+            words,
+            gpu,
+            micro_batch_flag,
+            micro_batches,
+            form=form,
+            units=units,
+            assert_fits=assert_fits,
+            gpus=gpus,
+            timeout=timeout,
+            **options,
+        )
     result = run(
         words,
         gpu,
         gpus=gpus,
-        steps=steps,
         timeout=timeout,
-        skip_init=skip_init,
-        random_weights=random_weights,
-        delayed_events=delayed_events,
-        history=record is not None,
         stdout=sys.stderr if form == "json" else None,  # the document alone is on standard output
+        **options,
     )
     from memcalc.report.dry_run import draw_dry_run, dry_run_document
 

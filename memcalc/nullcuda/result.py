@@ -74,6 +74,7 @@ class Process:
         reads: values that it read back from the device: copies to the host.
         small_reads: of these, the ones small enough to be looked at rather than stored.
         unmodelled: functions of libraries that it called and that the device refused.
+        masks: how many it selected by; each was taken as full.
     """
 
     number: int
@@ -87,6 +88,7 @@ class Process:
     reads: int
     small_reads: int
     unmodelled: tuple[str, ...]
+    masks: int = 0
 
     @property
     def died_of_memory(self) -> bool:
@@ -184,6 +186,9 @@ class DryRun:
                 f"values were read back from the device {times(small)}: what kernels should have computed is 0 here, "
                 "so where the program decides by it, it may go another way than on a real card"
             )
+        masks = sum(process.masks for process in self.processes)
+        if masks:
+            found.append(f"elements were selected by a mask {times(masks)}: each mask was taken to select all of them")
         retries = sum(usage.retries for usage in self.usages)
         if retries:
             found.append(f"the allocator gave back its cache {times(retries)} to go on: that costs time")
@@ -237,4 +242,5 @@ def process_from_report(report: Mapping[str, Any]) -> Process:
         reads=counts["reads"],
         small_reads=counts["small_reads"],
         unmodelled=tuple(report["unmodelled"]),
+        masks=report["masks"],
     )

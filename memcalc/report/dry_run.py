@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from memcalc.nullcuda.result import DONE, NOT_MODELLED, OUT_OF_MEMORY, STOPPED, Allocation, DryRun, Process, Usage
+from memcalc.nullcuda.sweep import Sweep
 from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
@@ -111,6 +112,39 @@ def allocation_grid(run: DryRun, allocations: Iterable[Allocation], unit: Unit) 
     return Grid("Largest at the peak", columns, rows)
 
 
+def draw_sweep(screen: Screen, found: Sweep, unit: Unit) -> None:
+    """One line for each size, and the answer."""
+    rows = [
+        (
+            str(size),
+            run.outcome,
+            format_number(run.allocated_bytes, unit),
+            format_number(run.reserved_bytes, unit),
+            format_number(run.device_bytes, unit),
+            "-" if run.headroom_bytes is None else format_number(run.headroom_bytes, unit),
+        )
+        for size, run in found.runs
+    ]
+    names = (f"allocated {unit}", "reserved", "device", "to spare")
+    columns = (Column(found.flag, right=True), Column("outcome"), *(Column(name, right=True) for name in names))
+    draw_grid(screen, Grid(f"Micro-batch sizes on {found.card.label}", columns, rows))
+    if found.largest is None:
+        draw_line(screen, "NONE FITS.", 2, "bold red")
+    else:
+        draw_line(screen, f"LARGEST THAT FITS: {found.flag} {found.largest}.", 2, "bold green")
+
+
+def sweep_document(found: Sweep) -> dict[str, Any]:
+    """The sweep as JSON: each run's own document, by size."""
+    return {
+        "schema_version": 1,
+        "source": "dry-run-sweep",
+        "micro_batch_flag": found.flag,
+        "largest_micro_batch_size": found.largest,
+        "runs": [{"micro_batch_size": size, "result": dry_run_document(run)} for size, run in found.runs],
+    }
+
+
 def dry_run_document(run: DryRun) -> dict[str, Any]:
     """The result as JSON: the shape of the other verbs, as far as a program's own step has one, and its processes."""
     peak = run.peak
@@ -176,6 +210,7 @@ def _process(process: Process) -> dict[str, Any]:
         "failure": None if process.failure is None else {"type": process.failure[0], "message": process.failure[1]},
         "reads": process.reads,
         "small_reads": process.small_reads,
+        "masks": process.masks,
         "unmodelled": list(process.unmodelled),
         "cards": [
             {

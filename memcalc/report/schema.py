@@ -44,10 +44,14 @@ def config_schema() -> dict[str, Any]:
 
 
 def result_schema() -> dict[str, Any]:
-    """The schema of the JSON result."""
+    """The schema of the JSON result: a sized configuration, or a command that ran on the null device."""
     from memcalc.ledger.schema import Document
+    from memcalc.nullcuda.schema import DryRunDocument
 
-    return {"$schema": _DIALECT, **Document.model_json_schema(mode="serialization"), "title": "memcalc result"}
+    sized = Document.model_json_schema(mode="serialization")
+    dry_run = DryRunDocument.model_json_schema(mode="serialization")
+    definitions = sized.pop("$defs") | dry_run.pop("$defs")
+    return {"$schema": _DIALECT, "title": "memcalc result", "anyOf": [sized, dry_run], "$defs": definitions}
 
 
 def _block(name: str) -> dict[str, Any]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
+
 from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY, Allocation, DryRun, Process, Usage, process_from_report
 from memcalc.report.dry_run import draw_dry_run, dry_run_document
+from memcalc.report.schema import result_schema
 from memcalc.report.screen import Screen
 from memcalc.spec.cards import find_card
 
@@ -74,13 +77,14 @@ def test_warnings_count_over_processes() -> None:
     run = replace(
         TWO_RANKS,
         processes=(
-            replace(first, small_reads=2, unmodelled=("cusolverDnSgeqrf",)),
+            replace(first, small_reads=2, masks=1, unmodelled=("cusolverDnSgeqrf",)),
             replace(second, small_reads=3, usages=(replace(second.usages[0], device=0, retries=1),)),
         ),
     )
 
-    reads, retries, unmodelled, shared = run.warnings
+    reads, masks, retries, unmodelled, shared = run.warnings
     assert "read back from the device 5 times" in reads
+    assert masks.startswith("elements were selected by a mask once")
     assert "gave back its cache once" in retries
     assert unmodelled == "called, and refused by the null device: cusolverDnSgeqrf"
     assert shared.startswith("several processes used cuda:0")
@@ -109,6 +113,7 @@ def test_a_report_becomes_a_process() -> None:
             "1": {"allocated_bytes": 1, "reserved_bytes": 2, "device_bytes": 3, "ooms": 4, "retries": 5},
         },
         "counts": {"communicator_bytes": 6, "reads": 7, "small_reads": 8},
+        "masks": 2,
         "unmodelled": ["f"],
         "allocations": [{"device": 1, "where": "a.py:1 f", "bytes": 10, "count": 2}],
     }
@@ -125,6 +130,7 @@ def test_a_report_becomes_a_process() -> None:
         reads=7,
         small_reads=8,
         unmodelled=("f",),
+        masks=2,
     )
 
 
@@ -189,3 +195,16 @@ def test_the_document_has_the_shape_of_the_other_verbs() -> None:
         "communication_library": 3 * GIB // 2,
     }
     assert [p["rank"] for p in document["processes"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "run", [TWO_RANKS, replace(TWO_RANKS, processes=(), outcome=FAILED, exit_code=3)], ids=["ran", "nothing"]
+)
+def test_the_document_is_valid_against_the_shipped_schema(run: DryRun) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    document = dry_run_document(run)
+
+    jsonschema.validate(document, result_schema())
+
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document | {"processes": [{"pid": 1}]}, result_schema())

@@ -15,6 +15,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -26,7 +27,9 @@ from typing import Any, Callable, Optional  # noqa: UP035 -- runs on Python 3.9 
 # ruff: noqa: UP045, B905 -- Python 3.9 has neither X | None nor zip(strict=)
 
 # By name: they lie beside this file, on PYTHONPATH, and belong to no package.
-objects, peak, weights = map(importlib.import_module, ("memcalc_objects", "memcalc_peak", "memcalc_weights"))
+masks, objects, peak, weights = (
+    importlib.import_module(f"memcalc_{name}") for name in ("masks", "objects", "peak", "weights")
+)
 
 FOLDER = os.environ["MEMCALC_NULL_DEVICE"]  # of the stub libraries
 REPORTS = os.environ.get("MEMCALC_NULL_REPORTS")  # folder of the reports
@@ -74,12 +77,16 @@ class Watch:
 
     def arrange(self, torch: Any) -> None:
         """Called when torch has been imported."""
+        if torch.version.cuda is None:
+            return  # another environment's: a build for the CPU has no card to find
         self.torch = torch
         # cuDNN plans attention by itself, with kernels that it compiles: stubs cannot stand in for that. It stays off
         # when a program puts it among several (torch.nn.attention.sdpa_kernel): the others are left then.
         switch = torch._C._set_sdp_use_cudnn  # noqa: SLF001 -- what torch.backends.cuda.enable_cudnn_sdp calls
         torch._C._set_sdp_use_cudnn = lambda _: switch(False)  # noqa: SLF001 -- likewise
         switch(False)
+        self.choose_kernels()
+        masks.take_masks_as_full(torch, self.library)
         torch.cuda._lazy_call(self.begin)  # noqa: SLF001 -- what torch itself calls to be told
         self.keep_peaks()
         optimizers = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the name
@@ -91,6 +98,15 @@ class Watch:
             weights.skip_initialization(torch)
         if REPORTS:
             self.report_at_the_end()
+
+    def choose_kernels(self) -> None:
+        """Which of the architectures that torch was compiled for the card would take: see src/device.c."""
+        flags = self.torch._C._cuda_getArchFlags() or ""  # noqa: SLF001 -- what torch.cuda.get_arch_list reads
+        known = sorted(int(version) for version in re.findall(r"\bsm_(\d+)", flags))
+        card = self.library.null_kernel_version()
+        older = [version for version in known if version <= card]
+        if known:  # a card older than all of them could not run this torch: PyTorch warns of that itself
+            self.library.null_set_kernel_version(older[-1] if older else known[0])
 
     def begin(self) -> None:
         """CUDA is initialised in this process."""
@@ -220,6 +236,7 @@ class Watch:
             "cuda": self.cuda_process == os.getpid(),
             "devices": {str(device): peaks for device, peaks in self.peaks.items()},
             "counts": dict(zip(COUNTS, numbers)),
+            "masks": masks.count,
             "unmodelled": self.unmodelled(),
             "allocations": peak.largest_allocations(self.torch) if allocations and HISTORY and self.peaks else [],
         }

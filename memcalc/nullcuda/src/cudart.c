@@ -500,7 +500,7 @@ API cudaError_t cudaFuncGetAttributes(struct function_attributes *out, const voi
     memset(out, 0, sizeof *out);
     out->most_threads = 1024;
     out->registers = 32; /* with 2048 threads on 65536 registers: full occupancy */
-    out->ptx_version = out->binary_version = 10 * null_card()->major + null_card()->minor;
+    out->ptx_version = out->binary_version = null_kernel_version();
     out->most_dynamic_shared = 48 * KIB;
     return SUCCESS;
 }

@@ -132,6 +132,14 @@ const struct null_card *null_card(void) {
     return &card;
 }
 
+/* PyTorch's kernels are compiled for some architectures, and its algorithms (CUB's) know no others. A card loads the
+ * newest that is not newer than itself. The hook says which one that is; till then it is the card's own. */
+static int kernel_version;
+API void null_set_kernel_version(int version) { kernel_version = version; }
+int null_kernel_version(void) {
+    return kernel_version != 0 ? kernel_version : 10 * null_card()->major + null_card()->minor;
+}
+
 int null_device_count(void) {
     pthread_once(&once, begin);
     return visible;

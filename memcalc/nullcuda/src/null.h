@@ -45,6 +45,7 @@ struct null_card {
 };
 
 API const struct null_card *null_card(void);
+API int null_kernel_version(void);         /* 10 * major + minor of the kernels that the card would load */
 API int null_device_count(void);           /* cards that CUDA_VISIBLE_DEVICES leaves */
 API int null_current(void);                /* the calling thread's device */
 API int null_set_current(int device);

@@ -1,0 +1,132 @@
+"""`with null_device("h100-80gb") as device:` in a program or a test suite of the user's own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from memcalc.errors import MemcalcError, OutOfMemory
+from memcalc.nullcuda.cards import find_null_card
+from memcalc.nullcuda.dry_run import read_reports
+from memcalc.nullcuda.launcher import environment
+from memcalc.nullcuda.options import Options
+from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY, DryRun
+
+
+class null_device:  # noqa: N801 -- reads as the function that it is used as, like contextlib.suppress
+    """Processes that are started inside the block find cards that are not there; afterwards it says what they held.
+
+        with memcalc.null_device("h100-80gb") as device:
+            device.call(train, batch_size=8)                    # a function, in a child process
+            subprocess.run([sys.executable, "train.py"])        # or any process of your own
+        assert device.result.device_bytes < 70 * 2**30
+
+    This process itself stays as it is: torch takes its libraries once, when it is imported.
+
+    Args:
+        card: a card of `memcalc gpus`.
+        gpus: how many.
+        python: the interpreter of the processes, which decides for which torch the device is built.
+        options: see `memcalc.nullcuda.options.Options`.
+
+    Raises:
+        InputError: no such card, or more of it than can be had.
+        Unavailable: no Linux, no CUDA build of torch, no C compiler, or no place for the device.
+    """
+
+    def __init__(
+        self, card: str, gpus: int = 1, *, python: str | Path = sys.executable, **options: Unpack[Options]
+    ) -> None:
+        self.card = find_null_card(card)
+        self.gpus = gpus
+        self.python = str(python)
+        self.options = options
+        self.outcome = DONE
+        self._result: DryRun | None = None
+
+    def __enter__(self) -> Self:
+        """The environment of this process is that of the device's children from now on."""
+        self.start = time.monotonic()
+        self.reports = Path(tempfile.mkdtemp(prefix="memcalc-dry-run-"))
+        try:
+            variables = environment(
+                self.card.name, self.gpus, pythons=(self.python,), reports=self.reports, **self.options
+            )
+        except MemcalcError:
+            shutil.rmtree(self.reports, ignore_errors=True)
+            raise
+        self.former = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The environment is what it was, and what the children left is read."""
+        for name, value in self.former.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._result = self._read()
+        shutil.rmtree(self.reports, ignore_errors=True)
+
+    @property
+    def result(self) -> DryRun:
+        """What the processes held that have ended so far."""
+        return self._read() if self._result is None else self._result
+
+    def call(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+        """Call a function in a child process, on the device.
+
+        As for `multiprocessing`, it is found by its name in its module, and what it takes and returns is pickled.
+
+        Returns:
+            What it returns.
+
+        Raises:
+            OutOfMemory: it ran out of the card's memory.
+            RuntimeError: it failed otherwise; its traceback is on standard error.
+        """
+        request, answer = self.reports / "request", self.reports / "answer"
+        answer.unlink(missing_ok=True)
+        with request.open("wb") as file:
+            main = getattr(sys.modules["__main__"], "__file__", None)
+            pickle.dump((_own_paths(), function.__module__, main, function.__qualname__), file)
+            pickle.dump((arguments, named), file)
+        words = [self.python, "-m", "memcalc_call", str(request), str(answer)]
+        child = subprocess.run(words, check=False)  # noqa: S603 -- the caller's own interpreter and function
+        succeeded, value = False, ("", "")
+        if answer.exists():
+            succeeded, value = pickle.loads(answer.read_bytes())  # noqa: S301 -- our own child's
+        if succeeded:
+            return value
+        kind, message = value
+        if kind == "OutOfMemoryError":
+            self.outcome = OUT_OF_MEMORY
+            raise OutOfMemory(message)
+        self.outcome = FAILED
+        what = f"failed with {kind}: {message}" if kind else f"ended with exit code {child.returncode}"
+        raise RuntimeError(f"{function.__qualname__} {what}")
+
+    def _read(self) -> DryRun:
+        processes = tuple(process for process, _ in read_reports(self.reports) if process.usages)
+        command: Sequence[str] = (self.python,)
+        seconds = time.monotonic() - self.start
+        code = {DONE: 0, OUT_OF_MEMORY: 4}.get(self.outcome, 1)
+        return DryRun(tuple(command), self.card, self.gpus, self.outcome, code, seconds, processes)
+
+
+def _own_paths() -> list[str]:
+    """Where modules of the program's own are found: the search path without what belongs to this Python."""
+    python = (sys.prefix, sys.base_prefix)
+    return [path or os.getcwd() for path in sys.path if not path.startswith(python)]  # noqa: PTH109 -- a string

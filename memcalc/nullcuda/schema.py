@@ -1,0 +1,94 @@
+"""The JSON document of a dry run described as Pydantic models, for the shipped JSON Schema and for tests."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from memcalc.ledger.schema import Gpu, OutsideAllocated
+from memcalc.spec.model import Block
+
+
+class CardPeak(Block):
+    """The card that held most, at its highest."""
+
+    phase: None = Field(description="a program's own step has no phases that memcalc knows")
+    rank: dict[str, int] = Field(description="empty: the process is not part of a run of ranks")
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    confidence: Literal["allocator"]
+
+
+class CardUsage(Block):
+    """One card of one process, at its highest."""
+
+    device: int = Field(description="number of the card in its process")
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    alloc_retries: int = Field(description="how often the allocator gave back its cache to go on")
+    ooms: int = Field(description="requests that failed")
+
+
+class Line(Block):
+    """A line of the program, and what it had on a card at the peak."""
+
+    device: int
+    where: str
+    bytes: int
+    count: int
+
+
+class Failure(Block):
+    """The exception that ended a process."""
+
+    type: str
+    message: str
+
+
+class ProcessReport(Block):
+    """One process of the command that used a card."""
+
+    pid: int
+    rank: int | None
+    arguments: list[str]
+    torch: str
+    steps: int
+    failure: Failure | None
+    reads: int = Field(description="copies from the device to the host")
+    small_reads: int = Field(description="of these, the ones small enough to decide by")
+    masks: int = Field(description="masks that elements were selected by; each was taken as full")
+    unmodelled: list[str] = Field(description="functions of libraries that were called and refused")
+    cards: list[CardUsage]
+    allocations: list[Line]
+
+
+class DryRunDocument(Block):
+    """What `dry-run --format json` prints: the parts that describe a model are null, and processes are added."""
+
+    schema_version: Literal[1]
+    source: Literal["dry-run"]
+    device: str
+    name: str
+    spec: None
+    model: None
+    textbook: None
+    peak: CardPeak | None
+    components: None
+    outside_allocated: OutsideAllocated | None
+    phases: None
+    ledger: None
+    gpu: Gpu
+    fits: bool | None
+    headroom_bytes: int | None
+    not_modelled: list[str]
+    command: list[str]
+    gpus: int
+    outcome: str
+    exit_code: int
+    seconds: float
+    would_fit: list[str]
+    warnings: list[str]
+    processes: list[ProcessReport]

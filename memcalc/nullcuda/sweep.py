@@ -1,0 +1,124 @@
+"""A command at several micro-batch sizes: the largest that fits its card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import IO, Unpack
+
+from memcalc.errors import InputError
+from memcalc.nullcuda.dry_run import run
+from memcalc.nullcuda.options import Options
+from memcalc.nullcuda.result import DONE, OUT_OF_MEMORY, STOPPED, DryRun
+from memcalc.spec.cards import Card, find_card
+
+LARGEST = 1 << 16  # micro-batch; a command that still fits then does not heed the flag
+
+Progress = Callable[[int, DryRun], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A command at several micro-batch sizes.
+
+    Args:
+        flag: the option of the command that sets the size.
+        card: on which card.
+        runs: by size, smallest first.
+    """
+
+    flag: str
+    card: Card
+    runs: tuple[tuple[int, DryRun], ...]
+
+    @property
+    def largest(self) -> int | None:
+        """The largest size that was tried and fits; None: none did."""
+        return max((size for size, found in self.runs if fits(found)), default=None)
+
+    @property
+    def failed(self) -> DryRun | None:
+        """The run that ended for another reason than memory, if one did."""
+        return next((found for _, found in self.runs if found.outcome not in {DONE, STOPPED, OUT_OF_MEMORY}), None)
+
+
+def sweep(
+    command: Sequence[str],
+    card: str,
+    flag: str,
+    *,
+    sizes: Sequence[int] = (),
+    gpus: int = 1,
+    timeout: float | None = None,
+    stdout: int | IO[str] | None = None,
+    progress: Progress = lambda *_: None,
+    **options: Unpack[Options],
+) -> Sweep:
+    """Run a command at several micro-batch sizes, or search the largest that fits.
+
+        memcalc.nullcuda.sweep([sys.executable, "train.py"], "h100-80gb", "--batch-size", steps=2).largest
+
+    Args:
+        command: as for `run`.
+        card: as for `run`.
+        flag: the command's option for the size, e.g. "--batch-size", or "train.batch_size" for `train.batch_size=8`;
+            its value is replaced where the command has it, else it is added at the end.
+        sizes: which to run; none: powers of two until one does not fit, then what lies between.
+        gpus: as for `run`.
+        timeout: seconds for each run.
+        stdout: as for `run`.
+        progress: called after each run with its size and what it found.
+        options: see `memcalc.nullcuda.options.Options`.
+
+    Raises:
+        InputError: no such card or command, or a size that is none.
+        Unavailable: something that the null device needs is missing.
+    """
+    if any(size < 1 for size in sizes):
+        raise InputError(f"micro-batch sizes {list(sizes)}: each must be 1 or more.", "", "--micro-batches")
+    found: dict[int, DryRun] = {}
+
+    def fits_at(size: int) -> bool:
+        words = with_micro_batch(command, flag, size)
+        found[size] = run(words, card, gpus=gpus, timeout=timeout, stdout=stdout, **options)
+        progress(size, found[size])
+        return fits(found[size])
+
+    if sizes:
+        for size in sorted(set(sizes)):
+            fits_at(size)
+    else:
+        largest_that_fits(fits_at)
+    return Sweep(flag, find_card(card), tuple(sorted(found.items())))
+
+
+def fits(found: DryRun) -> bool:
+    """Whether it came to its end within the card."""
+    return found.outcome in {DONE, STOPPED} and bool(found.fits)
+
+
+def largest_that_fits(fits_at: Callable[[int], bool]) -> int:
+    """Double until it does not fit, then halve the gap; 0: not even 1 fits."""
+    low, high = 0, 1
+    while high <= LARGEST and fits_at(high):
+        low, high = high, 2 * high
+    while high - low > 1 and high <= LARGEST:
+        middle = (low + high) // 2
+        if fits_at(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def with_micro_batch(command: Sequence[str], flag: str, size: int) -> tuple[str, ...]:
+    """The command with the flag set to a size, in the way that it is written there already."""
+    words = list(command)
+    for place, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            words[place] = f"{flag}={size}"
+            return tuple(words)
+        if word == flag and place + 1 < len(words):
+            words[place + 1] = str(size)
+            return tuple(words)
+    return (*words, flag, str(size)) if flag.startswith("-") else (*words, f"{flag}={size}")
