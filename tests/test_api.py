@@ -22,6 +22,7 @@ def test_public_names() -> None:
         "measure",
         "null_device",
         "oom",
+        "trace",
     ]
     assert all(getattr(memcalc, name) for name in memcalc.__all__)
     assert set(memcalc.__all__) <= set(dir(memcalc))
