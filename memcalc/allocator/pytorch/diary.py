@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from memcalc.allocator.blocks import Block
@@ -35,11 +36,10 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class History:
-    """A replay, entry by entry. The sequences of counters end before a fatal event."""
+    """A replay with the counters after every event, which end before a fatal one."""
 
     events: Sequence[Event]
     result: ReplayResult
-    entries: tuple[Entry, ...]
     allocated: tuple[int, ...]  # bytes after each event, as torch.cuda.memory_allocated
     reserved: tuple[int, ...]  # as torch.cuda.memory_reserved
     free_bytes: int  # of the device, at the end
@@ -47,6 +47,13 @@ class History:
     version: Version
     capacity: int | None  # bytes of the device; None: it never runs out
     used: int  # of them gone from the start
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """What PyTorch's memory history would have noted. It replays the stream once more."""
+        allocator = _Diarist(self.settings, self.version, Driver(self.capacity, self.used))
+        run(self.events, allocator, after_each=allocator.after_event)
+        return tuple(allocator.entries)
 
     def segments_at(self, event: int) -> tuple[SegmentView, ...]:
         """What was held of the device after event `event`, by address. It replays the stream up to there."""
@@ -60,16 +67,14 @@ class _Diarist(CachingAllocator):
     def __init__(self, settings: Settings, version: Version, driver: Driver) -> None:
         super().__init__(settings, version, driver)
         self.entries: list[Entry] = []
-        self.allocated: list[int] = []
-        self.reserved: list[int] = []
+        self._event = 0
         self.memory.watch = self._note
 
-    def _note(self, action: str, address: int, size: int, stream: int) -> None:
-        self.entries.append(Entry(action, address, size, stream, len(self.allocated)))
-
     def after_event(self) -> None:
-        self.allocated.append(self.counters.allocated_bytes)
-        self.reserved.append(self.counters.reserved_bytes)
+        self._event += 1
+
+    def _note(self, action: str, address: int, size: int, stream: int) -> None:
+        self.entries.append(Entry(action, address, size, stream, self._event))
 
     def malloc(self, size: int, stream: int = 0) -> Block:
         try:
@@ -103,7 +108,7 @@ def history(
     used: int = 0,
     progress: Progress = silent,
 ) -> History:
-    """Replays a stream as `replay` does, and keeps the diary. It takes about twice as long.
+    """Replays a stream as `replay` does, and keeps the counters after every event.
 
     Args:
         events: as for `replay`, like all that follow.
@@ -118,25 +123,21 @@ def history(
         InputError: as `replay`.
     """
     version, config = rules(config, version, memory_fraction)
-    allocator = _Diarist(config, version, Driver(capacity, used))
+    driver = Driver(capacity, used)
+    allocator = CachingAllocator(config, version, driver)
     events = tuple(events)
+    allocated: list[int] = []
+    reserved: list[int] = []
+    small, large, held = allocator.counters.small, allocator.counters.large, allocator.counters.reserved
 
     def after_each() -> None:
-        allocator.after_event()
-        done = len(allocator.allocated)
+        allocated.append(small.allocated_now + large.allocated_now)
+        reserved.append(held.current)
+        done = len(allocated)
         if done % EVERY == 0 or done == len(events):
             progress("allocator", done, len(events))
 
     result = run(events, allocator, config.notes, after_each=after_each)
     return History(
-        events,
-        result,
-        tuple(allocator.entries),
-        tuple(allocator.allocated),
-        tuple(allocator.reserved),
-        allocator.memory.driver.free_bytes,
-        config,
-        version,
-        capacity,
-        used,
+        events, result, tuple(allocated), tuple(reserved), driver.free_bytes, config, version, capacity, used
     )
