@@ -86,27 +86,22 @@ def compare(*results: Result) -> Comparison:
 
 
 def partings(comparison: Comparison, one: int, other: int) -> list[tuple[str, Line]]:
-    """Phases and components in which result `one` and result `other` differ, the largest difference first.
+    """For each component in which result `one` and result `other` differ, the phase in which they differ most.
 
-    A difference that lasts is told once, in the phase where it first has its size.
+    Returns:
+        phases and lines, the largest difference first; of several phases that differ as much, the first.
     """
     ledgers = [result.ledger for result in comparison.results]
-    told: set[tuple[str, int]] = set()
-    found = []
+    largest: dict[Component, tuple[str, Line]] = {}
     for phase in (line.name for line in comparison.phases):
-        known = [_phase_of(ledger, phase) for ledger in ledgers]
-        columns = [
-            ledger.components(name) if name is not None else None for ledger, name in zip(ledgers, known, strict=True)
-        ]
-        if columns[one] is None or columns[other] is None:
-            continue
+        names = [_phase_of(ledger, phase) for ledger in ledgers]
+        columns = [None if name is None else led.components(name) for led, name in zip(ledgers, names, strict=True)]
         for component in Component:
             line = Line(component.value, tuple(None if c is None else c.get(component, 0) for c in columns))
-            size = line.beyond(one, other)
-            if size and (line.name, size) not in told:
-                told.add((line.name, size))
-                found.append((phase, line))
-    return sorted(found, key=lambda item: -abs(item[1].beyond(one, other) or 0))
+            before = largest.get(component)
+            if abs(line.beyond(one, other) or 0) > (0 if before is None else abs(before[1].beyond(one, other) or 0)):
+                largest[component] = (phase, line)
+    return sorted(largest.values(), key=lambda item: -abs(item[1].beyond(one, other) or 0))
 
 
 def steady_phase(phase: str) -> str:

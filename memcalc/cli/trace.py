@@ -10,6 +10,12 @@ import typer
 
 from memcalc.cli.options import Config, Gpu, Set, Units
 
+PLOT_HELP = "Draw memory over the run: .png or .svg (extra plot), or .html, a page that stands alone. Repeatable."
+EXPORT_HELP = (
+    "Write the run for another program: .pickle, a memory snapshot for pytorch.org/memory_viz; .json, a Chrome trace "
+    "for ui.perfetto.dev; .jsonl, memcalc's own events. Repeatable."
+)
+
 
 def command(
     config: Config,
@@ -23,6 +29,9 @@ def command(
     alloc_conf: Annotated[
         str, typer.Option("--alloc-conf", metavar="SETTINGS", help="As PYTORCH_CUDA_ALLOC_CONF.")
     ] = "",
+    compare: Annotated[bool, typer.Option("--compare", help="Lay the estimate beside it.")] = False,
+    plot: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=PLOT_HELP)] = None,
+    export: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=EXPORT_HELP)] = None,
     record: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep every event in this file.")] = None,
     form: Annotated[
         Literal["table", "json", "markdown", "csv"], typer.Option("--format", "-f", help="csv: the ledger's rows.")
@@ -37,10 +46,11 @@ def command(
     Example: memcalc trace llama-3.2-1b --gpu a100-40gb --set b=4
     """
     from memcalc import api
-    from memcalc.cli.render import print_sizing
+    from memcalc.cli.traced import check_files, print_trace, write_files
     from memcalc.report.progress import shown_progress
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
+    check_files(plot or (), export or ())
     spec = api.load(config, *(overrides or ()), gpu=gpu)
     with shown_progress() as progress:
         traced = api.trace(spec, steps=steps, semantics=semantics, alloc_conf=alloc_conf, progress=progress)
@@ -48,4 +58,5 @@ def command(
         from memcalc.events import write_events
 
         write_events(record, traced.events)
-    print_sizing(traced.result, form, units)
+    write_files(traced, plot or (), export or (), units)
+    print_trace(traced, form, units, estimate=api.estimate(spec) if compare else None)

@@ -21,11 +21,13 @@ class Course:
         allocated: bytes that the allocator had handed out after each event (`History.allocated`); fewer than events
             where the run died. None: nobody asked one, and the bytes asked for stand in.
         reserved: likewise, what it held of the device.
+        limit: bytes that the device has for the allocator.
     """
 
     timeline: Timeline
     allocated: Sequence[int] | None = None
     reserved: Sequence[int] | None = None
+    limit: int | None = None
 
     @property
     def totals(self) -> Sequence[int]:
@@ -62,7 +64,7 @@ class Course:
 
     def outline(self, stretches: int) -> Outline:
         """The course in so many stretches, each told by its highest moment."""
-        return outline(self.timeline, stretches, self.allocated, self.reserved)
+        return outline(self.timeline, stretches, self.allocated, self.reserved, self.limit)
 
     def notebook(self) -> list[Line]:
         """One line for each phase."""

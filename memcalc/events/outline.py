@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -11,6 +11,8 @@ from typing import NamedTuple
 from memcalc.events.event import Event, Kind
 from memcalc.events.timeline import Timeline
 from memcalc.ledger.component import Component
+
+NEAR = 1.3  # a limit further above the highest value would make the picture small for nothing
 
 
 class Stretch(NamedTuple):
@@ -42,6 +44,7 @@ class Outline:
     events: tuple[Event, ...]  # one for each stretch: that of its highest moment
     length: int  # of the stream that is drawn
     failed: bool  # whether the run died at its end
+    limit: int | None  # bytes that the device has, where that is near enough to be drawn
 
     @cached_property
     def peak(self) -> int:
@@ -52,7 +55,7 @@ class Outline:
     @cached_property
     def top(self) -> int:
         """The highest value that a picture must have room for."""
-        return max((max(stretch.total, stretch.reserved or 0) for stretch in self.stretches), default=0)
+        return max(_highest_value(self.stretches), self.limit or 0)
 
     def span_of(self, event: int) -> Span | None:
         """The phase that an event belongs to; None before the first one."""
@@ -64,6 +67,7 @@ def outline(
     stretches: int,
     allocated: Sequence[int] | None = None,
     reserved: Sequence[int] | None = None,
+    limit: int | None = None,
 ) -> Outline:
     """Cuts a stream into stretches of as many events each, and keeps the highest moment of each.
 
@@ -73,6 +77,7 @@ def outline(
         allocated: bytes that an allocator had handed out after each event (`History.allocated`). What they exceed the
             requests by becomes block rounding. A run that died has fewer of them than events; the rest is left out.
         reserved: likewise, what it held of the device.
+        limit: bytes that the device has for the allocator.
     """
     totals = timeline.totals if allocated is None else allocated
     length = len(totals)
@@ -83,17 +88,23 @@ def outline(
     components, moments = _components_at(timeline, highest)
     if allocated is not None:
         components, moments = _with_rounding(components, moments, [allocated[event] for event in highest])
+    found = tuple(
+        Stretch(begin, end, event, totals[event], parts, None if reserved is None else max(reserved[begin:end]))
+        for (begin, end), event, parts in zip(cuts, highest, moments, strict=True)
+    )
     return Outline(
         components=components,
-        stretches=tuple(
-            Stretch(begin, end, event, totals[event], parts, None if reserved is None else max(reserved[begin:end]))
-            for (begin, end), event, parts in zip(cuts, highest, moments, strict=True)
-        ),
+        stretches=found,
         spans=tuple(spans(timeline.events, length)),
         events=tuple(timeline.events[event] for event in highest),
         length=length,
         failed=length < len(timeline.events),
+        limit=limit if limit is not None and limit <= NEAR * _highest_value(found) else None,
     )
+
+
+def _highest_value(stretches: Iterable[Stretch]) -> int:
+    return max((max(stretch.total, stretch.reserved or 0) for stretch in stretches), default=0)
 
 
 def _highest(totals: Sequence[int], begin: int, end: int) -> int:

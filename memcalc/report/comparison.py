@@ -12,7 +12,6 @@ from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.words import label, signed_percent
 from memcalc.units import Unit, format_number
 
-_PARTINGS = 8
 _SHARE = Column("%", right=True)
 
 
@@ -73,17 +72,16 @@ class Table:
         found = partings(self.comparison, other, self.reference)
         if not found:
             return []
-        rows = [(phase, *self._cells(line._replace(name=label(line.name)), [other])) for phase, line in found]
-        columns = (Column("phase"), *self._columns("component", [other]))
-        more = f"; {len(rows) - _PARTINGS} more" if len(rows) > _PARTINGS else ""
+        rows = [(phase, *self._cells(line._replace(name=label(line.name)), other)) for phase, line in found]
+        columns = (Column("phase", wrap=True), *self._columns("component", other))
         words = f"{self.labels[other]} and {self.labels[self.reference]}"
-        return [Grid(f"Where {words} part{more}", columns, rows[:_PARTINGS])]
+        return [Grid(f"Where {words} part most, by component", columns, rows)]
 
     def _grids(self, title: str, head: str, lines: Sequence[Line], strong: frozenset[int] = frozenset()) -> list[Grid]:
         """One table; of more than two results the differences have a table of their own."""
         if len(self.labels) == 2:
-            rows = [self._cells(line, self.others) for line in lines]
-            return [Grid(title, self._columns(head, self.others), rows, strong)]
+            (other,) = self.others
+            return [Grid(title, self._columns(head, other), [self._cells(line, other) for line in lines], strong)]
         sizes = [(line.name, *(self._size(size) for size in line.sizes)) for line in lines]
         columns = (Column(head), *(Column(f"{word} {self.unit}", right=True) for word in self.labels))
         differences = [
@@ -93,17 +91,17 @@ class Table:
         how = f"Differences in {'bytes' if self.exact else self.unit}"
         return [Grid(title, columns, sizes, strong), Grid(how, (Column(head), *heads), differences, strong)]
 
-    def _columns(self, head: str, others: Sequence[int]) -> tuple[Column, ...]:
-        sizes = [Column(f"{self.labels[at]} {self.unit}", right=True) for at in self._shown(others)]
-        heads = ["difference in bytes" if self.exact else self._words(other) for other in others]
-        return (Column(head), *sizes, *(cell for word in heads for cell in (Column(word, right=True), _SHARE)))
+    def _columns(self, head: str, other: int) -> tuple[Column, ...]:
+        sizes = [Column(f"{self.labels[at]} {self.unit}", right=True) for at in self._shown(other)]
+        how = "difference, bytes" if self.exact else self._words(other)
+        return (Column(head, wrap=True), *sizes, Column(how, right=True), _SHARE)
 
-    def _cells(self, line: Line, others: Sequence[int]) -> tuple[str, ...]:
-        sizes = [self._size(line.sizes[at]) for at in self._shown(others)]
-        return (line.name, *sizes, *(cell for other in others for cell in self._difference(line, other)))
+    def _cells(self, line: Line, other: int) -> tuple[str, ...]:
+        sizes = [self._size(line.sizes[at]) for at in self._shown(other)]
+        return (line.name, *sizes, *self._difference(line, other))
 
-    def _shown(self, others: Sequence[int]) -> list[int]:
-        return sorted([*others, self.reference])
+    def _shown(self, other: int) -> list[int]:
+        return sorted([other, self.reference])
 
     def _words(self, other: int) -> str:
         return f"{self.labels[other]} - {self.labels[self.reference]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from memcalc.errors import InputError
-from memcalc.report.plots.files import check_suffix
+from memcalc.report.plots.files import check_target
 from memcalc.report.run import Run
 
 SUFFIXES = (".pickle", ".json", ".jsonl")
@@ -22,9 +22,9 @@ def write_export(path: Path, run: Run, name: str, *, timed: bool = True) -> None
         timed: whether its times are those of a device.
 
     Raises:
-        InputError: for another suffix, or a snapshot of a device without PyTorch's allocator.
+        InputError: as `check_target`; or a snapshot was asked for of a device without PyTorch's allocator.
     """
-    check_suffix(path, SUFFIXES)
+    check_target(path, SUFFIXES)
     suffix = path.suffix.lower()
     if suffix == ".pickle":
         from memcalc.allocator.pytorch.dump import write_snapshot

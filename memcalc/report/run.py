@@ -20,17 +20,24 @@ from memcalc.units import Unit
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run, and the same events through PyTorch's allocator where its device has one."""
+    """A recorded run.
+
+    Args:
+        timeline: what happened.
+        history: the same through PyTorch's allocator, where the device has one.
+        limit: bytes that the card has for the allocator, where one is named.
+    """
 
     timeline: Timeline
     history: History | None = None
+    limit: int | None = None
 
     @property
     def course(self) -> Course:
         """What is drawn of it."""
         if self.history is None:
-            return Course(self.timeline)
-        return Course(self.timeline, self.history.allocated, self.history.reserved)
+            return Course(self.timeline, limit=self.limit)
+        return Course(self.timeline, self.history.allocated, self.history.reserved, self.limit)
 
 
 def run_grids(run: Run, unit: Unit) -> list[Grid]:
@@ -42,8 +49,8 @@ def run_grids(run: Run, unit: Unit) -> list[Grid]:
     return grids
 
 
-def draw_run(screen: Screen, run: Run, unit: Unit) -> None:
-    """The picture in letters, then the tables."""
-    draw_course(screen, run.course, unit)
+def draw_run(screen: Screen, run: Run, unit: Unit, *, legend: bool = True) -> None:
+    """The picture in letters, with or without its legend, then the tables."""
+    draw_course(screen, run.course, unit, legend=legend)
     for grid in run_grids(run, unit):
         draw_grid(screen, grid)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 from memcalc.events.course import Course
 from memcalc.events.groups import Group, groups
 from memcalc.report.grid import Column, Grid
@@ -44,5 +46,5 @@ def _row(group: Group, whole: int, unit: Unit) -> tuple[str, ...]:
         f"{group.count:,}",
         f"{group.dtype}[{', '.join(map(str, group.shape))}]" if group.dtype else "-",
         group.module or "-",
-        f"{group.operator} {group.line}".strip() or "-",
+        f"{group.operator.removeprefix('aten.')} {PurePosixPath(group.line).name}".strip() or "-",
     )

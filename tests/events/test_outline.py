@@ -70,6 +70,16 @@ def test_rounding_that_a_recording_named_is_added_to() -> None:
     assert found.stretches[1].components == (500, 524)
 
 
+@pytest.mark.parametrize(
+    ("limit", "drawn", "top"), [(100, 100, 158), (200, 200, 200), (206, None, 158), (None, None, 158)]
+)
+def test_a_limit_that_is_near_is_drawn(limit: int | None, drawn: int | None, top: int) -> None:
+    """Up to 1.3 times the highest value: 205.4 of 158."""
+    found = outline(timeline(STREAM), 3, limit=limit)
+
+    assert (found.limit, found.top) == (drawn, top)
+
+
 def test_a_run_that_died_is_drawn_as_far_as_it_came() -> None:
     found = outline(timeline(STREAM), 2, allocated=[512, 512, 1024, 1536])
 

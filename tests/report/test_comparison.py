@@ -12,7 +12,7 @@ from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.phases import phase_names
 from memcalc.ledger.result import Result, Source
 from memcalc.ledger.row import Row
-from memcalc.report.comparison import Table, comparison_grids, draw_comparison, source_label
+from memcalc.report.comparison import comparison_grids, draw_comparison, source_label
 from memcalc.report.grid import Grid
 from memcalc.report.screen import Screen
 
@@ -77,18 +77,15 @@ def test_components_and_phases_of_two_results(estimate: Result, fake: Result) ->
 
     assert components.title == "At the peak: estimate in loss_1, fake in loss_3"
     assert [column.head for column in components.columns] == [
-        "component", "estimate MiB", "fake MiB", "difference in bytes", "%",
+        "component", "estimate MiB", "fake MiB", "difference, bytes", "%",
     ]  # fmt: skip
     assert cells(components, "weights") == ("weights", "64.0", "64.0", "0", "+0.00%")
     assert cells(components, "activations") == ("activations", "32.0", "34.0", f"{-2 * MIB:,}", "-5.88%")
     assert cells(components, "allocated") == ("allocated", "97.0", "99.0", f"{-2 * MIB:,}", "-2.02%")
     assert cells(phases, "loss_2") == ("loss_2", "97.0", "98.0", f"{-MIB:,}", "-1.02%")
     assert cells(phases, "loss_3") == ("loss_3", "97.0", "99.0", f"{-2 * MIB:,}", "-2.02%")  # 97: its steady step
-    assert parted.title == "Where estimate and fake part"
-    assert parted.rows == [
-        ("loss_3", "activations", "32.0", "34.0", f"{-2 * MIB:,}", "-5.88%"),
-        ("loss_1", "activations", "32.0", "33.0", f"{-MIB:,}", "-3.03%"),  # and so in loss_2
-    ]
+    assert parted.title == "Where estimate and fake part most, by component"
+    assert parted.rows == [("loss_3", "activations", "32.0", "34.0", f"{-2 * MIB:,}", "-5.88%")]  # 1 MiB in loss_1
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -109,24 +106,17 @@ def test_differences_of_three_results_have_their_own_table(estimate: Result, fak
     assert cells(differences, "allocated") == ("allocated", f"{-2 * MIB:,}", "-2.02%", "0", "+0.00%")
 
 
-def test_where_a_difference_lasts_it_is_told_once(fake: Result, null: Result) -> None:
-    """512 bytes in three backwards."""
-    found = partings(compare(fake, null), 0, 1)
-
-    assert found == [("backward_1", Line("temporaries", (0, 512)))]
+def test_each_component_is_told_where_it_differs_most(estimate: Result, fake: Result, null: Result) -> None:
+    """512 bytes in three backwards; 1, 1 and 2 MiB of activations in three losses."""
+    assert partings(compare(fake, null), 0, 1) == [("backward_1", Line("temporaries", (0, 512)))]
+    assert partings(compare(estimate, null), 0, 1) == [
+        ("loss_3", Line("activations", (32 * MIB, 34 * MIB))),
+        ("backward_1", Line("temporaries", (0, 512))),
+    ]
 
 
 def test_results_that_are_alike_part_nowhere(fake: Result) -> None:
     assert len(comparison_grids([fake, fake], "MiB")) == 2
-
-
-def test_the_longest_list_of_partings_is_cut(fake: Result) -> None:
-    names = phase_names(3)[:9]
-    other = held(fake, "trace", "null:t4", *(row(Component.INPUTS, size, name) for size, name in enumerate(names, 1)))
-    (grid,) = Table(compare(held(fake, "trace", "fake:cuda"), other), ("fake", "null"), 1, "bytes").partings()
-
-    assert grid.title == "Where fake and null part; 1 more"
-    assert [line[0] for line in grid.rows] == list(names[:0:-1])
 
 
 def measured(result: Result, device: str, size: int) -> Result:
@@ -140,7 +130,7 @@ def test_a_measurement_is_compared_by_phase(estimate: Result) -> None:
 
     assert grid.title == "Measured on cuda:0"
     assert [column.head for column in grid.columns][1:4] == [
-        "estimate bytes", "measured bytes", "difference in bytes",
+        "estimate bytes", "measured bytes", "difference, bytes",
     ]  # fmt: skip
     assert cells(grid, "loss_3") == ("loss_3", f"{said:,}", f"{got:,}", f"+{MIB:,}", "+1.04%")
     assert cells(grid, "allocated peak")[1:3] == (f"{said:,}", f"{got:,}")

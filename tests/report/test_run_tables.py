@@ -100,9 +100,9 @@ def test_the_largest_tensors_with_the_lines_that_made_them() -> None:
 
     assert grid.title == "Largest at the peak, in loss_2"
     assert grid.rows == [
-        ("O", "192.0", "37.2%", "8", "bf16[12582912]", "layers.*.mlp", "aten.zeros_like model.py:95"),
-        ("A", "128.0", "24.8%", "4", "bf16[16777216]", "layers.*.mlp", "aten.mm model.py:20"),
-        ("L", "100.0", "19.4%", "1", "bf16[52428800]", "lm_head", "aten.mm model.py:30"),
+        ("O", "192.0", "37.2%", "8", "bf16[12582912]", "layers.*.mlp", "zeros_like model.py:95"),
+        ("A", "128.0", "24.8%", "4", "bf16[16777216]", "layers.*.mlp", "mm model.py:20"),
+        ("L", "100.0", "19.4%", "1", "bf16[52428800]", "lm_head", "mm model.py:30"),
         ("", "96.0", "18.6%", "5", "smaller ones", "", ""),
         ("", "516.0", "", "18", "asked for, all", "", ""),
     ]

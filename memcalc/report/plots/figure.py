@@ -6,10 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.errors import Unavailable
 from memcalc.events.course import Course
 from memcalc.events.outline import Outline
-from memcalc.report.plots.palette import RESERVED, colour, name
+from memcalc.report.plots.palette import LIMIT, RESERVED, colour, name
 from memcalc.report.plots.steps import Mark, phase_marks, step_marks
 from memcalc.report.words import plural
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes, format_number
@@ -22,26 +21,18 @@ STRETCHES = 1000  # about one for each pixel of the picture's width
 _INCHES = (12.0, 6.0)  # at 100 dots an inch: 1200 x 600
 _DOTS = 100
 _PER_LETTER = 6.6  # pixels that a letter of an axis label takes at 9 points, at most
+_SEPARATED = 6.0  # pixels
 _GREY = "#555555"
 
 
 def save_figure(path: Path, course: Course, title: str, unit: Unit = "GiB") -> None:
-    """Writes the picture; the suffix of the path decides between PNG and SVG.
+    """Writes the picture; the suffix of the path decides between PNG and SVG."""
+    import matplotlib as mpl
 
-    Raises:
-        Unavailable: matplotlib is not installed.
-    """
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise Unavailable(
-            f"{path.name}: PNG and SVG are drawn by matplotlib, which is not installed: "
-            "pip install 'llm-memcalc[plot]'. A page (.html) needs nothing."
-        ) from error
     # The same run gives the same file, byte for byte.
     with mpl.rc_context({"svg.hashsalt": "memcalc", "font.size": 10}):
         figure = course_figure(course, title, unit)
-        metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": None}
         figure.savefig(path, dpi=_DOTS, metadata=metadata)
 
 
@@ -64,6 +55,8 @@ def course_figure(course: Course, title: str, unit: Unit = "GiB") -> Figure:
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+    if outline.limit is not None:
+        axes.axhline(outline.limit / size, color=LIMIT, linewidth=1.6, label="the card ends here", zorder=4)
     _phases(axes, outline)
     _legend(axes, outline, unit)
     return figure
@@ -119,12 +112,13 @@ def _phases(axes: Axes, outline: Outline) -> None:
     phases, steps = phase_marks(outline.spans), step_marks(outline.spans)
     axes.set_xticks([mark.begin for mark in phases], [""] * len(phases))
     axes.tick_params(axis="x", length=5, color=_GREY)
-    for mark in phases:
-        axes.axvline(mark.begin, color="white", linewidth=0.6, alpha=0.7, zorder=4)
     for left, right in pairwise(steps):
         assert left.end == right.begin
         axes.axvline(right.begin, color=_GREY, linewidth=0.9, zorder=4)
-    pixels = 800 / max(outline.length, 1)  # what the axes keep of 1200, about
+    pixels = 900 / max(outline.length, 1)  # what the axes keep of 1200, about
+    for mark in phases:
+        if (mark.end - mark.begin) * pixels >= _SEPARATED:  # lines close together would hide what is between them
+            axes.axvline(mark.begin, color="white", linewidth=0.6, alpha=0.5, zorder=2.5)
     upright = [mark for mark in phases if not _fits(mark, pixels) and (mark.end - mark.begin) * pixels >= 11]
     for mark in phases:
         if _fits(mark, pixels) or mark in upright:

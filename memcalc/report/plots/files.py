@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from memcalc.errors import InputError
+from memcalc.errors import InputError, Unavailable
 from memcalc.events.course import Course
 from memcalc.report.grid import Grid
 from memcalc.units import Unit
 
-SUFFIXES = (".png", ".svg", ".html")
+PICTURES = (".png", ".svg")
+SUFFIXES = (*PICTURES, ".html")
 
 
-def check_suffix(path: Path, known: tuple[str, ...] = SUFFIXES) -> None:
-    """Refuses a file that nothing could write, before hours are spent on what would go into it.
+def check_target(path: Path, known: tuple[str, ...] = SUFFIXES) -> None:
+    """Refuses a file that nothing could write, before time is spent on what would go into it.
 
     Raises:
-        InputError: for a suffix that is not known.
+        InputError: for a suffix that is not known, or a folder that is not there.
+        Unavailable: a picture needs matplotlib, and it is not installed.
     """
-    if not path.name.lower().endswith(known):
-        found = f"ends in {path.suffix!r}" if path.suffix else "has no suffix"
+    suffix = path.suffix.lower()
+    if suffix not in known:
+        found = f"ends in {path.suffix!r}" if suffix else "has no suffix"
         raise InputError(f"{path.name} {found}.", f"The suffix decides what is written: {', '.join(known)}.")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}.", "Make it first, or name another.")
+    if suffix in PICTURES and importlib.util.find_spec("matplotlib") is None:
+        raise Unavailable(
+            f"{path.name}: PNG and SVG are drawn by matplotlib, which is not installed: "
+            "pip install 'llm-memcalc[plot]'. A page (.html) needs nothing."
+        )
 
 
 def write_plot(
@@ -41,10 +52,10 @@ def write_plot(
         tables: what a page shows below the picture.
 
     Raises:
-        InputError: for another suffix.
-        Unavailable: matplotlib is needed and not installed.
+        InputError: as `check_target`.
+        Unavailable: likewise.
     """
-    check_suffix(path)
+    check_target(path)
     if path.suffix.lower() == ".html":
         from memcalc.report.plots.page import course_page
 

@@ -20,17 +20,25 @@ WIDEST = 160  # columns; a wider picture says no more
 ROWS = 16
 _LABELLED = 4  # every so many rows have a number on the axis
 _RESERVED = "-"
+_LIMIT = "="
 _INDENT = 2
 
 
-def draw_course(screen: Screen, course: Course, unit: Unit = "GiB", rows: int = ROWS) -> None:
-    """The picture with its axes and its legend; one line of words where nothing was ever allocated."""
+def draw_course(screen: Screen, course: Course, unit: Unit = "GiB", rows: int = ROWS, *, legend: bool = True) -> None:
+    """The picture with its axes and its legend; one line of words where nothing was ever allocated.
+
+    Args:
+        screen: where to.
+        course: what.
+        unit: of the numbers.
+        rows: how high the picture is.
+        legend: False where a table above has told what the letters mean.
+    """
     if not course.peak_bytes:
         draw_line(screen, "Memory over the run: nothing was allocated.", 0)
         screen.line()
         return
-    top = max(course.peak_bytes, max(course.reserved, default=0) if course.reserved else 0)
-    label = len(format_number(top, unit))
+    label = len(format_number(course.outline(1).top, unit))
     width = min(screen.width, WIDEST) - _INDENT - label - 2
     outline = course.outline(width)
     columns = [outline.stretches[len(outline.stretches) * at // width] for at in range(width)]
@@ -46,11 +54,14 @@ def draw_course(screen: Screen, course: Course, unit: Unit = "GiB", rows: int = 
         if marks:
             screen.line((f"{blank}  {_ruler(columns, marks)}", "dim"))
     screen.line()
-    draw_grid(screen, legend_grid(course, outline, unit))
+    if legend:
+        draw_grid(screen, legend_grid(course, outline, unit))
 
 
 def _title(outline: Outline, course: Course, unit: Unit) -> str:
-    what = "asked for" if course.allocated is None else "allocated"
+    what = "asked for" if course.allocated is None else "allocated (letters)"
+    what += f" and reserved ({_RESERVED})" * (course.reserved is not None)
+    what += f"; {_LIMIT} is what the card has for it" * (outline.limit is not None)
     died = ", until it ran out of memory" if outline.failed else ""
     events = plural(outline.length, "event")
     return f"Memory over the run{died}: {unit} {what}. Each column is the highest moment of its share of {events}."
@@ -74,9 +85,10 @@ def _column(stretch: Stretch, outline: Outline, rows: int) -> str:
     for row in range(rows):
         place = bisect_right(levels, outline.top * (2 * row + 1) // (2 * rows))
         cells.append(mark(outline.components[place]) if place < len(levels) else " ")
-    if stretch.reserved is not None:
-        row = min(rows - 1, stretch.reserved * rows // outline.top)
-        cells[row] = _RESERVED if cells[row] == " " else cells[row]
+    for size, sign in ((stretch.reserved, _RESERVED), (outline.limit, _LIMIT)):
+        if size is not None:
+            row = min(rows - 1, size * rows // outline.top)
+            cells[row] = sign if cells[row] == " " else cells[row]
     return "".join(cells)
 
 

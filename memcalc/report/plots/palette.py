@@ -25,6 +25,7 @@ _COLOURS: dict[Component | None, str] = {
 }
 
 RESERVED = "#000000"
+LIMIT = "#CC0000"
 UNATTRIBUTED = "unattributed"
 
 

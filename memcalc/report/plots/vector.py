@@ -6,7 +6,7 @@ from html import escape
 
 from memcalc.events.course import Course
 from memcalc.events.outline import Outline
-from memcalc.report.plots.palette import RESERVED, colour, name
+from memcalc.report.plots.palette import LIMIT, RESERVED, colour, name
 from memcalc.report.plots.steps import Mark, phase_marks, step_marks
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
 
@@ -14,6 +14,7 @@ LEFT, TOP, WIDTH, HEIGHT = 70, 34, 1110, 420  # of the field that is drawn on, i
 _BELOW = 124  # for the words of the axis
 _PER_LETTER = 6.5  # pixels that a letter takes, at most
 _NARROWEST = 13  # pixels that an upright word takes
+_SEPARATED = 6.0  # pixels; lines closer together would hide what is between them
 _STEPS = (1, 2, 5)  # round numbers: these times a power of ten
 _LINES = 6  # of the axis, at most
 
@@ -80,12 +81,19 @@ class _Field:
         return shapes
 
     def reserved(self) -> list[str]:
-        """A broken line over the parts, where it is known."""
+        """A broken line over the parts, and the end of the card, where they are known."""
         held = [stretch.reserved for stretch in self.outline.stretches if stretch.reserved is not None]
-        if not held:
-            return []
-        line = _points(self.steps(held))
-        return [f'<path d="M{line}" fill="none" stroke="{RESERVED}" stroke-dasharray="6 3" stroke-width="1.3"/>']
+        lines = []
+        if held:
+            path = _points(self.steps(held))
+            lines.append(
+                f'<path d="M{path}" fill="none" stroke="{RESERVED}" stroke-dasharray="6 3" stroke-width="1.3"/>'
+            )
+        if self.outline.limit is not None:
+            y = self.y(self.outline.limit)
+            lines.append(f'<path d="M{LEFT} {y}h{WIDTH}" stroke="{LIMIT}" stroke-width="1.6"/>')
+            lines.append(f'<text x="{LEFT + 6}" y="{y + 14}">the card ends here</text>')
+        return lines
 
     def phases(self) -> list[str]:
         """Words under the axis, upright where they are narrow; all of them tell their name to the pointer."""
@@ -94,7 +102,8 @@ class _Field:
         lines = [f'<path d="M{LEFT} {bottom}h{WIDTH}" stroke="#333"/>']
         for mark in phases:
             x, width = self.x(mark.begin), self._width(mark)
-            lines.append(f'<path d="M{x} {TOP}V{bottom + 6}" stroke="#fff" stroke-opacity=".6"/>')
+            if width >= _SEPARATED:
+                lines.append(f'<path d="M{x} {TOP}V{bottom}" stroke="#fff" stroke-opacity=".5" stroke-width=".7"/>')
             lines.append(f'<path d="M{x} {bottom}v6" stroke="#555"/>')
             lines.append(
                 f'<rect x="{x}" y="{bottom}" width="{width}" height="96" fill="#fff" fill-opacity="0">'

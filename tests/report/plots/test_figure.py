@@ -1,14 +1,13 @@
 """The picture as a file, drawn by matplotlib."""
 
 import struct
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from memcalc.errors import Unavailable
 from memcalc.events import Event, Kind
 from memcalc.events.course import Course
 from memcalc.ledger.component import Component
@@ -56,15 +55,22 @@ def test_each_component_has_its_colour_and_reaches_its_height() -> None:
 
 
 def test_phases_and_steps_are_named_where_they_have_room() -> None:
-    found = words(asked_for(two_steps()))
+    found = words(asked_for(two_steps(layers=16)))
 
     assert {"forward", "backward", "step 1", "step 2", "setup"} <= found
-    assert "optimizer" not in found  # one event of 78
+    assert "optimizer" not in found  # one event of 246
 
 
 def test_the_legend_tells_the_bytes_at_the_peak() -> None:
     assert {"reserved", "optimizer state  192.0", "weights  96.0"} <= words(replayed(two_steps()))
     assert "reserved" not in words(asked_for(two_steps()))
+
+
+def test_the_end_of_the_card_is_a_line() -> None:
+    near, far = (replace(replayed(two_steps()), limit=size * MIB) for size in (500, 5000))
+
+    assert "the card ends here" in words(near)
+    assert "the card ends here" not in words(far)
 
 
 def test_a_run_that_died_says_so() -> None:
@@ -93,16 +99,3 @@ def test_a_run_without_allocations_is_an_empty_picture(events: list[Event], tmp_
     save_figure(tmp_path / "run.svg", asked_for(events), "nothing")
 
     assert (tmp_path / "run.svg").stat().st_size > 0
-
-
-def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-    with pytest.raises(Unavailable) as error:
-        save_figure(tmp_path / "run.png", asked_for(two_steps()), "tiny")
-
-    assert str(error.value) == (
-        "run.png: PNG and SVG are drawn by matplotlib, which is not installed: pip install 'llm-memcalc[plot]'. "
-        "A page (.html) needs nothing."
-    )
-    assert not (tmp_path / "run.png").exists()

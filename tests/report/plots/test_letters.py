@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -94,6 +95,15 @@ def test_the_legend_sums_to_the_peak() -> None:
 def test_reserved_lies_over_allocated() -> None:
     assert any("-" in column and column.rstrip("-") != column for column in columns(drawn(replayed(two_steps()))))
     assert not any("-" in column for column in columns(drawn(asked_for(two_steps()))))
+
+
+def test_the_end_of_the_card_is_a_line_of_its_own() -> None:
+    """600 of 600 MiB are the top row; 5,000 would make the picture small."""
+    near, far = (drawn(replace(asked_for(two_steps()), limit=size * MIB)) for size in (600, 5000))
+
+    assert all(column.ljust(16)[15] == "=" for column in columns(near))
+    assert "MiB asked for; = is what the card has for it" in near
+    assert "=" not in far
 
 
 def test_nothing_to_draw() -> None:

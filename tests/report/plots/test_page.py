@@ -2,13 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from memcalc.errors import InputError
+from memcalc.errors import InputError, Unavailable
 from memcalc.events import Event, Kind
 from memcalc.events.course import Course
 from memcalc.ledger.component import Component
@@ -80,6 +81,13 @@ def test_the_peak_the_phases_and_the_steps_are_named() -> None:
     assert {"peak 516.0 MiB in loss_2", "forward", "backward", "setup", "step 1", "step 2", "MiB", "500"} <= set(found)
 
 
+def test_the_end_of_the_card_is_a_line() -> None:
+    near, far = (replace(asked_for(two_steps()), limit=size * MIB) for size in (500, 5000))
+
+    assert "the card ends here" in words(svg(course_page(near, "tiny", "MiB")))
+    assert "the card ends here" not in words(svg(course_page(far, "tiny", "MiB")))
+
+
 def test_phases_without_room_tell_their_name_to_the_pointer() -> None:
     element = svg(course_page(asked_for(two_steps(layers=40)), "long", "MiB"))
     titles = [title.text for title in element.iter(f"{SVG}title")]
@@ -148,3 +156,18 @@ def test_the_suffix_decides(tmp_path: Path) -> None:
         write_plot(tmp_path / "run.gif", asked_for(two_steps()), "tiny")
     with pytest.raises(InputError, match="run has no suffix"):
         write_plot(tmp_path / "run", asked_for(two_steps()), "tiny")
+    with pytest.raises(InputError, match=r"there is no folder .*nowhere\. Make it first"):
+        write_plot(tmp_path / "nowhere" / "run.svg", asked_for(two_steps()), "tiny")
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
+    write_plot(tmp_path / "run.html", asked_for(two_steps()), "tiny")
+
+    with pytest.raises(Unavailable) as error:
+        write_plot(tmp_path / "run.png", asked_for(two_steps()), "tiny")
+
+    assert str(error.value) == (
+        "run.png: PNG and SVG are drawn by matplotlib, which is not installed: pip install 'llm-memcalc[plot]'. "
+        "A page (.html) needs nothing."
+    )

@@ -1,0 +1,92 @@
+"""What a traced run is printed as, and the files that are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memcalc.cli.output import print_json, print_text
+from memcalc.ledger.result import Result
+from memcalc.report.grid import markdown_grid
+from memcalc.units import Unit
+
+if TYPE_CHECKING:
+    from memcalc.recorder.trace import Trace
+    from memcalc.report.run import Run
+
+
+def recorded(traced: Trace) -> Run:
+    """The run that was traced, with the card's limit where one is named."""
+    from memcalc.report.run import Run
+
+    card = traced.result.card
+    return Run(traced.timeline, traced.replay, None if card is None else card.usable_bytes - card.context_bytes)
+
+
+def check_files(plots: Iterable[Path], exports: Iterable[Path]) -> None:
+    """Refuses files that could not be written, before the run is traced."""
+    for path in plots:
+        from memcalc.report.plots.files import check_target
+
+        check_target(path)
+    for path in exports:
+        from memcalc.report.exports import SUFFIXES
+        from memcalc.report.plots.files import check_target
+
+        check_target(path, SUFFIXES)
+
+
+def write_files(traced: Trace, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
+    """Writes the pictures and the files for other programs."""
+    from memcalc.report.run import run_grids
+    from memcalc.report.verdict import subject
+
+    run = recorded(traced)
+    title = subject(traced.result).partition("\n")[0]
+    for path in plots:
+        from memcalc.report.plots.files import write_plot
+
+        write_plot(path, run.course, title, unit, lambda: run_grids(run, unit))
+    for path in exports:
+        from memcalc.report.exports import write_export
+
+        # The times of a run on a device that is not there are those of recording it.
+        write_export(path, run, title, timed=False)
+
+
+def print_trace(traced: Trace, form: str, unit: Unit, *, estimate: Result | None = None) -> None:
+    """Print a traced run, with the estimate beside it if there is one."""
+    run = recorded(traced)
+    if form == "json":
+        from memcalc.ledger.document import document
+
+        content = document(traced.result)
+        if estimate is not None:
+            content["estimate"] = document(estimate)
+        print_json(content)
+    elif form == "markdown":
+        from memcalc.report.comparison import comparison_grids
+        from memcalc.report.markdown import sizing_markdown
+        from memcalc.report.run import run_grids
+
+        grids = run_grids(run, unit)
+        if estimate is not None:
+            grids += comparison_grids((estimate, traced.result), unit)
+        lines = [line for grid in grids for line in markdown_grid(grid)]
+        print_text(f"{sizing_markdown(traced.result, unit)}\n\n" + "\n".join(lines).rstrip())
+    elif form == "csv":
+        from memcalc.report.tabular import ledger_csv
+
+        print_text(ledger_csv(traced.result))
+    else:
+        from memcalc.report.comparison import draw_comparison
+        from memcalc.report.run import draw_run
+        from memcalc.report.screen import make_screen
+        from memcalc.report.sizing import draw_sizing
+
+        screen = make_screen()
+        draw_sizing(screen, traced.result, unit)
+        draw_run(screen, run, unit, legend=False)  # the table of components is on the screen
+        if estimate is not None:
+            draw_comparison(screen, (estimate, traced.result), unit)

@@ -1,0 +1,100 @@
+"""`memcalc trace`, small: what it prints, and the files that it makes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from memcalc.events import read_events, timeline
+from memcalc.report.schema import result_schema
+
+pytest.importorskip("torch")
+
+TINY = ["gpt2", "--set", "num_layers=2", "--set", "s=64", "--set", "vocab_size=512", "--steps", "2"]
+
+
+def test_the_screen_has_all_that_a_run_can_tell(run) -> None:
+    code, out, err = run("trace", *TINY, "--gpu", "a100-40gb", "--units", "MiB", "--compare")
+
+    assert (code, err) == (0, "")
+    for title in (
+        "FITS: ",
+        "At the peak: ",
+        "Memory over the run: MiB allocated (letters) and reserved (-).",
+        "Notebook: allocated, MiB",
+        "Largest at the peak, in ",
+        "Reserved memory at the peak, MiB: ",
+        "Differences: estimate less fake.",
+    ):
+        assert title in out
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_on_the_cpu_there_is_no_allocator(run) -> None:
+    out = run("trace", *TINY, "--semantics", "cpu").out
+
+    assert "Notebook: asked for" in out
+    assert "Reserved memory" not in out
+
+
+def test_json_is_the_document_with_the_estimate_inside(run) -> None:
+    document = json.loads(run("trace", *TINY, "--format", "json", "--compare").out)
+    estimate = document.pop("estimate")
+
+    for each in (document, estimate):
+        jsonschema.validate(each, result_schema())
+    assert (document["source"], document["device"], estimate["source"]) == ("trace", "fake:cuda", "estimate")
+    assert sum(document["components"].values()) == document["peak"]["allocated_bytes"]
+
+
+def test_markdown_has_the_same_tables(run) -> None:
+    out = run("trace", *TINY, "--format", "markdown", "--compare").out
+
+    for title in ("### Notebook: allocated, GiB", "### Largest at the peak, in ", "### Phases", "estimate GiB"):
+        assert title in out
+
+
+def test_files_of_every_kind(run, tmp_path: Path) -> None:
+    """All of them tell of the same events and the same peak."""
+    pytest.importorskip("matplotlib")
+    names = {"plot": ["run.png", "run.svg", "run.html"], "export": ["run.pickle", "run.json", "run.jsonl"]}
+    options = [word for option, files in names.items() for name in files for word in (f"--{option}", tmp_path / name)]
+    code, out, _ = run("trace", *TINY, "--format", "json", *map(str, options))
+    peak = json.loads(out)["peak"]["allocated_bytes"]
+    with (tmp_path / "run.pickle").open("rb") as file:
+        snapshot = pickle.load(file)
+    chrome = json.loads((tmp_path / "run.json").read_text())
+    counters = [event["args"] for event in chrome["traceEvents"] if event["name"] == "bytes by component"]
+    events = list(read_events(tmp_path / "run.jsonl"))
+
+    assert code == 0
+    assert all((tmp_path / name).stat().st_size > 0 for files in names.values() for name in files)
+    assert max(sum(counter.values()) for counter in counters) == peak
+    assert 0 < peak - timeline(events).peak_bytes < 0.1 * peak  # what blocks add
+    assert (
+        sum(entry["action"] == "alloc" for entry in snapshot["device_traces"][0]) == chrome["otherData"]["allocations"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--plot", "run.gif"], 2, "error: run.gif ends in '.gif'. The suffix decides what is written: .png, .svg, .html."),
+        (["--export", "run"], 2, "error: run has no suffix. The suffix decides what is written: .pickle, .json, .jsonl."),
+        (["--plot", "nowhere/run.html"], 2, "error: nowhere/run.html: there is no folder nowhere. Make it first, or name"),
+        (["--semantics", "cpu", "--export", "run.pickle"], 2, "error: run.pickle: a memory snapshot tells what CUDA's"),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_written(
+    arguments: list[str], code: int, message: str, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = run("trace", *TINY, *arguments)
+
+    assert (ended.code, ended.out) == (code, "")
+    assert ended.err.startswith(message)
+    assert list(tmp_path.iterdir()) == []
