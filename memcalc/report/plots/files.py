@@ -36,7 +36,7 @@ def check_target(path: Path, known: tuple[str, ...] = SUFFIXES) -> None:
 
 
 def write_plot(
-    path: Path,
+    path: Path | str,
     course: Course,
     title: str,
     unit: Unit = "GiB",
@@ -55,6 +55,7 @@ def write_plot(
         InputError: as `check_target`.
         Unavailable: likewise.
     """
+    path = Path(path)
     check_target(path)
     if path.suffix.lower() == ".html":
         from memcalc.report.plots.page import course_page
