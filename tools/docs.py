@@ -38,6 +38,7 @@ from tools import formulas  # noqa: E402
 from tools.accuracy import cases, summarized  # noqa: E402
 from tools.markdown import table  # noqa: E402
 from tools.published import MIB, TERMS, mean_and_worst, megatron_peaks, without  # noqa: E402
+from tools.sharded import sharded_runs  # noqa: E402
 
 WIDTH = 100
 BLOCK = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -317,6 +318,34 @@ def accuracy_megatron_terms() -> str:
     return table(["left out", "source", "mean error", "worst error"], rows)
 
 
+def accuracy_sharded() -> str:
+    """One line for each recorded rank of many, the worst first."""
+    return table(
+        ["run", "held out", "measured bytes", "estimated bytes", "error"],
+        [
+            [
+                f"`{run.case}`",
+                "yes" if run.held_out else "",
+                f"{run.measured:,}",
+                f"{run.ledger.peak_bytes:,}",
+                f"{run.error:+.3%}",
+            ]
+            for run in sorted(sharded_runs(), key=lambda run: -abs(run.error))
+        ],
+    )
+
+
+def accuracy_sharded_summary() -> str:
+    """Median and worst error of the recorded ranks, by engine."""
+    rows = []
+    for engine in ("ddp", "fsdp2", "deepspeed"):
+        for held_out in (False, True):
+            errors = [abs(run.error) for run in sharded_runs() if (run.engine, run.held_out) == (engine, held_out)]
+            role = "**held out**" if held_out else "written against"
+            rows.append([engine, role, len(errors), f"{statistics.median(errors):.3%}", f"{max(errors):.3%}"])
+    return table(["engine", "the formulas were", "runs", "median error", "worst error"], rows)
+
+
 TABLES: dict[str, Callable[..., str]] = {
     **formulas.TABLES,
     "accuracy-megatron": accuracy_megatron,
@@ -327,6 +356,8 @@ TABLES: dict[str, Callable[..., str]] = {
     "accuracy-sentence": accuracy_sentence,
     "accuracy-summary": accuracy_summary,
     "accuracy-table": accuracy_table,
+    "accuracy-sharded": accuracy_sharded,
+    "accuracy-sharded-summary": accuracy_sharded_summary,
     "cards": cards_table,
     "fields": fields_table,
     "presets": presets_table,

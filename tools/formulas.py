@@ -9,11 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import memcalc
-from memcalc.estimation import allocation, communication, outside, workspaces
+from memcalc.estimation import allocation, communication, outside, schedules, workspaces
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import Structure, layout, structure_of
+from memcalc.estimation.engines import buffers, ddp, deepspeed, fsdp2, gradient_buffer, megatron
 from memcalc.estimation.estimate import NOT_MODELLED
-from memcalc.estimation.items import PHASES
+from memcalc.estimation.items import PHASES, phases_of
 from memcalc.estimation.parameters import Parameter, count_parameters, parameter_table
 from memcalc.estimation.program import Program, alive_after, highest
 from memcalc.estimation.stages import stages_of
@@ -32,6 +33,13 @@ from tools.polynomial import ZERO, Polynomial, axes_product
 MODULES: dict[str, ModuleType] = {
     "allocation": allocation,
     "communication": communication,
+    "schedules": schedules,
+    "buffers": buffers,
+    "ddp": ddp,
+    "fsdp2": fsdp2,
+    "deepspeed": deepspeed,
+    "megatron": megatron,
+    "gradient-buffer": gradient_buffer,
     "outside": outside,
     "textbook": textbook,
     "workspaces": workspaces,
@@ -291,19 +299,21 @@ def scratch_table(preset: str, *overrides: str) -> str:
     return table(["part", "buffer", "rule", "bytes"], rows)
 
 
-ENGINES = (("ddp", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3), ("fsdp2", 3))
+ENGINES = (("ddp", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3), ("fsdp2", 2), ("fsdp2", 3))
 
 
 def buffers_table(preset: str) -> str:
     """The communication buffers of each engine over 8 ranks."""
     rows = []
     for engine, stage in ENGINES:
-        run = (f"engine={engine}", f"zero_stage={stage}", "data_parallel=8", "recipe=mixed-16")
-        for row in memcalc.estimate(preset, *run).ledger.rows:
-            if row.component is Component.COMMUNICATION_BUFFERS:
-                size = f"{row.bytes // row.count:,}"
-                words = [f"`{engine}`, {stage}", row.tensor, row.formula, size, _when(row.phases), row.citation]
-                rows.append(words)
+        spec = memcalc.load(preset, f"engine={engine}", f"zero_stage={stage}", "data_parallel=8", "recipe=mixed-16")
+        steady, around = communication.communication_buffers(spec, next(iter(stages_of(spec))))
+        found = [(item, _when(phases_of(item.mask))) for item in steady]
+        for value in around:
+            found += [(item, "around a layer") for item in (value if isinstance(value, tuple) else value.values())]
+        for item, when in dict.fromkeys(found):
+            each = f"{item.each:,}"
+            rows.append([f"`{engine}`, {stage}", item.tensor, item.formula, each, when, item.citation])
     return table(["engine, ZeRO stage", "buffer", "bytes in symbols", "bytes", "alive", "source"], rows)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from memcalc.estimation.communication import Around, communication_buffers
+from memcalc.estimation.communication import communication_buffers
+from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.frozen import all_parameters, trainable_parameters
 from memcalc.estimation.items import PHASES, STEPS, Item, mask_of
 from memcalc.estimation.outside import outside_allocated, reserved_bytes

@@ -141,17 +141,30 @@ class Program:
         return tuple(index for index in self.left if self.storages[index].component is not Component.GRADIENTS)
 
 
-def highest(events: Iterable[Event], sizes: list[int]) -> Moment:
-    """The highest point of a stream."""
-    current = best = position = 0
+def highest(events: Iterable[Event], sizes: list[int], since: int = 0) -> Moment:
+    """The highest point of a stream; `since`: at this event or later."""
+    current = best = 0
+    position = since
     for index, (storage, sign, _) in enumerate(events, 1):
         if sign > 0:
             current += sizes[storage]
-            if current > best:
+            if current > best and index >= since:
                 best, position = current, index
         else:
             current -= sizes[storage]
     return Moment(best, position)
+
+
+def highest_among(events: Iterable[Event], sizes: list[int], positions: set[int]) -> Moment:
+    """The highest of some positions of a stream, of which there is at least one."""
+    current = 0
+    heights: dict[int, int] = {}
+    for index, (storage, sign, _) in enumerate(events, 1):
+        current += sign * sizes[storage]
+        if index in positions:
+            heights[index] = current
+    position = max(heights, key=heights.__getitem__)
+    return Moment(heights[position], position)
 
 
 def alive_after(events: Iterable[Event], start: Iterable[int] = ()) -> tuple[int, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memcalc.estimation import megatron_engine
 from memcalc.estimation.allocation import rounded
+from memcalc.estimation.engines import megatron
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.parameters import buffer_elements
 from memcalc.estimation.sharding import stage_parameters
@@ -19,7 +19,7 @@ def standing_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
     """All of it, for one stage. The backward thread's workspace appears within backward_1: the timeline tells when."""
     items = [*registered_buffers(spec, stage), *inputs(spec)]
     if spec.training.implementation == "megatron":
-        items += megatron_engine.standing(spec, stage, stage_parameters(spec, stage), card)
+        items += megatron.standing(spec, stage, stage_parameters(spec, stage), card)
     if uses_torch_products(spec, stage):
         items.append(workspace("forward", spec, card, from_phase("forward_1")))
         items.append(workspace("backward", spec, card, from_phase("optimizer_step_1")))

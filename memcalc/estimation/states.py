@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from memcalc.estimation.adapters import base_dtype
 from memcalc.estimation.allocation import rounded, unsplit_tails
-from memcalc.estimation.gradient_buffer import buffer_sizes, lies_in_a_buffer, shard_sizes
+from memcalc.estimation.engines.gradient_buffer import buffer_sizes, lies_in_a_buffer, shard_sizes
 from memcalc.estimation.items import BIT, Item, from_phase, mask_of
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.sharding import Held, Parameters, shard_shape, stage_parameters
@@ -55,6 +55,23 @@ class Choice(NamedTuple):
     expert_shards: int  # and those over which it shards routed experts
     engine: str
     base: str  # dtype of the weights that forward reads
+    torch: tuple[int, int] = (2, 13)
+    mixed_policy: bool = False  # FSDP2 gathers in the compute dtype what it holds in fp32, and reduces in fp32
+
+    @property
+    def partitions_gradients(self) -> bool:
+        """Whether DeepSpeed takes every gradient as it arrives, and keeps a share of what it has reduced."""
+        return self.engine == "deepspeed" and self.zero_stage >= 1 and self.data_parallel > 1
+
+    @property
+    def masters_follow_flattening(self) -> bool:
+        """Whether DeepSpeed's stages 1 and 2 need most while weights are flattened, before there are masters.
+
+        The weights once more against 4P/N of masters and 4P/N of zeros: in 16 bit with more than four ranks.
+        """
+        later = 8 if RECIPES[self.recipe].master else 4
+        more = DTYPE_BYTES[weight_dtype(self)] * self.data_parallel > later
+        return self.partitions_gradients and self.zero_stage < 3 and more
 
     def ranks(self, held: Held, from_stage: int) -> int:
         """The ranks that share one copy of a parameter, which is sharded from a ZeRO stage on."""
@@ -77,6 +94,8 @@ def choice_of(spec: Spec) -> Choice:
         spec.parallelism.expert_shards,
         spec.parallelism.engine,
         base_dtype(spec.training),
+        spec.training.torch,
+        spec.training.implementation == "torchtitan" and spec.parallelism.engine == "fsdp2",
     )
 
 
@@ -185,16 +204,21 @@ def _long_lived(choice: Choice) -> Iterator[Copy]:
 
 def _copies(choice: Choice) -> Iterator[Copy]:
     recipe = RECIPES[choice.recipe]
-    yield Copy(Component.WEIGHTS, "", weight_dtype(choice), 3, from_phase("model"), "the parameters that forward reads")
+    # FSDP2 shards them always: its stage 2 keeps what it has gathered from forward to backward.
+    weights_from = 2 if choice.engine == "fsdp2" else 3
+    citation = "the parameters that forward reads"
+    yield Copy(Component.WEIGHTS, "", weight_dtype(choice), weights_from, from_phase("model"), citation)
     if recipe.master is not None:
         citation = f"{ZERO}.1: an fp32 copy that the optimizer updates"
-        yield Copy(Component.MASTER_WEIGHTS, " master", recipe.master, 1, from_phase("optimizer"), citation)
+        made = "input" if choice.masters_follow_flattening else "optimizer"
+        yield Copy(Component.MASTER_WEIGHTS, " master", recipe.master, 1, from_phase(made), citation)
+    gradients_from = 1 if choice.engine == "deepspeed" else 2  # its stage 1 reduces and frees them as stage 2 does
     if recipe.gradients is not None:
         yield Copy(
             Component.GRADIENTS,
             " gradient",
             weight_dtype(choice),
-            2,
+            gradients_from,
             _gradient_mask(choice),
             "autograd: .grad, from backward to zero_grad",
         )
@@ -204,7 +228,7 @@ def _copies(choice: Choice) -> Iterator[Copy]:
             "backward": _gradient_mask(choice),
             "step": mask_of("optimizer_step_1", "optimizer_step_2"),
         }[recipe.main_gradients_live]
-        sharded_from = 1 if recipe.main_gradients_live == "step" else 2
+        sharded_from = 1 if recipe.main_gradients_live == "step" else gradients_from
         citation = f"recipe {choice.recipe} ({recipe.imitates}): an fp32 copy of the gradients"
         yield Copy(Component.GRADIENTS, " gradient in fp32", recipe.main_gradients, sharded_from, mask, citation)
 
@@ -214,10 +238,14 @@ def _gradient_mask(choice: Choice) -> int:
 
     The backward that makes them is evaluated moment by moment (timeline.py), unless they exist before it starts.
     """
-    mask = mask_of("optimizer_step_1", "zero_grad_2", "optimizer_step_2")
+    if choice.partitions_gradients and choice.zero_stage == 3:
+        return from_phase("optimizer")  # stage3.py: one flat buffer of the rank's share, made once
+    mask = mask_of("optimizer_step_1", "optimizer_step_2")
+    if not choice.partitions_gradients:  # DeepSpeed frees them at the end of its step
+        mask |= mask_of("zero_grad_2")
     if choice.accumulates:
         mask |= mask_of("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "backward_2")
-    if choice.zeroes_gradients:
+    if choice.zeroes_gradients and not choice.partitions_gradients:
         mask |= mask_of("forward_2", "loss_2", "backward_2")
     return mask
 

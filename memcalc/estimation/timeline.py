@@ -16,10 +16,11 @@ from typing import NamedTuple
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import structure_of
-from memcalc.estimation.communication import Around
+from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import Item
-from memcalc.estimation.program import Moment, Program, highest
+from memcalc.estimation.program import Moment, Program, highest, highest_among
 from memcalc.estimation.stages import Kind, Stage, count_between, kinds_of, runs_of
+from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
 
@@ -117,13 +118,13 @@ class Timeline:
         """The highest moment of the loss; on a stage without a head, the end of forward."""
         if not self.stage.has_head:
             saved = self._saved(len(self.blocks), self.stage.stop, "loss")
-            return self._best(iter([Candidate(saved, (), "end of forward")]))
+            return self._best(iter([Candidate(saved, self._gathered(self.stage.stop), "end of forward")]))
         head = len(self.blocks) - 1
         block = self.blocks[head]
         moment = highest(block.program.loss, block.sizes)
         alive = block.program.alive("loss", moment.position)
         saved = self._saved(head, self.stage.stop, "loss")
-        return self._best(iter([Candidate([*saved, (head, alive, 1)], (), "loss")]))
+        return self._best(iter([Candidate([*saved, (head, alive, 1)], self._gathered(self.stage.stop), "loss")]))
 
     def backward(self, workspace: Item | None = None) -> Highest:
         """The highest moment of backward; `workspace` is made by its first matrix product."""
@@ -147,8 +148,35 @@ class Timeline:
             engine = self.around.forward_head if block.name == "head" else ()
             if block.kind is not None:
                 engine = self.around.forward_layer
+                yield from self._arrivals(index, block)
             holdings = [*self._saved(index, layer, "forward"), (index, alive, 1)]
-            yield Candidate(holdings, tuple((item, 1) for item in engine), where)
+            yield Candidate(holdings, (*((item, 1) for item in engine), *self._gathered(layer)), where)
+
+    def _arrivals(self, index: int, block: Block) -> Iterator[Candidate]:
+        """The moments before a layer's forward, in which an engine copies its parameters out of what was gathered."""
+        if not self.around.before_layer or block.kind is None:
+            return
+        given = tuple(event.storage for event in block.program.forward if event.label == "start")
+        for layer in sorted({block.kind.first, block.kind.last}):
+            first = layer == self.stage.first
+            engine = self.around.before_first_layer if first else self.around.before_layer
+            holdings = [*self._saved(index, layer, "forward"), (index, given, 1)]
+            items = (*((item, 1) for item in engine), *self._gathered(layer))
+            yield Candidate(holdings, items, f"{block.name}: parameters arrive")
+
+    def _gathered(self, layer: int) -> tuple[tuple[Item, int], ...]:
+        """The parameters that layers up to this one have kept from their forward on."""
+        found = []
+        for experts, item in self.around.layer_gathered.items():
+            count = self._layers_of(experts, self.stage.first, min(layer + 1, self.stage.stop))
+            if count:
+                found.append((item, count))
+        return tuple(found)
+
+    def _layers_of(self, experts: bool, lo: int, hi: int) -> int:
+        """How many layers in [lo, hi) are dense, or have experts."""
+        alike = [block.kind for block in self.blocks if block.kind is not None and block.kind.experts is experts]
+        return sum(count_between(self.spec, kind, lo, hi) for kind in alike) if hi > lo else 0
 
     @cached_property
     def _backward(self) -> tuple[Candidate, ...]:
@@ -162,6 +190,28 @@ class Timeline:
             for layer in self._turning_points(block):
                 holdings = self._saved(index, layer, "backward") + self._behind(index, layer)
                 yield Candidate([*holdings, (index, alive, 1)], self._engine_behind(block, layer), where)
+                if block.kind is not None and self.around.after_layer:
+                    done = block.program.alive("backward", len(block.program.backward) - 1)
+                    engine = self._engine_behind(block, layer, after=True)
+                    yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
+                if block.kind is not None and self.around.on_gradient:
+                    moment = highest_among(block.program.backward, block.sizes, _gradients(block.program))
+                    made = block.program.alive("backward", moment.position)
+                    shares = self._engine_behind(block, layer, beside=self.around.on_gradient)
+                    yield Candidate(
+                        [*holdings, (index, made, 1)], shares, _place(block, block.program.backward, moment)
+                    )
+            if block.name == "head" and self.around.backward_head:
+                yield self._after_first_gradient(index, block)
+
+    def _after_first_gradient(self, index: int, block: Block) -> Candidate:
+        """The highest moment of the head's backward from its first parameter gradient on."""
+        events = block.program.backward
+        moment = highest(events, block.sizes, since=min(_gradients(block.program), default=len(events)))
+        alive = block.program.alive("backward", moment.position)
+        holdings = self._saved(index, self.stage.stop, "backward") + self._behind(index, self.stage.stop)
+        engine = (*((item, 1) for item in self.around.backward_head), *self._gathered(self.stage.stop))
+        return Candidate([*holdings, (index, alive, 1)], engine, _place(block, events, moment))
 
     def _turning_points(self, block: Block) -> tuple[int, ...]:
         if block.opens:
@@ -227,22 +277,35 @@ class Timeline:
                 holdings.append((later, block.left, count))
         return holdings
 
-    def _engine_behind(self, block: Block, layer: int) -> tuple[tuple[Item, int], ...]:
+    def _around(self, layer: int, *, after: bool) -> tuple[Item, ...]:
+        """The engine's buffers in (or right after) the backward of a layer; only one layer is both first and last."""
+        around = self.around
+        inside = (around.backward_layer, around.backward_last_layer, around.backward_first_layer)
+        beyond = (around.after_layer, around.after_last_layer, around.after_first_layer)
+        usual, last, first = beyond if after else inside
+        if layer == self.stage.stop - 1:
+            return tuple(item for item in last if item in first) if layer == self.stage.first else last
+        return first if layer == self.stage.first else usual
+
+    def _engine_behind(
+        self, block: Block, layer: int, *, after: bool = False, beside: tuple[Item, ...] = ()
+    ) -> tuple[tuple[Item, int], ...]:
         """The engine's buffers in a block's backward, and the shares of gradients that later layers have left."""
-        buffers: tuple[Item, ...] = ()
-        if block.name == "embedding":
+        buffers = beside
+        if beside:
+            pass
+        elif block.name == "embedding":
             buffers = self.around.backward_embedding
         elif block.kind is not None:
-            last = layer == self.stage.stop - 1
-            buffers = self.around.backward_last_layer if last else self.around.backward_layer
+            buffers = self._around(layer, after=after)
         shares: dict[bool, int] = {}
         if self.around.layer_share:
             for other in self.blocks:
                 if other.kind is not None:
-                    after = count_between(self.spec, other.kind, max(layer + 1, self.stage.first), self.stage.stop)
-                    shares[other.kind.experts] = shares.get(other.kind.experts, 0) + after
+                    later = count_between(self.spec, other.kind, max(layer + 1, self.stage.first), self.stage.stop)
+                    shares[other.kind.experts] = shares.get(other.kind.experts, 0) + later
         shared = tuple((self.around.layer_share[experts], count) for experts, count in shares.items() if count)
-        return (*((item, 1) for item in buffers), *shared)
+        return (*((item, 1) for item in buffers), *shared, *self._gathered(layer))
 
     def _best(self, moments: Iterable[Candidate]) -> Highest:
         total, best = max(((self._weight(moment), moment) for moment in moments), key=itemgetter(0))
@@ -285,13 +348,24 @@ class Timeline:
             yield Item(component, block.name, name, shape, dtype, count, each, size, mask, formula, citation)
 
 
+def _gradients(program: Program) -> set[int]:
+    """The positions in backward at which a parameter's gradient is made."""
+    storages = program.storages
+    return {
+        position
+        for position, event in enumerate(program.backward, 1)
+        if event.sign > 0 and storages[event.storage].component is Component.GRADIENTS
+    }
+
+
 def gradients_on_arrival(spec: Spec, *, exist: bool, sharded: bool) -> Gradients:
     """What becomes of a gradient: kept, or added to one that exists; with a second copy in fp32, or without.
 
     Sharded gradients are whole until their layer's backward has passed; copies are made of the share.
     """
     if sharded:
-        return Gradients(kept=True, main_dtype=None)
+        # DeepSpeed copies each into its bucket and frees it at once; FSDP2 waits for the whole layer.
+        return Gradients(kept=spec.parallelism.engine != "deepspeed", main_dtype=None)
     recipe = RECIPES[spec.training.recipe]
     if exist or recipe.gradients is None:
         return Gradients(kept=False, main_dtype=None)

@@ -22,6 +22,11 @@ TEXT = (ROOT / "docs" / "formulas.md").read_text()
         "ledger/textbook",
         "estimation/workspaces",
         "estimation/communication",
+        "estimation/schedules",
+        *(
+            f"estimation/engines/{name}"
+            for name in ("buffers", "ddp", "fsdp2", "deepspeed", "megatron", "gradient_buffer")
+        ),
         "estimation/outside",
         "estimation/allocation",
     ],

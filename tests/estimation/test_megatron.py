@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memcalc.api import estimate, load
-from memcalc.estimation.gradient_buffer import buffer_sizes, shard_sizes
+from memcalc.estimation.engines.gradient_buffer import buffer_sizes, shard_sizes
 from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stages import stages_of
 from memcalc.ledger.component import Component

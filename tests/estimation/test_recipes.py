@@ -330,14 +330,27 @@ def test_temporaries_have_the_dtype_of_what_is_updated(recipe: str, item: int) -
 )
 @pytest.mark.parametrize("ranks", [2, 4, 16])
 def test_zero_shards_as_its_paper_counts(engine: str, stage: int, ranks: int) -> None:
-    """2 of weights from stage 3 on, 2 of gradients from 2, 12 of master and moments from 1; every axis divides by N."""
-    run = ledger("mixed-16", f"zero_stage={stage}", f"data_parallel={ranks}", f"engine={engine}")
-    held = run.components("zero_grad_2")
+    """2 of weights from stage 3 on, 2 of gradients from 2, 12 of master and moments from 1; every axis divides by N.
 
-    assert sum(held[component] for component in COPIES) == zero_model_state_bytes(P, ranks, stage)
-    assert held[W] == 2 * P // (ranks if stage == 3 else 1)
-    assert held[G] == 2 * P // (ranks if stage >= 2 else 1)
-    assert (held[M], held[O]) == (4 * P // ranks, 8 * P // ranks)
+    In the step, without the fp32 gradients that are made for it. DeepSpeed's stage 1 frees what is another rank's share
+    as soon as it is reduced, as stage 2 does; FSDP2's stage 2 holds shards outside forward and backward, as stage 3.
+    """
+    run = ledger("mixed-16", f"zero_stage={stage}", f"data_parallel={ranks}", f"engine={engine}")
+    rows = [row for row in run.rows if "optimizer_step_2" in row.phases and not row.tensor.endswith("gradient in fp32")]
+    held = {component: sum(row.bytes for row in rows if row.component is component) for component in COPIES}
+
+    as_of = 3 if engine == "fsdp2" else max(stage, 2)
+    assert sum(held.values()) == zero_model_state_bytes(P, ranks, as_of)
+    assert held[W] == 2 * P // (ranks if as_of == 3 else 1)
+    assert (held[G], held[M], held[O]) == (2 * P // ranks, 4 * P // ranks, 8 * P // ranks)
+
+
+def test_deepspeed_frees_gradients_at_the_end_of_its_step_and_stage_3_keeps_their_buffer() -> None:
+    """Nothing at zero_grad below stage 3; there a flat buffer of the rank's share, 2P/N bytes, from the start."""
+    for stage, kept in ((1, 0), (2, 0), (3, 2 * P // 4)):
+        run = ledger("mixed-16", f"zero_stage={stage}", "data_parallel=4", "engine=deepspeed")
+        assert run.components("zero_grad_2").get(G, 0) == kept
+        assert run.components("optimizer").get(G, 0) == kept
 
 
 def test_a_share_that_does_not_divide_is_padded() -> None:

@@ -108,20 +108,15 @@ def test_selective_recomputation_never_keeps_more(config: Config) -> None:
 @examples(60)
 @given(configs(optimizers=STEADY, pipeline=False), st.integers(2, 6), st.sampled_from(["deepspeed", "fsdp2"]))
 def test_a_higher_zero_stage_never_holds_more_model_states(config: Config, ranks: int, engine: str) -> None:
-    """Weights, masters, gradients and optimizer states, whenever they are complete: outside backward."""
+    """Weights, masters, gradients and optimizer states, whenever they are complete: before the first step and in steps.
+
+    In between DeepSpeed's stages 1 and 2 hold no gradients at all, where stage 3 has a buffer for its share.
+    """
     config["parallelism"] |= {"engine": engine, "data_parallel": ranks}
     stages = (0, 1, 2, 3) if engine == "deepspeed" else (2, 3)
     kinds = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE)
     results = [estimate(config, f"zero_stage={stage}") for stage in stages]
-    for phase in (
-        "model",
-        "optimizer",
-        "forward_1",
-        "optimizer_step_1",
-        "zero_grad_2",
-        "forward_2",
-        "optimizer_step_2",
-    ):
+    for phase in ("model", "optimizer_step_1", "optimizer_step_2"):
         sizes = [held(result, phase, *kinds) for result in results]
         assert sizes == sorted(sizes, reverse=True)
 

@@ -1,0 +1,212 @@
+"""Run one rank of FSDP2, DDP or DeepSpeed on the null CUDA device, and append what it held, phase by phase.
+
+    python benchmarks/record_sharded.py known h100-80gb PYTHON benchmarks/recordings/sharded/FILE.jsonl
+
+PYTHON is an interpreter with PyTorch's CUDA build (and DeepSpeed, for its cases). The other ranks are PyTorch's fake
+process group: collectives return at once, buffers are real. Cases are a list in sharded_cases.yaml; recorded ones are
+skipped. The step is the reference decoder's (memcalc/step); the engine is put around it as its documentation says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+CASES = Path(__file__).with_name("sharded_cases.yaml")
+STEPS = 3
+
+
+def main() -> None:
+    """Parse the command line, then run one case (inside) or all of them (outside)."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", help="a list in sharded_cases.yaml")
+    parser.add_argument("card")
+    parser.add_argument("python")
+    parser.add_argument("recordings", type=Path)
+    parser.add_argument("--case", help="run this one here, on whatever CUDA device is there")
+    arguments = parser.parse_args()
+    if arguments.case is not None:
+        run(arguments.case, arguments.card, arguments.recordings)
+        return
+    import yaml
+
+    from memcalc.nullcuda import run as dry_run
+
+    known = recorded(arguments.recordings)
+    for case in yaml.safe_load(CASES.read_text())[arguments.cases]:
+        if case not in known:
+            command = [arguments.python, *sys.argv, "--case", case]
+            ended = dry_run(command, arguments.card, timeout=600, stdout=subprocess.DEVNULL)
+            print(f"{case}: {ended.outcome}", flush=True)
+
+
+def recorded(recordings: Path) -> set[str]:
+    """The cases that have a record."""
+    if not recordings.exists():
+        return set()
+    return {json.loads(line)["case"] for line in recordings.read_text().splitlines()}
+
+
+def run(case: str, card: str, recordings: Path) -> None:
+    """Run one case as rank 0 of all, and append its record."""
+    from memcalc.spec.loading import load
+
+    preset, *overrides = case.split()
+    spec = load(preset, overrides)
+    ranks = spec.parallelism.data_parallel
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost"}
+    os.environ.setdefault("MASTER_PORT", "29400")
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.cuda.set_device(0)
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    phases = Phases()
+    runner = {"fsdp2": fsdp2, "ddp": ddp, "deepspeed": deepspeed}[spec.parallelism.engine]
+    runner(spec, phases)
+    record = {
+        "case": case,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": f"null:{card}",
+        "versions": {
+            "torch": torch.__version__,
+            **({"deepspeed": version("deepspeed")} if runner is deepspeed else {}),
+        },
+        "spec": spec.model_dump(mode="json"),
+        "phases": phases.found,
+    }
+    recordings.parent.mkdir(parents=True, exist_ok=True)
+    with recordings.open("a") as file:
+        file.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def version(package: str) -> str:
+    """The installed version of a package."""
+    from importlib.metadata import version as installed
+
+    return installed(package)
+
+
+class Phases:
+    """Peaks of allocated bytes, phase by phase."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, int] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Around each phase; of micro-batches the highest counts."""
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+        yield
+        self.found[name] = max(self.found.get(name, 0), torch.cuda.max_memory_allocated())
+
+
+def train(spec: Any, phases: Phases, module: Any, optimizer: Any, forward: Any, loss_of: Any) -> None:
+    """The loop of memcalc/step/loop.py."""
+    import torch
+
+    from memcalc.step.recipes import autocast
+
+    device = torch.device("cuda", 0)
+    shape = (spec.training.micro_batch_size, spec.training.sequence_length)
+    with phases.phase("input"):
+        ids, labels = (torch.randint(spec.model.vocab_size, shape, device=device) for _ in range(2))
+    for step in range(1, STEPS + 1):
+        with phases.phase(f"zero_grad_{step}"):
+            optimizer.zero_grad()
+        for _ in range(spec.training.gradient_accumulation_steps):
+            with autocast(spec.training, device):
+                with phases.phase(f"forward_{step}"):
+                    logits = forward(ids)
+                with phases.phase(f"loss_{step}"):
+                    loss = loss_of(logits, labels)
+            with phases.phase(f"backward_{step}"):
+                getattr(module, "backward", lambda loss: loss.backward())(loss)
+                logits = None
+                del loss
+        with phases.phase(f"optimizer_step_{step}"):
+            (module if hasattr(module, "backward") else optimizer).step()
+
+
+def fsdp2(spec: Any, phases: Phases) -> None:
+    """Every layer a unit, the rest the root's; built on the meta device, so that only shards ever exist."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from memcalc.step.causal_lm import build
+    from memcalc.step.optimizers import build_optimizer
+
+    ranks, groups = spec.parallelism.data_parallel, spec.parallelism.data_parallel_replicate
+    mesh = init_device_mesh("cuda", (groups, ranks // groups) if groups > 1 else (ranks,))
+    reshard = spec.parallelism.zero_stage == 3
+    with phases.phase("model"):
+        model = build(spec, torch.device("meta"))
+        for layer in model.module.get_submodule("layers").children():
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(model.module, mesh=mesh, reshard_after_forward=None if reshard else False)
+        model.module.to_empty(device="cuda")
+    with phases.phase("optimizer"):
+        optimizer = build_optimizer(spec.training, list(model.module.parameters()))
+    train(spec, phases, model.module, optimizer, model.logits, model.loss)
+
+
+def ddp(spec: Any, phases: Phases) -> None:
+    """DistributedDataParallel with its defaults; buckets are handed back as they are, where NCCL would reduce them."""
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    from memcalc.step.causal_lm import build
+    from memcalc.step.optimizers import build_optimizer
+
+    with phases.phase("model"):
+        model = build(spec, torch.device("cuda", 0))
+    with phases.phase("optimizer"):
+        wrapped = DistributedDataParallel(model.module, device_ids=[0])
+        wrapped.register_comm_hook(None, noop_hook)
+        optimizer = build_optimizer(spec.training, list(wrapped.parameters()))
+    train(spec, phases, wrapped, optimizer, wrapped, model.loss)
+
+
+def deepspeed(spec: Any, phases: Phases) -> None:
+    """ZeRO with DeepSpeed's defaults, bf16, and the optimizer handed over."""
+    import deepspeed as ds
+    import torch
+
+    from memcalc.step.causal_lm import build
+    from memcalc.step.optimizers import build_optimizer
+
+    stage = spec.parallelism.zero_stage
+    config = {
+        "train_micro_batch_size_per_gpu": spec.training.micro_batch_size,
+        "gradient_accumulation_steps": spec.training.gradient_accumulation_steps,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+    }
+    with phases.phase("model"):
+        if stage == 3:
+            with ds.zero.Init(config_dict_or_path=config):
+                model = build(spec, torch.device("cuda", 0))
+        else:
+            model = build(spec, torch.device("cuda", 0))
+    with phases.phase("optimizer"):
+        optimizer = build_optimizer(spec.training, list(model.module.parameters()))
+        engine, *_ = ds.initialize(model=model.module, optimizer=optimizer, config=config)
+    train(spec, phases, engine, engine.optimizer, engine, model.loss)
+
+
+if __name__ == "__main__":
+    main()

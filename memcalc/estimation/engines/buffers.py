@@ -1,0 +1,80 @@
+"""What engines hold: buffers that stand through whole phases, and those around the layer that is being computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from memcalc.estimation.allocation import rounded
+from memcalc.estimation.items import Item
+from memcalc.estimation.sharding import Parameters
+from memcalc.estimation.states import Choice, weight_dtype
+from memcalc.ledger.component import Component
+from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
+
+NONE: Mapping[bool, Item] = MappingProxyType({})  # by kind of layer: dense under False, with experts under True
+
+
+class Around(NamedTuple):
+    """Buffers that come and go with the layer that is being computed; their masks are set where they are used."""
+
+    forward_layer: tuple[Item, ...] = ()
+    forward_head: tuple[Item, ...] = ()
+    before_layer: tuple[Item, ...] = ()  # in the moment before a layer's forward, when its parameters arrive
+    before_first_layer: tuple[Item, ...] = ()
+    backward_head: tuple[Item, ...] = ()  # from the head's first parameter gradient on
+    backward_layer: tuple[Item, ...] = ()
+    backward_last_layer: tuple[Item, ...] = ()  # the first one that backward reaches
+    backward_first_layer: tuple[Item, ...] = ()  # and the last one
+    after_layer: tuple[Item, ...] = ()  # in the moment after a layer's backward, when its gradients leave
+    after_last_layer: tuple[Item, ...] = ()
+    after_first_layer: tuple[Item, ...] = ()
+    on_gradient: tuple[Item, ...] = ()  # in the moment in which a parameter's gradient has just been made
+    backward_embedding: tuple[Item, ...] = ()
+    layer_share: Mapping[bool, Item] = NONE  # of gradients that a layer leaves behind
+    layer_gathered: Mapping[bool, Item] = NONE  # parameters that a layer keeps from its forward until its backward
+
+
+class Buffers(NamedTuple):
+    """The communication buffers of a rank, but for those made inside a block (sequence parallelism's are)."""
+
+    steady: tuple[Item, ...] = ()
+    around: Around = Around()
+
+
+def units(parameters: Parameters) -> dict[bool, int]:
+    """Elements of one layer: of a dense one under False, of one with experts under True."""
+    found: dict[str, int] = {}
+    for held in parameters:
+        if held.where == "layer":
+            kind = held.module.partition("*")[0]
+            found[kind] = found.get(kind, 0) + held.elements
+    experts = {held.module.partition("*")[0] for held in parameters if ".experts." in held.module}
+    return {kind in experts: elements for kind, elements in found.items()}
+
+
+def root_unit(parameters: Parameters) -> int:
+    """Elements of what belongs to no layer: embeddings, final norm, head."""
+    return sum(held.count * held.elements for held in parameters if held.where != "layer")
+
+
+def gradient_share(elements: int, choice: Choice, source: str) -> Item:
+    """A rank's share of a layer's gradients, once they are reduced; main gradients that always exist need none."""
+    recipe = RECIPES[choice.recipe]
+    each = 0
+    if recipe.gradients is not None:
+        each += DTYPE_BYTES[weight_dtype(choice)]
+        each += DTYPE_BYTES["fp32"] if recipe.main_gradients_live == "backward" else 0
+    elements = -(-elements // choice.data_parallel)
+    share = buffer("gradient share of a layer", elements, "uint8", 0, "P_layer/N", f"{source}: reduced gradients")
+    size = elements * each
+    return share._replace(component=Component.GRADIENTS, shape=(size,), each=size, block=rounded(size))
+
+
+def buffer(name: str, elements: int, dtype: str, mask: int, symbol: str, citation: str) -> Item:
+    """One buffer of an engine."""
+    each = elements * DTYPE_BYTES[dtype]
+    formula = f"{DTYPE_BYTES[dtype]}·{symbol}"
+    component = Component.COMMUNICATION_BUFFERS
+    return Item(component, "engine", name, (elements,), dtype, 1, each, rounded(each), mask, formula, citation)
