@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memcalc.api import load as load
     from memcalc.api import measure as measure
     from memcalc.api import oom as oom
+    from memcalc.api import replay as replay
     from memcalc.api import trace as trace
     from memcalc.errors import InputError as InputError
     from memcalc.errors import MemcalcError as MemcalcError
@@ -42,6 +43,7 @@ _HOMES = {
     "measure": "memcalc.api",
     "null_device": "memcalc.nullcuda.context",
     "oom": "memcalc.api",
+    "replay": "memcalc.api",
     "trace": "memcalc.api",
 }
 
@@ -58,6 +60,7 @@ __all__ = [
     "measure",
     "null_device",
     "oom",
+    "replay",
     "trace",
 ]
 

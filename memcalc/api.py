@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from memcalc.nullcuda.options import Options
     from memcalc.nullcuda.result import DryRun
     from memcalc.recorder.trace import Trace
+    from memcalc.replaying import Replay
+    from memcalc.replaying.options import Question
 
 Source = Spec | str | Path | Mapping[str, Any]
 
@@ -124,6 +126,35 @@ def dry_run(
     from memcalc.nullcuda import run
 
     return run(command, gpu, gpus=gpus, timeout=timeout, **options)
+
+
+def replay(
+    source: Source,
+    *overrides: str,
+    gpu: str | None = None,
+    device: int | None = None,
+    progress: Progress = silent,
+    **options: Unpack[Question],
+) -> Replay:
+    """A run's memory through an allocator, and beside other settings and allocators.
+
+    Args:
+        source: a file of events, a memory snapshot of PyTorch, or what `load` takes, which is traced.
+        overrides: as for `load`.
+        gpu: the card; None for that of the configuration, else for a device that never runs out.
+        device: the number of the device in a snapshot.
+        progress: told how far a trace is.
+        options: allocator, alloc_conf, release, memory_fraction, sweep, compare: see
+            `memcalc.replaying.options.Question`.
+    """
+    from memcalc.replaying import replaying
+    from memcalc.replaying.sources import open_source
+    from memcalc.spec.cards import find_card
+
+    path = source if isinstance(source, str | Path) else None
+    opened = open_source(path, lambda: load(source, *overrides, gpu=gpu), device, progress)
+    named = gpu or opened.gpu
+    return replaying(opened, find_card(named) if named is not None else None, **options)
 
 
 def check(*paths: str | Path, gpu: str | None = None, budget: int | str | None = None) -> CheckReport:

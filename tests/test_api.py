@@ -22,6 +22,7 @@ def test_public_names() -> None:
         "measure",
         "null_device",
         "oom",
+        "replay",
         "trace",
     ]
     assert all(getattr(memcalc, name) for name in memcalc.__all__)

@@ -274,6 +274,23 @@ def accuracy_reserved() -> str:
     )
 
 
+def policies_table() -> str:
+    """Reserved over allocated memory of recorded traces, by allocator."""
+    runs = json.loads((ROOT / "benchmarks" / "recordings" / "policies.json").read_text())
+
+    def cell(trial: dict[str, Any]) -> str:
+        ratio = trial["peak_reserved_bytes"] / trial["peak_allocated_bytes"]
+        return f"{ratio:.3f}" if trial["fits"] else "out"
+
+    policies = [(trial["allocator"], trial["settings"]) for trial in runs[0]["trials"]]
+    heads = [f"`{policy}`" + (f" `{settings}`" if settings else "") for policy, settings in policies]
+    first = [f"{run['trials'][0]['peak_allocated_bytes'] / 2**30:.2f}" for run in runs]
+    rows = [[head, *(cell(run["trials"][number]) for run in runs)] for number, head in enumerate(heads)]
+    rows.append(["allocated by PyTorch, GiB", *first])
+    rows.append(["events", *(f"{run['events']:,}" for run in runs)])
+    return table(["allocator", *(f"`{run['run']}`" for run in runs)], rows)
+
+
 NEXT_TO_NOTHING = 20_000  # bytes of a peak of gigabytes
 
 
@@ -360,6 +377,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "accuracy-sharded-summary": accuracy_sharded_summary,
     "cards": cards_table,
     "fields": fields_table,
+    "policies": policies_table,
     "presets": presets_table,
     "recipes": recipes_table,
 }

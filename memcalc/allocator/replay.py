@@ -9,6 +9,7 @@ from memcalc.allocator.base import BlockAllocator
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.paddle.collection import transformed
 from memcalc.allocator.policies import Device, Made, make
+from memcalc.allocator.policy import SegmentView
 from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.settings import Settings, parse_settings
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, Version, parse_version
@@ -120,6 +121,21 @@ def run(
     )
 
 
+def state_after(
+    events: Sequence[Event], allocator: BlockAllocator, last: int
+) -> tuple[tuple[SegmentView, ...], dict[int, Event]]:
+    """The segments after event `last`, and the allocation that lies at each address.
+
+    Args:
+        events: in order.
+        allocator: what serves them; nothing was asked of it yet.
+        last: the position of the last event to run.
+    """
+    feeding = _Feeding(allocator, events, None)
+    feeding.feed(0, last + 1)
+    return allocator.segments(), feeding.owners()
+
+
 def moment(event: int, allocator: BlockAllocator) -> Moment:
     """The counters as they are."""
     counters = allocator.counters
@@ -148,6 +164,7 @@ class _Feeding:
         self._delayed = _completed_later(events)
         self._blocks: dict[int, Block | None] = {}
         self._waiting: dict[int, Block] = {}
+        self._fed = 0  # how many events
 
     def feed(self, begin: int, end: int) -> None:
         """The events from `begin` to `end`, which is not included. Written out: it runs once for each event."""
@@ -157,6 +174,7 @@ class _Feeding:
         reserved, after_each = allocator.counters.reserved, self._after_each
         highest, widest = self.peak.allocated, self.widest.reserved
         whole = begin == 0 and end == len(events)
+        self._fed = end
         for index, (kind, storage, size, stream, *_) in enumerate(events if whole else events[begin:end], begin):
             if kind is alloc:
                 if storage in blocks:
@@ -183,6 +201,15 @@ class _Feeding:
                     return
             if after_each is not None:
                 after_each()
+
+    def owners(self) -> dict[int, Event]:
+        """Which allocation each block in use serves, by address."""
+        wanted = {storage: block.address for storage, block in self._blocks.items() if block is not None}
+        found: dict[int, Event] = {}
+        for event in self._events[: self._fed]:  # the last life of a storage counts
+            if event.kind is Kind.ALLOC and event.storage in wanted:
+                found[wanted[event.storage]] = event
+        return found
 
     def _note_peaks(self, index: int, highest: int, widest: int) -> tuple[int, int]:
         """Keeps the moment where allocated or reserved memory is higher than before; returns the new peaks."""

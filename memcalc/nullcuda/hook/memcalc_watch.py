@@ -82,9 +82,11 @@ class Watch:
         self.torch = torch
         # cuDNN plans attention by itself, with kernels that it compiles: stubs cannot stand in for that. It stays off
         # when a program puts it among several (torch.nn.attention.sdpa_kernel): the others are left then.
-        switch = torch._C._set_sdp_use_cudnn  # noqa: SLF001 -- what torch.backends.cuda.enable_cudnn_sdp calls
-        torch._C._set_sdp_use_cudnn = lambda _: switch(False)  # noqa: SLF001 -- likewise
-        switch(False)
+        # Older releases have no such switch.
+        switch = getattr(torch._C, "_set_sdp_use_cudnn", None)  # noqa: SLF001 -- what torch.backends.cuda switches by
+        if switch is not None:
+            torch._C._set_sdp_use_cudnn = lambda _: switch(False)  # noqa: SLF001 -- likewise
+            switch(False)
         self.choose_kernels()
         masks.take_masks_as_full(torch, self.library)
         torch.cuda._lazy_call(self.begin)  # noqa: SLF001 -- what torch itself calls to be told

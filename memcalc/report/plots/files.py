@@ -22,17 +22,26 @@ def check_target(path: Path, known: tuple[str, ...] = SUFFIXES) -> None:
         InputError: for a suffix that is not known, or a folder that is not there.
         Unavailable: a picture needs matplotlib, and it is not installed.
     """
+    check_place(path, known)
+    if path.suffix.lower() in PICTURES and importlib.util.find_spec("matplotlib") is None:
+        raise Unavailable(
+            f"{path.name}: PNG and SVG are drawn by matplotlib, which is not installed: "
+            "pip install 'llm-memcalc[plot]'. A page (.html) needs nothing."
+        )
+
+
+def check_place(path: Path, known: tuple[str, ...]) -> None:
+    """Refuses a file whose suffix says nothing, or whose folder is not there.
+
+    Raises:
+        InputError: with the suffixes that are known.
+    """
     suffix = path.suffix.lower()
     if suffix not in known:
         found = f"ends in {path.suffix!r}" if suffix else "has no suffix"
         raise InputError(f"{path.name} {found}.", f"The suffix decides what is written: {', '.join(known)}.")
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}.", "Make it first, or name another.")
-    if suffix in PICTURES and importlib.util.find_spec("matplotlib") is None:
-        raise Unavailable(
-            f"{path.name}: PNG and SVG are drawn by matplotlib, which is not installed: "
-            "pip install 'llm-memcalc[plot]'. A page (.html) needs nothing."
-        )
 
 
 def write_plot(

@@ -1,0 +1,87 @@
+"""`memcalc replay`: a run's memory through an allocator, and what other settings would save."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from memcalc.cli.options import Gpu, Set, Units, complete_config
+
+Policy = Literal["pytorch", "paddle-auto-growth", "paddle-naive-best-fit", "tensorflow", "ideal"]
+SOURCE_HELP = "A file of events, a memory snapshot of PyTorch (.pickle, also .gz), or a configuration to trace."
+
+
+def command(
+    source: Annotated[
+        str, typer.Argument(metavar="EVENTS|SNAPSHOT|CONFIG", help=SOURCE_HELP, autocompletion=complete_config)
+    ],
+    *,
+    allocator: Annotated[Policy, typer.Option("--allocator", "-a", help="Whose rules hold.")] = "pytorch",
+    alloc_conf: Annotated[
+        str, typer.Option(metavar="SETTINGS", help="As PYTORCH_CUDA_ALLOC_CONF, or the framework's flags.")
+    ] = "",
+    release: Annotated[
+        str | None, typer.Option(metavar="X.Y", help="The framework's release; default: the newest known.")
+    ] = None,
+    gpu: Gpu = None,
+    memory_fraction: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="As torch.cuda.set_per_process_memory_fraction.")
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V,V", help="Try these values of a setting; none leaves it out. Repeatable."),
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Ask the other allocators, too.")] = False,
+    device: Annotated[int | None, typer.Option(metavar="N", help="The device of a snapshot.")] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the address space: .svg or .html.")] = None,
+    overrides: Set = None,
+    form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
+    units: Units = "GiB",
+) -> None:
+    """Replay a run's memory through an allocator.
+
+    What would be reserved, how fragmented it would be, where the run would die, and which setting would help.
+
+    Example: memcalc replay snapshot.pickle --gpu a100-80gb --sweep max_split_size_mb=32,128,512,none --compare
+    """
+    from memcalc import api
+    from memcalc.report.progress import shown_progress
+
+    if picture is not None:
+        from memcalc.report.plots.files import check_place
+        from memcalc.report.plots.segments import SUFFIXES
+
+        check_place(picture, SUFFIXES)
+    gc.set_threshold(700, 10, 10)  # a step that is traced makes garbage, unlike the start-up that main() tunes for
+    with shown_progress() as progress:
+        replay = api.replay(
+            source,
+            *(overrides or ()),
+            allocator=allocator,
+            alloc_conf=alloc_conf,
+            release=release,
+            gpu=gpu,
+            memory_fraction=memory_fraction,
+            sweep=sweep or (),
+            compare=compare,
+            device=device,
+            progress=progress,
+        )
+    from memcalc.report.replay import draw_replay, moment_words, replay_document, subject
+
+    if picture is not None:
+        from memcalc.report.plots.segments import write_address_space
+
+        title = f"{subject(replay)}: address space {moment_words(replay)}"
+        write_address_space(picture, replay.segments, replay.owners, title, units)
+    if form == "json":
+        from memcalc.cli.output import print_json
+
+        print_json(replay_document(replay))
+    else:
+        from memcalc.report.screen import make_screen
+
+        draw_replay(make_screen(), replay, units)

@@ -1,0 +1,113 @@
+"""One source of events through one allocator, or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Unpack
+
+from memcalc.allocator.paddle.collection import transformed
+from memcalc.allocator.policies import Device, Made, make
+from memcalc.allocator.replay import run, state_after
+from memcalc.allocator.result import ReplayResult
+from memcalc.errors import InputError
+from memcalc.events.course import Course
+from memcalc.events.event import Event
+from memcalc.events.timeline import timeline
+from memcalc.replaying.options import Question
+from memcalc.replaying.result import Replay, Trial, best
+from memcalc.replaying.sources import Source
+from memcalc.replaying.trials import COMPARED, swept
+from memcalc.snapshots.composition import compose
+from memcalc.snapshots.verification import verify
+from memcalc.spec.cards import Card
+
+
+def replaying(source: Source, card: Card | None = None, **options: Unpack[Question]) -> Replay:
+    """Asks one allocator, then all others that are to be compared.
+
+    Args:
+        source: the events.
+        card: the device; None for one that never runs out.
+        options: see `Question`.
+
+    Raises:
+        InputError: for settings that are refused.
+    """
+    policy, config = options.get("allocator", "pytorch"), options.get("alloc_conf", "")
+    release, memory_fraction = options.get("release"), options.get("memory_fraction")
+    sweeps, compare = options.get("sweep", ()), options.get("compare", False)
+    device = device_of(card)
+
+    def made(name: str, settings: str) -> Made:
+        ours = name == policy
+        return make(name, settings, release if ours else None, device, memory_fraction if ours else None)
+
+    wanted = [(policy, settings) for settings in swept(policy, config, sweeps)] if sweeps else []
+    rivals = [(name, settings, True) for name, settings in wanted]
+    rivals += [(name, settings, False) for name, settings in COMPARED] if compare else []
+    asked = made(policy, config)
+    for name, settings, strict in rivals:  # what is refused is refused before anything long begins
+        if strict:
+            made(name, settings)
+    result, course, events = _followed(source.events, asked)
+    trials = [Trial(policy, config, result)]
+    for name, settings, strict in rivals:
+        if (name, settings) not in {(trial.policy, trial.config) for trial in trials}:
+            trials.append(_trial(source.events, name, settings, made, strict=strict))
+    shown = result.failure.event - 1 if result.failure else result.widest.event
+    segments, owners = state_after(events, made(policy, config).allocator, shown)
+    recorded = source.recorded
+    told = config if policy == "pytorch" else ""
+    return Replay(
+        source=source,
+        card=card,
+        trials=tuple(trials),
+        recommendation=best(trials),
+        course=course,
+        shown_event=shown,
+        segments=segments,
+        owners=owners,
+        verification=verify(recorded.snapshot, recorded.recording, recorded.start, told) if recorded else None,
+        composition=compose(recorded.snapshot, recorded.recording, recorded.start) if recorded else None,
+    )
+
+
+def device_of(card: Card | None) -> Device:
+    """The device that a card is: what a process can use of it, less its context and kernels."""
+    if card is None:
+        return Device()
+    major = card.compute_capability[0] if card.compute_capability else None
+    return Device(capacity=card.usable_bytes, used=card.context_bytes, capability_major=major)
+
+
+def _trial(
+    events: Sequence[Event], policy: str, config: str, made: Callable[[str, str], Made], *, strict: bool
+) -> Trial:
+    """One of the others. What `strict` leaves out is skipped with a word: not every allocator works without a card."""
+    try:
+        found = made(policy, config)
+    except InputError as error:
+        if strict:
+            raise
+        return Trial(policy, config, None, str(error))
+    return Trial(policy, config, run(_for(events, found), found.allocator, found.notes))
+
+
+def _for(events: Sequence[Event], made: Made) -> Sequence[Event]:
+    """The events that reach the allocator."""
+    return events if made.paddle is None else transformed(events, made.paddle)
+
+
+def _followed(events: Sequence[Event], made: Made) -> tuple[ReplayResult, Course, Sequence[Event]]:
+    """The run with its course: what was allocated and reserved after every event."""
+    allocated: list[int] = []
+    reserved: list[int] = []
+    counters = made.allocator.counters
+
+    def note() -> None:
+        allocated.append(counters.allocated_bytes)
+        reserved.append(counters.reserved_bytes)
+
+    events = _for(events, made)
+    result = run(events, made.allocator, made.notes, after_each=note)
+    return result, Course(timeline(events), allocated, reserved), events

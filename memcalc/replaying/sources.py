@@ -1,0 +1,105 @@
+"""Where events come from: a file of them, a memory snapshot of a run, or a configuration that is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from memcalc.errors import InputError
+from memcalc.events.event import Event
+from memcalc.events.files import FORMAT, read_events
+from memcalc.progress import Progress, silent
+from memcalc.snapshots.beginning import Beginning
+from memcalc.snapshots.recording import Recording, Snapshot
+from memcalc.spec.spec import Spec
+
+_PICKLES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
+_PICKLED = (b"\x80", b"\x1f\x8b")  # how pickles since protocol 2, and files compressed by gzip, begin
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One device of a snapshot, with what it held when its history begins."""
+
+    snapshot: Snapshot
+    recording: Recording
+    start: Beginning
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A run's events, and the snapshot that they were taken from."""
+
+    name: str
+    kind: Literal["events", "snapshot", "trace"]
+    events: Sequence[Event]
+    recorded: Recorded | None = None
+    gpu: str | None = None  # the card that a configuration names
+
+
+def open_source(
+    path: Path | str | None, load: Callable[[], Spec], device: int | None = None, progress: Progress = silent
+) -> Source:
+    """The events of a file, or those of a configuration's training step.
+
+    Args:
+        path: the file, or a configuration's name; None: a configuration that is no file.
+        load: reads the configuration, when `path` is neither events nor a snapshot.
+        device: the number of the device in a snapshot; None: the only one, or the one with the longest history.
+        progress: told how far a trace is.
+
+    Raises:
+        InputError: for a file that is neither, or a device that the snapshot has not.
+    """
+    kind = "config" if path is None else kind_of(Path(path))
+    if path is not None and kind == "snapshot":
+        return _snapshot(Path(path), device)
+    if device is not None:
+        raise InputError(
+            f"--device {device} is named, and {path or 'the source'} is no memory snapshot.", "Leave it out."
+        )
+    if path is not None and kind == "events":
+        return Source(Path(path).name, "events", tuple(read_events(path)))
+    return _traced(load(), progress)
+
+
+def kind_of(path: Path) -> Literal["events", "snapshot", "config"]:
+    """What a file is, by how it begins; what is no file is a configuration's name."""
+    if not path.is_file():
+        return "snapshot" if path.name.endswith(_PICKLES) else "config"
+    with path.open("rb") as file:
+        head = file.read(100)
+    if head.startswith(_PICKLED) or path.name.endswith(_PICKLES):
+        return "snapshot"
+    return "events" if FORMAT.encode() in head or path.suffix == ".jsonl" else "config"
+
+
+def _snapshot(path: Path, device: int | None) -> Source:
+    from memcalc.snapshots.beginning import beginning
+    from memcalc.snapshots.reading import read_snapshot
+    from memcalc.snapshots.stream import events_of
+
+    snapshot = read_snapshot(path)
+    known = {recording.device: recording for recording in snapshot.recordings}
+    if not known:
+        raise InputError(
+            "the snapshot holds no memory and no history.",
+            "Call torch.cuda.memory._record_memory_history() before the run allocates anything.",
+            str(path),
+        )
+    if device is None:
+        device = max(known, key=lambda number: (len(known[number].entries), -number))
+    if device not in known:
+        raise InputError(f"the snapshot has no device {device}.", f"It has {', '.join(map(str, known))}.", str(path))
+    recording = known[device]
+    start = beginning(recording)
+    return Source(path.name, "snapshot", events_of(snapshot, recording, start), Recorded(snapshot, recording, start))
+
+
+def _traced(spec: Spec, progress: Progress) -> Source:
+    """The events of a traced training step. The one place that knows where they come from."""
+    from memcalc.tracing import trace
+
+    return Source(spec.name, "trace", trace(spec, progress=progress).events, gpu=spec.hardware.gpu)

@@ -1,0 +1,55 @@
+"""Which allocators and settings to try."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import product
+
+from memcalc.errors import InputError
+
+# What --compare tries: each allocator as it comes, and the settings of PyTorch's that people reach for.
+COMPARED = (
+    ("pytorch", ""),
+    ("pytorch", "expandable_segments:True"),
+    ("pytorch", "max_split_size_mb:128"),
+    ("pytorch", "max_split_size_mb:512"),
+    ("pytorch", "roundup_power2_divisions:8"),
+    ("paddle-auto-growth", ""),
+    ("paddle-naive-best-fit", ""),
+    ("tensorflow", ""),
+    ("tensorflow", "allow_growth=true"),
+    ("ideal", ""),
+)
+NONE = "none"  # in a sweep: the setting is left out
+
+
+def swept(policy: str, config: str, sweeps: Iterable[str]) -> list[str]:
+    """The settings of a sweep, each with one value of each "key=v1,v2,none" in place of its own.
+
+    Raises:
+        InputError: for a sweep that cannot be read.
+    """
+    axes = []
+    for sweep in sweeps:
+        key, equals, values = sweep.partition("=")
+        words = re.findall(r"(?:\[[^\]]*\]|[^,\[])+", values)
+        if not equals or not key or not words:
+            raise InputError(f"{sweep!r} is no sweep.", "Write key=value,value, such as max_split_size_mb=32,128,none.")
+        axes.append([(key.strip(), word.strip()) for word in words])
+    return [_with(policy, config, choice) for choice in product(*axes)]
+
+
+def _with(policy: str, config: str, choice: Iterable[tuple[str, str]]) -> str:
+    """The settings with some of them replaced; "none" leaves one out."""
+    joint = ":" if policy == "pytorch" else "="
+    pairs = re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", config)
+    for key, value in choice:
+        pairs = [
+            pair
+            for pair in pairs
+            if re.split("[:=]", pair.strip())[0].removeprefix("FLAGS_") != key.removeprefix("FLAGS_")
+        ]
+        if value.lower() != NONE:
+            pairs.append(f"{key}{joint}{value}")
+    return ",".join(pairs)

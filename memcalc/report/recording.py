@@ -1,0 +1,127 @@
+"""What `replay` says of a snapshot: how far the model agrees with the real run, and what its memory is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.replaying import Replay
+from memcalc.report.grid import Column, Grid
+from memcalc.report.plots.palette import UNATTRIBUTED
+from memcalc.report.screen import Screen
+from memcalc.report.terminal import draw_grid, draw_line
+from memcalc.report.words import label, percent, plural
+from memcalc.snapshots.composition import Composition
+from memcalc.snapshots.verification import Verification
+from memcalc.units import Unit, format_bytes, format_number
+
+LINES = 12  # of the program, the largest
+
+
+def draw_recording(screen: Screen, replay: Replay, unit: Unit) -> None:
+    """The part of the report that only snapshots have."""
+    if replay.verification is None or replay.composition is None:
+        return
+    draw_line(screen, verification_words(replay.verification), 0, "bold")
+    screen.line()
+    for grid in composition_grids(replay.composition, unit):
+        draw_grid(screen, grid)
+    draw_line(screen, unused_words(replay.composition, unit), 0)
+    screen.line()
+
+
+def verification_words(found: Verification) -> str:
+    """Whether the model made what the real run made."""
+    rules = f"with the rules of torch {found.version}"
+    if found.agrees:
+        return (
+            f"Checked against the recording, {rules}: over {found.entries:,} entries the model fetched, returned and "
+            f"held the same {found.segments:,} segments, with every block at its address."
+        )
+    start = "" if found.from_start else " The history does not begin with the first allocation."
+    return f"The model differs from the recording, {rules}, {found.difference}.{start}"
+
+
+def composition_grids(found: Composition, unit: Unit) -> list[Grid]:
+    """Components, lines of the program, and leaks."""
+    whole = found.peak_bytes
+    rows = [
+        (label(kind) if kind is not None else UNATTRIBUTED, format_number(size, unit), percent(size, whole))
+        for kind, size in sorted(found.by_component.items(), key=lambda item: -item[1])
+    ]
+    rows.append(("requested", format_number(whole, unit), "100.0%"))
+    columns = (Column("component"), Column(unit, right=True), Column("share", right=True))
+    title = f"What the run's memory is made of, when it asked for most: {format_bytes(whole, unit)}"
+    grids = [Grid(title, columns, rows, frozenset({len(rows) - 1}))]
+    lines = [
+        (
+            format_number(line.bytes, unit),
+            f"{line.tensors:,}",
+            format_number(line.largest, unit),
+            label(line.component) if line.component is not None else UNATTRIBUTED,
+            line.where,
+        )
+        for line in found.lines[:LINES]
+    ]
+    heads = (Column(unit, right=True), Column("tensors", right=True), Column("largest", right=True))
+    grids.append(Grid("By line of the program", (*heads, Column("component"), Column("line", wrap=True)), lines))
+    if found.leaks:
+        leaks = [
+            (format_number(leak.bytes, unit), f"{leak.tensors:,}", f"{leak.steps:,}", leak.where)
+            for leak in found.leaks
+        ]
+        heads = (Column(unit, right=True), Column("tensors", right=True), Column("steps", right=True))
+        grids.append(Grid("Kept from one step to the next: leaks", (*heads, Column("line", wrap=True)), leaks))
+    return grids
+
+
+def unused_words(found: Composition, unit: Unit) -> str:
+    """What is reserved at the end and of no use; and what can be said of leaks."""
+    idle = found.reserved_bytes - found.allocated_bytes
+    text = (
+        f"At the end {format_bytes(found.reserved_bytes, unit)} are reserved, {format_bytes(idle, unit)} of them not "
+        f"allocated, {format_bytes(found.inactive_split_bytes, unit)} of these in split segments; blocks are "
+        f"{format_bytes(found.rounding_bytes, unit)} larger than what was asked for."
+    )
+    if found.steps > 2:
+        return text if found.leaks else f"{text} No line keeps tensors from step to step ({found.steps} steps)."
+    return f"{text} The history has {plural(found.steps, 'optimizer step')}: leaks take three to tell."
+
+
+def recording_document(replay: Replay) -> dict[str, Any] | None:
+    """The same as JSON; None where the source is no snapshot."""
+    verification, found = replay.verification, replay.composition
+    if verification is None or found is None:
+        return None
+    return {
+        "torch": str(verification.version),
+        "entries": verification.entries,
+        "agrees": verification.agrees,
+        "agreed_entries": verification.agreed,
+        "segments_compared": verification.segments,
+        "difference": verification.difference or None,
+        "from_first_allocation": verification.from_start,
+        "gaps": verification.gaps,
+        "requested_peak_bytes": found.peak_bytes,
+        "components": {kind.value if kind else UNATTRIBUTED: size for kind, size in found.by_component.items()},
+        "lines": [
+            {
+                "line": line.where,
+                "component": line.component.value if line.component else None,
+                "bytes": line.bytes,
+                "tensors": line.tensors,
+                "largest_bytes": line.largest,
+            }
+            for line in found.lines
+        ],
+        "steps": found.steps,
+        "leaks": [
+            {"line": leak.where, "steps": leak.steps, "tensors": leak.tensors, "bytes": leak.bytes}
+            for leak in found.leaks
+        ],
+        "end": {
+            "allocated_bytes": found.allocated_bytes,
+            "reserved_bytes": found.reserved_bytes,
+            "inactive_split_bytes": found.inactive_split_bytes,
+            "rounding_bytes": found.rounding_bytes,
+        },
+    }

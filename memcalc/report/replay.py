@@ -1,0 +1,239 @@
+"""The report of `replay`: what a run needs of the device under an allocator, and what other settings would save."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.allocator.fragmentation import pool_uses
+from memcalc.allocator.result import Moment, ReplayResult
+from memcalc.events.event import Event
+from memcalc.replaying import Replay, Trial
+from memcalc.report.address_space import draw_address_space
+from memcalc.report.fragmentation import fragmentation_grids
+from memcalc.report.grid import Column, Grid
+from memcalc.report.plots.letters import draw_course
+from memcalc.report.recording import draw_recording, recording_document
+from memcalc.report.screen import Screen
+from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.report.words import percent, plural
+from memcalc.units import Unit, format_bytes, format_number
+
+SAMPLES = 200  # moments in the JSON document, at most
+
+
+def draw_replay(screen: Screen, replay: Replay, unit: Unit) -> None:
+    """The whole report."""
+    result = replay.result
+    screen.line((subject(replay), "bold"))
+    draw_line(screen, verdict(replay, unit), 2, "bold red" if replay.failed else "bold green")
+    screen.line()
+    draw_grid(screen, figures_grid(replay, unit))
+    draw_course(screen, replay.course, unit, rows=8)
+    draw_address_space(screen, replay.segments, replay.owners, unit, moment_words(replay))
+    for grid in fragmentation_grids(pool_uses(replay.segments), unit, moment_words(replay)):
+        draw_grid(screen, grid)
+    if len(replay.trials) > 1:
+        draw_grid(screen, trials_grid(replay, unit))
+        draw_line(screen, advice(replay, unit), 2, "bold")
+        screen.line()
+    draw_recording(screen, replay, unit)
+    draw_list(screen, "Settings", result.notes)
+    draw_list(screen, "Not tried", (f"{named(trial)}: {trial.refused}" for trial in replay.trials if trial.refused))
+
+
+def subject(replay: Replay) -> str:
+    """ "run.jsonl (1,204 events) through pytorch, max_split_size_mb:128, on NVIDIA H100 80GB HBM3"."""
+    events = plural(len(replay.source.events), "event")
+    card = f", on {replay.card.label}" if replay.card else ""
+    return f"{replay.source.name} ({events}) through {named(replay.trials[0])}{card}"
+
+
+def named(trial: Trial) -> str:
+    """The allocator with its settings."""
+    return f"{trial.policy}, {trial.config}" if trial.config else f"{trial.policy} as it comes"
+
+
+def verdict(replay: Replay, unit: Unit) -> str:
+    """One sentence."""
+    result = replay.result
+    if result.failure:
+        first = result.failure.message.strip().partition("\n")[0]
+        return f"RUNS OUT OF MEMORY at {place(result.failure.event, replay)}: {first}"
+    needs = f"{format_bytes(result.peak_reserved, unit)} reserved"
+    if replay.card is None:
+        return f"It reserves up to {needs.removesuffix(' reserved')}, on a device that never runs out."
+    room = replay.card.usable_bytes - replay.card.context_bytes
+    spare = format_bytes(room - result.peak_device, unit)
+    context = format_bytes(replay.card.context_bytes, unit)
+    return f"FITS: {needs} at most, {context} for the context and loaded kernels; {spare} to spare."
+
+
+def place(event: int, replay: Replay) -> str:
+    """A position in the stream, with its phase and what it asks for."""
+    phase = replay.course.phase_of(event)
+    events = replay.course.timeline.events
+    line = events[event].line if event < len(events) else ""
+    return f"event {event:,}{f' in {phase}' if phase else ''}{f' ({line})' if line else ''}"
+
+
+def moment_words(replay: Replay) -> str:
+    """Which moment the pictures show."""
+    return "when it runs out" if replay.failed else "when most is reserved"
+
+
+def figures_grid(replay: Replay, unit: Unit) -> Grid:
+    """Allocated, reserved and fragmentation at the two peaks and at the end."""
+    result = replay.result
+    moments = {"most allocated": result.peak, "most reserved": result.widest, "the end": result.end}
+    if replay.failed:
+        moments["the last"] = moments.pop("the end")
+    rows = [_moment_row(name, moment, unit) for name, moment in moments.items()]
+    heads = ("event", f"requested {unit}", "allocated", "reserved", "split", "fragmented")
+    fetched, returned = result.device_allocations, result.device_frees
+    calls = f"{fetched:,} {'fetch' if fetched == 1 else 'fetches'} from the device, {plural(returned, 'return')}"
+    return Grid(f"Moments; {calls}", (Column("moment"), *(Column(head, right=True) for head in heads)), rows)
+
+
+def _moment_row(name: str, moment: Moment, unit: Unit) -> tuple[str, ...]:
+    sizes = (moment.requested, moment.allocated, moment.reserved, moment.inactive_split)
+    return (
+        name,
+        f"{max(moment.event, 0):,}",
+        *(format_number(size, unit) for size in sizes),
+        percent(moment.unallocated, moment.reserved),
+    )
+
+
+def trials_grid(replay: Replay, unit: Unit) -> Grid:
+    """Allocators and settings beside each other."""
+    rows: list[tuple[str, ...]] = []
+    strong: set[int] = set()
+    for number, trial in enumerate(replay.trials):
+        if trial.result is not None:
+            if replay.recommendation and trial is replay.recommendation.trial:
+                strong.add(len(rows))
+            rows.append(_trial_row(number, trial, trial.result, unit))
+    heads = (f"allocated {unit}", "reserved", "idle", "share", "calls")
+    columns = (
+        Column("allocator, settings", wrap=True),
+        *(Column(head, right=True) for head in heads),
+        Column("outcome"),
+    )
+    return Grid("Allocators and settings, each at its own peaks; calls of the device", columns, rows, frozenset(strong))
+
+
+def _trial_row(number: int, trial: Trial, result: ReplayResult, unit: Unit) -> tuple[str, ...]:
+    idle = result.peak_reserved - result.peak_allocated
+    return (
+        f"{trial.policy}, {trial.config}".removesuffix(", "),
+        format_number(result.peak_allocated, unit),
+        format_number(result.peak_reserved, unit),
+        format_number(idle, unit),
+        percent(idle, result.peak_reserved),
+        f"{result.device_allocations + result.device_frees:,}",
+        f"out at {result.failure.event:,}" if result.failure else "asked" if number == 0 else "runs",
+    )
+
+
+def advice(replay: Replay, unit: Unit) -> str:
+    """The recommended setting and what it saves."""
+    found = replay.recommendation
+    if found is None:
+        if replay.failed:
+            return "None of these settings makes it fit: less memory must be asked for."
+        return "The settings asked about are the best of these."
+    setting = found.trial.config or "the allocator as it comes"
+    if found.saved_bytes is None:
+        assert found.trial.result is not None
+        reserved = format_bytes(found.trial.result.peak_reserved, unit)
+        return f"Recommended: {setting}: the run fits, with {reserved} reserved."
+    return f"Recommended: {setting}: saves {format_bytes(found.saved_bytes, unit)} of reserved memory."
+
+
+def replay_document(replay: Replay) -> dict[str, Any]:
+    """The result as JSON. Bytes."""
+    card, found = replay.card, replay.recommendation
+    return {
+        "schema_version": 1,
+        "source": "replay",
+        "name": replay.source.name,
+        "kind": replay.source.kind,
+        "events": len(replay.source.events),
+        "allocator": replay.trials[0].policy,
+        "settings": replay.trials[0].config,
+        "gpu": None
+        if card is None
+        else {"name": card.name, "advertised_bytes": card.advertised_bytes, "usable_bytes": card.usable_bytes},
+        "fits": None if card is None else not replay.failed,
+        "peak": _moment(replay.result.peak, replay),
+        "most_reserved": _moment(replay.result.widest, replay),
+        "end": _moment(replay.result.end, replay),
+        "over_time": [list(row) for row in _samples(replay)],
+        "trials": [_trial(trial) for trial in replay.trials],
+        "recommendation": None
+        if found is None
+        else {
+            "allocator": found.trial.policy,
+            "settings": found.trial.config,
+            "saved_bytes": found.saved_bytes,
+            "makes_it_fit": found.makes_it_fit,
+        },
+        "shown_event": replay.shown_event,
+        "segments": [_segment(segment, replay.owners) for segment in replay.segments],
+        "statistics": replay.result.statistics,
+        "recording": recording_document(replay),
+        "notes": list(replay.result.notes),
+    }
+
+
+def _moment(moment: Moment, replay: Replay) -> dict[str, Any]:
+    return {
+        "event": moment.event,
+        "phase": replay.course.phase_of(moment.event) or None,
+        "requested_bytes": moment.requested,
+        "allocated_bytes": moment.allocated,
+        "active_bytes": moment.active,
+        "reserved_bytes": moment.reserved,
+        "inactive_split_bytes": moment.inactive_split,
+    }
+
+
+def _samples(replay: Replay) -> list[tuple[int, int, int]]:
+    """Event, allocated and reserved bytes, evenly spaced."""
+    allocated, reserved = replay.course.allocated or (), replay.course.reserved or ()
+    step = max(1, -(-len(allocated) // SAMPLES))
+    return [(at, allocated[at], reserved[at]) for at in range(0, len(allocated), step)]
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    result = trial.result
+    head = {"allocator": trial.policy, "settings": trial.config, "refused": trial.refused or None}
+    if result is None:
+        return head
+    failure = result.failure
+    return head | {
+        "fits": result.fits,
+        "peak_allocated_bytes": result.peak_allocated,
+        "peak_reserved_bytes": result.peak_reserved,
+        "peak_device_bytes": result.peak_device,
+        "device_allocations": result.device_allocations,
+        "device_frees": result.device_frees,
+        "failure": None if failure is None else {"event": failure.event, "message": failure.message},
+    }
+
+
+def _segment(segment: Any, owners: Any) -> dict[str, Any]:
+    blocks = []
+    for block in segment.blocks:
+        owner: Event | None = owners.get(block.address) if block.state != "inactive" else None
+        kind = owner.component.value if owner is not None and owner.component is not None else None
+        blocks.append(
+            {
+                "address": block.address,
+                "bytes": block.size,
+                "requested_bytes": block.requested_size,
+                "state": block.state,
+            }
+            | {"component": kind, "line": owner.line or None if owner is not None else None}
+        )
+    return {**segment._asdict(), "blocks": blocks}

@@ -1,0 +1,194 @@
+"""What a recorded run's memory is made of: by component, by line, what leaks, and what is of no use."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from memcalc.ledger.component import Component
+from memcalc.snapshots.beginning import Beginning
+from memcalc.snapshots.frames import component, is_backward, place
+from memcalc.snapshots.recording import Recording, Snapshot
+
+LONG_LIVED = 2  # steps that a tensor outlives before it counts as leaked
+
+
+class Line(NamedTuple):
+    """The tensors of one line of the program. Bytes asked for."""
+
+    where: str
+    component: Component | None
+    bytes: int
+    tensors: int
+    largest: int
+
+
+class Leak(NamedTuple):
+    """Tensors that a line allocated in several steps and that are still alive at the end."""
+
+    where: str
+    steps: int
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What was alive at the moment of most bytes, and at the end. Bytes asked for, unless said otherwise."""
+
+    peak_entry: int  # its position in the history; -1 before the first
+    peak_bytes: int
+    by_component: dict[Component | None, int]  # at the peak; None where the stack does not tell
+    lines: tuple[Line, ...]  # at the peak, the largest first
+    leaks: tuple[Leak, ...]
+    steps: int  # that the recording has; without at least three nothing is called a leak
+    allocated_bytes: int  # at the end, in blocks
+    reserved_bytes: int
+    inactive_split_bytes: int
+    rounding_bytes: int  # what blocks in use have beyond what was asked for
+
+
+def compose(snapshot: Snapshot, recording: Recording, start: Beginning) -> Composition:
+    """Adds a recording up."""
+    kinds = components(snapshot, recording)
+    alive: dict[int, tuple[int, int, int]] = {
+        held.address: (held.requested, held.stack, -1) for held in start.held.values()
+    }  # address -> bytes, stack, position of the alloc
+    total = highest = sum(size for size, _, _ in alive.values())
+    peak = -1
+    for index, (action, address, size, _, _, stack, _) in enumerate(recording.entries):
+        if action == "alloc":
+            alive[address] = (size, stack, index)
+            total += size
+            if total > highest:
+                highest, peak = total, index
+        elif action == "free_requested":
+            total -= alive.pop(address, (0, 0, 0))[0]
+    steps = _steps(snapshot, recording)
+    at_peak = _alive(recording, start, peak)
+    return Composition(
+        peak_entry=peak,
+        peak_bytes=highest,
+        by_component=_by_component(at_peak, kinds, snapshot),
+        lines=_lines(at_peak, kinds, snapshot),
+        leaks=_leaks(alive, steps, snapshot),
+        steps=steps[-1] if steps else 0,
+        allocated_bytes=sum(segment.allocated_size for segment in recording.segments),
+        reserved_bytes=sum(segment.total_size for segment in recording.segments),
+        inactive_split_bytes=sum(
+            block.size
+            for segment in recording.segments
+            if not segment.is_expandable and len(segment.blocks) > 1
+            for block in segment.blocks
+            if block.state == "inactive"
+        ),
+        rounding_bytes=sum(
+            block.size - block.requested_size
+            for segment in recording.segments
+            for block in segment.blocks
+            if block.state != "inactive"
+        ),
+    )
+
+
+def components(snapshot: Snapshot, recording: Recording) -> list[Component | None]:
+    """The kind of memory of each entry that is an allocation.
+
+    What backward allocates is a gradient where it lives until the optimizer steps, else a temporary. Where no stack is
+    recorded beside others that are, backward's own threads made it.
+    """
+    told = [component(stack) for stack in snapshot.stacks]
+    backward = [is_backward(stack) for stack in snapshot.stacks]
+    backward[0] = len(snapshot.stacks) > 1 and any(frame for stack in snapshot.stacks for frame in stack)
+    steps = _steps(snapshot, recording)
+    found: list[Component | None] = [None] * len(recording.entries)
+    alive: dict[int, int] = {}
+    for index, entry in enumerate(recording.entries):
+        if entry.action == "alloc":
+            alive[entry.address] = index
+            found[index] = told[entry.stack]
+        elif entry.action == "free_requested":
+            born = alive.pop(entry.address, -1)
+            if born >= 0 and backward[recording.entries[born].stack] and found[born] is None:
+                lived = steps[index] > steps[born] if steps else False
+                found[born] = Component.GRADIENTS if lived else Component.TEMPORARIES
+    for born in alive.values():
+        if found[born] is None and backward[recording.entries[born].stack]:
+            found[born] = Component.GRADIENTS
+    return found
+
+
+def _steps(snapshot: Snapshot, recording: Recording) -> list[int]:
+    """How many optimizer steps had begun at each entry; empty where the recording does not tell.
+
+    By PyTorch's annotations, else by the stacks of the optimizer's allocations.
+    """
+    starts = [a.time_us for a in recording.annotations if a.name.startswith("Optimizer.step") and a.stage == "START"]
+    found, count = [], 0
+    if starts:
+        for entry in recording.entries:
+            while count < len(starts) and starts[count] <= entry.time_us:
+                count += 1
+            found.append(count)
+        return found
+    optimizer = [
+        any(frame.name == "step" and "optim" in frame.filename for frame in stack) for stack in snapshot.stacks
+    ]
+    inside = False
+    for entry in recording.entries:
+        if entry.action == "alloc":
+            count += optimizer[entry.stack] and not inside
+            inside = optimizer[entry.stack]
+        found.append(count)
+    return found if count else []
+
+
+def _alive(recording: Recording, start: Beginning, until: int) -> list[tuple[int, int, int]]:
+    """Bytes, stack and position of what is alive after an entry."""
+    alive = {held.address: (held.requested, held.stack, -1) for held in start.held.values()}
+    for index, entry in enumerate(recording.entries[: until + 1]):
+        if entry.action == "alloc":
+            alive[entry.address] = (entry.size, entry.stack, index)
+        elif entry.action == "free_requested":
+            alive.pop(entry.address, None)
+    return list(alive.values())
+
+
+def _kind(position: int, stack: int, kinds: list[Component | None], snapshot: Snapshot) -> Component | None:
+    return kinds[position] if position >= 0 else component(snapshot.stacks[stack])
+
+
+def _by_component(
+    alive: list[tuple[int, int, int]], kinds: list[Component | None], snapshot: Snapshot
+) -> dict[Component | None, int]:
+    sums: Counter[Component | None] = Counter()
+    for size, stack, position in alive:
+        sums[_kind(position, stack, kinds, snapshot)] += size
+    return {kind: sums[kind] for kind in (*Component, None) if sums[kind]}
+
+
+def _lines(alive: list[tuple[int, int, int]], kinds: list[Component | None], snapshot: Snapshot) -> tuple[Line, ...]:
+    groups: dict[tuple[str, Component | None], list[int]] = defaultdict(list)
+    for size, stack, position in alive:
+        groups[place(snapshot.stacks[stack]), _kind(position, stack, kinds, snapshot)].append(size)
+    lines = [Line(where, kind, sum(sizes), len(sizes), max(sizes)) for (where, kind), sizes in groups.items()]
+    return tuple(sorted(lines, key=lambda line: (-line.bytes, line.where)))
+
+
+def _leaks(alive: dict[int, tuple[int, int, int]], steps: list[int], snapshot: Snapshot) -> tuple[Leak, ...]:
+    """Lines whose tensors of two or more steps are alive at the end, each of them a step or more old.
+
+    The first step's are left out: the optimizer's state is made there and stays.
+    """
+    if not steps or steps[-1] <= LONG_LIVED:
+        return ()
+    groups: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for size, stack, position in alive.values():
+        if position >= 0 and 1 <= steps[position] < steps[-1]:
+            groups[place(snapshot.stacks[stack])].append((steps[position], size))
+    leaks = [
+        Leak(where, len({step for step, _ in born}), len(born), sum(size for _, size in born))
+        for where, born in groups.items()
+    ]
+    return tuple(sorted((leak for leak in leaks if leak.steps >= LONG_LIVED), key=lambda leak: -leak.bytes))

@@ -1,0 +1,211 @@
+"""A snapshot's dictionaries, checked and packed into tuples: done in the reader's own process.
+
+Source of the format: torch/csrc/cuda/Module.cpp: THCPModule_memorySnapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from memcalc.snapshots.unpickling import Refused
+
+ACTIONS = frozenset(
+    "alloc free_requested free_completed segment_alloc segment_free segment_map segment_unmap oom".split()
+)
+STATES = frozenset(("active_allocated", "active_pending_free", "active_awaiting_free", "inactive"))
+_LARGEST = 2**63  # no address, size or time is larger
+
+
+def pack(found: object) -> dict[str, Any]:
+    """The snapshot as nested tuples, every value of the type that it must have.
+
+    Raises:
+        Refused: for anything that is no snapshot.
+    """
+    top = _dictionary(found, "the file")
+    if not {"segments", "device_traces"} <= top.keys():
+        if {"model", "state_dict", "optimizer"} & top.keys():
+            raise Refused("it is a checkpoint and no memory snapshot")
+        raise Refused("it has no segments and device_traces, as every memory snapshot since torch 2.1 has")
+    stacks = _Stacks()
+    pools = _Pools()
+    traces = _list(top["device_traces"], "device_traces")
+    return {
+        "traces": tuple(_trace(trace, stacks, pools) for trace in traces),
+        "segments": tuple(_segment(segment, stacks, pools) for segment in _list(top["segments"], "segments")),
+        "settings": _settings(top.get("allocator_settings") or {}),
+        "annotations": tuple(_annotation(a) for a in _list(top.get("external_annotations") or [], "annotations")),
+        "stacks": tuple(stacks.found),
+        "keys": tuple(_keys(traces)),
+    }
+
+
+class _Stacks:
+    """The stacks, each once."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[tuple[str, int, str], ...]] = [()]
+        self._numbers: dict[tuple[int, ...], int] = {(): 0}
+        self._contents: dict[tuple[tuple[str, int, str], ...], int] = {(): 0}
+
+    def number(self, frames: Any) -> int:
+        """The number of a stack, by the identity of its frames, which a pickle shares."""
+        if not frames:
+            return 0
+        key = tuple(map(id, frames))
+        number = self._numbers.get(key)
+        if number is None:
+            content = tuple(_frame(frame) for frame in _list(frames, "frames"))
+            number = self._contents.setdefault(content, len(self.found))
+            if number == len(self.found):
+                self.found.append(content)
+            self._numbers[key] = number
+        return number
+
+
+class _Pools:
+    """Memory pools by number; the default one is 0."""
+
+    def __init__(self) -> None:
+        self._numbers = {(0, 0): 0}
+
+    def number(self, value: Any) -> int:
+        if value == (0, 0):
+            return 0
+        if not isinstance(value, tuple | list) or len(value) != 2:
+            raise Refused(f"the pool {_shown(value)} is no pair of numbers")
+        return self._numbers.setdefault((_integer(value[0], "pool"), _integer(value[1], "pool")), len(self._numbers))
+
+
+def _trace(trace: Any, stacks: _Stacks, pools: _Pools) -> tuple[tuple[Any, ...], ...]:
+    found: list[tuple[Any, ...]] = []
+    append, number, actions = found.append, stacks.number, ACTIONS
+    for entry in _list(trace, "a trace of a device"):
+        try:
+            action = entry["action"]
+            if action not in actions:
+                continue  # marks: snapshot, user_defined
+            address = entry.get("addr", -1)
+            size, stream, time = entry["size"], entry["stream"], entry.get("time_us", 0)
+            if not (type(address) is type(size) is type(stream) is type(time) is int) or not 0 <= size < _LARGEST:
+                raise Refused(f"an entry of its history is {_shown(entry)}")
+            pool = entry.get("pool_id")
+            append(
+                (
+                    action,
+                    address,
+                    size,
+                    stream,
+                    time,
+                    number(entry.get("frames")),
+                    None if pool is None else pools.number(pool),
+                )
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Refused(f"an entry of its history is {_shown(entry)} ({error!r})") from None
+    return tuple(found)
+
+
+def _segment(value: Any, stacks: _Stacks, pools: _Pools) -> tuple[Any, ...]:
+    segment = _dictionary(value, "a segment")
+    blocks = []
+    address = _integer(segment.get("address"), "a segment's address")
+    for item in _list(segment.get("blocks"), "a segment's blocks"):
+        block = _dictionary(item, "a block")
+        size = _integer(block.get("size"), "a block's size")
+        state = block.get("state")
+        if state not in STATES:
+            raise Refused(f"the state of a block is {_shown(state)}")
+        requested = _integer(block.get("requested_size", size), "a block's requested size")
+        state = "active_pending_free" if state == "active_awaiting_free" else state
+        blocks.append((address, size, requested, state, stacks.number(block.get("frames"))))
+        address += size
+    numbers = (_integer(segment.get(key), key) for key in ("address", "total_size", "allocated_size", "active_size"))
+    begin, total, allocated, active = numbers
+    if address != begin + total:
+        raise Refused(f"the blocks of the segment at {begin} make {address - begin} bytes of its {total}")
+    return (
+        _integer(segment.get("device", 0), "device"),
+        begin,
+        total,
+        allocated,
+        active,
+        _integer(segment.get("requested_size", -1), "requested_size", least=-1),
+        _integer(segment.get("stream", 0), "stream"),
+        segment.get("segment_type") == "small",
+        pools.number(segment.get("segment_pool_id", (0, 0))),
+        segment.get("is_expandable") is True,
+        tuple(blocks),
+    )
+
+
+def _frame(value: Any) -> tuple[str, int, str]:
+    frame = _dictionary(value, "a frame")
+    filename, line, name = frame.get("filename", ""), frame.get("line", 0), frame.get("name", "")
+    if not (isinstance(filename, str) and isinstance(line, int) and isinstance(name, str)):
+        raise Refused(f"a frame is {_shown(value)}")
+    return filename, line, name
+
+
+def _annotation(value: Any) -> tuple[str, str, int, int]:
+    annotation = _dictionary(value, "an annotation")
+    stage, name = annotation.get("stage", ""), annotation.get("name", "")
+    if not (isinstance(stage, str) and isinstance(name, str)):
+        raise Refused(f"an annotation is {_shown(value)}")
+    return (
+        stage,
+        name,
+        _integer(annotation.get("time_us", 0), "time_us"),
+        _integer(annotation.get("device", 0), "device"),
+    )
+
+
+def _settings(value: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for name, setting in _dictionary(value, "allocator_settings").items():
+        if isinstance(name, str) and isinstance(setting, bool | int | float | str):
+            plain[name] = setting
+        elif isinstance(name, str) and isinstance(setting, dict):
+            plain[name] = {str(key): int(item) for key, item in setting.items() if isinstance(item, int)}
+    return plain
+
+
+def _keys(traces: list[Any]) -> set[str]:
+    for trace in traces:
+        for entry in trace[:1]:
+            return {key for key in entry if isinstance(key, str)}
+    return set()
+
+
+def _typed(kind: type, words: str) -> Callable[[Any, str], Any]:
+    def check(value: Any, what: str) -> Any:
+        if not isinstance(value, kind):
+            raise Refused(f"{what} is {_shown(value)}, where {words} is expected")
+        return value
+
+    return check
+
+
+_dictionary = _typed(dict, "a dictionary")
+_list = _typed(list, "a list")
+
+
+def _integer(value: Any, what: str, least: int = 0) -> int:
+    if type(value) is not int or not least <= value < _LARGEST:
+        raise Refused(f"{what} is {_shown(value)}, where a number from {least} on is expected")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A value for a message: its kind, and how it begins where that is short."""
+    if isinstance(value, str | int | float | bytes | None):
+        text = (
+            repr(value[:40] if isinstance(value, str | bytes) else value)
+            if not isinstance(value, int)
+            else str(min(abs(value), _LARGEST))
+        )
+        return f"{text}"
+    if isinstance(value, dict):
+        return f"a dictionary with {', '.join(sorted(str(key)[:20] for key in list(value)[:8])) or 'nothing in it'}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,82 @@
+"""Snapshot files, read in a process of their own."""
+
+from __future__ import annotations
+
+import marshal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from memcalc.errors import InputError
+from memcalc.snapshots import worker
+from memcalc.snapshots.recording import (
+    Annotation,
+    Entry,
+    Frame,
+    RecordedBlock,
+    RecordedSegment,
+    Recording,
+    Snapshot,
+)
+
+PATIENCE = 600  # seconds; a million events take a few
+
+
+def read_snapshot(path: Path | str) -> Snapshot:
+    """A file of torch.cuda.memory._dump_snapshot, of torch 2.1 or later; nothing in it is executed.
+
+    Raises:
+        InputError: for any other file, with the reason.
+        OSError: when the file cannot be read.
+    """
+    with Path(path).open("rb"):
+        pass  # a missing file is its own error
+    command = [sys.executable, "-I", worker.__file__, str(path)]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own program
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise _refused(path, f"reading it takes more than {PATIENCE} seconds") from None
+    if done.returncode == worker.REFUSED:
+        raise _refused(path, done.stdout.decode(errors="replace"))
+    if done.returncode != worker.OK:
+        raise _refused(path, "it makes Python's pickle reader fail")
+    return _snapshot(Path(path).name, marshal.loads(done.stdout))  # noqa: S302 - written by our own process
+
+
+def _refused(path: Path | str, why: str) -> InputError:
+    return InputError(
+        f"this is no memory snapshot: {why}.",
+        "Write one with torch.cuda.memory._dump_snapshot, after torch.cuda.memory._record_memory_history().",
+        str(path),
+    )
+
+
+def _snapshot(name: str, packed: dict[str, Any]) -> Snapshot:
+    traces = packed["traces"]
+    devices = sorted({i for i, trace in enumerate(traces) if trace} | {row[0] for row in packed["segments"]})
+    return Snapshot(
+        name=name,
+        recordings=tuple(_recording(device, traces, packed) for device in devices),
+        stacks=tuple(tuple(Frame(*frame) for frame in stack) for stack in packed["stacks"]),
+        settings=packed["settings"],
+        keys=frozenset(packed["keys"]),
+    )
+
+
+def _recording(device: int, traces: tuple[Any, ...], packed: dict[str, Any]) -> Recording:
+    segments = [
+        RecordedSegment._make((*row[1:-1], tuple(map(RecordedBlock._make, row[-1]))))
+        for row in packed["segments"]
+        if row[0] == device
+    ]
+    annotations = [Annotation(*row[:3]) for row in packed["annotations"] if row[3] == device]
+    entries = traces[device] if device < len(traces) else ()
+    return Recording(
+        device=device,
+        entries=tuple(map(Entry._make, entries)),
+        segments=tuple(sorted(segments)),
+        annotations=tuple(sorted(annotations, key=lambda annotation: annotation.time_us)),
+    )

@@ -1,0 +1,83 @@
+"""A snapshot as data: what one device held in the end, and the history that led there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Frame(NamedTuple):
+    """One line of a stack."""
+
+    filename: str
+    line: int
+    name: str
+
+
+Stack = tuple[Frame, ...]  # innermost first; empty where none was recorded
+
+
+class Entry(NamedTuple):
+    """One line of the history, in PyTorch's words."""
+
+    action: str  # alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom
+    address: int  # -1 for an oom
+    size: int  # bytes: asked for by the caller; of segments from the driver; of an oom the rounded request
+    stream: int
+    time_us: int  # since the epoch; 0 where it was not recorded
+    stack: int  # its number in the snapshot's stacks
+    pool: int | None  # 0 is the default pool; None where it was not recorded
+
+
+class RecordedBlock(NamedTuple):
+    """One block of a segment. Bytes."""
+
+    address: int
+    size: int
+    requested_size: int  # stale where it is inactive
+    state: str  # active_allocated, active_pending_free, inactive
+    stack: int
+
+
+class RecordedSegment(NamedTuple):
+    """What came from the driver in one piece, or a mapped range of an expandable segment. Bytes."""
+
+    address: int
+    total_size: int
+    allocated_size: int
+    active_size: int
+    requested_size: int  # -1 where it was not recorded
+    stream: int
+    is_small: bool
+    pool: int
+    is_expandable: bool
+    blocks: tuple[RecordedBlock, ...]  # by address
+
+
+class Annotation(NamedTuple):
+    """What the program was doing: "Optimizer.step#AdamW.step" from START to END."""
+
+    stage: str
+    name: str
+    time_us: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One device of a snapshot."""
+
+    device: int
+    entries: tuple[Entry, ...]  # in order; the oldest ones may have been overwritten
+    segments: tuple[RecordedSegment, ...]  # at the end, by address
+    annotations: tuple[Annotation, ...]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A file of torch.cuda.memory._dump_snapshot."""
+
+    name: str
+    recordings: tuple[Recording, ...]  # the devices that held or recorded anything
+    stacks: tuple[Stack, ...]
+    settings: dict[str, Any]  # allocator_settings; empty in old files
+    keys: frozenset[str]  # of an entry, which tell the release

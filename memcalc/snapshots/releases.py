@@ -1,0 +1,61 @@
+"""Which release of PyTorch wrote a snapshot, and with which settings: files do not say, but their keys tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from memcalc.allocator.pytorch.settings import Settings, parse_settings
+from memcalc.allocator.pytorch.versions import Version
+from memcalc.allocator.sizes import UNLIMITED
+from memcalc.errors import InputError
+from memcalc.snapshots.recording import Recording, Snapshot
+
+# What first had a key, in the settings or in an entry of the history; the newest first.
+_SETTINGS_SINCE = (("max_cached_size", 13), ("max_round_threshold", 13))
+_ENTRIES_SINCE = (("pool_id", 12), ("user_metadata", 10), ("compile_context", 8))
+
+
+def release_of(snapshot: Snapshot) -> Version:
+    """The oldest release that writes such files: its rules are those of all up to the next key."""
+    for key, minor in _SETTINGS_SINCE:
+        if key in snapshot.settings:
+            return Version(2, minor)
+    for key, minor in _ENTRIES_SINCE:
+        if key in snapshot.keys:
+            return Version(2, minor)
+    return Version(2, 6)  # as far as it matters here, the rules of 2.1 to 2.7
+
+
+def settings_of(snapshot: Snapshot, recording: Recording, version: Version, told: str = "") -> Settings:
+    """The allocator's settings during the recording.
+
+    A memory fraction is not recorded; what it forces is in the history.
+
+    Args:
+        snapshot: the file.
+        recording: one device of it.
+        version: whose options are known.
+        told: the settings as the user knows them, for files that do not have them (before torch 2.2).
+    """
+    known = snapshot.settings
+    if known:
+        try:
+            return parse_settings(str(known["PYTORCH_CUDA_ALLOC_CONF"]), version)
+        except (InputError, KeyError):
+            return _from_fields(known)
+    settings = parse_settings(told, version)
+    maps = any(entry.action == "segment_map" for entry in recording.entries)
+    return replace(settings, expandable_segments=settings.expandable_segments or maps)
+
+
+def _from_fields(known: dict[str, Any]) -> Settings:
+    """From the single values, where the text has options that this release is not known to have."""
+    largest = known.get("max_split_size", -1)
+    divisions = known.get("roundup_power2_divisions")
+    slots = tuple(divisions.values()) if isinstance(divisions, dict) and len(divisions) == 16 else None
+    return Settings(
+        max_split_size=UNLIMITED if largest < 0 else largest,
+        expandable_segments=bool(known.get("expandable_segments", False)),
+        roundup_power2_divisions=slots if slots and any(slots) else None,
+    )

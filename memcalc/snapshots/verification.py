@@ -1,0 +1,247 @@
+"""A recording replayed against itself: the model must fetch, give back and place what the real run did.
+
+The driver's answers are the recording's: the addresses that it gave, and when it refused. All else is the model's own:
+which block serves a request, where it is split, what is merged, when memory is fetched and how much of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.allocator.driver import Driver
+from memcalc.allocator.pytorch.caching import CachingAllocator
+from memcalc.allocator.pytorch.settings import Settings
+from memcalc.allocator.pytorch.versions import Version
+from memcalc.allocator.sizes import UNLIMITED
+from memcalc.errors import OutOfMemory
+from memcalc.snapshots.beginning import Beginning, beginning, block_sizes
+from memcalc.snapshots.frames import was_asked_for
+from memcalc.snapshots.preloading import preload
+from memcalc.snapshots.recording import Entry, Recording, Snapshot
+from memcalc.snapshots.releases import release_of, settings_of
+
+FETCHED, RETURNED = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """How far the model and the real run agree."""
+
+    entries: int  # of the history
+    agreed: int  # that were replayed before the first difference; all of them where there is none
+    segments: int  # fetched, given back or mapped during the history, and the ones at the end
+    difference: str  # the first one, in words; "" where there is none
+    version: Version
+    from_start: bool  # whether the history begins with the first allocation
+    gaps: int  # entries that do not fit each other: the recording itself is incomplete
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the model made the same segments and blocks as the real run, at the same addresses."""
+        return not self.difference
+
+
+class _Difference(Exception):
+    """The model does not do what the run did."""
+
+
+class _RecordedDriver(Driver):
+    """Answers as the recording says; `pending` are the driver's entries that come before the next request's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pending: list[Entry] = []
+
+    def malloc(self, size: int) -> int | None:
+        entry = self._next("segment_alloc")
+        if entry is None:
+            return None
+        if entry.size != size:
+            raise _Difference(f"the run fetched a segment of {entry.size:,} bytes, the model one of {size:,}")
+        return entry.address
+
+    def free(self, address: int, size: int) -> None:
+        """What is given back is compared by `watch`."""
+
+    def reserve_addresses(self, size: int) -> int:  # noqa: ARG002 - the addresses are the recording's
+        entry = self._next("segment_map")
+        if entry is None:
+            raise _Difference("the model begins an expandable segment where the run mapped nothing")
+        return entry.address
+
+    def map_pages(self, pages: int, page: int) -> bool:
+        entry = self._next("segment_map")
+        if entry is not None and entry.size != pages * page:
+            raise _Difference(f"the run mapped {entry.size:,} bytes, the model {pages * page:,}")
+        return entry is not None
+
+    def unmap_pages(self, pages: int, page: int) -> None:
+        """What is given back is compared by `watch`."""
+
+    def _next(self, action: str) -> Entry | None:
+        """The next entry, where it is of that kind."""
+        return self.pending[0] if self.pending and self.pending[0].action == action else None
+
+    def watch(self, action: str, address: int, size: int, stream: int) -> None:
+        """Called with all that the model fetched or gave back: crosses it out."""
+        size = abs(size)
+        for at, entry in enumerate(self.pending):
+            if (entry.action, entry.address, entry.size) == (action, address, size):
+                del self.pending[at]
+                return
+        raise _Difference(
+            f"the model has {action} of {size:,} bytes at {address:#x} on stream {stream}, the run has not"
+        )
+
+
+def verify(snapshot: Snapshot, recording: Recording, start: Beginning | None = None, told: str = "") -> Verification:
+    """Replays a recording with the rules of the release that wrote it, until the first difference.
+
+    Args:
+        snapshot: the file.
+        recording: one device of it.
+        start: what the device held at the beginning, if that is known.
+        told: PYTORCH_CUDA_ALLOC_CONF of the run, for files that do not have it.
+    """
+    version = release_of(snapshot)
+    settings = settings_of(snapshot, recording, version, told)
+    start = start or beginning(recording)
+    block_sizes(start, settings.max_split_size)
+    rerun = _Rerun(snapshot, settings, version, recording, start)
+    difference = ""
+    try:
+        for entry in recording.entries:
+            rerun.step(entry)
+            rerun.done += 1
+        rerun.finish()
+        rerun.compare_ends(recording)
+    except _Difference as found:
+        difference = f"at entry {rerun.done:,} of {len(recording.entries):,}: {found}"
+    segments = sum(entry.action in (*FETCHED, *RETURNED) for entry in recording.entries) + len(recording.segments)
+    return Verification(
+        entries=len(recording.entries),
+        agreed=rerun.done,
+        segments=segments,
+        difference=difference,
+        version=version,
+        from_start=start.is_empty,
+        gaps=start.gaps,
+    )
+
+
+class _Rerun:
+    """The model on its way through a history."""
+
+    def __init__(
+        self, snapshot: Snapshot, settings: Settings, version: Version, recording: Recording, start: Beginning
+    ) -> None:
+        self.done = 0
+        self._snapshot = snapshot
+        self._driver = _RecordedDriver()
+        self._allocator = CachingAllocator(settings, version, self._driver)
+        self._blocks = preload(self._allocator, start)
+        self._allocator.memory.watch = self._driver.watch
+        self._waiting = {
+            held.address: self._blocks.pop(held.address) for held in start.held.values() if held.is_waiting
+        }
+        self._releases_some = settings.max_split_size != UNLIMITED or settings.garbage_collection_threshold > 0
+        self._entries = recording.entries
+        self._known_pools = [(s.address, s.address + s.total_size, s.pool) for s in recording.segments if s.pool]
+
+    def step(self, entry: Entry) -> None:
+        """One entry of the history."""
+        action, address = entry.action, entry.address
+        if action in FETCHED or action in RETURNED:
+            self._driver.pending.append(entry)
+        elif action == "alloc":
+            self._alloc(entry)
+        elif action == "free_requested":
+            self.finish()
+            self._free(address)
+        elif action == "free_completed":
+            block = self._waiting.pop(address, None)
+            if block is not None:
+                self._allocator.complete(block)
+        elif action == "oom":
+            self.finish()
+            self._fail(entry)
+
+    def finish(self) -> None:
+        """What went back to the driver outside of a request: the cache was emptied."""
+        if any(entry.action in RETURNED for entry in self._driver.pending):
+            self._allocator.empty_cache()
+        if self._driver.pending:
+            entry = self._driver.pending[0]
+            raise _Difference(
+                f"the run has {entry.action} of {entry.size:,} bytes at {entry.address:#x}, the model not"
+            )
+
+    def compare_ends(self, recording: Recording) -> None:
+        """The segments at the end, block by block."""
+        views = self._allocator.segments()
+        if len(views) != len(recording.segments):
+            raise _Difference(f"the run ends with {len(recording.segments)} segments, the model with {len(views)}")
+        for mine, theirs in zip(views, recording.segments, strict=True):
+            blocks = [(b.address, b.size, b.state) for b in mine.blocks]
+            if blocks != [(b.address, b.size, b.state) for b in theirs.blocks]:
+                raise _Difference(f"in the end the blocks of the segment at {theirs.address:#x} are others")
+            figures = (mine.total_size, mine.allocated_size, mine.active_size, mine.is_expandable)
+            if figures != (theirs.total_size, theirs.allocated_size, theirs.active_size, theirs.is_expandable):
+                raise _Difference(f"in the end the figures of the segment at {theirs.address:#x} are others")
+
+    def _alloc(self, entry: Entry) -> None:
+        if self._was_emptied():
+            self._allocator.empty_cache()
+        pool = self._pool(entry)
+        if pool:
+            self._allocator.private.begin(pool)
+        try:
+            block = self._allocator.malloc(entry.size, entry.stream)
+        except OutOfMemory:
+            raise _Difference(f"the run got {entry.size:,} bytes from its cache, the model wants new memory") from None
+        finally:
+            if pool:
+                self._allocator.private.end(pool)
+        if block.address != entry.address:
+            raise _Difference(
+                f"{entry.size:,} bytes are at {entry.address:#x} in the run and at {block.address:#x} in the model"
+            )
+        if self._driver.pending:
+            left = self._driver.pending[0]
+            raise _Difference(f"the run has {left.action} of {left.size:,} bytes, the model serves the request without")
+        self._blocks[entry.address] = block
+
+    def _was_emptied(self) -> bool:
+        """Whether all of the cache went back before this request.
+
+        Where nothing else gives memory back it does not matter whether the program or a shortage emptied the cache.
+        """
+        pending = self._driver.pending
+        if not any(entry.action in RETURNED for entry in pending):
+            return False
+        if not self._releases_some or not any(entry.action in FETCHED for entry in pending):
+            return True
+        return any(was_asked_for(self._snapshot, entry.stack) for entry in pending if entry.action in RETURNED)
+
+    def _free(self, address: int) -> None:
+        block = self._blocks.pop(address, None)
+        if block is None:
+            return  # the recording has no allocation for it: counted as a gap
+        following = self._entries[self.done + 1] if self.done + 1 < len(self._entries) else None
+        if following is not None and (following.action, following.address) == ("free_completed", address):
+            self._allocator.free(block)
+        else:
+            self._allocator.free_until_completed(block)
+            self._waiting[address] = block
+
+    def _fail(self, entry: Entry) -> None:
+        try:
+            self._allocator.malloc(entry.size, entry.stream)
+        except OutOfMemory:
+            return
+        raise _Difference(f"the run ran out of memory asking for {entry.size:,} bytes, the model finds them")
+
+    def _pool(self, entry: Entry) -> int:
+        if entry.pool is not None:
+            return entry.pool
+        return next((pool for begin, end, pool in self._known_pools if begin <= entry.address < end), 0)

@@ -1,0 +1,57 @@
+"""The process that unpickles: `python -I worker.py FILE`, with little memory and the result on standard output.
+
+A crafted pickle can exhaust memory or the stack of whoever reads it, although it cannot call anything. It then ends
+this process alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import marshal
+import os
+import sys
+from pathlib import Path
+
+BASE_BYTES = 2**30  # of address space, for the interpreter and small files
+BYTES_PER_BYTE = 64  # the objects of a snapshot take some 10 to 30 times the bytes of their pickle
+
+OK, REFUSED = 0, 3
+
+
+def main(path: str) -> int:
+    """Reads the file; 0 with the packed snapshot on standard output, 3 with the reason."""
+    from memcalc.snapshots.packing import pack
+    from memcalc.snapshots.unpickling import Refused, content_of, loads_plain
+
+    gc.disable()  # nothing here is garbage, and looking for some takes most of the time
+    try:
+        content = content_of(Path(path))
+        _limit_memory(len(content))
+        packed = pack(loads_plain(content))
+    except Refused as refused:
+        sys.stdout.write(str(refused))
+        return REFUSED
+    except (MemoryError, RecursionError):
+        sys.stdout.write("it asks for more memory than a file of its size can need")
+        return REFUSED
+    marshal.dump(packed, sys.stdout.buffer)
+    sys.stdout.flush()
+    os._exit(OK)  # without taking a million objects apart
+
+
+def _limit_memory(size: int) -> None:
+    """Bounds the address space by the bytes of the pickle, where the system can."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    wanted = BASE_BYTES + BYTES_PER_BYTE * size
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or wanted < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    sys.exit(main(sys.argv[1]))
