@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.allocator import history, replay
 from memcalc.allocator.fragmentation import PoolUse, pool_uses
 from memcalc.events import Event, Kind, timeline
 from tests.allocator.running import MIB
+from tests.allocator.streams import event_streams, examples
 
 PAGE = 20 * MIB
 
@@ -156,28 +157,8 @@ def test_a_pool_for_each_stream_and_what_waits() -> None:
     assert (waiting[0].active, waiting[0].free, waiting[0].rounding) == (30 * MIB, 0, 0)
 
 
-@st.composite
-def streams(draw: st.DrawFn) -> list[Event]:
-    """Allocations on two streams, uses by the other one, frees and flushes."""
-    events: list[Event] = []
-    alive: list[int] = []
-    for number in range(draw(st.integers(0, 40))):
-        what = draw(st.integers(0, 9))
-        if alive and what < 4:
-            events.append(free(alive.pop(draw(st.integers(0, len(alive) - 1)))))
-        elif alive and what == 4:
-            events.append(Event(Kind.RECORD_STREAM, draw(st.sampled_from(alive)), stream=draw(st.integers(0, 1))))
-        elif what == 5:
-            events.append(Event(Kind.EMPTY_CACHE))
-        else:
-            size = draw(st.integers(1, 4096) | st.integers(1, 60 * MIB))
-            events.append(Event(Kind.ALLOC, number, size, draw(st.integers(0, 1))))
-            alive.append(number)
-    return events
-
-
-@settings(max_examples=80, derandomize=True, deadline=None)
-@given(streams(), st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:25"]))
+@examples(60)
+@given(event_streams(streams=True), st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:25"]))
 def test_the_diary_agrees_with_the_statistics(events: list[Event], config: str) -> None:
     """Entries add up to the counters, and the pools to the reserved bytes, whatever happens."""
     found = history(events, config)

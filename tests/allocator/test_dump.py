@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memcalc.allocator import history
 from memcalc.allocator.pytorch.dump import snapshot, write_snapshot
 from memcalc.events import Event, Kind
 from memcalc.ledger.component import Component
 from tests.allocator.running import MIB
+from tests.allocator.streams import event_streams, examples
 
 MM = Event(
     Kind.ALLOC,
@@ -172,3 +175,50 @@ def test_the_file_opens_with_the_official_command(tmp_path: Path) -> None:
     assert "b = a[0:30.0MiB]" in done.stdout
     with (tmp_path / "run.pickle").open("rb") as file:
         assert pickle.load(file) == snapshot(history(STEP))
+
+
+@examples(60)
+@given(event_streams(streams=True), st.sampled_from(["", "expandable_segments:True"]))
+def test_the_history_leads_back_to_nothing(events: list[Event], config: str) -> None:
+    """The viewer starts from the segments at the end and undoes the entries, the last one first."""
+    found = snapshot(history(events, config))
+    reserved = {(s["address"], s["address"] + s["total_size"]) for s in found["segments"]}
+    blocks = {b["address"]: b["state"] for s in found["segments"] for b in s["blocks"] if b["state"] != "inactive"}
+
+    for entry in reversed(found["device_traces"][0]):
+        match entry["action"]:
+            case "free_completed":
+                assert entry["addr"] not in blocks
+                assert any(begin <= entry["addr"] < end for begin, end in reserved)
+                blocks[entry["addr"]] = "active_pending_free"
+            case "free_requested":
+                assert blocks[entry["addr"]] == "active_pending_free"
+                blocks[entry["addr"]] = "active_allocated"
+            case "alloc":
+                assert blocks.pop(entry["addr"]) == "active_allocated"
+            case "segment_free" | "segment_unmap":
+                reserved = joined(reserved, entry["addr"], entry["addr"] + entry["size"])
+            case "segment_alloc" | "segment_map":
+                reserved = without(reserved, entry["addr"], entry["addr"] + entry["size"])
+
+    assert (blocks, reserved) == ({}, set())
+
+
+Ranges = set[tuple[int, int]]
+
+
+def joined(ranges: Ranges, begin: int, end: int) -> Ranges:
+    """Ranges with one more that overlaps none of them."""
+    assert not any(left < end and begin < right for left, right in ranges)
+    return {*ranges, (begin, end)}
+
+
+def without(ranges: Ranges, begin: int, end: int) -> Ranges:
+    """Ranges without one that lies wholly inside them."""
+    touched = [(left, right) for left, right in ranges if left < end and begin < right]
+    assert sum(min(end, right) - max(begin, left) for left, right in touched) == end - begin
+    kept = ranges - set(touched)
+    pieces = {(left, begin) for left, _ in touched if left < begin} | {
+        (end, right) for _, right in touched if end < right
+    }
+    return kept | pieces

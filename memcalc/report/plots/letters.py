@@ -17,6 +17,7 @@ from memcalc.report.words import letter_style, percent, plural
 from memcalc.units import Unit, format_bytes, format_number
 
 WIDEST = 160  # columns; a wider picture says no more
+NARROWEST = 20  # likewise; a terminal that is narrower breaks the lines
 ROWS = 16
 _LABELLED = 4  # every so many rows have a number on the axis
 _RESERVED = "-"
@@ -39,7 +40,7 @@ def draw_course(screen: Screen, course: Course, unit: Unit = "GiB", rows: int = 
         screen.line()
         return
     label = len(format_number(course.outline(1).top, unit))
-    width = min(screen.width, WIDEST) - _INDENT - label - 2
+    width = max(NARROWEST, min(screen.width, WIDEST) - _INDENT - label - 2)
     outline = course.outline(width)
     columns = [outline.stretches[len(outline.stretches) * at // width] for at in range(width)]
     blank = " " * (_INDENT + label)

@@ -111,6 +111,10 @@ def test_nothing_to_draw() -> None:
     assert drawn(asked_for([Event(Kind.PHASE, phase="model")])).startswith("Memory over the run: nothing")
 
 
+def test_a_very_narrow_terminal() -> None:
+    assert max(len(column) for column in columns(drawn(asked_for(two_steps()), 5))) == 16
+
+
 def test_colour_changes_no_letter() -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, color_system="standard", highlight=False)
