@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from memcalc.allocator.pytorch.dump import COMPONENT
 from memcalc.ledger.component import Component
 from memcalc.snapshots.recording import Frame, Snapshot, Stack
 
@@ -43,8 +44,12 @@ def place(stack: Stack) -> str:
 def component(stack: Stack) -> Component | None:
     """The kind of memory, as far as the stack tells; None where it does not.
 
-    What backward allocates is told by how long it lives (see `composition`), not by its stack.
+    What backward allocates is told by how long it lives (see `composition`), not by its stack. A snapshot that memcalc
+    has written names it.
     """
+    told = next((frame.name for frame in stack if frame.filename == COMPONENT), None)
+    if told in set(Component):
+        return Component(told)
     names = {frame.name for frame in stack}
     files = [frame.filename for frame in stack if is_python(frame)]
     if any(map(_WORKSPACE.search, names)):

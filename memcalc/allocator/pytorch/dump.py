@@ -15,12 +15,16 @@ from memcalc.allocator.policy import SegmentView
 from memcalc.allocator.pytorch.diary import Entry, History
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.sizes import UNLIMITED
-from memcalc.events.event import Event
+from memcalc.events.event import Event, Kind
 from memcalc.ledger.component import Component
 
 Stack = list[dict[str, Any]]  # frames, innermost first
 
+COMPONENT = "component"  # the file, so to speak, of the frame that names the component
 UNATTRIBUTED = "unknown"  # the viewer asks for a category of this name as soon as there are any
+
+
+_EMPTY_CACHE: Stack = [{"filename": "torch/cuda/memory.py", "line": 0, "name": "empty_cache"}]
 
 
 def write_snapshot(path: Path | str, history: History, device: int = 0) -> None:
@@ -38,6 +42,8 @@ def snapshot(history: History, device: int = 0) -> dict[str, Any]:
     frames = cache(_frames)  # tensors that are alike share a stack, which keeps the file small
 
     def stack(event: Event) -> Stack:
+        if event.kind is Kind.EMPTY_CACHE:
+            return _EMPTY_CACHE
         place = (event.line, event.operator, event.shape, event.dtype)
         return frames(*place, event.module, event.component, event.phase)
 
@@ -95,7 +101,7 @@ def _frames(
     outer = {
         "tensor": f"{dtype}[{', '.join(map(str, shape))}]" if dtype else "",
         "module": module,
-        "component": component.value if component is not None else "",
+        COMPONENT: component.value if component is not None else "",
         "phase": phase,
     }
     names = [{"filename": kind, "line": 0, "name": name} for kind, name in outer.items() if name]
