@@ -24,9 +24,9 @@ from memcalc.ledger import textbook
 from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
 from memcalc.spec.cards import all_cards, find_card
+from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
-from memcalc.spec.training import Optimizer, OptimizerImplementation
 from tools.markdown import table
 from tools.polynomial import ZERO, Polynomial, axes_product
 
@@ -137,7 +137,15 @@ def _matrix(*overrides: str) -> list[Row]:
     """The state rows of one matrix, an MLP's, and those that all parameters share."""
     spec = memcalc.load("llama-3-8b", *overrides)
     rows = state_rows(spec, next(stages_of(spec))).rows
-    return [row for row in rows if row.module == "layers.*.mlp.up_proj" or "buffers" in row.tensor]
+    return [row for row in rows if row.module == "layers.*.mlp.up_proj"]
+
+
+def _of_one_parameter(*overrides: str) -> str:
+    """What a loop over parameters has alive at once, in elements of the one that it is at and of those before it."""
+    spec = memcalc.load("llama-3-8b", *overrides)
+    rows = state_rows(spec, next(stages_of(spec))).rows
+    passing = [row for row in rows if row.component is Component.TEMPORARIES and "optimizer_step_2" in row.phases]
+    return "; ".join(f"{row.tensor.removeprefix('weight ')} {row.formula} of {row.module}" for row in passing) or "-"
 
 
 STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS)
@@ -154,23 +162,33 @@ def copies_table() -> str:
     return table(["recipe", "copy of an F×d matrix", "bytes", "alive", "source"], rows)
 
 
+VARIANTS: list[tuple[str, tuple[str, ...]]] = [
+    ("momentum", ("nesterov=true",)),
+    ("sgd", ("weight_decay=0.1",)),
+    ("adamw", ("amsgrad=true",)),
+    ("rmsprop", ("centered=true", "momentum=0.9")),
+    ("adamw", ("paged=true",)),
+]
+
+
 def optimizers_table() -> str:
     """The states of each optimizer for one matrix in fp32, and what its step makes and drops."""
     rows: list[list[str]] = []
-    for optimizer in Optimizer.__args__:  # type: ignore[attr-defined] # typing's own attribute of a Literal
-        for how in OptimizerImplementation.__args__:  # type: ignore[attr-defined] # likewise
-            try:
-                found = _matrix("recipe=amp", f"optimizer={optimizer}", f"optimizer_implementation={how}")
-            except memcalc.InputError:
-                continue
+    plain = [(optimizer, ()) for optimizer in OPTIMIZERS]
+    for optimizer, options in sorted([*plain, *VARIANTS], key=lambda variant: list(OPTIMIZERS).index(variant[0])):
+        paged = "paged=true" in options
+        for how in ("for-loop",) if paged else OPTIMIZERS[optimizer].implementations:
+            overrides = [f"optimizer={optimizer}", f"optimizer_implementation={how}"]
+            overrides += [f"optimizer_options.{option}" for option in options]
+            found = _matrix("recipe=amp", *overrides)
             kinds = (Component.OPTIMIZER_STATE, Component.TEMPORARIES)
             states, passing = ([row for row in found if row.component is kind] for kind in kinds)
             rows.append(
                 [
-                    f"`{optimizer}`",
+                    ", ".join([f"`{optimizer}`", *(f"`{option}`" for option in options)]),
                     how,
                     _joined(states),
-                    _joined(passing),
+                    _joined(passing) if how == "foreach" else _of_one_parameter("recipe=amp", *overrides),
                     "; ".join(dict.fromkeys(row.citation for row in (*states, *passing))) or "-",
                 ]
             )
@@ -178,8 +196,7 @@ def optimizers_table() -> str:
 
 
 def _joined(rows: list[Row]) -> str:
-    names = [f"{row.tensor.removeprefix('weight ')} {row.formula}" for row in rows]
-    return ", ".join(name.replace("update buffers", "two buffers of the largest parameter,") for name in names) or "-"
+    return ", ".join(f"{row.tensor.removeprefix('weight ')} {row.formula}" for row in rows) or "-"
 
 
 def _merged(rows: list[list[str]]) -> list[list[str]]:
@@ -386,6 +403,7 @@ KINDS = (
     "llama-3.2-1b data_parallel=8 zero_stage=3 engine=deepspeed optimizer=lion optimizer_implementation=for-loop",
     "llama-3.2-1b data_parallel=8 zero_stage=3",
     "gpt2 data_parallel=8 optimizer=adam optimizer_implementation=for-loop",
+    *(f"gpt2 optimizer={optimizer}" for optimizer in OPTIMIZERS),
     *(
         f"{preset} implementation=huggingface attention={attention}"
         for preset in ("gpt2", "codegen-350m", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b")

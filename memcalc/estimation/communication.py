@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from memcalc.estimation.choice import Choice, choice_of
 from memcalc.estimation.engines import megatron
 from memcalc.estimation.engines.buffers import Around, Buffers
 from memcalc.estimation.engines.ddp import ddp
@@ -11,7 +12,6 @@ from memcalc.estimation.engines.deepspeed import deepspeed
 from memcalc.estimation.engines.fsdp2 import fsdp2
 from memcalc.estimation.sharding import Parameters, stage_parameters
 from memcalc.estimation.stages import Stage
-from memcalc.estimation.states import Choice, choice_of
 from memcalc.spec.spec import Spec
 
 

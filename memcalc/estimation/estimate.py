@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from memcalc.estimation.choice import choice_of
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.frozen import all_parameters, trainable_parameters
 from memcalc.estimation.items import PHASES, STEPS, Item, mask_of
 from memcalc.estimation.outside import outside_allocated, reserved_bytes
 from memcalc.estimation.parameters import buffer_elements
+from memcalc.estimation.recipe_copies import gradients_exist
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.stages import Stage, stages_of
 from memcalc.estimation.standing import standing_items, uses_torch_products, workspace
-from memcalc.estimation.states import choice_of, gradients_exist, state_rows
+from memcalc.estimation.states import state_rows
 from memcalc.estimation.symbols import symbol_values
 from memcalc.estimation.timeline import Highest, Timeline, gradients_on_arrival
 from memcalc.ledger.ledger import Ledger
@@ -24,9 +26,16 @@ from memcalc.spec.spec import Spec
 NOT_MODELLED = (
     "fragmentation of the allocator beyond the reserve factor",
     "temporaries of initialisation, checkpoint loading and data loading",
-    "gradient clipping, gradient scaling, evaluation, logging",
+    "gradient scaling, evaluation, logging",
     "torch.compile and CUDA graphs",
 )
+
+
+# What memcalc does not know of a library's update.
+OPTIMIZER_OMISSIONS: dict[str, tuple[str, ...]] = {
+    "adam-4bit": ("what torchao's compiled update makes and drops",),
+    "galore": ("cuSOLVER's workspace when GaLore decomposes a gradient; GaLore was not compared with a run",),
+}
 
 
 def estimate(spec: Spec) -> Result:
@@ -126,6 +135,7 @@ def not_modelled(spec: Spec) -> tuple[str, ...]:
         missing.insert(0, "experts that get more tokens than others: routing is taken as balanced")
     if spec.training.implementation == "plain":
         missing[:0] = family_omissions(spec.model.architecture)
+    missing[:0] = OPTIMIZER_OMISSIONS.get(spec.training.optimizer, ())
     if spec.model.attention_sinks:
         missing.insert(0, "the activations of attention sinks")
     if spec.model.mla is not None:

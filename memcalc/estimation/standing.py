@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from memcalc.estimation.allocation import rounded
+from memcalc.estimation.choice import choice_of
 from memcalc.estimation.engines import megatron
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.parameters import buffer_elements
 from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stages import Stage
-from memcalc.estimation.states import choice_of, weight_dtype
 from memcalc.ledger.component import Component
 from memcalc.spec.cards import Card
 from memcalc.spec.recipes import DTYPE_BYTES
@@ -49,7 +49,7 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
     ]
     # A model that is loaded in 4 bits is made without weights, so no head is made in vain.
     if spec.model.tie_word_embeddings and stage.has_head and spec.training.finetune != "qlora":
-        dtype = weight_dtype(choice_of(spec))
+        dtype = choice_of(spec).base
         shape = (spec.model.vocab_size, spec.model.hidden_size)
         size = DTYPE_BYTES[dtype] * shape[0] * shape[1]
         citation = "transformers 5.23 modeling_utils.py: tie_weights follows construction"

@@ -6,11 +6,10 @@ from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.spec.finetuning import default_finetuning
+from memcalc.spec.optimizers import default_optimizer
 from memcalc.spec.recipes import ALIASES
 
 DEFAULT_SEQUENCE_LENGTH = 2048
-
-OPTIMIZER_ALIASES = {"sgd-momentum": "momentum", "adamw-8bit": "adam-8bit", "adamw8bit": "adam-8bit"}
 
 # Megatron-LM megatron/training/arguments.py: what it does where its options are silent (--bf16 given).
 MEGATRON = {"recipe": "mixed-18", "optimizer_implementation": "fused", "loss": "vocab-parallel"}
@@ -30,14 +29,12 @@ def default_training(training: dict[str, Any], model: dict[str, Any]) -> dict[st
             filled.setdefault(field, value)
     if isinstance(filled.get("recipe"), str):
         filled["recipe"] = ALIASES.get(filled["recipe"], filled["recipe"])
-    if isinstance(filled.get("optimizer"), str):
-        filled["optimizer"] = OPTIMIZER_ALIASES.get(filled["optimizer"], filled["optimizer"])
     # fp32 is a dtype and a recipe: whichever is named decides the other.
     if filled.get("dtype") == "fp32":
         filled.setdefault("recipe", "fp32")
     if filled.get("recipe") == "fp32":
         filled.setdefault("dtype", "fp32")
-    return default_finetuning(filled)
+    return default_finetuning(default_optimizer(filled))
 
 
 def default_parallelism(parallelism: dict[str, Any], training: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from memcalc.errors import InputError
 from memcalc.spec.finetuning import LoraSpec, QloraSpec
 from memcalc.spec.model import Block, MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.optimizers import OptimizerOptions
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
 from memcalc.spec.yaml_source import Path, Source
 
@@ -18,8 +19,14 @@ BLOCKS: dict[str, type[Block]] = {
 }
 
 # Blocks inside a block, by name, and the block that each belongs to. Names are unique: `--set lora.rank=8` is enough.
-NESTED: dict[str, type[Block]] = {"moe": MoeSpec, "mla": MlaSpec, "lora": LoraSpec, "qlora": QloraSpec}
-HOME = {"moe": "model", "mla": "model", "lora": "training", "qlora": "training"}
+NESTED: dict[str, type[Block]] = {
+    "moe": MoeSpec,
+    "mla": MlaSpec,
+    "lora": LoraSpec,
+    "qlora": QloraSpec,
+    "optimizer_options": OptimizerOptions,
+}
+HOME = {"moe": "model", "mla": "model", "lora": "training", "qlora": "training", "optimizer_options": "training"}
 
 SYMBOLS: dict[str, dict[str, str]] = {
     "model": {"l": "num_layers", "d": "hidden_size", "h": "num_attention_heads", "V": "vocab_size"},

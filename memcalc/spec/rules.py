@@ -9,6 +9,7 @@ from memcalc.spec import parallel_rules
 from memcalc.spec.broken import Broken, divisors
 from memcalc.spec.cards import find_card
 from memcalc.spec.finetuning_rules import finetuning
+from memcalc.spec.optimizer_rules import optimizing
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path, Source
 
@@ -210,5 +211,6 @@ RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
     parallel_rules.replicas,
     parallel_rules.schedule,
     finetuning,
+    optimizing,
     _modelled,
 )

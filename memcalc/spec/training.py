@@ -8,12 +8,11 @@ from pydantic import Field
 
 from memcalc.spec.finetuning import LoraSpec, QloraSpec
 from memcalc.spec.model import Block, Probability, Size
+from memcalc.spec.optimizers import Average, Norm, Optimizer, OptimizerImplementation, OptimizerOptions
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Recipe = Literal["fp32", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
 Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
-Optimizer = Literal["sgd", "momentum", "adam", "adamw", "lion", "adafactor", "adam-8bit"]
-OptimizerImplementation = Literal["foreach", "fused", "for-loop"]
 Attention = Literal["eager", "flash", "memory-efficient"]
 Loss = Literal["materialized", "chunked", "fused", "vocab-parallel"]
 Engine = Literal["ddp", "fsdp2", "deepspeed", "megatron"]
@@ -41,7 +40,13 @@ class TrainingSpec(Block):
     recipe: Recipe = Field("mixed-20", description="which copies of weights and gradients exist, and when")
     implementation: Implementation = Field("plain", description="whose modules run")
     optimizer: Optimizer = Field("adamw", description="the update rule, hence its states")
-    optimizer_implementation: OptimizerImplementation = Field("foreach", description="the temporaries of the step")
+    optimizer_implementation: OptimizerImplementation = Field(
+        description="the temporaries of the step; default: foreach where the optimizer has it, else for-loop"
+    )
+    optimizer_options: OptimizerOptions = Field(OptimizerOptions(), description="what else its states depend on")
+    gradient_dtype: Dtype | None = Field(None, description="what gradients are summed in; default: the recipe's")
+    gradient_clipping: Norm | None = Field(None, description="the norm that all gradients together are clipped to")
+    ema: Average = Field("none", description="a moving average of the weights: none | weights (their dtype) | fp32")
     zero_grad: Literal["set_to_none", "zero"] = Field("set_to_none", description="free gradients, or fill with zeros")
     recompute: RecomputeWord | RecomputeLayers = Field(
         "none", description="none | selective | full | every-k (each k-th layer) | a list of layers"

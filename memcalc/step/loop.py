@@ -16,8 +16,9 @@ from torch import Tensor
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
+from memcalc.step.averages import Average, build_average
 from memcalc.step.causal_lm import CausalLM, build
-from memcalc.step.optimizers import build_optimizer
+from memcalc.step.optimizers import build_optimizer, hidden_matrices, state_tensors
 from memcalc.step.quantised import quantised_tensors
 from memcalc.step.recipes import Copies, autocast
 
@@ -44,6 +45,7 @@ class TrainingRun:
         self.model: CausalLM | None = None
         self.copies: Copies | None = None
         self.optimizer: torch.optim.Optimizer | None = None
+        self.average: Average | None = None
         self.inputs: tuple[Tensor, Tensor] | None = None  # token ids and labels
         self.logits: Tensor | None = None
 
@@ -54,7 +56,9 @@ class TrainingRun:
             model = self.model = build(self.spec, self.device)
         with observer.phase("optimizer"):
             copies = self.copies = Copies(model.module.parameters(), self.spec.training)
-            optimizer = self.optimizer = build_optimizer(self.spec.training, copies.optimized)
+            hidden = copies.optimized_as(hidden_matrices(model.module))
+            optimizer = self.optimizer = build_optimizer(self.spec.training, copies.optimized, hidden)
+            average = self.average = build_average(self.spec.training, model.module, copies.optimized)
         with observer.phase("input"):
             self.inputs = (self._random_tokens(), self._random_tokens())
         with model.surroundings():
@@ -65,6 +69,8 @@ class TrainingRun:
                     self._micro_batch(model, self.inputs, step, observer)
                 with observer.phase(f"optimizer_step_{step}"):
                     copies.step(optimizer)
+                    if average is not None:
+                        average.update()
 
     def _micro_batch(self, model: CausalLM, inputs: tuple[Tensor, Tensor], step: int, observer: Observer) -> None:
         input_ids, labels = inputs
@@ -106,8 +112,9 @@ class TrainingRun:
             found[Component.MASTER_WEIGHTS] = list(self.copies.masters)
             found[Component.GRADIENTS] = self.copies.gradients
         if self.optimizer is not None:
-            states = (value for state in self.optimizer.state.values() for value in state.values())
-            found[Component.OPTIMIZER_STATE] = [value for value in states if isinstance(value, Tensor)]
+            found[Component.OPTIMIZER_STATE] = list(state_tensors(self.optimizer))
+        if self.average is not None:
+            found.setdefault(Component.OPTIMIZER_STATE, []).extend(self.average.tensors)
         if self.inputs is not None:
             found[Component.INPUTS] = list(self.inputs)
         if self.logits is not None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from memcalc.errors import InputError, Unavailable
-from memcalc.spec.training import OptimizerImplementation, TrainingSpec
+from memcalc.errors import Unavailable
+from memcalc.spec.optimizers import GALORE_RANK, OptimizerImplementation, momentum, nesterov, weight_decay
+from memcalc.spec.training import TrainingSpec
 from memcalc.step.lion import Lion
 
 LEARNING_RATE = 1e-5
+
+Factory = Callable[..., torch.optim.Optimizer]
 
 # PyTorch's switches for the three ways to run one update.
 SWITCHES: dict[OptimizerImplementation, dict[str, bool]] = {
@@ -22,35 +27,158 @@ SWITCHES: dict[OptimizerImplementation, dict[str, bool]] = {
     "for-loop": {"foreach": False},
 }
 
+TORCH: dict[str, str] = {
+    "sgd": "SGD",
+    "momentum": "SGD",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "adagrad": "Adagrad",
+    "adadelta": "Adadelta",
+    "adamax": "Adamax",
+    "nadam": "NAdam",
+    "radam": "RAdam",
+    "rmsprop": "RMSprop",
+    "rprop": "Rprop",
+    "asgd": "ASGD",
+    "adafactor": "Adafactor",
+}
+BITSANDBYTES = {"adam-8bit": "Adam8bit", "lion-8bit": "Lion8bit", "lamb": "LAMB"}
+PAGED = {
+    "adam": "PagedAdam32bit",
+    "adamw": "PagedAdamW32bit",
+    "lion": "PagedLion32bit",
+    "adam-8bit": "PagedAdam8bit",
+    "lion-8bit": "PagedLion8bit",
+}
 
-def build_optimizer(training: TrainingSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that the spec names, over these parameters; it makes its states at the first step.
+
+def build_optimizer(
+    training: TrainingSpec, parameters: list[nn.Parameter], hidden: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The optimizer that the spec names; it makes its states at the first step.
+
+    Args:
+        training: names the optimizer, its implementation and its options.
+        parameters: what it updates.
+        hidden: those of them that are matrices of the layers, which Muon and GaLore treat apart.
 
     Raises:
-        InputError: the optimizer has no such implementation.
         Unavailable: its package is not installed.
     """
-    name, switches = training.optimizer, SWITCHES[training.optimizer_implementation]
-    if name == "adam-8bit":
-        return _eight_bit(parameters)
-    if name in ("lion", "adafactor"):
-        if training.optimizer_implementation == "fused":
-            raise InputError(
-                f"optimizer = {name} has no fused implementation.",
-                "Set optimizer_implementation: foreach or for-loop.",
-                "training.optimizer_implementation",
-            )
-        factory: Callable[..., torch.optim.Optimizer] = Lion if name == "lion" else torch.optim.Adafactor
-        return factory(parameters, lr=LEARNING_RATE, **switches)
-    if name in ("sgd", "momentum"):
-        momentum = 0.9 if name == "momentum" else 0.0
-        return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=momentum, **switches)
-    adam: Callable[..., torch.optim.Optimizer] = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-    return adam(parameters, lr=LEARNING_RATE, **switches)
+    name, options = training.optimizer, training.optimizer_options
+    decay = {"weight_decay": weight_decay(name, options)}
+    if options.paged or name in BITSANDBYTES:
+        its_name = PAGED[name] if options.paged else BITSANDBYTES[name]
+        return _of("bitsandbytes.optim", its_name, training)(parameters, lr=LEARNING_RATE, **decay)
+    if name == "adam-4bit":
+        return _of("torchao.optim", "AdamW4bit", training)(parameters, lr=LEARNING_RATE, **decay)
+    if name == "galore":
+        return _galore(training, parameters, hidden)
+    if name == "muon":
+        return _muon(training, parameters, hidden)
+    factory: Factory = Lion if name == "lion" else getattr(torch.optim, TORCH[name])
+    given: dict[str, Any] = {} if name == "rprop" else dict(decay)
+    if name in ("momentum", "rmsprop"):
+        given["momentum"] = momentum(name, options)
+    if name == "momentum":
+        given["nesterov"] = nesterov(name, options)
+    if name == "rmsprop":
+        given["centered"] = options.centered
+    if name in ("adam", "adamw"):
+        given["amsgrad"] = options.amsgrad
+    return factory(parameters, lr=LEARNING_RATE, **given, **SWITCHES[training.optimizer_implementation])
 
 
-def _eight_bit(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise Unavailable("optimizer = adam-8bit runs bitsandbytes' Adam8bit: pip install bitsandbytes")
-    factory: Callable[..., torch.optim.Optimizer] = importlib.import_module("bitsandbytes").optim.Adam8bit
-    return factory(parameters, lr=LEARNING_RATE)
+def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
+    """The matrices of a model's layers: all but embeddings, the head, and what is no matrix."""
+    outer = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+    inner = (
+        parameter
+        for container in module.modules()
+        if isinstance(container, nn.ModuleList)
+        for parameter in container.parameters()
+    )
+    found = {id(p): p for p in inner if p.ndim == 2 and id(p) not in outer}
+    return list(found.values())
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Every tensor that an optimizer keeps; those that stand for several, as these."""
+    for part in optimizer.parts if isinstance(optimizer, Together) else (optimizer,):
+        for state in part.state.values():
+            for value in state.values():
+                yield from _tensors(value)
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        flatten = getattr(value, "__tensor_flatten__", None)
+        if flatten is None:
+            yield value
+        else:  # torchao's quantised states
+            yield from (getattr(value, name) for name in flatten()[0])
+    elif hasattr(value, "ortho_matrix"):  # galore_torch's projector
+        yield from _tensors(value.ortho_matrix)
+
+
+class Together(torch.optim.Optimizer):
+    """Two optimizers, each with parameters of its own, that step one after the other."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        super().__init__(list(itertools.chain(*(group["params"] for part in parts for group in part.param_groups))), {})
+        self.parts = parts
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update of both."""
+        assert closure is None
+        for part in self.parts:
+            part.step()
+
+
+def _muon(training: TrainingSpec, parameters: list[nn.Parameter], hidden: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if not hasattr(torch.optim, "Muon"):
+        raise Unavailable(f"optimizer = muon needs torch.optim.Muon, of torch 2.9; this is torch {torch.__version__}")
+    options, apart = training.optimizer_options, {id(parameter) for parameter in hidden}
+    rest = [parameter for parameter in parameters if id(parameter) not in apart]
+    matrices = torch.optim.Muon(
+        hidden,
+        lr=LEARNING_RATE,
+        weight_decay=weight_decay("muon", options),
+        momentum=momentum("muon", options),
+        nesterov=nesterov("muon", options),
+    )
+    if not rest:
+        return matrices
+    adamw: Factory = torch.optim.AdamW
+    return Together(matrices, adamw(rest, lr=LEARNING_RATE, **SWITCHES[training.optimizer_implementation]))
+
+
+def _galore(
+    training: TrainingSpec, parameters: list[nn.Parameter], hidden: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """With the settings of galore_torch's README but for the rank."""
+    options, apart = training.optimizer_options, {id(parameter) for parameter in hidden}
+    rank = options.rank or GALORE_RANK
+    projected = {"params": hidden, "rank": rank, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}
+    groups = [{"params": [parameter for parameter in parameters if id(parameter) not in apart]}, projected]
+    factory = _of("galore_torch", "GaLoreAdamW", training)
+    return factory(groups, lr=LEARNING_RATE, weight_decay=weight_decay("galore", options), no_deprecation_warning=True)
+
+
+def _of(module: str, name: str, training: TrainingSpec) -> Factory:
+    """A class of a package that is no dependency of ours.
+
+    Raises:
+        Unavailable: it is not installed, or cannot be loaded here.
+    """
+    package = module.partition(".")[0]
+    paged = "paged " if training.optimizer_options.paged else ""
+    what = f"optimizer = {paged}{training.optimizer} runs {name} of {package}"
+    if importlib.util.find_spec(package) is None:
+        raise Unavailable(f"{what}: pip install {package.replace('_', '-')}")
+    try:
+        factory: Factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, RuntimeError) as error:
+        raise Unavailable(f"{what}, which cannot be loaded here: {error}") from error
+    return factory

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.training import TrainingSpec
-from memcalc.step.dtypes import compute_dtype
+from memcalc.step.dtypes import DTYPES, compute_dtype
 
 
 def autocast(training: TrainingSpec, device: torch.device) -> AbstractContextManager[object]:
@@ -39,6 +39,15 @@ class Copies:
         self.masters: list[nn.Parameter] = []
         if self.recipe.master is not None:
             self.masters = [nn.Parameter(p.detach().to(torch.float32, copy=True)) for p in self.parameters]
+        self.max_norm = training.gradient_clipping
+        # Main gradients in another dtype than the masters', which then get theirs in the step.
+        self.summed: list[Tensor] = []
+        dtype = training.gradient_dtype
+        if self.recipe.main_gradients_live == "always" and dtype is not None and dtype != self.recipe.main_gradients:
+            self.summed = [torch.zeros_like(p, dtype=DTYPES[dtype]) for p in self.parameters]
+            for parameter, gradient in zip(self.parameters, self.summed, strict=True):
+                self._sum_in_backward(parameter, gradient)
+            return
         if self.recipe.main_gradients_live == "always":
             for master in self.masters:
                 master.grad = torch.zeros_like(master)
@@ -51,10 +60,23 @@ class Copies:
         """What the optimizer updates."""
         return self.masters or self.parameters
 
+    def optimized_as(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+        """What the optimizer updates in place of some of the model's parameters, in the model's order."""
+        wanted = {id(parameter) for parameter in parameters}
+        return [own for p, own in zip(self.parameters, self.optimized, strict=True) if id(p) in wanted]
+
     @property
     def gradients(self) -> list[Tensor]:
         """Every gradient that exists now, in every precision."""
-        return [p.grad for p in (*self.parameters, *self.masters) if p.grad is not None]
+        return [*self.summed, *(p.grad for p in (*self.parameters, *self.masters) if p.grad is not None)]
+
+    def _sum_in_backward(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        def add(_: Tensor) -> None:
+            assert parameter.grad is not None
+            gradient.add_(parameter.grad)
+            parameter.grad = None
+
+        parameter.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
 
     def _upcast_in_backward(self, parameter: nn.Parameter, master: nn.Parameter) -> None:
         transient = self.recipe.gradients is None
@@ -78,8 +100,12 @@ class Copies:
         if self.recipe.main_gradients_live == "step":
             for parameter, master in zip(self.parameters, self.masters, strict=True):
                 master.grad = None if parameter.grad is None else parameter.grad.float()
+        for master, gradient in zip(self.masters, self.summed, strict=False):
+            master.grad = gradient.float()
+        if self.max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.optimized, self.max_norm)
         optimizer.step()
-        if self.recipe.main_gradients_live == "step":
+        if self.recipe.main_gradients_live == "step" or self.summed:
             for master in self.masters:
                 master.grad = None
         if self.masters:
@@ -88,6 +114,8 @@ class Copies:
 
     def zero_grad(self, *, set_to_none: bool) -> None:
         """Drop the gradients or fill them with zeros; main gradients that live always are filled."""
+        for gradient in self.summed:
+            gradient.zero_()
         _clear(self.parameters, set_to_none=set_to_none)
         _clear(self.masters, set_to_none=set_to_none and self.recipe.main_gradients_live != "always")
 

@@ -18,10 +18,17 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.result import RankResult, Result
 from memcalc.ledger.row import Row
 from memcalc.ledger.textbook import parameters
+from memcalc.spec.optimizers import OPTIMIZERS
 
 Config = dict[str, Any]
 
 MODEL_STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE)
+
+# Optimizers that do not ask for whole matrices, so that they go with every spread over ranks.
+SPLITTABLE = tuple(name for name in OPTIMIZERS if name not in ("muon", "galore"))
+
+# States that are one number a tensor, or one table for all: the same on every rank.
+WHOLE = ("step counter", "eta", "mu", "update norm", "map")
 
 POSITIONS = 128  # learned positions of every model here
 
@@ -50,7 +57,7 @@ def configs(
     pipeline: bool = True,
     data: bool = True,
     adapters: bool = False,
-    optimizers: tuple[str, ...] = ("sgd", "momentum", "adam", "adamw", "lion", "adafactor", "adam-8bit"),
+    optimizers: tuple[str, ...] = SPLITTABLE,
 ) -> Config:
     """A configuration that loads, of so many layers at most. The keywords leave out whole dimensions.
 
@@ -60,10 +67,12 @@ def configs(
     tuned = adapters and draw(st.booleans())
     whole = not tuned
     parallelism = draw(_spreads(model, tensor=tensor and whole, pipeline=pipeline and whole, data=data))
+    if parallelism["tensor_parallel"] > 1 or parallelism["zero_stage"]:  # these two want whole matrices
+        optimizers = tuple(name for name in optimizers if name not in ("muon", "galore"))
     training = draw(_trainings(model, optimizers))
     if tuned:
         parallelism |= {"engine": "ddp", "zero_stage": 0}
-        training |= draw(_adapters(model, training["recipe"]))
+        training |= {**draw(_adapters(model, training["recipe"])), "ema": "none"}
     return {"model": model, "training": training, "parallelism": parallelism}
 
 
@@ -154,14 +163,24 @@ def _trainings(draw: st.DrawFn, model: Config, optimizers: tuple[str, ...]) -> C
     dtypes = {"fp32": ["fp32"], "pure": ["bf16", "fp16", "fp32"]}.get(recipe, ["bf16", "fp16"])
     layers = st.lists(st.integers(0, model["num_layers"] - 1), max_size=4)
     alibi = model["position_embedding"] == "alibi"  # no fused kernel adds ALiBi's bias
+    dtype = draw(st.sampled_from(dtypes))
+    optimizer = draw(st.sampled_from(optimizers))
+    options = draw(_options(optimizer))
+    paged = options.get("paged", False)
     return {
         "micro_batch_size": draw(st.integers(1, 4)),
         "sequence_length": 8 * draw(st.integers(1, 8)),
         "gradient_accumulation_steps": draw(st.sampled_from([1, 1, 2, 3])),
         "recipe": recipe,
-        "dtype": draw(st.sampled_from(dtypes)),
-        "optimizer": draw(st.sampled_from(optimizers)),
-        "optimizer_implementation": draw(st.sampled_from(["foreach", "fused", "for-loop"])),
+        "dtype": dtype,
+        "optimizer": optimizer,
+        "optimizer_options": options,
+        "optimizer_implementation": draw(
+            st.sampled_from(("for-loop",) if paged else OPTIMIZERS[optimizer].implementations)
+        ),
+        "gradient_dtype": draw(st.sampled_from([None, "fp32", dtype])) if recipe == "mixed-18" else None,
+        "gradient_clipping": draw(st.sampled_from([None, 1.0])),
+        "ema": draw(st.sampled_from(["none", "none", "weights", "fp32"])),
         "zero_grad": draw(st.sampled_from(["set_to_none", "zero"])),
         "recompute": draw(st.sampled_from(["none", "selective", "full", "every-2", "every-3"]) | layers),
         "attention": "eager" if alibi else draw(st.sampled_from(["eager", "flash", "memory-efficient"])),
@@ -189,6 +208,24 @@ def _adapters(draw: st.DrawFn, model: Config, recipe: str) -> Config:
         "quantize_lm_head": draw(flag),
     }
     return {"lora": lora, "qlora": draw(st.sampled_from([None, qlora]))}
+
+
+@st.composite
+def _options(draw: st.DrawFn, optimizer: str) -> Config:
+    """Options of an optimizer that go together."""
+    values: dict[str, list[object]] = {
+        "amsgrad": [False, True],
+        "centered": [False, True],
+        "momentum": [None, 0.9],
+        "nesterov": [None, True, False],
+        "weight_decay": [None, 0.0, 0.1],
+        "rank": [None, 3, 8],
+        "paged": [False, True],
+    }
+    drawn = {name: draw(st.sampled_from(values[name])) for name in OPTIMIZERS[optimizer].options}
+    if drawn.get("amsgrad"):
+        drawn["paged"] = False
+    return drawn
 
 
 def by_stage(result: Result) -> dict[int, RankResult]:

@@ -15,9 +15,10 @@ from memcalc.estimation.stages import kinds_of, stages_of
 from memcalc.estimation.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
-from tests.properties.specs import Config, by_stage, configs, examples, held, states
+from tests.properties.specs import SPLITTABLE, WHOLE, Config, by_stage, configs, examples, held, states
 
-ELEMENTWISE = ("sgd", "momentum", "adam", "adamw", "lion", "adam-8bit")  # states of the parameter's own shape
+# Optimizers with states of the parameter's own shape.
+ELEMENTWISE = tuple(name for name in SPLITTABLE if name not in ("adafactor", "adam-4bit"))
 
 # ZeRO (arXiv 1910.02054) section 5: stage 1 shards optimizer states and masters, 2 gradients too, 3 weights too.
 SHARDED_FROM = {
@@ -28,19 +29,24 @@ SHARDED_FROM = {
 }
 
 
-def sharded_from(row: Row, recipe: str, engine: str) -> int:
-    """The ZeRO stage from which a row is a share; mixed-16's fp32 gradients are made for the step, of its share.
+def sharded_from(row: Row, training: Config, engine: str) -> int:
+    """The ZeRO stage from which a row is a share.
 
-    DeepSpeed's stage 1 frees gradients as stage 2 does; FSDP2 holds shards of weights always.
+    Gradients in fp32 that are made for the step are of its share. DeepSpeed's stage 1 frees gradients as stage 2 does;
+    FSDP2 holds shards of weights always. An average in the weights' dtype goes with these.
     """
-    made_in_step = recipe == "mixed-16" and row.tensor.endswith("gradient in fp32")
+    in_16_bit = training["recipe"] == "mixed-18" and training["gradient_dtype"] not in (None, "fp32")
+    made_in_step = row.tensor.endswith("gradient in fp32") and (training["recipe"] == "mixed-16" or in_16_bit)
     if made_in_step or (engine == "deepspeed" and row.component is Component.GRADIENTS):
         return 1
-    return 2 if engine == "fsdp2" and row.component is Component.WEIGHTS else SHARDED_FROM[row.component]
+    as_weights = row.tensor.endswith("average") and training["ema"] == "weights"
+    if row.component is Component.WEIGHTS or as_weights:
+        return 2 if engine == "fsdp2" else 3
+    return SHARDED_FROM[row.component]
 
 
 @examples(80)
-@given(configs(), st.integers(2, 7))
+@given(configs(optimizers=(*ELEMENTWISE, "adafactor")), st.integers(2, 7))
 def test_zero_shards_times_ranks_are_the_whole(config: Config, ranks: int) -> None:
     """N shares hold a tensor exactly where it divides, else less than N rows (FSDP2) or N elements (flat) more.
 
@@ -54,14 +60,14 @@ def test_zero_shards_times_ranks_are_the_whole(config: Config, ranks: int) -> No
     assert shares.keys() == whole.keys()
     for pipeline_stage, rank in shares.items():
         before, after = states(whole[pipeline_stage]), states(rank)
-        if config["training"]["optimizer"] == "adam-8bit":  # scales follow from the shares: one for each 256 elements
-            before = {key: row for key, row in before.items() if not key[2].endswith("scales")}
-            after = {key: row for key, row in after.items() if not key[2].endswith("scales")}
+        if config["training"]["optimizer"].endswith("8bit"):  # scales follow from the shares: one for each 256 elements
+            before = {key: row for key, row in before.items() if not key[2].endswith(("scales", "map"))}
+            after = {key: row for key, row in after.items() if not key[2].endswith(("scales", "map"))}
         assert after.keys() == before.keys()
         for key, share in after.items():
             full = before[key]
             assert share.count == full.count
-            if stage < sharded_from(full, config["training"]["recipe"], engine) or full.tensor.endswith("step counter"):
+            if stage < sharded_from(full, config["training"], engine) or full.tensor.endswith(WHOLE):
                 assert share.shape == full.shape
             elif engine == "fsdp2":
                 assert share.shape[1:] == full.shape[1:]
@@ -78,7 +84,7 @@ def test_eight_bit_states_have_a_scale_for_each_block_of_256(config: Config, ran
     for rank in estimate(config, f"data_parallel={ranks}").ranks:
         rows = states(rank)
         for (component, module, tensor), row in rows.items():
-            if component is not Component.OPTIMIZER_STATE or tensor.endswith("scales"):
+            if component is not Component.OPTIMIZER_STATE or tensor.endswith(("scales", "map", "average")):
                 continue
             elements = prod(row.shape)
             scales = rows.get((component, module, f"{tensor} scales"))
@@ -116,12 +122,12 @@ def test_tensor_parallel_shards_times_ranks_are_the_whole(config: Config, ranks:
 
     for pipeline_stage, rank in shares.items():
         before, after = states(whole[pipeline_stage]), states(rank)
-        plain = {key: row for key, row in after.items() if not key[2].endswith("scales")}
-        assert plain.keys() == {key for key in before if not key[2].endswith("scales")}
+        plain = {key: row for key, row in after.items() if not key[2].endswith(("scales", "map"))}
+        assert plain.keys() == {key for key in before if not key[2].endswith(("scales", "map"))}
         for (component, module, tensor), share in plain.items():
             full = before[component, module, tensor]
             row_elements = prod(full.shape[1:])
-            if is_replicated(module, tensor, config["model"]["qk_norm_width"]) or tensor.endswith("step counter"):
+            if is_replicated(module, tensor, config["model"]["qk_norm_width"]) or tensor.endswith(WHOLE):
                 assert share.shape == full.shape
             elif module in ("embed_tokens", "lm_head"):
                 padding = ranks * prod(share.shape) - prod(full.shape)
@@ -147,6 +153,7 @@ def test_pipeline_stages_sum_to_the_whole(config: Config) -> None:
             key = (component.value, module, tensor)
             sums[key] = sums.get(key, 0) + row.bytes
     expected = {(component.value, module, tensor): row.bytes for (component, module, tensor), row in whole.items()}
+    sums, expected = ({key: n for key, n in table.items() if key[1] != "optimizer"} for table in (sums, expected))
     if stages > 1 and config["model"]["tie_word_embeddings"]:
         copies = [key for key in expected if key[1] == "embed_tokens"]
         expected |= {

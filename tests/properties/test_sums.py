@@ -13,12 +13,13 @@ from memcalc.api import estimate, load
 from memcalc.ledger.component import Component
 from memcalc.ledger.document import document
 from memcalc.ledger.schema import Document
+from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.recipes import DTYPE_BYTES
 from tests.properties.specs import Config, configs, examples
 
 
 @examples(60)
-@given(configs(adapters=True))
+@given(configs(adapters=True, optimizers=tuple(OPTIMIZERS)))
 def test_rows_sum_to_phases_and_phases_to_the_peak(config: Config) -> None:
     """Rows of a phase and component sum to that component, components to the total, and the peak is the maximum."""
     result = estimate(config)
@@ -37,7 +38,7 @@ def test_rows_sum_to_phases_and_phases_to_the_peak(config: Config) -> None:
 
 
 @examples(60)
-@given(configs(adapters=True))
+@given(configs(adapters=True, optimizers=tuple(OPTIMIZERS)))
 def test_a_row_is_as_large_as_its_shape_says(config: Config) -> None:
     """bytes = count x elements x bytes of the dtype, in whole numbers above 0."""
     for rank in estimate(config).ranks:
@@ -46,7 +47,7 @@ def test_a_row_is_as_large_as_its_shape_says(config: Config) -> None:
 
 
 @examples(60)
-@given(configs(adapters=True))
+@given(configs(adapters=True, optimizers=tuple(OPTIMIZERS)))
 def test_the_allocator_hands_out_multiples_of_512_bytes(config: Config) -> None:
     """What is asked for and what rounding adds come to whole blocks in every phase."""
     for rank in estimate(config).ranks:

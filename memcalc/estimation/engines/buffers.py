@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from memcalc.estimation.allocation import rounded
+from memcalc.estimation.choice import Choice
 from memcalc.estimation.items import Item
 from memcalc.estimation.sharding import Parameters
-from memcalc.estimation.states import Choice, weight_dtype
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 
@@ -64,7 +64,7 @@ def gradient_share(elements: int, choice: Choice, source: str) -> Item:
     recipe = RECIPES[choice.recipe]
     each = 0
     if recipe.gradients is not None:
-        each += DTYPE_BYTES[weight_dtype(choice)]
+        each += DTYPE_BYTES[choice.base]
         each += DTYPE_BYTES["fp32"] if recipe.main_gradients_live == "backward" else 0
     elements = -(-elements // choice.data_parallel)
     share = buffer("gradient share of a layer", elements, "uint8", 0, "P_layer/N", f"{source}: reduced gradients")

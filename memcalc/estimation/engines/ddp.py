@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from memcalc.estimation.choice import Choice
 from memcalc.estimation.engines.buffers import Buffers, buffer
 from memcalc.estimation.items import from_phase
 from memcalc.estimation.sharding import Parameters
-from memcalc.estimation.states import Choice, weight_dtype
 from memcalc.spec.recipes import RECIPES
 
 
@@ -21,7 +21,7 @@ def ddp(parameters: Parameters, choice: Choice) -> Buffers:
     elements: dict[str, int] = {}
     for held in parameters:
         if held.trains:  # a frozen parameter is in no bucket
-            dtype = held.dtype or weight_dtype(choice)
+            dtype = held.dtype or choice.base
             elements[dtype] = elements.get(dtype, 0) + held.count * held.elements
     source = "torch 2.13 c10d/reducer.cpp: buckets"
     mask = from_phase("optimizer")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from memcalc.estimation.choice import Choice
 from memcalc.estimation.engines.buffers import Around, Buffers, buffer, gradient_share, root_unit, units
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.sharding import Parameters
-from memcalc.estimation.states import Choice, weight_dtype
 
 SOURCE = "DeepSpeed 0.19 runtime/zero/"
 
@@ -51,7 +51,7 @@ def _flattening(elements: int, choice: Choice) -> Item:
     source = f"{SOURCE}stage_1_and_2.py: __init__"
     mask = mask_of("optimizer")
     if choice.masters_follow_flattening:
-        return buffer("weights, flattened beside themselves", elements, weight_dtype(choice), mask, "P", source)
+        return buffer("weights, flattened beside themselves", elements, choice.base, mask, "P", source)
     share = -(-elements // choice.data_parallel)
     return buffer("zeros in the shape of the master", share, "fp32", mask, "P/N", source)
 

@@ -8,10 +8,10 @@ next one is made.
 
 from __future__ import annotations
 
+from memcalc.estimation.choice import Choice
 from memcalc.estimation.engines.buffers import Around, Buffers, buffer, gradient_share, root_unit, units
 from memcalc.estimation.items import Item, mask_of
 from memcalc.estimation.sharding import Parameters
-from memcalc.estimation.states import Choice, weight_dtype
 
 SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py"
 
@@ -25,7 +25,7 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
     where they stay. The root's stay either way. With a mixed-precision policy units are gathered in the compute dtype
     and reduced in fp32; else both in the dtype that the parameters are held in.
     """
-    gathered = choice.compute if choice.mixed_policy else weight_dtype(choice)
+    gathered = choice.compute if choice.mixed_policy else choice.base
     reduced = "fp32" if choice.mixed_policy else gathered
     layers, root = units(parameters), root_unit(parameters)
     unit = max(layers.values(), default=0)

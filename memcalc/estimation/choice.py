@@ -1,0 +1,101 @@
+"""What the states of a run depend on, apart from the parameters; and which parameters are held alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memcalc.estimation.adapters import base_dtype
+from memcalc.estimation.copies import Spread
+from memcalc.estimation.optimizers.buffers import Card
+from memcalc.estimation.optimizers.update import Update, update_of
+from memcalc.estimation.sharding import Held, Parameters
+from memcalc.estimation.symbols import DEFAULT_MULTIPROCESSORS, DEFAULT_THREADS
+from memcalc.spec.cards import find_card
+from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
+from memcalc.spec.spec import Spec
+
+
+class Choice(NamedTuple):
+    """What the states depend on, apart from the parameters themselves."""
+
+    recipe: str
+    compute: str
+    gradients: str | None  # what they are summed in, where it is not what the recipe says
+    update: Update
+    clips: bool
+    ema: str
+    zeroes_gradients: bool
+    accumulates: bool
+    zero_stage: int
+    data_parallel: int  # the ranks over which ZeRO shards
+    expert_shards: int  # and those over which it shards routed experts
+    engine: str
+    base: str  # dtype of the weights that forward reads
+    card: Card
+    torch: tuple[int, int] = (2, 13)
+    mixed_policy: bool = False  # FSDP2 gathers in the compute dtype what it holds in fp32, and reduces in fp32
+
+    @property
+    def partitions_gradients(self) -> bool:
+        """Whether DeepSpeed takes every gradient as it arrives, and keeps a share of what it has reduced."""
+        return self.engine == "deepspeed" and self.zero_stage >= 1 and self.data_parallel > 1
+
+    @property
+    def masters_follow_flattening(self) -> bool:
+        """Whether DeepSpeed's stages 1 and 2 need most while weights are flattened, before there are masters.
+
+        The weights once more against 4P/N of masters and 4P/N of zeros: in 16 bit with more than four ranks.
+        """
+        later = 8 if RECIPES[self.recipe].master else 4
+        more = DTYPE_BYTES[self.base] * self.data_parallel > later
+        return self.partitions_gradients and self.zero_stage < 3 and more
+
+    def spread(self, from_stage: int) -> Spread:
+        """Of a copy that is sharded from a ZeRO stage on."""
+        if self.zero_stage < from_stage:
+            return Spread(1, 1, self.engine)
+        return Spread(self.data_parallel, self.expert_shards, self.engine)
+
+
+def choice_of(spec: Spec) -> Choice:
+    """The choice of a run."""
+    training, base = spec.training, base_dtype(spec.training)
+    recipe = RECIPES[training.recipe]
+    card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+    return Choice(
+        training.recipe,
+        training.dtype,
+        None if training.gradient_dtype in (None, recipe.main_gradients) else training.gradient_dtype,
+        update_of(training, base),
+        training.gradient_clipping is not None,
+        training.ema,
+        training.zero_grad == "zero",
+        training.gradient_accumulation_steps > 1,
+        spec.parallelism.zero_stage,
+        spec.parallelism.shards,
+        spec.parallelism.expert_shards,
+        spec.parallelism.engine,
+        base,
+        Card(
+            (card and card.multiprocessors) or DEFAULT_MULTIPROCESSORS,
+            (card and card.max_threads_per_multiprocessor) or DEFAULT_THREADS,
+        ),
+        training.torch,
+        training.implementation == "torchtitan" and spec.parallelism.engine == "fsdp2",
+    )
+
+
+def groups(parameters: Parameters, choice: Choice) -> Iterator[tuple[Parameters, Choice, bool]]:
+    """Parameters that are held alike, the choice with their dtype, and whether they train."""
+    found: dict[tuple[str, bool], list[Held]] = {}
+    for held in parameters:
+        found.setdefault((held.dtype, held.trains), []).append(held)
+    if len(found) == 1 and ("", True) in found:
+        yield parameters, choice, True
+        return
+    for (dtype, trains), rows in found.items():
+        own = choice
+        if dtype:
+            own = choice._replace(base=dtype, compute=dtype, update=choice.update.of_weights(choice.recipe, dtype))
+        yield Parameters(rows), own, trains

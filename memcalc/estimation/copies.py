@@ -1,0 +1,64 @@
+"""Copies of parameters: what for, in which dtype, from which ZeRO stage on sharded, and when; and one as an item."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.estimation.allocation import rounded
+from memcalc.estimation.items import Item
+from memcalc.estimation.sharding import Held, shard_shape
+from memcalc.ledger.component import Component
+from memcalc.spec.recipes import DTYPE_BYTES
+
+
+class Spread(NamedTuple):
+    """Over how many ranks a copy is spread: what routed experts hold, and all else; and the engine that cuts it."""
+
+    ranks: int
+    expert_ranks: int
+    engine: str
+
+    def over(self, held: Held) -> int:
+        """The ranks that share one parameter."""
+        return self.expert_ranks if held.routed else self.ranks
+
+    def shape(self, held: Held) -> tuple[int, ...]:
+        """One rank's share of a parameter."""
+        return shard_shape(held.shape, self.over(held), self.engine)
+
+
+UNSPREAD = Spread(1, 1, "")
+
+
+class Copy(NamedTuple):
+    """One copy of every parameter of a rank."""
+
+    component: Component
+    name: str
+    dtype: str
+    sharded_from_stage: int
+    mask: int
+    citation: str
+
+
+def copy_item(copy: Copy, held: Held, spread: Spread) -> Item:
+    """The copy of one parameter on one rank."""
+    shape = spread.shape(held)
+    item_bytes = DTYPE_BYTES[copy.dtype]
+    each = item_bytes
+    for size in shape:
+        each *= size
+    formula = f"{item_bytes}·{held.formula}" + ("/N" if spread.over(held) > 1 else "")
+    return Item(
+        copy.component,
+        held.module,
+        held.tensor + copy.name,
+        shape,
+        copy.dtype,
+        held.count,
+        each,
+        rounded(each),
+        copy.mask,
+        formula,
+        copy.citation,
+    )

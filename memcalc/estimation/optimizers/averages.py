@@ -1,0 +1,21 @@
+"""A moving average of the weights: a further copy, made with the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.estimation.copies import Copy
+from memcalc.estimation.items import from_phase
+from memcalc.ledger.component import Component
+
+AVERAGED_MODEL = "torch 2.13 optim/swa_utils.py, AveragedModel: a copy of the model"
+FP32 = "memcalc/step/averages.py: an fp32 copy of what the optimizer updates"
+
+
+def average(kind: str, weights: str, sharded_from: int) -> Iterator[Copy]:
+    """The copy; sharded as the weights are, or in fp32 as the masters are."""
+    mask = from_phase("optimizer")
+    if kind == "weights":
+        yield Copy(Component.OPTIMIZER_STATE, " average", weights, sharded_from, mask, AVERAGED_MODEL)
+    elif kind == "fp32":
+        yield Copy(Component.OPTIMIZER_STATE, " average", "fp32", 1, mask, FP32)

@@ -1,0 +1,194 @@
+"""The step of a loop over parameters: a few buffers of one of them, and what names still hold of the last one.
+
+Each script follows the function _single_tensor_* of torch/optim/<optimizer>.py (torch 2.13), statement by statement
+where it makes a tensor; all were compared with the allocator of the CUDA build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from memcalc.estimation.optimizers.buffers import ALL, PARTS, Alive, Buffer, Moment
+from memcalc.estimation.optimizers.lists import DECAYED
+from memcalc.estimation.optimizers.states import is_hidden_matrix
+from memcalc.estimation.optimizers.update import Update
+from memcalc.estimation.sharding import Held, Parameters
+
+TEMPORARY = Buffer("temporary")
+
+
+class Assign(NamedTuple):
+    """`target` is bound to a new tensor, made from temporaries; what it was bound to before goes thereafter.
+
+    Without a result it is bound to a tensor that stays anyway; without a target, nothing stays.
+    """
+
+    target: str
+    result: Buffer | None = None
+    temporaries: tuple[Buffer, ...] = ()
+
+
+Script = tuple[Assign, ...]
+
+
+def makes_states_on_the_way(update: Update) -> bool:
+    """Whether the first step makes each parameter's states when it comes to it, not all of them before."""
+    return update.paged or update.optimizer in ("momentum", "lamb", "adam-8bit", "lion-8bit", "adam-4bit", "galore")
+
+
+def loop_moments(parameters: Parameters, update: Update) -> Iterator[Moment]:
+    """Every moment of a step that handles one parameter after the other."""
+    bound: dict[str, Alive] = {}
+    script_of = SCRIPTS.get(update.optimizer)
+    if script_of is None or update.paged:
+        return  # kernels that update in place
+    for held, behind in _in_order(parameters):
+        made = behind if makes_states_on_the_way(update) else ALL
+        for statement in script_of(update, held):
+            alive = [*bound.values(), *(Alive(held, buffer) for buffer in statement.temporaries)]
+            if statement.result is not None:
+                alive.append(Alive(held, statement.result))
+            if statement.result is not None or statement.temporaries:
+                yield Moment(alive, made)
+            bound.pop(statement.target, None)
+            if statement.result is not None:
+                bound[statement.target] = Alive(held, statement.result)
+
+
+def _in_order(parameters: Parameters) -> Iterator[tuple[Held, frozenset[str]]]:
+    """The parameters as the loop meets them, and the parts that it has been through, if only all but this parameter.
+
+    Two layers stand for all: the first one comes after the embedding, and the last one after all other layers.
+    """
+    for where, behind in (("embedding", 1), ("layer", 1), ("layer", 2), ("head", 3)):
+        for held in parameters:
+            if held.where == where:
+                yield held._replace(count=1), frozenset(PARTS[:behind])
+
+
+def _gradient(update: Update) -> Script:
+    """`grad = grads[i]`, which lets go of the last one's, and L2 decay."""
+    return (Assign("grad"), Assign("grad", Buffer(DECAYED))) if update.decays else (Assign("grad"),)
+
+
+def _sgd(update: Update, _: Held) -> Script:
+    if update.optimizer != "momentum":
+        return _gradient(update)
+    ahead = Assign("grad", Buffer("gradient ahead")) if update.nesterov else Assign("grad")
+    return (*_gradient(update), ahead)
+
+
+def _adam(update: Update, _: Held) -> Script:
+    l2 = update._replace(decays=update.decays and update.optimizer == "adam")
+    return (*_gradient(l2), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
+
+
+def _adagrad(update: Update, _: Held) -> Script:
+    return (*_gradient(update), Assign("std", Buffer("sqrt of the sum")))
+
+
+def _adadelta(update: Update, _: Held) -> Script:
+    return (*_gradient(update), Assign("std", Buffer("sqrt of mean square")), Assign("delta", Buffer("update")))
+
+
+def _adamax(update: Update, _: Held) -> Script:
+    return (*_gradient(update), Assign("", None, (Buffer("absolute gradient"),)))
+
+
+def _nadam(update: Update, _: Held) -> Script:
+    return (*_gradient(update), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
+
+
+def _radam(update: Update, _: Held) -> Script:
+    """As from the sixth step on, when the variance is rectified; before, less is made."""
+    return (
+        *_gradient(update),
+        Assign("bias_corrected_exp_avg", Buffer("corrected first moment")),
+        Assign("product", Buffer("scaled first moment")),
+        Assign("rates", Buffer("learning rates"), (TEMPORARY, Buffer("reciprocal"))),
+        Assign("product", None, (Buffer("update"),)),
+        Assign("rates"),
+    )
+
+
+def _rmsprop(update: Update, _: Held) -> Script:
+    return (*_gradient(update), Assign("avg", Buffer("sqrt of mean square")))
+
+
+def _rprop(_: Update, __: Held) -> Script:
+    return (
+        Assign("grad"),
+        Assign("sign", Buffer("sign"), (TEMPORARY,)),
+        Assign("grad", Buffer("gradient")),
+        Assign("", None, (Buffer("sign of gradient"),)),
+    )
+
+
+def _asgd(update: Update, _: Held) -> Script:
+    return _gradient(update)  # up to step t0 = 1,000,000 the average is a copy of the parameter
+
+
+def _adafactor(_: Update, held: Held) -> Script:
+    if len(held.axes) != 2:
+        return (Assign("update", Buffer("update")),)
+    rows = Assign("row_mean", Buffer("norms of the rows", "rows"))
+    columns = Assign("", None, (Buffer("norms of the columns", "stage", "uint8"),))
+    return (rows, columns, Assign("update", Buffer("update")))
+
+
+def _lion(_: Update, __: Held) -> Script:
+    return (Assign("", None, (Buffer("update"),)),)  # memcalc/step/lion.py
+
+
+def _lamb(update: Update, _: Held) -> Script:
+    """bitsandbytes 0.50 functional.py, optimizer_update_32bit: torch.norm(p.data.float())."""
+    return () if update.dtype == "fp32" else (Assign("", None, (Buffer("weight in fp32", dtype="fp32"),)),)
+
+
+def _muon(update: Update, _: Held) -> Script:
+    """torch/optim/_muon.py: five Newton-Schulz iterations in bf16 on the whole matrix; highest from the second on."""
+    ahead = Assign("update", Buffer("update")) if update.nesterov else Assign("update")
+    orthogonal, gram = Buffer("orthogonal update", dtype="bf16"), Buffer("gram matrix", "gram", "bf16")
+    made = (("ortho_grad", orthogonal), ("gram_matrix", gram), ("gram_update", gram), ("next", orthogonal))
+    iteration = tuple(Assign(name, buffer) for name, buffer in made)
+    returned = (*(Assign(name) for name, _ in made), Assign("update", orthogonal))
+    return (ahead, *iteration, *returned)
+
+
+def _galore(update: Update, held: Held) -> Script:
+    """galore_torch 1.0 adamw.py; every 200 steps, the first included, the projector is made anew."""
+    if not is_hidden_matrix(held):
+        return (Assign("grad"), Assign("denom", Buffer("denominator")), Assign("norm_grad", Buffer("update")))
+    copies = 1 if update.dtype == "fp32" else 2  # the matrix in fp32, and what cuSOLVER destroys
+    whole, gram = Buffer("singular vectors", dtype="fp32"), Buffer("singular vectors", "gram", "fp32")
+    decomposed = (*(Buffer("matrix in fp32", dtype="fp32"),) * copies, whole, gram)
+    return (
+        Assign("grad"),
+        Assign("", None, decomposed),
+        Assign("grad", Buffer("projected gradient", "low")),
+        Assign("denom", Buffer("denominator", "low")),
+        Assign("norm_grad", Buffer("projected update", "low")),
+        Assign("norm_grad", Buffer("update"), (Buffer("update before scaling"),)),
+    )
+
+
+SCRIPTS: dict[str, Callable[[Update, Held], Script]] = {
+    "sgd": _sgd,
+    "momentum": _sgd,
+    "adam": _adam,
+    "adamw": _adam,
+    "adagrad": _adagrad,
+    "adadelta": _adadelta,
+    "adamax": _adamax,
+    "nadam": _nadam,
+    "radam": _radam,
+    "rmsprop": _rmsprop,
+    "rprop": _rprop,
+    "asgd": _asgd,
+    "adafactor": _adafactor,
+    "lion": _lion,
+    "lamb": _lamb,
+    "muon": _muon,
+    "galore": _galore,
+}

@@ -1,0 +1,130 @@
+"""What is made and dropped within the optimizer step: by the update, by clipping before it, by averaging after it.
+
+These follow one another, so only the highest of them counts. States that the first update makes are not there yet when
+its gradients are clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import NamedTuple
+
+from memcalc.estimation.allocation import rounded
+from memcalc.estimation.copies import Spread
+from memcalc.estimation.items import Item, mask_of
+from memcalc.estimation.optimizers.buffers import Alive, Buffer, Card, Moment, bytes_of, items_of
+from memcalc.estimation.optimizers.lists import foreach_moments
+from memcalc.estimation.optimizers.loops import loop_moments
+from memcalc.estimation.optimizers.states import is_hidden_matrix
+from memcalc.estimation.optimizers.update import Update
+from memcalc.estimation.sharding import Held, Parameters
+from memcalc.ledger.component import Component
+from memcalc.spec.recipes import DTYPE_BYTES
+
+CLIPPING = "torch 2.13 nn/utils/clip_grad.py; ATen native/cuda/ForeachReduceOp.cu"
+CHUNK = 65536  # elements whose norm one block of threads sums (ATen native/cuda/MultiTensorApply.cuh, kChunkSize)
+
+# Libraries whose own kernels update in place.
+LIBRARIES = {"lamb": "bitsandbytes 0.50 optim/lamb.py", "galore": "galore_torch 1.0 adamw.py", "lion": "step/lion.py"}
+FILES = {"sgd": "sgd", "momentum": "sgd", "adafactor": "_adafactor", "muon": "_muon"}
+
+
+class Step(NamedTuple):
+    """What happens in the step beside the update, and how parameters are spread."""
+
+    clips: bool
+    averages_with_casts: bool  # a moving average in fp32 of 16-bit parameters
+    spread: Spread
+    card: Card
+
+
+class Highest(NamedTuple):
+    """The highest moments of the first step and of later ones: their items, and whose states the first has made."""
+
+    items: tuple[Item, ...]
+    made: frozenset[str]
+
+
+def step_temporaries(parameters: Parameters, update: Update, step: Step, states: dict[str, int]) -> Highest:
+    """What is alive in the highest moment of each step; `states`: bytes that the first one makes, by part."""
+    sizes: dict[Alive, int] = {}
+
+    def weight(moment: Moment) -> int:
+        for alive in moment.alive:
+            if alive not in sizes:
+                sizes[alive] = bytes_of(alive, update, step.spread, step.card)
+        return sum([sizes[alive] for alive in moment.alive])
+
+    def first_weight(moment: Moment) -> int:
+        return weight(moment) + sum([states.get(part, 0) for part in moment.made])
+
+    moments = [Moment([]), *_update_moments(parameters, update)]
+    if step.averages_with_casts:
+        moments.append(_averaging(parameters))
+    first, later = max(moments, key=first_weight), max(moments, key=weight)
+    clipping = _clipping(parameters, update, step) if step.clips else []
+    clipped = sum(item.block * item.count for item in clipping)
+    steps = (
+        (mask_of("optimizer_step_1"), first, clipped > first_weight(first)),
+        (mask_of("optimizer_step_2"), later, clipped > weight(later)),
+    )
+    items: list[Item] = []
+    for mask, moment, clips in steps:
+        if clips:
+            items += (item._replace(mask=mask) for item in clipping)
+        else:
+            citation = citation_of(update)
+            items += items_of(moment.alive, update, step.spread, step.card, mask, citation)
+    return Highest(tuple(items), frozenset() if steps[0][2] else first.made)
+
+
+def part_of(held: Held, update: Update) -> str:
+    """The part of the model that a parameter's states are made with; Muon's own come before those of the rest."""
+    if update.optimizer == "muon":
+        return "layer" if is_hidden_matrix(held) else "head"
+    return held.where
+
+
+def _update_moments(parameters: Parameters, update: Update) -> Iterator[Moment]:
+    if update.optimizer == "muon":
+        rest = Parameters(held for held in parameters if not is_hidden_matrix(held))
+        matrices = Parameters(held for held in parameters if is_hidden_matrix(held))
+        yield from (moment._replace(made=frozenset({"layer"})) for moment in loop_moments(matrices, update))
+        yield from _update_moments(rest, update._replace(optimizer="adamw"))
+    elif update.implementation == "foreach":
+        yield from foreach_moments(parameters, update)
+    elif update.implementation == "for-loop":
+        yield from loop_moments(parameters, update)
+
+
+def citation_of(update: Update) -> str:
+    """Whose code makes the temporaries."""
+    library = LIBRARIES.get(update.optimizer)
+    if library is not None:
+        return f"{library}: what is alive at the highest moment"
+    name = FILES.get(update.optimizer, update.optimizer)
+    return f"torch/optim/{name}.py 2.13, {update.implementation}: what is alive at the highest moment"
+
+
+def _clipping(parameters: Parameters, update: Update, step: Step) -> list[Item]:
+    """Partial norms of all gradients, an fp32 number a chunk, and each one's norm."""
+    tensors = sum(held.count for held in parameters)
+    largest = max(prod(step.spread.shape(held)) for held in parameters)
+    chunks = -(-largest // CHUNK)
+
+    def norms(name: str, shape: tuple[int, ...], dtype: str, count: int, formula: str) -> Item:
+        each = DTYPE_BYTES[dtype] * prod(shape)
+        kind, module = Component.TEMPORARIES, "norms of gradients"
+        return Item(kind, module, name, shape, dtype, count, each, rounded(each), 0, formula, CLIPPING)
+
+    return [
+        norms("partial", (tensors, chunks), "fp32", 1, "4·n·chunks"),
+        norms("of each", (1,), update.dtype, tensors, str(DTYPE_BYTES[update.dtype])),
+    ]
+
+
+def _averaging(parameters: Parameters) -> Moment:
+    """memcalc/step/averages.py: each parameter is cast to fp32 in turn."""
+    largest = max(parameters, key=lambda held: held.elements)._replace(count=1)
+    return Moment([Alive(largest, Buffer("in fp32, for its average", dtype="fp32"))])

@@ -1,0 +1,74 @@
+"""The copies of the parameters that a recipe keeps (memcalc/spec/recipes.py), and a moving average beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.estimation.choice import Choice
+from memcalc.estimation.copies import Copy
+from memcalc.estimation.items import BIT, from_phase, mask_of
+from memcalc.estimation.optimizers.averages import average
+from memcalc.ledger.component import Component
+from memcalc.spec.recipes import RECIPES
+
+ZERO = "ZeRO (arXiv 1910.02054) section 3"
+
+
+def kept_copies(choice: Choice, *, trains: bool) -> Iterator[Copy]:
+    """Every copy of the parameters that is held through several phases; of those that do not train the weights."""
+    # FSDP2 shards them always: its stage 2 keeps what it has gathered from forward to backward.
+    weights_from = 2 if choice.engine == "fsdp2" else 3
+    citation = "the parameters that forward reads"
+    yield Copy(Component.WEIGHTS, "", choice.base, weights_from, from_phase("model"), citation)
+    if not trains:
+        return
+    recipe = RECIPES[choice.recipe]
+    if recipe.master is not None:
+        citation = f"{ZERO}.1: an fp32 copy that the optimizer updates"
+        made = "input" if choice.masters_follow_flattening else "optimizer"
+        yield Copy(Component.MASTER_WEIGHTS, " master", recipe.master, 1, from_phase(made), citation)
+    gradients_from = 1 if choice.engine == "deepspeed" else 2  # its stage 1 reduces and frees them as stage 2 does
+    if recipe.gradients is not None:
+        citation = "autograd: .grad, from backward to zero_grad"
+        yield Copy(Component.GRADIENTS, " gradient", choice.base, gradients_from, _gradient_mask(choice), citation)
+    if recipe.main_gradients is not None:
+        yield from _main_gradients(choice, recipe.main_gradients, gradients_from)
+    yield from average(choice.ema, choice.base, weights_from)
+
+
+def _main_gradients(choice: Choice, dtype: str, gradients_from: int) -> Iterator[Copy]:
+    recipe = RECIPES[choice.recipe]
+    mask = {
+        "always": from_phase("optimizer"),
+        "backward": _gradient_mask(choice),
+        "step": mask_of("optimizer_step_1", "optimizer_step_2"),
+    }[recipe.main_gradients_live]
+    sharded_from = 1 if recipe.main_gradients_live == "step" else gradients_from
+    if choice.gradients is not None:
+        citation = "Megatron-LM --grad-reduce-in-bf16: gradients are summed in dtype"
+        yield Copy(Component.GRADIENTS, " main gradient", choice.gradients, sharded_from, mask, citation)
+        mask, sharded_from = mask_of("optimizer_step_1", "optimizer_step_2"), 1
+    citation = f"recipe {choice.recipe} ({recipe.imitates}): an fp32 copy of the gradients"
+    yield Copy(Component.GRADIENTS, " gradient in fp32", dtype, sharded_from, mask, citation)
+
+
+def _gradient_mask(choice: Choice) -> int:
+    """Gradients that are held as a whole: in the optimizer step and at the next zero_grad, and in between if kept.
+
+    The backward that makes them is evaluated moment by moment (timeline.py), unless they exist before it starts.
+    """
+    if choice.partitions_gradients and choice.zero_stage == 3:
+        return from_phase("optimizer")  # stage3.py: one flat buffer of the rank's share, made once
+    mask = mask_of("optimizer_step_1", "optimizer_step_2")
+    if not choice.partitions_gradients:  # DeepSpeed frees them at the end of its step
+        mask |= mask_of("zero_grad_2")
+    if choice.accumulates:
+        mask |= mask_of("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "backward_2")
+    if choice.zeroes_gradients and not choice.partitions_gradients:
+        mask |= mask_of("forward_2", "loss_2", "backward_2")
+    return mask
+
+
+def gradients_exist(choice: Choice, step: int) -> bool:
+    """Whether gradients exist, whole, before the (last micro-batch's) backward of a step starts."""
+    return bool(_gradient_mask(choice) & BIT[f"loss_{step}"])

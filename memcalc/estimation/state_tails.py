@@ -1,0 +1,98 @@
+"""The rests of blocks that the allocator leaves to the tensors that are held through several phases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from memcalc.estimation.allocation import unsplit_tails
+from memcalc.estimation.choice import Choice
+from memcalc.estimation.copies import Copy
+from memcalc.estimation.engines.gradient_buffer import buffer_sizes, lies_in_a_buffer, shard_sizes
+from memcalc.estimation.items import BIT, from_phase, mask_of
+from memcalc.estimation.optimizers.buffers import PARTS
+from memcalc.estimation.optimizers.lists import foreach_lists
+from memcalc.estimation.optimizers.states import State, first_phase, state_dtype, whole_states
+from memcalc.estimation.optimizers.temporaries import part_of
+from memcalc.estimation.sharding import Parameters
+from memcalc.ledger.component import Component
+from memcalc.spec.recipes import DTYPE_BYTES
+
+# Tails repeat from layer to layer; beyond this many layers the rest is taken as their average.
+SIMULATED_LAYERS = 128
+
+
+class Built(NamedTuple):
+    """Tensors that are made one after the other: in which phases they are held, and their bytes."""
+
+    mask: int
+    sizes: list[int]
+
+
+def state_tails(
+    parameters: Parameters, choice: Choice, copies: Sequence[Copy], states: Sequence[State]
+) -> dict[int, int]:
+    """Bytes by phase mask of the rests that blocks keep, see `allocation.unsplit_tails`.
+
+    Weights, masters and what else is made before the first step follow one another, parameter after parameter: that
+    is exact. Later copies find blocks that activations have left behind, which the free lists of a moment decide: no
+    formula knows them, and as near as one comes is to take each as made on an empty device (docs/accuracy.md), the
+    states of one parameter after those of another.
+    """
+    layers = max((held.count for held in parameters if held.where == "layer"), default=0)
+    simulated = min(layers, SIMULATED_LAYERS)
+    built = [*_copies(parameters, choice, copies, simulated), *_states(parameters, choice, states, simulated)]
+    if states:
+        step = mask_of("optimizer_step_1", "optimizer_step_2")
+        lists = [
+            Copy(Component.TEMPORARIES, "", choice.update.dtype, 1, step, "") for _ in foreach_lists(choice.update)
+        ]
+        built += _copies(parameters, choice, lists, simulated)
+    first = [each for each in built if each.mask & BIT["zero_grad_1"]]
+    later = [each for each in built if not each.mask & BIT["zero_grad_1"]]
+    amounts = [*unsplit_tails(*(each.sizes for each in first)), *(unsplit_tails(each.sizes)[0] for each in later)]
+    repeats = layers > simulated and choice.engine != "megatron"
+    tails: dict[int, int] = {}
+    for each, amount in zip([*first, *later], amounts, strict=True):
+        tails[each.mask] = tails.get(each.mask, 0) + (amount * layers // simulated if repeats else amount)
+    return tails
+
+
+def _copies(parameters: Parameters, choice: Choice, copies: Sequence[Copy], layers: int) -> list[Built]:
+    """Of `layers` layers; without those that DeepSpeed holds in flat buffers, one tail at most."""
+    found: list[Built] = []
+    for copy in copies:
+        spread = choice.spread(copy.sharded_from_stage)
+        if choice.engine == "deepspeed" and spread.ranks > 1:
+            continue
+        if choice.engine == "megatron" and lies_in_a_buffer(copy.component, choice.zero_stage):
+            sizes = buffer_sizes(parameters, copy.dtype)
+        elif choice.engine == "megatron" and choice.zero_stage:
+            sizes = shard_sizes(parameters, copy.dtype, choice.data_parallel, choice.expert_shards)
+        else:
+            by_part: dict[str, list[int]] = {part: [] for part in PARTS}
+            for held in parameters:
+                by_part[held.where].append(DTYPE_BYTES[copy.dtype] * prod(spread.shape(held)))
+            sizes = _in_order(by_part, layers)
+        found.append(Built(copy.mask, sizes))
+    return found
+
+
+def _states(parameters: Parameters, choice: Choice, states: Sequence[State], layers: int) -> list[Built]:
+    """The states of the optimizer, those of one parameter after those of another."""
+    if not states or (choice.engine == "deepspeed" and choice.spread(1).ranks > 1):
+        return []
+    update = choice.update
+    if choice.engine == "megatron" and choice.zero_stage:
+        sizes = shard_sizes(parameters, state_dtype(update), choice.data_parallel, choice.expert_shards)
+        return [Built(from_phase(first_phase(update)), sizes) for _ in whole_states(update)]
+    by_part: dict[str, list[int]] = {part: [] for part in PARTS}
+    for state in states:
+        by_part[part_of(state.held, update)].append(state.item.each)
+    return [Built(states[0].item.mask, _in_order(by_part, layers))]
+
+
+def _in_order(by_part: dict[str, list[int]], layers: int) -> list[int]:
+    """The sizes of one layer for so many, between those of the embedding and those of the head."""
+    return [*by_part["embedding"], *(by_part["layer"] * layers), *by_part["head"]]

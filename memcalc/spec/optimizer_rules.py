@@ -1,0 +1,98 @@
+"""The rules of the optimizer, its options, and what else happens to gradients and weights in the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.spec.broken import Broken
+from memcalc.spec.optimizers import OPTIMIZERS, OptimizerOptions, momentum, nesterov
+from memcalc.spec.recipes import RECIPES
+from memcalc.spec.spec import Spec
+
+# What a configuration that does not speak of them has.
+SILENT = OptimizerOptions()
+
+
+def optimizing(spec: Spec) -> Iterator[Broken]:
+    """Every rule of the optimizer."""
+    yield from _options(spec)
+    yield from _implementation(spec)
+    yield from _whole_matrices(spec)
+    yield from _gradients(spec)
+    training = spec.training
+    if training.ema != "none" and training.finetune != "full":
+        yield Broken(
+            ("training", "ema"),
+            f"ema = {training.ema} together with finetune = {training.finetune} is not modelled yet.",
+            "Set ema: none.",
+        )
+
+
+def _options(spec: Spec) -> Iterator[Broken]:
+    name, options = spec.training.optimizer, spec.training.optimizer_options
+    known = OPTIMIZERS[name].options
+    for option in OptimizerOptions.model_fields:
+        value = getattr(options, option)
+        if option not in known and value != getattr(SILENT, option):
+            others = [other for other, facts in OPTIMIZERS.items() if option in facts.options]
+            yield Broken(
+                ("training", "optimizer_options", option),
+                f"{option} = {value} is no option of optimizer = {name}.",
+                f"It is one of {', '.join(others)}; {name} has {' and '.join(known) or 'none'}.",
+            )
+    if nesterov(name, options) and not momentum(name, options):
+        yield Broken(
+            ("training", "optimizer_options", "nesterov"),
+            "nesterov looks ahead along a momentum, but momentum = 0.",
+            "Raise momentum, or set nesterov: false.",
+        )
+    if options.paged and options.amsgrad:
+        yield Broken(
+            ("training", "optimizer_options", "amsgrad"),
+            "bitsandbytes' paged optimizers have no amsgrad.",
+            "Set amsgrad: false or paged: false.",
+        )
+
+
+def _implementation(spec: Spec) -> Iterator[Broken]:
+    name, how = spec.training.optimizer, spec.training.optimizer_implementation
+    paged = spec.training.optimizer_options.paged
+    known = ("for-loop",) if paged else OPTIMIZERS[name].implementations
+    if how not in known:
+        yield Broken(
+            ("training", "optimizer_implementation"),
+            f"optimizer = {'paged ' if paged else ''}{name} has no {how} implementation.",
+            f"Set optimizer_implementation: {' or '.join(known)}.",
+        )
+
+
+def _whole_matrices(spec: Spec) -> Iterator[Broken]:
+    """Muon orthogonalises whole matrices, and GaLore projects them."""
+    name, parallelism = spec.training.optimizer, spec.parallelism
+    if name not in ("muon", "galore"):
+        return
+    for field, value in (("tensor_parallel", parallelism.tensor_parallel), ("zero_stage", parallelism.zero_stage)):
+        split = value > 1 if field == "tensor_parallel" else value > 0
+        if split:
+            yield Broken(
+                ("parallelism", field),
+                f"{field} = {value} splits the matrices that optimizer = {name} works on as a whole.",
+                f"Set {field}: {1 if field == 'tensor_parallel' else 0}, or another optimizer.",
+            )
+
+
+def _gradients(spec: Spec) -> Iterator[Broken]:
+    training = spec.training
+    if training.gradient_dtype is None:
+        return
+    recipe = RECIPES[training.recipe]
+    own = recipe.main_gradients or recipe.gradients or "fp32"
+    own = training.dtype if own == "compute" else own
+    free = recipe.main_gradients_live == "always" and training.gradient_dtype == training.dtype
+    if training.gradient_dtype != own and not free:
+        known = f"{own} or {training.dtype}" if recipe.main_gradients_live == "always" else own
+        yield Broken(
+            ("training", "gradient_dtype"),
+            f"recipe {training.recipe} sums gradients in {known}, but gradient_dtype = {training.gradient_dtype}.",
+            "mixed-18 can sum them in dtype as well; mixed-16 keeps them in dtype and mixed-20 in fp32.",
+        )

@@ -1,0 +1,135 @@
+"""The optimizers that a configuration can name, their options, and which of these belong together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from memcalc.spec.model import Block, Probability, Size
+
+Optimizer = Literal[
+    "sgd",
+    "momentum",
+    "adam",
+    "adamw",
+    "adagrad",
+    "adadelta",
+    "adamax",
+    "nadam",
+    "radam",
+    "rmsprop",
+    "rprop",
+    "asgd",
+    "adafactor",
+    "muon",
+    "lion",
+    "lamb",
+    "adam-8bit",
+    "lion-8bit",
+    "adam-4bit",
+    "galore",
+]
+OptimizerImplementation = Literal["foreach", "fused", "for-loop"]
+Average = Literal["none", "weights", "fp32"]
+Decay = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Norm = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+ALIASES = {
+    "sgd-momentum": "momentum",
+    "adamw-8bit": "adam-8bit",
+    "adamw8bit": "adam-8bit",
+    "adamw-4bit": "adam-4bit",
+    "adamw4bit": "adam-4bit",
+    "galore-adamw": "galore",
+}
+
+
+class OptimizerOptions(Block):
+    """What changes an optimizer's states or its temporaries. Learning rates and the like do not."""
+
+    amsgrad: bool = Field(False, description="a third state, the highest second moment so far (adam, adamw)")
+    nesterov: bool | None = Field(None, description="look ahead along the momentum; default: only muon does")
+    centered: bool = Field(False, description="a further state, the mean gradient (rmsprop)")
+    momentum: Probability | None = Field(None, description="default: 0.9 for momentum, 0.95 for muon, 0 for rmsprop")
+    weight_decay: Decay | None = Field(
+        None, description="default: 0.01 for adamw and its relatives, 0.1 for muon, else 0"
+    )
+    rank: Size | None = Field(None, description="of the projected gradients; default: 128 (galore)")
+    paged: bool = Field(False, description="states in memory that moves between GPU and host (bitsandbytes)")
+
+
+class Facts(NamedTuple):
+    """What an optimizer has: implementations, the default first, and options."""
+
+    implementations: tuple[OptimizerImplementation, ...]
+    options: tuple[str, ...] = ("weight_decay",)
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+
+
+_LISTS: tuple[OptimizerImplementation, ...] = ("foreach", "for-loop")
+_ALL: tuple[OptimizerImplementation, ...] = ("foreach", "fused", "for-loop")
+_ALONE: tuple[OptimizerImplementation, ...] = ("for-loop",)
+
+# torch.optim 2.13; lion is ours; lamb, the 8-bit and the paged ones are bitsandbytes' (0.50), adam-4bit torchao's
+# (0.18), galore galore_torch's (1.0): these update one parameter after the other.
+# Not here: SparseAdam, which wants sparse gradients, and L-BFGS, whose history is a hundred copies.
+OPTIMIZERS: dict[str, Facts] = {
+    "sgd": Facts(_ALL),
+    "momentum": Facts(_ALL, ("momentum", "nesterov", "weight_decay"), momentum=0.9),
+    "adam": Facts(_ALL, ("amsgrad", "weight_decay", "paged")),
+    "adamw": Facts(_ALL, ("amsgrad", "weight_decay", "paged"), weight_decay=0.01),
+    "adagrad": Facts(_ALL),
+    "adadelta": Facts(_LISTS),
+    "adamax": Facts(_LISTS),
+    "nadam": Facts(_LISTS),
+    "radam": Facts(_LISTS),
+    "rmsprop": Facts(_LISTS, ("centered", "momentum", "weight_decay")),
+    "rprop": Facts(_LISTS, ()),
+    "asgd": Facts(_LISTS),
+    "adafactor": Facts(_LISTS),
+    "muon": Facts(_ALL, ("momentum", "nesterov", "weight_decay"), weight_decay=0.1, momentum=0.95),
+    "lion": Facts(_LISTS, ("weight_decay", "paged")),
+    "lamb": Facts(_ALONE),
+    "adam-8bit": Facts(_ALONE, ("weight_decay", "paged")),
+    "lion-8bit": Facts(_ALONE, ("weight_decay", "paged")),
+    "adam-4bit": Facts(_ALONE, weight_decay=0.01),
+    "galore": Facts(_ALONE, ("rank", "weight_decay")),
+}
+
+GALORE_RANK = 128  # galore_torch 1.0, README.md
+
+
+def default_optimizer(training: dict[str, Any]) -> dict[str, Any]:
+    """A training block with the optimizer's usual name and the implementation that it has.
+
+    Values of a wrong type are left for validation to refuse.
+    """
+    filled = dict(training)
+    name = filled.get("optimizer", "adamw")
+    if not isinstance(name, str):
+        return filled
+    name = ALIASES.get(name, name)
+    if "optimizer" in filled:
+        filled["optimizer"] = name
+    options = filled.get("optimizer_options")
+    paged = isinstance(options, dict) and options.get("paged") is True
+    known = OPTIMIZERS[name].implementations if name in OPTIMIZERS else _ALL
+    filled.setdefault("optimizer_implementation", "for-loop" if paged else known[0])
+    return filled
+
+
+def weight_decay(optimizer: str, options: OptimizerOptions) -> float:
+    """The weight decay of a run: its own, else the library's default."""
+    return OPTIMIZERS[optimizer].weight_decay if options.weight_decay is None else options.weight_decay
+
+
+def momentum(optimizer: str, options: OptimizerOptions) -> float:
+    """The momentum of a run: its own, else the library's default."""
+    return OPTIMIZERS[optimizer].momentum if options.momentum is None else options.momentum
+
+
+def nesterov(optimizer: str, options: OptimizerOptions) -> bool:
+    """Whether the momentum looks ahead."""
+    return optimizer == "muon" if options.nesterov is None else options.nesterov
