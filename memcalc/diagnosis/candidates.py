@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.spec import Spec
 
 RESULTS = (SAME, MORE_GPUS, OTHER_RESULT) = (
@@ -30,7 +31,8 @@ def candidates(spec: Spec) -> Iterator[Candidate]:
         yield Candidate("free gradients", ("training.zero_grad=set_to_none",), "none", SAME)
     if training.attention == "eager":
         yield Candidate("flash attention", ("training.attention=flash",), "none: it is faster", SAME)
-    if training.optimizer_implementation == "foreach":
+    fused = "fused" in OPTIMIZERS[training.optimizer].implementations
+    if fused and training.optimizer_implementation == "foreach":
         yield Candidate("fused update", ("training.optimizer_implementation=fused",), "none", SAME)
     yield from _smaller_micro_batches(spec)
     if training.loss == "materialized":
@@ -40,10 +42,9 @@ def candidates(spec: Spec) -> Iterator[Candidate]:
     if training.recompute != "full":
         yield Candidate("recompute all", ("training.recompute=full",), "one more forward: a third more compute", SAME)
     yield from _sharding(spec)
-    if training.optimizer in ("adam", "adamw"):
-        yield Candidate(
-            "optimizer states in 8 bits", ("training.optimizer=adam-8bit",), "rounded moments", OTHER_RESULT
-        )
+    if training.optimizer in ("adam", "adamw") and not training.optimizer_options.amsgrad:
+        overrides = ("training.optimizer=adam-8bit", "training.optimizer_implementation=for-loop")
+        yield Candidate("optimizer states in 8 bits", overrides, "rounded moments", OTHER_RESULT)
     yield from _shorter_sequences(spec)
 
 
