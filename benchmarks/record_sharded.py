@@ -146,7 +146,7 @@ def fsdp2(spec: Any, phases: Phases) -> None:
     from torch.distributed.fsdp import fully_shard
 
     from memcalc.step.causal_lm import build
-    from memcalc.step.optimizers import build_optimizer
+    from memcalc.step.optimizers import build_optimizer  # its last argument names what Muon would take
 
     ranks, groups = spec.parallelism.data_parallel, spec.parallelism.data_parallel_replicate
     mesh = init_device_mesh("cuda", (groups, ranks // groups) if groups > 1 else (ranks,))
@@ -158,7 +158,7 @@ def fsdp2(spec: Any, phases: Phases) -> None:
         fully_shard(model.module, mesh=mesh, reshard_after_forward=None if reshard else False)
         model.module.to_empty(device="cuda")
     with phases.phase("optimizer"):
-        optimizer = build_optimizer(spec.training, list(model.module.parameters()))
+        optimizer = build_optimizer(spec.training, list(model.module.parameters()), [])
     train(spec, phases, model.module, optimizer, model.logits, model.loss)
 
 
@@ -169,14 +169,14 @@ def ddp(spec: Any, phases: Phases) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from memcalc.step.causal_lm import build
-    from memcalc.step.optimizers import build_optimizer
+    from memcalc.step.optimizers import build_optimizer  # its last argument names what Muon would take
 
     with phases.phase("model"):
         model = build(spec, torch.device("cuda", 0))
     with phases.phase("optimizer"):
         wrapped = DistributedDataParallel(model.module, device_ids=[0])
         wrapped.register_comm_hook(None, noop_hook)
-        optimizer = build_optimizer(spec.training, list(wrapped.parameters()))
+        optimizer = build_optimizer(spec.training, list(wrapped.parameters()), [])
     train(spec, phases, wrapped, optimizer, wrapped, model.loss)
 
 
@@ -186,7 +186,7 @@ def deepspeed(spec: Any, phases: Phases) -> None:
     import torch
 
     from memcalc.step.causal_lm import build
-    from memcalc.step.optimizers import build_optimizer
+    from memcalc.step.optimizers import build_optimizer  # its last argument names what Muon would take
 
     stage = spec.parallelism.zero_stage
     config = {
@@ -203,7 +203,7 @@ def deepspeed(spec: Any, phases: Phases) -> None:
         else:
             model = build(spec, torch.device("cuda", 0))
     with phases.phase("optimizer"):
-        optimizer = build_optimizer(spec.training, list(model.module.parameters()))
+        optimizer = build_optimizer(spec.training, list(model.module.parameters()), [])
         engine, *_ = ds.initialize(model=model.module, optimizer=optimizer, config=config)
     train(spec, phases, engine, engine.optimizer, engine, model.loss)
 

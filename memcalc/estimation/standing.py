@@ -18,6 +18,8 @@ from memcalc.spec.spec import Spec
 def standing_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
     """All of it, for one stage. The backward thread's workspace appears within backward_1: the timeline tells when."""
     items = [*registered_buffers(spec, stage), *inputs(spec)]
+    if spec.training.implementation == "torchtitan":
+        items.append(complex_table(spec))
     if spec.training.implementation == "megatron":
         items += megatron.standing(spec, stage, stage_parameters(spec, stage), card)
     if uses_torch_products(spec, stage):
@@ -71,6 +73,17 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
     return items
 
 
+def complex_table(spec: Spec) -> Item:
+    """torchtitan's rotary table: a complex64 number for each position and pair of features, a buffer of the model."""
+    shape = (spec.training.sequence_length, spec.model.head_dim // 2)
+    each = 8 * shape[0] * shape[1]
+    citation = "torchtitan ba2469780 torchtitan/models/llama/model.py: freqs_cis"
+    mask = from_phase("model")
+    return Item(
+        Component.WEIGHTS, "buffers", "rotary table", shape, "int64", 1, each, rounded(each), mask, "4·s·d_h", citation
+    )
+
+
 def inputs(spec: Spec) -> list[Item]:
     """Token ids and labels, int64, on the device from the phase `input` on."""
     b = spec.training.micro_batch_size
@@ -95,6 +108,6 @@ def workspace(thread: str, spec: Spec, card: Card | None, mask: int) -> Item:
     large = capability >= (9, 0) if spec.training.torch >= (2, 12) else capability == (9, 0)
     each = 32 * 2**20 if large else (2 * 4096 + 8 * 16) * 2**10
     formula = "32 MiB" if large else "2·4096 KiB+8·16 KiB"
-    citation = f"torch {spec.training.torch_version} ATen/cuda/CublasHandlePool.cpp"
+    citation = f"torch {spec.training.torch_version[1:]} ATen/cuda/CublasHandlePool.cpp"
     name = f"workspace of the {thread} thread"
     return Item(Component.LIBRARY_WORKSPACE, "cuBLAS", name, (each,), "uint8", 1, each, each, mask, formula, citation)

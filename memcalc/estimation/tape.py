@@ -142,6 +142,11 @@ class Tape:
         assert self.entry is not None
         self.segments = [Segment(0, len(self.nodes), (self.entry.storage,))]
 
+    def recompute_all_but(self, storages: tuple[int, ...]) -> None:
+        """Checkpoint the whole block, but keep some of what it makes besides its input."""
+        assert self.entry is not None
+        self.segments = [Segment(0, len(self.nodes), (self.entry.storage, *dict.fromkeys(storages)))]
+
     def end_forward(self) -> None:
         """What follows belongs to the loss."""
         self.boundary = len(self.nodes)

@@ -124,7 +124,8 @@ class Timeline:
         moment = highest(block.program.loss, block.sizes)
         alive = block.program.alive("loss", moment.position)
         saved = self._saved(head, self.stage.stop, "loss")
-        return self._best(iter([Candidate([*saved, (head, alive, 1)], self._gathered(self.stage.stop), "loss")]))
+        engine = (*((item, 1) for item in self.around.loss_and_head), *self._gathered(self.stage.stop))
+        return self._best(iter([Candidate([*saved, (head, alive, 1)], engine, "loss")]))
 
     def backward(self, workspace: Item | None = None) -> Highest:
         """The highest moment of backward; `workspace` is made by its first matrix product."""
@@ -210,7 +211,8 @@ class Timeline:
         moment = highest(events, block.sizes, since=min(_gradients(block.program), default=len(events)))
         alive = block.program.alive("backward", moment.position)
         holdings = self._saved(index, self.stage.stop, "backward") + self._behind(index, self.stage.stop)
-        engine = (*((item, 1) for item in self.around.backward_head), *self._gathered(self.stage.stop))
+        beside = (*self.around.backward_head, *self.around.loss_and_head)
+        engine = (*((item, 1) for item in beside), *self._gathered(self.stage.stop))
         return Candidate([*holdings, (index, alive, 1)], engine, _place(block, events, moment))
 
     def _turning_points(self, block: Block) -> tuple[int, ...]:
@@ -294,6 +296,8 @@ class Timeline:
         buffers = beside
         if beside:
             pass
+        elif block.name == "head":
+            buffers = self.around.loss_and_head
         elif block.name == "embedding":
             buffers = self.around.backward_embedding
         elif block.kind is not None:

@@ -27,6 +27,11 @@ def default_training(training: dict[str, Any], model: dict[str, Any]) -> dict[st
         # bf16 with fp32 main gradients, a fused optimizer and a loss over the parts of the vocabulary
         for field, value in MEGATRON.items():
             filled.setdefault(field, value)
+    release = filled.get("torch_version")
+    if isinstance(release, str) and release[:1].isdigit():  # "2.10" in quotes; without them YAML reads 2.1
+        filled["torch_version"] = f"v{release}"
+    if filled.get("implementation") == "torchtitan":
+        filled.setdefault("recipe", "amp")  # fp32 shards, gathered and computed with in 16 bit
     if isinstance(filled.get("recipe"), str):
         filled["recipe"] = ALIASES.get(filled["recipe"], filled["recipe"])
     # fp32 is a dtype and a recipe: whichever is named decides the other.
@@ -43,6 +48,8 @@ def default_parallelism(parallelism: dict[str, Any], training: dict[str, Any]) -
     model_parallel = any(filled.get(f"{kind}_parallel", 1) != 1 for kind in ("tensor", "pipeline", "context", "expert"))
     if training.get("implementation") == "megatron" and (model_parallel or filled.get("zero_stage") == 1):
         filled.setdefault("engine", "megatron")
+    if training.get("implementation") == "torchtitan":
+        filled.setdefault("zero_stage", 3)
     stage = filled.get("zero_stage", 0)
     filled.setdefault("engine", _ENGINE_OF_STAGE.get(stage, "ddp") if isinstance(stage, int) else "ddp")
     return filled

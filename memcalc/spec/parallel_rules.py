@@ -56,6 +56,53 @@ def megatron(spec: Spec) -> Iterator[Broken]:
             )
 
 
+def torchtitan(spec: Spec) -> Iterator[Broken]:
+    """Its Llama, with its defaults: FSDP2 over fp32 shards, gathered in 16 bit and reduced in fp32."""
+    training, model, parallelism = spec.training, spec.model, spec.parallelism
+    if training.implementation != "torchtitan":
+        return
+    fields: dict[Path, tuple[object, tuple[object, ...]]] = {
+        ("parallelism", "engine"): (parallelism.engine, ("fsdp2",)),
+        ("training", "recipe"): (training.recipe, ("amp",)),
+        ("training", "loss"): (training.loss, ("materialized",)),
+        ("training", "attention"): (training.attention, ("flash",)),
+        ("model", "normalization"): (model.normalization, ("rmsnorm",)),
+        ("model", "mlp"): (model.mlp, ("swiglu",)),
+        ("model", "position_embedding"): (model.position_embedding, ("rope",)),
+        ("model", "norms_per_layer"): (model.norms_per_layer, (2,)),
+        ("model", "norm_placement"): (model.norm_placement, ("before",)),
+        ("model", "qkv_bias"): (model.qkv_bias, (False,)),
+        ("model", "output_bias"): (model.output_bias, (False,)),
+        ("model", "mlp_bias"): (model.mlp_bias, (False,)),
+        ("model", "qk_norm"): (model.qk_norm, (False,)),
+        ("model", "tie_word_embeddings"): (model.tie_word_embeddings, (False,)),
+        ("model", "parallel_block"): (model.parallel_block, (False,)),
+        ("model", "embedding_norm"): (model.embedding_norm, (False,)),
+        ("model", "embedding_size"): (model.embedding_size, (model.hidden_size,)),
+        ("model", "final_norm"): (model.final_norm, (True,)),
+        ("model", "moe"): (model.moe and "experts", (None,)),
+        ("model", "mla"): (model.mla and "latent attention", (None,)),
+        ("model", "attention_sinks"): (model.attention_sinks, (False,)),
+        ("model", "norm_weight"): (model.norm_weight, (True,)),
+        ("parallelism", "tensor_parallel"): (parallelism.tensor_parallel, (1,)),
+        ("parallelism", "pipeline_parallel"): (parallelism.pipeline_parallel, (1,)),
+        ("parallelism", "context_parallel"): (parallelism.context_parallel, (1,)),
+    }
+    for key, (value, known) in fields.items():
+        if value not in known:
+            yield Broken(
+                key,
+                f"{key[-1]} = {value} is not modelled with implementation torchtitan.",
+                f"Modelled: {', '.join(map(str, known))}; or set implementation: plain.",
+            )
+    if parallelism.shards == 1:
+        yield Broken(
+            ("parallelism", "data_parallel"),
+            "implementation torchtitan with data_parallel = 1: FSDP2 has no ranks to shard over.",
+            "Set data_parallel: 2 or more.",
+        )
+
+
 def context(spec: Spec) -> Iterator[Broken]:
     """Each of c ranks has two stretches of every sequence, one from the front and one from the back."""
     c, t = spec.parallelism.context_parallel, spec.parallelism.tensor_parallel

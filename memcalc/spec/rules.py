@@ -187,8 +187,6 @@ def _engine(spec: Spec) -> Iterator[Broken]:
 def _modelled(spec: Spec) -> Iterator[Broken]:
     training, parallelism = spec.training, spec.parallelism
     unknown: dict[Path, tuple[str, str]] = {}
-    if training.implementation == "torchtitan":
-        unknown["training", "implementation"] = (training.implementation, "plain, huggingface or megatron")
     if training.loss != "materialized" and training.implementation != "megatron":
         unknown["training", "loss"] = (training.loss, "materialized")
     if training.implementation == "huggingface" and parallelism.tensor_parallel > 1:
@@ -206,6 +204,7 @@ RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
     _tensor_parallel,
     _engine,
     parallel_rules.megatron,
+    parallel_rules.torchtitan,
     parallel_rules.context,
     parallel_rules.experts,
     parallel_rules.replicas,

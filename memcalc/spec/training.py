@@ -20,7 +20,7 @@ ContextMethod = Literal["ring", "all-to-all"]
 Schedule = Literal[
     "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v"
 ]
-TorchVersion = Literal["2.6", "2.7", "2.8", "2.9", "2.10", "2.11", "2.12", "2.13"]
+TorchVersion = Literal["v2.6", "v2.7", "v2.8", "v2.9", "v2.10", "v2.11", "v2.12", "v2.13"]
 RecomputeModule = Literal["core_attn", "moe_act", "mla_up_proj", "mlp", "moe", "shared_experts", "layernorm"]
 
 # Every stage is evaluated; no published run has more than a few hundred.
@@ -58,7 +58,7 @@ class TrainingSpec(Block):
     dropout: Probability | None = Field(None, description="one rate for all of the block's dropouts; default: model's")
     loss: Loss = Field("materialized", description="whether the logits exist as a whole")
     torch_version: TorchVersion = Field(
-        "2.13", description="PyTorch's release: workspaces, FSDP2's buffers, fused norms"
+        "v2.13", description="PyTorch's release: workspaces, FSDP2's buffers, fused norms"
     )
     finetune: Literal["full", "lora", "qlora"] = Field("full", description="which parameters train")
     lora: LoraSpec | None = Field(None, description="adapters; with finetune lora or qlora")
@@ -67,7 +67,7 @@ class TrainingSpec(Block):
     @property
     def torch(self) -> tuple[int, int]:
         """PyTorch's release as numbers, which compare."""
-        major, minor = self.torch_version.split(".")
+        major, minor = self.torch_version.removeprefix("v").split(".")
         return int(major), int(minor)
 
 

@@ -49,7 +49,7 @@ def test_a_silent_file_has_these_values() -> None:
         "attention": "flash",
         "dropout": None,
         "loss": "materialized",
-        "torch_version": "2.13",
+        "torch_version": "v2.13",
         "finetune": "full",
         "lora": None,
         "qlora": None,
@@ -149,6 +149,13 @@ def test_megatron_is_its_own_engine_once_the_model_is_split(kind: str) -> None:
     assert default_parallelism({f"{kind}_parallel": 2}, {"implementation": "plain"})["engine"] == "ddp"
     assert default_parallelism({"data_parallel": 2}, megatron)["engine"] == "ddp"
     assert default_parallelism({"data_parallel": 2, "zero_stage": 1}, megatron)["engine"] == "megatron"
+
+
+def test_a_release_of_torch_may_stand_in_quotes_without_its_v() -> None:
+    """Without quotes YAML reads 2.10 as the number 2.1, which is refused with the names that are known."""
+    assert default_training({"torch_version": "2.10"}, SIZES)["torch_version"] == "v2.10"
+    with pytest.raises(InputError, match=r"torch_version = 2\.1 is not known\. Known are 'v2\.6'"):
+        load({"model": SIZES, "training": {"torch_version": 2.1}})
 
 
 def test_megatron_does_what_megatron_lm_does_where_its_options_are_silent() -> None:

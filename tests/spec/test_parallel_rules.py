@@ -146,3 +146,19 @@ def test_only_interleaving_has_virtual_stages() -> None:
         "configuration: parallelism.virtual_stages: virtual_stages = 2 with schedule 1f1b. "
         "Set schedule: interleaved, whose stages hold several chunks; the V schedules hold two by themselves."
     )
+
+
+def test_torchtitan_is_fsdp2_over_fp32_shards() -> None:
+    spec = load(
+        {"preset": "llama-3-8b", "training": {"implementation": "torchtitan"}, "parallelism": {"data_parallel": 8}}
+    )
+
+    assert (spec.parallelism.engine, spec.parallelism.zero_stage, spec.training.recipe) == ("fsdp2", 3, "amp")
+
+
+def test_torchtitan_needs_ranks_and_its_own_model() -> None:
+    titan = {"training": {"implementation": "torchtitan"}, "parallelism": {"data_parallel": 8}}
+    with pytest.raises(InputError, match="normalization = layernorm is not modelled with implementation torchtitan"):
+        load({"model": SIZES} | titan)
+    with pytest.raises(InputError, match="FSDP2 has no ranks to shard over"):
+        load({"preset": "llama-3-8b", "training": titan["training"]})

@@ -256,7 +256,6 @@ def test_gradients_are_not_sharded_over_a_pipeline(stage: int) -> None:
 @pytest.mark.parametrize(
     ("block", "field", "value", "known"),
     [
-        ("training", "implementation", "torchtitan", "plain, huggingface or megatron"),
         ("training", "loss", "chunked", "materialized"),
         ("training", "loss", "fused", "materialized"),
         ("training", "loss", "vocab-parallel", "materialized"),

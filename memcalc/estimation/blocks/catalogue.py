@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from memcalc.errors import InputError
-from memcalc.estimation.blocks import huggingface, megatron
+from memcalc.estimation.blocks import huggingface, megatron, torchtitan
 from memcalc.estimation.blocks.context import over_context_ranks
 from memcalc.estimation.blocks.plain import PlainBlock, plain_embedding, plain_head, shared_tables
 from memcalc.estimation.blocks.structure import Structure
@@ -42,6 +42,8 @@ def program(structure: Structure, part: Part, recomputed: bool, gradients: Gradi
                 "training.implementation",
             )
         tape, output = huggingface.write(structure, part)
+    elif structure.implementation == "torchtitan":
+        tape, output = torchtitan.write(structure, part)
     elif structure.implementation == "megatron":
         tape, output = megatron.write(structure, part)
     elif part == "embedding":
@@ -65,7 +67,7 @@ def _tables(structure: Structure) -> Program:
     tape = Tape()
     if structure.implementation == "huggingface":
         huggingface.shared_tables(tape, structure)
-    elif structure.implementation != "megatron":  # whose table is the module's
+    elif structure.implementation == "plain":  # of the others the table is the module's
         shared_tables(tape, structure)
     made = tuple(Event(index, 1, "start") for index in sorted(tape.held | tape.names))
     gone = tuple(Event(index, -1, "end") for index in sorted(tape.held))

@@ -75,14 +75,7 @@ class _Family:
 
     def rms_norm(self, x: Tensor, module: str, width: str) -> Tensor:
         """LlamaRMSNorm: in fp32, then weight * normed in the input's dtype."""
-        ops = self.ops
-        wide = ops.cast(x, "fp32", f"{module} input in fp32")
-        squares = ops.pow(wide, f"{module} squares")
-        variance = ops.mean(squares, f"{module} variance")
-        variance = ops.shift(variance, f"{module} variance + eps")
-        deviation = ops.pointwise(variance, f"{module} reciprocal deviation", saves="output")
-        normed = ops.mul(wide, deviation, f"{module} normed in fp32", reduces=True)
-        return ops.times_weight(ops.cast(normed, x.dtype, f"{module} normed"), module, width)
+        return self.ops.composite_rms_norm(x, module, width)
 
     def new_gelu(self, x: Tensor) -> Tensor:
         """NewGELUActivation: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), eight operators."""

@@ -263,6 +263,8 @@ def norm(
     """LayerNorm or RMSNorm, with what parameters the model's norms have."""
     tensors = ("weight",) if weight and c.norm_weight else ()
     if c.normalization == "rmsnorm":
+        if c.composite_norms:
+            return ops.composite_rms_norm(x, module, width, weight=bool(tensors), out=out)
         return ops.rms_norm(x, module, width, tensors, out)
     return ops.layer_norm(x, module, width, (*tensors, "bias") if tensors and c.norm_bias else tensors, out)
 

@@ -65,6 +65,7 @@ class Structure(NamedTuple):
     expert_width_share: str  # "/t" or "/t_e" where each expert is split over ranks, else nothing
     recomputed_modules: tuple[str, ...]  # of selective recomputation, in Megatron-LM's words
     loss: str
+    composite_norms: bool  # torch.nn.RMSNorm is several operators (before torch 2.9)
     fused_qkv: bool  # one matrix for q, k and v
     adapters: Adapters | None  # what trains where the rest is frozen
     detached: bool = False  # the layer's input needs no gradient: nothing before it trains
@@ -120,7 +121,7 @@ def structure_of(spec: Spec) -> Structure:
         batched=training.micro_batch_size > 1,
         compute=training.dtype,
         parameters=base_dtype(training),
-        autocast=recipe.autocast,
+        autocast=recipe.autocast and training.implementation != "torchtitan",  # FSDP2 casts what it gathers
         selective=training.recompute == "selective",
         split=parallelism.tensor_parallel > 1,
         sequence_split=parallelism.sequence_parallel and parallelism.tensor_parallel > 1,
@@ -130,6 +131,7 @@ def structure_of(spec: Spec) -> Structure:
         expert_width_share=_expert_width_share(parallelism),
         recomputed_modules=training.recompute_modules if training.recompute == "selective" else (),
         loss=training.loss,
+        composite_norms=training.torch < (2, 9),
         fused_qkv=model.fused_qkv or training.lora is None,
         adapters=adapters_of(spec),
     )

@@ -23,6 +23,7 @@ class Around(NamedTuple):
     forward_head: tuple[Item, ...] = ()
     before_layer: tuple[Item, ...] = ()  # in the moment before a layer's forward, when its parameters arrive
     before_first_layer: tuple[Item, ...] = ()
+    loss_and_head: tuple[Item, ...] = ()  # in the loss and in the head's backward
     backward_head: tuple[Item, ...] = ()  # from the head's first parameter gradient on
     backward_layer: tuple[Item, ...] = ()
     backward_last_layer: tuple[Item, ...] = ()  # the first one that backward reaches

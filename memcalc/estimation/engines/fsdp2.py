@@ -54,6 +54,8 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
         backward_embedding=(scattered, root_scatter),
         layer_share={kind: gradient_share(elements, choice, SOURCE) for kind, elements in layers.items()},
     )
+    if choice.mixed_policy:  # torchtitan does not reshard the last layer, which would be gathered at once again
+        around = around._replace(loss_and_head=(own,))
     if choice.zero_stage < 3:
         keep = {
             kind: buffer("layer parameters, gathered", elements, gathered, 0, "P_layer", f"{SOURCE}: not resharded")
@@ -69,7 +71,7 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
         return Buffers((stays,), around)
     around = around._replace(
         forward_layer=(own, arriving),
-        forward_head=(arriving,),
+        forward_head=(own, arriving) if choice.mixed_policy else (arriving,),
         before_layer=(own, before, arriving),
         before_first_layer=(own, root_gather, arriving),
         backward_layer=(own, arriving, scattered),

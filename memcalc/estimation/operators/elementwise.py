@@ -57,6 +57,21 @@ class Elementwise(Base):
         tape.record(node)
         return y
 
+    def composite_rms_norm(
+        self, x: Tensor, module: str, width: str, *, weight: bool = True, out: Shape | None = None
+    ) -> Tensor:
+        """RMSNorm of several operators: in fp32, then weight * normed in the input's dtype.
+
+        LlamaRMSNorm of transformers, and torch.nn.RMSNorm before torch 2.9 (ATen native/layer_norm.cpp).
+        """
+        wide = self.cast(x, "fp32", f"{module} input in fp32")
+        variance = self.mean(self.pow(wide, f"{module} squares"), f"{module} variance")
+        variance = self.shift(variance, f"{module} variance + eps")
+        deviation = self.pointwise(variance, f"{module} reciprocal deviation", saves="output")
+        normed = self.mul(wide, deviation, f"{module} normed in fp32", None if weight else out, reduces=True)
+        normed = self.cast(normed, x.dtype, f"{module} normed")
+        return self.times_weight(normed, module, width, out) if weight else normed
+
     def mean(self, x: Tensor, name: str) -> Tensor:
         """The mean over the last axis; keeps nothing, its gradient is spread over a new tensor."""
         y = self.tape.new(name, x.shape[:-1], x.dtype, DERIVATIVES)
