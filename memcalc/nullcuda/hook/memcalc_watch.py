@@ -87,7 +87,6 @@ class Watch:
         if switch is not None:
             torch._C._set_sdp_use_cudnn = lambda _: switch(False)  # noqa: SLF001 -- likewise
             switch(False)
-        self.choose_kernels()
         masks.take_masks_as_full(torch, self.library)
         torch.cuda._lazy_call(self.begin)  # noqa: SLF001 -- what torch itself calls to be told
         self.keep_peaks()
@@ -113,6 +112,7 @@ class Watch:
     def begin(self) -> None:
         """CUDA is initialised in this process."""
         self.cuda_process = os.getpid()
+        self.choose_kernels()  # not before: asking PyTorch for its architectures forbids CUDA after a fork
         if HISTORY:
             self.torch.cuda.memory._record_memory_history(  # noqa: SLF001 -- how PyTorch's own guide asks for it
                 enabled="all", context="alloc", stacks="python", max_entries=HISTORY_ENTRIES
