@@ -50,11 +50,14 @@ class Backward:
             self.hold([self.pending[last]])  # the caller of backward() keeps the loss's own gradient until it returns
         if self.tape.entry is None:
             self.let_go(self.tape.held)  # the first block: no later one reads the shared tables any more
+        recomputed: set[Segment] = set()
         for position in range(len(self.tape.nodes) - 1, -1, -1):
             segment = self.inside.get(position)
-            if segment is not None and position == segment.stop - 1:
+            node = self.tape.nodes[position]
+            if segment is not None and segment not in recomputed and self.unpacks(node):
                 self.run_again(segment)
-            self.step(self.tape.nodes[position])
+                recomputed.add(segment)
+            self.step(node)
             if segment is not None and position == segment.start:
                 self.let_go(segment.inputs)
         if self.tape.arrives_summed is not None:
@@ -66,6 +69,10 @@ class Backward:
             self.release(self.pending[self.tape.entry])  # it is the incoming gradient of the block before
         return self.events
 
+    def unpacks(self, node: Node) -> bool:
+        """Whether an operator's backward runs now, and asks for a saved tensor."""
+        return node.unpacks and any(tensor in self.pending for tensor in node.outputs)
+
     def run_again(self, segment: Segment) -> None:
         """Recompute a segment up to its last saved tensor (torch/utils/checkpoint.py stops early).
 
@@ -73,7 +80,7 @@ class Backward:
         """
         nodes = self.tape.nodes[segment.start : segment.stop]
         saved = {index for node in nodes for index in node.saved}
-        last = max((p for p, node in enumerate(nodes) if node.saved), default=-1)
+        last = max((p for p, node in enumerate(nodes) if node.unpacks), default=-1)
         uses: dict[int, int] = {}
         for position, node in enumerate(nodes):
             for tensor in (*node.inputs, *node.outputs):
@@ -136,6 +143,12 @@ class Backward:
         for index in node.parameters:
             if index not in self.tape.deferred:
                 self.parameter_arrived(index)
+        for total, *parts in node.sums:
+            if not self.references.get(total, 0):
+                self.allocate(total)
+            self.let_go(parts)
+        for index in node.completes:
+            self.parameter_arrived(index)
         for index, tensor in outgoing:
             self.deposit(index, tensor)
 

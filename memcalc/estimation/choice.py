@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from memcalc.estimation.adapters import base_dtype
 from memcalc.estimation.copies import Spread
+from memcalc.estimation.frozen import adapters_follow_the_head
 from memcalc.estimation.optimizers.buffers import Card
 from memcalc.estimation.optimizers.update import Update, update_of
 from memcalc.estimation.sharding import Held, Parameters
@@ -35,6 +36,7 @@ class Choice(NamedTuple):
     card: Card
     torch: tuple[int, int] = (2, 13)
     mixed_policy: bool = False  # FSDP2 gathers in the compute dtype what it holds in fp32, and reduces in fp32
+    late_adapters: bool = False  # adapters are made when the model is past its largest moment
 
     @property
     def partitions_gradients(self) -> bool:
@@ -83,6 +85,7 @@ def choice_of(spec: Spec) -> Choice:
         ),
         training.torch,
         training.implementation == "torchtitan" and spec.parallelism.engine == "fsdp2",
+        adapters_follow_the_head(spec),
     )
 
 
@@ -98,4 +101,4 @@ def groups(parameters: Parameters, choice: Choice) -> Iterator[tuple[Parameters,
         own = choice
         if dtype:
             own = choice._replace(base=dtype, compute=dtype, update=choice.update.of_weights(choice.recipe, dtype))
-        yield Parameters(rows), own, trains
+        yield Parameters(rows), own._replace(late_adapters=own.late_adapters and trains), trains

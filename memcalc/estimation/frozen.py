@@ -8,6 +8,7 @@ from memcalc.estimation.adapters import Adapters, Quantised, adapters_of, base_d
 from memcalc.estimation.blocks.structure import layout
 from memcalc.estimation.parameters import Axis, Parameter, count_parameters, frozen_parameters, parameter_table
 from memcalc.estimation.sharding import Held
+from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 
 # bitsandbytes 0.50 functional.py, quantize_4bit: the scales' own scales are one for each 256 of them.
@@ -79,6 +80,19 @@ def trainable_parameters(spec: Spec) -> int:
     if adapters_of(spec) is None:
         return count_parameters(spec.model) - frozen_parameters(spec.model)
     return _beside(spec)
+
+
+def adapters_follow_the_head(spec: Spec) -> bool:
+    """Whether a model is at its largest while it is built, before it gets its adapters.
+
+    transformers makes a head before it is tied to the embedding; what this takes is free again when adapters are made.
+    """
+    model, training = spec.model, spec.training
+    adapters = adapters_of(spec)
+    if adapters is None or training.finetune != "lora" or training.implementation != "huggingface":
+        return False
+    head = model.vocab_size * model.hidden_size * DTYPE_BYTES[base_dtype(training)]
+    return model.tie_word_embeddings and head > _beside(spec) * DTYPE_BYTES[adapters.dtype]
 
 
 def _beside(spec: Spec) -> int:

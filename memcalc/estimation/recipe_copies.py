@@ -19,7 +19,8 @@ def kept_copies(choice: Choice, *, trains: bool) -> Iterator[Copy]:
     # FSDP2 shards them always: its stage 2 keeps what it has gathered from forward to backward.
     weights_from = 2 if choice.engine == "fsdp2" else 3
     citation = "the parameters that forward reads"
-    yield Copy(Component.WEIGHTS, "", choice.base, weights_from, from_phase("model"), citation)
+    made = "optimizer" if choice.late_adapters else "model"
+    yield Copy(Component.WEIGHTS, "", choice.base, weights_from, from_phase(made), citation)
     if not trains:
         return
     recipe = RECIPES[choice.recipe]

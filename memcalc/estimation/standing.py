@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.choice import choice_of
 from memcalc.estimation.engines import megatron
+from memcalc.estimation.frozen import adapters_follow_the_head
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.parameters import buffer_elements
 from memcalc.estimation.sharding import stage_parameters
@@ -50,7 +51,8 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
         Item(Component.WEIGHTS, "buffers", name, (elements,), "fp32", 1, each, rounded(each), mask, "4·n", citation)
     ]
     # A model that is loaded in 4 bits is made without weights, so no head is made in vain.
-    if spec.model.tie_word_embeddings and stage.has_head and spec.training.finetune != "qlora":
+    in_vain = spec.training.finetune == "full" or adapters_follow_the_head(spec)
+    if spec.model.tie_word_embeddings and stage.has_head and in_vain:
         dtype = choice_of(spec).base
         shape = (spec.model.vocab_size, spec.model.hidden_size)
         size = DTYPE_BYTES[dtype] * shape[0] * shape[1]

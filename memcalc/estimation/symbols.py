@@ -41,6 +41,8 @@ MEANINGS = {
     "e": "expert-parallel ranks",
     "c": "context-parallel ranks",
     "r": "rank of an adapter",
+    "T/n": "tokens of a chunk of the loss, b·s/n rounded up",
+    "T_f": "rows of logits of a fused loss, 2^k >= b·s/(V/d)",
 }
 
 # Axes that tensor parallelism splits over t ranks.
@@ -126,6 +128,10 @@ def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
         values |= _expert_values(spec, values)
     if spec.training.lora is not None:
         values["r"] = spec.training.lora.rank
+    values["T/n"] = -(-b * s // spec.training.loss_chunks)
+    # Liger's rows of logits: as many as need no more memory than the hidden state, rounded up to a power of two.
+    share = -(-values["V"] // values["d_e"])
+    values["T_f"] = min(1 << (-(-b * s // share) - 1).bit_length(), b * s)
     values["sms"] = (card and card.multiprocessors) or DEFAULT_MULTIPROCESSORS
     values["threads"] = (card and card.max_threads_per_multiprocessor) or DEFAULT_THREADS
     return values

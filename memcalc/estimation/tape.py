@@ -52,6 +52,14 @@ class Node:
     parameters: tuple[int, ...] = ()
     also_allocates: tuple[int, ...] = ()
     caller_holds: tuple[int, ...] = ()  # not read here, but named by the Python code that called the operator
+    sums: tuple[tuple[int, ...], ...] = ()  # deferred parameter gradients, each with the parts that are added to it now
+    completes: tuple[int, ...] = ()  # those that get their last part here
+    keeps_weight: bool = False  # a frozen one, for the gradient of the input: a saved tensor, if no new memory
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether backward asks for a saved tensor, which makes a checkpoint recompute."""
+        return bool(self.saved) or self.keeps_weight
 
 
 class Segment(NamedTuple):
@@ -118,7 +126,7 @@ class Tape:
         if not (trains or node.parameters or any(tensor.grad for tensor in node.inputs)):
             for tensor in node.outputs:
                 tensor.grad = False
-            node.saved, node.backward_temporaries = (), ()
+            node.saved, node.backward_temporaries, node.keeps_weight = (), (), False
             node.gradients = (None,) * len(node.inputs)
         self.nodes.append(node)
 

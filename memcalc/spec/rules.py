@@ -9,6 +9,7 @@ from memcalc.spec import parallel_rules
 from memcalc.spec.broken import Broken, divisors
 from memcalc.spec.cards import find_card
 from memcalc.spec.finetuning_rules import finetuning
+from memcalc.spec.loss_rules import loss
 from memcalc.spec.optimizer_rules import optimizing
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path, Source
@@ -187,7 +188,7 @@ def _engine(spec: Spec) -> Iterator[Broken]:
 def _modelled(spec: Spec) -> Iterator[Broken]:
     training, parallelism = spec.training, spec.parallelism
     unknown: dict[Path, tuple[str, str]] = {}
-    if training.loss != "materialized" and training.implementation != "megatron":
+    if training.loss != "materialized" and training.implementation == "torchtitan":
         unknown["training", "loss"] = (training.loss, "materialized")
     if training.implementation == "huggingface" and parallelism.tensor_parallel > 1:
         unknown["parallelism", "tensor_parallel"] = (f"{parallelism.tensor_parallel} with transformers' modules", "1")
@@ -210,6 +211,7 @@ RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
     parallel_rules.replicas,
     parallel_rules.schedule,
     finetuning,
+    loss,
     optimizing,
     _modelled,
 )

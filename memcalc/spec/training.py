@@ -57,6 +57,9 @@ class TrainingSpec(Block):
     attention: Attention = Field("flash", description="the attention kernel")
     dropout: Probability | None = Field(None, description="one rate for all of the block's dropouts; default: model's")
     loss: Loss = Field("materialized", description="whether the logits exist as a whole")
+    loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(
+        8, description="of a chunked loss: parts of the tokens, each checkpointed"
+    )
     torch_version: TorchVersion = Field(
         "v2.13", description="PyTorch's release: workspaces, FSDP2's buffers, fused norms"
     )

@@ -15,6 +15,7 @@ from memcalc.spec.spec import Spec
 from memcalc.step.adapters import add_adapters
 from memcalc.step.decoder import Decoder
 from memcalc.step.dtypes import weight_dtype
+from memcalc.step.losses import Head, tokenwise_loss, vocab_parallel
 from memcalc.step.quantised import quantise
 
 
@@ -27,12 +28,16 @@ class CausalLM:
         logits: token ids (b, s) to logits (b, s, V).
         loss: logits and labels (b, s) to a scalar.
         surroundings: entered around forward and backward: settings of PyTorch that the modules leave to their caller.
+        hidden: token ids to the hidden states (b, s, d) that the head reads, for losses that do without all logits.
+        head: the output projection, looked up when it is needed.
     """
 
     module: nn.Module
     logits: Callable[[Tensor], Tensor]
     loss: Callable[[Tensor, Tensor], Tensor]
     surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
+    hidden: Callable[[Tensor], Tensor] | None = None
+    head: Head | None = None
 
 
 def build(spec: Spec, device: torch.device) -> CausalLM:
@@ -50,7 +55,19 @@ def build(spec: Spec, device: torch.device) -> CausalLM:
         quantise(model.module, spec, device)
     if spec.training.lora is not None:
         model = replace(model, module=add_adapters(model.module, spec))
-    return model
+    return with_loss(model, spec)
+
+
+def with_loss(model: CausalLM, spec: Spec) -> CausalLM:
+    """The model with the loss that the spec asks for in place of its own."""
+    kind = spec.training.loss
+    if kind == "vocab-parallel":
+        return replace(model, loss=vocab_parallel)
+    if kind == "materialized":
+        return model
+    assert model.hidden is not None
+    assert model.head is not None
+    return replace(model, logits=model.hidden, loss=tokenwise_loss(spec.training, model.head))
 
 
 def build_base(spec: Spec, place: torch.device, device: torch.device) -> CausalLM:
@@ -68,7 +85,7 @@ def build_base(spec: Spec, place: torch.device, device: torch.device) -> CausalL
         )
     with place, default_dtype(weight_dtype(spec.training)):
         decoder = Decoder(spec)
-    return CausalLM(decoder, decoder, loss)
+    return CausalLM(decoder, decoder, loss, hidden=decoder.hidden, head=lambda: decoder.lm_head)
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -90,12 +90,15 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """The logits of every position."""
+        return self.lm_head(self.hidden(input_ids))  # type: ignore[no-any-return]
+
+    def hidden(self, input_ids: Tensor) -> Tensor:
+        """What the output projection reads of every position, (b, s, d)."""
         x, tables = self.embed(input_ids)
         for index, layer in enumerate(self.layers):
             x = checkpoint(layer, x, tables, use_reentrant=False) if index in self.recomputed else layer(x, tables)
         x = x if self.norm is None else self.norm(x)
-        x = x if self.head_proj is None else self.head_proj(x)
-        return self.lm_head(x)  # type: ignore[no-any-return]
+        return x if self.head_proj is None else self.head_proj(x)
 
     def embed(self, input_ids: Tensor) -> tuple[Tensor, Shared]:
         """The residual stream's start, and what all layers share."""

@@ -64,7 +64,10 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
         found: Tensor = module.loss_function(logits=logits, labels=labels, vocab_size=spec.model.vocab_size)
         return found
 
-    return CausalLM(module, logits, loss, surroundings)
+    def hidden(input_ids: Tensor) -> Tensor:
+        return module.base_model(input_ids=input_ids, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+
+    return CausalLM(module, logits, loss, surroundings, hidden, module.get_output_embeddings)
 
 
 @contextmanager

@@ -49,6 +49,7 @@ def test_a_silent_file_has_these_values() -> None:
         "attention": "flash",
         "dropout": None,
         "loss": "materialized",
+        "loss_chunks": 8,
         "torch_version": "v2.13",
         "finetune": "full",
         "lora": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.estimation.blocks.losses import write_loss
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.operators import Operators
 from memcalc.estimation.tape import Tape, Tensor
@@ -18,18 +19,23 @@ def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
         return _embedding(c)
     if part == "head":
         return _head(c)
-    return _LAYERS.get(c.family, _Llama)(c).layer()
+    tape, output = _LAYERS.get(c.family, _Llama)(c).layer()
+    assert tape.entry is not None
+    tape.still_named(tape.entry)  # the model's loop over layers holds a layer's input until it returns
+    return tape, output
 
 
 def _embedding(c: Structure) -> tuple[Tape, Tensor]:
     tape = Tape()
     ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
     shared_tables(tape, c)
-    x = ops.embedding("embed_tokens", ("V", "d"), ("b", "s"), tied=c.tied)
+    x = ops.embedding("embed_tokens", ("V", "d"), ("b", "s"), tied=c.tied, view=c.head_gradient_is_a_view)
     if c.position == "learned":
         positions = ops.embedding("embed_positions", ("S", "d"), ("s",), counts=True)
         tape.names.update((x.storage, positions.storage))  # inputs_embeds and position_embeds keep their names
         x = ops.broadcast_add(x, positions, "embedding sum")
+    else:
+        tape.names.add(x.storage)  # inputs_embeds
     return tape, ops.dropout(x, "embedding dropout", c.embedding_dropout)
 
 
@@ -51,13 +57,10 @@ def _head(c: Structure) -> tuple[Tape, None]:
     block = _Family(c, tape)
     ops = block.ops
     x = tape.input("head input", ("b", "s", "d"), c.parameters, _SOURCE.format(c.family))
+    given = x
     x = ops.layer_norm(x, "norm", "d") if c.normalization == "layernorm" else block.rms_norm(x, "norm", "d")
-    logits = ops.linear(x, "lm_head", ("V", "d"), ("b", "s", "V"), bias=c.lm_head_bias, tied=c.tied)
-    tape.hold(logits)
-    tape.end_forward()
-    if c.family == "codegen":
-        logits = ops.cast(logits, "fp32", "logits in fp32")
-    ops.cross_entropy(ops.cast(logits, "fp32", "logits in fp32"))
+    tape.still_named(given)
+    write_loss(ops, c, x, "d", wide_logits=c.family == "codegen")
     return tape, None
 
 
@@ -75,7 +78,7 @@ class _Family:
 
     def rms_norm(self, x: Tensor, module: str, width: str) -> Tensor:
         """LlamaRMSNorm: in fp32, then weight * normed in the input's dtype."""
-        return self.ops.composite_rms_norm(x, module, width)
+        return self.ops.composite_rms_norm(x, module, width, named=True)
 
     def new_gelu(self, x: Tensor) -> Tensor:
         """NewGELUActivation: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), eight operators."""
@@ -135,12 +138,17 @@ class _Gpt2(_Family):
             self.eager(q, k, v, softmax_in_fp32=False) if c.attention == "eager" else self.scaled_dot_product(q, k, v)
         )
         attended = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=True)
-        x = ops.add(ops.dropout(attended, "attention dropout", c.residual_dropout), x, "attention sum")
+        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        self.tape.still_named(normed, q, k, v)
+        x = ops.add(attended, x, "attention sum")
         normed = ops.layer_norm(x, "post_attention_norm", "d")
         inner = "4·d" if c.usual_width else "F"
         up = ops.linear(normed, "mlp.up_proj", (inner, "d"), ("b", "s", inner), bias=True)
         down = ops.linear(self.new_gelu(up), "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=True)
-        return self.tape, ops.add(x, ops.dropout(down, "mlp dropout", c.residual_dropout), "layer output")
+        fed = ops.dropout(down, "mlp dropout", c.residual_dropout)
+        output = ops.add(x, fed, "layer output")
+        self.tape.still_named(normed)
+        return self.tape, output
 
 
 class _CodeGen(_Family):
@@ -194,7 +202,9 @@ class _Llama(_Family):
     def layer(self) -> tuple[Tape, Tensor]:
         c, ops = self.c, self.ops
         x = self.entry()
-        attended = self.attention(self.rms_norm(x, "input_norm", "d"))
+        normed = self.rms_norm(x, "input_norm", "d")
+        attended = self.attention(normed)
+        self.tape.still_named(normed)
         x = ops.add(x, attended, "attention sum")
         normed = self.rms_norm(x, "post_attention_norm", "d")
         inner = "4·d" if c.usual_width else "F"
@@ -203,6 +213,7 @@ class _Llama(_Family):
         up = ops.linear(normed, "mlp.up_proj", (inner, "d"), ("b", "s", inner), bias=c.mlp_bias)
         product = ops.mul(gate, up, "mlp.silu(gate) * up")
         down = ops.linear(product, "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=c.mlp_bias)
+        self.tape.still_named(normed)
         return self.tape, ops.add(x, down, "layer output")
 
     def attention(self, x: Tensor) -> Tensor:
@@ -217,8 +228,11 @@ class _Llama(_Family):
             if c.qk_norm and name != "v":
                 parts[name] = self.rms_norm(parts[name], f"attention.{name}_norm", "d_h")
         q, k, v = self.rotated(parts["q"], "q"), self.rotated(parts["k"], "k"), parts["v"]
+        self.tape.still_named(parts["q"], parts["k"])
         core = self.eager(q, k, v, softmax_in_fp32=True) if c.attention == "eager" else self.scaled_dot_product(q, k, v)
-        return ops.linear(core, "attention.o_proj", ("d", q_width), ("b", "s", "d"), bias=c.output_bias)
+        y = ops.linear(core, "attention.o_proj", ("d", q_width), ("b", "s", "d"), bias=c.output_bias)
+        self.tape.still_named(q, k, v)
+        return y
 
     def rotated(self, x: Tensor, name: str) -> Tensor:
         """apply_rotary_pos_emb: x * cos + rotate_half(x) * sin."""

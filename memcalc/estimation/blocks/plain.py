@@ -6,6 +6,7 @@ of its norms; with tensor and sequence parallelism to their table 2.
 
 from __future__ import annotations
 
+from memcalc.estimation.blocks.losses import write_loss
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.operators import Operators
 from memcalc.estimation.tape import Shape, Tape, Tensor
@@ -277,7 +278,7 @@ def plain_embedding(c: Structure) -> tuple[Tape, Tensor]:
     width = "d_e" if c.own_embedding_width else "d"
     vocabulary = "V/t" if c.split else "V"
     shared_tables(tape, c)
-    x = ops.embedding("embed_tokens", (vocabulary, width), ("b", stream), tied=c.tied)
+    x = ops.embedding("embed_tokens", (vocabulary, width), ("b", stream), tied=c.tied, view=c.head_gradient_is_a_view)
     if c.own_embedding_width:
         x = ops.linear(x, "project_in", ("d", "d_e"), ("b", stream, "d"), bias=False)
     if c.position == "learned":
@@ -308,14 +309,12 @@ def plain_head(c: Structure) -> tuple[Tape, None]:
     dtype = c.parameters if c.autocast else c.compute
     x = tape.input("head input", ("b", stream, "d"), dtype, f"{PAPER}.3")
     if c.final_norm:
+        given = x
         x = norm(ops, c, x, "norm", "d")
+        tape.still_named(given)
     width = "d"
     if c.own_embedding_width:
         width = "d_e"
         x = ops.linear(x, "project_out", ("d_e", "d"), ("b", stream, "d_e"), bias=False)
-    vocabulary = "V/t" if c.split else "V"
-    logits = ops.linear(x, "lm_head", (vocabulary, width), ("b", "s", vocabulary), bias=c.lm_head_bias, tied=c.tied)
-    tape.hold(logits)
-    tape.end_forward()
-    ops.cross_entropy(ops.cast(logits, "fp32", "logits in fp32"))
+    write_loss(ops, c, x, width)
     return tape, None

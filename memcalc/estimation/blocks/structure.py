@@ -65,10 +65,16 @@ class Structure(NamedTuple):
     expert_width_share: str  # "/t" or "/t_e" where each expert is split over ranks, else nothing
     recomputed_modules: tuple[str, ...]  # of selective recomputation, in Megatron-LM's words
     loss: str
+    loss_chunks: int
     composite_norms: bool  # torch.nn.RMSNorm is several operators (before torch 2.9)
     fused_qkv: bool  # one matrix for q, k and v
     adapters: Adapters | None  # what trains where the rest is frozen
     detached: bool = False  # the layer's input needs no gradient: nothing before it trains
+
+    @property
+    def head_gradient_is_a_view(self) -> bool:
+        """Of one product, not the sum of several, nor a tensor that a fused loss has made."""
+        return self.loss not in ("chunked", "fused") or (self.loss == "chunked" and self.loss_chunks == 1)
 
 
 def structure_of(spec: Spec) -> Structure:
@@ -131,6 +137,7 @@ def structure_of(spec: Spec) -> Structure:
         expert_width_share=_expert_width_share(parallelism),
         recomputed_modules=training.recompute_modules if training.recompute == "selective" else (),
         loss=training.loss,
+        loss_chunks=training.loss_chunks if training.loss == "chunked" else 1,
         composite_norms=training.torch < (2, 9),
         fused_qkv=model.fused_qkv or training.lora is None,
         adapters=adapters_of(spec),

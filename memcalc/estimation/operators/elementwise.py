@@ -46,7 +46,7 @@ class Elementwise(Base):
         tape = self.tape
         y = tape.new(f"{module} output", out or x.shape, wider(x.dtype, self.parameters), DERIVATIVES)
         if not self.trains(module):
-            tape.record(Node(module, (x,), (y,), (), (NEW,)))
+            tape.record(Node(module, (x,), (y,), (), (NEW,), keeps_weight=True))
             return y
         product = tape.store(f"{module} gradient times input", x.shape, y.dtype, DERIVATIVES)
         rule = workspaces.named(workspaces.column_sum, rows=tuple(x.shape[:-1]), columns=(width,))
@@ -58,19 +58,30 @@ class Elementwise(Base):
         return y
 
     def composite_rms_norm(
-        self, x: Tensor, module: str, width: str, *, weight: bool = True, out: Shape | None = None
+        self,
+        x: Tensor,
+        module: str,
+        width: str,
+        *,
+        weight: bool = True,
+        out: Shape | None = None,
+        named: bool = False,
     ) -> Tensor:
         """RMSNorm of several operators: in fp32, then weight * normed in the input's dtype.
 
-        LlamaRMSNorm of transformers, and torch.nn.RMSNorm before torch 2.9 (ATen native/layer_norm.cpp).
+        LlamaRMSNorm of transformers, and torch.nn.RMSNorm before torch 2.9 (ATen native/layer_norm.cpp). `named`: a
+        Python variable holds the fp32 product until the norm returns.
         """
         wide = self.cast(x, "fp32", f"{module} input in fp32")
         variance = self.mean(self.pow(wide, f"{module} squares"), f"{module} variance")
         variance = self.shift(variance, f"{module} variance + eps")
         deviation = self.pointwise(variance, f"{module} reciprocal deviation", saves="output")
-        normed = self.mul(wide, deviation, f"{module} normed in fp32", None if weight else out, reduces=True)
-        normed = self.cast(normed, x.dtype, f"{module} normed")
-        return self.times_weight(normed, module, width, out) if weight else normed
+        product = self.mul(wide, deviation, f"{module} normed in fp32", None if weight else out, reduces=True)
+        normed = self.cast(product, x.dtype, f"{module} normed")
+        y = self.times_weight(normed, module, width, out) if weight else normed
+        if named:
+            self.tape.still_named(product)
+        return y
 
     def mean(self, x: Tensor, name: str) -> Tensor:
         """The mean over the last axis; keeps nothing, its gradient is spread over a new tensor."""

@@ -69,6 +69,7 @@ class Linear(Base):
             forward_temporaries=gathered,
             backward_temporaries=(*gathered, *temporaries),
             parameters=tuple(parameters),
+            keeps_weight=not trains,
         )
         tape.record(node, trains=trains)
         return y
@@ -108,6 +109,7 @@ class Linear(Base):
             (NEW, *(NEW for _ in casts)),
             backward_temporaries=temporaries,
             parameters=() if casts else tuple(gradients.values()),
+            keeps_weight=not trains,
         )
         self.tape.record(node)
         return y
@@ -120,11 +122,19 @@ class Linear(Base):
         self.tape.record(Node(module, (), (), (), (), parameters=(gradient,)))
 
     def embedding(
-        self, module: str, table: Shape, tokens: Shape, *, tied: bool = False, counts: bool = False
+        self,
+        module: str,
+        table: Shape,
+        tokens: Shape,
+        *,
+        tied: bool = False,
+        counts: bool = False,
+        view: bool = True,
     ) -> Tensor:
         """Rows of a table; keeps the indices, which are the inputs. The gradient of the table is dense.
 
         `counts`: the indices are positions, counted out in this forward, so keeping them is new memory.
+        `view`: a tied head's gradient is the view of a product.
         """
         tape = self.tape
         y = tape.new(f"{module} output", (*tokens, table[1]), self.parameters, "torch.nn.functional.embedding")
@@ -140,10 +150,11 @@ class Linear(Base):
         temporaries: tuple[int, ...] = (scratch,)
         if tied:
             # The head's gradient waits for this one. It is the transpose of a product, a view, so their sum is a third
-            # tensor; under autocast it is a cast of that, which nothing else refers to, and takes the sum in place.
+            # tensor; under autocast it is a cast of that, which nothing else refers to, and takes the sum in place, as
+            # does the sum of several chunks' and what a fused loss has made.
             citation = "torch 2.13 autograd/input_buffer.cpp: a shared leaf's gradients are summed out of place"
             names = [f"{module} gradient before the sum"]
-            if not self.autocast:
+            if view and not self.autocast:
                 names.append(f"{module} sum with the tied head's gradient")
             temporaries = (scratch, *(tape.store(name, table, self.parameters, citation) for name in names))
             tape.arrives_summed = gradient

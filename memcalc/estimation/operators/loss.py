@@ -9,16 +9,16 @@ from memcalc.estimation.tape import NEW, Node, Tensor
 class Loss(Base):
     """The cross-entropy of logits."""
 
-    def cross_entropy(self, logits: Tensor) -> Tensor:
+    def cross_entropy(self, logits: Tensor, of: str = "") -> Tensor:
         """log_softmax, which keeps its output, then the mean of the labels' rows, which keeps it too."""
         tape = self.tape
         log_probabilities = tape.new("log-probabilities", logits.shape, logits.dtype, DERIVATIVES)
-        tape.record(Node("log_softmax", (logits,), (log_probabilities,), (log_probabilities.storage,), (NEW,)))
+        tape.record(Node(f"log_softmax{of}", (logits,), (log_probabilities,), (log_probabilities.storage,), (NEW,)))
         loss = tape.new("loss", (), "fp32", DERIVATIVES)
         weight = tape.store("loss total weight", (), "fp32", "ATen native/cuda/Loss.cu")
         tape.record(
             Node(
-                "nll_loss",
+                f"nll_loss{of}",
                 (log_probabilities,),
                 (loss,),
                 (log_probabilities.storage, weight),

@@ -1,0 +1,38 @@
+"""The end of a model's tape: the output projection and the loss, in the order and the pieces that the spec asks for."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.structure import Structure
+from memcalc.estimation.operators import Operators
+from memcalc.estimation.tape import Tensor
+
+
+def write_loss(ops: Operators, c: Structure, x: Tensor, width: str, *, wide_logits: bool = False) -> None:
+    """From the last hidden state to the loss.
+
+    Args:
+        ops: the operators, with their tape.
+        c: the choices.
+        x: the last hidden state.
+        width: its last axis.
+        wide_logits: whether the model itself returns logits in fp32 (CodeGen).
+    """
+    tape = ops.tape
+    vocabulary = "V/t" if c.split else "V"
+    if c.loss in ("chunked", "fused"):
+        tape.hold(x)  # the step names the hidden state in place of the logits
+        tape.end_forward()
+        if c.loss == "fused":
+            ops.fused_cross_entropy(x, (vocabulary, width), tied=c.tied)
+        else:
+            ops.chunked_cross_entropy(x, (vocabulary, width), c.loss_chunks, bias=c.lm_head_bias, tied=c.tied)
+        return
+    logits = ops.linear(x, "lm_head", (vocabulary, width), ("b", "s", vocabulary), bias=c.lm_head_bias, tied=c.tied)
+    tape.hold(logits)
+    tape.end_forward()
+    if c.loss == "vocab-parallel":
+        tape.hold(ops.mean_of_tokens(ops.vocab_parallel_cross_entropy(logits)))
+        return
+    if wide_logits:
+        logits = ops.cast(logits, "fp32", "logits in fp32")
+    ops.cross_entropy(ops.cast(logits, "fp32", "logits in fp32"))

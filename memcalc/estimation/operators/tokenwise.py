@@ -1,0 +1,127 @@
+"""Losses that never have all logits: each token has its own, so a few tokens at a time will do."""
+
+from __future__ import annotations
+
+from memcalc.estimation.operators.adapted import Adapted
+from memcalc.estimation.operators.loss import Loss
+from memcalc.estimation.tape import IN_PLACE, NEW, SAME, Node, Segment, Shape, Tensor
+
+LIGER = "liger-kernel 0.8 ops/fused_linear_cross_entropy.py"
+
+
+class TokenwiseLoss(Adapted, Loss):
+    """The output projection and the cross-entropy, together, on a part of the tokens."""
+
+    def chunked_cross_entropy(self, x: Tensor, weight: Shape, chunks: int, *, bias: bool, tied: bool) -> None:
+        """Each chunk is checkpointed: its logits are made in forward, dropped, and made again in backward."""
+        tape = self.tape
+        parts = tuple(Tensor(x.storage, ("T/n", weight[1]), x.dtype) for _ in range(chunks))
+        tape.record(Node("chunks of tokens", (x,), parts, (), (NEW,)))
+        shared = None
+        if self.autocast and self.trains("lm_head") and not bias and self.parameters != self.compute:
+            gradient = self.parameter_gradient("lm_head", "weight", weight, self.parameters)
+            shared = self.cast_weight("lm_head", "weight", weight, gradient)
+            tape.deferred.update((gradient,) if tied else ())
+        losses: list[Tensor] = []
+        of_chunks: list[list[Node]] = []
+        for part in parts:
+            start = len(tape.nodes)
+            if shared is None:
+                logits = self.linear(part, "lm_head", weight, ("T/n", weight[0]), bias=bias, tied=tied)
+            else:
+                logits = self._with_cast(part, shared, ("T/n", weight[0]))
+            losses.append(self.cross_entropy(self.cast(logits, "fp32", "logits in fp32"), of=" of a chunk"))
+            of_chunks.append(tape.nodes[start:])
+            tape.segments.append(Segment(start, len(tape.nodes), (part.storage,)))
+        self._add_up(of_chunks, tied=tied)
+        total = tape.new("loss", (), "fp32", "sum over chunks")
+        tape.record(Node("sum over chunks", tuple(losses), (total,), (), (SAME,) * chunks))
+        tape.hold(total)
+
+    def _with_cast(self, x: Tensor, shared: Tensor, out: Shape) -> Tensor:
+        """A product with a weight whose cast autocast has cached, until its region ends; recomputing casts it again.
+
+        The graph is that of forward, so all gradients come together at the one cast, in its precision.
+        """
+        again = Tensor(shared.storage, shared.shape, shared.dtype)
+        self.tape.record(Node("lm_head.weight cast", (shared,), (again,), (), (SAME,)))
+        x = self.autocast_input(x, "lm_head")
+        y = self.tape.new("lm_head output", out, self.compute, "torch.nn.functional.linear")
+        self.tape.record(Node("lm_head", (x, again), (y,), (x.storage, again.storage), (NEW, NEW)))
+        return y
+
+    def _add_up(self, of_chunks: list[list[Node]], *, tied: bool) -> None:
+        """One gradient of each parameter from those of the chunks, the last of which comes first in backward.
+
+        A weight's first gradient is the transpose of a product, a view, to which nothing is added in place: the sum of
+        the first two is a third tensor, to which the others are added (torch 2.13 autograd/input_buffer.cpp).
+        """
+        tape = self.tape
+        totals: dict[str, int] = {}
+        firsts: dict[str, int] = {}
+        for nodes in reversed(of_chunks):
+            for node in nodes:
+                for gradient in node.parameters:
+                    storage = tape.storages[gradient]
+                    name = storage.name
+                    tape.deferred.add(gradient)
+                    if name not in firsts:
+                        firsts[name] = totals[name] = gradient
+                    elif totals[name] == firsts[name] and name.endswith("weight"):
+                        totals[name] = tape.store(
+                            name, storage.shape, storage.dtype, storage.citation, component=storage.component
+                        )
+                        node.sums += ((totals[name], firsts[name], gradient),)
+                    else:
+                        node.sums += ((totals[name], gradient),)
+        if not tied:  # else the embedding's gradient is still to come
+            of_chunks[0][0].completes = tuple(totals.values())
+
+    def fused_cross_entropy(self, x: Tensor, weight: Shape, *, tied: bool) -> None:
+        """Liger's kernel makes both gradients in forward, some rows of logits at a time; backward hands them over."""
+        tape = self.tape
+        trains = self.trains("lm_head")
+        dtype = self.compute if self.autocast else x.dtype
+        temporaries = [
+            tape.store("logits of some rows", ("T_f", weight[0]), dtype, LIGER),
+            tape.store("loss of each token", ("b", "s"), "fp32", LIGER),
+            tape.store("tokens that count", ("b", "s"), "bool", LIGER),
+        ]
+        cached: tuple[int, ...] = ()
+        if dtype != self.parameters:
+            # Of the weight's transpose each chunk makes a cast of its own; the weight itself has one in the cache.
+            casts = [
+                tape.store(f"lm_head.weight {what} in {dtype}", weight, dtype, "ATen autocast_mode.cpp, cached_cast")
+                for what in ("transposed", "(autocast cache)")
+            ]
+            temporaries.append(casts[0])
+            if trains:
+                cached = (casts[1],)
+                tape.region.add(casts[1])
+        of_x = tape.store(f"gradient of {tape.storages[x.storage].name}", x.shape, x.dtype, LIGER)
+        parameters: tuple[int, ...] = ()
+        if trains:
+            parameters = (self.parameter_gradient("lm_head", "weight", weight, self.parameters),)
+            if tied:
+                tape.deferred.update(parameters)
+        loss = tape.new("loss", (), "fp32", LIGER)
+        made = (of_x, *parameters)
+        tape.record(
+            Node(
+                "fused cross_entropy",
+                (x,),
+                (loss,),
+                made,
+                (IN_PLACE,),
+                also_allocates=(*made, *cached),
+                forward_temporaries=tuple(temporaries),
+                parameters=parameters,
+            )
+        )
+        tape.hold(loss)
+
+    def mean_of_tokens(self, losses: Tensor) -> Tensor:
+        """The mean of every token's loss; keeps nothing."""
+        mean = self.tape.new("loss", (), "fp32", "aten::mean")
+        self.tape.record(Node("mean of tokens", (losses,), (mean,), (), (NEW,)))
+        return mean

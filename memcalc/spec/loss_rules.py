@@ -1,0 +1,34 @@
+"""The rules of losses that are computed on a part of the tokens or of the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.spec.broken import Broken
+from memcalc.spec.spec import Spec
+
+
+def loss(spec: Spec) -> Iterator[Broken]:
+    """What goes with which kind of loss."""
+    training, model = spec.training, spec.model
+    kind = training.loss
+    if kind not in ("chunked", "fused") or training.implementation == "megatron":
+        return
+    if spec.parallelism.tensor_parallel > 1 or spec.parallelism.context_parallel > 1:
+        yield Broken(
+            ("training", "loss"),
+            f"loss = {kind} is not modelled with a vocabulary or a sequence that is split over ranks.",
+            "Set loss: vocab-parallel or materialized, or tensor_parallel and context_parallel: 1.",
+        )
+    if kind == "fused" and model.lm_head_bias:
+        yield Broken(
+            ("training", "loss"),
+            "loss = fused, but the head has a bias, which is not modelled there.",
+            "Set loss: chunked, or model.lm_head_bias: false.",
+        )
+    if kind == "fused" and training.qlora is not None and training.qlora.quantize_lm_head:
+        yield Broken(
+            ("training", "loss"),
+            "loss = fused multiplies with the head's weight as it is, but quantize_lm_head holds it in 4 bits.",
+            "Set loss: chunked, or leave the head whole.",
+        )

@@ -1,0 +1,88 @@
+"""Losses that never have all logits at once, and Megatron-Core's over a split vocabulary, here of one rank."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from memcalc.errors import Unavailable
+from memcalc.spec.training import TrainingSpec
+
+Head = Callable[[], nn.Module]  # looked up when it is needed: PEFT may put another module in its place
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def tokenwise_loss(training: TrainingSpec, head: Head) -> Loss:
+    """From hidden states (b, s, d) and labels (b, s) to a scalar, logits of some tokens at a time.
+
+    Raises:
+        Unavailable: Liger's kernel is not installed.
+    """
+    if training.loss == "chunked":
+        return partial(chunked, head, training.loss_chunks)
+    if importlib.util.find_spec("liger_kernel") is None:
+        raise Unavailable("loss = fused runs Liger's kernel: pip install liger-kernel")
+    transformers: Any = importlib.import_module("liger_kernel.transformers")
+    return partial(fused, head, transformers.LigerFusedLinearCrossEntropyLoss())
+
+
+def chunked(head: Head, chunks: int, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Each chunk is checkpointed, so its logits exist only while it is computed, in forward and again in backward."""
+    projection = head()
+
+    def one(part: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(projection(part).float(), targets, reduction="sum")
+
+    parts = zip(hidden.flatten(0, 1).chunk(chunks), labels.flatten().chunk(chunks), strict=True)
+    losses = [checkpoint(one, part, targets, use_reentrant=False) for part, targets in parts]
+    return torch.stack(losses).sum() / labels.numel()
+
+
+def fused(head: Head, kernel: Callable[..., Tensor], hidden: Tensor, labels: Tensor) -> Tensor:
+    """Liger's fused linear cross-entropy, which makes the gradients in forward."""
+    return kernel(head().weight, hidden.flatten(0, 1), labels.flatten())
+
+
+def vocab_parallel(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean over all tokens."""
+    losses: Tensor = VocabParallelCrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
+    return losses.mean()
+
+
+class VocabParallelCrossEntropy(torch.autograd.Function):
+    """What Megatron-Core runs over the parts of a vocabulary, without the sums over ranks.
+
+    Its fp32 copy of the logits becomes the softmax, and this its own gradient.
+    Source: megatron/core/tensor_parallel/cross_entropy.py.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of every token, (b, s) in fp32."""
+        shifted = logits.float()
+        shifted -= shifted.max(dim=-1, keepdim=True).values
+        outside = (labels < 0) | (labels >= logits.shape[-1])
+        targets = labels.clone()
+        targets[outside] = 0
+        predicted = shifted.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        softmax = shifted.exp_()
+        total = softmax.sum(dim=-1)
+        softmax.div_(total.unsqueeze(-1))
+        ctx.save_for_backward(softmax, outside, targets)
+        return total.log() - predicted
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """The gradient of the logits, in place of the softmax."""
+        softmax, outside, targets = ctx.saved_tensors
+        rows = softmax.view(-1, softmax.shape[-1])
+        rows[torch.arange(rows.shape[0], device=rows.device), targets.view(-1)] -= 1.0 - outside.view(-1).float()
+        return softmax.mul_(gradients[0].unsqueeze(-1)), None

@@ -1,0 +1,106 @@
+"""Losses on a part of the tokens or of the vocabulary: what is alive of the logits, and when gradients appear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.errors import InputError
+from memcalc.ledger.component import Component
+from memcalc.ledger.ledger import Ledger
+
+D, V, B, S = 64, 40_000, 2, 64
+T = B * S
+MODEL = {"l": 1, "d": D, "h": 4, "V": V, "tie_word_embeddings": False}
+LOGITS = Component.LOGITS_AND_LOSS
+
+
+def ledger(loss: str, *overrides: str, **training: Any) -> Ledger:
+    given = {"b": B, "s": S, "recipe": "pure", "loss": loss} | training
+    return memcalc.estimate({"model": MODEL, "training": given}, *overrides).ledger
+
+
+def logits(run: Ledger, phase: str) -> dict[str, int]:
+    """Bytes of what is as large as logits, by name."""
+    return {row.tensor: row.bytes for row in run.alive(phase, LOGITS) if row.bytes > 2 * T * D}
+
+
+def test_all_logits_exist_four_times_without_a_special_loss() -> None:
+    """bf16 logits 2, an fp32 copy 4, log-probabilities 4 and their gradient 4."""
+    assert sum(logits(ledger("materialized"), "backward_1").values()) == (2 + 4 + 4 + 4) * T * V
+
+
+@pytest.mark.parametrize("chunks", [1, 4, 8])
+def test_of_a_chunked_loss_one_chunk_exists_at_a_time(chunks: int) -> None:
+    """Forward: an fp32 copy and its log-probabilities. The logits of bf16 are gone when these are made."""
+    run = ledger("chunked", f"loss_chunks={chunks}")
+
+    assert sum(logits(run, "loss_1").values()) == (4 + 4) * T // chunks * V
+    assert not logits(run, "forward_1")
+
+
+def test_a_chunk_that_does_not_divide_is_rounded_up() -> None:
+    """128 tokens in 3 chunks: 43, 43 and 42."""
+    rows = [
+        row for row in ledger("chunked", "loss_chunks=3").alive("loss_1", LOGITS) if row.tensor == "log-probabilities"
+    ]
+
+    assert [row.shape for row in rows] == [(43, V)]
+
+
+def test_the_first_two_chunks_gradients_are_added_out_of_place() -> None:
+    """The transpose of a product is a view, to which nothing is added: three gradients of the head for a moment."""
+    run = ledger("chunked", "loss_chunks=32")
+    rows = [row for row in run.alive("backward_1", Component.GRADIENTS) if row.tensor == "lm_head.weight"]
+
+    assert sum(row.count for row in rows) == 3
+
+
+def test_a_fused_loss_makes_gradients_in_forward() -> None:
+    """Liger's rows of logits: ceil(b·s / ceil(V/d)) = ceil(128 / 625) = 1."""
+    run = ledger("fused")
+
+    assert logits(run, "loss_1") == {"logits of some rows": 2 * V}
+    assert [row.bytes for row in run.alive("loss_1", Component.GRADIENTS)] == [2 * V * D]
+    assert "gradient of norm output" in {row.tensor for row in run.alive("loss_1")}
+
+
+def test_a_fused_loss_makes_no_gradient_of_a_frozen_head() -> None:
+    run = ledger("fused", "lora.rank=4", recipe="pure")
+
+    assert not run.alive("loss_1", Component.GRADIENTS)
+
+
+def test_the_vocabulary_parallel_loss_keeps_one_fp32_copy() -> None:
+    """bf16 logits 2, the softmax 4, and in backward the gradient in bf16 2."""
+    run = ledger("vocab-parallel")
+
+    assert sum(logits(run, "loss_1").values()) == (2 + 4) * T * V
+    assert sum(logits(run, "backward_1").values()) == (2 + 4 + 2) * T * V
+
+
+@pytest.mark.parametrize("loss", ["chunked", "fused", "vocab-parallel"])
+@pytest.mark.parametrize("recipe", ["pure", "amp", "mixed-20"])
+@pytest.mark.parametrize("tied", ["true", "false"])
+def test_every_loss_leaves_the_same_gradients(loss: str, recipe: str, tied: str) -> None:
+    """After backward, and with them all copies: how the loss was computed does not show any more."""
+    words = (f"tie_word_embeddings={tied}", f"recipe={recipe}")
+    one, other = ledger(loss, *words), ledger("materialized", *words)
+
+    for phase in ("optimizer_step_1", "zero_grad_2", "optimizer_step_2"):
+        assert one.components(phase) == other.components(phase)
+
+
+@pytest.mark.parametrize(
+    ("loss", "override", "message"),
+    [
+        ("chunked", "tensor_parallel=2", "loss = chunked is not modelled with a vocabulary or a sequence"),
+        ("fused", "lm_head_bias=true", "loss = fused, but the head has a bias"),
+        ("fused", "qlora.quantize_lm_head=true", "loss = fused multiplies with the head's weight as it is"),
+    ],
+)
+def test_what_no_kernel_does_is_refused(loss: str, override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ledger(loss, override)
