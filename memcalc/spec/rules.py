@@ -188,8 +188,6 @@ def _engine(spec: Spec) -> Iterator[Broken]:
 def _modelled(spec: Spec) -> Iterator[Broken]:
     training, parallelism = spec.training, spec.parallelism
     unknown: dict[Path, tuple[str, str]] = {}
-    if training.loss != "materialized" and training.implementation == "torchtitan":
-        unknown["training", "loss"] = (training.loss, "materialized")
     if training.implementation == "huggingface" and parallelism.tensor_parallel > 1:
         unknown["parallelism", "tensor_parallel"] = (f"{parallelism.tensor_parallel} with transformers' modules", "1")
     for key, (value, known) in unknown.items():

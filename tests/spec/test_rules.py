@@ -253,12 +253,6 @@ def test_gradients_are_not_sharded_over_a_pipeline(stage: int) -> None:
 # -- what is not modelled yet ------------------------------------------------------------------------------------------
 
 
-def test_torchtitans_own_losses_are_refused_and_not_ignored() -> None:
-    message = refusal(model={"architecture": "llama"}, training={"implementation": "torchtitan", "loss": "chunked"})
-
-    assert message.startswith("configuration: training.loss: loss = chunked is not modelled yet.")
-
-
 def test_transformers_modules_are_not_split() -> None:
     message = refusal(training={"implementation": "huggingface"}, parallelism={"tensor_parallel": 2})
 
