@@ -1,8 +1,8 @@
-"""What an allocator is to those who replay events through it, whatever framework's it models."""
+"""What an allocator holds, as those see it who replay events through it, whatever framework's it models."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 State = Literal["active_allocated", "active_pending_free", "inactive"]
 
@@ -32,25 +32,3 @@ class SegmentView(NamedTuple):
     segment_pool_id: int  # 0 is the default pool
     is_expandable: bool
     blocks: tuple[BlockView, ...]  # by address
-
-
-class Allocator(Protocol):
-    """A policy that turns requests into memory of the device. What `malloc` returns is only handed back to it."""
-
-    def malloc(self, size: int, stream: int = 0) -> Any:
-        """Memory for `size` bytes, at least 1; raises OutOfMemory with the text that the framework would print."""
-
-    def free(self, block: Any) -> None:
-        """Takes memory back."""
-
-    def record_stream(self, block: Any, stream: int) -> None:
-        """Another stream uses the memory too."""
-
-    def empty_cache(self) -> None:
-        """Gives cached memory back to the driver."""
-
-    def statistics(self) -> dict[str, int]:
-        """Counters, under the framework's names."""
-
-    def segments(self) -> tuple[SegmentView, ...]:
-        """What is held of the device, by address."""

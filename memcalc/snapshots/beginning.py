@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memcalc.allocator.pytorch.constants import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, UNSPLIT_REST
-from memcalc.allocator.sizes import multiple
+from memcalc.allocator.pytorch.constants import LARGE_SEGMENT, SMALL_SEGMENT, UNSPLIT_REST
+from memcalc.allocator.pytorch.rounding import block_size
+from memcalc.allocator.pytorch.settings import Settings
 from memcalc.snapshots.recording import Entry, RecordedSegment, Recording
 
 
@@ -96,29 +97,47 @@ def _undo_segment(state: Beginning, entry: Entry) -> None:
         _map(state, Range(address, size, entry.stream, is_small, entry.pool or 0, is_expandable=True))
 
 
-def block_sizes(state: Beginning, largest_split: int) -> None:
+def block_sizes(state: Beginning, settings: Settings) -> None:
     """Fills in the sizes that the snapshot does not tell.
 
-    A block is its request in multiples of 512 bytes, and a rest behind it that was too small to be split off: in the
-    large pool up to 1 MiB, and whatever follows a request that is larger than max_split_size.
+    A block is its request, rounded up, and a rest behind it that was too small to be split off: in the large pool up to
+    1 MiB, and whatever follows a request that is larger than max_split_size.
 
     Args:
         state: the state at the beginning.
-        largest_split: max_split_size in bytes.
+        settings: those of the run.
     """
     ends = sorted(state.held)
     for number, address in enumerate(ends):
         held = state.held[address]
         if held.size is not None:
             continue
-        held.size = multiple(held.requested, MIN_BLOCK)
+        held.size = block_size(held.requested, settings.roundup_power2_divisions)
         room = next((r for r in state.ranges.values() if r.address <= address < r.address + r.size), None)
         if room is None or room.is_small or room.is_expandable:
             continue
         following = ends[number + 1] if number + 1 < len(ends) else room.address + room.size
         rest = min(following, room.address + room.size) - address - held.size
-        if 0 < rest <= UNSPLIT_REST or held.size >= largest_split:
+        if 0 < rest <= UNSPLIT_REST or held.size >= settings.max_split_size:
             held.size += max(0, rest)
+
+
+def contradiction(state: Beginning) -> str:
+    """Why there can be no such state, in words; "" where there can. Sizes of blocks must be filled in."""
+    end = -1
+    for found in sorted(state.ranges.values(), key=lambda found: found.address):
+        if found.size <= 0 or found.address < end:
+            return f"the segment at {found.address:#x} is empty or lies in another one"
+        end = found.address + found.size
+    end = -1
+    for held in sorted(state.held.values(), key=lambda held: held.address):
+        assert held.size is not None
+        if held.size <= 0 or held.address < end:
+            return f"the block at {held.address:#x} is empty or lies in another one"
+        end = held.address + held.size
+        if not any(r.address <= held.address and end <= r.address + r.size for r in state.ranges.values()):
+            return f"the block at {held.address:#x} lies in no segment"
+    return ""
 
 
 def _range(segment: RecordedSegment) -> Range:

@@ -43,7 +43,7 @@ def read_snapshot(path: Path | str) -> Snapshot:
         raise _refused(path, done.stdout.decode(errors="replace"))
     if done.returncode != worker.OK:
         raise _refused(path, "it makes Python's pickle reader fail")
-    return _snapshot(Path(path).name, marshal.loads(done.stdout))  # noqa: S302 - written by our own process
+    return unpacked(Path(path).name, marshal.loads(done.stdout))  # noqa: S302 - written by our own process
 
 
 def _refused(path: Path | str, why: str) -> InputError:
@@ -54,7 +54,8 @@ def _refused(path: Path | str, why: str) -> InputError:
     )
 
 
-def _snapshot(name: str, packed: dict[str, Any]) -> Snapshot:
+def unpacked(name: str, packed: dict[str, Any]) -> Snapshot:
+    """The snapshot that `packing.pack` made tuples of."""
     traces = packed["traces"]
     devices = sorted({i for i, trace in enumerate(traces) if trace} | {row[0] for row in packed["segments"]})
     return Snapshot(

@@ -37,6 +37,7 @@ class _Stream:
         self._steps = 0
         self._storages: dict[int, int] = {}  # by address
         self._freed = -1  # the storage of a free that was the event before
+        self._given_back: set[int] = set()  # freed, whether other streams still use it or not
         self._flushed = False
         self._events: list[Event] = []
 
@@ -47,6 +48,7 @@ class _Stream:
         for number, held in enumerate(sorted(self._start.held.values(), key=lambda held: held.address)):
             self._alloc(-2 - number, held.address, held.requested, held.stream, None, held.stack, 0)
             if held.is_waiting:  # freed before the history begins
+                self._given_back.add(-2 - number)
                 self._events.append(Event(Kind.FREE, -2 - number))
         entries = self._recording.entries
         first = entries[0].time_us if entries else 0
@@ -87,8 +89,9 @@ class _Stream:
 
     def _free(self, address: int) -> None:
         storage = self._storages.get(address)
-        if storage is not None:
+        if storage is not None and storage not in self._given_back:
             self._freed = storage
+            self._given_back.add(storage)
             self._events.append(Event(Kind.FREE, storage))
 
     def _complete(self, address: int) -> None:

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 from memcalc.allocator.driver import Driver
 from memcalc.allocator.pytorch.caching import CachingAllocator
+from memcalc.allocator.pytorch.constants import SMALL_REQUEST
+from memcalc.allocator.pytorch.fit import best_fit
+from memcalc.allocator.pytorch.rounding import block_size
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import Version
 from memcalc.allocator.sizes import UNLIMITED
 from memcalc.errors import OutOfMemory
-from memcalc.snapshots.beginning import Beginning, beginning, block_sizes
+from memcalc.snapshots.beginning import Beginning, beginning, block_sizes, contradiction
 from memcalc.snapshots.frames import was_asked_for
 from memcalc.snapshots.preloading import preload
 from memcalc.snapshots.recording import Entry, Recording, Snapshot
@@ -106,21 +109,18 @@ def verify(snapshot: Snapshot, recording: Recording, start: Beginning | None = N
     version = release_of(snapshot)
     settings = settings_of(snapshot, recording, version, told)
     start = start or beginning(recording)
-    block_sizes(start, settings.max_split_size)
-    rerun = _Rerun(snapshot, settings, version, recording, start)
-    difference = ""
-    try:
-        for entry in recording.entries:
-            rerun.step(entry)
-            rerun.done += 1
-        rerun.finish()
-        rerun.compare_ends(recording)
-    except _Difference as found:
-        difference = f"at entry {rerun.done:,} of {len(recording.entries):,}: {found}"
+    block_sizes(start, settings)
+    done, difference = 0, contradiction(start)
+    if difference:
+        difference = f"before its first entry: {difference}"
+    else:
+        rerun = _Rerun(snapshot, settings, version, recording, start)
+        difference = rerun.run()
+        done = rerun.done
     segments = sum(entry.action in (*FETCHED, *RETURNED) for entry in recording.entries) + len(recording.segments)
     return Verification(
         entries=len(recording.entries),
-        agreed=rerun.done,
+        agreed=done,
         segments=segments,
         difference=difference,
         version=version,
@@ -145,8 +145,21 @@ class _Rerun:
             held.address: self._blocks.pop(held.address) for held in start.held.values() if held.is_waiting
         }
         self._releases_some = settings.max_split_size != UNLIMITED or settings.garbage_collection_threshold > 0
+        self._recording = recording
         self._entries = recording.entries
         self._known_pools = [(s.address, s.address + s.total_size, s.pool) for s in recording.segments if s.pool]
+
+    def run(self) -> str:
+        """The whole history; the first difference in words, or ""."""
+        try:
+            for entry in self._recording.entries:
+                self.step(entry)
+                self.done += 1
+            self.finish()
+            self.compare_ends(self._recording)
+        except _Difference as found:
+            return f"at entry {self.done:,} of {len(self._recording.entries):,}: {found}"
+        return ""
 
     def step(self, entry: Entry) -> None:
         """One entry of the history."""
@@ -190,7 +203,9 @@ class _Rerun:
                 raise _Difference(f"in the end the figures of the segment at {theirs.address:#x} are others")
 
     def _alloc(self, entry: Entry) -> None:
-        if self._was_emptied():
+        if not entry.size or entry.address in self._blocks:
+            raise _Difference(f"{entry.size:,} bytes at {entry.address:#x} can not be handed out")
+        if self._was_emptied(entry):
             self._allocator.empty_cache()
         pool = self._pool(entry)
         if pool:
@@ -211,17 +226,27 @@ class _Rerun:
             raise _Difference(f"the run has {left.action} of {left.size:,} bytes, the model serves the request without")
         self._blocks[entry.address] = block
 
-    def _was_emptied(self) -> bool:
+    def _was_emptied(self, request: Entry) -> bool:
         """Whether all of the cache went back before this request.
 
         Where nothing else gives memory back it does not matter whether the program or a shortage emptied the cache.
+        Else it was the program when a stack says so, or when the cache could have served the request.
         """
         pending = self._driver.pending
         if not any(entry.action in RETURNED for entry in pending):
             return False
         if not self._releases_some or not any(entry.action in FETCHED for entry in pending):
             return True
-        return any(was_asked_for(self._snapshot, entry.stack) for entry in pending if entry.action in RETURNED)
+        if any(was_asked_for(self._snapshot, entry.stack) for entry in pending if entry.action in RETURNED):
+            return True
+        settings = self._allocator.settings
+        size = block_size(request.size, settings.roundup_power2_divisions)
+        pair = self._allocator.default
+        shelf = (pair.small if size <= SMALL_REQUEST else pair.large).shelf(request.stream)
+        block = best_fit(shelf, size, settings)
+        if block is not None:
+            shelf.add(block)
+        return block is not None
 
     def _free(self, address: int) -> None:
         block = self._blocks.pop(address, None)

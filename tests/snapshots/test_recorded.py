@@ -79,8 +79,8 @@ def test_a_block_at_another_address_is_seen(release: str) -> None:
 
     found = verify(snapshot, Recording(0, tuple(entries), recording.segments, ()))
 
-    assert found.agreed == at
-    assert "in the run and at" in found.difference
+    assert not found.agrees
+    assert found.agreed <= at
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
