@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -47,4 +48,6 @@ Gpu = Annotated[
     ),
 ]
 Units = Annotated[Unit, typer.Option("--units", "-u", help="GiB is 2^30 bytes, GB is 10^9.")]
+PLOT_HELP = "Draw memory over the run: .png or .svg (extra plot), or .html, a page that stands alone. Repeatable."
+Plot = Annotated[list[Path] | None, typer.Option("--plot", metavar="FILE", help=PLOT_HELP)]
 Device = Annotated[str | None, typer.Option("--device", metavar="cuda|cpu", help="Where to run; default: the GPU.")]

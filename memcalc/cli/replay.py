@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import Gpu, Set, Units, complete_config
+from memcalc.cli.options import Gpu, Plot, Set, Units, complete_config
 
 Policy = Literal["pytorch", "paddle-auto-growth", "paddle-naive-best-fit", "tensorflow", "ideal"]
 SOURCE_HELP = "A file of events, a memory snapshot of PyTorch (.pickle, also .gz), or a configuration to trace."
@@ -37,6 +37,7 @@ def command(
     compare: Annotated[bool, typer.Option("--compare", help="Ask the other allocators, too.")] = False,
     device: Annotated[int | None, typer.Option(metavar="N", help="The device of a snapshot.")] = None,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the address space: .svg or .html.")] = None,
+    plot: Plot = None,
     overrides: Set = None,
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
@@ -55,6 +56,10 @@ def command(
         from memcalc.report.plots.segments import SUFFIXES
 
         check_place(picture, SUFFIXES)
+    for path in plot or ():
+        from memcalc.report.plots.files import check_target
+
+        check_target(path)
     gc.set_threshold(700, 10, 10)  # a step that is traced makes garbage, unlike the start-up that main() tunes for
     with shown_progress() as progress:
         replay = api.replay(
@@ -71,12 +76,17 @@ def command(
             progress=progress,
         )
     from memcalc.report.replay import draw_replay, moment_words, replay_document, subject
+    from memcalc.report.run import course_grids
 
     if picture is not None:
         from memcalc.report.plots.segments import write_address_space
 
         title = f"{subject(replay)}: address space {moment_words(replay)}"
         write_address_space(picture, replay.segments, replay.owners, title, units)
+    for path in plot or ():
+        from memcalc.report.plots.files import write_plot
+
+        write_plot(path, replay.course, subject(replay), units, lambda: course_grids(replay.course, units))
     if form == "json":
         from memcalc.cli.output import print_json
 

@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import Config, Gpu, Set, Units
+from memcalc.cli.options import Config, Gpu, Plot, Set, Units
 
-PLOT_HELP = "Draw memory over the run: .png or .svg (extra plot), or .html, a page that stands alone. Repeatable."
 EXPORT_HELP = (
     "Write the run for another program: .pickle, a memory snapshot for pytorch.org/memory_viz; .json, a Chrome trace "
     "for ui.perfetto.dev; .jsonl, memcalc's own events. Repeatable."
@@ -30,7 +29,7 @@ def command(
         str, typer.Option("--alloc-conf", metavar="SETTINGS", help="As PYTORCH_CUDA_ALLOC_CONF.")
     ] = "",
     compare: Annotated[bool, typer.Option("--compare", help="Lay the estimate beside it.")] = False,
-    plot: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=PLOT_HELP)] = None,
+    plot: Plot = None,
     export: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=EXPORT_HELP)] = None,
     record: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep every event in this file.")] = None,
     form: Annotated[

@@ -40,10 +40,15 @@ class Run:
         return Course(self.timeline, self.history.allocated, self.history.reserved, self.limit)
 
 
+def course_grids(course: Course, unit: Unit) -> list[Grid]:
+    """The tables that the events alone give."""
+    return [notebook_grid(course, unit), tensor_grid(course, unit)]
+
+
 def run_grids(run: Run, unit: Unit) -> list[Grid]:
-    """The tables."""
+    """All tables."""
     course = run.course
-    grids = [notebook_grid(course, unit), tensor_grid(course, unit)]
+    grids = course_grids(course, unit)
     if run.history is not None:
         grids += fragmentation_grids(pool_uses(run.history.segments_at(course.peak_event)), unit)
     return grids

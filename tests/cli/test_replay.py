@@ -137,3 +137,15 @@ def test_wrong_command_lines(line: str, stream: str, run) -> None:
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith(WRONG[line])
     assert outcome.err.count("\n") == 1
+
+
+def test_memory_over_the_run_is_drawn(stream: str, run, tmp_path: Path) -> None:
+    outcome = run("replay", stream, "--plot", "run.html", "--units", "MiB")
+    page = (tmp_path / "run.html").read_text()
+
+    assert outcome.code == 0
+    assert (
+        "peak 65.0 MiB in backward_1" in page
+    )  # 30 + 12 + 7, 1,024 bytes, and 15 in a segment of 16 that is not split
+    assert "<h2>Notebook: allocated, MiB</h2>" in page
+    assert run("replay", stream, "--plot", "run.gif").code == 2
