@@ -8,6 +8,7 @@ from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.frozen import all_parameters, trainable_parameters
 from memcalc.estimation.items import PHASES, STEPS, Item, mask_of
 from memcalc.estimation.outside import outside_allocated, reserved_bytes
+from memcalc.estimation.paging import paging_notes
 from memcalc.estimation.parameters import buffer_elements
 from memcalc.estimation.recipe_copies import gradients_exist
 from memcalc.estimation.rows import write_rows
@@ -146,7 +147,7 @@ def not_modelled(spec: Spec) -> tuple[str, ...]:
 
 
 def notes(spec: Spec) -> tuple[str, ...]:
-    """Options that were accepted but change nothing here."""
+    """Memory that is not the GPU's, and options that were accepted but change nothing here."""
     found = []
     training, parallelism = spec.training, spec.parallelism
     if parallelism.sequence_parallel and parallelism.tensor_parallel == 1:
@@ -159,4 +160,4 @@ def notes(spec: Spec) -> tuple[str, ...]:
         found.append("PyTorch's fused attention kernels cannot add ALiBi's bias; a run needs eager attention.")
     if training.recompute == "selective" and training.attention != "eager":
         found.append("recompute = selective saves little with a fused attention kernel, which keeps no maps.")
-    return tuple(found)
+    return (*paging_notes(spec), *found)
