@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 
 from memcalc.allocator.blocks import FREE, IN_USE, UNMAPPED, WAITING, Block, Segment, Shelf, insert_after
 from memcalc.allocator.pools import Pool, PoolPair
 from memcalc.allocator.pytorch.caching import CachingAllocator
-from memcalc.allocator.pytorch.constants import SMALL_SEGMENT
+from memcalc.allocator.pytorch.constants import LARGE_SEGMENT, SMALL_SEGMENT
 from memcalc.allocator.sizes import multiple
 from memcalc.snapshots.beginning import Beginning, Held, Range
+from memcalc.snapshots.recording import Entry
 
 
-def preload(allocator: CachingAllocator, state: Beginning) -> dict[int, Block]:
+def preload(allocator: CachingAllocator, state: Beginning, entries: Sequence[Entry]) -> dict[int, Block]:
     """Gives the allocator the segments and blocks of a state; which segment came first is not known: by address.
+
+    Args:
+        allocator: nothing was asked of it yet.
+        state: what the device held.
+        entries: what follows: pages that are mapped later belong to expandable segments that began below them.
 
     Returns:
         the blocks in use, by address.
@@ -29,8 +36,29 @@ def preload(allocator: CachingAllocator, state: Beginning) -> dict[int, Block]:
     expandable = [found for found in ranges if found.is_expandable]
     key = lambda found: (found.pool, found.stream, found.is_small)  # noqa: E731 - used twice on the next lines
     for _, group in groupby(sorted(expandable, key=key), key=key):
-        _expandable(allocator, list(group), held, blocks)
+        mapped = list(group)
+        _expandable(allocator, mapped, _begin(mapped, ranges, entries), held, blocks)
     return blocks
+
+
+def _begin(group: list[Range], ranges: list[Range], entries: Sequence[Entry]) -> int:
+    """Where an expandable segment begins: at its lowest page that is mapped now or will be.
+
+    Pages below it are its own where the same stream maps whole pages there later, with no other segment in between.
+    """
+    first = group[0]
+    page = SMALL_SEGMENT if first.is_small else LARGE_SEGMENT
+    below = max((r.address + r.size for r in ranges if r.address < first.address), default=0)
+    mapped = (
+        entry.address
+        for entry in entries
+        if entry.action == "segment_map"
+        and entry.stream == first.stream
+        and below <= entry.address < first.address
+        and (first.address - entry.address) % page == 0
+        and (entry.size % LARGE_SEGMENT != 0) == first.is_small
+    )
+    return min(mapped, default=first.address)
 
 
 def _pair(allocator: CachingAllocator, pool: int) -> PoolPair:
@@ -47,15 +75,19 @@ def _shelf(allocator: CachingAllocator, found: Range) -> Shelf:
     return pool.shelf(found.stream)
 
 
-def _expandable(allocator: CachingAllocator, ranges: list[Range], held: list[Held], blocks: dict[int, Block]) -> None:
+def _expandable(
+    allocator: CachingAllocator, ranges: list[Range], begin: int, held: list[Held], blocks: dict[int, Block]
+) -> None:
     """One expandable segment with all mapped ranges of a stream and pool in it."""
     settings, capacity = allocator.settings, allocator.memory.driver.capacity
     page = SMALL_SEGMENT if ranges[0].is_small else settings.large_segment_size
     size = multiple(capacity + capacity // 8, page)
-    segment = allocator.memory.new_segment(_shelf(allocator, ranges[0]), ranges[0].address, size, page)
+    segment = allocator.memory.new_segment(_shelf(allocator, ranges[0]), begin, size, page)
     for found in ranges:
         allocator.memory.changed(segment.shelf, found.address, found.size, segments=0)
-    last = _fill(allocator, segment, None, ranges, held, blocks)
+    missing = ranges[0].address - begin
+    unmapped = _append(allocator, segment, None, begin, missing, UNMAPPED) if missing else None
+    last = _fill(allocator, segment, unmapped, ranges, held, blocks)
     end = last.address + last.size
     if end < segment.address + size:
         _append(allocator, segment, last, end, segment.address + size - end, UNMAPPED)

@@ -139,7 +139,7 @@ class _Rerun:
         self._snapshot = snapshot
         self._driver = _RecordedDriver()
         self._allocator = CachingAllocator(settings, version, self._driver)
-        self._blocks = preload(self._allocator, start)
+        self._blocks = preload(self._allocator, start, recording.entries)
         self._allocator.memory.watch = self._driver.watch
         self._waiting = {
             held.address: self._blocks.pop(held.address) for held in start.held.values() if held.is_waiting
