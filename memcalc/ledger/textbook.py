@@ -101,6 +101,23 @@ def deepspeed_host_bytes(
     return P * each * 3 // 2 // nodes
 
 
+def kv_cache_bytes(l: int, h_kv: int, d_h: int, tokens: int, item_bytes: int = 2) -> int:  # noqa: E741 -- the papers' symbols
+    """2·l·h_kv·d_h·bytes a token: a key and a value of each key/value head in every layer.
+
+    Source: Shazeer (arXiv 1911.02150); Ainslie et al. (arXiv 2305.13245) for grouped heads.
+    """
+    key_and_value = 2
+    return key_and_value * l * h_kv * d_h * tokens * item_bytes
+
+
+def latent_cache_bytes(l: int, r_kv: int, d_r: int, tokens: int, item_bytes: int = 2) -> int:  # noqa: E741 -- the papers' symbols
+    """l·(r_kv+d_r)·bytes a token: the latent that keys and values share, and the rotated part of the key.
+
+    Source: DeepSeek-V2 (arXiv 2405.04434) section 2.1.
+    """
+    return l * (r_kv + d_r) * tokens * item_bytes
+
+
 def textbook(spec: Spec) -> Textbook:
     """The closed forms of a run."""
     model, training = spec.model, spec.training

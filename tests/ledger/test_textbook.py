@@ -17,6 +17,8 @@ from memcalc.ledger.textbook import (
     activation_bytes,
     deepspeed_gpu_bytes,
     deepspeed_host_bytes,
+    kv_cache_bytes,
+    latent_cache_bytes,
     model_state_bytes,
     parameters,
     tensor_parallel_layer_bytes,
@@ -303,3 +305,22 @@ def test_deepspeeds_own_estimates_of_t5_large(offload: str, mib: int) -> None:
     found = deepspeed_gpu_bytes(737_670_000, 4, 3, largest_layer=32_900_000, offload=offload)
 
     assert found // 2**20 == mib
+
+
+@pytest.mark.parametrize(
+    ("preset", "bytes_"), [("llama-3-8b", 131_072), ("llama-3-70b", 327_680), ("deepseek-v3", 70_272)]
+)
+def test_cache_bytes_of_a_token(preset: str, bytes_: int) -> None:
+    """LLaMA-3-8B: 2 · 32 layers · 8 heads · 128 · 2 bytes; DeepSeek-V3: 61 · (512 + 64) · 2."""
+    model = memcalc.load(preset).model
+    if model.mla is None:
+        found = kv_cache_bytes(model.num_layers, model.num_key_value_heads, model.head_dim, 1)
+    else:
+        found = latent_cache_bytes(model.num_layers, model.mla.kv_lora_rank, model.mla.qk_rope_head_dim, 1)
+
+    assert found == bytes_
+
+
+def test_cache_bytes_with_a_key_and_a_value_of_every_head() -> None:
+    """LLaMA-2-70B if it had as many of them as query heads: 2 · 80 · 64 · 128 · 2."""
+    assert kv_cache_bytes(80, 64, 128, 1) == 2_621_440
