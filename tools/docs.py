@@ -34,7 +34,7 @@ from memcalc.spec.cards import all_cards  # noqa: E402
 from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402
 from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
-from tools import formulas  # noqa: E402
+from tools import dry_runs, formulas  # noqa: E402
 from tools.accuracy import cases, summarized  # noqa: E402
 from tools.markdown import table  # noqa: E402
 from tools.published import MIB, TERMS, mean_and_worst, megatron_peaks, without  # noqa: E402
@@ -364,6 +364,7 @@ def accuracy_sharded_summary() -> str:
 
 
 TABLES: dict[str, Callable[..., str]] = {
+    **dry_runs.TABLES,
     **formulas.TABLES,
     "accuracy-megatron": accuracy_megatron,
     "accuracy-megatron-terms": accuracy_megatron_terms,

@@ -1,0 +1,45 @@
+"""The recorded dry runs belong to the list of cases, and the documentation's tables are made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tools import dry_runs
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+GROUPS = ("scripts", "single", "compiled", "ranks")
+LISTED = yaml.safe_load((BENCHMARKS / "dry_runs.yaml").read_text())
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_record_is_of_a_case_that_is_listed_with_its_command(group: str) -> None:
+    lines = (BENCHMARKS / "recordings" / "dry-runs" / f"{group}.jsonl").read_text().splitlines()
+    recorded = {record["case"]: record for record in map(json.loads, lines)}
+    listed = {case["case"]: case for case in LISTED[group]}
+
+    assert len(recorded) == len(lines)
+    for name, record in recorded.items():
+        assert record["command"] == listed[name]["command"], name
+        assert record["card"] == listed[name]["card"], name
+        assert not record["good"] or record["ranks"], name
+
+
+def test_seven_published_scripts_are_sized_end_to_end() -> None:
+    good = {case["source"].split("/")[0] for case in dry_runs.cases("scripts") if case["record"]["good"]}
+
+    assert len(good) >= 7
+
+
+WEIGHTS = 1_235_814_400  # of Llama-3.2-1B
+
+
+@pytest.mark.parametrize(("case", "ranks", "bytes_each"), [("fsdp2-2", 2, 4), ("fsdp2-8", 8, 4), ("fsdp2-64", 64, 4)])
+def test_sharded_runs_hold_no_less_than_their_shards(case: str, ranks: int, bytes_each: int) -> None:
+    """fp32 weights and two moments always, and at the optimizer step gradients: 4 copies over all ranks."""
+    record = next(found["record"] for found in dry_runs.cases("ranks") if found["case"] == case)
+
+    assert record["ranks"][0]["allocated_bytes"] > 4 * bytes_each * WEIGHTS // ranks

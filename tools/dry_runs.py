@@ -1,0 +1,84 @@
+"""Recorded dry runs as tables of the documentation: what benchmarks/dry_runs.py wrote, beside its list of cases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from memcalc.units import format_number
+from tools.markdown import table
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+def cases(group: str) -> list[dict[str, Any]]:
+    """The cases of a group, each with its record; those that were not recorded are left out."""
+    listed: list[dict[str, Any]] = yaml.safe_load((BENCHMARKS / "dry_runs.yaml").read_text())[group]
+    lines = (BENCHMARKS / "recordings" / "dry-runs" / f"{group}.jsonl").read_text().splitlines()
+    recorded = {record["case"]: record for record in map(json.loads, lines)}
+    return [case | {"record": recorded[case["case"]]} for case in listed if case["case"] in recorded]
+
+
+def peaks(group: str) -> str:
+    """One line a case: what its fullest card held."""
+    head = ["run", "card", "allocated GiB", "reserved GiB", "device GiB", "seconds"]
+    return table(head, [_row(case) for case in cases(group)])
+
+
+def _row(case: dict[str, Any]) -> list[object]:
+    record = case["record"]
+    card = f"`{record['card']}`" if record["gpus"] == 1 else f"{record['gpus']} × `{record['card']}`"
+    if not record["good"]:
+        return [case["title"], card, f"{record['outcome']}", "-", "-", record["seconds"]]
+    fullest = max(record["ranks"], key=lambda rank: rank["device_bytes"])
+    figures = [format_number(fullest[f"{kind}_bytes"], "GiB") for kind in ("allocated", "reserved", "device")]
+    return [case["title"], card, *figures, record["seconds"]]
+
+
+def compiled() -> str:
+    """Compiled steps beside eager ones, allocated at the peak."""
+    eager = {case["case"].partition("-")[0]: _allocated(case) for case in cases("single") if "-plain" in case["case"]}
+
+    def row(case: dict[str, Any]) -> list[object]:
+        before, now = eager[case["case"].partition("-")[0]], _allocated(case)
+        if not case["record"]["good"]:
+            return [case["title"], format_number(before, "GiB"), case["record"]["outcome"], "-"]
+        return [case["title"], format_number(before, "GiB"), format_number(now, "GiB"), f"{now / before - 1:+.0%}"]
+
+    return table(["compiled", "eager GiB", "compiled GiB", "difference"], [row(case) for case in cases("compiled")])
+
+
+def _allocated(case: dict[str, Any]) -> int:
+    return max((int(rank["allocated_bytes"]) for rank in case["record"]["ranks"]), default=0)
+
+
+def commands(group: str) -> str:
+    """Each case's command, and what had to be set."""
+    lines = []
+    for case in cases(group):
+        record = case["record"]
+        variables = "".join(f"{name}={value} " for name, value in record["variables"].items())
+        versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+        options = {"random_weights": "--random-weights", "skip_init": "--skip-init"}
+        flags = [f"--gpu {record['card']}"]
+        flags += [f"--gpus {record['gpus']}"] if record["gpus"] > 1 else []
+        for name, value in record["options"].items():
+            flags.append(f"--steps {value}" if name == "steps" else options[name])
+        command = record["command"].replace("{bin}/", "").replace("{checkouts}/", "")
+        lines += [
+            f"### {case['title']}\n",
+            f"Source: {case['source']}. Versions: {versions}. Set: {case['set']}.\n",
+            f"```bash\n{variables}memcalc dry-run {' '.join(flags)} -- {command}\n```\n",
+        ]
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "dry-run-commands": commands,
+    "dry-run-compiled": compiled,
+    "dry-run-peaks": peaks,
+}
