@@ -43,8 +43,8 @@ def load(source: Source, *overrides: str, gpu: str | None = None) -> Spec:
     if isinstance(source, Spec):
         if not overrides and gpu is None:
             return source
-        source = source.model_dump()
-    from memcalc.spec.loading import load as load_spec
+        return load(source.model_dump(), *overrides, gpu=gpu).with_notes(source.notes)
+    from memcalc.importers.loading import load as load_spec
 
     return load_spec(source, overrides, gpu=gpu)
 

@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import memcalc  # noqa: E402 -- from this checkout, installed or not
+from memcalc.importers.registry import FRAMEWORKS  # noqa: E402
 from memcalc.spec.cards import all_cards  # noqa: E402
 from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402
@@ -172,6 +173,19 @@ def values(field: dict[str, Any]) -> str:
     words = {"integer": "whole number", "boolean": "true, false", "string": "word", "array": "list"}
     kind = str(field.get("type", "block"))
     return words.get(kind, kind)
+
+
+def importer_table(*words: str) -> str:
+    """What every field of another framework's configuration means, from the table that reads it."""
+    framework = next(framework for framework in FRAMEWORKS if framework.name == " ".join(words))
+    rows = [
+        [f"`{path}`", meaning.kind, f"`{meaning.words}`" if meaning.words.startswith(OUR_BLOCKS) else meaning.words]
+        for path, meaning in framework.fields.items()
+    ]
+    return f"Fields of {framework.version}.\n\n" + table(["field", "kind", "what it means"], rows)
+
+
+OUR_BLOCKS = ("model.", "training.", "parallelism.")
 
 
 def recipes_table() -> str:
@@ -379,6 +393,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "cards": cards_table,
     "fields": fields_table,
     "policies": policies_table,
+    "importer": importer_table,
     "presets": presets_table,
     "recipes": recipes_table,
 }

@@ -11,9 +11,9 @@ from memcalc.checking.discovery import find_configs
 from memcalc.checking.report import BUDGET, CheckReport, Outcome
 from memcalc.errors import InputError, MemcalcError
 from memcalc.estimation.estimate import estimate
+from memcalc.importers.loading import load
 from memcalc.ledger.result import Result
 from memcalc.spec.cards import find_card
-from memcalc.spec.loading import load
 
 
 def check(paths: Iterable[str | os.PathLike[str]], gpu: str | None = None, budget: int | None = None) -> CheckReport:

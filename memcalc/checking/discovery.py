@@ -18,6 +18,26 @@ _MARKS = re.compile(
 )
 
 
+# Configurations of other frameworks that name or hold a model: axolotl, LLaMA-Factory and TrainingArguments, LitGPT;
+# torchtitan; Megatron-LM. Those of DeepSpeed and Accelerate do not, so they are read only where they are named.
+_FOREIGN_YAML = (
+    (
+        re.compile(r"^base_model[ \t]*:[ \t]*\S", re.MULTILINE),
+        re.compile(r"^(?:micro_batch_size|sequence_len)[ \t]*:", re.MULTILINE),
+    ),
+    (
+        re.compile(r"^model_name_or_path[ \t]*:[ \t]*\S", re.MULTILINE),
+        re.compile(r"^per_device_train_batch_size[ \t]*:", re.MULTILINE),
+    ),
+    (
+        re.compile(r"^(?:checkpoint_dir|model_name)[ \t]*:[ \t]*\S", re.MULTILINE),
+        re.compile(r"^train[ \t]*:[ \t]*$", re.MULTILINE),
+    ),
+)
+_FOREIGN_TOML = (re.compile(r"^\[model\]", re.MULTILINE), re.compile(r"^flavor[ \t]*=", re.MULTILINE))
+_FOREIGN_SCRIPT = (re.compile(r"--num-layers\s"), re.compile(r"--hidden-size\s"))
+
+
 class Found(NamedTuple):
     """What the paths of the command line lead to."""
 
@@ -48,14 +68,22 @@ def _walk(folder: str) -> Iterator[str]:
 
 
 def is_config(path: str) -> bool:
-    """Whether a file in a folder is a training configuration or a Hugging Face config.json."""
+    """Whether a file in a folder is a training configuration, ours or another framework's, or a config.json."""
     name = Path(path).name.lower()
     try:
         if name.endswith(_YAML):
-            return _MARKS.search(Path(path).read_text(encoding="utf-8", errors="replace")) is not None
+            text = Path(path).read_text(encoding="utf-8", errors="replace")
+            return _MARKS.search(text) is not None or any(_has(text, marks) for marks in _FOREIGN_YAML)
+        if name.endswith((".toml", ".sh")):
+            text = Path(path).read_text(encoding="utf-8", errors="replace")
+            return _has(text, _FOREIGN_TOML if name.endswith(".toml") else _FOREIGN_SCRIPT)
         if name.endswith("config.json"):
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             return isinstance(data, dict) and "model_type" in data
     except (OSError, ValueError, RecursionError):
         return False
     return False
+
+
+def _has(text: str, marks: Iterable[re.Pattern[str]]) -> bool:
+    return all(mark.search(text) is not None for mark in marks)

@@ -24,7 +24,8 @@ def command(
     Exit code 0: all fit; 1: one does not; 2: one is broken, or there is nothing to check against.
 
     A file named is always checked. In a folder, YAML files with a `model:` block, `preset:` or `hf_config:` and
-    Hugging Face config.json files are checked; the rest is skipped and counted.
+    Hugging Face config.json files are checked, and other frameworks' files that name a model; the rest is skipped and
+    counted.
 
     Example: memcalc check configs/ --gpu h100-80gb --format github
     """

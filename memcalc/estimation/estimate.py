@@ -147,8 +147,8 @@ def not_modelled(spec: Spec) -> tuple[str, ...]:
 
 
 def notes(spec: Spec) -> tuple[str, ...]:
-    """Memory that is not the GPU's, and options that were accepted but change nothing here."""
-    found = []
+    """How the configuration was read, memory that is not the GPU's, and options that change nothing here."""
+    found = list(spec.notes)
     training, parallelism = spec.training, spec.parallelism
     if parallelism.sequence_parallel and parallelism.tensor_parallel == 1:
         found.append("sequence_parallel has no effect without tensor_parallel.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from memcalc.spec.model import Block, ModelSpec
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
@@ -16,3 +16,16 @@ class Spec(Block):
     training: TrainingSpec
     parallelism: ParallelismSpec
     hardware: HardwareSpec
+
+    _notes: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was said while it was read, for the reader of a result: how another framework's file was understood."""
+        return self._notes
+
+    def with_notes(self, notes: tuple[str, ...]) -> Spec:
+        """The same run, with these notes."""
+        copy = self.model_copy()
+        copy._notes = notes  # noqa: SLF001 -- our own, on a copy of ours
+        return copy

@@ -1,0 +1,75 @@
+"""Accelerate's YAML, as `accelerate config` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memcalc.importers.huggingface import finish_trainer
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+
+# accelerate 1.11, commands/config/config_args.py, utils/dataclasses.py.
+FIELDS: dict[str, Meaning] = {
+    "distributed_type": fact("kind", "parallelism.engine"),
+    "mixed_precision": fact("precision", "training.dtype: precision of the step"),
+    "num_processes": to("parallelism.data_parallel"),
+    "gradient_accumulation_steps": to("training.gradient_accumulation_steps"),
+    "fsdp_config": fact("fsdp_config", "parallelism.zero_stage"),
+    "deepspeed_config": fact("deepspeed_config", "parallelism.zero_stage"),
+    "parallelism_config*": lacking("parallelism other than data"),
+    "megatron_lm_config*": lacking("Megatron-LM below accelerate: give its own arguments instead"),
+    "dynamo_config*": lacking("torch.compile"),
+    "fp8_config*": lacking("matrix products in 8 bits"),
+    "tpu*": nothing(),
+    "compute_environment": nothing(),
+    "debug": nothing(),
+    "downcast_bf16": nothing("for TPUs"),
+    "enable_cpu_affinity": nothing(),
+    "gpu_ids": nothing("num_processes counts them"),
+    "machine_rank": nothing(),
+    "main_*": nothing(),
+    "num_machines": nothing("num_processes counts all"),
+    "rdzv_backend": nothing(),
+    "same_network": nothing(),
+    "use_cpu": nothing(),
+    "mpirun_config*": nothing(),
+    "ipex_config*": nothing(),
+}
+
+
+def _finish(draft: Draft) -> None:
+    facts = draft.facts
+    kind = str(facts.get("kind", "NO")).upper()
+    precision = facts.get("precision")
+    facts["bf16"], facts["fp16"] = precision == "bf16", precision == "fp16"
+    if kind == "DEEPSPEED":
+        config = facts.get("deepspeed_config")
+        config = config if isinstance(config, Mapping) else {}
+        steps = config.get("gradient_accumulation_steps")
+        if type(steps) is int:
+            draft.default("training.gradient_accumulation_steps", steps)
+        named = config.get("deepspeed_config_file")
+        facts["deepspeed"] = named or {
+            "zero_optimization": {
+                "stage": config.get("zero_stage", 0),
+                "offload_optimizer": {"device": config.get("offload_optimizer_device")},
+                "offload_param": {"device": config.get("offload_param_device")},
+            }
+        }
+    if kind != "FSDP":
+        facts.pop("fsdp_config", None)
+    finish_trainer(draft, upcast=False)
+
+
+def _recognised(data: Mapping[str, Any]) -> bool:
+    return "distributed_type" in data and "mixed_precision" in data
+
+
+ACCELERATE = Framework(
+    "Accelerate",
+    "1.11",
+    FIELDS,
+    _finish,
+    _recognised,
+    (("training.micro_batch_size", "sequences in one forward, which the script says"),),
+)

@@ -1,0 +1,95 @@
+"""DeepSpeed's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+
+_DEVICE = "what is offloaded is counted on the device"
+
+# DeepSpeed 0.17, deepspeed/runtime/config.py, zero/config.py.
+FIELDS: dict[str, Meaning] = {
+    "train_batch_size": to("training.global_batch_size"),
+    "train_micro_batch_size_per_gpu": to("training.micro_batch_size"),
+    "gradient_accumulation_steps": to("training.gradient_accumulation_steps"),
+    "zero_optimization.stage": to("parallelism.zero_stage"),
+    "bf16.enabled": fact("bf16", "training.dtype: precision of the step"),
+    "bfloat16.enabled": fact("bf16", "training.dtype: precision of the step"),
+    "fp16.enabled": fact("fp16", "training.dtype: precision of the step"),
+    "optimizer.type": to(
+        "training.optimizer",
+        {"adamw": "adamw", "adam": "adam", "lion": "lion", "sgd": "sgd", "fusedadam": "adam", "onebitadam": "adam"},
+    ),
+    "zero_optimization.offload_optimizer.device": lacking(_DEVICE),
+    "zero_optimization.offload_param.device": lacking(_DEVICE),
+    "zero_optimization.offload_optimizer*": nothing("part of the offload"),
+    "zero_optimization.offload_param*": nothing("part of the offload"),
+    "zero_optimization.reduce_bucket_size": lacking("a bucket of its own size: the default of the engine is counted"),
+    "zero_optimization.allgather_bucket_size": lacking(
+        "a bucket of its own size: the default of the engine is counted"
+    ),
+    "zero_optimization.stage3_prefetch_bucket_size": lacking("a prefetch of its own size: the default is counted"),
+    "zero_optimization.stage3_max_live_parameters": lacking("gathered weights that are kept: the default is counted"),
+    "zero_optimization.zero_hpz_partition_size": lacking("a second copy of the shards within a node"),
+    "zero_optimization.zero_quantized*": lacking("quantized communication"),
+    "zero_optimization*": nothing("how it is done, not what is kept"),
+    "activation_checkpointing.partition_activations": lacking("checkpoints that are split over tensor-parallel ranks"),
+    "activation_checkpointing.cpu_checkpointing": lacking("checkpoints on the host"),
+    "activation_checkpointing*": nothing("the program itself says what it checkpoints"),
+    "bf16*": nothing("how it is done"),
+    "fp16*": nothing("scaling of the loss"),
+    "amp*": lacking("NVIDIA's Apex"),
+    "optimizer*": nothing(),
+    "scheduler*": nothing(),
+    "gradient_clipping": nothing("clipping is not sized"),
+    "steps_per_print": nothing("logging"),
+    "wall_clock_breakdown": nothing("logging"),
+    "zero_allow_untested_optimizer": nothing(),
+    "zero_force_ds_cpu_optimizer": nothing(),
+    "prescale_gradients": nothing(),
+    "communication_data_type": nothing("the default is counted"),
+    "tensorboard*": nothing("logging"),
+    "wandb*": nothing("logging"),
+    "csv_monitor*": nothing("logging"),
+    "comms_logger*": nothing("logging"),
+    "flops_profiler*": nothing("logging"),
+    "checkpoint*": nothing("saving"),
+    "dump_state": nothing("logging"),
+    "aio*": nothing("part of the offload"),
+    "elasticity*": nothing(),
+    "data_efficiency*": nothing("data"),
+    "train_steps": nothing(),
+    "compile*": nothing("torch.compile is not sized"),
+    "tensor_parallel*": lacking("DeepSpeed's tensor parallelism"),
+    "monitor_config*": nothing("logging"),
+    "_comment": nothing(),
+}
+
+
+def finish_deepspeed(draft: Draft) -> None:
+    """Precision: DeepSpeed keeps fp32 copies that the optimizer updates beside 16-bit weights."""
+    half = "bf16" if draft.facts.get("bf16") is True else "fp16" if draft.facts.get("fp16") is True else None
+    draft.default("training.dtype", half or "fp32")
+    draft.default("training.recipe", "fp32" if half is None else "mixed-16")
+    draft.default("parallelism.zero_stage", 0)
+    draft.default("parallelism.engine", "deepspeed")
+    draft.default("training.implementation", "huggingface")
+
+
+def _recognised(data: Mapping[str, Any]) -> bool:
+    return any(key in data for key in ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"))
+
+
+DEEPSPEED = Framework(
+    "DeepSpeed",
+    "0.17",
+    FIELDS,
+    finish_deepspeed,
+    _recognised,
+    (
+        ("parallelism.data_parallel", "how many GPUs share the data"),
+        ("training.micro_batch_size", "sequences in one forward"),
+    ),
+)

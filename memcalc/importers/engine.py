@@ -1,0 +1,160 @@
+"""Reads a mapping with a framework's table: what is mapped, without effect, not modelled, unknown, missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from memcalc.errors import InputError
+from memcalc.importers.table import Draft, Framework, Untranslatable
+
+_REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,200})\}")  # of OmegaConf
+_OFF = (False, 0, "", "no", "none", "null", "false", "off", "disabled", "cpu_none")
+_LISTED = 12  # names in a note before it is cut
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A foreign configuration in our words.
+
+    Args:
+        framework: whose it is.
+        blocks: our configuration, block by block.
+        mapped: its field, its value, our field.
+        no_effect: fields that change no byte, each with the reason.
+        not_modelled: fields that change memory in a way that is not modelled, each with the reason.
+        unknown: fields that the table does not know.
+        missing: our fields that a run needs and that it does not say: path, and what it is.
+        notes: what else to know.
+    """
+
+    framework: Framework
+    blocks: dict[str, Any]
+    mapped: tuple[tuple[str, Any, str], ...]
+    no_effect: tuple[tuple[str, str], ...]
+    not_modelled: tuple[tuple[str, str], ...]
+    unknown: tuple[str, ...]
+    missing: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+    def sentences(self) -> tuple[str, ...]:
+        """All of it, for the notes of a result."""
+        summary = (
+            f"read as a configuration of {self.framework.name} (fields of {self.framework.version}): "
+            f"{len(self.mapped)} mapped, {len(self.no_effect)} without effect on memory, "
+            f"{len(self.not_modelled)} not modelled, {len(self.unknown)} unknown."
+        )
+        found = [summary, *self.notes]
+        found += [f"not modelled: {path}: {why}." for path, why in self.not_modelled]
+        if self.unknown:
+            found.append(f"unknown, hence not counted: {_names(self.unknown)}.")
+        if self.no_effect:
+            found.append(f"without effect: {_names(tuple(path for path, _ in self.no_effect))}.")
+        for path, what in self.missing:
+            found.append(f"missing: {what}; give it with --set {path.rpartition('.')[2]}=, 1 is taken.")
+        return tuple(found)
+
+
+def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden: frozenset[str]) -> Imported:
+    """A foreign mapping in our words.
+
+    Args:
+        framework: its table.
+        data: the mapping.
+        folder: where it lies.
+        overridden: our fields that the user sets anyway; a value of theirs that cannot be translated is let be.
+
+    Raises:
+        InputError: a value that matters cannot be translated.
+    """
+    draft = Draft(folder, overridden)
+    mapped: list[tuple[str, Any, str]] = []
+    no_effect: list[tuple[str, str]] = []
+    not_modelled: list[tuple[str, str]] = []
+    unknown: list[str] = []
+    for path, raw in _leaves(framework, data):
+        value = _resolved(raw, data, path)
+        meaning = framework.meaning(path)
+        if meaning is None:
+            unknown.append(path)
+        elif meaning.kind == "no effect":
+            no_effect.append((path, meaning.words))
+        elif isinstance(value, str) and value.startswith("$"):
+            draft.notes.append(f"{path} = {value} is given elsewhere")
+        elif meaning.kind == "not modelled":
+            off = (value.lower() if isinstance(value, str) else value) in _OFF if not isinstance(value, list) else False
+            (no_effect if off else not_modelled).append((path, meaning.words))
+        elif value == "auto" and meaning.apply is not None and "precision" not in meaning.words:
+            draft.notes.append(f"{path} is auto: left to what else is said")
+        else:
+            with _refusing(framework, path):
+                meaning.apply(draft, value)  # type: ignore[misc]  # what is mapped has one
+            mapped.append((path, value, meaning.words))
+    with _refusing(framework):
+        framework.finish(draft)
+    missing = [(path, what) for path, what in framework.expected if path not in draft.values and path not in overridden]
+    return Imported(
+        framework,
+        _blocks(draft.values),
+        tuple(mapped),
+        tuple(no_effect),
+        tuple(not_modelled),
+        tuple(unknown),
+        tuple(missing),
+        tuple(draft.notes),
+    )
+
+
+@contextmanager
+def _refusing(framework: Framework, path: str = "") -> Iterator[None]:
+    """What cannot be translated, as a message for the user."""
+    try:
+        yield
+    except Untranslatable as error:
+        raise InputError(
+            f"{path or error.path} = {error.value!r} is no value that memcalc knows of {framework.name}.",
+            f"Known: {error.known}. Or say what it comes to with --set {error.path}=.",
+        ) from None
+
+
+def _leaves(framework: Framework, data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its dotted path; blocks that the table knows as a whole come as one; null is silence."""
+    for key, value in data.items():
+        path = f"{prefix}{key}"
+        if value is None:
+            continue
+        if isinstance(value, Mapping) and path not in framework.fields:
+            yield from _leaves(framework, value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _resolved(value: Any, data: Mapping[str, Any], path: str) -> Any:
+    """A reference to another field (`${model.encoder_seq_length}`, `${.hidden_size}`) as that field's value."""
+    match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    names = [*path.split(".")[:-1], *match[2].split(".")] if match[1] else match[2].split(".")
+    found: Any = data
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return value if found is None or isinstance(found, Mapping) else found
+
+
+def _blocks(values: Mapping[str, Any]) -> dict[str, Any]:
+    blocks: dict[str, Any] = {}
+    for path, value in values.items():
+        *outer, name = path.split(".")
+        block = blocks
+        for part in outer:
+            block = block.setdefault(part, {})
+        block[name] = value
+    return blocks
+
+
+def _names(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:_LISTED])
+    return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"

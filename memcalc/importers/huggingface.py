@@ -1,0 +1,250 @@
+"""What the frameworks around Hugging Face's Trainer share: its arguments, and what they come to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memcalc.importers.models import named_model, place_model
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+
+# transformers 4.57, training_args.py (OptimizerNames).
+OPTIMIZERS = {
+    **dict.fromkeys(
+        ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw", "adamw_anyprecision"), "adamw"
+    ),
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), "adam-8bit"),
+    "paged_adamw_32bit": "adamw",
+    "paged_adamw": "adamw",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+    "lion": "lion",
+    "lion_32bit": "lion",
+}
+FUSED = ("adamw_torch_fused", "adamw_apex_fused")
+
+ATTENTION = {
+    "flash_attention_2": "flash",
+    "flash_attention_3": "flash",
+    "flash": "flash",
+    "fa2": "flash",
+    "fa3": "flash",
+    "kernels-community/flash-attn2": "flash",
+    "kernels-community/flash-attn3": "flash",
+    "kernels-community/vllm-flash-attn3": "flash",
+    "sdpa": "flash",  # PyTorch picks its flash kernel where it can
+    "eager": "eager",
+    "xformers": "memory-efficient",
+    "auto": None,
+    "disabled": "eager",
+}
+
+ON = {True: True, False: False, "true": True, "false": False}
+RECOMPUTE = {True: "full", False: "none", "true": "full", "false": "none", "unsloth": "full", "offload": "full"}
+
+_STAGE = re.compile(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", re.IGNORECASE)
+
+# Fields of TrainingArguments (transformers 4.57) and of TRL's SFTConfig (0.24) and ModelConfig.
+TRAINER: dict[str, Meaning] = {
+    "model_name_or_path": named_model(),
+    "per_device_train_batch_size": to("training.micro_batch_size"),
+    "gradient_accumulation_steps": to("training.gradient_accumulation_steps"),
+    "gradient_checkpointing": to("training.recompute", RECOMPUTE),
+    "max_seq_length": to("training.sequence_length"),
+    "max_length": to("training.sequence_length"),
+    "bf16": fact("bf16", "precision of the step"),
+    "fp16": fact("fp16", "precision of the step"),
+    "torch_dtype": fact("weights", "precision of the weights"),
+    "dtype": fact("weights", "precision of the weights"),
+    "optim": fact("optimizer", "training.optimizer"),
+    "attn_implementation": to("training.attention", ATTENTION),
+    "deepspeed": fact("deepspeed", "parallelism.zero_stage"),
+    "fsdp": fact("fsdp", "parallelism.zero_stage"),
+    "fsdp_config": fact("fsdp_config", "parallelism.zero_stage"),
+    "use_peft": fact("peft", "training.finetune"),
+    "load_in_4bit": fact("four_bits", "training.finetune"),
+    "lora_r": to("training.lora.rank"),
+    "lora_alpha": to("training.lora.alpha"),
+    "lora_dropout": to("training.lora.dropout"),
+    "lora_target_modules": fact("targets", "training.lora.target_modules"),
+    "load_in_8bit": lacking("a base in 8 bits"),
+    "use_liger_kernel": lacking("Liger's fused kernels: activations and logits are smaller than estimated"),
+    "liger_kernel_config": nothing("part of use_liger_kernel"),
+    "torch_compile": lacking("torch.compile"),
+    "neftune_noise_alpha": nothing(),
+    "packing": nothing("sequences are counted as full"),
+    "auto_find_batch_size": lacking("a batch size that is tried out"),
+    "per_device_eval_batch_size": nothing("evaluation is not sized"),
+    "gradient_checkpointing_kwargs": nothing("how it is done, not what is kept"),
+    "max_grad_norm": nothing("clipping is not sized"),
+    "dataset*": nothing("data"),
+    "data*": nothing("data"),
+    "chat_template": nothing("data"),
+    "eval*": nothing("evaluation is not sized"),
+    "do_*": nothing("evaluation is not sized"),
+    "save*": nothing("saving"),
+    "logging*": nothing("logging"),
+    "log_*": nothing("logging"),
+    "report_to": nothing("logging"),
+    "run_name": nothing("logging"),
+    "hub*": nothing("saving"),
+    "push_to_hub": nothing("saving"),
+    "output_dir": nothing("saving"),
+    "overwrite_output_dir": nothing("saving"),
+    "learning_rate": nothing(),
+    "lr_scheduler*": nothing(),
+    "warmup*": nothing(),
+    "weight_decay": nothing(),
+    "adam_*": nothing(),
+    "num_train_epochs": nothing(),
+    "max_steps": nothing(),
+    "seed": nothing(),
+    "remove_unused_columns": nothing("data"),
+    "model_revision": nothing("the sizes are the same"),
+    "trust_remote_code": nothing(),
+    "tf32": nothing("fp32 in another way, of the same size"),
+    "ddp_timeout": nothing(),
+    "group_by_length": nothing("sequences are counted as full"),
+    "resume_from_checkpoint": nothing("loading is not sized"),
+    "report*": nothing("logging"),
+    "beta": lacking("the second model and the pairs of preference training"),
+    "max_prompt_length": nothing("part of preference training"),
+    "loss_type": nothing("part of preference training"),
+    "eos_token": nothing("data"),
+    "assistant_only_loss": nothing("the loss is computed of all tokens"),
+    "average_tokens_across_devices": nothing(),
+    "padding_free": nothing("sequences are counted as full"),
+}
+
+
+def finish_trainer(draft: Draft, *, weights_follow: bool = False, upcast: bool = True) -> None:
+    """Precision, sharding, optimizer and adapters from what was said.
+
+    Args:
+        draft: our configuration in the making.
+        weights_follow: whether the weights are loaded in the step's precision (axolotl, LLaMA-Factory) or in fp32.
+        upcast: whether weights that train are made fp32 again where nothing shards them (LLaMA-Factory).
+    """
+    facts = draft.facts
+    place_model(draft)
+    draft.default("training.implementation", "huggingface")
+    _optimizer(draft)
+    _adapters(draft)
+    stage = _sharding(draft)
+    half = "bf16" if _on(facts.get("bf16")) else "fp16" if _on(facts.get("fp16")) else None
+    weights = str(facts.get("weights", "")).rpartition(".")[2]
+    low = weights in ("bfloat16", "float16", "bf16", "fp16") or (weights_follow and half is not None and not upcast)
+    if half is None and low:
+        half = "bf16" if weights.startswith("b") else "fp16"
+    draft.default("training.dtype", half or "fp32")
+    if half is None:
+        draft.default("training.recipe", "fp32")
+    elif stage:
+        draft.default("training.recipe", "mixed-16")
+        draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes a parameter")
+    elif draft.values.get("training.finetune") in ("lora", "qlora"):
+        draft.default("training.recipe", "pure" if low or weights_follow else "amp")
+    else:
+        draft.default("training.recipe", "pure" if low else "amp")
+
+
+def _on(value: Any) -> bool:
+    return value in (True, "true", "auto", "full")
+
+
+def _optimizer(draft: Draft) -> None:
+    name = draft.facts.get("optimizer")
+    if name is None:
+        draft.default("training.optimizer_implementation", "fused")  # transformers' own default since 4.46
+        return
+    draft.translate("training.optimizer", name, OPTIMIZERS)
+    draft.default("training.optimizer_implementation", "fused" if name in FUSED else "foreach")
+
+
+def _adapters(draft: Draft) -> None:
+    facts = draft.facts
+    adapted = _on(facts.get("peft")) or draft.values.get("training.finetune") in ("lora", "qlora")
+    if adapted and _on(facts.get("four_bits")):
+        draft.values["training.finetune"] = "qlora"
+    elif adapted:
+        draft.default("training.finetune", "lora")
+    else:
+        for path in [path for path in draft.values if path.startswith("training.lora.")]:
+            del draft.values[path]
+        return
+    targets = facts.get("targets")
+    if isinstance(targets, str):
+        targets = "all-linear" if targets in ("all", "all-linear") else [name.strip() for name in targets.split(",")]
+    if targets:
+        draft.default("training.lora.target_modules", targets)
+
+
+def _sharding(draft: Draft) -> int:
+    """ZeRO's stage, from DeepSpeed's file or FSDP's words."""
+    deepspeed, fsdp = draft.facts.get("deepspeed"), draft.facts.get("fsdp")
+    if deepspeed:
+        stage = _deepspeed_stage(draft, deepspeed)
+        if stage is not None:
+            draft.default("parallelism.zero_stage", stage)
+            draft.default("parallelism.engine", "deepspeed")
+            return stage
+    words = " ".join(fsdp) if isinstance(fsdp, list) else str(fsdp or "")
+    config = draft.facts.get("fsdp_config")
+    settings = config if isinstance(config, Mapping) else {}
+    if words.strip() or settings:
+        strategy = str(settings.get("fsdp_sharding_strategy", settings.get("sharding_strategy", ""))).lower()
+        after = settings.get("fsdp_reshard_after_forward", settings.get("reshard_after_forward", True))
+        stage = 2 if "shard_grad_op" in f"{words} {strategy}" or strategy == "2" or after is False else 3
+        draft.default("parallelism.zero_stage", stage)
+        draft.default("parallelism.engine", "fsdp2")
+        if settings.get("fsdp_activation_checkpointing") or settings.get("activation_checkpointing"):
+            draft.values["training.recompute"] = "full"
+        if settings.get("fsdp_offload_params") or settings.get("offload_params") or "offload" in words:
+            draft.notes.append("not modelled: shards that are offloaded to the host; they are counted on the device")
+        return stage
+    return 0
+
+
+def _deepspeed_stage(draft: Draft, deepspeed: Any) -> int | None:
+    config = deepspeed
+    if isinstance(deepspeed, str):
+        path = Path(draft.folder) / deepspeed
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = _STAGE.search(deepspeed.rpartition("/")[2])
+            if found is None:
+                draft.notes.append(f"{deepspeed} cannot be read: give its stage with --set zero_stage=")
+                return None
+            draft.notes.append(f"{deepspeed} cannot be read: stage {found[1]} is taken from its name")
+            return int(found[1])
+    if not isinstance(config, Mapping):
+        return None
+    zero = config.get("zero_optimization")
+    zero = zero if isinstance(zero, Mapping) else {}
+    for name in ("offload_optimizer", "offload_param"):
+        device = zero.get(name)
+        if isinstance(device, Mapping) and device.get("device") in ("cpu", "nvme"):
+            draft.notes.append(f"not modelled: {name}; what is offloaded is counted on the device")
+    stage = zero.get("stage", 0)
+    return stage if type(stage) is int and 0 <= stage <= 3 else None
+
+
+GPUS = (("parallelism.data_parallel", "how many GPUs share the data"),)
+
+
+def _is_trainer(data: Mapping[str, Any]) -> bool:
+    return "per_device_train_batch_size" in data
+
+
+TRAINING_ARGUMENTS = Framework(
+    name="Hugging Face TrainingArguments",
+    version="transformers 4.57 and TRL 0.24",
+    fields=TRAINER,
+    finish=lambda draft: finish_trainer(draft, upcast=False),
+    recognised=_is_trainer,
+    expected=GPUS,
+)

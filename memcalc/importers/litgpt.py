@@ -1,0 +1,112 @@
+"""LitGPT's YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memcalc.importers.models import named_model, place_model
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+
+# LitGPT 0.5, litgpt/finetune, litgpt/pretrain.py, litgpt/args.py.
+FIELDS: dict[str, Meaning] = {
+    "checkpoint_dir": named_model(),
+    "model_name": named_model(),
+    "precision": fact("precision", "training.recipe: precision of weights and step"),
+    "quantize": fact("quantize", "training.finetune"),
+    "devices": fact("devices", "parallelism.data_parallel"),
+    "num_nodes": fact("nodes", "parallelism.data_parallel"),
+    "train.micro_batch_size": to("training.micro_batch_size"),
+    "train.global_batch_size": to("training.global_batch_size"),
+    "train.max_seq_length": to("training.sequence_length"),
+    "train.tie_embeddings": to("model.tie_word_embeddings"),
+    "lora_r": to("training.lora.rank"),
+    "lora_alpha": to("training.lora.alpha"),
+    "lora_dropout": to("training.lora.dropout"),
+    "lora_query": fact("q_proj", "training.lora.target_modules"),
+    "lora_key": fact("k_proj", "training.lora.target_modules"),
+    "lora_value": fact("v_proj", "training.lora.target_modules"),
+    "lora_projection": fact("o_proj", "training.lora.target_modules"),
+    "lora_mlp": fact("mlp", "training.lora.target_modules"),
+    "lora_head": lacking("an adapter beside the head"),
+    "galore.use_galore": lacking("GaLore"),
+    "galore.galore_8bit": lacking("GaLore"),
+    "galore*": nothing("part of GaLore"),
+    "optimizer": fact("optimizer", "training.optimizer"),
+    "train*": nothing(),
+    "eval*": nothing("evaluation is not sized"),
+    "data*": nothing("data"),
+    "out_dir": nothing("saving"),
+    "log*": nothing("logging"),
+    "seed": nothing(),
+    "tokenizer_dir": nothing("data"),
+    "access_token": nothing(),
+    "resume": nothing("loading is not sized"),
+    "initial_checkpoint_dir": nothing("loading is not sized"),
+    "model_config*": lacking("sizes of a model of its own"),
+    "ops_profile": nothing("logging"),
+}
+
+_OPTIMIZERS = {"adamw": "adamw", "adam": "adam", "adamw8bit": "adam-8bit", "pagedadamw": "adamw", "sgd": "sgd"}
+_RECIPES = {
+    "bf16-true": ("bf16", "pure"),
+    "bf16-mixed": ("bf16", "amp"),
+    "16-true": ("fp16", "pure"),
+    "16-mixed": ("fp16", "amp"),
+    "32-true": ("fp32", "fp32"),
+}
+_MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def _finish(draft: Draft) -> None:
+    facts = draft.facts
+    place_model(draft)
+    dtype, recipe = _RECIPES.get(str(facts.get("precision", "bf16-true")), ("bf16", "pure"))
+    draft.default("training.dtype", dtype)
+    draft.default("training.recipe", recipe)
+    _optimizer(draft)
+    devices, nodes = facts.get("devices"), facts.get("nodes", 1)
+    gpus = devices * nodes if type(devices) is int and type(nodes) is int else None
+    if gpus is not None:
+        draft.default("parallelism.data_parallel", gpus)
+    adapted = any(path.startswith("training.lora.") for path in draft.values)
+    if adapted:
+        _adapters(draft)
+    elif gpus is not None and gpus > 1:
+        # litgpt/finetune/full.py, pretrain.py: FSDP, each block a unit; fine-tuning checkpoints each block
+        draft.default("parallelism.zero_stage", 3)
+        draft.default("parallelism.engine", "fsdp2")
+        if "checkpoint_dir" in facts or facts.get("model"):
+            draft.default("training.recompute", "full" if "training.global_batch_size" in draft.values else "none")
+
+
+def _optimizer(draft: Draft) -> None:
+    named = draft.facts.get("optimizer")
+    path = named.get("class_path", "") if isinstance(named, Mapping) else named
+    if isinstance(path, str) and path:
+        draft.translate("training.optimizer", path.rpartition(".")[2], _OPTIMIZERS)
+
+
+def _adapters(draft: Draft) -> None:
+    facts = draft.facts
+    # litgpt/finetune/lora.py: query and value where nothing is said
+    wanted = [
+        name for name in ("q_proj", "k_proj", "v_proj", "o_proj") if facts.get(name, name in ("q_proj", "v_proj"))
+    ]
+    draft.values["training.lora.target_modules"] = [*wanted, *(_MLP if facts.get("mlp") else ())]
+    kind = str(facts.get("quantize") or "")
+    if kind.startswith(("nf4", "fp4")):
+        draft.values["training.finetune"] = "qlora"
+        draft.values["training.qlora.quantization"] = kind[:3]
+        draft.values["training.qlora.double_quantization"] = kind.endswith("-dq")
+    else:
+        draft.values["training.finetune"] = "lora"
+
+
+def _recognised(data: Mapping[str, Any]) -> bool:
+    return isinstance(data.get("train"), Mapping) and any(key in data for key in ("checkpoint_dir", "model_name"))
+
+
+LITGPT = Framework(
+    "LitGPT", "0.5", FIELDS, _finish, _recognised, (("parallelism.data_parallel", "how many GPUs share the data"),)
+)

@@ -1,0 +1,84 @@
+"""LLaMA-Factory's YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+
+# LLaMA-Factory 0.9.3, src/llamafactory/hparams.
+FIELDS: dict[str, Meaning] = {
+    **TRAINER,
+    "finetuning_type": to("training.finetune", {"full": "full", "lora": "lora"}),
+    "stage": fact("stage", "training.finetune"),
+    "cutoff_len": to("training.sequence_length"),
+    "lora_rank": to("training.lora.rank"),
+    "lora_target": fact("targets", "training.lora.target_modules"),
+    "quantization_bit": fact("bits", "training.finetune"),
+    "quantization_method": nothing("bitsandbytes is counted"),
+    "double_quantization": to("training.qlora.double_quantization"),
+    "quantization_type": to("training.qlora.quantization", {"nf4": "nf4", "fp4": "fp4"}),
+    "flash_attn": to(
+        "training.attention", {"fa2": "flash", "fa3": "flash", "sdpa": "flash", "auto": None, "disabled": "eager"}
+    ),
+    "disable_gradient_checkpointing": to("training.recompute", {True: "none", False: "full"}),
+    "pure_bf16": fact("pure", "training.recipe"),
+    "upcast_layernorm": lacking("norms in fp32"),
+    "upcast_lmhead_output": lacking("logits in fp32 twice"),
+    "enable_liger_kernel": lacking("Liger's fused kernels: activations and logits are smaller than estimated"),
+    "use_kt": lacking("KTransformers: experts on the host"),
+    "kt_*": nothing("part of KTransformers"),
+    "fp8": lacking("matrix products in 8 bits"),
+    "fp8_*": nothing("part of fp8"),
+    "use_adam_mini": lacking("Adam-mini"),
+    "use_muon": lacking("Muon"),
+    "use_v1_kernels": lacking("fused kernels"),
+    "tensor_model_parallel_size": lacking("Megatron below LLaMA-Factory"),
+    "pipeline_model_parallel_size": lacking("Megatron below LLaMA-Factory"),
+    "expert_model_parallel_size": lacking("Megatron below LLaMA-Factory"),
+    "use_unsloth": lacking("Unsloth's kernels"),
+    "use_galore": lacking("GaLore"),
+    "use_apollo": lacking("APOLLO"),
+    "use_badam": lacking("BAdam"),
+    "use_dora": lacking("DoRA"),
+    "shift_attn": nothing(),
+    "freeze_*": lacking("freezing of layers"),
+    "template": nothing("data"),
+    "max_samples": nothing("data"),
+    "overwrite_cache": nothing("data"),
+    "preprocessing_num_workers": nothing("data"),
+    "plot_loss": nothing("logging"),
+    "val_size": nothing("evaluation is not sized"),
+    "adapter_name_or_path": nothing("loading is not sized"),
+    "pref_*": nothing("part of preference training"),
+    "rope_scaling": nothing("positions are computed, not kept"),
+    "image_*": nothing("data"),
+    "video_*": nothing("data"),
+    "mask_history": nothing("data"),
+}
+
+
+def _finish(draft: Draft) -> None:
+    facts = draft.facts
+    if facts.get("stage") not in (None, "sft", "pt"):
+        draft.notes.append(f"not modelled: stage {facts['stage']}: a second model, or pairs of sequences")
+    if facts.get("bits") == 4:
+        draft.values["training.finetune"] = "qlora"
+    elif facts.get("bits"):
+        draft.notes.append(f"not modelled: a base in {facts['bits']} bits")
+    else:
+        for path in [path for path in draft.values if path.startswith("training.qlora.")]:
+            del draft.values[path]
+    # model/model_utils/checkpointing.py: on unless it is disabled
+    draft.default("training.recompute", "full")
+    # model/adapter.py: weights that train are cast up to fp32 unless pure_bf16, ZeRO 3 or FSDP
+    finish_trainer(draft, weights_follow=True, upcast=not facts.get("pure"))
+
+
+def _recognised(data: Mapping[str, Any]) -> bool:
+    return "model_name_or_path" in data and any(key in data for key in ("finetuning_type", "cutoff_len", "lora_target"))
+
+
+LLAMA_FACTORY = Framework("LLaMA-Factory", "0.9.3", FIELDS, _finish, _recognised, GPUS)

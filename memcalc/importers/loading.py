@@ -1,0 +1,139 @@
+"""Any configuration as a spec: ours as it is, another framework's through its table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memcalc.errors import InputError
+from memcalc.spec.loading import load as load_own
+from memcalc.spec.overrides import parse_overrides
+from memcalc.spec.spec import Spec
+from memcalc.spec.yaml_source import MAX_CHARACTERS, parse_yaml
+from memcalc.spec.yaml_source import Path as Place
+
+if TYPE_CHECKING:
+    from memcalc.importers.engine import Imported
+
+_SCRIPTS = (".sh", ".bash", ".args", ".txt")
+_SUFFIXES = (".yaml", ".yml", ".json", ".toml", *_SCRIPTS)
+_OURS = re.compile(r"""^['"]?(?:preset|hf_config|training|parallelism|hardware)['"]?[ \t]*:""", re.MULTILINE)
+_SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
+
+
+def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, gpu: str | None = None) -> Spec:
+    """The fully resolved spec of a configuration, whoever's it is.
+
+    Args:
+        source: as for `memcalc.spec.loading.load`, or a file of another framework.
+        overrides: `field=value` texts as --set takes them.
+        gpu: the card, in place of hardware.gpu.
+
+    Raises:
+        InputError: the configuration is wrong, or lacks the model's sizes.
+    """
+    overrides = tuple(overrides)
+    imported = None if isinstance(source, Mapping) else import_file(source, overrides)
+    if imported is None:
+        return load_own(source, overrides, gpu=gpu)
+    path = Path(str(source))
+    given = set(parse_overrides(overrides))
+    _check_model(imported, given, path)
+    _check_ranks(imported, given, path)
+    try:
+        spec = load_own({"name": path.stem, **imported.blocks}, overrides, gpu=gpu)
+    except InputError as error:
+        where = error.where.removeprefix("configuration").lstrip(": ")
+        raise InputError(error.problem, error.remedy, f"{path.name}: {where}" if where else path.name) from None
+    return spec.with_notes(imported.sentences())
+
+
+def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported | None:
+    """A file in our words; None if it is no other framework's."""
+    path = Path(source)
+    if path.suffix.lower() not in _SUFFIXES or not _is_file(path):
+        return None
+    data = _data(path)
+    if data is None:
+        return None
+    from memcalc.importers.engine import read  # a table for each framework: only for those who need one
+    from memcalc.importers.registry import recognised
+
+    framework = recognised(data)
+    if framework is None:
+        return None
+    overridden = frozenset(".".join(map(str, place)) for place in parse_overrides(overrides))
+    try:
+        return read(framework, data, str(path.parent), overridden)
+    except InputError as error:
+        raise error.located(path.name) from None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _data(path: Path) -> Mapping[str, Any] | None:
+    """The file as plain data; None where it is ours, or no configuration at all: our own loader says what is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return None
+    suffix = path.suffix.lower()
+    if len(text) > MAX_CHARACTERS or (suffix in (".yaml", ".yml") and _OURS.search(text)):
+        return None
+    data: Any
+    try:
+        if suffix in _SCRIPTS:
+            from memcalc.importers.megatron_arguments import arguments_of
+
+            data = arguments_of(text)
+        elif suffix == ".toml":
+            import tomllib
+
+            data = tomllib.loads(text)
+        elif suffix == ".json":
+            import json
+
+            data = json.loads(text)
+        else:
+            data = parse_yaml(text, path.name).data
+    except (InputError, ValueError, RecursionError):
+        return None
+    if not isinstance(data, Mapping) or ("model_type" in data and "base_model" not in data):
+        return None  # a Hugging Face config.json; axolotl names the model's class so, too
+    return data
+
+
+def _check_ranks(imported: Imported, given: set[Place], path: Path) -> None:
+    """A run that shards says over how many GPUs: a guess would be off by as many times."""
+    stage = imported.blocks.get("parallelism", {}).get("zero_stage", 0)
+    if stage and any(place == "parallelism.data_parallel" for place, _ in imported.missing):
+        if ("parallelism", "zero_stage") in given:
+            return
+        raise InputError(
+            f"this configuration of {imported.framework.name} shards (ZeRO {stage}), but not said over how many GPUs.",
+            "Give their number with --set data_parallel=.",
+            path.name,
+        )
+
+
+def _check_model(imported: Imported, given: set[Place], path: Path) -> None:
+    """The model's sizes are there, or asked for by name."""
+    blocks = imported.blocks
+    if blocks.keys() & {"preset", "hf_config"} or given & {("preset",), ("hf_config",)}:
+        return
+    model = blocks.get("model", {})
+    missing = [name for name in _SIZES if name not in model and ("model", name) not in given]
+    if not missing:
+        return
+    raise InputError(
+        f"this configuration of {imported.framework.name} does not hold the model's sizes: {', '.join(missing)}.",
+        "Name the model with --set preset= (see `memcalc models`) or --set hf_config=PATH, or set them one by one.",
+        path.name,
+    )

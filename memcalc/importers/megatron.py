@@ -1,0 +1,185 @@
+"""Megatron-LM's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+
+_BF16 = {True: "bf16", False: None}
+_NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm", "layernorm1p": "layernorm"}
+_POSITIONS = {"learned_absolute": "learned", "rope": "rope", "none": "none", "yarn": "rope", "mrope": "rope"}
+
+# Megatron-Core 0.14, megatron/training/arguments.py.
+FIELDS: dict[str, Meaning] = {
+    "num-layers": to("model.num_layers"),
+    "hidden-size": to("model.hidden_size"),
+    "ffn-hidden-size": to("model.intermediate_size"),
+    "num-attention-heads": to("model.num_attention_heads"),
+    "num-query-groups": fact("groups", "model.num_key_value_heads"),
+    "group-query-attention": fact("grouped", "model.num_key_value_heads"),
+    "kv-channels": to("model.head_dim"),
+    "max-position-embeddings": to("model.max_position_embeddings"),
+    "vocab-size": to("model.vocab_size"),
+    "padded-vocab-size": to("model.vocab_size"),
+    "make-vocab-size-divisible-by": nothing("the vocabulary is counted as it is given: give the padded one"),
+    "position-embedding-type": to("model.position_embedding", _POSITIONS),
+    "use-rotary-position-embeddings": to("model.position_embedding", {True: "rope"}),
+    "normalization": to("model.normalization", _NORMS),
+    "swiglu": to("model.mlp", {True: "swiglu"}),
+    "squared-relu": to("model.mlp", {True: "relu"}),
+    "disable-bias-linear": fact("no_bias", "model.qkv_bias, model.output_bias, model.mlp_bias"),
+    "add-qkv-bias": to("model.qkv_bias"),
+    "untie-embeddings-and-output-weights": fact("untied", "model.tie_word_embeddings"),
+    "qk-layernorm": to("model.qk_norm"),
+    "num-experts": to("model.moe.num_experts"),
+    "moe-router-topk": to("model.moe.num_experts_per_token"),
+    "moe-ffn-hidden-size": to("model.moe.expert_intermediate_size"),
+    "moe-shared-expert-intermediate-size": to("model.moe.shared_expert_intermediate_size"),
+    "multi-latent-attention": lacking("latent attention from arguments: give a config.json"),
+    "mtp-num-layers": lacking("multi-token prediction"),
+    "seq-length": to("training.sequence_length"),
+    "encoder-seq-length": to("training.sequence_length"),
+    "micro-batch-size": to("training.micro_batch_size"),
+    "global-batch-size": fact("global", "training.global_batch_size"),
+    "bf16": to("training.dtype", _BF16),
+    "fp16": to("training.dtype", {True: "fp16", False: None}),
+    "attention-dropout": fact("attention_dropout", "training.dropout"),
+    "hidden-dropout": fact("hidden_dropout", "training.dropout"),
+    "optimizer": to("training.optimizer", {"adam": "adamw", "sgd": "momentum"}),  # its Adam decays weights apart
+    "use-distributed-optimizer": to("parallelism.zero_stage", {True: 1}),
+    "use-precision-aware-optimizer": lacking("moments and gradients in fewer bits"),
+    "use-megatron-fsdp": lacking("Megatron's FSDP"),
+    "use-custom-fsdp": lacking("Megatron's FSDP"),
+    "use-torch-fsdp2": lacking("FSDP2 below Megatron"),
+    "optimizer-cpu-offload": lacking("states on the host"),
+    "recompute-granularity": to("training.recompute", {"selective": "selective", "full": "full"}),
+    "recompute-activations": to("training.recompute", {True: "selective"}),
+    "recompute-modules": fact("modules", "training.recompute_modules"),
+    "recompute-method": fact("method", "training.recompute"),
+    "recompute-num-layers": fact("recomputed", "training.recompute"),
+    "distribute-saved-activations": lacking("checkpoints that are split over tensor-parallel ranks"),
+    "cpu-offloading*": lacking("activations on the host"),
+    "tensor-model-parallel-size": to("parallelism.tensor_parallel"),
+    "pipeline-model-parallel-size": to("parallelism.pipeline_parallel"),
+    "context-parallel-size": to("parallelism.context_parallel"),
+    "expert-model-parallel-size": to("parallelism.expert_parallel"),
+    "expert-tensor-parallel-size": to("parallelism.expert_tensor_parallel"),
+    "sequence-parallel": to("parallelism.sequence_parallel"),
+    "num-layers-per-virtual-pipeline-stage": fact("chunk", "parallelism.virtual_stages"),
+    "nproc-per-node": fact("per_node", "parallelism.data_parallel"),
+    "nnodes": fact("nodes", "parallelism.data_parallel"),
+    "rampup-batch-size": nothing("the full batch is counted"),
+    "attention-backend": nothing("its attention is one fused kernel"),
+    "use-flash-attn": nothing("its attention is one fused kernel"),
+    "transformer-impl": nothing("Transformer Engine's modules are counted"),
+    "use-mcore-models": nothing("Megatron-Core is counted"),
+    "fp8*": lacking("matrix products in 8 bits"),
+    "fp4*": lacking("matrix products in 4 bits"),
+    "cross-entropy-loss-fusion": nothing("how it is done"),
+    "cross-entropy-fusion-impl": nothing("how it is done"),
+    "overlap-*": nothing("when, not what"),
+    "accumulate-allreduce-grads-in-fp32": nothing("main gradients are counted in fp32"),
+    "no-*": nothing("fusions and overlaps, not what is kept"),
+    "moe-*": nothing("routing is taken as balanced"),
+    **{
+        f"{stem}*": nothing("not about memory")
+        for stem in (
+            *("attention-softmax-in-fp32", "pretrained-checkpoint", "use-te", "dataloader", "use-rope-scaling"),
+            *("adam-", "lr", "min-lr", "clip-grad", "weight-decay", "init-", "train-", "eval-", "log-", "save", "load"),
+            *(
+                "data-",
+                "vocab-file",
+                "merge-file",
+                "tokenizer",
+                "split",
+                "tensorboard",
+                "wandb",
+                "master-",
+                "node-rank",
+            ),
+            *("rdzv", "seed", "distributed-", "dist-", "exit-", "num-workers", "rotary-", "norm-epsilon", "mock-data"),
+            *("ckpt-", "timing-", "manual-gc", "profile", "apply-layernorm-1p", "use-checkpoint", "finetune", "legacy"),
+        )
+    },
+}
+
+
+def _finish(draft: Draft) -> None:
+    facts, values = draft.facts, draft.values
+    draft.default("training.implementation", "megatron")
+    draft.default("training.dtype", "bf16")
+    draft.default("model.position_embedding", "learned")
+    draft.default("model.normalization", "layernorm")
+    values["model.tie_word_embeddings"] = not facts.get("untied", False)
+    biased = not facts.get("no_bias", False)
+    for name in ("qkv_bias", "output_bias", "mlp_bias"):
+        draft.default(f"model.{name}", biased)
+    if facts.get("grouped") and type(facts.get("groups")) is int:
+        values["model.num_key_value_heads"] = facts["groups"]
+    dropouts = {float(facts.get(name, 0.1)) for name in ("attention_dropout", "hidden_dropout")}  # 0.1 where silent
+    draft.default("training.dropout", max(dropouts))
+    if len(dropouts) > 1:
+        draft.notes.append("one rate of dropout is counted for attention and hidden states: the larger one")
+    if "model.moe.num_experts" in values:
+        draft.default("model.moe.num_experts_per_token", 2)  # arguments.py: moe_router_topk
+        if "model.moe.expert_intermediate_size" not in values and "model.intermediate_size" in values:
+            values["model.moe.expert_intermediate_size"] = values["model.intermediate_size"]
+    _recompute(draft)
+    _ranks(draft)
+
+
+def _recompute(draft: Draft) -> None:
+    facts, values = draft.facts, draft.values
+    modules = facts.get("modules")
+    if modules and values.get("training.recompute") == "selective":
+        values["training.recompute_modules"] = modules if isinstance(modules, list) else [modules]
+    layers, stages = facts.get("recomputed"), values.get("parallelism.pipeline_parallel", 1)
+    if (
+        values.get("training.recompute") == "full"
+        and facts.get("method") == "block"
+        and type(layers) is int
+        and stages == 1
+    ):
+        values["training.recompute"] = list(range(layers))
+    elif facts.get("method") == "uniform" and type(layers) is int and layers > 1:
+        draft.notes.append("not modelled: checkpoints of several layers together; each layer is one")
+
+
+def _ranks(draft: Draft) -> None:
+    facts, values = draft.facts, draft.values
+    kinds = ("tensor", "pipeline", "context")
+    size = 1
+    for kind in kinds:
+        degree = values.get(f"parallelism.{kind}_parallel", 1)
+        size *= degree if type(degree) is int else 1
+    per_node, nodes = facts.get("per_node"), facts.get("nodes", 1)
+    if type(per_node) is int and type(nodes) is int:
+        world = per_node * nodes
+        if world % size == 0:
+            draft.default("parallelism.data_parallel", world // size)
+        else:
+            draft.notes.append(f"{world} GPUs are launched, but one copy of the model takes {size}")
+    total = facts.get("global")
+    if type(total) is int and "parallelism.data_parallel" in values:
+        values["training.global_batch_size"] = total
+    chunk, layers = facts.get("chunk"), values.get("model.num_layers")
+    stages = values.get("parallelism.pipeline_parallel", 1)
+    if type(chunk) is int and type(layers) is int and chunk and layers % (stages * chunk) == 0:
+        values["parallelism.virtual_stages"] = layers // stages // chunk
+        values["parallelism.schedule"] = "interleaved"
+
+
+def _recognised(data: Mapping[str, Any]) -> bool:
+    return "num-layers" in data and "hidden-size" in data
+
+
+MEGATRON = Framework(
+    "Megatron-LM",
+    "Megatron-Core 0.14",
+    FIELDS,
+    _finish,
+    _recognised,
+    (("parallelism.data_parallel", "how many copies of the model share the data"),),
+)

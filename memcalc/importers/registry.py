@@ -1,0 +1,35 @@
+"""All frameworks that are read, and whose a configuration is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memcalc.importers.accelerate import ACCELERATE
+from memcalc.importers.axolotl import AXOLOTL
+from memcalc.importers.deepspeed import DEEPSPEED
+from memcalc.importers.huggingface import TRAINING_ARGUMENTS
+from memcalc.importers.litgpt import LITGPT
+from memcalc.importers.llama_factory import LLAMA_FACTORY
+from memcalc.importers.megatron import MEGATRON
+from memcalc.importers.nemo import NEMO
+from memcalc.importers.table import Framework
+from memcalc.importers.torchtitan import TORCHTITAN
+
+# The most particular first: LLaMA-Factory's files are TrainingArguments with more.
+FRAMEWORKS: tuple[Framework, ...] = (
+    AXOLOTL,
+    LLAMA_FACTORY,
+    TRAINING_ARGUMENTS,
+    ACCELERATE,
+    LITGPT,
+    TORCHTITAN,
+    NEMO,
+    DEEPSPEED,
+    MEGATRON,
+)
+
+
+def recognised(data: Mapping[str, Any]) -> Framework | None:
+    """Whose configuration a mapping is."""
+    return next((framework for framework in FRAMEWORKS if framework.recognised(data)), None)

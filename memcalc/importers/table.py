@@ -1,0 +1,125 @@
+"""What a field of another framework's configuration means for memory: one table a framework, read by one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["mapped", "no effect", "not modelled"]
+
+
+@dataclass
+class Draft:
+    """Our configuration in the making.
+
+    Args:
+        values: by our field's path, e.g. "training.micro_batch_size".
+        facts: what several fields together decide, by a name of the table's own.
+        notes: what to tell the reader besides the lists.
+        folder: where files named in the configuration are looked for.
+        overridden: our fields that the user sets anyway.
+    """
+
+    folder: str
+    overridden: frozenset[str] = frozenset()
+    values: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def default(self, path: str, value: Any) -> None:
+        """What the framework does where its configuration is silent."""
+        self.values.setdefault(path, value)
+
+    def translate(self, path: str, value: Any, values: Mapping[Any, Any]) -> None:
+        """Our word for a value of theirs; None in the table says that the default stands.
+
+        Raises:
+            Untranslatable: the table does not have it, and the user does not set the field anyway.
+        """
+        key = value.lower() if isinstance(value, str) else value
+        if isinstance(key, str | int | float | bool) and key in values:
+            if values[key] is not None:
+                self.values[path] = values[key]
+        elif path not in self.overridden:
+            raise Untranslatable(path, value, values)
+
+
+class Untranslatable(ValueError):
+    """A value that a table does not know."""
+
+    def __init__(self, path: str, value: Any, values: Mapping[Any, Any]) -> None:
+        super().__init__(path)
+        self.path = path
+        self.value = value
+        self.known = ", ".join(sorted({str(each) for each in values}))
+
+
+class Meaning(NamedTuple):
+    """One field's meaning."""
+
+    kind: Kind
+    words: str  # our field, or why it has no effect, or what is not modelled
+    apply: Callable[[Draft, Any], None] | None = None
+
+
+def to(path: str, values: Mapping[Any, Any] | None = None) -> Meaning:
+    """The field is ours at `path`; `values` translates, and refuses what it does not hold.
+
+    A translation of None says that the default stands.
+    """
+
+    def apply(draft: Draft, value: Any) -> None:
+        if values is None:
+            draft.values[path] = value
+        else:
+            draft.translate(path, value, values)
+
+    return Meaning("mapped", path, apply)
+
+
+def fact(name: str, words: str) -> Meaning:
+    """The field decides with others; the framework's `finish` reads it."""
+
+    def apply(draft: Draft, value: Any) -> None:
+        draft.facts[name] = value
+
+    return Meaning("mapped", words, apply)
+
+
+def nothing(why: str = "no effect on the memory of a step") -> Meaning:
+    """The field changes no byte."""
+    return Meaning("no effect", why)
+
+
+def lacking(what: str) -> Meaning:
+    """The field changes memory in a way that memcalc does not model; "no", 0 and false change nothing."""
+    return Meaning("not modelled", what)
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A framework's configuration files.
+
+    Args:
+        name: as people call it.
+        version: whose fields the table knows.
+        fields: by dotted path; a path that ends in "*" stands for all that begin so.
+        finish: what follows from several fields, and what the framework does where the file is silent.
+        expected: our fields that a run needs and that such files often lack: path, and what it is.
+        recognised: whether a mapping is such a file.
+    """
+
+    name: str
+    version: str
+    fields: Mapping[str, Meaning]
+    finish: Callable[[Draft], None]
+    recognised: Callable[[Mapping[str, Any]], bool]
+    expected: tuple[tuple[str, str], ...] = ()
+
+    def meaning(self, path: str) -> Meaning | None:
+        """What the field at this path means; None if the table does not know it."""
+        if path in self.fields:
+            return self.fields[path]
+        stems = [key for key in self.fields if key.endswith("*") and path.startswith(key[:-1])]
+        return self.fields[max(stems, key=len)] if stems else None

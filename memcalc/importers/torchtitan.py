@@ -1,0 +1,136 @@
+"""torchtitan's TOML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memcalc.importers.models import preset_of
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+
+# torchtitan 0.2, torchtitan/config/job_config.py.
+FIELDS: dict[str, Meaning] = {
+    "model.name": fact("name", "model"),
+    "model.flavor": fact("flavor", "model"),
+    "model.converters": lacking("modules that are exchanged (float8, ...)"),
+    "training.batch_size": to("training.micro_batch_size"),
+    "training.local_batch_size": to("training.micro_batch_size"),
+    "training.global_batch_size": fact("global", "training.global_batch_size"),
+    "training.seq_len": to("training.sequence_length"),
+    "training.mixed_precision_param": fact("param", "training.dtype: precision of the step"),
+    "training.mixed_precision_reduce": nothing("gradients are counted in fp32, the default"),
+    "training.compile": lacking("torch.compile"),
+    "compile.enable": lacking("torch.compile"),
+    "compile*": nothing("part of torch.compile"),
+    "training.enable_cpu_offload": lacking("weights that are offloaded to the host"),
+    "training*": nothing(),
+    "optimizer.name": to("training.optimizer", {"adamw": "adamw", "adam": "adam"}),
+    "optimizer.implementation": to(
+        "training.optimizer_implementation", {"fused": "fused", "foreach": "foreach", "for-loop": "for-loop"}
+    ),
+    "optimizer*": nothing(),
+    "parallelism.data_parallel_shard_degree": fact("shards", "parallelism.data_parallel"),
+    "parallelism.data_parallel_replicate_degree": fact("replicas", "parallelism.data_parallel_replicate"),
+    "parallelism.fsdp_reshard_after_forward": fact("reshard", "parallelism.zero_stage"),
+    "parallelism.tensor_parallel_degree": to("parallelism.tensor_parallel"),
+    "parallelism.pipeline_parallel_degree": to("parallelism.pipeline_parallel"),
+    "parallelism.context_parallel_degree": to("parallelism.context_parallel"),
+    "parallelism.expert_parallel_degree": to("parallelism.expert_parallel"),
+    "parallelism.expert_tensor_parallel_degree": to("parallelism.expert_tensor_parallel"),
+    "parallelism.disable_loss_parallel": nothing("the logits are counted whole"),
+    "parallelism.enable_async_tensor_parallel": lacking("asynchronous tensor parallelism"),
+    "parallelism.pipeline_parallel_schedule": to(
+        "parallelism.schedule",
+        {
+            "1f1b": "1f1b",
+            "gpipe": "gpipe",
+            "interleaved1f1b": "interleaved",
+            "interleavedzerobubble": "interleaved",
+            "zbvzerobubble": "zb-v",
+        },
+    ),
+    "parallelism*": nothing("how it is done"),
+    "activation_checkpoint.mode": fact("checkpoint", "training.recompute"),
+    "activation_checkpoint.selective_ac_option": fact("option", "training.recompute"),
+    "activation_checkpoint*": nothing("how it is done"),
+    "float8.enable_fsdp_float8_all_gather": lacking("weights that are gathered in 8 bits"),
+    "float8*": nothing("part of float8"),
+    "quantize*": lacking("matrix products in 8 bits"),
+    "job*": nothing(),
+    "profiling*": nothing("logging"),
+    "metrics*": nothing("logging"),
+    "lr_scheduler*": nothing(),
+    "checkpoint*": nothing("saving"),
+    "comm*": nothing(),
+    "experimental*": nothing(),
+    "fault_tolerance*": nothing(),
+    "validation*": nothing("evaluation is not sized"),
+    "model*": nothing("data"),
+    "debug*": nothing(),
+}
+
+_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_FLAVORS = {
+    ("llama3", "405b"): "llama-3.1-405b",
+    ("deepseek_v3", "671b"): "deepseek-v3",
+    ("deepseek_v3", "16b"): "deepseek-v2-lite",
+}
+
+
+def _finish(draft: Draft) -> None:
+    facts = draft.facts
+    name, flavor = str(facts.get("name", "")).lower(), str(facts.get("flavor", "")).lower()
+    preset = _FLAVORS.get((name, flavor)) or preset_of(f"{name}-{flavor}")
+    if preset is not None:
+        draft.values["preset"] = preset
+    draft.default("training.dtype", _PRECISIONS.get(str(facts.get("param", "bfloat16")), "bf16"))
+    half = draft.values["training.dtype"] != "fp32"
+    draft.default("training.recipe", "mixed-16" if half else "fp32")
+    draft.default("training.optimizer_implementation", "fused")
+    draft.notes.append("torchtitan's own modules are not modelled: counted with plain modules and flash attention")
+    if half:
+        draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes a parameter")
+    _sharding(draft)
+    _recompute(draft)
+
+
+def _sharding(draft: Draft) -> None:
+    facts = draft.facts
+    shards, replicas = facts.get("shards", -1), facts.get("replicas", 1)
+    if shards == 1 and replicas != 1:
+        draft.values["parallelism.data_parallel"] = replicas
+        return
+    never = facts.get("reshard") == "never" or draft.values.get("parallelism.pipeline_parallel", 1) != 1
+    if shards != 1:
+        draft.default("parallelism.zero_stage", 2 if never else 3)
+        draft.default("parallelism.engine", "fsdp2")
+    if type(shards) is int and shards > 1:
+        draft.values["parallelism.data_parallel"] = shards * (replicas if type(replicas) is int else 1)
+        if type(replicas) is int and replicas > 1:
+            draft.values["parallelism.data_parallel_replicate"] = replicas
+    total = facts.get("global")
+    if type(total) is int and total > 0 and "parallelism.data_parallel" in draft.values:
+        draft.values["training.global_batch_size"] = total
+
+
+def _recompute(draft: Draft) -> None:
+    mode, option = str(draft.facts.get("checkpoint", "selective")), str(draft.facts.get("option", "op"))
+    if mode == "full":
+        draft.default("training.recompute", "full")
+    elif mode == "selective" and option.isdigit() and int(option):
+        draft.default("training.recompute", f"every-{int(option)}")
+    elif mode == "selective":
+        draft.notes.append(
+            "not modelled: selective checkpointing by operator, which keeps some of each layer; counted without any, "
+            "so the estimate is too high"
+        )
+
+
+def _recognised(data: Mapping[str, Any]) -> bool:
+    model = data.get("model")
+    return isinstance(model, Mapping) and "flavor" in model
+
+
+TORCHTITAN = Framework(
+    "torchtitan", "0.2", FIELDS, _finish, _recognised, (("parallelism.data_parallel", "how many GPUs share the data"),)
+)
