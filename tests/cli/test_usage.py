@@ -12,8 +12,8 @@ from memcalc.cli.tree import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 MISSING = (
-    "error: Missing argument 'CONFIG'. It is a YAML file, a Hugging Face config.json, a preset's name "
-    "(see `memcalc models`), or - for standard input. Try `memcalc estimate --help`.\n"
+    "error: Missing argument 'CONFIG'. It is a YAML file, a Hugging Face config.json, another framework's "
+    "configuration, a preset's name (see `memcalc models`), or - for standard input. Try `memcalc estimate --help`.\n"
 )
 WRONG = {
     "estimate": MISSING,
