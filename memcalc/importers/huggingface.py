@@ -20,9 +20,13 @@ OPTIMIZERS = {
     "paged_adamw_32bit": "adamw",
     "paged_adamw": "adamw",
     "adafactor": "adafactor",
+    **dict.fromkeys(("adamw_torch_4bit", "adamw_4bit"), "adam-4bit"),
+    **dict.fromkeys(("lion_8bit", "paged_lion_8bit"), "lion-8bit"),
+    **dict.fromkeys(("lion", "lion_32bit", "paged_lion_32bit"), "lion"),
     "sgd": "sgd",
-    "lion": "lion",
-    "lion_32bit": "lion",
+    "rmsprop": "rmsprop",
+    "adagrad": "adagrad",
+    "muon": "muon",
 }
 FUSED = ("adamw_torch_fused", "adamw_apex_fused")
 
@@ -161,7 +165,10 @@ def _optimizer(draft: Draft) -> None:
         draft.default("training.optimizer_implementation", "fused")  # transformers' own default since 4.46
         return
     draft.translate("training.optimizer", name, OPTIMIZERS)
-    draft.default("training.optimizer_implementation", "fused" if name in FUSED else "foreach")
+    if name in FUSED:
+        draft.default("training.optimizer_implementation", "fused")
+    if str(name).startswith("paged_"):
+        draft.default("training.optimizer_options.paged", True)
 
 
 def _adapters(draft: Draft) -> None:
