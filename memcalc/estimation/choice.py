@@ -77,7 +77,8 @@ def choice_of(spec: Spec) -> Choice:
         spec.parallelism.zero_stage,
         spec.parallelism.shards,
         spec.parallelism.expert_shards,
-        spec.parallelism.engine,
+        # Megatron-Core's modules bring its optimizer and its buffers, also where nothing is split.
+        "megatron" if training.implementation == "megatron" else spec.parallelism.engine,
         base,
         Card(
             (card and card.multiprocessors) or DEFAULT_MULTIPROCESSORS,
