@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from memcalc.estimation.choice import choice_of
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.frozen import all_parameters, trainable_parameters
 from memcalc.estimation.items import PHASES, STEPS, Item, mask_of
-from memcalc.estimation.outside import outside_allocated, reserved_bytes
+from memcalc.estimation.outside import communication_library_bytes, outside_allocated, reserved_bytes
 from memcalc.estimation.paging import paging_notes
 from memcalc.estimation.parameters import buffer_elements
 from memcalc.estimation.recipe_copies import gradients_exist
@@ -141,9 +143,22 @@ def not_modelled(spec: Spec) -> tuple[str, ...]:
         missing.insert(0, "the activations of attention sinks")
     if spec.model.mla is not None:
         missing.insert(0, "latent attention was not compared with a run yet")
-    if spec.parallelism.data_parallel * spec.parallelism.tensor_parallel * spec.parallelism.pipeline_parallel > 1:
+    missing[:0] = _parallel_omissions(spec)
+    if communication_library_bytes(spec):
         missing.append("buffers of the communication library are planning defaults, not measurements of this cluster")
     return tuple(missing)
+
+
+def _parallel_omissions(spec: Spec) -> Iterator[str]:
+    parallelism, megatron = spec.parallelism, spec.training.implementation == "megatron"
+    if parallelism.context_parallel > 1 and parallelism.context_parallel_method == "ring":
+        yield "the keys and values that travel around the ring of context parallelism"
+    if megatron:
+        yield "the workspace of cuDNN's attention, which is taken as that of flash attention"
+    if megatron and spec.model.moe is not None:
+        yield "Megatron-Core's experts were not compared with a run yet"
+    if parallelism.schedule not in ("1f1b", "gpipe"):
+        yield f"schedule {parallelism.schedule} was not compared with a run; what is in flight is its papers' count"
 
 
 def notes(spec: Spec) -> tuple[str, ...]:

@@ -27,9 +27,8 @@ def reserved_bytes(allocated: int) -> int:
 def communication_library_bytes(spec: Spec) -> int:
     """NCCL's buffers: one group for each dimension in which ranks talk to each other."""
     parallelism = spec.parallelism
-    groups = sum(
-        ranks > 1 for ranks in (parallelism.data_parallel, parallelism.tensor_parallel, parallelism.pipeline_parallel)
-    )
+    kinds = ("data", "tensor", "pipeline", "context", "expert")
+    groups = sum(getattr(parallelism, f"{kind}_parallel") > 1 for kind in kinds)
     return FIRST_GROUP_BYTES + (groups - 1) * FURTHER_GROUP_BYTES if groups else 0
 
 

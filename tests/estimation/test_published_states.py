@@ -1,0 +1,42 @@
+"""Published figures of optimizer states: torchao's table for Llama-2-7B in pure bf16 (test case T10 of the formulas)."""
+
+from __future__ import annotations
+
+import pytest
+
+from memcalc.api import estimate
+from memcalc.ledger.component import Component
+
+GIB = 2**30
+P = 6_738_415_616  # Llama-2-7B
+
+
+def moments(optimizer: str) -> int:
+    """Bytes of optimizer states after the first step; recipe pure."""
+    result = estimate("llama-2-7b", "recipe=pure", f"optimizer={optimizer}")
+    assert result.parameters == P
+    return sum(
+        row.bytes
+        for row in result.ledger.rows
+        if row.component is Component.OPTIMIZER_STATE and "zero_grad_2" in row.phases
+    )
+
+
+def test_torchaos_eight_bit_states_save_12_36_gib() -> None:
+    """AdamW 4 bytes a parameter; 8-bit 2·(1 + 4/256) = 2.03125: 1.96875·P = 12.355 GiB; the table 51.6 - 39.3 = 12.3.
+
+    Less the two maps of 256 fp32 values that bitsandbytes keeps once.
+    """
+    saved = moments("adamw") - moments("adam-8bit")
+
+    assert saved == P * 63 // 32 - 2 * 4 * 256
+    assert saved / GIB == pytest.approx(12.36, abs=0.005)
+    assert saved / GIB == pytest.approx(51.6 - 39.3, abs=0.1)
+
+
+def test_torchaos_four_bit_states_save_18_43_gib() -> None:
+    """2·(0.5 + 4/128) = 1.0625 bytes a parameter: 2.9375·P = 18.43 GiB; the table 51.6 - 33.2 = 18.4."""
+    saved = moments("adamw") - moments("adam-4bit")
+
+    assert saved / GIB == pytest.approx(18.43, abs=0.005)
+    assert saved / GIB == pytest.approx(51.6 - 33.2, abs=0.1)
