@@ -60,27 +60,38 @@ def trace(
     source: Source,
     *overrides: str,
     gpu: str | None = None,
+    device: str = "fake",
     steps: int = 3,
     semantics: str = "cuda",
     alloc_conf: str = "",
+    python: str | None = None,
     progress: Progress = silent,
 ) -> Trace:
-    """The real training step on a device that is not there: fake tensors. Needs torch.
+    """The real training step on a device that is not there. Needs torch.
 
     Args:
         source: as for `load`.
         overrides: as for `load`.
         gpu: as for `load`.
+        device: "fake": tensors without values, anywhere; "null": PyTorch's CUDA build on stub libraries, on Linux.
         steps: optimizer steps to run.
-        semantics: "cuda" or "cpu": whose operators run.
+        semantics: "cuda" or "cpu": whose operators run on fake tensors.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
+        python: for the null device, an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON or this one.
         progress: told how far the work is.
     """
-    from memcalc.tracing import trace as trace_spec
+    from memcalc.errors import InputError
 
-    return trace_spec(
-        load(source, *overrides, gpu=gpu), steps, semantics=semantics, alloc_conf=alloc_conf, progress=progress
-    )
+    spec = load(source, *overrides, gpu=gpu)
+    if device == "null":
+        from memcalc.nullcuda.tracing import trace as trace_on_null
+
+        return trace_on_null(spec, steps, alloc_conf, python, progress)
+    if device != "fake":
+        raise InputError(f"device = {device!r} is not known to trace.", "Name fake or null.", "--device")
+    from memcalc.tracing import trace as trace_on_fake
+
+    return trace_on_fake(spec, steps, semantics, alloc_conf, progress)
 
 
 def measure(

@@ -21,6 +21,10 @@ def command(
     *,
     overrides: Set = None,
     gpu: Gpu = None,
+    device: Annotated[
+        Literal["fake", "null"],
+        typer.Option(help="fake: tensors without values, anywhere; null: PyTorch's CUDA build, without a GPU."),
+    ] = "fake",
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Optimizer steps to run.")] = 3,
     semantics: Annotated[
         Literal["cuda", "cpu"], typer.Option(help="Whose operators run; cpu: without blocks and workspaces.")
@@ -28,6 +32,10 @@ def command(
     alloc_conf: Annotated[
         str, typer.Option("--alloc-conf", metavar="SETTINGS", help="As PYTORCH_CUDA_ALLOC_CONF.")
     ] = "",
+    python: Annotated[
+        str | None,
+        typer.Option(metavar="PYTHON", help="For null: an interpreter whose torch is a CUDA build."),
+    ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Lay the estimate beside it.")] = False,
     plot: Plot = None,
     export: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=EXPORT_HELP)] = None,
@@ -52,7 +60,15 @@ def command(
     check_files(plot or (), export or ())
     spec = api.load(config, *(overrides or ()), gpu=gpu)
     with shown_progress() as progress:
-        traced = api.trace(spec, steps=steps, semantics=semantics, alloc_conf=alloc_conf, progress=progress)
+        traced = api.trace(
+            spec,
+            device=device,
+            steps=steps,
+            semantics=semantics,
+            alloc_conf=alloc_conf,
+            python=python,
+            progress=progress,
+        )
     if record is not None:
         from memcalc.events import write_events
 

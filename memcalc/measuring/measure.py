@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memcalc.errors import InputError, OutOfMemory, Unavailable
+from memcalc.errors import OutOfMemory, Unavailable
 from memcalc.measuring.measurement import DONE, OUT_OF_MEMORY, Measurement
 from memcalc.spec.spec import Spec
 
@@ -103,21 +103,7 @@ def _execute(run: TrainingRun, observer: CudaObserver | CpuObserver, steps: int)
     except torch.OutOfMemoryError as error:
         return str(error).partition("\n")[0]
     except RuntimeError as error:
-        if "No available kernel" in str(error):
-            raise no_kernel(run.spec) from error
         if "can't allocate memory" not in str(error):  # what the CPU's allocator says
             raise
         return str(error).partition("\n")[0]
     return None
-
-
-def no_kernel(spec: Spec) -> InputError:
-    """What to say when scaled_dot_product_attention knows no kernel of the kind that it was held to."""
-    training, model = spec.training, spec.model
-    grouped = ", grouped keys" if model.num_key_value_heads < model.num_attention_heads else ""
-    return InputError(
-        f"PyTorch's attention = {training.attention} has no kernel for {training.dtype}, head_dim = {model.head_dim}"
-        f"{grouped} on this device.",
-        "Set training.attention: eager, or flash with bf16 or fp16.",
-        "training.attention",
-    )

@@ -96,18 +96,18 @@ class Places:
             newest: `newest_node()` from before the operator's kernel ran: its own node, if it has one.
         """
         node = torch._C._current_autograd_node()  # noqa: SLF001 -- no public name
-        if node is not None and not torch.is_grad_enabled():
+        # In backward, gradients are enabled and modules run only where a forward runs again.
+        recomputed = node is not None and (torch.is_grad_enabled() or bool(self._stack))
+        if node is not None and not recomputed:
             return self._of_node(node)
-        recomputed = node is not None
         module = self._stack[-1] if self._stack else ""
         tail = self._tail
         if recomputed and not module:
             noted = self._of_node(node)
             module, tail = noted.module, noted.tail
         place = Place(module, self._line(), tail, backward=recomputed, recomputed=recomputed)
-        if torch.is_grad_enabled():
-            # The first operator that is seen with a new number is the one that the node is for.
-            self._noted.setdefault(newest, place)
+        # The first operator that is seen with a new number is the one that the node is for.
+        self._noted.setdefault(newest, place)
         return place
 
     def accumulates(self) -> bool:

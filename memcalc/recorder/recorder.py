@@ -124,7 +124,7 @@ class Recorder(TorchDispatchMode):
         if self._recomputing and not place.recomputed:
             self.purposes.end_phase()  # what the second forward has left alive is what it was run for
         self._recomputing = place.recomputed
-        name = _name(operator)
+        name = self.name_of(operator)
         taken: list[tuple[int, Number]] = []  # sizes and numbers of the blocks inside
         waiting = list(hidden)
         for position, number, tensor in fresh:
@@ -174,6 +174,12 @@ class Recorder(TorchDispatchMode):
     def _now(self) -> int:
         return (time.perf_counter_ns() - self._started) // 1000
 
+    @staticmethod
+    def name_of(operator: Any) -> str:
+        """ "aten.mm"; operators that stand in for PyTorch's bear its names."""
+        schema: str = operator._schema.name  # noqa: SLF001 -- str(operator) is slower and has the overload
+        return schema.replace("::", ".").replace("memcalc.", "aten.")
+
     # -- the record --------------------------------------------------------------------------------------------------
 
     def events(self) -> tuple[Event, ...]:
@@ -185,7 +191,6 @@ class Recorder(TorchDispatchMode):
         for kind, now, *what in self._log:
             if kind is Kind.ALLOC:
                 number, size, name, place, shape, dtype, phase = what
-                file, number_of_line = place.line
                 yield Event(
                     Kind.ALLOC,
                     number,
@@ -195,8 +200,8 @@ class Recorder(TorchDispatchMode):
                     module=place.module,
                     operator=name,
                     shape=shape,
-                    dtype=DTYPE_WORDS.get(dtype) or str(dtype).removeprefix("torch."),
-                    line=f"{shown_file(file)}:{number_of_line}" if file else "",
+                    dtype=word_of(dtype),
+                    line=line_of(place),
                     time_us=now,
                 )
             elif kind is Kind.FREE:
@@ -210,7 +215,12 @@ class Recorder(TorchDispatchMode):
 DTYPE_WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def _name(operator: Any) -> str:
-    """ "aten.mm"; operators that stand in for PyTorch's bear its names."""
-    schema: str = operator._schema.name  # noqa: SLF001 -- str(operator) is slower and has the overload
-    return schema.replace("::", ".").replace("memcalc.", "aten.")
+def word_of(dtype: torch.dtype) -> str:
+    """ "bf16"; what has no word of ours by PyTorch's name."""
+    return DTYPE_WORDS.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def line_of(place: Place) -> str:
+    """ "model.py:12", empty where it is not known."""
+    file, number = place.line
+    return f"{shown_file(file)}:{number}" if file else ""

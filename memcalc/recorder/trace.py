@@ -30,8 +30,10 @@ class Recording:
         trainable: those of them that are trained.
         buffers: elements of the model's buffers.
         readbacks: how often the host asked for a value that does not exist.
-        reserved_bytes: the most that a real allocator held, where there was one.
+        allocated_bytes: the most that a real allocator handed out, where there was one.
+        reserved_bytes: the most that it held.
         has_allocator: whether the device's memory goes through PyTorch's caching allocator.
+        died: PyTorch's message, where the run died on the card; these events are then of one without bounds.
     """
 
     device: str
@@ -40,8 +42,10 @@ class Recording:
     trainable: int
     buffers: int
     readbacks: int = 0
+    allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     has_allocator: bool = True
+    died: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ def make_trace(
         # The allocator gives cached memory back before it fails, so the run may fit all the same.
         tight = history(recording.events, alloc_conf, version, card.usable_bytes, used=card.context_bytes)
         failure = tight.result.failure
+        if failure is not None and recording.died is not None:
+            failure = Failure(failure.event, recording.died)
         if failure is None:
             reserved = tight.result.peak_reserved
         else:

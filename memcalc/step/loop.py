@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from memcalc.errors import InputError
 from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
 from memcalc.step.averages import Average, build_average
@@ -21,6 +20,7 @@ from memcalc.step.causal_lm import CausalLM, build
 from memcalc.step.optimizers import build_optimizer, hidden_matrices, state_tensors
 from memcalc.step.quantised import quantised_tensors
 from memcalc.step.recipes import Copies, autocast
+from memcalc.step.refusals import NO_KERNEL, no_kernel, refuse_parallel
 
 
 class Observer(Protocol):
@@ -50,7 +50,19 @@ class TrainingRun:
         self.logits: Tensor | None = None
 
     def execute(self, steps: int, observer: Observer) -> None:
-        """Build everything, then train."""
+        """Build everything, then train.
+
+        Raises:
+            InputError: the device has no kernel for the attention that the spec asks for.
+        """
+        try:
+            self._execute(steps, observer)
+        except RuntimeError as error:
+            if NO_KERNEL in str(error):
+                raise no_kernel(self.spec) from error
+            raise
+
+    def _execute(self, steps: int, observer: Observer) -> None:
         torch.manual_seed(0)
         with observer.phase("model"):
             model = self.model = build(self.spec, self.device)
@@ -124,15 +136,3 @@ class TrainingRun:
             component: [tensor for tensor in tensors if tensor.device.type == self.device.type]
             for component, tensors in found.items()
         }
-
-
-def refuse_parallel(spec: Spec) -> None:
-    """This loop is one rank on its own."""
-    for name in ("data_parallel", "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
-        ranks = getattr(spec.parallelism, name)
-        if ranks > 1:
-            raise InputError(
-                f"{name} = {ranks}, but the step runs on one device.",
-                f"Set {name}: 1, or use `memcalc estimate`, which knows sharding.",
-                f"parallelism.{name}",
-            )

@@ -15,10 +15,13 @@ from torch.nn import functional
 
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
 FLASH_LARGEST_HEAD = 256  # sdp_utils.cpp, check_head_dim_size_flash
+AMPERE = (8, 0)  # sdp_utils.cpp: flash needs it, and so does memory-efficient attention in bf16
+NO_KERNEL = "No available kernel. Aborting execution."
 MULTIPLE = 8  # elements that flash pads heads to: attention.cpp, pad_last_dim<8>
 
 
-def attention(  # noqa: PLR0917 -- PyTorch's signature
+def attention(  # noqa: D417, PLR0917 -- PyTorch's signature
+    capability: tuple[int, int],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -28,14 +31,23 @@ def attention(  # noqa: PLR0917 -- PyTorch's signature
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch.nn.functional.scaled_dot_product_attention on (b, h, s, d) tensors of a CUDA device."""
-    if _flash(query, key, value, attn_mask):
+    """torch.nn.functional.scaled_dot_product_attention on (b, h, s, d) tensors of a CUDA device.
+
+    Args:
+        capability: of the card; the other arguments are PyTorch's.
+
+    Raises:
+        RuntimeError: with PyTorch's text, where no kernel that is allowed can run.
+    """
+    if capability >= AMPERE and _flash(query, key, value, attn_mask):
         return _run_flash(query, key, value, dropout_p, is_causal, scale)
     efficient = torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
-    if efficient and query.dim() == 4:
+    if efficient and query.dim() == 4 and (capability >= AMPERE or query.dtype != torch.bfloat16):
         if enable_gqa:
             key, value = _repeated(key, query), _repeated(value, query)
         return _run_efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    if not torch.backends.cuda.math_sdp_enabled():  # type: ignore[no-untyped-call]
+        raise RuntimeError(NO_KERNEL)
     return _plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 from unittest import mock
 
@@ -37,12 +38,19 @@ class CudaFunctions(TorchFunctionMode):
     """Entered around a run on fake tensors: what Python calls does what it does on CUDA.
 
     `readbacks` counts how often the run asked for a value that does not exist; it was told zero.
+
+    Args:
+        capability: compute capability of the card.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, capability: tuple[int, int]) -> None:
         super().__init__()
         self.autocast = Autocast(on_device)
         self.readbacks = 0
+        self._steered: dict[Any, Callable[..., Any]] = {
+            **STEERED,
+            functional.scaled_dot_product_attention: partial(attention, capability),
+        }
 
     @contextmanager
     def entered(self) -> Iterator[CudaFunctions]:
@@ -85,7 +93,7 @@ class CudaFunctions(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if torch.is_autocast_enabled("cuda"):
             args, kwargs = self.autocast.arguments(name, args, kwargs)
-        steered = STEERED.get(function)
+        steered = self._steered.get(function)
         return function(*args, **kwargs) if steered is None else steered(*args, **kwargs)
 
     def _placed(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
@@ -171,7 +179,6 @@ ANSWERS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.get_device: lambda _: 0,
 }
 STEERED: dict[Any, Callable[..., Any]] = {
-    functional.scaled_dot_product_attention: attention,
     functional.dropout: _dropout,
     torch.dropout: _dropout,
     functional.rms_norm: rms_norm,

@@ -18,6 +18,8 @@ from memcalc.tracing.cuda_functions import CUDA, CudaFunctions, on_device
 from memcalc.tracing.cuda_kernels import CudaKernels
 from memcalc.tracing.readbacks import Readbacks
 
+DEFAULT_CAPABILITY = (8, 0)  # an A100's, for cards that are not NVIDIA's
+
 
 @dataclass(frozen=True)
 class Session:
@@ -48,7 +50,7 @@ def fake_cuda(card: Card, progress: Progress = silent) -> Iterator[Session]:
         progress: told the phase and the number of events so far.
     """
     gc.collect()  # what earlier runs left behind must not be freed in the middle of this one
-    functions = CudaFunctions()
+    functions = CudaFunctions(card.compute_capability or DEFAULT_CAPABILITY)
     recorder = Recorder(CudaKernels(card), on_device, progress)
     with (
         mock.patch.object(torch.cuda, "empty_cache", recorder.empty_cache),

@@ -1,0 +1,115 @@
+"""The verb `trace` on the null device: the step in a child process, under PyTorch's CUDA build and real allocator."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from memcalc.errors import InputError, Unavailable
+from memcalc.events import read_events
+from memcalc.nullcuda.cards import find_null_card, properties
+from memcalc.nullcuda.launcher import environment
+from memcalc.progress import Progress, silent
+from memcalc.recorder.trace import Recording, Trace, make_trace
+from memcalc.spec.cards import Card
+from memcalc.spec.spec import Spec
+
+PYTHON = "MEMCALC_NULL_PYTHON"  # environment variable: the interpreter that has a CUDA build of torch
+DEFAULT_CARD = "a100-80gb"
+
+# A card so large that nothing runs out: what a run that does not fit would need can be seen only there.
+BOUNDLESS = 2**42
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def trace(
+    spec: Spec,
+    steps: int = 3,
+    alloc_conf: str = "",
+    python: str | None = None,
+    progress: Progress = silent,
+) -> Trace:
+    """The training step on a card that is not there.
+
+    Args:
+        spec: what to train; its card, or an A100 80 GB, is the one.
+        steps: optimizer steps.
+        alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run.
+        python: an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON, else this one.
+        progress: told how far the replay is.
+
+    Raises:
+        InputError: no such card, or the step cannot run what the spec asks for.
+        Unavailable: something that the null device needs is missing.
+    """
+    card = find_null_card(spec.hardware.gpu or DEFAULT_CARD)
+    interpreter = python or os.environ.get(PYTHON) or sys.executable
+    report, recording = _record(spec, card, card, steps, alloc_conf, interpreter)
+    died = report.get("died")
+    if died is not None:  # what it needs is seen on a card that has it
+        boundless = dataclasses.replace(card, usable_bytes=BOUNDLESS)
+        report, recording = _record(spec, card, boundless, steps, alloc_conf, interpreter)
+        recording = dataclasses.replace(recording, died=died, allocated_bytes=None, reserved_bytes=None)
+    return make_trace(spec, recording, alloc_conf, report["torch"], progress)
+
+
+def _record(
+    spec: Spec, card: Card, memory_of: Card, steps: int, alloc_conf: str, python: str
+) -> tuple[dict[str, Any], Recording]:
+    """One run in a process of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="memcalc-trace-"))
+    try:
+        (folder / "spec.json").write_text(json.dumps(spec.model_dump(mode="json")))
+        # Our package alone: the folder that it lies in may hold a torch for the CPU.
+        (folder / "path").mkdir()
+        (folder / "path" / "memcalc").symlink_to(PACKAGE, target_is_directory=True)
+        variables = environment(card.name, pythons=(python,), skip_init=True)
+        variables["PYTHONPATH"] = os.pathsep.join((str(folder / "path"), variables["PYTHONPATH"]))
+        variables["MEMCALC_NULL_PROPERTIES"] = properties(memory_of, 1)
+        variables["PYTORCH_CUDA_ALLOC_CONF"] = variables["PYTORCH_ALLOC_CONF"] = alloc_conf
+        files = [str(folder / name) for name in ("spec.json", "events.jsonl", "report.json")]
+        command = [python, "-m", "memcalc.nullcuda.traced_step", *files, str(steps)]
+        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)  # noqa: S603 -- the user's own interpreter
+        report = _report(Path(files[2]), done)
+        parameters, trainable, buffers = report["sizes"]
+        recording = Recording(
+            device=f"null:{card.name}",
+            events=tuple(read_events(files[1])),
+            parameters=parameters,
+            trainable=trainable,
+            buffers=buffers,
+            allocated_bytes=report["peak_allocated"],
+            reserved_bytes=report["peak_reserved"],
+        )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return report, recording
+
+
+def _report(file: Path, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What the child left.
+
+    Raises:
+        InputError: the child refused the spec.
+        Unavailable: the child had not what it needed.
+    """
+    if not file.is_file():
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise Unavailable(
+            f"the step ended with exit code {done.returncode} on the null device: "
+            f"{lines[-1] if lines else 'no message'}\n"
+            f"It was run by {done.args[0]}, which needs torch, pydantic and pyyaml (huggingface: transformers)."
+        )
+    report: dict[str, Any] = json.loads(file.read_text())
+    if "refused" in report:
+        kind, message = report["refused"][:2]
+        raise Unavailable(message) if kind == "Unavailable" else InputError(message)
+    return report

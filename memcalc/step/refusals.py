@@ -1,0 +1,32 @@
+"""What the step cannot run, said in one message."""
+
+from __future__ import annotations
+
+from memcalc.errors import InputError
+from memcalc.spec.spec import Spec
+
+NO_KERNEL = "No available kernel"  # of torch, ATen native/transformers/attention.cpp
+
+
+def refuse_parallel(spec: Spec) -> None:
+    """This loop is one rank on its own."""
+    for name in ("data_parallel", "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
+        ranks = getattr(spec.parallelism, name)
+        if ranks > 1:
+            raise InputError(
+                f"{name} = {ranks}, but the step runs on one device.",
+                f"Set {name}: 1, or use `memcalc estimate`, which knows sharding.",
+                f"parallelism.{name}",
+            )
+
+
+def no_kernel(spec: Spec) -> InputError:
+    """What to say when scaled_dot_product_attention knows no kernel of the kind that it was held to."""
+    training, model = spec.training, spec.model
+    grouped = ", grouped keys" if model.num_key_value_heads < model.num_attention_heads else ""
+    return InputError(
+        f"PyTorch's attention = {training.attention} has no kernel for {training.dtype}, head_dim = {model.head_dim}"
+        f"{grouped} on this device.",
+        "Set training.attention: eager, or flash with bf16 or fp16.",
+        "training.attention",
+    )

@@ -1,0 +1,123 @@
+"""`trace` on fake tensors against `trace` on the null device: two ways to the same allocations.
+
+The null device runs PyTorch's CUDA build; nothing of its streams is ours. What may differ is the order in which
+neighbouring releases come where PyTorch itself leaves it to addresses: autocast's cache.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+
+import memcalc
+from memcalc.errors import InputError
+from memcalc.events import Event, Kind
+from memcalc.recorder.trace import Trace
+
+TWO_LAYERS = ("l=2", "V=3000", "b=1", "s=512")
+MIXTURE = ("l=1", "d=256", "h=4", "model.num_key_value_heads=2", "model.head_dim=64", "V=3000", "b=2", "s=512")
+
+CASES = {
+    "gpt2 plain, dropout": ("a100-80gb", "gpt2", "recipe=pure", "training.dropout=0.1", *TWO_LAYERS),
+    "gpt2 huggingface, eager, fused": (
+        "h100-80gb",
+        "gpt2",
+        "implementation=huggingface",
+        "recipe=fp32",
+        "training.dtype=fp32",
+        "training.attention=eager",
+        "training.optimizer_implementation=fused",
+        *TWO_LAYERS,
+    ),
+    "llama plain, memory-efficient, every second layer": (
+        "h100-80gb",
+        "llama-3.2-1b",
+        "recipe=mixed-20",
+        "training.attention=memory-efficient",
+        "training.recompute=every-2",
+        *TWO_LAYERS,
+    ),
+    "llama huggingface, recompute, accumulation": (
+        "a100-80gb",
+        "llama-3.2-1b",
+        "implementation=huggingface",
+        "recipe=mixed-18",
+        "training.recompute=full",
+        "training.gradient_accumulation_steps=2",
+        *TWO_LAYERS,
+    ),
+    "qwen3 plain, amp": ("a100-80gb", "qwen3-8b", "recipe=amp", "d=1024", *TWO_LAYERS),
+    "mixture of experts": ("a100-80gb", "mixtral-8x7b", "recipe=pure", *MIXTURE),
+}
+
+
+def stream(trace: Trace) -> list[tuple[str, int | str]]:
+    """Sizes taken and given back, phase by phase; releases that follow each other in the order of their size."""
+    sizes: dict[int, int] = {}
+    found: list[tuple[str, int | str]] = []
+    for event in trace.events:
+        if event.kind is Kind.ALLOC:
+            sizes[event.storage] = event.bytes
+            found.append(("+", event.bytes))
+        elif event.kind is Kind.FREE:
+            found.append(("-", sizes[event.storage]))
+        else:
+            found.append((event.kind, event.phase))
+    ordered: list[tuple[str, int | str]] = []
+    for frees, alike in groupby(found, lambda entry: entry[0] == "-"):
+        run = list(alike)
+        ordered += sorted(run) if frees else run
+    return ordered
+
+
+def attributed(events: tuple[Event, ...]) -> list[tuple[str, str, str, str]]:
+    """What allocations are said to be, in order, but for what is taken inside of operators."""
+    return [
+        (str(event.component), event.phase, event.module, event.operator)
+        for event in events
+        if event.kind is Kind.ALLOC and event.dtype != "uint8"
+    ]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_fake_tensors_allocate_what_cuda_does(case: tuple[str, ...], null_python: str) -> None:
+    """Every allocation of two steps, in size and order; and what it is said to be for."""
+    card, source, *overrides = case
+    fake = memcalc.trace(source, *overrides, gpu=card, steps=2)
+    null = memcalc.trace(source, *overrides, gpu=card, steps=2, device="null", python=null_python)
+
+    assert stream(fake) == stream(null)
+    assert attributed(fake.events) == attributed(null.events)
+    assert len(fake.events) > 300
+
+
+def test_the_replay_holds_what_the_real_allocator_held(null_python: str) -> None:
+    """PyTorch's own counters at the end of the run against the simulator's, over the same events."""
+    trace = memcalc.trace(
+        "gpt2", "recipe=amp", "b=3", "s=333", "l=4", gpu="h100-80gb", steps=2, device="null", python=null_python
+    )
+
+    assert trace.replay is not None
+    assert trace.recording.reserved_bytes == trace.replay.result.peak_reserved
+    assert trace.recording.allocated_bytes == trace.replay.result.peak_allocated == trace.result.ledger.peak_bytes
+    assert trace.result.device == "null:h100-80gb"
+    assert trace.result.confidence == "allocator"
+
+
+def test_a_run_that_dies_is_told_with_pytorchs_own_words(null_python: str) -> None:
+    """The ledger is that of a card which has the memory; the message is that of the one which has not."""
+    overrides = ("b=8", "s=1024", "training.attention=eager")
+    trace = memcalc.trace("gpt2-xl", *overrides, gpu="t4", steps=1, device="null", python=null_python)
+
+    assert trace.result.fits is False
+    assert trace.failure is not None
+    assert trace.failure.message.startswith("CUDA out of memory. Tried to allocate")
+    assert "GPU 0 has a total capacity of 14.56 GiB" in trace.failure.message
+    assert trace.result.ledger.peak_bytes > 14 * 2**30
+
+
+def test_what_the_step_refuses_is_refused_from_there(null_python: str) -> None:
+    """One message, from the child."""
+    with pytest.raises(InputError, match="memory-efficient has no kernel for bf16"):
+        memcalc.trace("gpt2", "attention=memory-efficient", "l=1", "s=64", gpu="t4", device="null", python=null_python)
