@@ -7,7 +7,7 @@ what forward noted under a node's number holds for its backward.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -54,9 +54,14 @@ def newest_node() -> int:
 
 
 class Places:
-    """Follows modules through forward hooks, and backward through autograd's numbers."""
+    """Follows modules through forward hooks, and backward through autograd's numbers.
 
-    def __init__(self) -> None:
+    Args:
+        layer_ended: called with each layer's output.
+    """
+
+    def __init__(self, layer_ended: Callable[[Any], None]) -> None:
+        self._layer_ended = layer_ended
         self.machinery: tuple[str, ...] = MACHINERY
         self._names: dict[int, str] = {}
         self._layers: set[int] = set()
@@ -127,11 +132,12 @@ class Places:
             self._tail = False
         self._stack.append(self._names.get(id(module), type(module).__name__))
 
-    def _leave(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
+    def _leave(self, module: nn.Module, _: Any, output: Any) -> None:
         if self._stack:
             self._stack.pop()
         if id(module) in self._layers:
             self._tail = True
+            self._layer_ended(output)
 
     def _line(self) -> Line:
         """The innermost line that is not PyTorch's or ours."""

@@ -42,7 +42,8 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels = kernels or Kernels()
-        self.places = Places()
+        self.places = Places(self._layer_ended)
+        self._layers_output: Number | None = None
         self.purposes = Purposes()
         self.phase = ""
         self._counts = counts
@@ -81,6 +82,10 @@ class Recorder(TorchDispatchMode):
 
     def end_phase(self) -> None:
         """The phase ends: what was made in it and lives on can be told from what was not."""
+        if self.phase.startswith("forward") and self._layers_output is not None:
+            # What the final norm reads belongs to what comes behind the layers.
+            self.purposes.mark(self._layers_output, Component.LOGITS_AND_LOSS)
+            self._layers_output = None
         self.purposes.end_phase()
 
     # -- what PyTorch tells ------------------------------------------------------------------------------------------
@@ -160,6 +165,10 @@ class Recorder(TorchDispatchMode):
     def _ended(self, number: Number) -> None:
         self._log.append((Kind.FREE, self._now(), number))
         self.purposes.died(number)
+
+    def _layer_ended(self, output: Any) -> None:
+        first = next(tensors(output), None)
+        self._layers_output = None if first is None else self._storages.number(first)
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         number = self._storages.changed(storage)
