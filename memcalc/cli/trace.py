@@ -32,6 +32,10 @@ def command(
     alloc_conf: Annotated[
         str, typer.Option("--alloc-conf", metavar="SETTINGS", help="As PYTORCH_CUDA_ALLOC_CONF.")
     ] = "",
+    world_size: Annotated[
+        int | None,
+        typer.Option("--world-size", min=2, metavar="N", help="One rank of N under FSDP2 (zero_stage 3)."),
+    ] = None,
     python: Annotated[
         str | None,
         typer.Option(metavar="PYTHON", help="For null: an interpreter whose torch is a CUDA build."),
@@ -58,7 +62,8 @@ def command(
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
     check_files(plot or (), export or ())
-    spec = api.load(config, *(overrides or ()), gpu=gpu)
+    ranks = () if world_size is None else (f"data_parallel={world_size}", "engine=fsdp2", "zero_stage=3")
+    spec = api.load(config, *ranks, *(overrides or ()), gpu=gpu)
     with shown_progress() as progress:
         traced = api.trace(
             spec,

@@ -24,7 +24,13 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str) -> None
     report: dict[str, object] = {"torch": torch.__version__}
     try:
         device = torch.device("cuda", 0)
-        run = TrainingRun(load(json.loads(Path(spec_file).read_text()), ()), device)
+        spec = load(json.loads(Path(spec_file).read_text()), ())
+        if spec.parallelism.data_parallel > 1:
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            ranks = spec.parallelism.data_parallel
+            torch.distributed.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+        run = TrainingRun(spec, device)
         recorder = HistoryRecorder(device)
         try:
             with recorder:

@@ -33,6 +33,11 @@ class Hidden(NamedTuple):
 class Kernels:
     """A device that does what PyTorch says: nothing is steered, nothing is hidden."""
 
+    @property
+    def stream(self) -> int:
+        """The stream that memory is taken for; 0 is the default one."""
+        return 0
+
     def run(self, operator: Callable[..., Any], args: Arguments, kwargs: Keywords) -> Any:
         """The operator's outputs as this device makes them."""
         return operator(*args, **kwargs)

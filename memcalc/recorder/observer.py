@@ -19,6 +19,8 @@ class RecordingObserver:
 
     def __init__(self, run: TrainingRun, recorder: Recorder) -> None:
         self.run = run
+        if run.engine is not None:
+            recorder.places.watch_engines()
         self.recorder = recorder
 
     @contextmanager

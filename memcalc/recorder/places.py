@@ -24,6 +24,9 @@ MACHINERY = tuple(
     str(folder) for folder in (Path(torch.__file__).parent, OURS / "memcalc" / "recorder", OURS / "memcalc" / "tracing")
 )
 
+# Of the machinery, what spreads a model over ranks.
+ENGINES = tuple(str(Path(torch.__file__).parent / part) for part in ("distributed/fsdp", "nn/parallel"))
+
 Line = tuple[str, int]  # file and number
 NOWHERE: Line = ("", 0)
 
@@ -46,6 +49,20 @@ class Place(NamedTuple):
     tail: bool = False  # behind the last layer: final norm, head, loss
     backward: bool = False
     recomputed: bool = False
+    engine: bool = False  # taken by what spreads the model over ranks: gathered parameters, buckets
+
+
+def _called_by_engine() -> bool:
+    """Whether a frame of PyTorch's sharding lies between the operator and the model's code."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 -- as below
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(ENGINES):
+            return True
+        if not file.startswith(MACHINERY) and not file.startswith("<"):
+            return False
+        frame = frame.f_back
+    return False
 
 
 def newest_node() -> int:
@@ -62,6 +79,7 @@ class Places:
 
     def __init__(self, layer_ended: Callable[[Any], None]) -> None:
         self._layer_ended = layer_ended
+        self._engines = False
         self.machinery: tuple[str, ...] = MACHINERY
         self._names: dict[int, str] = {}
         self._layers: set[int] = set()
@@ -90,6 +108,10 @@ class Places:
             before.remove()
             after.remove()
 
+    def watch_engines(self) -> None:
+        """Several ranks train together: what PyTorch's sharding takes is told apart from what the model does."""
+        self._engines = True
+
     def start(self) -> None:
         """A forward begins: nothing is behind the last layer yet."""
         self._tail = False
@@ -103,14 +125,15 @@ class Places:
         node = torch._C._current_autograd_node()  # noqa: SLF001 -- no public name
         # In backward, gradients are enabled and modules run only where a forward runs again.
         recomputed = node is not None and (torch.is_grad_enabled() or bool(self._stack))
+        engine = self._engines and _called_by_engine()
         if node is not None and not recomputed:
-            return self._of_node(node)
+            return self._of_node(node)._replace(engine=engine)
         module = self._stack[-1] if self._stack else ""
         tail = self._tail
         if recomputed and not module:
             noted = self._of_node(node)
             module, tail = noted.module, noted.tail
-        place = Place(module, self._line(), tail, backward=recomputed, recomputed=recomputed)
+        place = Place(module, self._line(), tail, backward=recomputed, recomputed=recomputed, engine=engine)
         # The first operator that is seen with a new number is the one that the node is for.
         self._noted.setdefault(newest, place)
         return place

@@ -62,6 +62,8 @@ class Purposes:
         return {number: self._marked.get(number) or self._of(number, birth) for number, birth in self._births.items()}
 
     def _of(self, number: Number, birth: Birth) -> Component:
+        if birth.place.engine and birth.kind in ("forward", "loss", "backward"):
+            return Component.COMMUNICATION_BUFFERS
         if birth.kind not in ("forward", "loss", "backward"):
             return Component.TEMPORARIES
         if birth.kind == "loss" or birth.place.tail:

@@ -72,7 +72,8 @@ class Recorder(TorchDispatchMode):
     def mark(self, component: Component, marked: Iterable[Tensor]) -> None:
         """These tensors' storages are for `component`, from their beginning on."""
         for tensor in marked:
-            number = self._storages.number(tensor)
+            part = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, what this rank holds
+            number = self._storages.number(part)
             if number is not None:
                 self.purposes.mark(number, component)
 
@@ -104,6 +105,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(  # noqa: D105
         self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(issubclass(kind, Tensor) and hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a tensor made of tensors (DTensor): what is done to these comes by again
         kwargs = kwargs or {}
         node = newest_node()
         output = self.kernels.run(operator, args, kwargs)
@@ -141,8 +144,9 @@ class Recorder(TorchDispatchMode):
 
     def _allocated(self, number: Number, tensor: Tensor, name: str, place: Place) -> None:
         size = tensor.untyped_storage().nbytes()
+        stream = self.kernels.stream
         self._log.append(
-            (Kind.ALLOC, self._now(), number, size, name, place, tuple(tensor.shape), tensor.dtype, self.phase)
+            (Kind.ALLOC, self._now(), number, size, name, place, tuple(tensor.shape), tensor.dtype, self.phase, stream)
         )
         self.purposes.born(number, self.phase, place)
         if not len(self._log) % PROGRESS_EVERY:
@@ -153,7 +157,8 @@ class Recorder(TorchDispatchMode):
         for size in hidden.script:
             if size > 0:
                 number = next(self._hidden_numbers)
-                self._log.append((Kind.ALLOC, self._now(), number, size, name, place, (size,), torch.uint8, self.phase))
+                what = (number, size, name, place, (size,), torch.uint8, self.phase, self.kernels.stream)
+                self._log.append((Kind.ALLOC, self._now(), *what))
                 self.purposes.born(number, self.phase, place)
                 self.purposes.mark(number, hidden.component)
                 taken.append((size, number))
@@ -175,9 +180,8 @@ class Recorder(TorchDispatchMode):
         if number is not None:
             place = self.places.here(newest_node())
             size = storage.nbytes()
-            self._log.append(
-                (Kind.ALLOC, self._now(), number, size, "resize_", place, (size,), torch.uint8, self.phase)
-            )
+            what = (number, size, "resize_", place, (size,), torch.uint8, self.phase, self.kernels.stream)
+            self._log.append((Kind.ALLOC, self._now(), *what))
             self.purposes.born(number, self.phase, place)
 
     def _now(self) -> int:
@@ -199,11 +203,12 @@ class Recorder(TorchDispatchMode):
         purposes = self.purposes.settled()
         for kind, now, *what in self._log:
             if kind is Kind.ALLOC:
-                number, size, name, place, shape, dtype, phase = what
+                number, size, name, place, shape, dtype, phase, stream = what
                 yield Event(
                     Kind.ALLOC,
                     number,
                     size,
+                    stream,
                     component=purposes[number],
                     phase=phase,
                     module=place.module,

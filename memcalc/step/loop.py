@@ -41,6 +41,7 @@ class TrainingRun:
     def __init__(self, spec: Spec, device: torch.device) -> None:
         refuse_parallel(spec)
         self.spec = spec
+        self.engine = spec.parallelism.engine if spec.parallelism.data_parallel > 1 else None
         self.device = device
         self.model: CausalLM | None = None
         self.copies: Copies | None = None
@@ -65,8 +66,12 @@ class TrainingRun:
     def _execute(self, steps: int, observer: Observer) -> None:
         torch.manual_seed(0)
         with observer.phase("model"):
-            model = self.model = build(self.spec, self.device)
+            model = self.model = self._build()
         with observer.phase("optimizer"):
+            if self.engine == "ddp":
+                from memcalc.step.ranks import replicated
+
+                model = self.model = replicated(model, self.device)
             copies = self.copies = Copies(model.module.parameters(), self.spec.training)
             hidden = copies.optimized_as(hidden_matrices(model.module))
             optimizer = self.optimizer = build_optimizer(self.spec.training, copies.optimized, hidden)
@@ -83,6 +88,14 @@ class TrainingRun:
                     copies.step(optimizer)
                     if average is not None:
                         average.update()
+
+    def _build(self) -> CausalLM:
+        if self.engine == "fsdp2":
+            # Imported here: PyTorch's sharding takes half a second.
+            from memcalc.step.ranks import build_sharded
+
+            return build_sharded(self.spec, self.device)
+        return build(self.spec, self.device)
 
     def _micro_batch(self, model: CausalLM, inputs: tuple[Tensor, Tensor], step: int, observer: Observer) -> None:
         input_ids, labels = inputs
@@ -119,7 +132,10 @@ class TrainingRun:
         found: dict[Component, list[Tensor]] = {}
         if self.model is not None:
             module = self.model.module
-            found[Component.WEIGHTS] = [*module.parameters(), *module.buffers(), *quantised_tensors(module)]
+            weights: list[Tensor] = [*module.parameters(), *module.buffers(), *quantised_tensors(module)]
+            if self.engine == "fsdp2":  # what is gathered for a while is a buffer, not a weight
+                weights = [weight for weight in weights if hasattr(weight, "_local_tensor")]
+            found[Component.WEIGHTS] = weights
         if self.copies is not None:
             found[Component.MASTER_WEIGHTS] = list(self.copies.masters)
             found[Component.GRADIENTS] = self.copies.gradients

@@ -31,7 +31,12 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 def on_device(value: Any) -> bool:
     """Whether a tensor lies on the device that is not there."""
-    return isinstance(value, FakeTensor)
+    return isinstance(value, FakeTensor) or is_made_of_tensors(value)
+
+
+def is_made_of_tensors(value: Any) -> bool:
+    """Whether a tensor is a DTensor or its like, whose parts lie on the device."""
+    return isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__")
 
 
 class CudaFunctions(TorchFunctionMode):
@@ -157,7 +162,7 @@ def _holds_fake(value: Any) -> bool:
         return any(_holds_fake(item) for item in value)
     if isinstance(value, dict):
         return any(_holds_fake(item) for item in value.values())
-    return isinstance(value, FakeTensor)
+    return isinstance(value, FakeTensor) or is_made_of_tensors(value)
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002 -- PyTorch's signature
@@ -174,6 +179,7 @@ def _answer(name: str) -> Any:
 
 MOVES = frozenset({Tensor.to, Tensor.cuda, Tensor.cpu, torch.as_tensor, torch.asarray, Tensor.new_tensor})
 ANSWERS: dict[Any, Callable[[Tensor], Any]] = {
+    _answer("device"): lambda _: CUDA,
     _answer("is_cuda"): lambda _: True,
     _answer("is_cpu"): lambda _: False,
     Tensor.get_device: lambda _: 0,

@@ -13,6 +13,7 @@ from memcalc.ledger.component import Component
 from memcalc.recorder.kernels import Hidden, Kernels
 from memcalc.spec.cards import Card
 from memcalc.tracing.cuda_workspaces import WORKSPACES
+from memcalc.tracing.streams import Streams
 from memcalc.workspaces.blas import cublas_workspace
 from memcalc.workspaces.reductions import Multiprocessors
 
@@ -36,9 +37,11 @@ class CudaKernels(Kernels):
 
     Args:
         card: the GPU.
+        streams: says which stream is the current one; None: there is only one.
     """
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card: Card, streams: Streams | None = None) -> None:
+        self._streams = streams
         capability = card.compute_capability or (8, 0)
         self.multiprocessors = Multiprocessors(
             card.multiprocessors or 108, card.max_threads_per_multiprocessor or 2048, capability[0]
@@ -47,6 +50,11 @@ class CudaKernels(Kernels):
         config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
         self._workspace = cublas_workspace(capability, (release[0], release[1]), config)
         self._threads: set[bool] = set()  # whose handles have a workspace: forward's (False), autograd's (True)
+
+    @property
+    def stream(self) -> int:
+        """The stream that memory is taken for."""
+        return 0 if self._streams is None else self._streams.number
 
     def run(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The outputs as CUDA's kernel makes them."""

@@ -21,7 +21,7 @@ def record_fake(spec: Spec, card: Card, steps: int, *, cuda: bool = True, progre
         cuda: whether operators do what they do on CUDA; else what they do on the CPU.
         progress: told the phase and the number of events so far.
     """
-    with fake_cuda(card, progress) if cuda else fake_cpu(progress) as session:
+    with fake_cuda(card, progress, spec.parallelism.data_parallel) if cuda else fake_cpu(progress) as session:
         run = TrainingRun(spec, session.device)
         run.execute(steps, RecordingObserver(run, session.recorder))
         events = session.recorder.events()

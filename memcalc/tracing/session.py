@@ -17,6 +17,7 @@ from memcalc.spec.cards import Card
 from memcalc.tracing.cuda_functions import CUDA, CudaFunctions, on_device
 from memcalc.tracing.cuda_kernels import CudaKernels
 from memcalc.tracing.readbacks import Readbacks
+from memcalc.tracing.streams import Streams
 
 DEFAULT_CAPABILITY = (8, 0)  # an A100's, for cards that are not NVIDIA's
 
@@ -42,16 +43,30 @@ class Session:
 
 
 @contextmanager
-def fake_cuda(card: Card, progress: Progress = silent) -> Iterator[Session]:
+def fake_cuda(card: Card, progress: Progress = silent, world_size: int = 1) -> Iterator[Session]:
     """A CUDA device: tensors on "cuda" are fake, those on "cpu" real and not recorded.
 
     Args:
         card: whose workspaces the operators take.
         progress: told the phase and the number of events so far.
+        world_size: of how many ranks this process is the first; the others are not there.
     """
     gc.collect()  # what earlier runs left behind must not be freed in the middle of this one
+    with ExitStack() as ranks:
+        streams = None
+        if world_size > 1:
+            from memcalc.tracing.ranks import fake_ranks, fake_streams, unseen_propagation
+
+            ranks.enter_context(fake_ranks(world_size))
+            ranks.enter_context(unseen_propagation())
+            streams = ranks.enter_context(fake_streams())
+        yield ranks.enter_context(_cuda(card, progress, streams))
+
+
+@contextmanager
+def _cuda(card: Card, progress: Progress, streams: Streams | None) -> Iterator[Session]:
     functions = CudaFunctions(card.compute_capability or DEFAULT_CAPABILITY)
-    recorder = Recorder(CudaKernels(card), on_device, progress)
+    recorder = Recorder(CudaKernels(card, streams), on_device, progress)
     with (
         mock.patch.object(torch.cuda, "empty_cache", recorder.empty_cache),
         mock.patch.object(torch.cuda, "synchronize", return_value=None),

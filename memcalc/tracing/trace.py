@@ -39,11 +39,34 @@ def trace(
     if semantics not in get_args(Semantics):
         raise InputError(f"semantics = {semantics!r} is not known.", "Name cuda or cpu.", "--semantics")
     require(spec)
+    refuse_replicas(spec, semantics)
     from memcalc.tracing.fake import record_fake
 
     card = find_card(spec.hardware.gpu or DEFAULT_CARD)
     recording = record_fake(spec, card, steps, cuda=semantics == "cuda", progress=progress)
     return make_trace(spec, recording, alloc_conf, progress=progress)
+
+
+def refuse_replicas(spec: Spec, semantics: str) -> None:
+    """What cannot be spread over ranks that are not there.
+
+    Raises:
+        InputError: for DistributedDataParallel, and for several ranks with the CPU's semantics.
+    """
+    if spec.parallelism.data_parallel == 1:
+        return
+    if semantics == "cpu":
+        raise InputError(
+            f"data_parallel = {spec.parallelism.data_parallel}, but the CPU's semantics are for one rank.",
+            "Leave --semantics out.",
+            "--semantics",
+        )
+    if spec.parallelism.engine == "ddp":
+        raise InputError(
+            "DistributedDataParallel's buckets are compiled code that reads memory, which fake tensors do not have.",
+            "Trace it with --device null, or use `memcalc estimate`.",
+            "parallelism.engine",
+        )
 
 
 def require(spec: Spec) -> None:
