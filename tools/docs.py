@@ -37,6 +37,7 @@ from memcalc.spec.presets import preset_names  # noqa: E402
 from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
 from tools import dry_runs, formulas  # noqa: E402
 from tools.accuracy import cases, summarized  # noqa: E402
+from tools.agreement import agreement_summary, agreement_table  # noqa: E402
 from tools.markdown import table  # noqa: E402
 from tools.published import MIB, TERMS, mean_and_worst, megatron_peaks, without  # noqa: E402
 from tools.sharded import sharded_runs  # noqa: E402
@@ -380,6 +381,8 @@ def accuracy_sharded_summary() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     **dry_runs.TABLES,
     **formulas.TABLES,
+    "agreement": agreement_table,
+    "agreement-summary": agreement_summary,
     "accuracy-megatron": accuracy_megatron,
     "accuracy-megatron-terms": accuracy_megatron_terms,
     "accuracy-phases": accuracy_phases,

@@ -113,7 +113,7 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         flatten = getattr(value, "__tensor_flatten__", None)
-        if flatten is None:
+        if flatten is None or hasattr(value, "_local_tensor"):  # a DTensor is a share of one state, not several
             yield value
         else:  # torchao's quantised states
             yield from (getattr(value, name) for name in flatten()[0])

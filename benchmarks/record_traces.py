@@ -1,0 +1,88 @@
+"""Trace every preset that the step can run, on fake tensors, and append what each phase held.
+
+    python benchmarks/record_traces.py benchmarks/recordings/traces/fake-a100-80gb.jsonl
+
+Each preset with b=1, s=1024 (or all its positions), pure bf16, AdamW; the reference decoder and, where the step knows
+it, transformers' modules. Recorded cases are skipped; docs/accuracy.md lays the estimate of the day beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import memcalc
+from memcalc.errors import MemcalcError
+from memcalc.ledger.component import Component
+from memcalc.spec.presets import preset_names
+from memcalc.spec.spec import Spec
+
+CARD = "a100-80gb"
+STEPS = 2
+LONGEST = 1024  # tokens
+
+
+def main() -> None:
+    """Parse the command line and trace what has no record yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recordings", type=Path)
+    arguments = parser.parse_args()
+    arguments.recordings.parent.mkdir(parents=True, exist_ok=True)
+    lines = arguments.recordings.read_text().splitlines() if arguments.recordings.exists() else []
+    known = {json.loads(line)["case"] for line in lines}
+    for case in cases():
+        if case in known:
+            continue
+        try:
+            record = traced(case)
+        except MemcalcError as error:
+            print(f"{case}: {error}", flush=True)
+            continue
+        with arguments.recordings.open("a") as file:
+            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+        print(f"{case}: {record['phases']['backward_2']:,}", flush=True)
+        gc.collect()
+
+
+def cases() -> Iterator[str]:
+    """A preset and its overrides, as on a command line."""
+    for preset in preset_names():
+        length = min(LONGEST, memcalc.load(preset).model.max_position_embeddings)
+        for implementation in ("plain", "huggingface"):
+            # Where positions are a bias on the scores, no fused kernel can add it.
+            alibi = memcalc.load(preset).model.position_embedding == "alibi"
+            attention = "eager" if alibi or "codegen" in preset else "flash"
+            yield f"{preset} b=1 s={length} recipe=pure attention={attention} implementation={implementation}"
+
+
+def load(case: str) -> Spec:
+    """The run of a case."""
+    preset, *overrides = case.split()
+    return memcalc.load(preset, *overrides, gpu=CARD)
+
+
+def traced(case: str) -> dict[str, Any]:
+    """One record. Bytes."""
+    trace = memcalc.trace(load(case), steps=STEPS)
+    ledger = trace.result.ledger
+    return {
+        "case": case,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": f"fake:{CARD}",
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "parameters": trace.result.parameters,
+        "activations": ledger.components("loss_2").get(Component.ACTIVATIONS, 0),
+        "phases": ledger.totals,
+    }
+
+
+if __name__ == "__main__":
+    main()

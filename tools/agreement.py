@@ -1,0 +1,68 @@
+"""The estimate of the day beside recorded traces: the table of docs/accuracy.md."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import NamedTuple
+
+import memcalc
+from memcalc.errors import MemcalcError
+from memcalc.ledger.component import Component
+from tools.accuracy import RECORDINGS
+
+TRACES = RECORDINGS / "traces" / "fake-a100-80gb.jsonl"  # benchmarks/record_traces.py
+
+
+class Agreement(NamedTuple):
+    """One traced run and the estimate of it."""
+
+    preset: str
+    implementation: str
+    activations: tuple[int, int]  # traced, estimated; kept for backward when the loss is known, in the second step
+    peak: tuple[int, int]
+    phase: str  # of the traced peak
+
+
+def agreements() -> list[Agreement]:
+    """Every recorded trace that the estimate knows, in the order in which they were recorded."""
+    found = []
+    for line in TRACES.read_text().splitlines() if TRACES.exists() else []:
+        record = json.loads(line)
+        preset, *overrides = record["case"].split()
+        try:
+            ledger = memcalc.estimate(preset, *overrides, gpu=record["device"].partition(":")[2]).ledger
+        except MemcalcError:
+            continue  # traced, but without formulas: nothing to compare
+        implementation = overrides[-1].partition("=")[2]
+        activations = ledger.components("loss_2").get(Component.ACTIVATIONS, 0)
+        phases = record["phases"]
+        peak = max(phases, key=phases.__getitem__)
+        estimated = max(ledger.totals[phase] for phase in phases)
+        pair = (record["activations"], activations)
+        found.append(Agreement(preset, implementation, pair, (phases[peak], estimated), peak))
+    return found
+
+
+def error(pair: tuple[int, int]) -> float:
+    """By which share the second is over (+) or under (-) the first."""
+    return pair[1] / pair[0] - 1
+
+
+def agreement_summary() -> str:
+    """One sentence of medians and extremes."""
+    found = agreements()
+    words = []
+    for name in ("activations", "peak"):
+        errors = [abs(error(getattr(agreement, name))) for agreement in found]
+        words.append(f"{name} within {statistics.median(errors):.3%} in the median and {max(errors):.2%} at worst")
+    return f"{len(found)} runs: {'; '.join(words)}.\n"
+
+
+def agreement_table() -> str:
+    """A line for each run."""
+    lines = ["| preset | modules | activations, MiB | estimate | peak, MiB | estimate |", "| --- | --- | ---: | ---: | ---: | ---: |"]
+    for run in agreements():
+        figures = [f"{pair[0] / 2**20:,.1f} | {error(pair):+.3%}" for pair in (run.activations, run.peak)]
+        lines.append(f"| {run.preset} | {run.implementation} | {' | '.join(figures)} |")
+    return "\n".join(lines) + "\n"
