@@ -61,7 +61,10 @@ def agreement_summary() -> str:
 
 def agreement_table() -> str:
     """A line for each run."""
-    lines = ["| preset | modules | activations, MiB | estimate | peak, MiB | estimate |", "| --- | --- | ---: | ---: | ---: | ---: |"]
+    lines = [
+        "| preset | modules | activations, MiB | estimate | peak, MiB | estimate |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
     for run in agreements():
         figures = [f"{pair[0] / 2**20:,.1f} | {error(pair):+.3%}" for pair in (run.activations, run.peak)]
         lines.append(f"| {run.preset} | {run.implementation} | {' | '.join(figures)} |")
