@@ -10,6 +10,9 @@ import memcalc
 from memcalc.errors import MemcalcError
 from memcalc.ledger.component import Component
 from tools.accuracy import RECORDINGS
+from tools.markdown import table
+
+MIB = 2**20
 
 TRACES = RECORDINGS / "traces" / "fake-a100-80gb.jsonl"  # benchmarks/record_traces.py
 
@@ -52,6 +55,8 @@ def error(pair: tuple[int, int]) -> float:
 def agreement_summary() -> str:
     """One sentence of medians and extremes."""
     found = agreements()
+    if not found:
+        return "No traces are recorded yet.\n"
     words = []
     for name in ("activations", "peak"):
         errors = [abs(error(getattr(agreement, name))) for agreement in found]
@@ -61,11 +66,10 @@ def agreement_summary() -> str:
 
 def agreement_table() -> str:
     """A line for each run."""
-    lines = [
-        "| preset | modules | activations, MiB | estimate | peak, MiB | estimate |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
-    ]
+    rows = []
     for run in agreements():
-        figures = [f"{pair[0] / 2**20:,.1f} | {error(pair):+.3%}" for pair in (run.activations, run.peak)]
-        lines.append(f"| {run.preset} | {run.implementation} | {' | '.join(figures)} |")
-    return "\n".join(lines) + "\n"
+        row = [run.preset, run.implementation]
+        for pair in (run.activations, run.peak):
+            row += [f"{pair[0] / MIB:,.1f}", f"{error(pair):+.3%}"]
+        rows.append(row)
+    return table(["preset", "modules", "activations, MiB", "estimate", "peak, MiB", "estimate"], rows)
