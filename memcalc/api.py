@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from memcalc.progress import Progress, silent
 from memcalc.spec.spec import Spec
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from memcalc.measuring import Measurement
     from memcalc.nullcuda.options import Options
     from memcalc.nullcuda.result import DryRun
+    from memcalc.recorder.judged import Judged
     from memcalc.recorder.trace import Trace
     from memcalc.replaying import Replay
     from memcalc.replaying.options import Question
+    from memcalc.tracing.module import ModuleOptions, UserModule
 
 Source = Spec | str | Path | Mapping[str, Any]
 
@@ -56,6 +58,7 @@ def estimate(source: Source, *overrides: str, gpu: str | None = None) -> Result:
     return estimate_spec(load(source, *overrides, gpu=gpu))
 
 
+@overload
 def trace(
     source: Source,
     *overrides: str,
@@ -66,23 +69,74 @@ def trace(
     alloc_conf: str = "",
     python: str | None = None,
     progress: Progress = silent,
-) -> Trace:
+) -> Trace: ...
+
+
+@overload
+def trace(
+    source: UserModule,
+    inputs: Any,
+    /,
+    *,
+    gpu: str | None = None,
+    steps: int = 3,
+    semantics: str = "cuda",
+    alloc_conf: str = "",
+    progress: Progress = silent,
+    **options: Unpack[ModuleOptions],
+) -> Judged: ...
+
+
+def trace(
+    source: Source | UserModule,
+    *given: Any,
+    gpu: str | None = None,
+    device: str = "fake",
+    steps: int = 3,
+    semantics: str = "cuda",
+    alloc_conf: str = "",
+    python: str | None = None,
+    progress: Progress = silent,
+    **options: Any,
+) -> Trace | Judged:
     """The real training step on a device that is not there. Needs torch.
 
+    Of a configuration, or of any `torch.nn.Module`: `trace(module, inputs)`. A module has no configuration to size, so
+    what comes back has all that a trace has but `result`: events, timeline, replay, ledger, verdict.
+
     Args:
-        source: as for `load`.
-        overrides: as for `load`.
+        source: as for `load`, or a module. A module may lie anywhere; it stays as it is.
+        given: overrides, as for `load`; or the module's inputs: a tuple of positional arguments, a mapping of keyword
+            arguments, or one argument, in which tensors are replaced by their like on the device.
         gpu: as for `load`.
         device: "fake": tensors without values, anywhere; "null": PyTorch's CUDA build on stub libraries, on Linux.
+            Modules run on the fake one.
         steps: optimizer steps to run.
         semantics: "cuda" or "cpu": whose operators run on fake tensors.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
         python: for the null device, an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON or this one.
         progress: told how far the work is.
+        options: of a module's step: loss, optimizer, autocast, zero_grad, gradient_accumulation_steps; see
+            `memcalc.step.module_run.ModuleStep`.
     """
     from memcalc.errors import InputError
+    from memcalc.tracing.module import is_module, trace_module
 
-    spec = load(source, *overrides, gpu=gpu)
+    if is_module(source):
+        if device != "fake" or len(given) != 1:
+            raise InputError(
+                f"a module was given with device = {device!r} and {len(given)} inputs.",
+                "Call trace(module, inputs), several inputs as one tuple; modules run on the fake device.",
+                "module",
+            )
+        return trace_module(source, given[0], gpu, steps, semantics, alloc_conf, progress, **options)
+    if options:
+        raise InputError(
+            f"{', '.join(options)}: only a module is traced with these.",
+            "Write them into the configuration's training block.",
+            "trace",
+        )
+    spec = load(cast("Source", source), *given, gpu=gpu)
     if device == "null":
         from memcalc.nullcuda.tracing import trace as trace_on_null
 

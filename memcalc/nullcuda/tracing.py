@@ -17,7 +17,8 @@ from memcalc.events import read_events
 from memcalc.nullcuda.cards import find_null_card, properties
 from memcalc.nullcuda.launcher import environment
 from memcalc.progress import Progress, silent
-from memcalc.recorder.trace import Recording, Trace, make_trace
+from memcalc.recorder.recording import Recording
+from memcalc.recorder.trace import Trace, make_trace
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 

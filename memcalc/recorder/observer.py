@@ -4,9 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
+from torch import Tensor, nn
+
+from memcalc.ledger.component import Component
 from memcalc.recorder.recorder import Recorder
-from memcalc.step.loop import TrainingRun
+
+
+class Model(Protocol):
+    """Has a module."""
+
+    @property
+    def module(self) -> nn.Module:
+        """Holds the parameters."""
+
+
+class Observed(Protocol):
+    """A run that tells what it holds."""
+
+    @property
+    def model(self) -> Model | None:
+        """What is trained; None before it is built."""
+
+    @property
+    def engine(self) -> str | None:
+        """What spreads it over several ranks; None on one."""
+
+    def held(self) -> dict[Component, list[Tensor]]:
+        """The tensors that can be named now."""
 
 
 class RecordingObserver:
@@ -17,7 +43,7 @@ class RecordingObserver:
         recorder: entered by the caller around the run.
     """
 
-    def __init__(self, run: TrainingRun, recorder: Recorder) -> None:
+    def __init__(self, run: Observed, recorder: Recorder) -> None:
         self.run = run
         if run.engine is not None:
             recorder.places.watch_engines()

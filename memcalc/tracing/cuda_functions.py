@@ -172,6 +172,13 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return torch.native_dropout(input, p, True)[0]
 
 
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """CUDA's one_hot looks at no value when it is told the classes; the CPU's does (native/Onehot.cpp)."""
+    if num_classes <= 0:
+        return functional.one_hot(tensor, num_classes)
+    return tensor.new_zeros((*tensor.shape, num_classes), dtype=torch.long).scatter_(-1, tensor.unsqueeze(-1), 1)
+
+
 def _answer(name: str) -> Any:
     """What `tensor.<name>` is computed by."""
     return getattr(Tensor, name).__get__
@@ -187,6 +194,7 @@ ANSWERS: dict[Any, Callable[[Tensor], Any]] = {
 STEERED: dict[Any, Callable[..., Any]] = {
     functional.dropout: _dropout,
     torch.dropout: _dropout,
+    functional.one_hot: _one_hot,
     functional.rms_norm: rms_norm,
     torch.rms_norm: rms_norm,
 }

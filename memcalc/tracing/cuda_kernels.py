@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from memcalc.ledger.component import Component
-from memcalc.recorder.kernels import Hidden, Kernels
+from memcalc.recorder.kernels import Hidden
 from memcalc.spec.cards import Card
 from memcalc.tracing.cuda_workspaces import WORKSPACES
+from memcalc.tracing.fake_kernels import FakeKernels
 from memcalc.tracing.streams import Streams
 from memcalc.workspaces.blas import cublas_workspace
 from memcalc.workspaces.reductions import Multiprocessors
@@ -32,7 +33,7 @@ MADE: dict[Any, tuple[int, ...]] = {
 }
 
 
-class CudaKernels(Kernels):
+class CudaKernels(FakeKernels):
     """The kernels of one card.
 
     Args:
@@ -41,6 +42,7 @@ class CudaKernels(Kernels):
     """
 
     def __init__(self, card: Card, streams: Streams | None = None) -> None:
+        super().__init__()
         self._streams = streams
         capability = card.compute_capability or (8, 0)
         self.multiprocessors = Multiprocessors(
@@ -59,7 +61,9 @@ class CudaKernels(Kernels):
     def run(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The outputs as CUDA's kernel makes them."""
         with torch._C.DisableTorchFunction():  # noqa: SLF001 -- PyTorch's own code below must see its own devices
-            output = operator(*args, **kwargs)
+            if operator is aten.histc.default:  # CUDA's takes integers (native/cuda/SummaryOps.cu), the CPU's does not
+                return args[0].new_empty((args[1] if len(args) > 1 else kwargs.get("bins", 100),))
+            output = super().run(operator, args, kwargs)
             if operator is aten.native_layer_norm.default and args[0].dtype != torch.float64:
                 # The CPU keeps the statistics in the input's dtype, CUDA in fp32 (native/cuda/layer_norm_kernel.cu).
                 normed, mean, deviation = output

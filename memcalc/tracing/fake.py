@@ -1,28 +1,51 @@
-"""Recording the step on fake tensors."""
+"""Recording a run on fake tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
 from memcalc.progress import Progress, silent
-from memcalc.recorder.observer import RecordingObserver
-from memcalc.recorder.trace import Recording
+from memcalc.recorder.observer import Observed, RecordingObserver
+from memcalc.recorder.recording import Recording
 from memcalc.spec.cards import Card
-from memcalc.spec.spec import Spec
-from memcalc.step.loop import TrainingRun
+from memcalc.step.loop import Observer
 from memcalc.tracing.session import fake_cpu, fake_cuda
 
 
-def record_fake(spec: Spec, card: Card, steps: int, *, cuda: bool = True, progress: Progress = silent) -> Recording:
+class Run(Observed, Protocol):
+    """A training run that can be recorded."""
+
+    def execute(self, steps: int, observer: Observer) -> None:
+        """Builds everything, then trains."""
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Parameters, those that are trained, and elements of buffers."""
+
+
+def record_fake(
+    make_run: Callable[[torch.device], Run],
+    card: Card,
+    steps: int,
+    *,
+    cuda: bool = True,
+    ranks: int = 1,
+    progress: Progress = silent,
+) -> Recording:
     """Runs the step on fake tensors.
 
     Args:
-        spec: what to train.
+        make_run: the run, on a device.
         card: whose workspaces the operators take, with CUDA's semantics.
         steps: optimizer steps.
         cuda: whether operators do what they do on CUDA; else what they do on the CPU.
+        ranks: of how many this is the first, with CUDA's semantics; the others are not there.
         progress: told the phase and the number of events so far.
     """
-    with fake_cuda(card, progress, spec.parallelism.data_parallel) if cuda else fake_cpu(progress) as session:
-        run = TrainingRun(spec, session.device)
+    with fake_cuda(card, progress, ranks) if cuda else fake_cpu(progress) as session:
+        run = make_run(session.device)
         run.execute(steps, RecordingObserver(run, session.recorder))
         events = session.recorder.events()
         parameters, trainable, buffers = run.sizes()

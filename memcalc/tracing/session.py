@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributions import Distribution
 
 from memcalc.progress import Progress, silent
 from memcalc.recorder.recorder import Recorder
 from memcalc.spec.cards import Card
 from memcalc.tracing.cuda_functions import CUDA, CudaFunctions, on_device
 from memcalc.tracing.cuda_kernels import CudaKernels
+from memcalc.tracing.fake_kernels import FakeKernels
 from memcalc.tracing.readbacks import Readbacks
 from memcalc.tracing.streams import Streams
 
@@ -39,7 +41,9 @@ class Session:
     @property
     def readbacks(self) -> int:
         """How often a value was asked for that does not exist."""
-        return 0 if self.functions is None else self.functions.readbacks
+        kernels = self.recorder.kernels
+        inside = kernels.readbacks if isinstance(kernels, FakeKernels) else 0
+        return inside + (0 if self.functions is None else self.functions.readbacks)
 
 
 @contextmanager
@@ -65,11 +69,14 @@ def fake_cuda(card: Card, progress: Progress = silent, world_size: int = 1) -> I
 
 @contextmanager
 def _cuda(card: Card, progress: Progress, streams: Streams | None) -> Iterator[Session]:
-    functions = CudaFunctions(card.compute_capability or DEFAULT_CAPABILITY)
+    capability = card.compute_capability or DEFAULT_CAPABILITY
+    functions = CudaFunctions(capability)
     recorder = Recorder(CudaKernels(card, streams), on_device, progress)
     with (
         mock.patch.object(torch.cuda, "empty_cache", recorder.empty_cache),
         mock.patch.object(torch.cuda, "synchronize", return_value=None),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=capability),
+        _without_validation(),
         FakeTensorMode(allow_non_fake_inputs=True),
         recorder,
         functions.entered(),
@@ -81,10 +88,15 @@ def _cuda(card: Card, progress: Progress, streams: Streams | None) -> Iterator[S
 def fake_cpu(progress: Progress = silent) -> Iterator[Session]:
     """The CPU: every tensor is fake and recorded, without blocks and workspaces."""
     gc.collect()
-    recorder = Recorder(progress=progress)
+    recorder = Recorder(FakeKernels(), progress=progress)
     functions = Readbacks()
-    with FakeTensorMode(), recorder, functions:
+    with _without_validation(), FakeTensorMode(), recorder, functions:
         yield Session(torch.device("cpu"), recorder, functions)
+
+
+def _without_validation() -> AbstractContextManager[object]:
+    """Inside, distributions do not look whether their parameters, which have no values, are valid."""
+    return mock.patch.object(Distribution, "_validate_args", new=False)
 
 
 @contextmanager

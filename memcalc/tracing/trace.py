@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from typing import Literal, get_args
 
 from memcalc.errors import InputError, Unavailable
@@ -36,14 +37,21 @@ def trace(
         Unavailable: torch or transformers is missing.
         InputError: the step cannot run what the spec asks for, or settings that PyTorch refuses.
     """
-    if semantics not in get_args(Semantics):
-        raise InputError(f"semantics = {semantics!r} is not known.", "Name cuda or cpu.", "--semantics")
+    check_semantics(semantics)
     require(spec)
     refuse_replicas(spec, semantics)
+    from memcalc.step.loop import TrainingRun
     from memcalc.tracing.fake import record_fake
 
     card = find_card(spec.hardware.gpu or DEFAULT_CARD)
-    recording = record_fake(spec, card, steps, cuda=semantics == "cuda", progress=progress)
+    recording = record_fake(
+        partial(TrainingRun, spec),
+        card,
+        steps,
+        cuda=semantics == "cuda",
+        ranks=spec.parallelism.data_parallel,
+        progress=progress,
+    )
     return make_trace(spec, recording, alloc_conf, progress=progress)
 
 
@@ -67,6 +75,16 @@ def refuse_replicas(spec: Spec, semantics: str) -> None:
             "Trace it with --device null, or use `memcalc estimate`.",
             "parallelism.engine",
         )
+
+
+def check_semantics(semantics: str) -> None:
+    """Whose operators run.
+
+    Raises:
+        InputError: nobody's that is known.
+    """
+    if semantics not in get_args(Semantics):
+        raise InputError(f"semantics = {semantics!r} is not known.", "Name cuda or cpu.", "--semantics")
 
 
 def require(spec: Spec) -> None:

@@ -20,7 +20,9 @@ def undocumented(tree: ast.Module) -> Iterator[str]:
         for node in scope.body:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 continue
-            if node.name.startswith("_") or any("override" in ast.unparse(d) for d in node.decorator_list):
+            if node.name.startswith("_") or any(
+                word in ast.unparse(d) for d in node.decorator_list for word in ("override", "overload")
+            ):
                 continue
             if ast.get_docstring(node) is None:
                 yield node.name

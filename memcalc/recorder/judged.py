@@ -1,0 +1,149 @@
+"""A recorded run, added up, replayed through PyTorch's allocator, and judged by a card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.allocator import Failure, History, history
+from memcalc.allocator.pytorch.versions import DEFAULT_VERSION
+from memcalc.events.event import Event
+from memcalc.events.timeline import Timeline, timeline
+from memcalc.ledger.ledger import Ledger
+from memcalc.progress import Progress, silent
+from memcalc.recorder.ledger import traced_ledger
+from memcalc.recorder.recording import Recording
+from memcalc.spec.cards import Card
+
+# What is tried, in this order, for a run that dies with the settings that were asked for.
+REMEDIES = ("expandable_segments:True", "max_split_size_mb:512", "max_split_size_mb:128", "max_split_size_mb:32")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is known of a recorded run, whatever was run.
+
+    Args:
+        recording: what was recorded.
+        timeline: the events, added up.
+        replay: the events through PyTorch's allocator; None where the device has none.
+        ledger: what was alive in the highest moment of each phase, row by row.
+        card: what it is judged by, if anything.
+        reserved_bytes: the most that the allocator held; None where there is none.
+        failure: where the run dies on the card, with PyTorch's message; None if it fits or no card was named.
+        remedy: PYTORCH_CUDA_ALLOC_CONF with which a run that dies would fit; None if there is none, or no need.
+        not_modelled: what these figures leave out.
+        notes: what a reader should know of this run.
+    """
+
+    recording: Recording
+    timeline: Timeline
+    replay: History | None
+    ledger: Ledger
+    card: Card | None
+    reserved_bytes: int | None
+    failure: Failure | None
+    remedy: str | None
+    not_modelled: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What happened, in order."""
+        return self.recording.events
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the run ends on the card; None without a card."""
+        return None if self.card is None or self.reserved_bytes is None else self.failure is None
+
+
+def judge(
+    recording: Recording,
+    card: Card | None,
+    alloc_conf: str = "",
+    version: str = DEFAULT_VERSION,
+    progress: Progress = silent,
+) -> Judged:
+    """Adds a recording up, replays it, and judges it by a card.
+
+    Args:
+        recording: of any run.
+        card: None: no verdict.
+        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
+        version: the release of PyTorch whose allocator it goes through.
+        progress: told how far the replay is.
+
+    Raises:
+        InputError: settings that PyTorch refuses.
+    """
+    line = timeline(recording.events)
+    replay = history(recording.events, alloc_conf, version, progress=progress) if recording.has_allocator else None
+    reserved = _reserved(recording, replay)
+    failure: Failure | None = None
+    remedy: str | None = None
+    if card is not None and reserved is not None and reserved > _room(card):
+        # The allocator gives cached memory back before it fails, so the run may fit all the same.
+        tight = history(recording.events, alloc_conf, version, card.usable_bytes, used=card.context_bytes)
+        failure = tight.result.failure
+        if failure is not None and recording.died is not None:
+            failure = Failure(failure.event, recording.died)
+        if failure is None:
+            reserved = tight.result.peak_reserved
+        else:
+            remedy = _remedy(recording, alloc_conf, version, card)
+    return Judged(
+        recording=recording,
+        timeline=line,
+        replay=replay,
+        ledger=traced_ledger(line, None if replay is None else replay.allocated),
+        card=card,
+        reserved_bytes=reserved,
+        failure=failure,
+        remedy=remedy,
+        not_modelled=_not_modelled(recording),
+        notes=_notes(recording, failure, remedy, line),
+    )
+
+
+def _room(card: Card) -> int:
+    return card.usable_bytes - card.context_bytes
+
+
+def _reserved(recording: Recording, replay: History | None) -> int | None:
+    if recording.reserved_bytes is not None:
+        return recording.reserved_bytes
+    return None if replay is None else replay.result.peak_reserved
+
+
+def _remedy(recording: Recording, alloc_conf: str, version: str, card: Card) -> str | None:
+    for remedy in REMEDIES:
+        settings = f"{alloc_conf},{remedy}" if alloc_conf else remedy
+        key = remedy.partition(":")[0]
+        if key in alloc_conf:
+            continue
+        found = history(recording.events, settings, version, card.usable_bytes, used=card.context_bytes)
+        if found.result.failure is None:
+            return settings
+    return None
+
+
+def _not_modelled(recording: Recording) -> tuple[str, ...]:
+    missing = ["device memory of the context and loaded kernels is a stated default"]
+    if recording.device == "fake:cuda":
+        missing.append("scratch of sorting by rows, of top-k over long rows and of cuDNN, inside operators")
+    missing.append("values do not exist: what depends on them (routing of experts) may go another way on a real device")
+    return tuple(missing)
+
+
+def _notes(recording: Recording, failure: Failure | None, remedy: str | None, line: Timeline) -> tuple[str, ...]:
+    found = []
+    if recording.readbacks:
+        times = "once" if recording.readbacks == 1 else f"{recording.readbacks} times"
+        found.append(f"The run read values back from the device {times}; it was told zero.")
+    if failure is not None:
+        event = line.events[failure.event]
+        where = f" of {event.module}" if event.module else ""
+        found.append(f"It dies in {event.phase}, at {event.operator}{where} ({event.line}): {failure.message}")
+        if remedy is not None:
+            found.append(f"It would fit with PYTORCH_CUDA_ALLOC_CONF={remedy}.")
+    return tuple(found)

@@ -1,0 +1,171 @@
+"""The training loop around somebody's own module, in the phases of `memcalc.step.loop`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from memcalc.errors import InputError
+from memcalc.ledger.component import Component
+from memcalc.step.loop import Observer
+from memcalc.step.placing import place_inputs, place_module, tensors_in
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def default_loss(output: Any) -> Tensor:
+    """The output's `loss`; else an output of one element itself; else the sum of its first floating-point tensor.
+
+    Raises:
+        InputError: there is none.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    first = next((tensor for tensor in tensors_in(output) if tensor.is_floating_point()), None)
+    if first is None:
+        raise InputError(
+            "the module's output has no floating-point tensor.", "Give loss=, a function of the output.", "loss"
+        )
+    return first if first.numel() == 1 else first.sum()
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleStep:
+    """What is run.
+
+    Args:
+        module: anywhere, the meta device included; it stays as it is.
+        inputs: of its forward: a tuple of positional arguments, a mapping of keyword arguments, or one argument.
+        loss: the module's output to a tensor of one element.
+        optimizer: parameters to an optimizer; None: forward and backward alone.
+        autocast: what forward and loss are cast to; None: no autocast.
+        zero_grad: what becomes of gradients before a step.
+        gradient_accumulation_steps: micro-batches a step.
+    """
+
+    module: nn.Module
+    inputs: Any
+    loss: Callable[[Any], Tensor] = default_loss
+    optimizer: OptimizerFactory | None = None
+    autocast: torch.dtype | None = None
+    zero_grad: Literal["set_to_none", "zero"] = "set_to_none"
+    gradient_accumulation_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The module on the device."""
+
+    module: nn.Module
+
+
+class ModuleRun:
+    """A few training steps of a module on one device. What it holds can be asked for at any moment.
+
+    Args:
+        step: what to run.
+        device: any that PyTorch can compute on.
+    """
+
+    engine: str | None = None  # one rank
+
+    def __init__(self, step: ModuleStep, device: torch.device) -> None:
+        self.step = step
+        self.device = device
+        self.model: Placed | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.inputs: Any = None
+
+    def execute(self, steps: int, observer: Observer) -> None:
+        """Places everything, then trains.
+
+        Raises:
+            InputError: there is nothing to train, or no loss.
+        """
+        torch.manual_seed(0)
+        with observer.phase("model"):
+            module = place_module(self.step.module, self.device)
+            self.model = Placed(module)
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if self.step.optimizer is not None:
+            with observer.phase("optimizer"):
+                self.optimizer = self.step.optimizer(trained)
+        with observer.phase("input"):
+            self.inputs = place_inputs(self.step.inputs, self.device)
+        for step in range(1, steps + 1):
+            with observer.phase(f"zero_grad_{step}"):
+                self._zero_grad(trained)
+            for _ in range(self.step.gradient_accumulation_steps):
+                self._micro_batch(module, step, observer)
+            if self.optimizer is not None:
+                with observer.phase(f"optimizer_step_{step}"):
+                    self.optimizer.step()
+
+    def _zero_grad(self, trained: list[nn.Parameter]) -> None:
+        for parameter in trained:
+            if self.step.zero_grad == "set_to_none":
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
+    def _micro_batch(self, module: nn.Module, step: int, observer: Observer) -> None:
+        with self._autocast():
+            with observer.phase(f"forward_{step}"):
+                output = _called(module, self.inputs)
+            with observer.phase(f"loss_{step}"):
+                loss = self.step.loss(output)
+        if not loss.requires_grad:
+            raise InputError(
+                "the loss depends on nothing that is trained.",
+                "Let a parameter or an input require a gradient, and compute the loss from the output.",
+                "module",
+            )
+        with observer.phase(f"backward_{step}"):
+            if self.step.gradient_accumulation_steps > 1:
+                loss = loss / self.step.gradient_accumulation_steps
+            loss.backward()  # type: ignore[no-untyped-call]
+            del output, loss
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        dtype = self.step.autocast
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Parameters of the module, those that are trained, and elements of its buffers; zeros before it is placed."""
+        if self.model is None:
+            return 0, 0, 0
+        parameters = list(self.model.module.parameters())
+        return (
+            sum(parameter.numel() for parameter in parameters),
+            sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+            sum(buffer.numel() for buffer in self.model.module.buffers()),
+        )
+
+    def held(self) -> dict[Component, list[Tensor]]:
+        """The tensors that can be named now; activations and temporaries cannot."""
+        found: dict[Component, list[Tensor]] = {}
+        if self.model is not None:
+            module = self.model.module
+            found[Component.WEIGHTS] = [*module.parameters(), *module.buffers()]
+            found[Component.GRADIENTS] = [p.grad for p in module.parameters() if p.grad is not None]
+        if self.optimizer is not None:
+            states = (value for state in self.optimizer.state.values() for value in state.values())
+            found[Component.OPTIMIZER_STATE] = [value for value in states if isinstance(value, Tensor)]
+        found[Component.INPUTS] = tensors_in(self.inputs)
+        # Adam counts its steps in CPU tensors, which are no concern of a GPU.
+        return {
+            component: [tensor for tensor in tensors if tensor.device.type == self.device.type]
+            for component, tensors in found.items()
+        }
+
+
+def _called(module: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, tuple):
+        return module(*inputs)
+    return module(**inputs) if isinstance(inputs, Mapping) else module(inputs)

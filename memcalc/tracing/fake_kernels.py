@@ -1,0 +1,38 @@
+"""What fake tensors need on every device: sizes that depend on values, and values themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from memcalc.recorder.kernels import Kernels
+from memcalc.tracing.selections import Selections
+
+
+class FakeKernels(Kernels):
+    """Kernels on tensors without values: operators that PyTorch refuses there select what `Selections` says.
+
+    `readbacks` counts how often PyTorch's own compiled code read a value (an index, a check); it was told zero.
+    """
+
+    def __init__(self) -> None:
+        self.selections = Selections()
+        self.readbacks = 0
+
+    def run(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The operator's outputs, of sizes that hold for values spread evenly."""
+        output = self.selections.output(operator, args, kwargs)
+        if output is NotImplemented:
+            try:
+                output = super().run(operator, args, kwargs)
+            except DataDependentOutputException:
+                if operator is not torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 -- an operator's name
+                    raise
+                self.readbacks += 1
+                dtype = args[0].dtype
+                return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+        self.selections.note(operator, args, kwargs, output)
+        return output
