@@ -120,7 +120,7 @@ class Buffers:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class Rule:
     """One way to read a field, and when it counts."""
 
     how: str
@@ -135,7 +135,7 @@ class _Family:
 
     name: str
     fixed: dict[str, Any]
-    rules: dict[str, tuple[_Rule, ...]]
+    rules: dict[str, tuple[Rule, ...]]
     defaults: dict[str, object]
     translate: dict[str, dict[object, object]]
     require: dict[str, list[object]]
@@ -192,7 +192,7 @@ def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
     for field in family.rules:
         value = _value(family, field, config, where)
         if value is not None:
-            _put(block, field, value)
+            put_at(block, field, value)
     return block
 
 
@@ -220,6 +220,26 @@ def _names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 
+def family_of(architecture: str) -> str:
+    """The model_type that a name stands for: "gpt2" for "gpt3"."""
+    return _load(architecture, "model.architecture").name
+
+
+def rules_of(family: str) -> dict[str, tuple[Rule, ...]]:
+    """How each field of a family is read; of several rules the first that applies."""
+    return _load(family, "model.architecture").rules
+
+
+def defaults_of(family: str) -> dict[str, object]:
+    """What transformers' configuration class takes where config.json leaves a key out."""
+    return _load(family, "model.architecture").defaults
+
+
+def translations_of(family: str, field: str) -> dict[object, object] | None:
+    """Their values of a field and ours; None: they are the same."""
+    return _load(family, "model.architecture").translate.get(field)
+
+
 def known_families() -> list[str]:
     """The names that `architecture` and `model_type` may have, sorted."""
     return list(_names())
@@ -234,7 +254,7 @@ def _defaults(architecture: str) -> dict[str, object]:
         if field in BOOLEANS or field in PROBABILITIES or field in CHOICES:
             value = _value(family, field, {}, architecture)
             if value is not None:
-                _put(block, field, value)
+                put_at(block, field, value)
     return block
 
 
@@ -277,22 +297,23 @@ def _flatten(rules: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _rules(raw: Any) -> tuple[_Rule, ...]:
+def _rules(raw: Any) -> tuple[Rule, ...]:
     cases = raw["cases"] if isinstance(raw, dict) and "cases" in raw else [raw]
     return tuple(_rule(case) for case in cases)
 
 
-def _rule(raw: Any) -> _Rule:
+def _rule(raw: Any) -> Rule:
     if not isinstance(raw, dict):
         raw = {"read": raw}
     when = raw.get("when", {})
     how, given = next((how, given) for how, given in raw.items() if how != "when")
     if how == "value":
-        return _Rule(how, (), given, when)
-    return _Rule(how, (given,) if isinstance(given, str) else tuple(given), None, when)
+        return Rule(how, (), given, when)
+    return Rule(how, (given,) if isinstance(given, str) else tuple(given), None, when)
 
 
-def _put(block: dict[str, object], field: str, value: object) -> None:
+def put_at(block: dict[str, object], field: str, value: object) -> None:
+    """Sets "a.b" as b of the object a."""
     outer, _, inner = field.rpartition(".")
     target = block.setdefault(outer, {}) if outer else block
     assert isinstance(target, dict)
@@ -326,7 +347,7 @@ def _value(family: _Family, field: str, config: dict[str, object], where: str) -
     return _checked(key, value, _kind(field), where)
 
 
-def _applies(family: _Family, rule: _Rule, config: dict[str, object]) -> bool:
+def _applies(family: _Family, rule: Rule, config: dict[str, object]) -> bool:
     for key, wanted in rule.when.items():
         value = _looked_up(config, key)
         if value is _ABSENT or value is None:
@@ -336,7 +357,7 @@ def _applies(family: _Family, rule: _Rule, config: dict[str, object]) -> bool:
     return True
 
 
-def _computed(family: _Family, field: str, rule: _Rule, config: dict[str, object], where: str) -> object:
+def _computed(family: _Family, field: str, rule: Rule, config: dict[str, object], where: str) -> object:
     """The value of a field that is not just what one key holds."""
     if rule.how == "value":
         return rule.value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,8 @@ from transformers import masking_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memcalc.errors import InputError
-from memcalc.spec.model import ModelSpec
+from memcalc.spec.families import PROBABILITIES, family_of, rules_of
+from memcalc.spec.families_inverse import write_hf_config
 from memcalc.spec.spec import Spec
 from memcalc.step.attention import CPU_BACKENDS, CUDA_BACKENDS
 from memcalc.step.causal_lm import CausalLM
@@ -111,76 +111,25 @@ def switch_recompute(module: nn.Module, spec: Spec) -> None:
 
 
 def build_config(spec: Spec) -> Any:
-    """The configuration of transformers that has the spec's sizes."""
-    architecture = spec.model.architecture or "none"
-    if architecture not in CONFIGS:
-        raise InputError(
-            f"implementation = huggingface is not known for architecture = {architecture}.",
-            f"Known: {', '.join(CONFIGS)}. Or set implementation: plain.",
-            "model.architecture",
-        )
-    return CONFIGS[architecture](spec)
+    """The configuration of transformers that has the spec's sizes, from the data that its family is read with.
+
+    Raises:
+        InputError: transformers' class has no such variant.
+    """
+    model, rate = spec.model, spec.training.dropout
+    if rate is not None and model.architecture is not None:
+        dropouts = PROBABILITIES & rules_of(family_of(model.architecture)).keys()
+        model = model.model_copy(update=dict.fromkeys(dropouts, rate))
+    keys = write_hf_config(model)
+    family = keys.pop("model_type")
+    further = FURTHER[family](spec) if family in FURTHER else {}
+    # No text is made, and the tokens that are named by default may lie outside a small vocabulary.
+    tokens: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    return transformers.AutoConfig.for_model(family, **keys, **further, **tokens, use_cache=False)
 
 
-def gpt2(spec: Spec) -> Any:
-    """GPT-2: learned positions, three dropouts."""
-    return transformers.GPT2Config(n_positions=spec.model.max_position_embeddings, **gpt_sizes(spec))
-
-
-def codegen(spec: Spec) -> Any:
-    """CodeGen: rotated heads, attention and MLP side by side."""
-    model = spec.model
-    positions: dict[str, Any] = dict.fromkeys(("n_positions", "n_ctx"), model.max_position_embeddings)
-    return transformers.CodeGenConfig(**positions, rotary_dim=model.rotary_dim, **gpt_sizes(spec))
-
-
-def llama_like(config: Callable[..., Any], spec: Spec, *names: str) -> Any:
-    """Llama and the families that share its keys; `names` are the further ones that this family knows."""
-    model = spec.model
-    dropout = spec.training.dropout
-    further = {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias, "head_dim": model.head_dim}
-    return config(
-        vocab_size=model.vocab_size,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.num_layers,
-        num_attention_heads=model.num_attention_heads,
-        num_key_value_heads=model.num_key_value_heads,
-        max_position_embeddings=model.max_position_embeddings,
-        tie_word_embeddings=model.tie_word_embeddings,
-        attention_dropout=model.attention_dropout if dropout is None else dropout,
-        use_cache=False,
-        bos_token_id=None,  # no text is made, and the defaults may lie outside a small vocabulary
-        eos_token_id=None,
-        **{name: further[name] for name in names},
-    )
-
-
-def gpt_sizes(spec: Spec) -> dict[str, Any]:
-    """The keys that the GPT family names n_*."""
-    model: ModelSpec = spec.model
-    dropout = spec.training.dropout
-    return {
-        "vocab_size": model.vocab_size,
-        "n_embd": model.hidden_size,
-        "n_layer": model.num_layers,
-        "n_head": model.num_attention_heads,
-        "n_inner": model.intermediate_size,
-        "resid_pdrop": model.residual_dropout if dropout is None else dropout,
-        "embd_pdrop": model.embedding_dropout if dropout is None else dropout,
-        "attn_pdrop": model.attention_dropout if dropout is None else dropout,
-        "tie_word_embeddings": model.tie_word_embeddings,
-        "use_cache": False,
-        "bos_token_id": None,  # no text is made, and the defaults may lie outside a small vocabulary
-        "eos_token_id": None,
-    }
-
-
-CONFIGS: dict[str, Callable[[Spec], Any]] = {
-    "gpt2": gpt2,
-    "codegen": codegen,
-    "llama": lambda spec: llama_like(transformers.LlamaConfig, spec, "attention_bias", "mlp_bias", "head_dim"),
-    "mistral": lambda spec: llama_like(partial(transformers.MistralConfig, sliding_window=None), spec, "head_dim"),
-    "qwen2": lambda spec: llama_like(transformers.Qwen2Config, spec),
-    "qwen3": lambda spec: llama_like(transformers.Qwen3Config, spec, "attention_bias", "head_dim"),
+# Keys that change no size that a spec has, but which kernel runs, or that must agree with the number of layers.
+FURTHER: dict[str, Callable[[Spec], dict[str, Any]]] = {
+    "mistral": lambda _: {"sliding_window": None},  # newer Mistrals have none; a window's mask keeps flash from running
+    "gpt_neo": lambda spec: {"attention_types": [[["global"], spec.model.num_layers]]},
 }

@@ -26,7 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def spec(architecture: str, **training: Any) -> Any:
-    model = TINY | {"architecture": architecture} | MODELS.get(architecture, {})
+    model = TINY | {"architecture": architecture} | MODELS.get(architecture, {}) | training.pop("model", {})
     training = {
         "sequence_length": 32,
         "implementation": "huggingface",
@@ -78,7 +78,7 @@ def test_dropout_goes_where_the_class_has_it() -> None:
 @pytest.mark.parametrize(
     ("architecture", "training", "words"),
     [
-        ("bloom", {}, "not known for architecture = bloom"),
+        ("llama", {"model": {"norms_per_layer": 4}}, "norms_per_layer = 4 is not what transformers' llama has"),
         ("codegen", {"attention": "flash"}, "codegen has eager attention only"),
         ("llama", {"recompute": "selective"}, "recomputes whole layers"),
     ],

@@ -1,0 +1,121 @@
+"""A `model:` block as the config.json of its family: the families' data read backwards.
+
+The outcome is read forwards again and must give the same block, so what a family cannot say is refused, whatever the
+way back was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from memcalc.errors import InputError
+from memcalc.spec.derive import derive_model
+from memcalc.spec.families import Rule, defaults_of, family_of, put_at, read_hf_config, rules_of, translations_of
+from memcalc.spec.model import ModelSpec
+
+_UNSETTLED = object()
+
+
+def write_hf_config(model: ModelSpec) -> dict[str, Any]:
+    """The keys of a config.json that give this block, `model_type` included.
+
+    Raises:
+        InputError: no family is named, or this family has no such variant; the message names the first field.
+    """
+    if model.architecture is None:
+        raise InputError(
+            "the model names no architecture, so no class of transformers is known to be meant.",
+            "Set model.architecture, or implementation: plain.",
+            "model.architecture",
+        )
+    family = family_of(model.architecture)
+    wanted = _flat(model)
+    differing: list[str] = []
+    for config in _candidates(family, wanted):
+        found = _read(family, config)
+        differing = sorted(field for field in wanted if found is None or found.get(field) != wanted[field])
+        if found is not None and not differing:
+            return config
+    field = differing[0] if differing else "architecture"
+    raise InputError(
+        f"{field} = {wanted.get(field)!r} is not what transformers' {family} has with these sizes.",
+        "Leave it out, or set implementation: plain.",
+        f"model.{field}",
+    )
+
+
+def _flat(model: ModelSpec) -> dict[str, Any]:
+    """Every field by its dotted path, but for the name of the family."""
+    found: dict[str, Any] = {}
+    for name, value in model.model_dump().items():
+        if isinstance(value, dict):
+            found.update({f"{name}.{inner}": each for inner, each in value.items()})
+        elif name != "architecture":
+            found[name] = value
+    return found
+
+
+def _read(family: str, config: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        return _flat(ModelSpec.model_validate(derive_model(read_hf_config(config, family))))
+    except InputError:
+        return None
+
+
+def _candidates(family: str, wanted: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Configs that may give the wanted fields: one for each way to choose among the cases of the rules."""
+    fields = [field for field in rules_of(family) if field in wanted]
+    for positions in product(*(range(len(rules_of(family)[field])) for field in fields)):
+        keys: dict[str, Any] = {}
+        chosen = [rules_of(family)[field][position] for field, position in zip(fields, positions, strict=True)]
+        for field, position in zip(fields, positions, strict=True):
+            for passed in rules_of(family)[field][:position]:  # must not apply
+                if len(passed.when) == 1:
+                    keys.update((key, not value) for key, value in passed.when.items() if isinstance(value, bool))
+        # Rules of one key settle it; those of several lean on what is settled.
+        order = sorted(zip(fields, chosen, strict=True), key=lambda pair: pair[1].how not in ("read", "value"))
+        if all(_settle(keys, field, rule, wanted, family) for field, rule in order):
+            config: dict[str, Any] = {"model_type": family}
+            defaults = defaults_of(family)
+            for key, value in keys.items():
+                # What is so by default is left out: classes are particular about 0 and 0.0, null and nothing.
+                if value != defaults.get(key) or type(value) is bool:
+                    put_at(config, key, value)
+            yield config
+
+
+def _settle(keys: dict[str, Any], field: str, rule: Rule, wanted: dict[str, Any], family: str) -> bool:
+    """Adds what a rule needs to give the wanted value; False: it cannot, or another field needs something else."""
+    needs = dict(rule.when)
+    value = wanted[field]
+    if rule.how == "value":
+        if rule.value != value:
+            return False
+    elif rule.how == "read":
+        theirs = _theirs(value, translations_of(family, field))
+        if theirs is _UNSETTLED:
+            return False
+        needs[rule.keys[0]] = theirs
+    elif rule.how == "product":
+        unit = keys.get(rule.keys[1])
+        needs[rule.keys[0]] = value // unit if unit else 0
+    elif rule.how == "share":
+        head = wanted["head_dim"]
+        share = value / head
+        needs[rule.keys[-1]] = share if int(head * share) == value else (value + 0.5) / head
+    elif rule.how == "except":
+        needs[rule.keys[0]] = [layer for layer in range(wanted["num_layers"]) if layer not in value] if value else None
+    elif rule.how == "after":
+        needs[rule.keys[0]] = min(value) - 1 if value else None
+    return all(keys.setdefault(key, needed) == needed for key, needed in needs.items())
+
+
+def _theirs(value: Any, table: dict[Any, Any] | None) -> Any:
+    """What the family calls our value: of several words the first."""
+    if table is None:
+        return list(value) if isinstance(value, tuple) else value
+    found = next((theirs for theirs, ours in table.items() if ours == value), _UNSETTLED)
+    # A table with null alone stands for null; other values go through it unchanged.
+    return value if found is _UNSETTLED and None in table else found
