@@ -16,9 +16,8 @@ import resource
 import sys
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import redirect_stderr
-from functools import partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -49,7 +48,18 @@ def families() -> list[str]:
 
 
 def trace_family(name: str) -> dict[str, Any]:
-    """What came of one family, as a record: "traced", "not instantiated" or "failed", with the reason."""
+    """What came of one family, as a record: "traced", "not instantiated" or "failed", with the reason.
+
+    In bf16; where a family's own code does not run in it, in fp32.
+    """
+    record = _traced(name, "bfloat16")
+    if record["outcome"] != "failed":
+        return record
+    second = _traced(name, "float32")
+    return second if second["outcome"] == "traced" else record
+
+
+def _traced(name: str, dtype: str) -> dict[str, Any]:
     import torch
     import transformers
 
@@ -58,29 +68,24 @@ def trace_family(name: str) -> dict[str, Any]:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)
     started = time.perf_counter()
-    record: dict[str, Any] = {"family": name}
+    record: dict[str, Any] = {"family": name, "dtype": dtype}
     try:
         config = transformers.CONFIG_MAPPING[name]()
         with torch.device("meta"):
-            module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+            module = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-untyped-call]
     except Exception as error:  # noqa: BLE001 -- whatever a family's code may raise is its reason
         return record | {"outcome": "not instantiated", "reason": reason(error)}
     record |= {"class": type(module).__name__, "parameters": sum(p.numel() for p in module.parameters())}
     module.train()
     tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    inputs = {"input_ids": tokens, "labels": tokens, "use_cache": False}
     try:
-        traced = memcalc.trace(
-            module,
-            {"input_ids": tokens, "labels": tokens, "use_cache": False},
-            loss=lambda output: output.loss,
-            steps=1,
-        )
+        traced = memcalc.trace(module, inputs, loss=lambda output: output.loss, steps=1)
     except Exception as error:  # noqa: BLE001 -- likewise
         return record | {"outcome": "failed", "reason": reason(error)}
-    peak = traced.ledger.peak_bytes
     return record | {
         "outcome": "traced",
-        "peak_bytes": peak,
+        "peak_bytes": traced.ledger.peak_bytes,
         "peak_phase": traced.ledger.peak_phase,
         "reserved_bytes": traced.reserved_bytes,
         "events": len(traced.events),
@@ -134,7 +139,8 @@ def main() -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     known = {line["family"]: line for line in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for record in pool.map(partial(run, limit=arguments.limit), arguments.families or families()):
+        running = [pool.submit(run, name, arguments.limit) for name in arguments.families or families()]
+        for record in (done.result() for done in as_completed(running)):
             known[record["family"]] = record  # kept at once: the whole takes half an hour
             path.write_text("".join(json.dumps(known[name]) + "\n" for name in sorted(known)))
     failed = sum(record["outcome"] == "failed" for record in known.values())

@@ -35,7 +35,7 @@ from memcalc.spec.cards import all_cards  # noqa: E402
 from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402
 from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
-from tools import dry_runs, formulas  # noqa: E402
+from tools import dry_runs, families, formulas  # noqa: E402
 from tools.accuracy import cases, summarized  # noqa: E402
 from tools.agreement import agreement_summary, agreement_table  # noqa: E402
 from tools.markdown import table  # noqa: E402
@@ -380,6 +380,7 @@ def accuracy_sharded_summary() -> str:
 
 TABLES: dict[str, Callable[..., str]] = {
     **dry_runs.TABLES,
+    **families.TABLES,
     **formulas.TABLES,
     "agreement": agreement_table,
     "agreement-summary": agreement_summary,

@@ -1,0 +1,68 @@
+"""The table of docs/families.md, from what benchmarks/families.py recorded."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from tools.markdown import table
+
+RECORDINGS = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings" / "families"
+GIB = 2**30
+
+
+def records() -> list[dict[str, Any]]:
+    """One record a family, of the newest recorded version of transformers."""
+    newest = max(
+        RECORDINGS.glob("*.jsonl"), key=lambda path: [int(part) for part in path.stem.split("-")[1].split(".")]
+    )
+    return [json.loads(line) for line in newest.read_text().splitlines()]
+
+
+def summary() -> str:
+    """How many, in a sentence."""
+    known = records()
+    built = [record for record in known if record["outcome"] != "not instantiated"]
+    traced = [record for record in built if record["outcome"] == "traced"]
+    seconds = statistics.median(record["seconds"] for record in traced)
+    return (
+        f"Of {len(known)} architectures {len(built)} instantiate by default, and **{len(traced)}** of those trace, "
+        f"in a median of {seconds:.1f} s on two busy cores.\n"
+    )
+
+
+def traced_table() -> str:
+    """One line for each family that traces."""
+    return table(
+        ["family", "parameters", "dtype", "peak, GiB", "in", "allocations and releases", "values read"],
+        [
+            [
+                f"`{record['family']}`",
+                f"{record['parameters']:,}",
+                {"float32": "fp32"}.get(record.get("dtype", ""), "bf16"),
+                f"{record['peak_bytes'] / GIB:.3f}",
+                record["peak_phase"].rpartition("_")[0],
+                f"{record['events']:,}",
+                record["readbacks"],
+            ]
+            for record in records()
+            if record["outcome"] == "traced"
+        ],
+    )
+
+
+def other_table() -> str:
+    """One line for each of the rest, with the reason."""
+    return table(
+        ["family", "what", "because"],
+        [
+            [f"`{record['family']}`", record["outcome"], "`" + record["reason"].replace("|", "/")[:160] + "`"]
+            for record in records()
+            if record["outcome"] != "traced"
+        ],
+    )
+
+
+TABLES = {"families-summary": summary, "families-traced": traced_table, "families-other": other_table}
