@@ -52,6 +52,10 @@ CASES = {
 }
 
 
+QUICK = ("gpt2 plain, dropout", "llama huggingface, recompute, accumulation")
+MARKS = {name: pytest.mark.long for name in CASES if name not in QUICK}
+
+
 def stream(trace: Trace) -> list[tuple[str, int | str]]:
     """Sizes taken and given back, phase by phase; releases that follow each other in the order of their size."""
     sizes: dict[int, int] = {}
@@ -80,7 +84,7 @@ def attributed(events: tuple[Event, ...]) -> list[tuple[str, str, str, str]]:
     ]
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", [pytest.param(CASES[name], id=name, marks=MARKS.get(name, ())) for name in CASES])
 def test_fake_tensors_allocate_what_cuda_does(case: tuple[str, ...], null_python: str) -> None:
     """Every allocation of two steps, in size and order; and what it is said to be for."""
     card, source, *overrides = case

@@ -48,14 +48,14 @@ def in_order(recorded: list[Event]) -> list[Event]:
     "settings",
     [
         ("recipe=pure", "training.attention=eager", "training.dropout=0.1"),
-        ("recipe=pure", "training.attention=eager", "training.recompute=full"),
+        pytest.param(("recipe=pure", "training.attention=eager", "training.recompute=full"), marks=pytest.mark.long),
         ("recipe=mixed-18", "training.recompute=selective", "training.attention=eager"),
         ("recipe=amp", "training.gradient_accumulation_steps=3"),
-        ("recipe=mixed-20", "training.optimizer=sgd", "training.zero_grad=zero"),
-        ("recipe=fp32", "training.dtype=fp32", "training.optimizer=momentum"),
+        pytest.param(("recipe=mixed-20", "training.optimizer=sgd", "training.zero_grad=zero"), marks=pytest.mark.long),
+        pytest.param(("recipe=fp32", "training.dtype=fp32", "training.optimizer=momentum"), marks=pytest.mark.long),
         ("recipe=pure", "training.optimizer=adafactor", "training.optimizer_implementation=for-loop"),
     ],
-    ids=" ".join,
+    ids=str,
 )
 def test_fake_and_real_cpu_record_the_same_events(model: tuple[str, ...], settings: tuple[str, ...]) -> None:
     """Two steps: operators, bytes, order, modules, lines, components."""
