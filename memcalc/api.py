@@ -42,10 +42,6 @@ def load(source: Source, *overrides: str, gpu: str | None = None) -> Spec:
             change only the fields they name; on every other source sizes that follow from others follow.
         gpu: the card to judge by, in place of `hardware.gpu`.
     """
-    if isinstance(source, Spec):
-        if not overrides and gpu is None:
-            return source
-        return load(source.model_dump(), *overrides, gpu=gpu).with_notes(source.notes)
     from memcalc.importers.loading import load as load_spec
 
     return load_spec(source, overrides, gpu=gpu)

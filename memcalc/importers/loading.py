@@ -23,11 +23,13 @@ _OURS = re.compile(r"""^['"]?(?:preset|hf_config|training|parallelism|hardware)[
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
-def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, gpu: str | None = None) -> Spec:
+def load(
+    source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, gpu: str | None = None
+) -> Spec:
     """The fully resolved spec of a configuration, whoever's it is.
 
     Args:
-        source: as for `memcalc.spec.loading.load`, or a file of another framework.
+        source: as for `memcalc.spec.loading.load`, or a file of another framework, or a Spec that was loaded before.
         overrides: `field=value` texts as --set takes them.
         gpu: the card, in place of hardware.gpu.
 
@@ -35,6 +37,10 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
         InputError: the configuration is wrong, or lacks the model's sizes.
     """
     overrides = tuple(overrides)
+    if isinstance(source, Spec):
+        if not overrides and gpu is None:
+            return source
+        return load_own(source.model_dump(), overrides, gpu=gpu).with_notes(source.notes)
     imported = None if isinstance(source, Mapping) else import_file(source, overrides)
     if imported is None:
         return load_own(source, overrides, gpu=gpu)

@@ -22,6 +22,7 @@ LAYERS = (
     ("__init__",),
     ("api",),
     ("checking", "search", "planning", "diagnosis", "replaying"),
+    ("engine",),
     ("estimation", "tracing", "nullcuda", "measuring"),
     ("recorder",),
     ("step",),

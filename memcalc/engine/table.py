@@ -1,0 +1,104 @@
+"""What a grid of configurations comes to: arrays with one entry a configuration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memcalc.engine.grid import Grid, Value
+from memcalc.estimation.items import PHASES
+from memcalc.ledger.component import Component
+from memcalc.spec.spec import Spec
+
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+COMPONENTS = tuple(Component)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The results of some configurations of a grid, numbered from `start`; zeros where one was pruned.
+
+    Bytes are those of the rank that needs most (the headline of `memcalc.estimate`), as int64.
+
+    Args:
+        grid: the configurations.
+        start: the number of the first configuration in here.
+        valid: whether it can be sized: its rules hold. [n]
+        peak_bytes: allocated at the peak. [n]
+        peak_phase: the number of the phase of the peak, in `phases`. [n]
+        pipeline_stage: the stage that needs most. [n]
+        reserved_bytes: what PyTorch's allocator holds. [n]
+        device_bytes: reserved, the context, the communication library; without a card, reserved and the library. [n]
+        usable_bytes: what a process can use of the card; -1: none was named. [n]
+        phase_bytes: allocated in the highest moment of each phase. [n, phases]
+        component_bytes: by component at the peak; sums to `peak_bytes`. [n, components]
+        ledger_bytes: by phase and component, if it was asked for; sums to `phase_bytes`. [n, phases, components]
+    """
+
+    grid: Grid
+    start: int
+    valid: Flags
+    peak_bytes: Integers
+    peak_phase: Integers
+    pipeline_stage: Integers
+    reserved_bytes: Integers
+    device_bytes: Integers
+    usable_bytes: Integers
+    phase_bytes: Integers
+    component_bytes: Integers
+    ledger_bytes: Integers | None
+    _spec: Callable[[int], Spec]
+    _reason: Callable[[int], str]
+
+    phases = PHASES
+    components = COMPONENTS
+
+    def __len__(self) -> int:
+        """How many configurations are in here."""
+        return len(self.valid)
+
+    @property
+    def headroom_bytes(self) -> Integers:
+        """Usable memory of the card less device memory; negative where it does not fit, 0 where it was pruned. [n]
+
+        Raises:
+            ValueError: no card was named.
+        """
+        if (self.usable_bytes[self.valid] < 0).any():
+            raise ValueError("no card was named")
+        return np.where(self.valid, self.usable_bytes - self.device_bytes, 0)
+
+    @property
+    def fits(self) -> Flags:
+        """Whether each configuration is valid and within the card's usable memory. [n]
+
+        Raises:
+            ValueError: no card was named.
+        """
+        return self.valid & (self.headroom_bytes >= 0)
+
+    def point(self, index: int) -> dict[str, Value]:
+        """The values of one configuration by the full names of their fields."""
+        return self.grid.point(self.start + index)
+
+    def spec(self, index: int) -> Spec:
+        """One configuration, loaded.
+
+        Raises:
+            InputError: it was pruned.
+        """
+        return self._spec(self.start + index)
+
+    def reason(self, index: int) -> str:
+        """Why one configuration was pruned: the message that loading it gives; "" where it was not."""
+        return "" if self.valid[index] else self._reason(self.start + index)
+
+    def reasons(self) -> Counter[str]:
+        """Every reason, and how many configurations it pruned; most frequent first in `most_common`."""
+        return Counter(self.reason(int(index)) for index in np.flatnonzero(~self.valid))

@@ -1,0 +1,109 @@
+"""Tables of a grid beside estimates made one by one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import memcalc
+from memcalc.engine import blocks, evaluate
+from memcalc.engine.grid import assignments
+from memcalc.engine.table import COMPONENTS, Table
+from memcalc.errors import InputError
+from memcalc.ledger.result import Result
+
+
+def assert_same(source, table: Table, *overrides: str, gpu: str | None = None) -> None:
+    """Every number of every configuration is the one that `memcalc.estimate` gives."""
+    for index in range(len(table)):
+        words = assignments(table.point(index))
+        result, refusal = _estimate(source, (*overrides, *words), gpu)
+        assert table.reason(index) == refusal, words
+        assert table.valid[index] == (result is not None)
+        if result is None:
+            continue
+        ledger = result.ledger
+        assert table.peak_bytes[index] == ledger.peak_bytes, words
+        assert table.phases[table.peak_phase[index]] == ledger.peak_phase, words
+        assert table.pipeline_stage[index] == result.headline.rank["pipeline_stage"], words
+        assert table.reserved_bytes[index] == result.headline.reserved_bytes
+        assert table.phase_bytes[index].tolist() == [ledger.totals[phase] for phase in table.phases], words
+        at_peak = ledger.components(ledger.peak_phase)
+        assert table.component_bytes[index].tolist() == [at_peak.get(each, 0) for each in COMPONENTS], words
+        if result.card is not None:
+            assert table.device_bytes[index] == result.headline.device_bytes
+            assert table.headroom_bytes[index] == result.headroom_bytes
+            assert table.fits[index] == result.fits
+
+
+def _estimate(source, overrides: tuple[str, ...], gpu: str | None) -> tuple[Result | None, str]:
+    """A result, or why there is none."""
+    try:
+        return memcalc.estimate(source, *overrides, gpu=gpu), ""
+    except InputError as error:
+        return None, str(error)
+
+
+def test_a_grid_of_everything_equals_the_scalar_estimates():
+    axes: dict[Any, Any] = {
+        "recompute": ["none", "full"],
+        "tensor_parallel": [1, 2, 3],
+        ("zero_stage", "data_parallel"): [(0, 1), (1, 4), (3, 8)],
+        "gradient_accumulation_steps": [1, 4],
+        "b": [1, 2],
+        "s": [128, 100_000],
+    }
+    table = evaluate("gpt2", axes, gpu="a100-40gb")
+    assert_same("gpt2", table, gpu="a100-40gb")
+    assert 0 < table.valid.sum() < len(table)
+
+
+def test_sums_are_exact():
+    table = evaluate("llama-3-8b", {"b": [1, 2], "pipeline_parallel": [1, 4]}, ledger=True)
+    assert table.ledger_bytes is not None
+    assert (table.ledger_bytes.sum(axis=2) == table.phase_bytes).all()
+    assert (table.component_bytes.sum(axis=1) == table.peak_bytes).all()
+    assert (table.phase_bytes.max(axis=1) == table.peak_bytes).all()
+
+
+def test_blocks_are_the_table_cut_into_pieces():
+    axes: dict[Any, Any] = {"recompute": ["none", "full"], "b": [1, 2, 3, 4, 5]}
+    whole = evaluate("gpt2", axes)
+    pieces = list(blocks("gpt2", axes, size=3))
+    assert [piece.start for piece in pieces] == [0, 3, 6, 9]
+    assert np.concatenate([piece.phase_bytes for piece in pieces]).tolist() == whole.phase_bytes.tolist()
+    assert pieces[2].point(1) == whole.point(7)
+
+
+def test_a_card_is_an_axis_like_any_other():
+    table = evaluate("gpt2", {"gpu": ["t4", "h100-80gb"]}, "b=8")
+    assert_same("gpt2", table, "b=8")
+    assert table.usable_bytes[0] < table.usable_bytes[1]
+
+
+def test_without_a_card_nothing_fits_or_does_not():
+    table = evaluate("gpt2", {"b": [1]})
+    with pytest.raises(ValueError, match="no card was named"):
+        _ = table.fits
+
+
+def test_tensor_parallelism_stays_in_a_node_if_asked():
+    table = evaluate("gpt3", {"tensor_parallel": [4, 8, 16]}, gpus_per_node=8)
+    assert table.valid.tolist() == [True, True, False]
+    assert table.reasons() == {
+        "parallelism.tensor_parallel: tensor_parallel = 16 is more than the 8 GPUs of a node. Its ranks exchange "
+        "activations in every layer: keep them inside one node.": 1
+    }
+    assert table.point(2) == {"parallelism.tensor_parallel": 16}
+
+
+def test_what_cannot_be_is_pruned_with_the_message_of_loading_it():
+    table = evaluate("llama-3-8b", {"tensor_parallel": [1, 6]})
+    assert table.valid.tolist() == [True, False]
+    assert table.reason(0) == ""
+    assert table.reason(1).startswith("--set: parallelism.tensor_parallel: tensor_parallel = 6 does not divide")
+
+
+def test_a_source_that_is_none_is_an_error():
+    with pytest.raises(InputError, match="no-such-model"):
+        evaluate("no-such-model", {"b": [1]})
