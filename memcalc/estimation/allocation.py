@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
+from memcalc.workspaces import Script
+
 BLOCK = 512  # kMinBlockSize
 MIB = 2**20
 SMALL_REQUEST = MIB  # kSmallSize: up to here tensors share 2 MiB segments, in which every rest is split off
@@ -22,6 +24,11 @@ UNSPLIT_TAIL = MIB  # a rest must be larger to be split off
 def rounded(size: int) -> int:
     """A multiple of 512 bytes; nothing for nothing."""
     return -(-size // BLOCK) * BLOCK
+
+
+def blocks(script: Script) -> Script:
+    """What the allocator takes and gives back for the buffers inside an operator."""
+    return tuple(rounded(size) if size > 0 else -rounded(-size) for size in script)
 
 
 def unsplit_tails(*lists: Sequence[int]) -> list[int]:

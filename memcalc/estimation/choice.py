@@ -8,13 +8,13 @@ from typing import NamedTuple
 from memcalc.estimation.adapters import base_dtype
 from memcalc.estimation.copies import Spread
 from memcalc.estimation.frozen import adapters_follow_the_head
-from memcalc.estimation.optimizers.buffers import Card
 from memcalc.estimation.optimizers.update import Update, update_of
 from memcalc.estimation.sharding import Held, Parameters
-from memcalc.estimation.symbols import DEFAULT_MULTIPROCESSORS, DEFAULT_THREADS
 from memcalc.spec.cards import find_card
+from memcalc.spec.kernels import multiprocessors
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
+from memcalc.workspaces.multiprocessors import Multiprocessors
 
 
 class Choice(NamedTuple):
@@ -33,7 +33,7 @@ class Choice(NamedTuple):
     expert_shards: int  # and those over which it shards routed experts
     engine: str
     base: str  # dtype of the weights that forward reads
-    card: Card
+    card: Multiprocessors
     torch: tuple[int, int] = (2, 13)
     mixed_policy: bool = False  # FSDP2 gathers in the compute dtype what it holds in fp32, and reduces in fp32
     late_adapters: bool = False  # adapters are made when the model is past its largest moment
@@ -80,10 +80,7 @@ def choice_of(spec: Spec) -> Choice:
         # Megatron-Core's modules bring its optimizer and its buffers, also where nothing is split.
         "megatron" if training.implementation == "megatron" else spec.parallelism.engine,
         base,
-        Card(
-            (card and card.multiprocessors) or DEFAULT_MULTIPROCESSORS,
-            (card and card.max_threads_per_multiprocessor) or DEFAULT_THREADS,
-        ),
+        multiprocessors(card),
         training.torch,
         training.implementation == "torchtitan" and spec.parallelism.engine == "fsdp2",
         adapters_follow_the_head(spec),

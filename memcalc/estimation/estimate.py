@@ -24,6 +24,7 @@ from memcalc.ledger.result import RankResult, Result
 from memcalc.ledger.textbook import textbook
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.families import family_omissions
+from memcalc.spec.kernels import card_omissions
 from memcalc.spec.spec import Spec
 
 NOT_MODELLED = (
@@ -61,7 +62,7 @@ def estimate(spec: Spec) -> Result:
         ranks=tuple(ranks),
         confidence="formula",
         card=card,
-        not_modelled=not_modelled(spec),
+        not_modelled=(*card_omissions(card), *not_modelled(spec)),
         notes=notes(spec),
     )
 

@@ -6,12 +6,9 @@ from functools import lru_cache
 
 from memcalc.estimation.blocks.structure import layout
 from memcalc.spec.cards import Card
+from memcalc.spec.kernels import multiprocessors
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
-
-# What memcalc assumes of the card where none is named: NVIDIA A100 (108 multiprocessors of 2048 threads).
-DEFAULT_MULTIPROCESSORS = 108
-DEFAULT_THREADS = 2048
 
 MEANINGS = {
     "b": "micro-batch",
@@ -113,7 +110,7 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
 
 
 def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
-    """Every symbol of one run, and the card's `sms` and `threads` for workspace rules."""
+    """Every symbol of one run, and the card's `sms`, `threads` and `major` for workspace rules."""
     b, s = spec.training.micro_batch_size, spec.training.sequence_length
     parallelism = spec.parallelism
     model = layout(spec.model, spec.training.implementation, parallelism.tensor_parallel)
@@ -132,8 +129,7 @@ def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
     # Liger's rows of logits: as many as need no more memory than the hidden state, rounded up to a power of two.
     share = -(-values["V"] // values["d_e"])
     values["T_f"] = min(1 << (-(-b * s // share) - 1).bit_length(), b * s)
-    values["sms"] = (card and card.multiprocessors) or DEFAULT_MULTIPROCESSORS
-    values["threads"] = (card and card.max_threads_per_multiprocessor) or DEFAULT_THREADS
+    values["sms"], values["threads"], values["major"] = multiprocessors(card)
     return values
 
 

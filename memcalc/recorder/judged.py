@@ -13,6 +13,7 @@ from memcalc.progress import Progress, silent
 from memcalc.recorder.ledger import traced_ledger
 from memcalc.recorder.recording import Recording
 from memcalc.spec.cards import Card
+from memcalc.spec.kernels import card_omissions
 
 # What is tried, in this order, for a run that dies with the settings that were asked for.
 REMEDIES = ("expandable_segments:True", "max_split_size_mb:512", "max_split_size_mb:128", "max_split_size_mb:32")
@@ -100,7 +101,7 @@ def judge(
         reserved_bytes=reserved,
         failure=failure,
         remedy=remedy,
-        not_modelled=_not_modelled(recording),
+        not_modelled=(*card_omissions(card), *_not_modelled(recording)),
         notes=_notes(recording, failure, remedy, line),
     )
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from memcalc.ledger.component import Component
 from memcalc.recorder.kernels import Hidden
 from memcalc.spec.cards import Card
+from memcalc.spec.kernels import capability, multiprocessors
 from memcalc.tracing.cuda_workspaces import WORKSPACES
 from memcalc.tracing.fake_kernels import FakeKernels
 from memcalc.tracing.streams import Streams
 from memcalc.workspaces.blas import cublas_workspace
-from memcalc.workspaces.reductions import Multiprocessors
 
 aten = torch.ops.aten
 
@@ -44,13 +44,10 @@ class CudaKernels(FakeKernels):
     def __init__(self, card: Card, streams: Streams | None = None) -> None:
         super().__init__()
         self._streams = streams
-        capability = card.compute_capability or (8, 0)
-        self.multiprocessors = Multiprocessors(
-            card.multiprocessors or 108, card.max_threads_per_multiprocessor or 2048, capability[0]
-        )
+        self.multiprocessors = multiprocessors(card)
         release = tuple(int(part) for part in torch.__version__.split(".")[:2])
         config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
-        self._workspace = cublas_workspace(capability, (release[0], release[1]), config)
+        self._workspace = cublas_workspace(capability(card), (release[0], release[1]), config)
         self._threads: set[bool] = set()  # whose handles have a workspace: forward's (False), autograd's (True)
 
     @property

@@ -12,7 +12,8 @@ from torch import Tensor
 from memcalc.recorder.kernels import Hidden
 from memcalc.workspaces import attention, ceil_div, embedding, norms, sorting, transient
 from memcalc.workspaces.attention import Heads
-from memcalc.workspaces.reductions import Multiprocessors, Reduction, reduction
+from memcalc.workspaces.multiprocessors import Multiprocessors
+from memcalc.workspaces.reductions import Reduction, reduction
 
 aten = torch.ops.aten
 

@@ -15,13 +15,12 @@ from torch.distributions import Distribution
 from memcalc.progress import Progress, silent
 from memcalc.recorder.recorder import Recorder
 from memcalc.spec.cards import Card
+from memcalc.spec.kernels import capability
 from memcalc.tracing.cuda_functions import CUDA, CudaFunctions, on_device
 from memcalc.tracing.cuda_kernels import CudaKernels
 from memcalc.tracing.fake_kernels import FakeKernels
 from memcalc.tracing.readbacks import Readbacks
 from memcalc.tracing.streams import Streams
-
-DEFAULT_CAPABILITY = (8, 0)  # an A100's, for cards that are not NVIDIA's
 
 
 @dataclass(frozen=True)
@@ -69,13 +68,12 @@ def fake_cuda(card: Card, progress: Progress = silent, world_size: int = 1) -> I
 
 @contextmanager
 def _cuda(card: Card, progress: Progress, streams: Streams | None) -> Iterator[Session]:
-    capability = card.compute_capability or DEFAULT_CAPABILITY
-    functions = CudaFunctions(capability)
+    functions = CudaFunctions(capability(card))
     recorder = Recorder(CudaKernels(card, streams), on_device, progress)
     with (
         mock.patch.object(torch.cuda, "empty_cache", recorder.empty_cache),
         mock.patch.object(torch.cuda, "synchronize", return_value=None),
-        mock.patch.object(torch.cuda, "get_device_capability", return_value=capability),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=capability(card)),
         _without_validation(),
         FakeTensorMode(allow_non_fake_inputs=True),
         recorder,
@@ -103,6 +101,5 @@ def _without_validation() -> AbstractContextManager[object]:
 def real_cpu(progress: Progress = silent) -> Iterator[Session]:
     """The CPU as it is: what `fake_cpu` is checked against."""
     gc.collect()
-    with ExitStack() as stack:
-        recorder = stack.enter_context(Recorder(progress=progress))
+    with Recorder(progress=progress) as recorder:
         yield Session(torch.device("cpu"), recorder, None)

@@ -7,7 +7,8 @@ and bias are first summed in partial rows, then each of these in a column sum of
 from __future__ import annotations
 
 from memcalc.workspaces import Script, ceil_div
-from memcalc.workspaces.reductions import Multiprocessors, column_sum
+from memcalc.workspaces.multiprocessors import Multiprocessors
+from memcalc.workspaces.reductions import column_sum
 
 FEW_ROWS = 65536
 PARTIAL_ELEMENTS = 2**20  # the most of one buffer of partial rows

@@ -9,17 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memcalc.workspaces import Script, ceil_div, transient
+from memcalc.workspaces.multiprocessors import Multiprocessors
 
 LARGEST_BLOCK = 512  # MAX_NUM_THREADS of a reduction's thread block, divided by the width of its output vector
 WARP = 32
-
-
-class Multiprocessors(NamedTuple):
-    """What kernels ask a card before they decide how to run."""
-
-    count: int  # type: ignore[assignment] # hides tuple.count, which no card needs
-    threads: int  # that one can hold: 2048 on A100 and H100, 1536 on consumer cards
-    major: int = 8  # compute capability
 
 
 class Reduction(NamedTuple):

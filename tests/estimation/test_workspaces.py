@@ -18,8 +18,8 @@ from memcalc.estimation.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.spec.cards import find_card
 
-H100 = {"sms": 132, "threads": 2048}
-A100 = {"sms": 108, "threads": 2048}
+H100 = {"sms": 132, "threads": 2048, "major": 9}
+A100 = {"sms": 108, "threads": 2048, "major": 8}
 
 
 def block(size: int) -> int:
@@ -92,30 +92,32 @@ def test_staging_is_a_whole_number_of_columns(rows: int, columns: int, card: dic
 
 
 def embedding(tokens: int, vocabulary: int, width: int) -> int:
-    values = {"n": tokens, "V": vocabulary, "d": width}
+    values = {"n": tokens, "V": vocabulary, "d": width} | A100
     return workspaces.embedding_backward(values, ("n",), "V", "d")
 
 
 def test_the_embeddings_backward_sums_in_fp32() -> None:
-    """8192 tokens, V = 128256, d = 4096: S = 8192/10 + 8192 = 9011 segments of 4·4096 bytes, and below 0.6 MB of
-    indices: 6 lists of 8 bytes a token, one of 8 bytes a segment.
+    """8192 tokens, V = 128256, d = 4096: S = 8192/10 + 8192 = 9011 segments of 4·4096 bytes, and below 0.5 MB of
+    indices: 5 lists of 8 bytes a token, one of 8 bytes a segment, two single numbers.
     """
     partial_sums = 4 * 9011 * 4096
-    indices = 6 * 8 * 8192 + 8 * 9011
+    indices = 5 * 8 * 8192 + block(8 * 9011) + 2 * 512
 
     assert partial_sums == 147_636_224
-    assert embedding(8192, 128_256, 4096) == partial_sums + indices
-    assert indices < 600_000
+    assert embedding(8192, 128_256, 4096) == partial_sums + indices == 148_037_120
+    assert indices < 500_000
 
 
 def test_up_to_3072_tokens_are_added_without_temporaries() -> None:
     assert embedding(3072, 50_257, 768) == 0
-    assert embedding(3073, 50_257, 768) == 4 * (307 + 3073) * 768 + 6 * 8 * 3073 + 8 * (307 + 3073)
+    lists = 5 * block(8 * 3073) + block(8 * (307 + 3073)) + 2 * 512
+    assert embedding(3073, 50_257, 768) == 4 * (307 + 3073) * 768 + lists
 
 
 def test_segments_are_no_more_than_rows() -> None:
     """V = 100: S = 10000/10 + 100 = 1100; two lists have a number for each row instead of each token."""
-    assert embedding(10_000, 100, 64) == 4 * 1100 * 64 + 4 * 8 * 10_000 + 2 * 8 * 100 + 8 * 1100
+    lists = 3 * block(8 * 10_000) + 2 * block(8 * 100) + block(8 * 1100) + 2 * 512
+    assert embedding(10_000, 100, 64) == 4 * 1100 * 64 + lists
 
 
 # -- norms -------------------------------------------------------------------------------------------------------------
@@ -140,14 +142,14 @@ def test_a_norms_backward_needs_partial_sums_for_many_rows_and_few_columns(rows:
 
 
 def test_partial_sums_of_a_norm_and_the_sum_of_those() -> None:
-    """65537 rows of 2080: R = min(65537/32 = 2049, 2^20/2080 = 504) rows of 2 bytes, twice; the sum over 504 rows is
-    not split, since a thread has only 504/4 = 126.
+    """65537 rows of 2080: R = min(65537/32 = 2049, 2^20/2080 = 504) rows of 2 bytes, twice, and a row with their sum;
+    the sum over 504 rows is not split, since a thread has only 504/4 = 126.
 
     Of 1024 columns R = 1024, and each sum is split over 1024/4/16 = 16 blocks: 4 · 1024 · 16 · 128, 4·8 semaphores.
     """
-    assert norm(65537, 2080) == 2 * 504 * 2080 * 2
-    assert norm(65537, 2080, buffers=1) == 504 * 2080 * 2  # RMSNorm has no bias
-    assert norm(65537, 1024) == 2 * 1024 * 1024 * 2 + 8_388_608 + block(32)
+    assert norm(65537, 2080) == 2 * 504 * 2080 * 2 + block(2 * 2080)
+    assert norm(65537, 2080, buffers=1) == 504 * 2080 * 2 + block(2 * 2080)  # RMSNorm has no bias
+    assert norm(65537, 1024) == 2 * 1024 * 1024 * 2 + 2 * 1024 + 8_388_608 + block(32)
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ def test_memory_efficient_attentions_backward_has_a_tile_for_each_block_of_queri
     s: int, d: int, workspace: int
 ) -> None:
     """For each batch and head, beside 4 bytes a row."""
-    assert efficient(2, 8, s, d) == 2 * 8 * (workspace + 4 * s)
+    assert efficient(2, 8, s, d) == block(2 * 8 * workspace) + block(2 * 8 * 4 * s)
 
 
 def test_wide_heads_accumulate_keys_and_values_too() -> None:
@@ -219,8 +221,14 @@ def test_the_more_heads_the_fewer_splits_of_the_keys(heads: int, splits: int) ->
 
 
 def test_memory_efficient_attention_in_fp32() -> None:
-    """d_h = 128: ceil(s/64) · (32768 + 16) for each head, and the product of gradient and output, 4 b h s d_h."""
-    assert efficient(2, 8, 1024, 128, item_bytes=4) == 16 * (4 * 1024 + 16 * (32768 + 16)) + 4 * 2 * 8 * 1024 * 128
+    """d_h = 128: first the product of gradient and output, 4 b h s d_h, with its row sums twice; these let go, then
+    ceil(s/64) · (256·d_h + 16) for each head beside one copy of the sums.
+    """
+    product, sums = 4 * 2 * 8 * 1024 * 128, 4 * 2 * 8 * 1024
+    workspace = 16 * 16 * (32768 + 16)
+
+    assert workspace + sums < product + 2 * sums
+    assert efficient(2, 8, 1024, 128, item_bytes=4) == product + 2 * sums
 
 
 @pytest.mark.parametrize(("s", "rows"), [(1024, 1024), (1001, 1024), (1, 32)])

@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+import memcalc
 from memcalc.errors import InputError
 from memcalc.spec.cards import Card, all_cards, find_card
+from memcalc.spec.kernels import card_omissions
 
 PROMISED = """a100-40gb a100-80gb h100-80gb h100-pcie h100-nvl h200 b200 l4 a10g t4 p40 v100-16gb v100-32gb
     rtx-3090 rtx-4090 rtx-a6000""".split()
@@ -107,3 +109,11 @@ def test_the_table_loads_no_heavy_library() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_is_not_known_of_other_makers_kernels_is_said() -> None:
+    assert card_omissions(None) == card_omissions(find_card("h100-80gb")) == ()
+    assert card_omissions(find_card("mi300x")) == (
+        "kernels of the AMD Instinct MI300X and their workspaces: they are taken to be those of CUDA on an A100",
+    )
+    assert memcalc.estimate("gpt2", gpu="mi300x").not_modelled[0].startswith("kernels of the AMD Instinct MI300X")

@@ -7,7 +7,8 @@ import pytest
 from memcalc.workspaces import attention, embedding, most, norms, sorting
 from memcalc.workspaces.attention import Heads
 from memcalc.workspaces.blas import cublas_workspace
-from memcalc.workspaces.reductions import Multiprocessors, Reduction, column_sum, reduction
+from memcalc.workspaces.multiprocessors import Multiprocessors
+from memcalc.workspaces.reductions import Reduction, column_sum, reduction
 
 A100, H100 = Multiprocessors(108, 2048, 8), Multiprocessors(132, 2048, 9)
 

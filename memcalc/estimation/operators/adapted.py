@@ -6,6 +6,7 @@ from memcalc.estimation import workspaces
 from memcalc.estimation.operators.elementwise import Elementwise
 from memcalc.estimation.operators.linear import Linear
 from memcalc.estimation.tape import NEW, Node, Shape, Tensor
+from memcalc.workspaces import ceil_div
 
 PEFT = "PEFT 0.21 tuners/lora/layer.py"
 BITSANDBYTES = "bitsandbytes 0.50 autograd/_functions.py, MatMul4Bit"
@@ -85,4 +86,4 @@ def scales(values: workspaces.Values, weight: Shape, block_size: int) -> int:
 
     bitsandbytes 0.50 functional.py, dequantize_4bit.
     """
-    return 4 * workspaces.ceil_div(workspaces.product(values, weight), block_size)
+    return 4 * ceil_div(workspaces.product(values, weight), block_size)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from memcalc.estimation.allocation import blocks
 from memcalc.estimation.copies import UNSPREAD, Copy, Spread, copy_item
 from memcalc.estimation.items import Item
 from memcalc.estimation.optimizers.update import Update
 from memcalc.estimation.parameters import Axis
 from memcalc.estimation.sharding import Held
-from memcalc.estimation.workspaces import column_sum
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.workspaces import most
+from memcalc.workspaces.multiprocessors import Multiprocessors
+from memcalc.workspaces.reductions import column_sum
 
 # Parts of a model, whose states are made one after the other by some optimizers.
 PARTS = ("embedding", "layer", "head")
@@ -48,27 +51,20 @@ class Moment(NamedTuple):
     made: frozenset[str] = ALL
 
 
-class Card(NamedTuple):
-    """What the geometry of a kernel depends on."""
-
-    sms: int
-    threads: int
-
-
-def bytes_of(alive: Alive, update: Update, spread: Spread, card: Card) -> int:
+def bytes_of(alive: Alive, update: Update, spread: Spread, card: Multiprocessors) -> int:
     """Bytes of all tensors of this kind, as the allocator hands them out."""
     item = item_of(alive, update, spread, card, 0, "")
     return item.block * item.count
 
 
 def items_of(
-    moment: Iterable[Alive], update: Update, spread: Spread, card: Card, mask: int, citation: str
+    moment: Iterable[Alive], update: Update, spread: Spread, card: Multiprocessors, mask: int, citation: str
 ) -> list[Item]:
     """The items of a moment."""
     return [item_of(alive, update, spread, card, mask, citation) for alive in moment]
 
 
-def item_of(alive: Alive, update: Update, spread: Spread, card: Card, mask: int, citation: str) -> Item:
+def item_of(alive: Alive, update: Update, spread: Spread, card: Multiprocessors, mask: int, citation: str) -> Item:
     """One of them."""
     held, buffer = alive
     dtype = update.dtype if buffer.dtype == "update" else buffer.dtype
@@ -76,7 +72,7 @@ def item_of(alive: Alive, update: Update, spread: Spread, card: Card, mask: int,
         short, long = sorted(held.axes, key=lambda axis: axis[1])
         axes: tuple[Axis, ...]
         if buffer.shape == "stage":
-            size = column_sum({"R": held.shape[0], "N": held.shape[1], **card._asdict()}, ("R",), ("N",))
+            size = most(blocks(column_sum(held.shape[0], held.shape[1], card)))
             axes = ((f"stage({held.formula})", size // DTYPE_BYTES[dtype]),)
         else:
             low = (long, ("r", min(update.rank, short[1])))

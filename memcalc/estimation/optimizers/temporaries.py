@@ -13,7 +13,7 @@ from typing import NamedTuple
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.copies import Spread
 from memcalc.estimation.items import Item, mask_of
-from memcalc.estimation.optimizers.buffers import Alive, Buffer, Card, Moment, bytes_of, items_of
+from memcalc.estimation.optimizers.buffers import Alive, Buffer, Moment, bytes_of, items_of
 from memcalc.estimation.optimizers.lists import foreach_moments
 from memcalc.estimation.optimizers.loops import loop_moments
 from memcalc.estimation.optimizers.states import is_hidden_matrix
@@ -21,6 +21,7 @@ from memcalc.estimation.optimizers.update import Update
 from memcalc.estimation.sharding import Held, Parameters
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.workspaces.multiprocessors import Multiprocessors
 
 CLIPPING = "torch 2.13 nn/utils/clip_grad.py; ATen native/cuda/ForeachReduceOp.cu"
 CHUNK = 65536  # elements whose norm one block of threads sums (ATen native/cuda/MultiTensorApply.cuh, kChunkSize)
@@ -36,7 +37,7 @@ class Step(NamedTuple):
     clips: bool
     averages_with_casts: bool  # a moving average in fp32 of 16-bit parameters
     spread: Spread
-    card: Card
+    card: Multiprocessors
 
 
 class Highest(NamedTuple):

@@ -1,0 +1,32 @@
+"""What the kernels of a card depend on, also where none is named."""
+
+from __future__ import annotations
+
+from memcalc.spec.cards import Card
+from memcalc.workspaces.multiprocessors import Multiprocessors
+
+# Where no card is named, or one without CUDA: NVIDIA's A100.
+DEFAULT_CAPABILITY = (8, 0)
+DEFAULT_MULTIPROCESSORS = 108
+DEFAULT_THREADS = 2048
+
+
+def capability(card: Card | None) -> tuple[int, int]:
+    """(major, minor) of CUDA."""
+    return (card and card.compute_capability) or DEFAULT_CAPABILITY
+
+
+def multiprocessors(card: Card | None) -> Multiprocessors:
+    """What decides over the geometry of kernels."""
+    return Multiprocessors(
+        (card and card.multiprocessors) or DEFAULT_MULTIPROCESSORS,
+        (card and card.max_threads_per_multiprocessor) or DEFAULT_THREADS,
+        capability(card)[0],
+    )
+
+
+def card_omissions(card: Card | None) -> tuple[str, ...]:
+    """What memcalc does not know of a card's kernels."""
+    if card is None or card.compute_capability is not None:
+        return ()
+    return (f"kernels of the {card.label} and their workspaces: they are taken to be those of CUDA on an A100",)
