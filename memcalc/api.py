@@ -7,7 +7,7 @@ shape as the YAML, or a Spec that was loaded before. Overrides are written as on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -218,12 +218,47 @@ def replay(
     return replaying(opened, find_card(named) if named is not None else None, **options)
 
 
-def check(*paths: str | Path, gpu: str | None = None, budget: int | str | None = None) -> CheckReport:
-    """Whether every configuration under `paths` fits its card (or `gpu`), and a budget of bytes or "70GiB"."""
+def check(
+    *paths: str | Path,
+    overrides: Iterable[str] = (),
+    gpu: str | None = None,
+    budget: int | str | None = None,
+    margin: str | None = None,
+    baseline: str | Path | None = None,
+    max_growth: str | None = None,
+    jobs: int | None = None,
+    settings: str | Path | None = None,
+    skip_others: bool = False,
+) -> CheckReport:
+    """Whether every configuration under `paths` fits.
+
+    Args:
+        paths: files, folders and patterns; none: those of the settings.
+        overrides: as for `load`, for all of them.
+        gpu: the card to judge all by; default: the settings', else each file's own.
+        budget: what no GPU may exceed, in bytes or as "70GiB".
+        margin: what must stay free below card and budget: "5%", "2GiB".
+        baseline: the JSON of an earlier check, to compare with.
+        max_growth: by how much a peak may exceed the baseline's: "1%", "0"; default: by any.
+        jobs: processes; default: one a core where there is enough to do.
+        settings: a settings file; default: memcalc.toml or [tool.memcalc] in this folder or above.
+        skip_others: skip files that are no configurations even where they are named.
+    """
+    from memcalc.checking.amount import parse_amount
     from memcalc.checking.check import check as check_paths
+    from memcalc.checking.finding import policy_for
+    from memcalc.checking.policy import Limits
     from memcalc.units import parse_bytes
 
-    return check_paths(paths, gpu=gpu, budget=parse_bytes(budget) if isinstance(budget, str) else budget)
+    asked = Limits(
+        gpu,
+        parse_bytes(budget) if isinstance(budget, str) else budget,
+        None if margin is None else parse_amount(margin),
+        None if max_growth is None else parse_amount(max_growth),
+        tuple(overrides),
+    )
+    policy = policy_for(settings)
+    return check_paths(paths, asked, policy, baseline=baseline, jobs=jobs, skip_others=skip_others)
 
 
 def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None) -> Comparison:

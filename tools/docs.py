@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import memcalc  # noqa: E402 -- from this checkout, installed or not
+from memcalc.checking.settings import RuleSettings, Settings  # noqa: E402
 from memcalc.importers.registry import FRAMEWORKS  # noqa: E402
 from memcalc.spec.cards import all_cards  # noqa: E402
 from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
@@ -184,6 +185,19 @@ def importer_table(*words: str) -> str:
         for path, meaning in framework.fields.items()
     ]
     return f"Fields of {framework.version}.\n\n" + table(["field", "kind", "what it means"], rows)
+
+
+def settings_table() -> str:
+    """The settings of `check`, from the Pydantic model that reads them."""
+    in_rules = RuleSettings.model_fields.keys() - {"paths"}  # there, patterns
+
+    def row(name: str, field: Any) -> list[str]:
+        return [f"`{name}`", "yes" if name in in_rules else "", RULES_PATHS if name == "rules" else field.description]
+
+    return table(["setting", "in rules", "what it is"], [row(*item) for item in Settings.model_fields.items()])
+
+
+RULES_PATHS = "limits for some paths, named by `paths`, over those above; a later rule goes over an earlier one"
 
 
 OUR_BLOCKS = ("model.", "training.", "parallelism.")
@@ -400,6 +414,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "importer": importer_table,
     "presets": presets_table,
     "recipes": recipes_table,
+    "settings": settings_table,
 }
 
 

@@ -1,4 +1,4 @@
-"""The logic of `check`: find the configurations, size each, compare it with its limit."""
+"""The logic of `check`: find the configurations, size each, compare it with its limit and with what it was."""
 
 from __future__ import annotations
 
@@ -6,44 +6,94 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
+from memcalc.checking.baseline import Baseline, growth_of, read_baseline, same_path, with_allowance
 from memcalc.checking.discovery import find_configs
-from memcalc.checking.report import BUDGET, CheckReport, Outcome
+from memcalc.checking.parallel import mapped
+from memcalc.checking.patterns import is_pattern
+from memcalc.checking.policy import NO_POLICY, Limits, Policy
+from memcalc.checking.report import BUDGET, CheckReport, Outcome, Sizes
 from memcalc.errors import InputError, MemcalcError
 from memcalc.estimation.estimate import estimate
 from memcalc.importers.loading import load
 from memcalc.ledger.result import Result
 from memcalc.spec.cards import find_card
+from memcalc.spec.overrides import parse_overrides
+
+_STANDARD_INPUT = "-"
 
 
-def check(paths: Iterable[str | os.PathLike[str]], gpu: str | None = None, budget: int | None = None) -> CheckReport:
+class _Task(NamedTuple):
+    path: str
+    limits: Limits
+
+
+def check(
+    paths: Iterable[str | os.PathLike[str]],
+    asked: Limits = Limits(),  # noqa: B008 - immutable, and says nothing
+    policy: Policy = NO_POLICY,
+    *,
+    baseline: str | Path | None = None,
+    jobs: int | None = None,
+    skip_others: bool = False,
+) -> CheckReport:
     """Size every configuration under `paths`.
 
     Args:
-        paths: files, which are always checked, and folders, which are searched.
-        gpu: the card to judge all by; default: each file's own `hardware.gpu`.
-        budget: bytes that no GPU may exceed, card or not.
+        paths: files, which are always checked, folders, which are searched, and patterns; none: those of the policy.
+        asked: limits for all, over those of the policy.
+        policy: a settings file.
+        baseline: the JSON of an earlier check, in place of the policy's.
+        jobs: processes, in place of the policy's; None: one a core where there is enough to do.
+        skip_others: files that look like no configuration are skipped even where they are named.
 
     Raises:
-        InputError: the card is unknown. A broken file is an outcome, not an error: the others are still sized.
+        InputError: the card, the overrides or the baseline are wrong, or nothing says what to check. A broken
+            configuration is an outcome, not an error: the others are still sized.
     """
-    if gpu is not None:
-        find_card(gpu)  # once for all, rather than once a file
-    found = find_configs(paths)
-    return CheckReport(tuple(_outcome(path, gpu, budget) for path in found.files), found.skipped, budget)
+    if asked.gpu is not None:
+        find_card(asked.gpu)  # once for all, rather than once a file
+    parse_overrides(asked.overrides)
+    if baseline is None and policy.baseline is not None:
+        baseline = policy.here(policy.baseline)
+    before = None if baseline is None else read_baseline(baseline)
+    if before is None and asked.max_growth is not None:
+        raise InputError("--max-growth compares with nothing.", "Give the stored result with --baseline FILE.")
+    wanted = list(paths) or [policy.here(path) for path in policy.paths]
+    if not wanted:
+        raise InputError(
+            "no path says what to check.", "Name files or folders, or write `paths = [...]` into memcalc.toml."
+        )
+    found = find_configs(wanted, policy.excludes, skip_others=skip_others)
+    tasks = [_Task(path, policy.limits_of(path, asked)) for path in found.files]
+    jobs = 1 if _STANDARD_INPUT in found.files else jobs or policy.jobs
+    outcomes = mapped(_outcome, tasks, jobs)
+    if before is not None:
+        outcomes = [_compared(outcome, task, before) for outcome, task in zip(outcomes, tasks, strict=True)]
+    gone = set(before or ()) - {same_path(path) for path in found.files}
+    return CheckReport(
+        tuple(outcomes), found.skipped, asked.budget, before is not None, tuple(sorted(gone)), skip_others
+    )
 
 
-def _outcome(path: str, gpu: str | None, budget: int | None) -> Outcome:
+def _outcome(task: _Task) -> Outcome:
+    path, limits = task
     try:
-        spec = load(path, gpu=gpu)
-        if spec.hardware.gpu is None and budget is None:
-            raise InputError(
+        if is_pattern(path):
+            raise InputError("no file matches this pattern.", "Correct or remove it.")  # noqa: TRY301 - as all others
+        spec = load(path, limits.overrides, gpu=limits.gpu)
+        if spec.hardware.gpu is None and limits.budget is None:
+            raise InputError(  # noqa: TRY301 - likewise
                 "no card and no budget to check against.",
                 "Give --gpu CARD or --budget SIZE, or write hardware.gpu into the file.",
             )
-        return _judged(path, estimate(spec), budget)
+        return _judged(path, estimate(spec), limits)
     except MemcalcError as error:
         return _broken(path, str(error))
+    except Exception as error:  # noqa: BLE001 - a bug of ours in one file must not hide the others
+        text = f"a bug of memcalc: {type(error).__name__}: {error}. Please report it with the file."
+        return Outcome(path, "broken", message=" ".join(text.split()))
 
 
 def _broken(path: str, text: str) -> Outcome:
@@ -55,16 +105,34 @@ def _broken(path: str, text: str) -> Outcome:
     return Outcome(path, "broken", message=text[place.end() :], line=int(place[1]) if place[1] else None)
 
 
-def _judged(path: str, result: Result, budget: int | None) -> Outcome:
+def _judged(path: str, result: Result, limits: Limits) -> Outcome:
     headline, card = result.headline, result.card
-    numbers = {
-        "device": headline.device_bytes,
-        "reserved": headline.reserved_bytes,
-        "allocated": result.ledger.peak_bytes,
-    }
+    sizes = Sizes(
+        result.spec.name,
+        result.ledger.peak_bytes,
+        headline.reserved_bytes,
+        headline.device_bytes,
+        result.ledger.peak_phase,
+        headline.rank,
+        None if card is None else card.name,
+    )
+    numbers = {"device": sizes.device, "reserved": sizes.reserved, "allocated": sizes.allocated}
     basis, needed = next((name, size) for name, size in numbers.items() if size is not None)
-    limits = [] if card is None else [(card.usable_bytes, f"usable on {card.label}")]
-    if budget is not None:
-        limits.append((budget, BUDGET))
-    limit, words = min(limits)
-    return Outcome(path, "fits" if needed <= limit else "does not fit", result, needed, basis, limit, words)
+    ends = [] if card is None else [(card.usable_bytes, f"usable on {card.label}")]
+    if limits.budget is not None:
+        ends.append((limits.budget, BUDGET))
+    end, words = min(ends)
+    margin = 0 if limits.margin is None else limits.margin.of(end)
+    limit = end - margin
+    return Outcome(path, "fits" if needed <= limit else "does not fit", sizes, needed, basis, limit, words, margin)
+
+
+def _compared(outcome: Outcome, task: _Task, before: Baseline) -> Outcome:
+    """The outcome with its change; one that fits and grew by more than is allowed fails."""
+    if outcome.sizes is None:
+        return outcome
+    change = growth_of(outcome.path, outcome.sizes, outcome.basis, before)
+    most = task.limits.max_growth
+    growth = with_allowance(change, None if change is None or most is None else most.of(change[0]))
+    too_much = growth is not None and growth.allowed is not None and growth.difference > growth.allowed
+    return outcome._replace(growth=growth, status="grew" if too_much and outcome.status == "fits" else outcome.status)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from memcalc.checking.patterns import is_pattern
 
 _YAML = (".yaml", ".yml")
 
@@ -42,23 +44,49 @@ class Found(NamedTuple):
     """What the paths of the command line lead to."""
 
     files: list[str]  # named files as they were named, and the configs of folders, each once
-    skipped: int  # files in folders that are no configs
+    skipped: int  # files that are no configs
 
 
-def find_configs(paths: Iterable[str | os.PathLike[str]]) -> Found:
-    """Named files always; in folders, and all folders below them in order, what looks like a configuration."""
+def _excludes_nothing(path: str) -> bool:  # noqa: ARG001 - stands in for a policy's own
+    return False
+
+
+def find_configs(
+    paths: Iterable[str | os.PathLike[str]],
+    excludes: Callable[[str], bool] = _excludes_nothing,
+    *,
+    skip_others: bool = False,
+) -> Found:
+    """Named files always; in folders, and all folders below them in order, what looks like a configuration.
+
+    Args:
+        paths: files, folders, and patterns, which stand for the files and folders that match them, as in a shell.
+        excludes: which files of folders and patterns are left out, uncounted.
+        skip_others: named files, too, are taken only if they look like a configuration.
+    """
     files: dict[str, None] = {}
-    skipped = 0
-    for path in (os.fspath(path) for path in paths):
-        if not Path(path).is_dir():
-            files[path] = None  # also what does not exist: loading it says so, or finds a preset of that name
-            continue
-        for file in _walk(path):
-            if is_config(file):
-                files[file] = None
-            else:
-                skipped += 1
-    return Found(list(files), skipped)
+    skipped: set[str] = set()
+    for path in paths:
+        for each in _expanded(os.fspath(path), excludes):
+            folder = Path(each).is_dir()
+            # What does not exist is taken, too: loading it says so, or finds a preset of that name.
+            doubtful = folder or (skip_others and Path(each).is_file())
+            for file in (file for file in _walk(each) if not excludes(file)) if folder else (each,):
+                if doubtful and not is_config(file):
+                    skipped.add(file)
+                else:
+                    files[file] = None
+    return Found(list(files), len(skipped - files.keys()))
+
+
+def _expanded(path: str, excludes: Callable[[str], bool]) -> list[str]:
+    """A path as it is; a pattern as what matches it, or as it is where nothing does: sizing it will say so."""
+    if not is_pattern(path):
+        return [path]
+    import glob  # few runs have a pattern
+
+    found = sorted(glob.glob(path, recursive=True))  # noqa: PTH207 - "./*.yaml" finds "./a.yaml", and hidden files stay so
+    return [each for each in found if not excludes(each)] if found else [path]
 
 
 def _walk(folder: str) -> Iterator[str]:

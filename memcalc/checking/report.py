@@ -5,11 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from memcalc.ledger.result import Result
-
 BUDGET = "the budget"  # what sets the limit where no card is smaller
 
-Status = Literal["fits", "does not fit", "broken"]
+Status = Literal["fits", "does not fit", "grew", "broken"]
+STATUSES: tuple[Status, ...] = ("fits", "does not fit", "grew", "broken")
+
+
+class Sizes(NamedTuple):
+    """What a configuration needs on its worst rank. Bytes; None where no card says it."""
+
+    name: str
+    allocated: int
+    reserved: int | None
+    device: int | None
+    peak_phase: str
+    rank: dict[str, int]
+    gpu: str | None
+
+    def of(self, basis: str) -> int | None:
+        """One of the three numbers by its name."""
+        return {"allocated": self.allocated, "reserved": self.reserved, "device": self.device}.get(basis)
+
+
+class Growth(NamedTuple):
+    """A peak beside that of the baseline. Bytes."""
+
+    baseline: int
+    difference: int
+    allowed: int | None  # None: any
 
 
 class Outcome(NamedTuple):
@@ -17,22 +40,36 @@ class Outcome(NamedTuple):
 
     path: str
     status: Status
-    result: Result | None = None
+    sizes: Sizes | None = None
     needed_bytes: int | None = None
     basis: str = ""  # which number is compared: "device", "reserved" or "allocated"
-    limit_bytes: int | None = None
+    limit_bytes: int | None = None  # what must not be exceeded: less the margin
     limit: str = ""  # what sets the limit, in words
+    margin_bytes: int = 0
+    growth: Growth | None = None  # None: no baseline, or none of this configuration
     message: str = ""  # what is wrong with a broken one
     line: int | None = None  # where in the file, if that is known
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The outcomes in the order in which the files were found."""
+    """The outcomes in the order in which the files were found.
+
+    Args:
+        outcomes: one for each configuration.
+        skipped: how many other files there were.
+        budget_bytes: the budget that was asked for, for all.
+        compared: whether there was a baseline.
+        gone: configurations of the baseline that were not found any more.
+        may_be_empty: whether nothing to check is well, too.
+    """
 
     outcomes: tuple[Outcome, ...]
-    skipped: int  # files in folders that are no configurations
+    skipped: int
     budget_bytes: int | None
+    compared: bool = False
+    gone: tuple[str, ...] = ()
+    may_be_empty: bool = False
 
     def count(self, status: Status) -> int:
         """How many configurations ended so."""
@@ -40,7 +77,7 @@ class CheckReport:
 
     @property
     def exit_code(self) -> int:
-        """2 where a file is broken or there is nothing to check, else 1 where one does not fit, else 0."""
-        if self.count("broken") or not self.outcomes:
+        """2 where a file is broken or there is nothing to check, else 1 where one does not fit or grew, else 0."""
+        if self.count("broken") or not (self.outcomes or self.may_be_empty):
             return 2
-        return 1 if self.count("does not fit") else 0
+        return 1 if self.count("does not fit") or self.count("grew") else 0

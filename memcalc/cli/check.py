@@ -7,21 +7,42 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import Gpu, Units
+from memcalc.cli.options import Gpu, Set, Units
+
+PATHS_HELP = "Files, folders to search, and patterns; default: those of memcalc.toml."
+MARGIN_HELP = "What must stay free below card and budget: 5%, 2GiB."
+BASELINE_HELP = "JSON of an earlier check: report each peak's change."
+GROWTH_HELP = "With --baseline: fail where a peak grew by more, e.g. 1% or 0."
+SKIP_HELP = "Skip files that are no configs even if named, and be content with none."
+SETTINGS_HELP = "In place of memcalc.toml or [tool.memcalc] here or above."
+REPORT_HELP = "Also write a report in another format to a file. Repeatable."
 
 
 def command(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATHS", help="Files, and folders to search for configs.")],
+    paths: Annotated[list[Path] | None, typer.Argument(metavar="PATHS", help=PATHS_HELP)] = None,
+    *,
+    overrides: Set = None,
     gpu: Gpu = None,
     budget: Annotated[str | None, typer.Option(metavar="SIZE", help="The most a GPU may hold, e.g. 70GiB.")] = None,
+    margin: Annotated[str | None, typer.Option(metavar="SHARE|SIZE", help=MARGIN_HELP)] = None,
+    baseline: Annotated[Path | None, typer.Option(metavar="FILE", help=BASELINE_HELP)] = None,
+    max_growth: Annotated[str | None, typer.Option(metavar="SHARE|SIZE", help=GROWTH_HELP)] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes; default: as it pays.")
+    ] = None,
+    settings: Annotated[Path | None, typer.Option(metavar="FILE", help=SETTINGS_HELP)] = None,
+    skip_others: Annotated[bool, typer.Option("--skip-others", help=SKIP_HELP)] = False,
     form: Annotated[
-        Literal["table", "json", "github"], typer.Option("--format", "-f", help="github: annotations for Actions.")
+        Literal["table", "json", "junit", "github", "sarif", "markdown"],
+        typer.Option("--format", "-f", help="github: annotations for Actions."),
     ] = "table",
+    also: Annotated[list[str] | None, typer.Option("--report", metavar="FORMAT=FILE", help=REPORT_HELP)] = None,
     units: Units = "GiB",
 ) -> None:
     """Size all configs, for CI; fail if one does not fit.
 
-    Exit code 0: all fit; 1: one does not; 2: one is broken, or there is nothing to check against.
+    Exit code 0: all fit; 1: one does not, or grew; 2: one is broken, or there is nothing to check, or to check
+    against.
 
     A file named is always checked. In a folder, YAML files with a `model:` block, `preset:` or `hf_config:` and
     Hugging Face config.json files are checked, and other frameworks' files that name a model; the rest is skipped and
@@ -30,21 +51,30 @@ def command(
     Example: memcalc check configs/ --gpu h100-80gb --format github
     """
     from memcalc import api
+    from memcalc.cli.reports import parse_reports, write_reports
 
-    report = api.check(*paths, gpu=gpu, budget=budget)
-    if form == "json":
-        from memcalc.cli.output import print_json
-        from memcalc.report.checks import check_document
-
-        print_json(check_document(report))
-    elif form == "github":
-        from memcalc.cli.output import print_text
-        from memcalc.report.checks import github_lines
-
-        print_text("\n".join(github_lines(report, units)))
-    else:
-        from memcalc.report.checks import draw_checks
+    reports = parse_reports(also or ())
+    report = api.check(
+        *(paths or ()),
+        overrides=overrides or (),
+        gpu=gpu,
+        budget=budget,
+        margin=margin,
+        baseline=baseline,
+        max_growth=max_growth,
+        jobs=jobs,
+        settings=settings,
+        skip_others=skip_others,
+    )
+    write_reports(report, reports, units)
+    if form == "table":
+        from memcalc.report.checks.table import draw_checks
         from memcalc.report.screen import make_screen
 
         draw_checks(make_screen(), report, units)
+    else:
+        from memcalc.cli.output import print_text
+        from memcalc.report.checks.forms import rendered
+
+        print_text(rendered(report, form, units))
     raise typer.Exit(report.exit_code)

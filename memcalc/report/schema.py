@@ -44,14 +44,16 @@ def config_schema() -> dict[str, Any]:
 
 
 def result_schema() -> dict[str, Any]:
-    """The schema of the JSON result: a sized configuration, or a command that ran on the null device."""
+    """The schema of the JSON result: a sized configuration, many that were checked, or a command on the null device."""
+    from memcalc.checking.schema import CheckDocument
     from memcalc.ledger.schema import Document
     from memcalc.nullcuda.schema import DryRunDocument
 
-    sized = Document.model_json_schema(mode="serialization")
-    dry_run = DryRunDocument.model_json_schema(mode="serialization")
-    definitions = sized.pop("$defs") | dry_run.pop("$defs")
-    return {"$schema": _DIALECT, "title": "memcalc result", "anyOf": [sized, dry_run], "$defs": definitions}
+    options = [model.model_json_schema(mode="serialization") for model in (Document, DryRunDocument, CheckDocument)]
+    definitions: dict[str, Any] = {}
+    for option in options:
+        definitions |= option.pop("$defs")
+    return {"$schema": _DIALECT, "title": "memcalc result", "anyOf": options, "$defs": definitions}
 
 
 def _block(name: str) -> dict[str, Any]:

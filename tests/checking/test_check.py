@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from memcalc.checking.check import check
+from memcalc import Result, Spec, check, estimate
+from memcalc.checking import check as check_module
 from memcalc.cli.app import main
 from memcalc.errors import InputError
-from memcalc.report.checks import check_document, github_lines, summary
+from memcalc.estimation.estimate import estimate as sized
+from memcalc.report.checks.document import check_document
+from memcalc.report.checks.github import github_lines
+from memcalc.report.checks.words import summary
 
 SMALL = "model: {l: 2, d: 64, h: 4, V: 100}\n"
 LARGE = "preset: llama-3-70b\n"
@@ -46,7 +50,7 @@ def test_all_are_sized_even_if_one_is_broken(folder: Path) -> None:
     for name, text in (("a", BROKEN), ("b", LARGE), ("c", SMALL)):
         (folder / f"{name}.yaml").write_text(text)
     (folder / "README.md").touch()
-    report = check(["configs"], gpu="h100-80gb")
+    report = check("configs", gpu="h100-80gb")
 
     assert [outcome.status for outcome in report.outcomes] == ["broken", "does not fit", "fits"]
     assert summary(report) == "3 configs checked: 1 fit, 1 too large, 1 broken; 1 other file skipped"
@@ -55,20 +59,148 @@ def test_all_are_sized_even_if_one_is_broken(folder: Path) -> None:
 def test_no_card_and_no_budget(folder: Path) -> None:
     (folder / "a.yaml").write_text(SMALL)
     (folder / "b.yaml").write_text(f"{SMALL}hardware: {{gpu: t4}}\n")
-    first, second = check(["configs"]).outcomes
+    first, second = check("configs").outcomes
 
     assert first.message.startswith("no card and no budget to check against. Give --gpu CARD or --budget SIZE")
     assert second.status == "fits"
 
 
+def test_no_settings_and_no_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--gpu", "t4"]) == 2
+    assert capsys.readouterr().err == (
+        "error: no path says what to check. Name files or folders, or write `paths = [...]` into memcalc.toml.\n"
+    )
+
+
+def test_overrides_go_to_all(folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder / f"{name}.yaml").write_text(SMALL)
+    report = check("configs", gpu="t4", overrides=["b=3", "name=x"])
+    expected = estimate(folder / "a.yaml", "b=3", gpu="t4").headline.device_bytes
+
+    assert [outcome.needed_bytes for outcome in report.outcomes] == [expected, expected]
+
+
+def test_an_override_that_is_no_field_is_wrong_input(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.yaml").write_text(SMALL)
+
+    assert main(["check", "configs", "--gpu", "t4", "--set", "layer=3"]) == 2
+    assert capsys.readouterr().err.startswith("error: --set layer=3: ")
+
+
+def test_an_override_that_one_config_cannot_take_breaks_that_one(folder: Path) -> None:
+    (folder / "a.yaml").write_text(SMALL)
+    (folder / "b.yaml").write_text(SMALL.replace("h: 4", "h: 1"))
+    report = check("configs", gpu="t4", overrides=["tensor_parallel=2"])
+
+    assert [outcome.status for outcome in report.outcomes] == ["fits", "broken"]
+    assert "tensor_parallel = 2" in report.outcomes[1].message
+
+
+def test_patterns(folder: Path) -> None:
+    (folder / "deep").mkdir()
+    for name in ("a.yaml", "b.yml", "deep/c.yaml", "deep/note.md"):
+        (folder / name).write_text(SMALL)
+
+    assert [outcome.path for outcome in check("configs/**/*.yaml", gpu="t4").outcomes] == [
+        "configs/a.yaml",
+        "configs/deep/c.yaml",
+    ]
+    assert [outcome.path for outcome in check("configs/d*", gpu="t4").outcomes] == ["configs/deep/c.yaml"]
+
+
+def test_a_pattern_without_a_match_is_broken(folder: Path) -> None:
+    (folder / "a.yaml").write_text(SMALL)
+    report = check("configs", "runs/*.yaml", gpu="t4")
+
+    assert report.exit_code == 2
+    assert report.outcomes[1].message == "no file matches this pattern. Correct or remove it."
+
+
+def test_skipping_what_is_no_config(folder: Path) -> None:
+    """As a hook needs it that is given the names of all files that changed."""
+    (folder / "a.yaml").write_text(SMALL)
+    (folder / "ci.yml").write_text("on: push\n")
+    (folder / "bad.yaml").write_text(BROKEN)
+
+    assert check("configs/a.yaml", "configs/ci.yml", gpu="t4").exit_code == 2
+    report = check("configs/a.yaml", "configs/ci.yml", gpu="t4", skip_others=True)
+    assert (report.exit_code, report.skipped, len(report.outcomes)) == (0, 1, 1)
+    assert check("configs/ci.yml", gpu="t4", skip_others=True).exit_code == 0
+    assert check("configs/bad.yaml", "absent.yaml", gpu="t4", skip_others=True).count("broken") == 2
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 7])
+def test_processes_change_nothing(jobs: int, folder: Path) -> None:
+    for index in range(5):
+        (folder / f"{index}.yaml").write_text([SMALL, LARGE, BROKEN][index % 3])
+
+    assert check("configs", gpu="h100-80gb", jobs=jobs) == check("configs", gpu="h100-80gb")
+
+
+def test_a_bug_in_one_file_does_not_hide_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "a.yaml").write_text(SMALL)
+    (folder / "b.yaml").write_text(SMALL.replace("l: 2", "l: 3"))
+
+    def failing(spec: Spec) -> Result:
+        if spec.model.num_layers == 2:
+            raise ZeroDivisionError("no such\nthing")
+        return sized(spec)
+
+    monkeypatch.setattr(check_module, "estimate", failing)
+    report = check("configs", gpu="t4")
+
+    assert [outcome.status for outcome in report.outcomes] == ["broken", "fits"]
+    assert report.outcomes[0].message == (
+        "a bug of memcalc: ZeroDivisionError: no such thing. Please report it with the file."
+    )
+
+
+@pytest.mark.parametrize(("extra", "code"), [(0, 0), (1, 1)])
+def test_a_margin_to_the_byte(extra: int, code: int, folder: Path) -> None:
+    """What is needed and the margin fill the budget: it fits; one byte more of margin, and it does not."""
+    (folder / "a.yaml").write_text(SMALL)
+    needed = check("configs", budget="1TiB").outcomes[0].needed_bytes
+    assert needed is not None
+
+    assert check("configs", budget=needed + 1000, margin=str(1000 + extra)).exit_code == code
+
+
+def test_reports_beside_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.yaml").write_text(SMALL)
+    line = ["check", "configs", "--gpu", "t4", "--report", "junit=out.xml", "--report", "sarif=out.sarif"]
+
+    assert main(line) == 0
+    assert "1 config checked: 1 fit" in capsys.readouterr().out
+    assert Path("out.xml").read_text().startswith('<?xml version="1.0" encoding="UTF-8"?>\n<testsuites ')
+    assert json.loads(Path("out.sarif").read_text())["version"] == "2.1.0"
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        ("pdf=x", "--report pdf=x: it is no FORMAT=FILE. Formats are json, junit, github, sarif, markdown: --report j"),
+        ("junit", "--report junit: it is no FORMAT=FILE."),
+        ("junit=no/such/folder.xml", "no/such/folder.xml: No such file or directory."),
+    ],
+)
+def test_reports_that_cannot_be_written(
+    report: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "a.yaml").write_text(SMALL)
+
+    assert main(["check", "configs", "--gpu", "t4", "--report", report]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
 def test_an_unknown_card_is_wrong_input(folder: Path) -> None:
     with pytest.raises(InputError, match="not a card"):
-        check(["configs"], gpu="h9000")
+        check("configs", gpu="h9000")
 
 
 def test_the_smaller_of_card_and_budget_counts(folder: Path) -> None:
     (folder / "a.yaml").write_text(SMALL)
-    (outcome,) = check(["configs"], gpu="h100-80gb", budget=1024).outcomes
+    (outcome,) = check("configs", gpu="h100-80gb", budget=1024).outcomes
 
     assert (outcome.status, outcome.limit_bytes, outcome.limit) == ("does not fit", 1024, "the budget")
     assert outcome.basis == "device"
@@ -77,19 +209,19 @@ def test_the_smaller_of_card_and_budget_counts(folder: Path) -> None:
 def test_a_budget_alone(folder: Path) -> None:
     (folder / "a.yaml").write_text(SMALL)
 
-    assert check(["configs"], budget=2**40).exit_code == 0
-    assert check(["configs"], budget=2**10).exit_code == 1
+    assert check("configs", budget=2**40).exit_code == 0
+    assert check("configs", budget=2**10).exit_code == 1
 
 
 def test_github_annotations(folder: Path) -> None:
     (folder / "a,b.yaml").write_text(BROKEN)
     (folder / "large.yaml").write_text(LARGE)
     (folder / "small.yaml").write_text(SMALL)
-    lines = github_lines(check(["configs"], gpu="h100-80gb"), "GiB")
+    lines = github_lines(check("configs", gpu="h100-80gb"), "GiB")
 
     assert lines[0].startswith("::error file=configs/a%2Cb.yaml,line=4,title=memcalc%3A broken config::")
     assert lines[1].startswith("::error file=configs/large.yaml,title=memcalc%3A does not fit::needs ")
-    assert lines[2].startswith("configs/small.yaml: fits, needs ")
+    assert lines[2].startswith("fits: configs/small.yaml: needs ")
     assert lines[3] == "3 configs checked: 1 fit, 1 too large, 1 broken"
 
 
@@ -99,5 +231,5 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(capsys.readouterr().out)
 
     assert code == document["exit_code"] == 1
-    assert document == check_document(check(["configs"], budget=70 * 2**30))
+    assert document == check_document(check("configs", budget=70 * 2**30))
     assert document["configs"][0]["path"] == "configs/large.yaml"

@@ -1,0 +1,76 @@
+"""What an earlier `check --format json` said, to compare with."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memcalc.checking.report import Growth, Sizes
+from memcalc.errors import InputError
+from memcalc.spec.fields import describe
+
+Baseline = Mapping[str, Mapping[str, int]]  # by path: bytes by "allocated", "reserved" and "device"
+
+VERSION = 1
+_NUMBERS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "device": "device_bytes"}
+
+
+def read_baseline(path: str | Path) -> Baseline:
+    """The peaks of a stored report, by configuration; those that were broken then have none.
+
+    Raises:
+        InputError: the file cannot be read, or is no report of `check`.
+    """
+    try:
+        data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _refused(path, f"it cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise _refused(path, f"it is no JSON: {error}.") from None
+    configs = data.get("configs") if isinstance(data, dict) else None
+    if not isinstance(configs, list):
+        raise _refused(path, "it holds no list of configs.")
+    if data.get("schema_version") != VERSION:
+        raise _refused(path, f"schema_version = {describe(data.get('schema_version'))} is not {VERSION}.")
+    found: dict[str, dict[str, int]] = {}
+    for number, config in enumerate(configs):
+        if not isinstance(config, dict) or not isinstance(config.get("path"), str):
+            raise _refused(path, f"configs[{number}] has no path.")
+        peaks = {name: config.get(key) for name, key in _NUMBERS.items()}
+        wrong = [name for name, size in peaks.items() if size is not None and type(size) is not int]
+        if wrong:
+            raise _refused(path, f"configs[{number}].{_NUMBERS[wrong[0]]} is no whole number.")
+        found[same_path(config["path"])] = {name: size for name, size in peaks.items() if size is not None}
+    return found
+
+
+def same_path(path: str) -> str:
+    """One spelling for one file, whatever the system: "./a//b.yaml" is "a/b.yaml"."""
+    return posixpath.normpath(path.replace("\\", "/"))
+
+
+def growth_of(path: str, sizes: Sizes, basis: str, baseline: Baseline) -> tuple[int, int] | None:
+    """The peak of then and by how much it changed: in the number that is compared, else in allocated bytes.
+
+    A configuration that was judged by a card then and by a bare budget now, or the other way round, is compared in
+    the number that both have.
+    """
+    before = baseline.get(same_path(path), {})
+    for name in (basis, "allocated"):
+        then, now = before.get(name), sizes.of(name)
+        if then is not None and now is not None:
+            return then, now - then
+    return None
+
+
+def with_allowance(change: tuple[int, int] | None, allowed: int | None) -> Growth | None:
+    """The change with what is allowed of it."""
+    return None if change is None else Growth(change[0], change[1], allowed)
+
+
+def _refused(path: str | Path, problem: str) -> InputError:
+    remedy = "A baseline is what `memcalc check ... --format json` printed."
+    return InputError(problem, remedy, f"--baseline: {path}")

@@ -1,0 +1,49 @@
+"""Which settings file a run of `check` reads. Most have none, and must not pay for reading one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from memcalc.checking.policy import NO_POLICY, Policy
+from memcalc.errors import InputError
+
+OWN = "memcalc.toml"
+PROJECT = "pyproject.toml"
+
+
+def policy_for(settings: str | Path | None = None) -> Policy:
+    """The policy of a settings file that is named, else of the nearest one, here or above, up to the repository's root.
+
+    In one folder `memcalc.toml` goes before `[tool.memcalc]` of `pyproject.toml`.
+
+    Raises:
+        InputError: the file cannot be read, or is wrong.
+    """
+    if settings is not None:
+        policy = _read(Path(settings))
+        if policy is None:
+            raise InputError("it has no table [tool.memcalc].", "Add one, or name another file.", str(settings))
+        return policy
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        for path in (folder / OWN, folder / PROJECT):
+            policy = _read(path) if _may_hold_settings(path) else None
+            if policy is not None:
+                return policy
+        if (folder / ".git").exists():
+            break
+    return NO_POLICY
+
+
+def _may_hold_settings(path: Path) -> bool:
+    """Whether a file is worth being parsed: a pyproject.toml that never says "memcalc" is not."""
+    try:
+        return path.is_file() and (path.name == OWN or b"memcalc" in path.read_bytes())
+    except OSError:
+        return path.name == OWN  # reading it says why not
+
+
+def _read(path: Path) -> Policy | None:
+    from memcalc.checking.settings import read_policy
+
+    return read_policy(path)

@@ -1,0 +1,81 @@
+"""What a configuration is judged by: from the command line, from rules for paths, from its own file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from memcalc.checking.amount import Amount
+from memcalc.checking.patterns import matches
+
+
+class Limits(NamedTuple):
+    """What one place says; None where it says nothing.
+
+    Args:
+        gpu: the card to judge by, in place of the file's own.
+        budget: bytes that no GPU may exceed, card or not.
+        margin: what must stay free below the smaller of card and budget.
+        max_growth: by how much a peak may exceed that of the baseline.
+        overrides: `field=value` as --set takes them.
+    """
+
+    gpu: str | None = None
+    budget: int | None = None
+    margin: Amount | None = None
+    max_growth: Amount | None = None
+    overrides: tuple[str, ...] = ()
+
+    def over(self, below: Limits) -> Limits:
+        """These limits where they say something, else those below; overrides of both, the last of a field wins."""
+        return Limits(
+            below.gpu if self.gpu is None else self.gpu,
+            below.budget if self.budget is None else self.budget,
+            below.margin if self.margin is None else self.margin,
+            below.max_growth if self.max_growth is None else self.max_growth,
+            below.overrides + self.overrides,
+        )
+
+
+class Rule(NamedTuple):
+    """Limits for the paths that match one of the patterns."""
+
+    patterns: tuple[str, ...]
+    limits: Limits
+
+
+class Policy(NamedTuple):
+    """A settings file: what is checked by default, and by what. Paths and patterns are relative to `folder`."""
+
+    folder: str = ""
+    paths: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    limits: Limits = Limits()
+    rules: tuple[Rule, ...] = ()
+    baseline: str | None = None
+    jobs: int | None = None
+
+    def limits_of(self, path: str, asked: Limits) -> Limits:
+        """What one file is judged by: what was asked for, over the rules that match it (later first), over the rest."""
+        limits = self.limits
+        name = self._name(path) if self.rules else ""
+        for rule in self.rules:
+            if any(matches(pattern, name) for pattern in rule.patterns):
+                limits = rule.limits.over(limits)
+        return asked.over(limits)
+
+    def excludes(self, path: str) -> bool:
+        """Whether a file that was found in a folder, or by a pattern, is left out."""
+        return bool(self.exclude) and any(matches(pattern, self._name(path)) for pattern in self.exclude)
+
+    def here(self, path: str) -> str:
+        """A path of the settings as seen from the current folder."""
+        joined = Path(self.folder, path)
+        return os.path.relpath(joined) if self.folder else path
+
+    def _name(self, path: str) -> str:
+        return Path(os.path.relpath(path, self.folder or None)).as_posix()
+
+
+NO_POLICY = Policy()

@@ -1,0 +1,49 @@
+"""The JSON of `check` described as Pydantic models: they give its JSON Schema and check it in tests."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from memcalc.checking.report import Status
+from memcalc.spec.model import Block
+
+
+class Change(Block):
+    """A peak beside that of the baseline."""
+
+    baseline_bytes: int
+    difference_bytes: int
+    allowed_bytes: int | None = Field(description="null: any growth")
+
+
+class CheckedConfig(Block):
+    """One configuration: sized, or broken, and then with a message and without sizes."""
+
+    path: str
+    status: Status
+    name: str | None
+    gpu: str | None = Field(description="the card it was judged by, as `memcalc gpus` calls it")
+    needed_bytes: int | None = Field(description="device bytes where a card is known, else reserved, else allocated")
+    basis: str | None = Field(description="which of the three: device, reserved, allocated")
+    limit_bytes: int | None = Field(description="the smaller of card and budget, less the margin")
+    limit: str | None = Field(description="what sets the limit, in words")
+    margin_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    device_bytes: int | None
+    peak_phase: str | None
+    rank: dict[str, int] | None
+    change: Change | None = Field(description="null: no baseline, or none of this configuration")
+    message: str | None = Field(description="what is wrong with a broken one")
+    line: int | None = Field(description="where in the file, if that is known")
+
+
+class CheckDocument(Block):
+    """What `memcalc check --format json` prints, and --baseline reads."""
+
+    schema_version: int
+    exit_code: int
+    budget_bytes: int | None = Field(description="--budget, which is for all")
+    skipped: int = Field(description="files that are no configurations")
+    configs: list[CheckedConfig]
+    gone: list[str] = Field(description="configurations of the baseline that were not checked")

@@ -1,0 +1,40 @@
+"""The report of `check` as workflow commands of GitHub Actions: annotations in the pull request.
+
+Source: docs.github.com, "Workflow commands for GitHub Actions"; what is escaped how: actions/runner,
+src/Runner.Common/ActionCommand.cs.
+"""
+
+from __future__ import annotations
+
+from memcalc.checking.report import CheckReport
+from memcalc.report.checks.words import RULES, sentence, summary
+from memcalc.units import Unit
+
+
+def github_lines(report: CheckReport, unit: Unit) -> list[str]:
+    """An annotation for each configuration that fails, a plain line for each that fits, and the summary."""
+    lines = []
+    for outcome in report.outcomes:
+        if outcome.status == "fits":
+            lines.append(_harmless(f"fits: {outcome.path}: {sentence(outcome, unit)}"))
+            continue
+        line = "" if outcome.line is None else f"line={outcome.line},"
+        properties = f"file={_property(outcome.path)},{line}title={_property(RULES[outcome.status][1])}"
+        lines.append(f"::error {properties}::{_data(sentence(outcome, unit))}")
+    failed_for_nothing = not report.outcomes and report.exit_code
+    return [*lines, f"::error::{_data(summary(report))}" if failed_for_nothing else summary(report)]
+
+
+def _harmless(text: str) -> str:
+    """A line that is no command, whatever the name of a file is: those start with ::, or hold ##[ anywhere."""
+    return " ".join(text.splitlines()).replace("##[", "## [")
+
+
+def _data(text: str) -> str:
+    """Escaped as in a message."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    """Escaped as in a property, which ends at a colon or a comma."""
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,83 @@
+"""The report of `check` for people: on the terminal, and as Markdown for pull requests."""
+
+from __future__ import annotations
+
+from memcalc.checking.report import CheckReport, Outcome
+from memcalc.report.checks.words import place, summary
+from memcalc.report.grid import Column, Grid, markdown_grid
+from memcalc.report.screen import Screen
+from memcalc.report.terminal import draw_grid, draw_list
+from memcalc.units import Unit, format_number
+
+_GONE = "In the baseline, but not checked"
+_LISTED = 12  # of those; a check of a few files beside a baseline of many leaves out most
+_WORDS = {"fits": "fits", "does not fit": "too large", "grew": "grew"}
+
+
+def check_grid(report: CheckReport, unit: Unit) -> Grid:
+    """One line for each configuration that could be read."""
+    rows = [
+        (
+            _WORDS[outcome.status],
+            outcome.path,
+            format_number(outcome.needed_bytes, unit),
+            format_number(outcome.limit_bytes, unit),
+            format_number(outcome.limit_bytes - outcome.needed_bytes, unit),
+            *((_change(outcome, unit),) if report.compared else ()),
+        )
+        for outcome in report.outcomes
+        if outcome.needed_bytes is not None and outcome.limit_bytes is not None
+    ]
+    columns = [Column(""), Column("config", wrap=True), Column(f"needs {unit}", right=True)]
+    columns += [Column("limit", right=True), Column("to spare", right=True)]
+    if report.compared:
+        columns.append(Column("change", right=True))
+    strong = frozenset(index for index, row in enumerate(rows) if row[0] != "fits")
+    return Grid("", tuple(columns), rows, strong)
+
+
+def draw_checks(screen: Screen, report: CheckReport, unit: Unit) -> None:
+    """The table of what was sized, then what is broken and what is gone, then the summary."""
+    grid = check_grid(report, unit)
+    if grid.rows:
+        draw_grid(screen, grid)
+    draw_list(screen, "Broken", _broken(report))
+    draw_list(screen, _GONE, _gone(report))
+    screen.line((summary(report), "bold red" if report.exit_code else "bold green"))
+
+
+def check_markdown(report: CheckReport, unit: Unit) -> str:
+    """The same as Markdown."""
+    lines = [f"**memcalc**: {summary(report)}", ""]
+    grid = check_grid(report, unit)
+    if grid.rows:
+        lines += markdown_grid(grid)
+    for title, items in (("Broken", _broken(report)), (_GONE, _gone(report))):
+        if items:
+            lines += [f"### {title}", "", *(f"- {_plain(item)}" for item in items), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _broken(report: CheckReport) -> list[str]:
+    broken = (outcome for outcome in report.outcomes if outcome.status == "broken")
+    return [" ".join(f"{place(outcome)}: {outcome.message}".split()) for outcome in broken]
+
+
+def _gone(report: CheckReport) -> list[str]:
+    more = len(report.gone) - _LISTED
+    return [*report.gone[:_LISTED], f"and {more} more"] if more > 0 else list(report.gone)
+
+
+def _change(outcome: Outcome, unit: Unit) -> str:
+    if outcome.growth is None:
+        return "new"
+    difference = outcome.growth.difference
+    number = format_number(difference, unit)
+    return "same" if difference == 0 else f"+{number}" if difference > 0 else number
+
+
+def _plain(text: str) -> str:
+    """A text whose signs Markdown leaves alone: messages quote what users wrote."""
+    for sign in "\\`*_[]<>|":
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())

@@ -1,0 +1,67 @@
+"""What the reports of `check` say, whatever their format."""
+
+from __future__ import annotations
+
+from memcalc.checking.report import BUDGET, CheckReport, Growth, Outcome, Status
+from memcalc.report.words import plural
+from memcalc.units import Unit, format_bytes
+
+NOTHING = "no configuration found: nothing was checked"
+
+# In the summary; and as the rule that is broken: its name in machine-readable formats, its title for people.
+ENDINGS: dict[Status, str] = {"fits": "fit", "does not fit": "too large", "grew": "grew", "broken": "broken"}
+RULES: dict[Status, tuple[str, str]] = {
+    "does not fit": ("does-not-fit", "memcalc: does not fit"),
+    "grew": ("grew", "memcalc: grew"),
+    "broken": ("broken-config", "memcalc: broken config"),
+}
+
+
+def summary(report: CheckReport) -> str:
+    """One line: how many configurations, how they ended, what was skipped, what is gone."""
+    counts = [f"{report.count(status)} {words}" for status, words in ENDINGS.items() if report.count(status)]
+    parts = [f"{plural(len(report.outcomes), 'config')} checked: {', '.join(counts)}" if counts else NOTHING]
+    if report.skipped:
+        parts.append(f"{plural(report.skipped, 'other file')} skipped")
+    if report.gone:
+        parts.append(f"{len(report.gone)} of the baseline not checked")
+    return "; ".join(parts)
+
+
+def place(outcome: Outcome) -> str:
+    """The file, and the line where it is known."""
+    return outcome.path if outcome.line is None else f"{outcome.path}:{outcome.line}"
+
+
+def sentence(outcome: Outcome, unit: Unit) -> str:
+    """What is to be said of one configuration."""
+    if outcome.sizes is None or outcome.needed_bytes is None or outcome.limit_bytes is None:
+        return outcome.message
+    needed = f"needs {format_bytes(outcome.needed_bytes, unit)} ({outcome.basis}) per GPU"
+    spare = outcome.limit_bytes - outcome.needed_bytes
+    rest = f"{format_bytes(abs(spare), unit)} {'to spare' if spare >= 0 else 'too much'}"
+    text = f"{needed} against {_limit(outcome, unit)}: {rest}; peak in {outcome.sizes.peak_phase}"
+    return text if outcome.growth is None else f"{text}; {_change(outcome.growth, unit)}"
+
+
+def signed(difference: int, unit: Unit) -> str:
+    """A change of bytes with its sign and its unit; none at all is "no change"."""
+    if difference == 0:
+        return "no change"
+    return f"{'+' if difference > 0 else '-'}{format_bytes(abs(difference), unit)}"
+
+
+def _limit(outcome: Outcome, unit: Unit) -> str:
+    assert outcome.limit_bytes is not None
+    end = format_bytes(outcome.limit_bytes + outcome.margin_bytes, unit)
+    words = f"{BUDGET} of {end}" if outcome.limit == BUDGET else f"{end} {outcome.limit}"
+    return f"{words} less a margin of {format_bytes(outcome.margin_bytes, unit)}" if outcome.margin_bytes else words
+
+
+def _change(growth: Growth, unit: Unit) -> str:
+    if growth.difference == 0:
+        return "as in the baseline"
+    text = f"{signed(growth.difference, unit)} ({growth.difference / growth.baseline:+.2%}) since the baseline"
+    if growth.allowed is None or growth.difference <= growth.allowed:
+        return text
+    return f"{text}, of which {format_bytes(growth.allowed, unit)} are allowed"

@@ -1,0 +1,45 @@
+"""Patterns of paths."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalc.checking.patterns import matches
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "expected"),
+    [
+        ("a.yaml", "a.yaml", True),
+        ("./a.yaml", "a.yaml", True),
+        ("*.yaml", "a.yaml", True),
+        ("*.yaml", "b/a.yaml", False),  # * stays within a folder
+        ("**/*.yaml", "a.yaml", True),
+        ("**/*.yaml", "b/c/a.yaml", True),
+        ("configs/**", "configs/b/a.yaml", True),
+        ("configs", "configs/b/a.yaml", True),  # a folder means what is in it
+        ("configs/", "configs/a.yaml", True),
+        ("configs", "configs2/a.yaml", False),
+        ("configs/*", "configs/b/a.yaml", True),  # b is a folder that matches
+        ("run-?.yaml", "run-1.yaml", True),
+        ("run-?.yaml", "run-10.yaml", False),
+        ("run-[12].yaml", "run-2.yaml", True),
+        ("run-[!12].yaml", "run-2.yaml", False),
+        ("run-[!12].yaml", "run-3.yaml", True),
+        ("a.yaml", "aXyaml", False),  # a dot is a dot
+        ("a[.yaml", "a[.yaml", True),
+        ("[z-a].yaml", "[z-a].yaml", True),  # no range: itself
+    ],
+)
+def test_matches(pattern: str, path: str, expected: bool) -> None:
+    assert matches(pattern, path) is expected
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_no_pattern_is_a_traceback(pattern: str, path: str) -> None:
+    matches(pattern, path)
+
+
+@given(st.text(alphabet="ab/.-", min_size=1, max_size=12))
+def test_a_path_without_signs_matches_itself(path: str) -> None:
+    assert matches(path, path.removeprefix("./").rstrip("/"))
