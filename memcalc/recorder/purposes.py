@@ -57,6 +57,10 @@ class Purposes:
         if before not in FIRST_COME:
             self._marked[number] = component
 
+    def marked(self, number: Number) -> Component | None:
+        """What the run has named a storage, so far."""
+        return self._marked.get(number)
+
     def settled(self) -> dict[Number, Component]:
         """Every storage's component."""
         return {number: self._marked.get(number) or self._of(number, birth) for number, birth in self._births.items()}

@@ -22,6 +22,8 @@ from memcalc.recorder.storages import Number, Storages, watching_resizes
 
 PROGRESS_EVERY = 256  # events: tenths of a second on fake tensors
 
+CAST = torch.ops.aten._to_copy.default  # noqa: SLF001 -- an operator's name
+
 HIDDEN_FROM = 2**40  # numbers of what operators allocate inside, far from those of storages
 
 
@@ -141,6 +143,9 @@ class Recorder(TorchDispatchMode):
             self._allocated(number, tensor, name, place)
         for each in waiting:
             self._follow(each, taken, name, place)
+        if fresh and operator is CAST and self._is_weight(args[0]):
+            # Autocast keeps it through forward, but it is no activation: it says nothing that the weight does not.
+            self.purposes.mark(fresh[0][1], Component.TEMPORARIES)
 
     def _allocated(self, number: Number, tensor: Tensor, name: str, place: Place) -> None:
         size = tensor.untyped_storage().nbytes()
@@ -166,6 +171,10 @@ class Recorder(TorchDispatchMode):
                 newest = next(block for block in reversed(taken) if block[0] == -size)
                 taken.remove(newest)
                 self._ended(newest[1])
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        number = self._storages.number(tensor)
+        return number is not None and self.purposes.marked(number) is Component.WEIGHTS
 
     def _ended(self, number: Number) -> None:
         self._log.append((Kind.FREE, self._now(), number))

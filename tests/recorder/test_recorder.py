@@ -120,3 +120,18 @@ def test_the_ledger_sums_to_the_highest_moment_of_each_phase() -> None:
     }
     weights = next(row for row in ledger.rows if row.component is Component.WEIGHTS)
     assert (weights.module, weights.count, weights.formula) == ("layers.*", 2, "4·25")
+
+
+def test_autocasts_copies_of_weights_are_temporaries() -> None:
+    """They outlive forward, as the cast of the input does, which is an activation."""
+    with Recorder() as recorder:
+        layer, x = nn.Linear(8, 16, bias=False), torch.zeros(4, 8)
+        recorder.mark(Component.WEIGHTS, layer.parameters())
+        recorder.begin_phase("forward_1")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = layer(x)
+            recorder.end_phase()
+        recorder.begin_phase("backward_1")
+        del y
+    casts = {e.bytes: e.component for e in recorder.events() if e.operator == "aten._to_copy"}
+    assert casts == {2 * 8 * 16: Component.TEMPORARIES, 2 * 4 * 8: Component.ACTIVATIONS}
