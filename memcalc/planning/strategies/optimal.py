@@ -1,0 +1,114 @@
+"""The cheapest plan within a budget of bytes: exact for short chains, with its possible loss stated for long ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from memcalc.planning.chain import Chain
+from memcalc.planning.evaluation import Evaluation, evaluate
+from memcalc.planning.plan import Plan, Segment, kept_all
+from memcalc.planning.strategies.every_k import every_k
+from memcalc.planning.strategies.grid import Grid
+from memcalc.planning.strategies.pareto import Fronts, TooMuch, items_of
+from memcalc.planning.strategies.smallest import smallest
+
+EXACT = 24  # blocks up to which the exact front is tried
+EFFORT = 150_000  # points that it may look at, some 10 microseconds each
+
+
+class Found(NamedTuple):
+    """A plan, its price, and a price that no plan within the budget can be below.
+
+    Args:
+        plan: the plan.
+        evaluation: what it needs and costs.
+        bound: FLOPs of recomputation that every plan within the budget needs at least; None: it was not asked for.
+    """
+
+    plan: Plan
+    evaluation: Evaluation
+    bound: int | None
+
+    @property
+    def loss(self) -> int | None:
+        """FLOPs that a better plan could save at most: 0 means that there is none."""
+        return None if self.bound is None else self.evaluation.again_flops - self.bound
+
+
+def optimal(chain: Chain, budget: int) -> Found | None:
+    """The plan with the fewest FLOPs of recomputation within a budget; None: nothing fits."""
+    fitting = [found for found in candidates(chain) if found.evaluation.peak_bytes <= budget]
+    if not fitting:
+        return None
+    best = min(fitting, key=_price)
+    if not best.evaluation.again_flops:
+        return best._replace(plan=best.plan._replace(strategy="optimal"), bound=0)
+    exact = _exact(chain, budget, best.evaluation.again_flops)
+    if exact is not None:
+        return exact
+    items = _grid_items(Grid(chain, budget, "up"), budget)
+    if items is not None:
+        best = min(best, _found(chain, Plan(items, "optimal")), key=_price)
+    bound = Grid(chain, budget, "down").again(budget)
+    return best._replace(plan=best.plan._replace(strategy="optimal"), bound=bound)
+
+
+def front(chain: Chain, points: int = 20) -> list[Found]:
+    """Plans between the lowest peak and keeping everything, none of which another one beats in memory and compute.
+
+    Args:
+        chain: what is planned.
+        points: budgets that are tried, evenly spread.
+    """
+    known = list(candidates(chain))
+    low = min(found.evaluation.peak_bytes for found in known)
+    high = evaluate(chain, kept_all(len(chain))).peak_bytes
+    if high > low:
+        grid = Grid(chain, high, "up")
+        for number in range(1, points):
+            items = _grid_items(grid, low + (high - low) * number // points)
+            if items is not None:
+                known.append(_found(chain, Plan(items, "optimal")))
+    return undominated(known)
+
+
+def undominated(plans: Sequence[Found]) -> list[Found]:
+    """Those that no other one beats in both, by rising peak."""
+    kept: list[Found] = []
+    for found in sorted(plans, key=lambda found: (found.evaluation.peak_bytes, found.evaluation.again_flops)):
+        if not kept or found.evaluation.again_flops < kept[-1].evaluation.again_flops:
+            kept.append(found)
+    return kept
+
+
+def candidates(chain: Chain) -> Iterator[Found]:
+    """Plans that cost nothing to find: everything kept, segments of every k, the lowest peak."""
+    yield _found(chain, Plan(kept_all(len(chain)), "none"))
+    longest = max((stop - start for start, stop in enumerate(chain.reach)), default=0)
+    for k in range(1, longest + 1):
+        yield _found(chain, every_k(chain, k))
+    yield _found(chain, smallest(chain))
+
+
+def _exact(chain: Chain, budget: int, again: int) -> Found | None:
+    if len(chain) > EXACT:
+        return None
+    try:
+        whole = Fronts(chain, budget, again, EFFORT).whole
+    except TooMuch:
+        return None
+    best = whole[-1]
+    return _found(chain, Plan(items_of(best), "optimal"))._replace(bound=best.again)
+
+
+def _grid_items(grid: Grid, budget: int) -> Segment | None:
+    return None if grid.again(budget) is None else grid.items(budget)
+
+
+def _found(chain: Chain, plan: Plan) -> Found:
+    return Found(plan, evaluate(chain, plan), None)
+
+
+def _price(found: Found) -> tuple[int, int]:
+    return found.evaluation.again_flops, found.evaluation.peak_bytes
