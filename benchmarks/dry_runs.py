@@ -113,6 +113,7 @@ def outcome(found: DryRun) -> dict[str, Any]:
                 "allocated_bytes": usage.allocated_bytes,
                 "reserved_bytes": usage.reserved_bytes,
                 "device_bytes": usage.device_bytes,
+                "communication_bytes": usage.communication_bytes,
                 "small_reads": process.small_reads,
             }
             for process in found.processes

@@ -182,7 +182,8 @@ def dry_run(
         gpu: a card of `memcalc gpus`.
         gpus: how many of it.
         timeout: seconds after which the command and all that it started is ended.
-        options: steps, skip_init, random_weights, delayed_events, history: see `memcalc.nullcuda.options.Options`.
+        options: steps, skip_init, random_weights, delayed_events, world_size, rank, history: see
+            `memcalc.nullcuda.options.Options`.
     """
     from memcalc.nullcuda import run
 

@@ -67,7 +67,7 @@ def commands(group: str) -> str:
         flags = [f"--gpu {record['card']}"]
         flags += [f"--gpus {record['gpus']}"] if record["gpus"] > 1 else []
         for name, value in record["options"].items():
-            flags.append(f"--steps {value}" if name == "steps" else options[name])
+            flags.append(options[name] if value is True else f"--{name.replace('_', '-')} {value}")
         command = record["command"].replace("{bin}/", "").replace("{checkouts}/", "")
         lines += [
             f"### {case['title']}\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import transformers
 
-# huggingface.co/openai-community/gpt2 and huggingface.co/meta-llama/Llama-3.2-1B
+# huggingface.co/openai-community/gpt2, huggingface.co/meta-llama/Llama-3.2-1B, and eight layers of Llama-65B's
 CONFIGS = {
     "gpt2": transformers.GPT2Config(),
     "llama": transformers.LlamaConfig(
@@ -19,8 +19,16 @@ CONFIGS = {
         max_position_embeddings=131072,
         tie_word_embeddings=True,
     ),
+    "wide": transformers.LlamaConfig(
+        vocab_size=32000,
+        hidden_size=8192,
+        intermediate_size=22016,
+        num_hidden_layers=8,
+        num_attention_heads=64,
+        max_position_embeddings=2048,
+    ),
 }
-SIZES = {"gpt2": (8, 1024), "llama": (1, 2048)}  # micro-batch, tokens
+SIZES = {"gpt2": (8, 1024), "llama": (1, 2048), "wide": (1, 2048)}  # micro-batch, tokens
 
 
 def make(kind: str, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> torch.nn.Module:
@@ -40,4 +48,4 @@ def blocks(model: torch.nn.Module) -> torch.nn.ModuleList:
 def tokens(kind: str, micro_batch: int | None = None) -> torch.Tensor:
     """Inputs, which are labels too."""
     b, s = SIZES[kind]
-    return torch.randint(50000, (micro_batch or b, s), device="cuda")
+    return torch.randint(32000, (micro_batch or b, s), device="cuda")

@@ -1,7 +1,7 @@
 """Training steps of rank 0 of many GPUs: python parallel.py METHOD WORLD_SIZE.
 
-The process group is PyTorch's fake one unless torchrun started the script: DDP needs it to, since its reducer wants
-results that the fake group does not give. Last, the bytes of this rank's parameters,
+The process group is PyTorch's fake one, unless torchrun or --world-size give another: DDP needs that, since its reducer
+wants results that the fake group does not give. Last, the bytes of this rank's parameters,
 gradients and optimizer state are printed.
 """
 
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 method, world = sys.argv[1], int(sys.argv[2])
-kind = "llama"
+kind = "wide" if (method, world) == ("tp", 64) else "llama"  # a head a rank at least
 if "LOCAL_RANK" in os.environ:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
@@ -62,8 +62,9 @@ elif method in {"fsdp2", "hsdp"}:
     shard(model, init_device_mesh("cuda", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :]))
     model.to_empty(device="cuda")
 elif method == "tp":
-    model = models.make(kind)
+    model = models.make(kind, device="meta" if kind == "wide" else "cuda")
     split_tensors(model, init_device_mesh("cuda", (world,)))
+    model.to_empty(device="cuda")
 else:
     raise SystemExit(f"no method {method!r}")
 optimizer = torch.optim.AdamW(model.parameters(), foreach=method != "tp")  # with TP some are DTensors, some are not

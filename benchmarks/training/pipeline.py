@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+rank, local, world = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
 LAYERS, WIDTH, TOKENS, MICRO_BATCHES = 128, 2048, 2048, 2 * world
-torch.cuda.set_device(rank)
+torch.cuda.set_device(local)
 dist.init_process_group("nccl")
 kind = getattr(schedules, f"Schedule{sys.argv[1]}")
 several = issubclass(kind, schedules.PipelineScheduleMulti)
 chunks = 2 if several else 1
+turned = sys.argv[1] in {"ZBVZeroBubble", "DualPipeV"}  # the second part of each rank counts from the end
 torch.set_default_device("cuda")
 
 
@@ -34,10 +35,8 @@ def part() -> torch.nn.Module:
 
 example = torch.empty(1, TOKENS, WIDTH, device="meta")
 stages = [
-    PipelineStage(
-        part(), rank + world * n, world * chunks, torch.device("cuda", rank), input_args=example, output_args=example
-    )
-    for n in range(chunks)
+    PipelineStage(part(), place, world * chunks, torch.device("cuda", local), input_args=example, output_args=example)
+    for place in [rank, 2 * world - 1 - rank if turned else rank + world][:chunks]
 ]
 loss = torch.nn.functional.mse_loss
 schedule = kind(stages if several else stages[0], MICRO_BATCHES, loss_fn=loss)

@@ -44,6 +44,10 @@ def command(
     delayed_events: Annotated[
         bool, typer.Option("--delayed-events", help="Work of a stream is complete only when the host waits for it.")
     ] = False,
+    world_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="The command is one rank of N; no other is started.")
+    ] = None,
+    rank: Annotated[int, typer.Option(min=0, metavar="R", help="Which one.")] = 0,
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep the result, with the lines that allocated most, as JSON.")
     ] = None,
@@ -78,6 +82,8 @@ def command(
         "skip_init": skip_init,
         "random_weights": random_weights,
         "delayed_events": delayed_events,
+        "world_size": world_size,
+        "rank": rank,
         "history": record is not None,
     }
     if sweep:

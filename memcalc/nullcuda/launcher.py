@@ -45,9 +45,10 @@ def environment(
     if not 1 <= gpus <= MOST_GPUS:
         raise InputError(
             f"gpus = {gpus}, but one machine has 1 to {MOST_GPUS}.",
-            "Larger runs: start one rank with RANK and WORLD_SIZE set (docs/dry-run.md).",
+            "Larger runs: size one rank, with --world-size (docs/dry-run.md).",
             "--gpus",
         )
+    alone = one_rank(gpus, options)
     folder = str(device_folder(find_torch(pythons)))
     if reports is not None:
         (reports / EXCHANGE).mkdir(exist_ok=True)
@@ -61,7 +62,7 @@ def environment(
         "MEMCALC_NULL_HISTORY": str(int(options.get("history", False))),
         "MEMCALC_NULL_REPORTS": "" if reports is None else str(reports),
         # Where the processes of a run leave each other small messages (src/exchange.c).
-        "MEMCALC_NULL_EXCHANGE": "" if reports is None else str(reports / EXCHANGE),
+        "MEMCALC_NULL_EXCHANGE": "" if reports is None or alone else str(reports / EXCHANGE),
         "PYTHONPATH": _before(str(HOOK), "PYTHONPATH"),
         # For what is loaded by name at run time, such as libcuda.so.1; torch's own needs the hook loads.
         "LD_LIBRARY_PATH": _before(folder, "LD_LIBRARY_PATH"),
@@ -74,6 +75,35 @@ def environment(
         "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
         # Convolutions by the interface of cuDNN that stubs can answer (src/cudnn.c).
         "TORCH_CUDNN_V8_API_DISABLED": "1",
+        **alone,
+    }
+
+
+def one_rank(gpus: int, options: Options) -> dict[str, str]:
+    """What torchrun would tell one rank of many, of which no other is started; nothing if all are.
+
+    Raises:
+        InputError: a rank that such a run does not have.
+    """
+    world, rank = options.get("world_size"), options.get("rank", 0)
+    if world is None:
+        if rank:
+            raise InputError(f"rank = {rank}, but of how many?", "Say how many ranks the run has.", "--world-size")
+        return {}
+    if not 0 <= rank < world:
+        raise InputError(f"rank = {rank}, but {world} ranks are numbered 0 to {world - 1}.", "", "--rank")
+    node, local = divmod(rank, gpus)
+    return {
+        "MEMCALC_NULL_ALONE": "1",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(gpus),
+        "GROUP_RANK": str(node),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",  # torchrun's own; nobody listens there
+        # Its thread asks the other ranks whether they are well.
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
     }
 
 

@@ -14,6 +14,8 @@ class Options(TypedDict, total=False):
         random_weights: transformers' from_pretrained makes weights from the config alone; no checkpoint is read.
         delayed_events: work on a stream is complete only when the host waits for it, not at once: the other bound
             of how early memory that two streams share can be used again.
+        world_size: the command is one rank of so many, of which no other is started.
+        rank: which one; 0 if nothing is said.
         history: find the lines of the program whose tensors were alive at the peak.
     """
 
@@ -21,4 +23,6 @@ class Options(TypedDict, total=False):
     skip_init: bool
     random_weights: bool
     delayed_events: bool
+    world_size: int | None
+    rank: int
     history: bool

@@ -16,11 +16,13 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str) -> None
 
     from memcalc.errors import MemcalcError
     from memcalc.events import write_events
+    from memcalc.nullcuda.uncompiled import without_compiler
     from memcalc.recorder.history import HistoryRecorder
     from memcalc.recorder.observer import RecordingObserver
     from memcalc.spec.loading import load
     from memcalc.step.loop import TrainingRun
 
+    without_compiler(torch)
     report: dict[str, object] = {"torch": torch.__version__}
     try:
         device = torch.device("cuda", 0)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from memcalc.nullcuda import run
+from memcalc.errors import InputError
+from memcalc.nullcuda import environment, run
+from memcalc.nullcuda.cards import NCCL_FIRST_BYTES, NCCL_FURTHER_BYTES
 from memcalc.nullcuda.result import DONE
 
 TALKS = """
@@ -66,3 +68,72 @@ def test_small_messages_reach_the_other_ranks(dry_run_here: Path, null_python: s
         assert heard["all"] == ["", "z", "zz"]
         assert heard["passed"] == ({"shape": [3, 4]} if rank < 2 else None)
         assert heard.get("flag") == (None if rank == 1 else 25)
+
+
+FAKES = """
+import torch, torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+mesh = init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+x = torch.ones(4, device="cuda")
+for _ in range(2):
+    dist.all_reduce(x, group=mesh.get_group("a"))
+    all_reduce(x, "sum", mesh["b"])
+dist.all_reduce(x, group=dist.new_group([0]))
+"""
+
+
+def test_fake_groups_take_what_nccls_would(dry_run_here: Path, null_python: str) -> None:
+    """Two of the five have more than one rank and talked: over "a" by a function, over "b" by an operator."""
+    (dry_run_here / "script.py").write_text(FAKES)
+
+    result = run([null_python, "script.py"], "h100-80gb")
+
+    assert result.outcome == DONE
+    (usage,) = result.usages
+    assert usage.communication_bytes == NCCL_FIRST_BYTES + NCCL_FURTHER_BYTES
+    assert usage.device_bytes - usage.reserved_bytes == usage.communication_bytes + result.card.context_bytes
+
+
+ALONE = """
+import json, os, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4096, 4096, bias=False).cuda())
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(2):
+    model(torch.randn(8, 4096, device="cuda")).sum().backward()
+    optimizer.step()
+words = [None] * dist.get_world_size()
+dist.all_gather_object(words, {"rank": dist.get_rank()})
+dist.barrier(dist.new_group(range(0, dist.get_world_size(), 2), backend="gloo"))
+with open("heard", "w") as file:
+    json.dump([dist.get_rank(), dist.get_world_size(), words], file)
+dist.destroy_process_group()
+"""
+
+
+def test_one_rank_of_many_runs_alone(dry_run_here: Path, null_python: str) -> None:
+    """The script is DDP's of every day, of 64 ranks, and rank 6 the only one: what it gathers is its own word. It
+    holds what two ranks of two hold: weights, gradients, buckets of 64 MiB each, the broadcast's copy, two workspaces
+    of 32 MiB, and perhaps the first bucket still.
+    """
+    (dry_run_here / "script.py").write_text(ALONE)
+
+    result = run([null_python, "script.py"], "h100-80gb", gpus=8, world_size=64, rank=6, timeout=100)
+
+    assert result.outcome == DONE
+    assert json.loads((dry_run_here / "heard").read_text()) == [6, 64, [{"rank": 6}] * 64]
+    (usage,) = result.usages
+    assert (usage.rank, usage.device) == (6, 6)
+    assert usage.allocated_bytes >> 20 in {5 * 64, 6 * 64}
+    assert usage.communication_bytes == NCCL_FIRST_BYTES
+
+
+def test_a_rank_that_is_none_is_refused(null_python: str) -> None:
+    with pytest.raises(InputError, match="rank = 8, but 8 ranks are numbered 0 to 7"):
+        environment("h100-80gb", pythons=[null_python], world_size=8, rank=8)
+    with pytest.raises(InputError, match="rank = 1, but of how many"):
+        environment("h100-80gb", pythons=[null_python], rank=1)

@@ -27,8 +27,8 @@ from typing import Any, Callable, Optional  # noqa: UP035 -- runs on Python 3.9 
 # ruff: noqa: UP045, B905 -- Python 3.9 has neither X | None nor zip(strict=)
 
 # By name: they lie beside this file, on PYTHONPATH, and belong to no package.
-masks, objects, peak, weights = (
-    importlib.import_module(f"memcalc_{name}") for name in ("masks", "objects", "peak", "weights")
+groups, masks, objects, peak, weights = (
+    importlib.import_module(f"memcalc_{name}") for name in ("groups", "masks", "objects", "peak", "weights")
 )
 
 FOLDER = os.environ["MEMCALC_NULL_DEVICE"]  # of the stub libraries
@@ -37,6 +37,7 @@ STEPS = int(os.environ.get("MEMCALC_NULL_STEPS") or 0)  # stop after so many; 0:
 SKIP_INIT = os.environ.get("MEMCALC_NULL_SKIP_INIT") == "1"
 RANDOM_WEIGHTS = os.environ.get("MEMCALC_NULL_RANDOM_WEIGHTS") == "1"
 HISTORY = os.environ.get("MEMCALC_NULL_HISTORY") == "1"
+ALONE = os.environ.get("MEMCALC_NULL_ALONE") == "1"  # one rank of many
 
 REPORT_EVERY = 1.0  # seconds between the reports that a process writes while it runs, for the case that it is killed
 HISTORY_ENTRIES = 1_000_000  # events of the allocator; older ones are forgotten
@@ -95,10 +96,17 @@ class Watch:
         if torch.distributed.is_available():
             collectives = importlib.import_module("torch.distributed.distributed_c10d")
             objects.compute_sizes_on_the_host(collectives, self.library)
+            if ALONE:
+                groups.leave_alone(torch, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         if SKIP_INIT:
             weights.skip_initialization(torch)
         if REPORTS:
             self.report_at_the_end()
+
+    def count_fake_groups(self, _: Any) -> None:
+        """Called when PyTorch's fake process group has been imported."""
+        if self.torch is not None and not ALONE:  # a rank alone has fakes in place of Gloo's
+            groups.count_fake_groups(self.torch, self.library)
 
     def choose_kernels(self) -> None:
         """Which of the architectures that torch was compiled for the card would take: see src/device.c."""
@@ -290,7 +298,10 @@ def nothing(*_: Any) -> None:
 
 
 watch = Watch()
-AROUND: dict[str, tuple[Callable[[], None], Callable[[Any], None]]] = {"torch": (watch.load_libraries, watch.arrange)}
+AROUND: dict[str, tuple[Callable[[], None], Callable[[Any], None]]] = {
+    "torch": (watch.load_libraries, watch.arrange),
+    "torch.testing._internal.distributed.fake_pg": (nothing, watch.count_fake_groups),
+}
 if RANDOM_WEIGHTS:
     AROUND["transformers.modeling_utils"] = (nothing, weights.replace_from_pretrained)
 sys.meta_path.insert(0, Finder(AROUND))

@@ -1,0 +1,39 @@
+"""A process that compiles nothing does not load PyTorch's compiler, until something asks for more than a decorator."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CODE = """
+import sys, torch
+from memcalc.nullcuda.uncompiled import without_compiler
+
+def loaded():
+    return "torch._dynamo.convert_frame" in sys.modules
+
+assert not loaded()
+without_compiler(torch)
+weight = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.AdamW([weight])
+weight.sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+marked = torch._dynamo.disable(len, recursive=False)
+assert marked([1, 2]) == 2
+assert torch._dynamo.disable(recursive=False)(len) is len
+assert not loaded()
+assert torch._dynamo.config.suppress_errors is False
+assert loaded()
+import torch._dynamo
+assert torch._dynamo is sys.modules["torch._dynamo"]
+assert torch._dynamo.disable(len) is not len
+without_compiler(torch)
+assert torch._dynamo.disable(len) is not len
+"""
+
+
+def test_the_compiler_is_loaded_only_when_it_is_needed() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
