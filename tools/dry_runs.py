@@ -77,8 +77,37 @@ def commands(group: str) -> str:
     return "\n".join(lines)
 
 
+def histories() -> str:
+    """PyTorch's allocator and the model of it, over the steps of the presets; the largest by itself."""
+    lines = (BENCHMARKS / "recordings" / "histories" / "null-a100-80gb.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    groups = {"the reference decoder": "plain", "transformers' modules": "huggingface"}
+    rows: list[list[object]] = []
+    for title, word in groups.items():
+        chosen = [record for record in records if record["case"].endswith(f"={word}")]
+        if chosen:
+            rows.append([f"{len(chosen)} presets, {title}", *_summed(chosen)])
+    largest = max(records, key=lambda record: int(record["parameters"]))
+    rows.append([f"the largest, {largest['case'].split()[0]}, alone", *_summed([largest])])
+    head = ["steps of", "lines", "different", "counters", "different", "largest GiB", "host GiB", "CPU seconds"]
+    return table(head, rows)
+
+
+def _summed(records: list[dict[str, Any]]) -> list[object]:
+    return [
+        f"{sum(record['lines'] for record in records):,}",
+        sum(record["first_difference"] is not None for record in records),
+        f"{sum(record['counters'] for record in records):,}",
+        sum(len(record["different_counters"]) for record in records),
+        format_number(max(record["allocated_bytes"] for record in records), "GiB"),
+        format_number(max(record["host_bytes"] for record in records), "GiB"),
+        max(record["seconds"] for record in records),
+    ]
+
+
 TABLES: dict[str, Callable[..., str]] = {
     "dry-run-commands": commands,
     "dry-run-compiled": compiled,
+    "dry-run-histories": histories,
     "dry-run-peaks": peaks,
 }

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.preset_histories import relative
 from memcalc.allocator import history
 from memcalc.events import Event, Kind
 from memcalc.nullcuda import environment
-
-FAR = 2**34  # more than this run maps, less than the address space of one expandable segment
 
 RECORD = """
 import json, random, torch
@@ -58,23 +57,3 @@ def test_entries_are_those_that_pytorch_notes(config: str, dry_run_here: Path, n
     theirs = [tuple(entry) for entry in trace if entry[0] != "snapshot"]
     assert len(theirs) > 900
     assert relative(ours) == relative(theirs)
-
-
-Line = tuple[str, int, int, int]  # action, address, size, stream
-
-
-def relative(entries: list[Line]) -> list[Line]:
-    """Entries with addresses counted from the begin of their segment; of expandable ones from their first page."""
-    mapped: dict[int, int] = {}  # bytes of each segment by its begin
-    rows: list[Line] = []
-    for action, address, size, stream in entries:
-        begin = max((at for at in mapped if at <= address), default=-FAR)
-        if action == "segment_alloc" or (action == "segment_map" and address - begin >= FAR):
-            mapped[address] = 0
-            begin = address
-        rows.append((action, address - begin, size, stream))
-        if action.startswith("segment"):
-            mapped[begin] += size if action in {"segment_alloc", "segment_map"} else -size
-            if not mapped[begin]:
-                del mapped[begin]
-    return rows

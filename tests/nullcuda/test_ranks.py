@@ -79,7 +79,7 @@ dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
 mesh = init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
 x = torch.ones(4, device="cuda")
 for _ in range(2):
-    dist.all_reduce(x, group=mesh.get_group("a"))
+    dist.all_gather_into_tensor(x.repeat(2), x, group=mesh.get_group("a"))
     all_reduce(x, "sum", mesh["b"])
 dist.all_reduce(x, group=dist.new_group([0]))
 """

@@ -10,15 +10,13 @@ NCCL's, of the size asked for, and nobody answers.
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any, Callable, Iterator  # noqa: UP035 -- runs on Python 3.9 too
 
 # ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
 
-COLLECTIVES = (
-    "allreduce allreduce_coalesced reduce broadcast allgather _allgather_base allgather_coalesced "
-    "allgather_into_tensor_coalesced gather scatter reduce_scatter _reduce_scatter_base "
-    "reduce_scatter_tensor_coalesced alltoall alltoall_base send recv recv_anysource barrier"
-).split()
+# Methods of ProcessGroup that talk; releases differ in what they call them (_allgather_base, all_gather_single).
+COLLECTIVE = re.compile(r"_?(all|reduce|broadcast|gather|scatter|send|recv)\w*|barrier")
 
 # What the operators of DTensor and of compiled code get their group from: by release the one of them, or both.
 RESOLUTIONS = ("_resolve_group", "_resolve_group_name")
@@ -57,7 +55,7 @@ def count_fake_groups(torch: Any, library: Any) -> None:
 
         return call
 
-    wrap(torch.distributed.ProcessGroup, COLLECTIVES, collective)
+    wrap(torch.distributed.ProcessGroup, filter(COLLECTIVE.fullmatch, dir(torch.distributed.ProcessGroup)), collective)
     wrap(functional, RESOLUTIONS, resolution)
 
 
