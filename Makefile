@@ -79,6 +79,6 @@ endif
 $(NULL): constraints.txt | $(BIN)/python
 	$(PYTHON) -m venv $(NULL_VENV)
 	$(NULL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt \
-		typing_extensions sympy networkx jinja2 fsspec filelock numpy pydantic pyyaml transformers
+		typing_extensions sympy networkx jinja2 fsspec filelock numpy pydantic pyyaml transformers nvidia-ml-py
 	$(NULL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps "torch===$(TORCH)"
 	@touch $@

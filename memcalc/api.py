@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from memcalc.measuring import Measurement
     from memcalc.nullcuda.options import Options
     from memcalc.nullcuda.result import DryRun
+    from memcalc.proving.beside import Beside
     from memcalc.recorder.judged import Judged
     from memcalc.recorder.trace import Trace
     from memcalc.replaying import Replay
@@ -151,20 +152,43 @@ def measure(
     device: str | None = None,
     steps: int = 3,
     record: str | Path | None = None,
+    alloc_conf: str = "",
+    python: str | None = None,
+    headroom: bool = False,
+    force: bool = False,
 ) -> Measurement:
-    """What a device really holds while it runs the training step. Needs torch.
+    """What a device really holds while it runs the training step, in a process of its own. Needs torch.
 
     Args:
         source: as for `load`.
         overrides: as for `load`.
         gpu: as for `load`.
-        device: "cuda" or "cpu"; default: the GPU.
+        device: "cuda", "cuda:1" or "cpu"; "null:<card>" for a rehearsal on a card that is not there; default: the GPU.
         steps: optimizer steps to run.
-        record: a file that keeps every figure, for later comparison.
+        record: a file that every figure is appended to, for later comparison.
+        alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "" leaves what the environment says.
+        python: for a null device, an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON or this one.
+        headroom: do not start a run that the estimate says cannot fit.
+        force: start it all the same, and on a device that others use.
     """
-    from memcalc.measuring import measure as measure_spec
+    from memcalc.proving.one import How, measure_one
 
-    return measure_spec(load(source, *overrides, gpu=gpu), device=device, steps=steps, record=record)
+    how = How(device, steps, record, alloc_conf, python, headroom, force)
+    return measure_one(load(source, *overrides, gpu=gpu), how)
+
+
+def beside(measurement: Measurement, *traces: str, python: str | None = None, progress: Progress = silent) -> Beside:
+    """The estimate, and traces on devices that are not there, beside a measured run.
+
+    Args:
+        measurement: of `measure`.
+        traces: "fake", "null" or both; without any, the estimate alone.
+        python: as for `measure`.
+        progress: told how far the traces are.
+    """
+    from memcalc.proving.beside import beside as lay_beside
+
+    return lay_beside(measurement, traces, python, progress)
 
 
 def dry_run(

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import CONFIG_HELP, Device, Set, Units, complete_config
+from memcalc.cli.options import CONFIG_HELP, Device, Plot, Set, Units, complete_config
+from memcalc.cli.trace import EXPORT_HELP
 from memcalc.errors import InputError
 
 
@@ -23,31 +24,64 @@ def command(
     overrides: Set = None,
     device: Device = None,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Optimizer steps to run.")] = 3,
-    record: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep every figure in this file.")] = None,
-    form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
+    alloc_conf: Annotated[
+        str, typer.Option("--alloc-conf", metavar="SETTINGS", help="PYTORCH_CUDA_ALLOC_CONF of the run.")
+    ] = "",
+    trace: Annotated[
+        list[str] | None,
+        typer.Option(metavar="fake|null|none", help="Traces to lay beside it; default: fake. Repeatable."),
+    ] = None,
+    headroom: Annotated[
+        bool, typer.Option("--headroom", help="Do not start a run that the estimate says cannot fit.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start it all the same, and on a busy device.")] = False,
+    record: Annotated[Path | None, typer.Option(metavar="FILE", help="Append every figure to this file.")] = None,
+    plot: Plot = None,
+    export: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=EXPORT_HELP)] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(metavar="PYTHON", help="For a null device: an interpreter whose torch is a CUDA build."),
+    ] = None,
+    form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
     units: Units = "MiB",
 ) -> None:
-    """Run the training step and compare with the estimate.
+    """Run the training step on a device that is there, beside estimate and trace.
 
-    Phase by phase: what the device held, beside what the formulas said. Needs torch.
+    Component by component and phase by phase: what the device held, beside what was predicted. Needs torch. Under
+    torchrun every rank measures, and rank 0 prints.
 
     Example: memcalc measure gpt2 --device cpu --steps 3
     """
     from memcalc import api
+    from memcalc.cli.measured import check_files, print_measured, write_files
+    from memcalc.report.progress import shown_progress
 
+    gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
     if (config is None) == (model is None):
         raise InputError("measure takes one configuration.", "Give either CONFIG or --model NAME, e.g. `measure gpt2`.")
-    gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
+    check_files(plot or (), export or ())
+    traces = _traces(trace)
     spec = api.load(config or model or "", *(overrides or ()))
-    measurement = api.measure(spec, device=device, steps=steps, record=record)
-    measured = measurement.to_result()
-    if form == "json":
-        from memcalc.cli.output import print_json
-        from memcalc.ledger.document import document
+    measurement = api.measure(
+        spec,
+        device=device,
+        steps=steps,
+        record=record,
+        alloc_conf=alloc_conf,
+        python=python,
+        headroom=headroom,
+        force=force,
+    )
+    write_files(measurement, plot or (), export or (), units)
+    with shown_progress() as progress:
+        found = api.beside(measurement, *traces, python=python, progress=progress)
+    print_measured(found, form, units)
 
-        print_json(document(measured))
-        return
-    from memcalc.report.comparison import draw_comparison
-    from memcalc.report.screen import make_screen
 
-    draw_comparison(make_screen(), (api.estimate(spec), measured), units)
+def _traces(given: list[str] | None) -> tuple[str, ...]:
+    """What --trace asks for: "none" is no trace."""
+    from memcalc.proving.beside import check_traces
+
+    traces = ("fake",) if given is None else tuple(name for name in given if name != "none")
+    check_traces(traces)
+    return traces

@@ -12,6 +12,7 @@ from memcalc.report.grid import markdown_grid
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
+    from memcalc.recorder.judged import Judged
     from memcalc.recorder.trace import Trace
     from memcalc.report.run import Run
 
@@ -39,11 +40,18 @@ def check_files(plots: Iterable[Path], exports: Iterable[Path]) -> None:
 
 def write_files(traced: Trace, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
     """Writes the pictures and the files for other programs."""
-    from memcalc.report.run import run_grids
+    write_run(traced, traced.result, plots, exports, unit)
+
+
+def write_run(judged: Judged, result: Result, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
+    """The same of any recorded run: its pictures are titled by the result."""
+    from memcalc.report.run import Run, run_grids
     from memcalc.report.verdict import subject
 
-    run = recorded(traced)
-    title = subject(traced.result).partition("\n")[0]
+    card = result.card
+    limit = None if card is None else card.usable_bytes - card.context_bytes
+    run = Run(judged.timeline, judged.replay, limit)
+    title = subject(result).partition("\n")[0]
     for path in plots:
         from memcalc.report.plots.files import write_plot
 
@@ -51,7 +59,7 @@ def write_files(traced: Trace, plots: Iterable[Path], exports: Iterable[Path], u
     for path in exports:
         from memcalc.report.exports import write_export
 
-        # The times of a run on a device that is not there are those of recording it.
+        # On a device that is not there times are those of recording it; on one that is, recording slows it down.
         write_export(path, run, title, timed=False)
 
 

@@ -5,7 +5,7 @@ Apart from `document.py`, so that printing a result does not pay for building th
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -99,3 +99,11 @@ class Document(Block):
     fits: bool | None
     headroom_bytes: int | None
     not_modelled: list[str]
+
+
+class ComparedDocument(Document):
+    """What `measure --format json` prints: the measured result, with what was predicted beside it."""
+
+    estimate: Document | None = Field(None, description="by formula; left out where there are no formulas")
+    traces: list[Document] = Field(description="on devices that are not there")
+    measurement: dict[str, Any] = Field(description="the device's own figures, as they are recorded")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import warnings
 from contextlib import suppress
 from importlib import metadata
 
 import torch
 
 from memcalc.errors import InputError, Unavailable
+from memcalc.measuring.driver import View
 from memcalc.measuring.measurement import Device
 
 # Set by whoever starts a process on the null CUDA device: the card that it stands for.
@@ -18,35 +20,61 @@ NULL_CARD = "MEMCALC_NULL_CARD"
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 
+OTHER_WAYS = (
+    "or measure small models on the CPU with `--device cpu`; `memcalc trace` and `memcalc estimate` need no GPU."
+)
+
 
 def find_device(name: str | None) -> torch.device:
     """The device of that name; without a name, the GPU.
 
     Raises:
         InputError: there is no kind of device of that name.
-        Unavailable: PyTorch sees no GPU.
+        Unavailable: PyTorch sees no GPU, or cannot use it.
     """
     kind, _, index = (name or "cuda").partition(":")
     if kind not in ("cuda", "cpu") or not (index.isdecimal() or index == ""):
         raise InputError(f"device = {name!r} cannot be measured.", "Name cuda, cuda:1 or cpu.", "--device")
     if kind == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        reason = "this PyTorch is built without CUDA" if torch.version.cuda is None else "PyTorch sees no GPU"
-        raise Unavailable(
-            f"measure needs a GPU, but {reason}. Run it where `nvidia-smi` lists one, with a CUDA build of torch; "
-            "or measure small models on the CPU with `--device cpu`; `memcalc estimate` needs neither."
-        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns of what is about to be said in one message
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise Unavailable(f"measure needs a GPU, but {why_no_gpu()}; {OTHER_WAYS}")
     number = int(index or 0)
-    if number >= torch.cuda.device_count():
-        raise Unavailable(f"device = {name}, but there are {torch.cuda.device_count()} GPUs, counted from 0.")
+    if number >= count:
+        raise Unavailable(f"device = {name}, but there are {count} GPUs, counted from 0.")
     return torch.device("cuda", number)
 
 
-def describe_device(device: torch.device) -> Device:
-    """The device as results and records name it."""
+def why_no_gpu() -> str:
+    """The reason that PyTorch has none, and what to do about it."""
+    if torch.version.cuda is None:
+        return "this PyTorch is built without CUDA. Install a CUDA build of torch where `nvidia-smi` lists a GPU"
+    driver = driver_version()
+    if driver is None:
+        return "there is no NVIDIA driver. Run it where `nvidia-smi` lists a GPU"
+    major, needed = int(driver.partition(".")[0]), int(torch.version.cuda.partition(".")[0])
+    if major < needed:  # within one major version drivers are compatible
+        return (
+            f"its driver is too old: it knows CUDA {driver}, and this PyTorch is built for CUDA {torch.version.cuda}. "
+            f"Update the driver, or install a torch for CUDA {major}"
+        )
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "PyTorch sees none" + (f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else "")
+
+
+def describe_device(device: torch.device, view: View | None = None, context: int | None = None) -> Device:
+    """The device as results and records name it.
+
+    Args:
+        device: any.
+        view: what the driver said of it before the run.
+        context: bytes that the CUDA context took.
+    """
     if device.type == "cpu":
-        return Device("cpu", "cpu", platform.processor() or platform.machine(), None, None)
+        return Device("cpu", "cpu", platform.processor() or platform.machine())
     properties = torch.cuda.get_device_properties(device)
     card = os.environ.get(NULL_CARD)
     return Device(
@@ -55,6 +83,9 @@ def describe_device(device: torch.device) -> Device:
         name=properties.name,
         total_bytes=properties.total_memory,
         driver=driver_version(),
+        release=None if view is None else view.release,
+        others_bytes=None if view is None else view.used_bytes,
+        context_bytes=context,
     )
 
 
@@ -73,11 +104,15 @@ def software() -> dict[str, str]:
     found = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda
-    with suppress(metadata.PackageNotFoundError):
-        found["transformers"] = metadata.version("transformers")
+        found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+        with suppress(AttributeError, RuntimeError):  # a build without NCCL
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    for package in ("transformers", "peft", "bitsandbytes"):
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
     return found
 
 
 def allocator_settings() -> str:
     """What the environment tells PyTorch's caching allocator, as it would be typed."""
-    return " ".join(f"{name}={os.environ[name]}" for name in ALLOCATOR_VARIABLES if name in os.environ)
+    return " ".join(f"{name}={os.environ[name]}" for name in ALLOCATOR_VARIABLES if os.environ.get(name))

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import shlex
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from memcalc.errors import OutOfMemory, Unavailable
-from memcalc.measuring.measurement import DONE, OUT_OF_MEMORY, Measurement
+from memcalc.events import read_events
+from memcalc.events.event import Event
+from memcalc.measuring.client import Worker
+from memcalc.measuring.job import Job
+from memcalc.measuring.measurement import OUT_OF_MEMORY, Device, Measurement, phase_from
+from memcalc.measuring.records import append
 from memcalc.spec.spec import Spec
 
-if TYPE_CHECKING:
-    from memcalc.measuring.cpu import CpuObserver
-    from memcalc.measuring.cuda import CudaObserver
-    from memcalc.step.loop import TrainingRun
+ADVICE = " If reserved but unallocated"  # how PyTorch goes on after the figures, in general terms
+
+
+class RanOut(OutOfMemory):
+    """A measured run that ended out of memory, with what was measured until then."""
+
+    def __init__(self, text: str, measurement: Measurement) -> None:
+        super().__init__(text)
+        self.measurement = measurement
 
 
 def measure(
@@ -27,8 +37,12 @@ def measure(
     record: str | Path | None = None,
     *,
     command: str | None = None,
+    worker: Worker | None = None,
+    alloc_conf: str = "",
+    force: bool = False,
+    weight_bytes: int = 0,
 ) -> Measurement:
-    """What a device really holds, phase by phase, while it runs `steps` training steps.
+    """What a device really holds, phase by phase, while it runs `steps` training steps in a process of its own.
 
     Args:
         spec: what to train.
@@ -36,74 +50,91 @@ def measure(
         steps: optimizer steps. The first one makes the optimizer's states; the second is already the steady state.
         record: a file that the figures are appended to, out of memory or not.
         command: what to note as the command; None: that of this process.
+        worker: the process to ask; None: one of this Python.
+        alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "": as in the environment.
+        force: run on a device that is busy, or too small for the weights alone.
+        weight_bytes: what is needed before the first step, as estimated; 0: not known.
 
     Raises:
-        Unavailable: torch, transformers or a GPU is missing.
+        Unavailable: torch, transformers or a GPU is missing, or the GPU is busy.
         InputError: the step cannot run what the spec asks for, or the device has no kernel for it.
-        OutOfMemory: the device had too little. The record up to that point has been kept.
+        RanOut: the device had too little. The record up to that point has been kept.
     """
-    _require(spec)
-    # Imported here, so that the package and its errors are there without torch.
-    from memcalc.measuring.devices import allocator_settings, describe_device, find_device, software
-    from memcalc.step.loop import TrainingRun
-    from memcalc.step.quantised import elements
-
-    target = find_device(device)
-    gc.collect()  # what earlier runs left behind must not be freed in the middle of this one
-    run = TrainingRun(spec, target)
-    observer = _observer(run)
-    failure = _execute(run, observer, steps)
-    module = run.model.module if run.model is not None else None
-    measurement = Measurement(
-        spec=spec,
-        device=describe_device(target),
-        versions=software(),
-        allocator=allocator_settings(),
-        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if command is None else command,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        phases=observer.phases,
-        parameters=0 if module is None else sum(elements(p) for p in module.parameters()),
-        buffers=0 if module is None else sum(b.numel() for b in module.buffers()),
-        outcome=DONE if failure is None else OUT_OF_MEMORY,
-    )
+    if worker is None:
+        require(spec)
+        with Worker() as own:
+            return measure(
+                spec,
+                device,
+                steps,
+                record,
+                command=command,
+                worker=own,
+                alloc_conf=alloc_conf,
+                force=force,
+                weight_bytes=weight_bytes,
+            )
+    job = Job(spec, steps, device, alloc_conf, worker.events, force, weight_bytes)
+    measurement = measured(job, worker.run(job), typed() if command is None else command, read_events(worker.events))
     if record is not None:
-        from memcalc.measuring.records import append
-
-        append(measurement, Path(record))
-    if failure is not None:
-        kept = "" if record is None else f" The record up to that point is in {record}."
-        raise OutOfMemory(f"{spec.name} ran out of memory in {observer.phases[-1].name}: {failure}{kept}")
+        append(measurement.to_record(), Path(record))
+    refuse_death(measurement, record)
     return measurement
 
 
-def _require(spec: Spec) -> None:
+def measured(job: Job, answer: dict[str, Any], command: str, events: Iterable[Event]) -> Measurement:
+    """A measurement of what a process answered.
+
+    Args:
+        job: what it was asked.
+        answer: of `memcalc.measuring.child`.
+        command: to note as the command.
+        events: what it recorded.
+    """
+    return Measurement(
+        spec=job.spec,
+        steps=job.steps,
+        device=Device(**answer["device"]),
+        versions=answer["versions"],
+        allocator=answer["allocator"],
+        command=command,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        phases=tuple(map(phase_from, answer["phases"])),
+        parameters=answer["parameters"],
+        trainable=answer["trainable"],
+        buffers=answer["buffers"],
+        outcome=answer["outcome"],
+        message=answer["message"],
+        events=tuple(events),
+    )
+
+
+def refuse_death(measurement: Measurement, record: str | Path | None) -> None:
+    """A run that ended out of memory is no answer.
+
+    Raises:
+        RanOut: it did.
+    """
+    if measurement.outcome != OUT_OF_MEMORY:
+        return
+    message = (measurement.message or "").partition("\n")[0].partition(ADVICE)[0]
+    kept = "" if record is None else f" The record up to that point is in {record}."
+    text = f"{measurement.spec.name} ran out of memory in {measurement.phases[-1].name}: {message}{kept}"
+    raise RanOut(text, measurement)
+
+
+def typed() -> str:
+    """The command of this process."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def require(spec: Spec) -> None:
+    """The packages that the step needs, in this Python.
+
+    Raises:
+        Unavailable: one is missing.
+    """
     if importlib.util.find_spec("torch") is None:
         raise Unavailable("measure runs the training step in PyTorch: pip install 'llm-memcalc[torch]'")
     if spec.training.implementation == "huggingface" and importlib.util.find_spec("transformers") is None:
         raise Unavailable("implementation = huggingface runs transformers' modules: pip install 'llm-memcalc[hf]'")
-
-
-def _observer(run: TrainingRun) -> CudaObserver | CpuObserver:
-    if run.device.type == "cuda":
-        from memcalc.measuring.cuda import CudaObserver
-
-        return CudaObserver(run)
-    from memcalc.measuring.cpu import CpuObserver
-
-    return CpuObserver(run)
-
-
-def _execute(run: TrainingRun, observer: CudaObserver | CpuObserver, steps: int) -> str | None:
-    """Run; the first line of the message if memory ran out."""
-    import torch
-
-    try:
-        with observer.watching():
-            run.execute(steps, observer)
-    except torch.OutOfMemoryError as error:
-        return str(error).partition("\n")[0]
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # what the CPU's allocator says
-            raise
-        return str(error).partition("\n")[0]
-    return None

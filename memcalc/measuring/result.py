@@ -1,8 +1,8 @@
-"""A measurement as the result that all verbs share: measured sums, split as far as tensors can be named."""
+"""A measurement as the result that all verbs share: the recorded ledger, held to what the device itself counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
@@ -10,71 +10,125 @@ from memcalc.ledger.result import Outside, RankResult, Result
 from memcalc.ledger.row import Row
 from memcalc.ledger.textbook import textbook
 from memcalc.measuring.measurement import OUT_OF_MEMORY, MeasuredPhase, Measurement
-from memcalc.spec.cards import find_card
+from memcalc.recorder.judged import Judged, judge
+from memcalc.recorder.ledger import traced_ledger
+from memcalc.recorder.recording import Recording
+from memcalc.spec.cards import Card, all_cards, find_card
 
 CITATION = "measured"
-NOT_TOLD_APART = (
-    "measured: what has no name (activations, temporaries, library workspaces, block rounding, gradients made in the "
-    "phase itself) is one row a phase"
-)
+
+
+def judged(measurement: Measurement) -> Judged:
+    """The events of a run added up, and replayed through the rules of its PyTorch."""
+    on_cuda = measurement.device.kind != "cpu"
+    recording = Recording(
+        device=measurement.device.identifier,
+        events=measurement.events,
+        parameters=measurement.parameters,
+        trainable=measurement.trainable,
+        buffers=measurement.buffers,
+        reserved_bytes=_most(phase.peak_reserved_bytes for phase in measurement.phases),
+        has_allocator=on_cuda,
+    )
+    # The card judges what was traced; what was measured has been judged by a real one.
+    return judge(recording, None, allocator_conf(measurement.allocator), measurement.versions["torch"])
+
+
+def allocator_conf(settings: str) -> str:
+    """What PYTORCH_CUDA_ALLOC_CONF says, of settings as they would be typed."""
+    found = dict(word.partition("=")[::2] for word in settings.split())
+    return found.get("PYTORCH_CUDA_ALLOC_CONF") or found.get("PYTORCH_ALLOC_CONF") or ""
 
 
 def to_result(measurement: Measurement) -> Result:
     """The figures as a ledger: each phase sums to its measured peak."""
     phases = measurement.phases
-    ledger = Ledger([Rows(rows(phases))], tuple(phase.name for phase in phases))
+    ledger = measured_ledger(measurement.judged, phases)
     allocated = ledger.peak_bytes
-    reserved = most(phase.peak_reserved_bytes for phase in phases)
-    on_device = most(phase.device_bytes for phase in phases)
+    reserved = _most(phase.peak_reserved_bytes for phase in phases)
+    on_device = _most(phase.device_bytes for phase in phases)
     outside = Outside(
         cached_segments=0 if reserved is None else reserved - allocated,
         device_context=0 if reserved is None or on_device is None else on_device - reserved,
         communication_library=0,
     )
-    gpu = measurement.spec.hardware.gpu
-    notes = ("The run ended out of memory: later phases are missing.",) if measurement.outcome == OUT_OF_MEMORY else ()
+    notes = list(outside_notes(measurement))
+    if measurement.outcome == OUT_OF_MEMORY:
+        notes.append("The run ended out of memory: later phases are missing.")
     return Result(
         source="measure",
         device=measurement.device.identifier,
         spec=measurement.spec,
         parameters=measurement.parameters,
-        trainable_parameters=measurement.parameters,
+        trainable_parameters=measurement.trainable,
         buffer_elements=measurement.buffers,
         textbook=textbook(measurement.spec),
         ranks=(RankResult({"pipeline_stage": 0}, ledger, reserved, on_device, outside),),
         confidence="measured",
-        card=None if gpu is None else find_card(gpu),
-        not_modelled=(NOT_TOLD_APART,),
-        notes=notes,
+        card=card_of(measurement),
+        not_modelled=(),
+        notes=tuple(notes),
     )
 
 
-def rows(phases: tuple[MeasuredPhase, ...]) -> list[Row]:
-    """A row for each component, dtype and size, with the phases in which it was held."""
-    alive: dict[tuple[str, str, int, int], list[str]] = {}
-    rest: list[Row] = []
-    for phase in phases:
-        for held in phase.held:
-            alive.setdefault((held.component, held.dtype, held.elements, held.bytes), []).append(phase.name)
-        rest.append(unattributed(phase))
-    named = [
-        Row(Component(component), "model", component, (elements,), dtype, 1, size, tuple(when), "measured", CITATION)
-        for (component, dtype, elements, size), when in alive.items()
+def card_of(measurement: Measurement) -> Card | None:
+    """The card that was measured on, as far as the table has it; on a CPU that of the configuration."""
+    device = measurement.device
+    if device.kind == "null cuda":
+        return find_card(device.identifier.partition(":")[2])
+    if device.kind == "cuda":
+        return next((card for card in all_cards() if card.device_name == device.name), None)
+    gpu = measurement.spec.hardware.gpu
+    return None if gpu is None else find_card(gpu)
+
+
+def measured_ledger(recorded: Judged, phases: Sequence[MeasuredPhase]) -> Ledger:
+    """The rows that were recorded, and in each phase what the device counted beyond them.
+
+    On CUDA the record is the allocator's own, so that the rest is what blocks are larger than was asked for. The
+    moment of a peak is found by a replay where that agrees with the counters, else by the bytes asked for.
+    """
+    ledger = recorded.ledger
+    if all(ledger.totals.get(phase.name) == phase.peak_allocated_bytes for phase in phases):
+        return ledger
+    on_cuda = recorded.recording.has_allocator
+    plain = traced_ledger(recorded.timeline) if on_cuda else ledger
+    rest = [_rest(phase, plain.totals.get(phase.name, 0), on_cuda=on_cuda) for phase in phases]
+    names = tuple(phase.name for phase in phases)
+    return Ledger([*plain.groups, Rows(row for row in rest if row.bytes)], names)
+
+
+def _rest(phase: MeasuredPhase, recorded: int, *, on_cuda: bool) -> Row:
+    """What the device counted in one phase beyond the record."""
+    size = phase.peak_allocated_bytes - recorded
+    component, what = (
+        (Component.BLOCK_ROUNDING, "rounding and unsplit tails")
+        if on_cuda
+        else (Component.TEMPORARIES, "inside operators")
+    )
+    return Row(component, "allocator", what, (size,), "uint8", 1, size, (phase.name,), "measured", CITATION)
+
+
+def outside_notes(measurement: Measurement) -> Iterable[str]:
+    """What lies outside PyTorch's allocator, each part for itself."""
+    from memcalc.units import format_bytes
+
+    device = measurement.device
+    if device.context_bytes is None:
+        return
+    reserved = [phase.reserved_bytes or 0 for phase in measurement.phases]
+    used = [phase.device_bytes or 0 for phase in measurement.phases]
+    libraries = max((use - held - device.context_bytes for use, held in zip(used, reserved, strict=True)), default=0)
+    parts = [
+        f"{format_bytes(device.context_bytes, 'MiB')} CUDA context",
+        f"{format_bytes(libraries, 'MiB')} libraries and kernels loaded later",
     ]
-    return named + [row for row in rest if row.bytes]
+    if device.others_bytes is not None:
+        parts.append(f"{format_bytes(device.others_bytes, 'MiB')} in use by others before the run")
+    yield f"Outside PyTorch's allocator: {', '.join(parts)} (as told by {device.source})."
 
 
-def unattributed(phase: MeasuredPhase) -> Row:
-    """What one phase held at its peak beside the tensors that can be named."""
-    size = phase.peak_allocated_bytes - sum(held.bytes for held in phase.held)
-    keeps = phase.name.startswith(("forward", "loss", "backward"))
-    component = Component.ACTIVATIONS if keeps else Component.TEMPORARIES
-    return Row(
-        component, "unattributed", component.value, (size,), "uint8", 1, size, (phase.name,), "measured", CITATION
-    )
-
-
-def most(values: Iterable[int | None]) -> int | None:
+def _most(values: Iterable[int | None]) -> int | None:
     """The largest; None where the device has no such figure."""
     known = [value for value in values if value is not None]
     return max(known, default=None)

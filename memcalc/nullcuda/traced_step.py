@@ -17,8 +17,7 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str) -> None
     from memcalc.errors import MemcalcError
     from memcalc.events import write_events
     from memcalc.nullcuda.uncompiled import without_compiler
-    from memcalc.recorder.history import HistoryRecorder
-    from memcalc.recorder.observer import RecordingObserver
+    from memcalc.recorder.real import record_watched
     from memcalc.spec.loading import load
     from memcalc.step.loop import TrainingRun
 
@@ -32,17 +31,12 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str) -> None
 
             ranks = spec.parallelism.data_parallel
             torch.distributed.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-        run = TrainingRun(spec, device)
-        recorder = HistoryRecorder(device)
-        try:
-            with recorder:
-                run.execute(int(steps), RecordingObserver(run, recorder))
-        except torch.OutOfMemoryError as error:
-            report["died"] = str(error)
-        report["sizes"] = run.sizes()
+        recorded = record_watched(TrainingRun(spec, device), int(steps))
+        report["died"] = recorded.died
+        report["sizes"] = recorded.sizes
         report["peak_allocated"] = torch.cuda.max_memory_allocated(device)
         report["peak_reserved"] = torch.cuda.max_memory_reserved(device)
-        write_events(events_file, recorder.events())
+        write_events(events_file, recorded.events)
     except MemcalcError as error:
         report["refused"] = [type(error).__name__, *map(str, error.args)]
     Path(report_file).write_text(json.dumps(report))

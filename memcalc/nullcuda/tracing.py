@@ -52,12 +52,12 @@ def trace(
         Unavailable: something that the null device needs is missing.
     """
     card = find_null_card(spec.hardware.gpu or DEFAULT_CARD)
-    interpreter = python or os.environ.get(PYTHON) or sys.executable
-    report, recording = _record(spec, card, card, steps, alloc_conf, interpreter)
+    python = interpreter(python)
+    report, recording = _record(spec, card, card, steps, alloc_conf, python)
     died = report.get("died")
     if died is not None:  # what it needs is seen on a card that has it
         boundless = dataclasses.replace(card, usable_bytes=BOUNDLESS)
-        report, recording = _record(spec, card, boundless, steps, alloc_conf, interpreter)
+        report, recording = _record(spec, card, boundless, steps, alloc_conf, python)
         recording = dataclasses.replace(recording, died=died, allocated_bytes=None, reserved_bytes=None)
     return make_trace(spec, recording, alloc_conf, report["torch"], progress)
 
@@ -69,12 +69,7 @@ def _record(
     folder = Path(tempfile.mkdtemp(prefix="memcalc-trace-"))
     try:
         (folder / "spec.json").write_text(json.dumps(spec.model_dump(mode="json")))
-        # Our package alone: the folder that it lies in may hold a torch for the CPU.
-        (folder / "path").mkdir()
-        (folder / "path" / "memcalc").symlink_to(PACKAGE, target_is_directory=True)
-        variables = environment(card.name, pythons=(python,), skip_init=True)
-        variables["PYTHONPATH"] = os.pathsep.join((str(folder / "path"), variables["PYTHONPATH"]))
-        variables["MEMCALC_NULL_PROPERTIES"] = properties(memory_of, 1)
+        variables = step_environment(card, memory_of, python, folder)
         variables["PYTORCH_CUDA_ALLOC_CONF"] = variables["PYTORCH_ALLOC_CONF"] = alloc_conf
         files = [str(folder / name) for name in ("spec.json", "events.jsonl", "report.json")]
         command = [python, "-m", "memcalc.nullcuda.traced_step", *files, str(steps)]
@@ -93,6 +88,30 @@ def _record(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return report, recording
+
+
+def step_environment(card: Card, memory_of: Card, python: str, folder: Path, gpus: int = 1) -> dict[str, str]:
+    """Variables for a process of another interpreter that runs our step on cards that are not there.
+
+    Args:
+        card: the card.
+        memory_of: the one whose memory it has.
+        python: an interpreter whose torch is a CUDA build.
+        folder: where a search path can be made; it must live as long as the process.
+        gpus: how many cards.
+    """
+    # Our package alone: the folder that it lies in may hold a torch for the CPU.
+    (folder / "path").mkdir()
+    (folder / "path" / "memcalc").symlink_to(PACKAGE, target_is_directory=True)
+    variables = environment(card.name, gpus, pythons=(python,), skip_init=True)
+    variables["PYTHONPATH"] = os.pathsep.join((str(folder / "path"), variables["PYTHONPATH"]))
+    variables["MEMCALC_NULL_PROPERTIES"] = properties(memory_of, gpus)
+    return variables
+
+
+def interpreter(python: str | None = None) -> str:
+    """The interpreter that has a CUDA build of torch: the one named, else $MEMCALC_NULL_PYTHON, else this one."""
+    return python or os.environ.get(PYTHON) or sys.executable
 
 
 def _report(file: Path, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

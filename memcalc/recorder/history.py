@@ -123,6 +123,8 @@ class HistoryRecorder(Recorder):  # type: ignore[no-untyped-call] # the mode's _
                 yield self._block(entry, numbers[address], operator, purposes, now, never_freed=position in last)
             elif action == "free_completed" and address in numbers:
                 yield Event(Kind.FREE, numbers.pop(address), time_us=now)
+            elif action == "oom":
+                yield Event(Kind.OOM, bytes=entry["size"], phase=self._phases[phase - 1], time_us=now)
         for _, name in phases:
             yield Event(Kind.PHASE, phase=name)
 

@@ -17,8 +17,7 @@ _SHARE = Column("%", right=True)
 
 def source_label(result: Result) -> str:
     """How a result came about, in a word: "estimate", "fake", "null" or "measured"."""
-    device = result.device or ""
-    if device.startswith("null:"):
+    if result.source == "trace" and (result.device or "").startswith("null:"):
         return "null"
     return {"trace": "fake", "measure": "measured", "dry-run": "null"}.get(result.source, result.source)
 
@@ -53,16 +52,9 @@ class Table:
         where = ", ".join(f"{word} in {result.ledger.peak_phase}" for word, result in results)
         return self._grids(f"At the peak: {where}", "component", lines, strong)
 
-    def phases(self, title: str = "Phases") -> list[Grid]:
+    def phases(self) -> list[Grid]:
         """The highest moment of each phase."""
-        return self._grids(title, "phase", self.comparison.phases)
-
-    def phases_and_totals(self, title: str) -> list[Grid]:
-        """The same with the totals below it."""
-        totals = [line._replace(name="allocated peak") if line.name == "allocated" else line
-                  for line in self.comparison.totals if line.sizes[self.reference] is not None]  # fmt: skip
-        lines = [*self.comparison.phases, *totals]
-        return self._grids(title, "phase", lines, frozenset({len(self.comparison.phases)}))
+        return self._grids("Phases", "phase", self.comparison.phases)
 
     def partings(self) -> list[Grid]:
         """Where each of the others differs most from the reference, by phase and component."""
@@ -119,13 +111,8 @@ class Table:
 
 
 def comparison_grids(results: Sequence[Result], unit: Unit) -> list[Grid]:
-    """Results of one configuration, each against the last, which comes nearest to a real run.
-
-    A measurement cannot tell components apart, so that beside one only phases and totals are compared.
-    """
+    """Results of one configuration, each against the last, which comes nearest to a real run."""
     table = Table(compare(*results), [source_label(result) for result in results], len(results) - 1, unit)
-    if results[-1].source == "measure":
-        return table.phases_and_totals(f"Measured on {results[-1].device}")
     return [*table.components(), *table.phases(), *table.partings()]
 
 

@@ -44,12 +44,13 @@ def config_schema() -> dict[str, Any]:
 
 
 def result_schema() -> dict[str, Any]:
-    """The schema of the JSON result: a sized configuration, many that were checked, or a command on the null device."""
+    """The schema of the JSON result: a run sized or measured, many checked, or a command on the null device."""
     from memcalc.checking.schema import CheckDocument
-    from memcalc.ledger.schema import Document
+    from memcalc.ledger.schema import ComparedDocument, Document
     from memcalc.nullcuda.schema import DryRunDocument
 
-    options = [model.model_json_schema(mode="serialization") for model in (Document, DryRunDocument, CheckDocument)]
+    models = (Document, ComparedDocument, DryRunDocument, CheckDocument)
+    options = [model.model_json_schema(mode="serialization") for model in models]
     definitions: dict[str, Any] = {}
     for option in options:
         definitions |= option.pop("$defs")

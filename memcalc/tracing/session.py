@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
 
 from memcalc.progress import Progress, silent
+from memcalc.recorder.real import on_cpu
 from memcalc.recorder.recorder import Recorder
 from memcalc.spec.cards import Card
 from memcalc.spec.kernels import capability
@@ -86,7 +87,7 @@ def _cuda(card: Card, progress: Progress, streams: Streams | None) -> Iterator[S
 def fake_cpu(progress: Progress = silent) -> Iterator[Session]:
     """The CPU: every tensor is fake and recorded, without blocks and workspaces."""
     gc.collect()
-    recorder = Recorder(FakeKernels(), progress=progress)
+    recorder = Recorder(FakeKernels(), on_cpu, progress)
     functions = Readbacks()
     with _without_validation(), FakeTensorMode(), recorder, functions:
         yield Session(torch.device("cpu"), recorder, functions)
@@ -101,5 +102,5 @@ def _without_validation() -> AbstractContextManager[object]:
 def real_cpu(progress: Progress = silent) -> Iterator[Session]:
     """The CPU as it is: what `fake_cpu` is checked against."""
     gc.collect()
-    with Recorder(progress=progress) as recorder:
+    with Recorder(counts=on_cpu, progress=progress) as recorder:
         yield Session(torch.device("cpu"), recorder, None)

@@ -123,18 +123,14 @@ def measured(result: Result, device: str, size: int) -> Result:
     return held(result, "measure", device, row(Component.TEMPORARIES, size, "loss_3"))
 
 
-def test_a_measurement_is_compared_by_phase(estimate: Result) -> None:
-    """It cannot tell components apart. 97 MiB were said, one of them a workspace."""
-    (grid,) = comparison_grids([estimate, measured(estimate, "cuda:0", 96 * MIB)], "bytes")
-    said, got = 97 * MIB, 96 * MIB
+def test_a_measurement_is_compared_as_a_trace_is(estimate: Result) -> None:
+    """97 MiB were said, in loss_1; 96 of temporaries were held, in loss_3."""
+    components, phases, parted = comparison_grids([estimate, measured(estimate, "cuda:0", 96 * MIB)], "bytes")
 
-    assert grid.title == "Measured on cuda:0"
-    assert [column.head for column in grid.columns][1:4] == [
-        "estimate bytes", "measured bytes", "difference, bytes",
-    ]  # fmt: skip
-    assert cells(grid, "loss_3") == ("loss_3", f"{said:,}", f"{got:,}", f"+{MIB:,}", "+1.04%")
-    assert cells(grid, "allocated peak")[1:3] == (f"{said:,}", f"{got:,}")
-    assert grid.strong == {grid.rows.index(cells(grid, "allocated peak"))}
+    assert components.title == "At the peak: estimate in loss_1, measured in loss_3"
+    assert cells(components, "temporaries")[1:4] == ("0", f"{96 * MIB:,}", f"{-96 * MIB:,}")
+    assert cells(phases, "loss_3") == ("loss_3", f"{97 * MIB:,}", f"{96 * MIB:,}", f"+{MIB:,}", "+1.04%")
+    assert parted.title == "Where estimate and measured part most, by component"
 
 
 @pytest.mark.parametrize("device", ["cpu", "fake:cpu"])
@@ -144,7 +140,7 @@ def test_a_cpu_has_none_of_cudas_workspaces(estimate: Result, device: str) -> No
     draw_comparison(Screen(file, 120), (estimate, other), "bytes")
 
     assert compare(estimate, other).without_cuda
-    assert cells(comparison_grids([estimate, other], "bytes")[0], "loss_3")[3] == "0"
+    assert cells(comparison_grids([estimate, other], "bytes")[1], "loss_3")[3] == "0"
     assert "without the workspaces and the rounding that only CUDA has" in file.getvalue()
     assert not compare(estimate, measured(estimate, "cuda:0", 1)).without_cuda
 
@@ -153,7 +149,7 @@ def test_reserved_and_device_bytes_where_the_reference_has_them(estimate: Result
     said = replace(estimate, ranks=(replace(estimate.headline, reserved_bytes=110 * MIB),))
     got = measured(estimate, "cuda:0", 96 * MIB)
     got = replace(got, ranks=(replace(got.headline, reserved_bytes=100 * MIB, device_bytes=500 * MIB),))
-    (grid,) = comparison_grids([said, got], "MiB")
+    grid, *_ = comparison_grids([said, got], "MiB")
 
     assert cells(grid, "reserved") == ("reserved", "110.0", "100.0", f"+{10 * MIB:,}", "+10.00%")
     assert cells(grid, "device") == ("device", "-", "500.0", "-", "-")

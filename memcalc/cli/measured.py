@@ -1,0 +1,56 @@
+"""What a measured run is printed as, and the files that are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memcalc.cli.output import print_json, print_text
+from memcalc.cli.traced import check_files, write_run
+from memcalc.report.grid import markdown_grid
+from memcalc.units import Unit
+
+if TYPE_CHECKING:
+    from memcalc.measuring import Measurement
+    from memcalc.proving.beside import Beside
+
+__all__ = ["check_files", "document_of", "print_measured", "write_files"]
+
+
+def write_files(measurement: Measurement, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
+    """Writes the pictures and the files for other programs."""
+    plots, exports = tuple(plots), tuple(exports)
+    if plots or exports:
+        write_run(measurement.judged, measurement.result, plots, exports, unit)
+
+
+def print_measured(found: Beside, form: str, unit: Unit) -> None:
+    """Print a measured run, with the predictions beside it."""
+    if form == "json":
+        print_json(document_of(found))
+    elif form == "markdown":
+        from memcalc.report.measured import measured_grids, measured_verdict, prediction_verdict
+
+        *predictions, measured = found.results
+        lines = [f"**{measured_verdict(measured, unit)}**", ""]
+        lines += [f"- {prediction_verdict(predicted, measured)}" for predicted in predictions]
+        tables = [line for grid in measured_grids(found.results, unit) for line in markdown_grid(grid)]
+        print_text("\n".join([*lines, "", *tables]).rstrip())
+    else:
+        from memcalc.report.measured import draw_measured
+        from memcalc.report.screen import make_screen
+
+        draw_measured(make_screen(), found.results, unit, found.missing)
+
+
+def document_of(found: Beside) -> dict[str, Any]:
+    """The measured result as the JSON document, the predictions and the device's own figures beside it."""
+    from memcalc.ledger.document import document
+
+    content = document(found.measurement.result)
+    if found.estimate is not None:
+        content["estimate"] = document(found.estimate)
+    content["traces"] = [document(result) for result in found.traces]
+    content["measurement"] = found.measurement.to_record()
+    return content

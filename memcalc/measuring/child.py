@@ -1,0 +1,148 @@
+"""One run in this process: the step, the recorder, the device's counters."""
+
+from __future__ import annotations
+
+import gc
+import os
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from memcalc.errors import MemcalcError, Unavailable
+from memcalc.events import write_events
+from memcalc.measuring.counters import CpuCounters, CudaCounters
+from memcalc.measuring.devices import NULL_CARD, allocator_settings, describe_device, find_device, software
+from memcalc.measuring.driver import View, look, used_by_all
+from memcalc.measuring.job import Job
+from memcalc.measuring.measurement import DONE, OUT_OF_MEMORY, Device
+from memcalc.recorder.real import record_real
+from memcalc.step.loop import TrainingRun
+from memcalc.units import format_bytes
+
+Counters = CudaCounters | CpuCounters
+
+
+def answer(job: Job) -> dict[str, Any]:
+    """What becomes of a job: the run's figures, or why there are none. The events are in the job's file."""
+    try:
+        return perform(job)
+    except MemcalcError as error:
+        return {"refused": [type(error).__name__, str(error)]}
+
+
+def describe(name: str | None) -> dict[str, Any]:
+    """What a device is, and the software around it: by which records of it are known."""
+    try:
+        target = find_device(name)
+        if target.type == "cuda":
+            begin_on(target)
+        return {"device": asdict(describe_device(target)), "versions": software()}
+    except MemcalcError as error:
+        return {"refused": [type(error).__name__, str(error)]}
+
+
+def perform(job: Job) -> dict[str, Any]:
+    """Run it.
+
+    Raises:
+        Unavailable: there is no such device, or it is busy.
+        InputError: the step cannot run what the spec asks for.
+    """
+    if job.alloc_conf:
+        set_allocator(job.alloc_conf)
+    target = find_device(job.device)
+    device, counters = _prepared(target, job)
+    gc.collect()
+    with counters.watching():
+        recorded = record_real(partial(TrainingRun, job.spec, target), job.steps, counters)
+    write_events(job.events, recorded.events)
+    parameters, trainable, buffers = recorded.sizes
+    return {
+        "device": asdict(device),
+        "versions": software(),
+        "allocator": allocator_settings(),
+        "phases": [asdict(phase) for phase in counters.phases],
+        "parameters": parameters,
+        "trainable": trainable,
+        "buffers": buffers,
+        "outcome": DONE if recorded.died is None else OUT_OF_MEMORY,
+        "message": recorded.died,
+    }
+
+
+def set_allocator(settings: str) -> None:
+    """Settings of the caching allocator, before anything is allocated: this process may have been forked.
+
+    Raises:
+        Unavailable: PyTorch refuses them.
+    """
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings
+    os.environ.pop("PYTORCH_ALLOC_CONF", None)
+    try:
+        newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # noqa: SLF001 -- no public name
+        (newer or torch.cuda.memory._set_allocator_settings)(settings)  # noqa: SLF001 -- likewise, up to torch 2.9
+    except (RuntimeError, ValueError) as error:
+        raise Unavailable(
+            f"PyTorch refuses PYTORCH_CUDA_ALLOC_CONF={settings}: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _prepared(target: torch.device, job: Job) -> tuple[Device, Counters]:
+    """The device with its context made and nothing else on it, and what watches it."""
+    if target.type == "cpu":
+        return describe_device(target), CpuCounters()
+    before = look(target, os.getpid())
+    if before is not None and NULL_CARD in os.environ:
+        before = before._replace(used_bytes=0, others=())  # a card that is not there has no others on it
+    if not job.force:
+        refuse_busy(target, before)
+    begin_on(target)
+    torch.cuda.set_device(target)
+    source, used = used_by_all(target)
+    with_context = used()
+    others = 0 if before is None else before.used_bytes
+    device = describe_device(target, before, with_context - others)
+    if not job.force:
+        _refuse_small(job, device, with_context)
+    return replace(device, source=source), CudaCounters(target, lambda: used() - others)
+
+
+def begin_on(target: torch.device) -> None:
+    """Make the CUDA context.
+
+    Raises:
+        Unavailable: the driver refuses, with its reason.
+    """
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.mem_get_info(target)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise Unavailable(f"{target} cannot be used: {reason}. See what `nvidia-smi` says of it.") from error
+
+
+def refuse_busy(target: torch.device, view: View | None) -> None:
+    """Others' memory on the device would be measured with ours, or leave too little of it.
+
+    Raises:
+        Unavailable: somebody else computes on it.
+    """
+    if view is None or not view.busy:
+        return
+    whose = f" by process {', '.join(map(str, view.others))}" if view.others else ""
+    raise Unavailable(
+        f"{target} is busy: {format_bytes(view.used_bytes, 'GiB')} of it are in use{whose}. "
+        "Wait until it is free, name another with --device cuda:1, or measure beside the others with --force."
+    )
+
+
+def _refuse_small(job: Job, device: Device, used: int) -> None:
+    free = (device.total_bytes or 0) - used
+    if job.weight_bytes > free:
+        raise Unavailable(
+            f"{device.identifier} has {format_bytes(free, 'GiB')} free, and the model and its optimizer alone need "
+            f"{format_bytes(job.weight_bytes, 'GiB')} before the first step. Take a larger card, shard the run, or try "
+            "it all the same with --force."
+        )

@@ -1,0 +1,134 @@
+"""The asking side of `memcalc.measuring.worker`: starts the process, asks, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from memcalc.errors import InputError, MemcalcError, OutOfMemory, Unavailable
+from memcalc.measuring.job import Job, encoded
+from memcalc.measuring.measurement import Device
+
+WORKER = ("-m", "memcalc.measuring.worker")
+KINDS: dict[str, type[MemcalcError]] = {"InputError": InputError, "Unavailable": Unavailable}
+
+
+class Worker:
+    """A process that measures. Entered, it has a folder for events; left, it is gone with all that it started.
+
+    Args:
+        command: that speaks as `memcalc.measuring.worker`; None: that one, under this Python.
+        variables: to add to the environment.
+    """
+
+    def __init__(self, command: Sequence[str] | None = None, variables: Mapping[str, str] | None = None) -> None:
+        self.command = tuple(command or (sys.executable, *WORKER))
+        self.variables = dict(variables or {})
+        self._process: subprocess.Popen[str] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="memcalc-measure-", ignore_cleanup_errors=True)
+        self._errors = Path(self._folder.name) / "stderr"
+
+    @property
+    def events(self) -> str:
+        """The file that the events of the newest run are in."""
+        return str(Path(self._folder.name) / "events.jsonl")
+
+    def run(self, job: Job) -> dict[str, Any]:
+        """The figures of one run, in a process of its own.
+
+        Raises:
+            InputError: the step cannot run what the spec asks for.
+            Unavailable: something that it needs is missing or busy.
+            OutOfMemory: the process was killed, as the host does when its memory runs out.
+        """
+        return self._answer(job.line())
+
+    def describe(self, device: str | None) -> tuple[Device, dict[str, str]]:
+        """A device and the software around it, as the records of runs on it have them.
+
+        Raises:
+            InputError: there is no kind of device of that name.
+            Unavailable: there is no such device.
+        """
+        found = self._answer(encoded({"describe": device}))
+        return Device(**found["device"]), found["versions"]
+
+    def _answer(self, line: str) -> dict[str, Any]:
+        process = self._process or self._start()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(line)
+            process.stdin.flush()
+        found = self._receive(process)
+        if "refused" in found:
+            kind, message = found["refused"]
+            raise KINDS.get(kind, MemcalcError)(message)
+        if "ended" in found:
+            raise self._death(found["ended"])
+        return found
+
+    def _start(self) -> subprocess.Popen[str]:
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(  # noqa: S603 -- this program, or one that the caller names
+                self.command,
+                env=os.environ | self.variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,  # an interrupt of the terminal is ours alone to pass on
+            )
+        found = self._receive(self._process)
+        if "refused" in found:
+            raise Unavailable(found["refused"][1])
+        return self._process
+
+    def _receive(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line.endswith("\n"):
+            self._process = None
+            raise self._death(_left(process))
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _death(self, code: int) -> MemcalcError:
+        if code == -signal.SIGKILL:
+            return OutOfMemory("The run was killed, as the system does when the host's memory runs out.")
+        lines = [line for line in self._errors.read_text(errors="replace").splitlines() if line.strip()]
+        return Unavailable(
+            f"the measured run ended with exit code {code}: {lines[-1].strip() if lines else 'no message'}\n"
+            f"It was run by {self.command[0]}, which needs torch, pydantic and pyyaml (huggingface: transformers)."
+        )
+
+    def __enter__(self) -> Self:
+        """The worker; its process starts with the first job."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Ends the process, at once where something went wrong."""
+        process, self._process = self._process, None
+        if process is not None:
+            if error is not None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            _left(process)
+        self._folder.cleanup()
+
+
+def _left(process: subprocess.Popen[str]) -> int:
+    """The exit code of a process whose input has ended."""
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):
+            if pipe is not None:
+                pipe.close()
+    return process.wait()

@@ -1,0 +1,147 @@
+"""The device's own counters, phase by phase: beside the record of allocations, and independent of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from memcalc.measuring.measurement import MeasuredPhase
+
+MARK = "memcalc phase "
+
+
+class Log:
+    """Phases in the order in which they first ran."""
+
+    def __init__(self) -> None:
+        self._phases: dict[str, MeasuredPhase] = {}
+
+    def add(self, phase: MeasuredPhase) -> None:
+        """Keep a phase. Of the micro-batches of one step the highest counts, and where the last one ended."""
+        before = self._phases.get(phase.name)
+        if before is not None:
+            phase = replace(
+                phase,
+                peak_allocated_bytes=max(before.peak_allocated_bytes, phase.peak_allocated_bytes),
+                peak_reserved_bytes=max(before.peak_reserved_bytes or 0, phase.peak_reserved_bytes or 0)
+                if phase.peak_reserved_bytes is not None
+                else None,
+            )
+        self._phases[phase.name] = phase
+
+    @property
+    def phases(self) -> tuple[MeasuredPhase, ...]:
+        """All phases so far."""
+        return tuple(self._phases.values())
+
+
+class CudaCounters:
+    """Reads the caching allocator's counters when phases begin and end. They are on the host: nothing is synchronised.
+
+    Args:
+        device: a CUDA device.
+        in_use: bytes of it that are in use now by this run.
+    """
+
+    def __init__(self, device: torch.device, in_use: Callable[[], int]) -> None:
+        self.device = device
+        self._in_use = in_use
+        self._log = Log()
+
+    @property
+    def phases(self) -> tuple[MeasuredPhase, ...]:
+        """What was seen, the phase that failed included."""
+        return self._log.phases
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Entered around the whole run; the allocator counts anyway."""
+        yield
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """See `memcalc.step.loop.Observer`."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+        try:
+            yield
+        finally:
+            self._log.add(
+                MeasuredPhase(
+                    name=name,
+                    peak_allocated_bytes=torch.cuda.max_memory_allocated(self.device),
+                    end_allocated_bytes=torch.cuda.memory_allocated(self.device),
+                    reserved_bytes=torch.cuda.memory_reserved(self.device),
+                    peak_reserved_bytes=torch.cuda.max_memory_reserved(self.device),
+                    device_bytes=self._in_use(),
+                )
+            )
+
+
+class CpuCounters:
+    """Profiles the whole run; what was allocated is relative to the moment before the model."""
+
+    def __init__(self) -> None:
+        self._log = Log()
+        self._names: list[str] = []
+        self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+
+    @property
+    def phases(self) -> tuple[MeasuredPhase, ...]:
+        """What was seen, the phase that failed included."""
+        return self._log.phases
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Entered around the whole run; the phases are known when it is left."""
+        try:
+            with self._profiler:
+                yield
+        finally:
+            self._read()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """See `memcalc.step.loop.Observer`."""
+        self._names.append(name)
+        with record_function(MARK + name):
+            yield
+
+    def _read(self) -> None:
+        """Lay the allocator's records over the phases' spans."""
+        names = iter(self._names)
+        level = peak = base = 0
+        first = True
+        for border in _borders(self._profiler):
+            if border.change is not None:
+                level += border.change
+                peak = max(peak, level)
+            elif border.begins:
+                peak = level
+                base, first = (level, False) if first else (base, False)
+            else:
+                self._log.add(MeasuredPhase(next(names), peak - base, level - base))
+
+
+class _Border(NamedTuple):
+    """A phase's border, or bytes allocated (negative: freed)."""
+
+    time_ns: int
+    begins: bool = False
+    change: int | None = None
+
+
+def _borders(profiler: profile) -> list[_Border]:
+    found: list[_Border] = []
+    results: Any = profiler.profiler.kineto_results if profiler.profiler is not None else None
+    for event in results.events():
+        if event.name() == "[memory]":
+            found.append(_Border(event.start_ns(), change=event.nbytes()))
+        elif event.name().startswith(MARK):
+            found.append(_Border(event.start_ns(), begins=True))
+            found.append(_Border(event.end_ns()))
+    return sorted(found, key=lambda border: border.time_ns)

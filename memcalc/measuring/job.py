@@ -1,0 +1,50 @@
+"""What a measuring process is asked, and the lines in which it is asked and answers: JSON, one object a line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from memcalc.spec.spec import Spec
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Args:
+        spec: what to train.
+        steps: optimizer steps.
+        device: "cuda", "cuda:1" or "cpu"; None: the GPU.
+        alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "": as in the environment.
+        events: file that every allocation is written to.
+        force: whether to run on a device that is busy, or too small for the weights alone.
+        weight_bytes: what the estimate says is needed to begin with; 0: not known.
+    """
+
+    spec: Spec
+    steps: int
+    device: str | None
+    alloc_conf: str
+    events: str
+    force: bool = False
+    weight_bytes: int = 0
+
+    def line(self) -> str:
+        """As it is sent."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return encoded(values | {"spec": self.spec.model_dump(mode="json")})
+
+
+def job_from(line: str) -> Job:
+    """A job as it was sent."""
+    from memcalc.spec.loading import load
+
+    values: dict[str, Any] = json.loads(line)
+    return Job(**values | {"spec": load(values["spec"], ())})
+
+
+def encoded(values: dict[str, Any]) -> str:
+    """One line."""
+    return json.dumps(values, separators=(",", ":"), ensure_ascii=False, default=asdict) + "\n"

@@ -1,0 +1,102 @@
+"""A measured run beside what was said of it before: the estimate, and traces on devices that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memcalc.errors import InputError, MemcalcError
+from memcalc.estimation.estimate import estimate
+from memcalc.ledger.result import Result
+from memcalc.measuring.measurement import Measurement
+from memcalc.measuring.result import allocator_conf, card_of
+from memcalc.progress import Progress, silent
+from memcalc.spec.loading import load
+from memcalc.spec.spec import Spec
+
+TRACES = ("fake", "null")
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Predictions of one run and what came of it.
+
+    Args:
+        estimate: by formula; None where there are no formulas for the run.
+        traces: on fake tensors, on a null device: those that were asked for and that can run it.
+        measurement: the run.
+        missing: what could not be laid beside it, and why.
+    """
+
+    estimate: Result | None
+    traces: tuple[Result, ...]
+    measurement: Measurement
+    missing: tuple[str, ...]
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """All of them, the measured one last."""
+        first = () if self.estimate is None else (self.estimate,)
+        return (*first, *self.traces, self.measurement.result)
+
+
+def beside(
+    measurement: Measurement,
+    traces: Sequence[str] = ("fake",),
+    python: str | None = None,
+    progress: Progress = silent,
+) -> Beside:
+    """Predicts what was measured, for the card that it was measured on.
+
+    Args:
+        measurement: the run.
+        traces: "fake", "null" or both.
+        python: for the null device, see `memcalc.nullcuda.tracing.trace`.
+        progress: told how far the traces are.
+    """
+    check_traces(traces)
+    spec = predicted_spec(measurement)
+    missing: list[str] = []
+    estimated: Result | None = None
+    try:
+        estimated = estimate(spec)
+    except MemcalcError as error:
+        missing.append(f"estimate: {error}")
+    traced = []
+    for name in traces:
+        try:
+            traced.append(_traced(name, spec, measurement, python, progress))
+        except MemcalcError as error:
+            missing.append(f"trace on {name}: {error}")
+    return Beside(estimated, tuple(traced), measurement, tuple(missing))
+
+
+def check_traces(traces: Sequence[str]) -> None:
+    """Refuses what is no trace.
+
+    Raises:
+        InputError: one of them is not known.
+    """
+    for name in traces:
+        if name not in TRACES:
+            raise InputError(f"trace = {name!r} is not known.", f"Name {' or '.join(TRACES)}.", "--trace")
+
+
+def predicted_spec(measurement: Measurement) -> Spec:
+    """The run, for the card that it ran on; where the table has no such card, for the one that it names itself."""
+    card = card_of(measurement)
+    return measurement.spec if card is None else load(measurement.spec.model_dump(), (), gpu=card.name)
+
+
+def _traced(name: str, spec: Spec, measurement: Measurement, python: str | None, progress: Progress) -> Result:
+    settings = allocator_conf(measurement.allocator)
+    if name == "fake":
+        from memcalc.tracing import trace
+
+        semantics = "cpu" if measurement.device.kind == "cpu" else "cuda"
+        return trace(spec, measurement.steps, semantics, settings, progress).result
+    if measurement.device.kind == "cpu":
+        raise InputError("a null device has CUDA's rules, and the run was on a CPU.")
+    from memcalc.nullcuda.tracing import trace as trace_on_null
+
+    return trace_on_null(spec, measurement.steps, settings, python, progress).result

@@ -1,0 +1,64 @@
+"""One run, measured: with what is asked of the estimate before it starts, and said of it when it dies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from memcalc.measuring.measure import RanOut, measure, require
+from memcalc.measuring.measurement import Measurement
+from memcalc.proving import headroom as room
+from memcalc.proving.shortage import opinion
+from memcalc.proving.workers import worker_for
+from memcalc.spec.spec import Spec
+
+
+@dataclass(frozen=True)
+class How:
+    """How a run is measured.
+
+    Args:
+        device: "cuda", "cuda:1", "cpu", or "null:<card>"; None: the GPU.
+        steps: optimizer steps.
+        record: a file that keeps every figure.
+        alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "": as in the environment.
+        python: for a null device, an interpreter whose torch is a CUDA build.
+        headroom: whether a run is stopped that the estimate says cannot fit.
+        force: whether to run it all the same, and on a device that is busy.
+    """
+
+    device: str | None = None
+    steps: int = 3
+    record: str | Path | None = None
+    alloc_conf: str = ""
+    python: str | None = None
+    headroom: bool = False
+    force: bool = False
+
+
+def measure_one(spec: Spec, how: How) -> Measurement:
+    """Measures a run in a process of its own.
+
+    Raises:
+        Unavailable: something is missing or busy; or it cannot fit, and that was asked.
+        InputError: the step cannot run it.
+        OutOfMemory: it ran out; with the simulator's opinion, and what would have fitted.
+    """
+    if how.device is None or not how.device.startswith("null"):
+        require(spec)
+    with worker_for(how.device, how.python) as (worker, device):
+        if how.headroom and not how.force:
+            room.refuse(spec, worker.describe(device)[0])
+        try:
+            return measure(
+                spec,
+                device,
+                how.steps,
+                how.record,
+                worker=worker,
+                alloc_conf=how.alloc_conf,
+                force=how.force,
+                weight_bytes=0 if how.force or device == "cpu" else room.weight_bytes(spec),
+            )
+        except RanOut as error:
+            raise RanOut(f"{error}\n{opinion(error.measurement)}".rstrip(), error.measurement) from error

@@ -1,0 +1,65 @@
+"""A measured run that ran out of memory: what the simulator says of it, and what would have fitted."""
+
+from __future__ import annotations
+
+import io
+
+from memcalc.allocator import replay
+from memcalc.diagnosis.diagnosis import diagnose
+from memcalc.errors import MemcalcError
+from memcalc.events.event import Kind
+from memcalc.measuring.measurement import Measurement
+from memcalc.measuring.result import allocator_conf
+from memcalc.proving.beside import predicted_spec
+from memcalc.units import format_bytes
+
+MOST_CHANGES = 3
+
+
+def opinion(measurement: Measurement) -> str:
+    """The simulator's, in a sentence; then the cheapest changes that would have fitted. Nothing for a CPU."""
+    return " ".join(part for part in (simulated(measurement), fitting(measurement)) if part)
+
+
+def simulated(measurement: Measurement) -> str:
+    """Whether PyTorch's allocator, as memcalc models it, dies of the same requests on the same device."""
+    device = measurement.device
+    if device.total_bytes is None or not any(event.kind is Kind.OOM for event in measurement.events):
+        return ""
+    gone = (device.others_bytes or 0) + (device.context_bytes or 0)
+    found = replay(
+        measurement.events,
+        allocator_conf(measurement.allocator),
+        measurement.versions["torch"],
+        device.total_bytes,
+        used=gone,
+    )
+    if found.failure is None:
+        return (
+            "The simulated allocator would have served every request "
+            f"({format_bytes(found.peak_reserved, 'GiB')} reserved at most): something outside PyTorch took the rest."
+        )
+    event = measurement.events[found.failure.event]
+    if event.kind is Kind.OOM:
+        return f"The simulated allocator fails at the same request, of {format_bytes(event.bytes, 'MiB')}."
+    where = f"{event.phase}, at {event.operator}" + (f" of {event.module}" if event.module else "")
+    return f"The simulated allocator fails earlier, in {where}."
+
+
+def fitting(measurement: Measurement) -> str:
+    """What would have fitted, by the estimate held to what the run had allocated."""
+    message = (measurement.message or "").encode()
+    try:
+        explained = diagnose("the run", io.BytesIO(message), predicted_spec(measurement)).explained
+    except MemcalcError:  # a message without figures, or a run without formulas
+        return ""
+    if explained is None:
+        return ""
+    changes = [change for change in explained.changes if change.fits][:MOST_CHANGES]
+    if not changes:
+        return "No single change that memcalc knows would have fitted."
+    words = [
+        f"{' '.join(f'--set {override}' for override in change.overrides)} ({format_bytes(change.needed, 'GiB')})"
+        for change in changes
+    ]
+    return f"Would have fitted: {'; or '.join(words)}."

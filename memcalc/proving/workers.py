@@ -1,0 +1,39 @@
+"""The process that measures, for a device by name: of this Python, or of a CUDA build on a card that is not there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from memcalc.measuring.client import WORKER, Worker
+
+NULL = "null"
+
+
+@contextmanager
+def worker_for(device: str | None, python: str | None = None) -> Iterator[tuple[Worker, str | None]]:
+    """A worker and the device as it knows it.
+
+    Args:
+        device: "cuda", "cuda:1", "cpu", or "null:<card>"; None: the GPU.
+        python: for a null device, an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON or this one.
+
+    Raises:
+        InputError: no such card.
+        Unavailable: something that the null device needs is missing.
+    """
+    kind, _, card = (device or "").partition(":")
+    if kind != NULL:
+        with Worker() as worker:
+            yield worker, device
+        return
+    from memcalc.nullcuda.cards import find_null_card
+    from memcalc.nullcuda.tracing import DEFAULT_CARD, interpreter, step_environment
+
+    found, program = find_null_card(card or DEFAULT_CARD), interpreter(python)
+    with tempfile.TemporaryDirectory(prefix="memcalc-null-") as folder:
+        variables = step_environment(found, found, program, Path(folder))
+        with Worker((program, *WORKER), variables) as worker:
+            yield worker, "cuda:0"

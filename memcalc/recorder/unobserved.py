@@ -1,0 +1,143 @@
+"""A run on a CUDA device that nobody watches from inside: the truth, to which a watched run lends its attributions.
+
+A dispatch mode changes what it watches: while one is entered, autograd takes every tensor for a subclass and sums
+gradients out of place (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace), so that a few more blocks are
+taken in backward and the next ones come to lie elsewhere. The allocator's own history changes nothing. So the step runs
+twice: for the bytes with the history alone, then watched, for what the bytes are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import torch
+
+from memcalc.events.event import Event, Kind
+from memcalc.ledger.component import Component
+from memcalc.recorder.history import ENTRIES
+
+# How many allocations a watched run may have in a row that the other has not: sums of gradients come one by one, and
+# of a recomputed layer's a few.
+FARTHEST = 64
+ALIKE = 4  # allocations that are compared to tell one of several of the same size
+
+Run = tuple[str, int]  # a phase, and which time it runs
+
+
+class UnobservedHistory:
+    """An observer that has the allocator note its history, and the phases in it.
+
+    Args:
+        device: a CUDA device, real or null.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._phases: list[str] = []
+        torch.cuda.memory._record_memory_history("all", None, "python", ENTRIES)  # noqa: SLF001 -- no public name
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """See `memcalc.step.loop.Observer`."""
+        self._phases.append(name)
+        torch._C._cuda_setMemoryMetadata(str(len(self._phases)))  # noqa: SLF001 -- likewise
+        yield
+
+    def close(self) -> tuple[Event, ...]:
+        """What happened, without attributions; the history is over, and empty."""
+        torch.cuda.synchronize(self.device)
+        snapshot = torch.cuda.memory._snapshot(self.device)  # noqa: SLF001 -- likewise
+        entries = snapshot["device_traces"][self.device.index or 0]
+        torch.cuda.memory._record_memory_history(None)  # noqa: SLF001 -- likewise
+        return tuple(self._told(entries))
+
+    def _told(self, entries: list[dict[str, Any]]) -> Iterator[Event]:
+        numbers: dict[int, int] = {}
+        fresh = count()
+        told = 0
+        start = entries[0]["time_us"] if entries else 0
+        for entry in entries:
+            now = entry["time_us"] - start
+            for name in self._phases[told : int(entry.get("user_metadata") or 0)]:
+                yield Event(Kind.PHASE, phase=name, time_us=now)
+                told += 1
+            phase = self._phases[told - 1] if told else ""
+            action, address = entry["action"], entry.get("addr", -1)
+            if action == "alloc":
+                numbers[address] = next(fresh)
+                yield Event(Kind.ALLOC, numbers[address], entry["size"], phase=phase, time_us=now)
+            elif action == "free_completed" and address in numbers:
+                yield Event(Kind.FREE, numbers.pop(address), time_us=now)
+            elif action == "oom":
+                yield Event(Kind.OOM, bytes=entry["size"], phase=phase, time_us=now)
+        for name in self._phases[told:]:
+            yield Event(Kind.PHASE, phase=name)
+
+
+def attributed(events: Sequence[Event], watched: Sequence[Event]) -> tuple[Event, ...]:
+    """The events of one run with the attributions of another that took at least the same blocks in the same order.
+
+    Both are gone through side by side, repetition by repetition of each phase; what the watched run took beyond the
+    other is passed over. A block that it did not take is a workspace if it is never given back (a library keeps it from
+    the first run on), else a temporary.
+    """
+    lent, sizes = _allocations(watched), _allocations(events)
+    taken: dict[Run, int] = defaultdict(int)  # allocations of the phase so far
+    position: dict[Run, int] = defaultdict(int)  # of the watched run, that they have been matched up to
+    freed = {event.storage for event in events if event.kind is Kind.FREE}
+    found = []
+    for event, run in _by_run(events):
+        if event.kind is not Kind.ALLOC:
+            found.append(event)
+            continue
+        coming = [each.bytes for each in sizes[run][taken[run] : taken[run] + ALIKE]]
+        taken[run] += 1
+        match = _match(coming, lent[run], position[run])
+        if match is None:
+            component = Component.TEMPORARIES if event.storage in freed else Component.LIBRARY_WORKSPACE
+            found.append(event._replace(component=component, shape=(event.bytes,), dtype="uint8"))
+            continue
+        position[run] = match + 1
+        other = lent[run][match]
+        found.append(other._replace(storage=event.storage, bytes=event.bytes, time_us=event.time_us))
+    return tuple(found)
+
+
+def _match(coming: Sequence[int], candidates: Sequence[Event], begin: int) -> int | None:
+    """The candidate for the first of some sizes: the one that most of the others follow, else the nearest."""
+    best, length = None, 0
+    for at in range(begin, min(begin + FARTHEST, len(candidates))):
+        alike = 0
+        for size, candidate in zip(coming, candidates[at : at + ALIKE], strict=False):
+            if candidate.bytes != size:
+                break
+            alike += 1
+        if alike > length:
+            best, length = at, alike
+        if length == len(coming):
+            break
+    return best
+
+
+def _allocations(events: Sequence[Event]) -> dict[Run, list[Event]]:
+    """The allocations of each phase, of each time that it ran."""
+    found: dict[Run, list[Event]] = defaultdict(list)
+    for event, run in _by_run(events):
+        if event.kind is Kind.ALLOC:
+            found[run].append(event)
+    return found
+
+
+def _by_run(events: Sequence[Event]) -> Iterator[tuple[Event, Run]]:
+    """Each event with its phase, and which time that phase runs: once for each micro-batch."""
+    times: dict[str, int] = defaultdict(int)
+    run = ("", 0)
+    for event in events:
+        if event.kind is Kind.PHASE:
+            times[event.phase] += 1
+            run = (event.phase, times[event.phase])
+        yield event, run

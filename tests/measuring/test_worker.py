@@ -1,0 +1,122 @@
+"""The process that measures: what becomes of it when a run ends badly, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memcalc.errors import MemcalcError, OutOfMemory, Unavailable
+from memcalc.measuring.client import Worker
+from memcalc.measuring.job import Job
+from memcalc.spec.loading import load
+
+TINY = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "max_position_embeddings": 16}
+
+# The real worker, with a run that does as the test says. It imports no torch: forking, answers and ends are its own.
+PROGRAM = """
+import os, sys, time, types
+fake = types.ModuleType("memcalc.measuring.child")
+def answer(job):
+    {body}
+fake.answer, fake.describe = answer, None
+sys.modules["torch"] = types.ModuleType("torch")
+import memcalc.measuring
+sys.modules["memcalc.measuring.child"] = fake
+memcalc.measuring.child = fake
+from memcalc.measuring.worker import main
+main()
+"""
+
+
+def worker(body: str) -> Worker:
+    return Worker([sys.executable, "-c", PROGRAM.format(body=body)])
+
+
+def job(asked: Worker) -> Job:
+    return Job(load({"name": "tiny", "model": TINY}), 1, "cpu", "", asked.events)
+
+
+def test_each_run_has_a_process_of_its_own() -> None:
+    with worker("return {'pid': os.getpid(), 'parent': os.getppid()}") as asked:
+        answers = [asked.run(job(asked)) for _ in range(3)]
+
+    assert len({found["pid"] for found in answers}) == 3
+    assert len({found["parent"] for found in answers}) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "message"),
+    [
+        ("os.kill(os.getpid(), 9)", OutOfMemory, "The run was killed, as the system does when the host's memory"),
+        ("print('noise'); raise ValueError('a bug')", Unavailable, r"exit code 1: ValueError: a bug"),
+        ("return {'refused': ['Unavailable', 'no GPU']}", Unavailable, "^no GPU$"),
+    ],
+    ids=["killed", "a traceback", "refused"],
+)
+def test_a_run_that_ends_badly_is_one_message_and_the_next_one_runs(
+    body: str, kind: type[MemcalcError], message: str
+) -> None:
+    guarded = f"""
+    if not os.path.exists(job.events):
+        open(job.events, "w").close()
+        {body}
+    return {{"fine": True}}"""
+    with worker(guarded.strip()) as asked:
+        with pytest.raises(kind, match=message):
+            asked.run(job(asked))
+        assert asked.run(job(asked)) == {"fine": True}
+
+
+def test_what_libraries_print_is_no_answer() -> None:
+    with worker("os.write(1, b'hello'); return {'fine': True}") as asked:
+        assert asked.run(job(asked)) == {"fine": True}
+
+
+def test_a_process_that_cannot_start_is_unavailable() -> None:
+    program = [sys.executable, "-c", "import no_such_package"]
+    with Worker(program) as asked, pytest.raises(Unavailable, match="No module named 'no_such_package'"):
+        asked.run(job(asked))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs: not gone, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
+def test_an_interrupt_ends_the_run_at_once(tmp_path: Path) -> None:
+    """As Ctrl-C does: the exception comes while the answer is awaited."""
+    note = tmp_path / "pid"
+    body = f"open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+
+    def measure() -> None:
+        with worker(body) as asked:
+            signal.setitimer(signal.ITIMER_REAL, 2)
+            asked.run(job(asked))
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            measure()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    pid = int(note.read_text())
+    deadline = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+    assert not alive(pid)
+    assert pid != os.getpid()

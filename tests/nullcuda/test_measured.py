@@ -1,0 +1,103 @@
+"""The whole CUDA path of `measure`, on the null device: what a GPU would do, so that it cannot rot where there is none."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.api import beside
+from memcalc.ledger.component import Component
+from memcalc.ledger.result import Result
+from memcalc.measuring.measure import RanOut
+from memcalc.proving.headroom import refuse
+
+
+def asked_for(result: Result, phase: str) -> dict[Component, int]:
+    """Without what the allocator adds: a trace is watched, so that later blocks lie elsewhere."""
+    components = result.ledger.components(phase)
+    return {kind: size for kind, size in components.items() if kind is not Component.BLOCK_ROUNDING}
+
+
+def test_three_numbers_in_every_phase_and_each_allocation(null_python: str, tmp_path: Path) -> None:
+    """Counters, NVML and the allocator's history agree; fake tensors agree where most is held."""
+    record = tmp_path / "records.jsonl"
+    run = ("b=1", "s=1024", "l=4", "attention=eager", "recipe=pure", "dropout=0.1")
+    found = memcalc.measure("gpt2", *run, device="null:h100-80gb", python=null_python, record=record)
+
+    # The history's events through the simulator give the counters again.
+    assert found.judged.ledger.totals == {phase.name: phase.peak_allocated_bytes for phase in found.phases}
+    # What is on the device: what is reserved, and the context, which is told apart.
+    assert found.device.source == "nvml"
+    assert {(p.device_bytes or 0) - (p.reserved_bytes or 0) for p in found.phases} == {found.device.context_bytes}
+    assert any("CUDA context" in note for note in found.result.notes)
+    workspaces = found.result.ledger.components("backward_2")[Component.LIBRARY_WORKSPACE]
+    assert workspaces == 2 * 32 * 2**20  # forward's and backward's, each 32 MiB on Hopper
+    fake = beside(found, "fake").traces[0]
+    for phase in ("model", "input", "forward_1", "loss_2", "backward_1", "backward_3"):
+        assert asked_for(fake, phase) == asked_for(found.result, phase)
+    kept = json.loads(record.read_text())
+    assert kept["device"]["release"] == "null device"
+    assert {"python", "torch", "cuda", "cudnn", "nccl"} <= set(kept["versions"])
+
+
+def test_allocator_settings_are_honoured_and_recorded(null_python: str) -> None:
+    settings = "expandable_segments:True"
+    options: Any = {"device": "null:a100-80gb", "python": null_python, "steps": 1}
+    plain = memcalc.measure("gpt2", "l=2", "V=3000", **options)
+    found = memcalc.measure("gpt2", "l=2", "V=3000", **options, alloc_conf=settings)
+
+    assert found.allocator == f"PYTORCH_CUDA_ALLOC_CONF={settings}"
+    assert plain.allocator == ""
+    assert [p.reserved_bytes for p in found.phases] != [p.reserved_bytes for p in plain.phases]
+    assert found.judged.replay is not None
+    assert found.judged.replay.result.peak_reserved == max(p.peak_reserved_bytes or 0 for p in found.phases)
+
+
+def test_a_run_that_dies_says_what_would_have_lived(null_python: str, tmp_path: Path) -> None:
+    record = tmp_path / "records.jsonl"
+    run = ("b=8", "l=12", "attention=eager", "recipe=pure")
+    with pytest.raises(RanOut) as caught:
+        memcalc.measure("gpt2-xl", *run, device="null:t4", steps=1, python=null_python, record=record, force=True)
+    message = str(caught.value)
+
+    assert re.match(
+        r"gpt2-xl ran out of memory in forward_1: CUDA out of memory\. Tried to allocate 400\.00 MiB", message
+    )
+    assert f"The record up to that point is in {record}." in message
+    assert "The simulated allocator fails at the same request, of 400.0 MiB." in message
+    assert "Would have fitted: --set training.micro_batch_size=2" in message
+    kept = json.loads(record.read_text())
+    assert (kept["outcome"], kept["phases"][-1]["name"]) == ("out of memory", "forward_1")
+
+
+def test_a_model_that_is_larger_than_the_card_is_not_started(null_python: str) -> None:
+    with pytest.raises(memcalc.MemcalcError, match=r"alone need .* before the first step.*--force") as caught:
+        memcalc.measure("llama-3-8b", "s=8", device="null:t4", python=null_python)
+    assert caught.value.exit_code == 3
+
+
+def test_settings_that_pytorch_refuses(null_python: str) -> None:
+    with pytest.raises(
+        memcalc.MemcalcError, match="PyTorch refuses PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:1"
+    ) as caught:
+        memcalc.measure("gpt2", device="null:t4", python=null_python, alloc_conf="max_split_size_mb:1")
+    assert caught.value.exit_code == 3
+
+
+def test_a_gpu_that_is_not_counted(null_python: str) -> None:
+    from memcalc.proving.workers import worker_for
+
+    with worker_for("null:t4", null_python) as (worker, _):
+        with pytest.raises(memcalc.MemcalcError, match="device = cuda:3, but there are 1 GPUs"):
+            worker.describe("cuda:3")
+        device, versions = worker.describe("cuda:0")
+        with pytest.raises(memcalc.MemcalcError, match="cannot fit null:t4"):
+            refuse(memcalc.load("llama-3-8b"), device)
+
+    assert (device.identifier, device.name) == ("null:t4", "Tesla T4")
+    assert versions["torch"].endswith("+cu130")
