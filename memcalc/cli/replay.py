@@ -49,6 +49,7 @@ def command(
     Example: memcalc replay snapshot.pickle --gpu a100-80gb --sweep max_split_size_mb=32,128,512,none --compare
     """
     from memcalc import api
+    from memcalc.replaying.sources import kind_of
     from memcalc.report.progress import shown_progress
 
     if picture is not None:
@@ -60,7 +61,8 @@ def command(
         from memcalc.report.plots.files import check_target
 
         check_target(path)
-    gc.set_threshold(700, 10, 10)  # a step that is traced makes garbage, unlike the start-up that main() tunes for
+    if kind_of(Path(source)) == "config":
+        gc.set_threshold(700, 10, 10)  # a step that is traced makes garbage, unlike a recording and start-up
     with shown_progress() as progress:
         replay = api.replay(
             source,

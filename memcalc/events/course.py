@@ -8,7 +8,7 @@ from functools import cached_property
 
 from memcalc.events.event import Event
 from memcalc.events.notebook import Line, notebook
-from memcalc.events.outline import Outline, Span, outline, spans
+from memcalc.events.outline import Outline, Span, near, outline, spans
 from memcalc.events.timeline import Timeline
 
 
@@ -43,6 +43,12 @@ class Course:
     def peak_bytes(self) -> int:
         """The most that was allocated at once."""
         return max(self.totals, default=0)
+
+    @cached_property
+    def top(self) -> int:
+        """The highest value that a picture must have room for, as in every outline."""
+        value = max(self.peak_bytes, max(self.reserved or (), default=0))
+        return max(value, near(self.limit, value) or 0)
 
     @cached_property
     def peak_event(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 from memcalc.events.event import Event, Kind
@@ -99,8 +100,13 @@ def outline(
         events=tuple(timeline.events[event] for event in highest),
         length=length,
         failed=length < len(timeline.events),
-        limit=limit if limit is not None and limit <= NEAR * _highest_value(found) else None,
+        limit=near(limit, _highest_value(found)),
     )
+
+
+def near(limit: int | None, highest: int) -> int | None:
+    """A device's limit where it is near enough to the highest value to be drawn."""
+    return limit if limit is not None and limit <= NEAR * highest else None
 
 
 def _highest_value(stretches: Iterable[Stretch]) -> int:
@@ -150,5 +156,6 @@ def _with_rounding(
 
 def spans(events: Sequence[Event], length: int) -> list[Span]:
     """Where the phases lie among the first `length` events."""
-    marks = [index for index, event in enumerate(events[:length]) if event.kind is Kind.PHASE]
+    kinds = map(itemgetter(0), events[:length])
+    marks = [index for index, kind in enumerate(kinds) if kind is Kind.PHASE]
     return [Span(events[begin].phase, begin, end) for begin, end in pairwise([*marks, length])]

@@ -18,7 +18,7 @@ from memcalc.replaying.result import Replay, Trial, best
 from memcalc.replaying.sources import Source
 from memcalc.replaying.trials import COMPARED, swept
 from memcalc.snapshots.composition import compose
-from memcalc.snapshots.verification import verify
+from memcalc.snapshots.verification import can_verify, verify
 from memcalc.spec.cards import Card
 
 
@@ -67,8 +67,10 @@ def replaying(source: Source, card: Card | None = None, **options: Unpack[Questi
         shown_event=shown,
         segments=segments,
         owners=owners,
-        verification=verify(recorded.snapshot, recorded.recording, recorded.start, told) if recorded else None,
-        composition=compose(recorded.snapshot, recorded.recording, recorded.start) if recorded else None,
+        verification=verify(recorded.snapshot, recorded.recording, recorded.start, told)
+        if recorded and can_verify(recorded.recording, recorded.start)
+        else None,
+        composition=compose(*recorded) if recorded else None,
     )
 
 
@@ -104,9 +106,11 @@ def _followed(events: Sequence[Event], made: Made) -> tuple[ReplayResult, Course
     reserved: list[int] = []
     counters = made.allocator.counters
 
-    def note() -> None:
-        allocated.append(counters.allocated_bytes)
-        reserved.append(counters.reserved_bytes)
+    small, large, held = counters.small, counters.large, counters.reserved
+
+    def note() -> None:  # once for each event: without the properties that do the same
+        allocated.append(small.allocated_now + large.allocated_now)
+        reserved.append(held.current)
 
     events = _for(events, made)
     result = run(events, made.allocator, made.notes, after_each=note)

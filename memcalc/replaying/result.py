@@ -46,7 +46,7 @@ class Replay:
     shown_event: int  # the moment of `segments`: the most reserved memory, or the end where the run died
     segments: tuple[SegmentView, ...]
     owners: Mapping[int, Event]  # which allocation lies at an address, at that moment
-    verification: Verification | None  # of a snapshot: whether the model makes the segments of the real run
+    verification: Verification | None  # of a snapshot whose begin is known: whether the model makes its segments
     composition: Composition | None  # of a snapshot: what its memory is made of
 
     @property

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memcalc.errors import InputError
 from memcalc.events.event import Event
 from memcalc.events.files import FORMAT, read_events
 from memcalc.progress import Progress, silent
 from memcalc.snapshots.beginning import Beginning
+from memcalc.snapshots.composition import Attribution, attribute
 from memcalc.snapshots.recording import Recording, Snapshot
 from memcalc.spec.spec import Spec
 
@@ -19,13 +20,13 @@ _PICKLES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
 _PICKLED = (b"\x80", b"\x1f\x8b")  # how pickles since protocol 2, and files compressed by gzip, begin
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(NamedTuple):
     """One device of a snapshot, with what it held when its history begins."""
 
     snapshot: Snapshot
     recording: Recording
     start: Beginning
+    attribution: Attribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,7 @@ def kind_of(path: Path) -> Literal["events", "snapshot", "config"]:
 
 
 def _snapshot(path: Path, device: int | None) -> Source:
-    from memcalc.snapshots.beginning import beginning
     from memcalc.snapshots.reading import read_snapshot
-    from memcalc.snapshots.stream import events_of
 
     snapshot = read_snapshot(path)
     known = {recording.device: recording for recording in snapshot.recordings}
@@ -94,8 +93,16 @@ def _snapshot(path: Path, device: int | None) -> Source:
     if device not in known:
         raise InputError(f"the snapshot has no device {device}.", f"It has {', '.join(map(str, known))}.", str(path))
     recording = known[device]
-    start = beginning(recording)
-    return Source(path.name, "snapshot", events_of(snapshot, recording, start), Recorded(snapshot, recording, start))
+    return source_of(path.name, snapshot, recording)
+
+
+def source_of(name: str, snapshot: Snapshot, recording: Recording) -> Source:
+    """The events of one device of a snapshot."""
+    from memcalc.snapshots.beginning import beginning
+    from memcalc.snapshots.stream import events_of
+
+    recorded = Recorded(snapshot, recording, beginning(recording), attribute(snapshot, recording))
+    return Source(name, "snapshot", events_of(*recorded), recorded)
 
 
 def _traced(spec: Spec, progress: Progress) -> Source:

@@ -11,6 +11,7 @@ from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line
 from memcalc.report.words import label, percent, plural
 from memcalc.snapshots.composition import Composition
+from memcalc.snapshots.releases import release_of
 from memcalc.snapshots.verification import Verification
 from memcalc.units import Unit, format_bytes, format_number
 
@@ -19,7 +20,7 @@ LINES = 12  # of the program, the largest
 
 def draw_recording(screen: Screen, replay: Replay, unit: Unit) -> None:
     """The part of the report that only snapshots have."""
-    if replay.verification is None or replay.composition is None:
+    if replay.composition is None:
         return
     draw_line(screen, verification_words(replay.verification), 0, "bold")
     screen.line()
@@ -29,8 +30,34 @@ def draw_recording(screen: Screen, replay: Replay, unit: Unit) -> None:
     screen.line()
 
 
-def verification_words(found: Verification) -> str:
+def cut_words(replay: Replay) -> str:
+    """What a file that was cut off lacks; "" for a whole one."""
+    recorded = replay.source.recorded
+    if recorded is None or not recorded.snapshot.lacks:
+        return ""
+    recording, lacks = recorded.recording, recorded.snapshot.lacks
+    left = {
+        "segments": f"all segments but the first {len(recording.segments):,}",
+        "device_traces": f"the history after its first {len(recording.entries):,} entries",
+        "allocator_settings": "the allocator's settings (name them with --alloc-conf)",
+        "external_annotations": "the marks of steps",
+    }
+    if not recording.is_cut:
+        left["device_traces"] = "history of other devices"
+    elif not recording.entries:
+        left["device_traces"] = "the history"
+    parts = [left[part] for part in lacks]
+    listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return f"THE FILE IS CUT OFF: it lacks {listed}. What follows is told of the rest."
+
+
+def verification_words(found: Verification | None) -> str:
     """Whether the model made what the real run made."""
+    if found is None:
+        return (
+            "Not checked against the recording: neither what was held before its history nor its end is known. What "
+            "was allocated before it and is not freed in what is left of it is missing here."
+        )
     rules = f"with the rules of torch {found.version}"
     if found.agrees:
         return (
@@ -89,18 +116,19 @@ def unused_words(found: Composition, unit: Unit) -> str:
 
 def recording_document(replay: Replay) -> dict[str, Any] | None:
     """The same as JSON; None where the source is no snapshot."""
-    verification, found = replay.verification, replay.composition
-    if verification is None or found is None:
+    verification, found, recorded = replay.verification, replay.composition, replay.source.recorded
+    if found is None or recorded is None:
         return None
     return {
-        "torch": str(verification.version),
-        "entries": verification.entries,
-        "agrees": verification.agrees,
-        "agreed_entries": verification.agreed,
-        "segments_compared": verification.segments,
-        "difference": verification.difference or None,
-        "from_first_allocation": verification.from_start,
-        "gaps": verification.gaps,
+        "lacks": list(recorded.snapshot.lacks),
+        "torch": str(verification.version if verification else release_of(recorded.snapshot)),
+        "entries": len(recorded.recording.entries),
+        "agrees": verification.agrees if verification else None,
+        "agreed_entries": verification.agreed if verification else None,
+        "segments_compared": verification.segments if verification else None,
+        "difference": verification.difference or None if verification else None,
+        "from_first_allocation": recorded.start.is_empty,
+        "gaps": recorded.start.gaps,
         "requested_peak_bytes": found.peak_bytes,
         "components": {kind.value if kind else UNATTRIBUTED: size for kind, size in found.by_component.items()},
         "lines": [

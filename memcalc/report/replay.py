@@ -12,7 +12,7 @@ from memcalc.report.address_space import draw_address_space
 from memcalc.report.fragmentation import fragmentation_grids
 from memcalc.report.grid import Column, Grid
 from memcalc.report.plots.letters import draw_course
-from memcalc.report.recording import draw_recording, recording_document
+from memcalc.report.recording import cut_words, draw_recording, recording_document
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.words import percent, plural
@@ -26,6 +26,8 @@ def draw_replay(screen: Screen, replay: Replay, unit: Unit) -> None:
     result = replay.result
     screen.line((subject(replay), "bold"))
     draw_line(screen, verdict(replay, unit), 2, "bold red" if replay.failed else "bold green")
+    if cut := cut_words(replay):
+        draw_line(screen, cut, 2, "bold yellow")
     screen.line()
     draw_grid(screen, figures_grid(replay, unit))
     draw_course(screen, replay.course, unit, rows=8)

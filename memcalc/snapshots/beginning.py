@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memcalc.allocator.pytorch.constants import LARGE_SEGMENT, SMALL_SEGMENT, UNSPLIT_REST
@@ -49,7 +51,9 @@ class Beginning:
 
 
 def beginning(recording: Recording) -> Beginning:
-    """Walks the history backwards from the segments at the end."""
+    """Walks the history backwards from the segments at the end; forwards where its end is missing."""
+    if recording.is_cut and recording.entries:
+        return _used_before(recording)
     state = Beginning()
     for segment in recording.segments:
         for block in segment.blocks:
@@ -59,27 +63,71 @@ def beginning(recording: Recording) -> Beginning:
                     block.address, block.requested_size, block.size, segment.stream, block.stack, waiting
                 )
         state.ranges[segment.address] = _range(segment)
-    for entry in reversed(recording.entries):
-        if entry.action.startswith("segment"):
-            _undo_segment(state, entry)
-        elif entry.action != "oom":
-            _undo_block(state, entry)
+    _undo(state, recording.entries)
     return state
 
 
-def _undo_block(state: Beginning, entry: Entry) -> None:
-    """The state before a block was handed out or taken back."""
-    held = state.held.get(entry.address)
-    if entry.action == "alloc":
-        state.gaps += held is None
-        state.held.pop(entry.address, None)
-    elif entry.action == "free_completed":
-        state.gaps += held is not None
-        state.held[entry.address] = Held(entry.address, entry.size, None, entry.stream, entry.stack, is_waiting=True)
-    elif held is None:
-        state.gaps += 1
-    else:
-        held.is_waiting = False
+def _used_before(recording: Recording) -> Beginning:
+    """What a history uses that it has not allocated: of the state at its begin all that can be told without its end.
+
+    Blocks are those that it frees; segments are those that it gives back, or that are still there at the end.
+    """
+    state = Beginning()
+    known: set[int] = set()  # blocks of the history's own
+    ranges: list[tuple[int, int]] = []  # likewise, segments
+    for entry in recording.entries:
+        action, address, size = entry.action, entry.address, entry.size
+        if action in ("segment_alloc", "segment_map"):
+            ranges.append((address, address + size))
+        elif action in ("segment_free", "segment_unmap"):
+            if not any(begin <= address < end for begin, end in ranges):
+                _undo_segment(state, entry)
+        elif action == "alloc":
+            known.add(address)
+        elif action in ("free_requested", "free_completed") and address not in known:
+            known.add(address)
+            state.held[address] = _freed(entry)
+    touched = sorted({entry.address for entry in recording.entries})
+    for segment in recording.segments:
+        begin, end = segment.address, segment.address + segment.total_size
+        uses = bisect_left(touched, begin) < bisect_left(touched, end)
+        if uses and not any(first < end and begin < last for first, last in ranges):
+            state.ranges[begin] = _range(segment)
+    return state
+
+
+def _undo(state: Beginning, entries: Sequence[Entry]) -> None:
+    """The state before the entries. Written out: it runs once for each of them.
+
+    What was freed is kept as the entry that tells so, since most of it was allocated within the history.
+    """
+    held: dict[int, Held | Entry] = dict(state.held)
+    gaps = 0
+    for entry in reversed(entries):
+        action, address = entry[0], entry[1]
+        if action == "alloc":
+            gaps += held.pop(address, None) is None
+        elif action == "free_completed":
+            gaps += address in held
+            held[address] = entry
+        elif action == "free_requested":
+            found = held.get(address)
+            if found is None:
+                gaps += 1
+            elif isinstance(found, Held):
+                found.is_waiting = False
+            else:
+                held[address] = entry
+        elif action != "oom":
+            _undo_segment(state, entry)
+    state.held = {address: found if isinstance(found, Held) else _freed(found) for address, found in held.items()}
+    state.gaps += gaps
+
+
+def _freed(entry: Entry) -> Held:
+    """What an entry takes back; it waits where that was asked for before the history begins."""
+    waits = entry.action == "free_completed"
+    return Held(entry.address, entry.size, None, entry.stream, entry.stack, is_waiting=waits)
 
 
 def _undo_segment(state: Beginning, entry: Entry) -> None:

@@ -49,9 +49,31 @@ class Composition:
     rounding_bytes: int  # what blocks in use have beyond what was asked for
 
 
-def compose(snapshot: Snapshot, recording: Recording, start: Beginning) -> Composition:
-    """Adds a recording up."""
-    kinds = components(snapshot, recording)
+class Attribution(NamedTuple):
+    """What each entry belongs to."""
+
+    kinds: list[Component | None]  # of allocations
+    steps: list[int]  # how many optimizer steps had begun; empty where the recording does not tell
+
+
+def attribute(snapshot: Snapshot, recording: Recording) -> Attribution:
+    """Goes through a history for `compose` and for its events."""
+    steps = _steps(snapshot, recording)
+    return Attribution(_kinds(snapshot, recording, steps), steps)
+
+
+def compose(
+    snapshot: Snapshot, recording: Recording, start: Beginning, known: Attribution | None = None
+) -> Composition:
+    """Adds a recording up.
+
+    Args:
+        snapshot: the file.
+        recording: one device of it.
+        start: what the device held at the beginning.
+        known: what `attribute` found, where it was asked already.
+    """
+    kinds, steps = known or attribute(snapshot, recording)
     alive: dict[int, tuple[int, int, int]] = {
         held.address: (held.requested, held.stack, -1) for held in start.held.values()
     }  # address -> bytes, stack, position of the alloc
@@ -65,7 +87,6 @@ def compose(snapshot: Snapshot, recording: Recording, start: Beginning) -> Compo
                 highest, peak = total, index
         elif action == "free_requested":
             total -= alive.pop(address, (0, 0, 0))[0]
-    steps = _steps(snapshot, recording)
     at_peak = _alive(recording, start, peak)
     return Composition(
         peak_entry=peak,
@@ -92,7 +113,7 @@ def compose(snapshot: Snapshot, recording: Recording, start: Beginning) -> Compo
     )
 
 
-def components(snapshot: Snapshot, recording: Recording) -> list[Component | None]:
+def _kinds(snapshot: Snapshot, recording: Recording, steps: list[int]) -> list[Component | None]:
     """The kind of memory of each entry that is an allocation.
 
     What backward allocates is a gradient where it lives until the optimizer steps, else a temporary. Where no stack is
@@ -101,16 +122,15 @@ def components(snapshot: Snapshot, recording: Recording) -> list[Component | Non
     told = [component(stack) for stack in snapshot.stacks]
     backward = [is_backward(stack) for stack in snapshot.stacks]
     backward[0] = len(snapshot.stacks) > 1 and any(frame for stack in snapshot.stacks for frame in stack)
-    steps = _steps(snapshot, recording)
     found: list[Component | None] = [None] * len(recording.entries)
     alive: dict[int, int] = {}
-    for index, entry in enumerate(recording.entries):
-        if entry.action == "alloc":
-            alive[entry.address] = index
-            found[index] = told[entry.stack]
-        elif entry.action == "free_requested":
-            born = alive.pop(entry.address, -1)
-            if born >= 0 and backward[recording.entries[born].stack] and found[born] is None:
+    for index, (action, address, _, _, _, stack, _) in enumerate(recording.entries):
+        if action == "alloc":
+            alive[address] = index
+            found[index] = told[stack]
+        elif action == "free_requested":
+            born = alive.pop(address, -1)
+            if born >= 0 and found[born] is None and backward[recording.entries[born].stack]:
                 lived = steps[index] > steps[born] if steps else False
                 found[born] = Component.GRADIENTS if lived else Component.TEMPORARIES
     for born in alive.values():
@@ -136,10 +156,10 @@ def _steps(snapshot: Snapshot, recording: Recording) -> list[int]:
         any(frame.name == "step" and "optim" in frame.filename for frame in stack) for stack in snapshot.stacks
     ]
     inside = False
-    for entry in recording.entries:
-        if entry.action == "alloc":
-            count += optimizer[entry.stack] and not inside
-            inside = optimizer[entry.stack]
+    for action, _, _, _, _, stack, _ in recording.entries if any(optimizer) else ():
+        if action == "alloc":
+            count += optimizer[stack] and not inside
+            inside = optimizer[stack]
         found.append(count)
     return found if count else []
 

@@ -1,4 +1,4 @@
-"""A snapshot's dictionaries, checked and packed into tuples: done in the reader's own process.
+"""A snapshot's dictionaries, checked and packed into plain tuples: done in the reader's own process.
 
 Source of the format: torch/csrc/cuda/Module.cpp: THCPModule_memorySnapshot.
 """
@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from memcalc.snapshots.columns import LARGEST, columns_of
+from memcalc.snapshots.shown import shown
 from memcalc.snapshots.unpickling import Refused
 
-ACTIONS = frozenset(
-    "alloc free_requested free_completed segment_alloc segment_free segment_map segment_unmap oom".split()
-)
 STATES = frozenset(("active_allocated", "active_pending_free", "active_awaiting_free", "inactive"))
-_LARGEST = 2**63  # no address, size or time is larger
 
 
-def pack(found: object) -> dict[str, Any]:
+def pack(found: object, lacks: tuple[str, ...] = ()) -> dict[str, Any]:
     """The snapshot as nested tuples, every value of the type that it must have.
+
+    Args:
+        found: what the pickle holds.
+        lacks: the parts of it that are missing or incomplete, because it was cut off.
 
     Raises:
         Refused: for anything that is no snapshot.
@@ -38,29 +40,44 @@ def pack(found: object) -> dict[str, Any]:
         "annotations": tuple(_annotation(a) for a in _list(top.get("external_annotations") or [], "annotations")),
         "stacks": tuple(stacks.found),
         "keys": tuple(_keys(traces)),
+        "lacks": lacks,
     }
 
 
 class _Stacks:
-    """The stacks, each once."""
+    """The stacks, each once. A pickle shares its frames, so that stacks are known by the identity of theirs."""
 
     def __init__(self) -> None:
         self.found: list[tuple[tuple[str, int, str], ...]] = [()]
-        self._numbers: dict[tuple[int, ...], int] = {(): 0}
         self._contents: dict[tuple[tuple[str, int, str], ...], int] = {(): 0}
+        self._numbers: dict[tuple[int, ...], int] = {}  # by all frames
+        self._alike: dict[tuple[int, ...], tuple[list[Any], int]] = {}  # the first one with some of its frames
 
     def number(self, frames: Any) -> int:
-        """The number of a stack, by the identity of its frames, which a pickle shares."""
+        """The number of a stack."""
         if not frames:
             return 0
-        key = tuple(map(id, frames))
-        number = self._numbers.get(key)
+        try:
+            count = len(frames)
+            some = (count, id(frames[0]), id(frames[count // 3]), id(frames[count * 2 // 3]))
+        except (TypeError, KeyError):
+            raise Refused(f"the stack {shown(frames)} is no list of frames") from None
+        known = self._alike.get(some)
+        if known is not None and known[0] == frames:  # quick: the same objects are not looked into
+            return known[1]
+        number = self._number(frames)
+        self._alike.setdefault(some, (frames, number))
+        return number
+
+    def _number(self, frames: Any) -> int:
+        every = tuple(map(id, _list(frames, "frames")))
+        number = self._numbers.get(every)
         if number is None:
-            content = tuple(_frame(frame) for frame in _list(frames, "frames"))
+            content = tuple(_frame(frame) for frame in frames)
             number = self._contents.setdefault(content, len(self.found))
             if number == len(self.found):
                 self.found.append(content)
-            self._numbers[key] = number
+            self._numbers[every] = number
         return number
 
 
@@ -74,37 +91,12 @@ class _Pools:
         if value == (0, 0):
             return 0
         if not isinstance(value, tuple | list) or len(value) != 2:
-            raise Refused(f"the pool {_shown(value)} is no pair of numbers")
+            raise Refused(f"the pool {shown(value)} is no pair of numbers")
         return self._numbers.setdefault((_integer(value[0], "pool"), _integer(value[1], "pool")), len(self._numbers))
 
 
-def _trace(trace: Any, stacks: _Stacks, pools: _Pools) -> tuple[tuple[Any, ...], ...]:
-    found: list[tuple[Any, ...]] = []
-    append, number, actions = found.append, stacks.number, ACTIONS
-    for entry in _list(trace, "a trace of a device"):
-        try:
-            action = entry["action"]
-            if action not in actions:
-                continue  # marks: snapshot, user_defined
-            address = entry.get("addr", -1)
-            size, stream, time = entry["size"], entry["stream"], entry.get("time_us", 0)
-            if not (type(address) is type(size) is type(stream) is type(time) is int) or not 0 <= size < _LARGEST:
-                raise Refused(f"an entry of its history is {_shown(entry)}")
-            pool = entry.get("pool_id")
-            append(
-                (
-                    action,
-                    address,
-                    size,
-                    stream,
-                    time,
-                    number(entry.get("frames")),
-                    None if pool is None else pools.number(pool),
-                )
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise Refused(f"an entry of its history is {_shown(entry)} ({error!r})") from None
-    return tuple(found)
+def _trace(trace: Any, stacks: _Stacks, pools: _Pools) -> tuple[bytes, ...]:
+    return columns_of(_list(trace, "a trace of a device"), stacks.number, pools.number)
 
 
 def _segment(value: Any, stacks: _Stacks, pools: _Pools) -> tuple[Any, ...]:
@@ -116,7 +108,7 @@ def _segment(value: Any, stacks: _Stacks, pools: _Pools) -> tuple[Any, ...]:
         size = _integer(block.get("size"), "a block's size")
         state = block.get("state")
         if state not in STATES:
-            raise Refused(f"the state of a block is {_shown(state)}")
+            raise Refused(f"the state of a block is {shown(state)}")
         requested = _integer(block.get("requested_size", size), "a block's requested size")
         state = "active_pending_free" if state == "active_awaiting_free" else state
         blocks.append((address, size, requested, state, stacks.number(block.get("frames"))))
@@ -144,7 +136,7 @@ def _frame(value: Any) -> tuple[str, int, str]:
     frame = _dictionary(value, "a frame")
     filename, line, name = frame.get("filename", ""), frame.get("line", 0), frame.get("name", "")
     if not (isinstance(filename, str) and isinstance(line, int) and isinstance(name, str)):
-        raise Refused(f"a frame is {_shown(value)}")
+        raise Refused(f"a frame is {shown(value)}")
     return filename, line, name
 
 
@@ -152,7 +144,7 @@ def _annotation(value: Any) -> tuple[str, str, int, int]:
     annotation = _dictionary(value, "an annotation")
     stage, name = annotation.get("stage", ""), annotation.get("name", "")
     if not (isinstance(stage, str) and isinstance(name, str)):
-        raise Refused(f"an annotation is {_shown(value)}")
+        raise Refused(f"an annotation is {shown(value)}")
     return (
         stage,
         name,
@@ -181,7 +173,7 @@ def _keys(traces: list[Any]) -> set[str]:
 def _typed(kind: type, words: str) -> Callable[[Any, str], Any]:
     def check(value: Any, what: str) -> Any:
         if not isinstance(value, kind):
-            raise Refused(f"{what} is {_shown(value)}, where {words} is expected")
+            raise Refused(f"{what} is {shown(value)}, where {words} is expected")
         return value
 
     return check
@@ -192,20 +184,6 @@ _list = _typed(list, "a list")
 
 
 def _integer(value: Any, what: str, least: int = 0) -> int:
-    if type(value) is not int or not least <= value < _LARGEST:
-        raise Refused(f"{what} is {_shown(value)}, where a number from {least} on is expected")
+    if type(value) is not int or not least <= value < LARGEST:
+        raise Refused(f"{what} is {shown(value)}, where a number from {least} on is expected")
     return value
-
-
-def _shown(value: Any) -> str:
-    """A value for a message: its kind, and how it begins where that is short."""
-    if isinstance(value, str | int | float | bytes | None):
-        text = (
-            repr(value[:40] if isinstance(value, str | bytes) else value)
-            if not isinstance(value, int)
-            else str(min(abs(value), _LARGEST))
-        )
-        return f"{text}"
-    if isinstance(value, dict):
-        return f"a dictionary with {', '.join(sorted(str(key)[:20] for key in list(value)[:8])) or 'nothing in it'}"
-    return f"a {type(value).__name__}"

@@ -10,9 +10,9 @@ from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.snapshots import worker
+from memcalc.snapshots.columns import entries_of
 from memcalc.snapshots.recording import (
     Annotation,
-    Entry,
     Frame,
     RecordedBlock,
     RecordedSegment,
@@ -57,13 +57,14 @@ def _refused(path: Path | str, why: str) -> InputError:
 def unpacked(name: str, packed: dict[str, Any]) -> Snapshot:
     """The snapshot that `packing.pack` made tuples of."""
     traces = packed["traces"]
-    devices = sorted({i for i, trace in enumerate(traces) if trace} | {row[0] for row in packed["segments"]})
+    devices = sorted({i for i, trace in enumerate(traces) if trace[0]} | {row[0] for row in packed["segments"]})
     return Snapshot(
         name=name,
         recordings=tuple(_recording(device, traces, packed) for device in devices),
         stacks=tuple(tuple(Frame(*frame) for frame in stack) for stack in packed["stacks"]),
         settings=packed["settings"],
         keys=frozenset(packed["keys"]),
+        lacks=packed["lacks"],
     )
 
 
@@ -74,10 +75,10 @@ def _recording(device: int, traces: tuple[Any, ...], packed: dict[str, Any]) -> 
         if row[0] == device
     ]
     annotations = [Annotation(*row[:3]) for row in packed["annotations"] if row[3] == device]
-    entries = traces[device] if device < len(traces) else ()
     return Recording(
         device=device,
-        entries=tuple(map(Entry._make, entries)),
+        entries=entries_of(traces[device]) if device < len(traces) else (),
         segments=tuple(sorted(segments)),
         annotations=tuple(sorted(annotations, key=lambda annotation: annotation.time_us)),
+        is_cut="device_traces" in packed["lacks"] and device >= len(traces) - 1,
     )

@@ -70,6 +70,7 @@ class Recording:
     entries: tuple[Entry, ...]  # in order; the oldest ones may have been overwritten
     segments: tuple[RecordedSegment, ...]  # at the end, by address
     annotations: tuple[Annotation, ...]
+    is_cut: bool = False  # whether entries are missing between the last one and the end
 
 
 @dataclass(frozen=True)
@@ -81,3 +82,4 @@ class Snapshot:
     stacks: tuple[Stack, ...]
     settings: dict[str, Any]  # allocator_settings; empty in old files
     keys: frozenset[str]  # of an entry, which tell the release
+    lacks: tuple[str, ...] = ()  # the parts of the file that are missing or incomplete: it was cut off

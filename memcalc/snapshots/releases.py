@@ -16,6 +16,14 @@ _SETTINGS_SINCE = (("max_cached_size", 13), ("max_round_threshold", 13))
 _ENTRIES_SINCE = (("pool_id", 12), ("user_metadata", 10), ("compile_context", 8))
 
 
+def releases_of(snapshot: Snapshot) -> tuple[Version, ...]:
+    """The releases that may have written a file; more than one only where its settings were cut off."""
+    found = release_of(snapshot)
+    if snapshot.lacks and not snapshot.settings and found >= Version(2, _ENTRIES_SINCE[0][1]):
+        return (found, *(Version(2, minor) for minor in sorted({minor for _, minor in _SETTINGS_SINCE})))
+    return (found,)
+
+
 def release_of(snapshot: Snapshot) -> Version:
     """The oldest release that writes such files: its rules are those of all up to the next key."""
     for key, minor in _SETTINGS_SINCE:

@@ -2,73 +2,110 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from memcalc.events.event import Event, Kind
-from memcalc.ledger.component import Component
 from memcalc.snapshots.beginning import Beginning, beginning
-from memcalc.snapshots.composition import components
+from memcalc.snapshots.composition import Attribution, attribute
 from memcalc.snapshots.frames import place, was_asked_for
-from memcalc.snapshots.recording import Recording, Snapshot
+from memcalc.snapshots.recording import Entry, Recording, Snapshot
 
 OPTIMIZER_STEP = "Optimizer.step"  # how torch.profiler's annotations of optimizers begin
 
 
-def events_of(snapshot: Snapshot, recording: Recording, start: Beginning | None = None) -> list[Event]:
+def events_of(
+    snapshot: Snapshot, recording: Recording, start: Beginning | None = None, known: Attribution | None = None
+) -> list[Event]:
     """The events of one device: what it held at the beginning, then its history.
 
     Steps are told by PyTorch's annotations of optimizers, where there are any. A flush that running out of memory
     forced is left out: another allocator may need none.
     """
-    return _Stream(snapshot, recording, start or beginning(recording)).events()
+    known = known or attribute(snapshot, recording)
+    return _Stream(snapshot, recording, start or beginning(recording), known).events()
+
+
+_made = partial(tuple.__new__, Event)  # of all fields at once, which costs half of what its constructor does
+_NO_DETAILS = Event(Kind.FREE)[2:]
 
 
 class _Stream:
     """Events, as the history is gone through."""
 
-    def __init__(self, snapshot: Snapshot, recording: Recording, start: Beginning) -> None:
+    def __init__(self, snapshot: Snapshot, recording: Recording, start: Beginning, known: Attribution) -> None:
         self._snapshot = snapshot
         self._recording = recording
         self._start = start
         self._lines = [place(stack) for stack in snapshot.stacks]
-        self._kinds = components(snapshot, recording)
+        self._kinds = known.kinds
         handles = {entry.stream for entry in recording.entries} | {held.stream for held in start.held.values()} | {0}
         self._streams = {handle: number for number, handle in enumerate(sorted(handles))}  # 0 is the default one
         marks = [annotation for annotation in recording.annotations if annotation.name.startswith(OPTIMIZER_STEP)]
         self._marks = marks[::-1]
         self._steps = 0
-        self._storages: dict[int, int] = {}  # by address
-        self._freed = -1  # the storage of a free that was the event before
-        self._given_back: set[int] = set()  # freed, whether other streams still use it or not
+        self._in_use: dict[int, int] = {}  # storages by address
+        self._waiting: dict[int, int] = {}  # those that were freed, and that other streams may still use
         self._flushed = False
         self._events: list[Event] = []
 
     def events(self) -> list[Event]:
-        """All of them."""
+        """All of them. Written out: it runs once for each entry of the history."""
         if self._marks:
             self._events.append(Event(Kind.PHASE, phase="step_1"))
-        for number, held in enumerate(sorted(self._start.held.values(), key=lambda held: held.address)):
-            self._alloc(-2 - number, held.address, held.requested, held.stream, None, held.stack, 0)
-            if held.is_waiting:  # freed before the history begins
-                self._given_back.add(-2 - number)
-                self._events.append(Event(Kind.FREE, -2 - number))
+        self._begin()
+        in_use, waiting, append, alloc, free = self._in_use, self._waiting, self._events.append, Kind.ALLOC, Kind.FREE
+        kinds, lines, streams, marks = self._kinds, self._lines, self._streams, self._marks
         entries = self._recording.entries
         first = entries[0].time_us if entries else 0
+        freed = None  # the storage of the last event, where that was a free: its completion is not told
         for index, (action, address, size, stream, time, stack, _) in enumerate(entries):
-            if self._marks and self._marks[-1].time_us <= time:
+            if marks and marks[-1].time_us <= time:
                 self._phases(time)
             if action == "alloc":
-                self._flush()
-                self._alloc(index, address, size, stream, self._kinds[index], stack, max(0, time - first))
+                if self._flushed:
+                    self._flush()
+                in_use[address] = index
+                freed = None
+                after = time - first if time > first else 0
+                details = (kinds[index], "", "", "", (), "", lines[stack], after)
+                append(_made((alloc, index, size, streams[stream], *details)))
             elif action == "free_requested":
-                self._flush()
-                self._free(address)
+                if self._flushed:
+                    self._flush()
+                storage = in_use.pop(address, None)
+                if storage is not None:
+                    freed = waiting[address] = storage
+                    append(_made((free, storage, *_NO_DETAILS)))
             elif action == "free_completed":
-                self._complete(address)
-            elif action == "oom":
-                self._events.append(Event(Kind.OOM, bytes=size, stream=self._streams[stream]))
-            elif action in ("segment_free", "segment_unmap"):
-                self._flushed = self._flushed or was_asked_for(self._snapshot, stack)
+                storage = waiting.pop(address, None)
+                if storage is not None and storage != freed:
+                    append(Event(Kind.FREE_COMPLETED, storage))
+                freed = None
+            else:
+                self._seldom(entries[index])
         self._flush()
         return self._events
+
+    def _begin(self) -> None:
+        """What was there before the history."""
+        for number, held in enumerate(sorted(self._start.held.values(), key=lambda held: held.address)):
+            storage = -2 - number
+            line = self._lines[held.stack]
+            self._events.append(
+                Event(Kind.ALLOC, storage, held.requested, self._streams[held.stream], line=line, time_us=0)
+            )
+            if held.is_waiting:  # freed before the history begins
+                self._waiting[held.address] = storage
+                self._events.append(Event(Kind.FREE, storage))
+            else:
+                self._in_use[held.address] = storage
+
+    def _seldom(self, entry: Entry) -> None:
+        """What is neither an allocation nor a free."""
+        if entry.action == "oom":
+            self._events.append(Event(Kind.OOM, bytes=entry.size, stream=self._streams[entry.stream]))
+        elif entry.action in ("segment_free", "segment_unmap"):
+            self._flushed = self._flushed or was_asked_for(self._snapshot, entry.stack)
 
     def _phases(self, time: int) -> None:
         """The marks up to a moment."""
@@ -78,28 +115,6 @@ class _Stream:
                 self._events.append(Event(Kind.PHASE, phase=f"optimizer_step_{self._steps}"))
             elif self._steps:
                 self._events.append(Event(Kind.PHASE, phase=f"step_{self._steps + 1}"))
-
-    def _alloc(
-        self, storage: int, address: int, size: int, stream: int, kind: Component | None, stack: int, time: int
-    ) -> None:
-        self._storages[address] = storage
-        self._freed = -1
-        line, number = self._lines[stack], self._streams[stream]
-        self._events.append(Event(Kind.ALLOC, storage, size, number, component=kind, line=line, time_us=time))
-
-    def _free(self, address: int) -> None:
-        storage = self._storages.get(address)
-        if storage is not None and storage not in self._given_back:
-            self._freed = storage
-            self._given_back.add(storage)
-            self._events.append(Event(Kind.FREE, storage))
-
-    def _complete(self, address: int) -> None:
-        """Told only where it is not at once."""
-        storage = self._storages.pop(address, None)
-        if storage is not None and storage != self._freed:
-            self._events.append(Event(Kind.FREE_COMPLETED, storage))
-        self._freed = -1
 
     def _flush(self) -> None:
         if self._flushed:

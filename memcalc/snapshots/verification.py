@@ -21,7 +21,7 @@ from memcalc.snapshots.beginning import Beginning, beginning, block_sizes, contr
 from memcalc.snapshots.frames import was_asked_for
 from memcalc.snapshots.preloading import preload
 from memcalc.snapshots.recording import Entry, Recording, Snapshot
-from memcalc.snapshots.releases import release_of, settings_of
+from memcalc.snapshots.releases import releases_of, settings_of
 
 FETCHED, RETURNED = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 
@@ -100,15 +100,27 @@ class _RecordedDriver(Driver):
 def verify(snapshot: Snapshot, recording: Recording, start: Beginning | None = None, told: str = "") -> Verification:
     """Replays a recording with the rules of the release that wrote it, until the first difference.
 
+    Where that may be one of several, with those of the one that comes furthest.
+
     Args:
         snapshot: the file.
         recording: one device of it.
         start: what the device held at the beginning, if that is known.
         told: PYTORCH_CUDA_ALLOC_CONF of the run, for files that do not have it.
     """
-    version = release_of(snapshot)
-    settings = settings_of(snapshot, recording, version, told)
     start = start or beginning(recording)
+    found = [_verified(snapshot, recording, start, told, version) for version in releases_of(snapshot)]
+    return max(found, key=lambda one: (one.agrees, one.agreed))
+
+
+def can_verify(recording: Recording, start: Beginning) -> bool:
+    """Whether there is a history whose begin is known."""
+    return not recording.is_cut or (bool(recording.entries) and start.is_empty)
+
+
+def _verified(snapshot: Snapshot, recording: Recording, start: Beginning, told: str, version: Version) -> Verification:
+    """The check with the rules of one release."""
+    settings = settings_of(snapshot, recording, version, told)
     block_sizes(start, settings)
     done, difference = 0, contradiction(start)
     if difference:
@@ -117,7 +129,8 @@ def verify(snapshot: Snapshot, recording: Recording, start: Beginning | None = N
         rerun = _Rerun(snapshot, settings, version, recording, start)
         difference = rerun.run()
         done = rerun.done
-    segments = sum(entry.action in (*FETCHED, *RETURNED) for entry in recording.entries) + len(recording.segments)
+    ends = 0 if recording.is_cut else len(recording.segments)
+    segments = sum(entry.action in (*FETCHED, *RETURNED) for entry in recording.entries) + ends
     return Verification(
         entries=len(recording.entries),
         agreed=done,
@@ -151,33 +164,35 @@ class _Rerun:
 
     def run(self) -> str:
         """The whole history; the first difference in words, or ""."""
+        pending = self._driver.pending
         try:
-            for entry in self._recording.entries:
-                self.step(entry)
+            for entry in self._entries:
+                action = entry[0]
+                if action == "alloc":
+                    self._alloc(entry)
+                elif action == "free_requested":
+                    if pending:
+                        self.finish()
+                    self._free(entry[1])
+                elif action != "free_completed":
+                    self._seldom(entry)
+                elif self._waiting:
+                    self._complete(entry[1])
                 self.done += 1
-            self.finish()
-            self.compare_ends(self._recording)
+            if not self._recording.is_cut:
+                self.finish()
+                self.compare_ends(self._recording)
         except _Difference as found:
             return f"at entry {self.done:,} of {len(self._recording.entries):,}: {found}"
         return ""
 
-    def step(self, entry: Entry) -> None:
-        """One entry of the history."""
-        action, address = entry.action, entry.address
-        if action in FETCHED or action in RETURNED:
-            self._driver.pending.append(entry)
-        elif action == "alloc":
-            self._alloc(entry)
-        elif action == "free_requested":
-            self.finish()
-            self._free(address)
-        elif action == "free_completed":
-            block = self._waiting.pop(address, None)
-            if block is not None:
-                self._allocator.complete(block)
-        elif action == "oom":
+    def _seldom(self, entry: Entry) -> None:
+        """Anything but an allocation or a free."""
+        if entry.action == "oom":
             self.finish()
             self._fail(entry)
+        else:
+            self._driver.pending.append(entry)
 
     def finish(self) -> None:
         """What went back to the driver outside of a request: the cache was emptied."""
@@ -203,28 +218,28 @@ class _Rerun:
                 raise _Difference(f"in the end the figures of the segment at {theirs.address:#x} are others")
 
     def _alloc(self, entry: Entry) -> None:
-        if not entry.size or entry.address in self._blocks:
-            raise _Difference(f"{entry.size:,} bytes at {entry.address:#x} can not be handed out")
-        if self._was_emptied(entry):
+        _, address, size, stream, _, _, pool = entry
+        if not size or address in self._blocks:
+            raise _Difference(f"{size:,} bytes at {address:#x} can not be handed out")
+        if self._driver.pending and self._was_emptied(entry):
             self._allocator.empty_cache()
-        pool = self._pool(entry)
+        if pool is None and self._known_pools:
+            pool = self._pool_at(address)
         if pool:
             self._allocator.private.begin(pool)
         try:
-            block = self._allocator.malloc(entry.size, entry.stream)
+            block = self._allocator.malloc(size, stream)
         except OutOfMemory:
-            raise _Difference(f"the run got {entry.size:,} bytes from its cache, the model wants new memory") from None
+            raise _Difference(f"the run got {size:,} bytes from its cache, the model wants new memory") from None
         finally:
             if pool:
                 self._allocator.private.end(pool)
-        if block.address != entry.address:
-            raise _Difference(
-                f"{entry.size:,} bytes are at {entry.address:#x} in the run and at {block.address:#x} in the model"
-            )
+        if block.address != address:
+            raise _Difference(f"{size:,} bytes are at {address:#x} in the run and at {block.address:#x} in the model")
         if self._driver.pending:
             left = self._driver.pending[0]
             raise _Difference(f"the run has {left.action} of {left.size:,} bytes, the model serves the request without")
-        self._blocks[entry.address] = block
+        self._blocks[address] = block
 
     def _was_emptied(self, request: Entry) -> bool:
         """Whether all of the cache went back before this request.
@@ -253,7 +268,7 @@ class _Rerun:
         if block is None:
             return  # the recording has no allocation for it: counted as a gap
         following = self._entries[self.done + 1] if self.done + 1 < len(self._entries) else None
-        if following is not None and (following.action, following.address) == ("free_completed", address):
+        if following is not None and following[1] == address and following[0] == "free_completed":
             self._allocator.free(block)
         else:
             self._allocator.free_until_completed(block)
@@ -266,7 +281,11 @@ class _Rerun:
             return
         raise _Difference(f"the run ran out of memory asking for {entry.size:,} bytes, the model finds them")
 
-    def _pool(self, entry: Entry) -> int:
-        if entry.pool is not None:
-            return entry.pool
-        return next((pool for begin, end, pool in self._known_pools if begin <= entry.address < end), 0)
+    def _complete(self, address: int) -> None:
+        """Other streams are done with a block; most were free at once."""
+        block = self._waiting.pop(address, None)
+        if block is not None:
+            self._allocator.complete(block)
+
+    def _pool_at(self, address: int) -> int:
+        return next((pool for begin, end, pool in self._known_pools if begin <= address < end), 0)

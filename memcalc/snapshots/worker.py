@@ -21,13 +21,17 @@ OK, REFUSED = 0, 3
 def main(path: str) -> int:
     """Reads the file; 0 with the packed snapshot on standard output, 3 with the reason."""
     from memcalc.snapshots.packing import pack
-    from memcalc.snapshots.unpickling import Refused, content_of, loads_plain
+    from memcalc.snapshots.salvage import salvaged
+    from memcalc.snapshots.unpickling import CutOff, Refused, content_of, loads_plain
 
     gc.disable()  # nothing here is garbage, and looking for some takes most of the time
     try:
         content = content_of(Path(path))
         _limit_memory(len(content))
-        packed = pack(loads_plain(content))
+        try:
+            packed = pack(loads_plain(content))
+        except CutOff:
+            packed = pack(*salvaged(content))
     except Refused as refused:
         sys.stdout.write(str(refused))
         return REFUSED

@@ -14,12 +14,10 @@ from memcalc.allocator import history
 from memcalc.allocator.pytorch.dump import snapshot as dumped
 from memcalc.events import Event
 from memcalc.replaying import replaying
-from memcalc.replaying.sources import Recorded, Source
-from memcalc.snapshots.beginning import beginning
+from memcalc.replaying.sources import source_of
 from memcalc.snapshots.packing import pack
 from memcalc.snapshots.reading import unpacked
 from memcalc.snapshots.recording import Snapshot
-from memcalc.snapshots.stream import events_of
 from memcalc.snapshots.unpickling import Refused
 from memcalc.snapshots.verification import verify
 from tests.allocator.running import MIB
@@ -124,9 +122,7 @@ def test_nonsense_of_the_right_shape_is_told_apart_and_no_traceback(found: dict[
     snapshot = opened(found)
 
     for recording in snapshot.recordings:
-        start = beginning(recording)
-        events = events_of(snapshot, recording, start)
-        replay = replaying(Source("test", "snapshot", events, Recorded(snapshot, recording, start)))
+        replay = replaying(source_of("test", snapshot, recording))
         assert replay.verification is not None
 
 

@@ -9,10 +9,11 @@ calls would cost more than what they do.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from memcalc.allocator.base import BlockAllocator
-from memcalc.allocator.blocks import Block, Shelf
+from memcalc.allocator.blocks import IN_USE, SIZE_SHIFT, Block, Shelf
 from memcalc.allocator.counters import Counters
 from memcalc.allocator.driver import Driver
 from memcalc.allocator.policy import SegmentView
@@ -102,7 +103,8 @@ class CachingAllocator(BlockAllocator):
 
         block: Block | None
         if plain:
-            keys, at = shelf.keys, shelf.at_least(rounded)
+            keys = shelf.keys
+            at = bisect_left(keys, rounded << SIZE_SHIFT)
             block = shelf.blocks.pop(keys.pop(at)) if at < len(keys) else None
         else:
             pool.searches += 1
@@ -113,9 +115,11 @@ class CachingAllocator(BlockAllocator):
         rest = block.size - rounded
         if rest and splits(pool, rounded, rest, self.settings):
             block = self._split_front(block, rounded)
-        else:
+        elif block.previous is not None or block.next is not None:
             self._take_whole(block)
-        self._hand_out(block, size)
+        block.state = IN_USE
+        block.requested = size
+        self.counters.handed_out(pool.tally, block.size, size)
         return block
 
     @property

@@ -39,7 +39,7 @@ def draw_course(screen: Screen, course: Course, unit: Unit = "GiB", rows: int = 
         draw_line(screen, "Memory over the run: nothing was allocated.", 0)
         screen.line()
         return
-    label = len(format_number(course.outline(1).top, unit))
+    label = len(format_number(course.top, unit))
     width = max(NARROWEST, min(screen.width, WIDEST) - _INDENT - label - 2)
     outline = course.outline(width)
     columns = [outline.stretches[len(outline.stretches) * at // width] for at in range(width)]

@@ -1,0 +1,80 @@
+"""The history of a device in columns: from the reader's process to ours, a million entries are a few long texts.
+
+Written by `columns_of` in the reader's process, and read by `entries_of` in ours.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from itertools import repeat
+from typing import Any, cast
+
+from memcalc.snapshots.recording import Entry
+from memcalc.snapshots.shown import shown
+from memcalc.snapshots.unpickling import Refused
+
+ACTIONS = tuple("alloc free_requested free_completed segment_alloc segment_free segment_map segment_unmap oom".split())
+_CODES = {action: code for code, action in enumerate(ACTIONS)}
+_OTHER = 255  # the code of marks: snapshot, user_defined
+LARGEST = 2**63  # no address, size or time is as large
+_UNKNOWN_POOL = -1
+
+
+def columns_of(
+    trace: list[Any], stack: Callable[[Any], int], pool: Callable[[Any], int]
+) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
+    """The fields of `Entry`, each as the bytes of an array; actions by their place in `ACTIONS`.
+
+    Args:
+        trace: what should be dictionaries with an action, an address and so on.
+        stack: the number of a list of frames.
+        pool: the number of a pool's id.
+
+    Raises:
+        Refused: for anything else.
+    """
+    try:
+        actions = bytes([_CODES.get(entry["action"], _OTHER) for entry in trace])
+        if _OTHER in actions:
+            trace = [entry for entry in trace if entry["action"] in _CODES]
+            actions = actions.replace(bytes([_OTHER]), b"")
+        numbers = (
+            [entry.get("addr", -1) for entry in trace],
+            [entry["size"] for entry in trace],
+            [entry["stream"] for entry in trace],
+            [entry.get("time_us", 0) for entry in trace],
+        )
+        if any({*map(type, column)} - {int} for column in numbers) or min(numbers[1], default=0) < 0:
+            raise _refused(trace)
+        addresses, sizes, streams, times = (array("q", column).tobytes() for column in numbers)
+        stacks = array("q", [stack(entry.get("frames")) for entry in trace]).tobytes()
+        pools = [entry.get("pool_id") for entry in trace]
+    except (KeyError, TypeError, AttributeError, OverflowError):
+        raise _refused(trace) from None
+    told = array("q", [_UNKNOWN_POOL if one is None else pool(one) for one in pools] if any(pools) else ())
+    return actions, addresses, sizes, streams, times, stacks, told.tobytes()
+
+
+def entries_of(columns: tuple[bytes, ...]) -> tuple[Entry, ...]:
+    """The history again."""
+    actions, *numbers, pools = columns
+    told: Iterable[int | None] = repeat(None)
+    if pools:
+        told = (None if number == _UNKNOWN_POOL else number for number in array("q", pools))
+    rows = zip(map(ACTIONS.__getitem__, actions), *(array("q", column) for column in numbers), told, strict=False)
+    return cast("tuple[Entry, ...]", tuple(map(tuple.__new__, repeat(Entry), rows)))
+
+
+def _refused(trace: list[Any]) -> Refused:
+    """The first entry that is none."""
+    for entry in trace:
+        try:
+            if entry["action"] not in _CODES:
+                continue
+            numbers = (entry.get("addr", -1), entry["size"], entry["stream"], entry.get("time_us", 0))
+        except (KeyError, TypeError, AttributeError) as error:
+            return Refused(f"an entry of its history is {shown(entry)} ({error!r})")
+        if any(type(n) is not int or not -LARGEST <= n < LARGEST for n in numbers) or numbers[1] < 0:
+            return Refused(f"an entry of its history is {shown(entry)}")
+    return Refused("an entry of its history is none")
