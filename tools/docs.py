@@ -36,7 +36,7 @@ from memcalc.spec.cards import all_cards  # noqa: E402
 from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402
 from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
-from tools import dry_runs, families, formulas  # noqa: E402
+from tools import dry_runs, families, formulas, published_configs  # noqa: E402
 from tools.accuracy import cases, summarized  # noqa: E402
 from tools.agreement import agreement_summary, agreement_table  # noqa: E402
 from tools.markdown import table  # noqa: E402
@@ -396,6 +396,7 @@ TABLES: dict[str, Callable[..., str]] = {
     **dry_runs.TABLES,
     **families.TABLES,
     **formulas.TABLES,
+    **published_configs.TABLES,
     "agreement": agreement_table,
     "agreement-summary": agreement_summary,
     "accuracy-megatron": accuracy_megatron,

@@ -36,6 +36,9 @@ _FOREIGN_YAML = (
         re.compile(r"^train[ \t]*:[ \t]*$", re.MULTILINE),
     ),
 )
+# torchtune's files all hold a `model:` block, but those that generate or evaluate are no training.
+_TORCHTUNE = re.compile(r"^[ \t]+_component_[ \t]*:[ \t]*torchtune\.", re.MULTILINE)
+_TRAINS = re.compile(r"^optimizer[ \t]*:", re.MULTILINE)
 _FOREIGN_TOML = (re.compile(r"^\[model\]", re.MULTILINE), re.compile(r"^flavor[ \t]*=", re.MULTILINE))
 _FOREIGN_SCRIPT = (re.compile(r"--num-layers\s"), re.compile(r"--hidden-size\s"))
 
@@ -101,6 +104,8 @@ def is_config(path: str) -> bool:
     try:
         if name.endswith(_YAML):
             text = Path(path).read_text(encoding="utf-8", errors="replace")
+            if _TORCHTUNE.search(text) is not None:
+                return _TRAINS.search(text) is not None
             return _MARKS.search(text) is not None or any(_has(text, marks) for marks in _FOREIGN_YAML)
         if name.endswith((".toml", ".sh")):
             text = Path(path).read_text(encoding="utf-8", errors="replace")

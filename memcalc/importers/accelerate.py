@@ -33,6 +33,8 @@ FIELDS: dict[str, Meaning] = {
     "same_network": nothing(),
     "use_cpu": nothing(),
     "mpirun_config*": nothing(),
+    "comms_config*": nothing(),
+    "command*": nothing("the program itself"),
     "ipex_config*": nothing(),
 }
 

@@ -20,7 +20,15 @@ FIELDS: dict[str, Meaning] = {
     "fp16.enabled": fact("fp16", "training.dtype: precision of the step"),
     "optimizer.type": to(
         "training.optimizer",
-        {"adamw": "adamw", "adam": "adam", "lion": "lion", "sgd": "sgd", "fusedadam": "adam", "onebitadam": "adam"},
+        {
+            "adamw": "adamw",
+            "adam": "adam",
+            "lion": "lion",
+            "sgd": "sgd",
+            "fusedadam": "adam",
+            "onebitadam": "adam",
+            "lamb": "lamb",
+        },
     ),
     "zero_optimization.offload_optimizer.device": lacking(_DEVICE),
     "zero_optimization.offload_param.device": lacking(_DEVICE),
@@ -64,6 +72,8 @@ FIELDS: dict[str, Meaning] = {
     "compile*": nothing("torch.compile is not sized"),
     "tensor_parallel*": lacking("DeepSpeed's tensor parallelism"),
     "monitor_config*": nothing("logging"),
+    "seq_parallel_communication_data_type": nothing("the default is counted"),
+    "autotuning*": nothing("a search, not a run"),
     "_comment": nothing(),
 }
 
@@ -79,6 +89,8 @@ def finish_deepspeed(draft: Draft) -> None:
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:
+    if "num_layers" in data or "num-layers" in data:
+        return False  # GPT-NeoX's files hold DeepSpeed's fields beside a model's, which would be left out
     return any(key in data for key in ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"))
 
 

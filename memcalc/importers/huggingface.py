@@ -40,6 +40,7 @@ ATTENTION = {
     "kernels-community/flash-attn3": "flash",
     "kernels-community/vllm-flash-attn3": "flash",
     "sdpa": "flash",  # PyTorch picks its flash kernel where it can
+    "flex_attention": "flash",  # compiled; keeps the output and a sum a row, as flash attention does
     "eager": "eager",
     "xformers": "memory-efficient",
     "auto": None,
@@ -49,6 +50,8 @@ ATTENTION = {
 ON = {True: True, False: False, "true": True, "false": False}
 RECOMPUTE = {True: "full", False: "none", "true": "full", "false": "none", "unsloth": "full", "offload": "full"}
 
+# How PEFT's patterns end: "...(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
+_PATTERN = re.compile(r"\((\w+(?:\|\w+)*)\)(\w*)\$?$")
 _STAGE = re.compile(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", re.IGNORECASE)
 
 # Fields of TrainingArguments (transformers 4.57) and of TRL's SFTConfig (0.24) and ModelConfig.
@@ -80,6 +83,7 @@ TRAINER: dict[str, Meaning] = {
     "torch_compile": lacking("torch.compile"),
     "neftune_noise_alpha": nothing(),
     "packing": nothing("sequences are counted as full"),
+    "packing_strategy": nothing("sequences are counted as full"),
     "auto_find_batch_size": lacking("a batch size that is tried out"),
     "per_device_eval_batch_size": nothing("evaluation is not sized"),
     "gradient_checkpointing_kwargs": nothing("how it is done, not what is kept"),
@@ -184,9 +188,22 @@ def _adapters(draft: Draft) -> None:
         return
     targets = facts.get("targets")
     if isinstance(targets, str):
-        targets = "all-linear" if targets in ("all", "all-linear") else [name.strip() for name in targets.split(",")]
+        targets = _named_targets(draft, targets)
+    if isinstance(targets, list):  # "self_attn.q_proj" is the q_proj of every layer
+        targets = list(dict.fromkeys(str(name).rpartition(".")[2] for name in targets))
     if targets:
         draft.default("training.lora.target_modules", targets)
+
+
+def _named_targets(draft: Draft, text: str) -> str | list[str]:
+    """The modules that a text names: all, some with commas between them, or those that a pattern matches."""
+    if text in ("all", "all-linear"):
+        return "all-linear"
+    ends = _PATTERN.search(text)
+    if ends is None:
+        return [name.strip() for name in text.split(",")]
+    draft.notes.append(f"adapters by the pattern {text}: those of these names in every layer of the language model")
+    return [f"{name}{ends[2] or ''}" for name in ends[1].split("|")]
 
 
 def _sharding(draft: Draft) -> int:

@@ -43,6 +43,26 @@ FIELDS: dict[str, Meaning] = {
     "use_apollo": lacking("APOLLO"),
     "use_badam": lacking("BAdam"),
     "use_dora": lacking("DoRA"),
+    "use_asft_loss": lacking("a loss of its own"),
+    "use_dft_loss": lacking("a loss of its own"),
+    "use_eaft_loss": lacking("a loss of its own"),
+    "asft_*": nothing("part of a loss of its own"),
+    "mixture_of_depths": lacking("layers that some tokens skip"),
+    "galore_*": nothing("part of GaLore"),
+    "apollo_*": nothing("part of APOLLO"),
+    "badam_*": nothing("part of BAdam"),
+    "loraplus_*": nothing(),
+    "pissa_*": nothing("how adapters begin"),
+    "oft_*": nothing("part of OFT"),
+    **{
+        name: lacking("Megatron below LLaMA-Factory")
+        for name in (
+            *("sequence_parallel", "context_parallel_size", "use_distributed_optimizer", "recompute_granularity"),
+            *("bias_activation_fusion", "apply_rope_fusion", "overlap_*", "moe_*", "use_packed_sequences"),
+        )
+    },
+    "predict_with_generate": nothing("generation is not sized"),
+    "ray_*": nothing(),
     "shift_attn": nothing(),
     "freeze_*": lacking("freezing of layers"),
     "template": nothing("data"),

@@ -43,7 +43,9 @@ def load(
         return load_own(source.model_dump(), overrides, gpu=gpu).with_notes(source.notes)
     imported = None if isinstance(source, Mapping) else import_file(source, overrides)
     if imported is None:
-        return load_own(source, overrides, gpu=gpu)
+        spec = load_own(source, overrides, gpu=gpu)
+        lists = None if isinstance(source, Mapping) else list_config_json(source)
+        return spec if lists is None else spec.with_notes(lists.sentences())
     path = Path(str(source))
     given = set(parse_overrides(overrides))
     _check_model(imported, given, path)
@@ -75,6 +77,24 @@ def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported |
         return read(framework, data, str(path.parent), overridden)
     except InputError as error:
         raise error.located(path.name) from None
+
+
+def list_config_json(source: str | Path) -> Imported | None:
+    """What was made of the keys of a Hugging Face config.json; None if the file is none."""
+    path = Path(source)
+    if path.suffix.lower() != ".json" or not _is_file(path):
+        return None
+    import json
+
+    try:
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+        return None
+    from memcalc.importers.config_json import listed
+
+    return listed(data)
 
 
 def _is_file(path: Path) -> bool:

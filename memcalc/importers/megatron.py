@@ -84,6 +84,23 @@ FIELDS: dict[str, Meaning] = {
     "no-*": nothing("fusions and overlaps, not what is kept"),
     "moe-*": nothing("routing is taken as balanced"),
     **{
+        f"{stem}*": lacking("a vision encoder")
+        for stem in (
+            *("patch-dim", "img-", "image-", "vision-", "pixel-shuffle", "use-tiling", "max-num-tiles"),
+            *("use-thumbnail", "language-model-type", "disable-vision-class-token", "decoder-seq-length"),
+        )
+    },
+    "freeze-*": lacking("freezing of layers"),
+    "grpo-*": lacking("reinforcement learning"),
+    "perform-rl-step": lacking("reinforcement learning"),
+    **{
+        f"{stem}*": nothing("generation is not sized")
+        for stem in (
+            *("inference-", "temperature", "top-k", "top_p", "top-p", "out-seq-length", "prompt-path", "gt-path"),
+            *("output", "input-", "num-partitions", "partition-id", "langrl-", "model-path"),
+        )
+    },
+    **{
         f"{stem}*": nothing("not about memory")
         for stem in (
             *("attention-softmax-in-fp32", "pretrained-checkpoint", "use-te", "dataloader", "use-rope-scaling"),
@@ -99,6 +116,7 @@ FIELDS: dict[str, Meaning] = {
                 "master-",
                 "node-rank",
             ),
+            *("container-", "task", "verbose", "eod-mask-loss", "calculate-per-token-loss", "auto-detect-ckpt-format"),
             *("rdzv", "seed", "distributed-", "dist-", "exit-", "num-workers", "rotary-", "norm-epsilon", "mock-data"),
             *("ckpt-", "timing-", "manual-gc", "profile", "apply-layernorm-1p", "use-checkpoint", "finetune", "legacy"),
         )
@@ -172,7 +190,8 @@ def _ranks(draft: Draft) -> None:
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:
-    return "num-layers" in data and "hidden-size" in data
+    # GPT-NeoX's YAML has arguments of these names, and others for the rest
+    return "num-layers" in data and "hidden-size" in data and "pipe-parallel-size" not in data
 
 
 MEGATRON = Framework(

@@ -12,7 +12,9 @@ _ASSIGNMENT = re.compile(
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w{0,60})(?::?-([^}\n]{0,200}))?\}|\$([A-Za-z_]\w{0,60})")
 _SUM = re.compile(r"\$\(\(\s*([\d\s*+/()-]{1,100})\s*\)\)")
 _PRODUCT = re.compile(r"\s*(\d{1,9})\s*([*/+-])\s*(\d{1,9})\s*")
-_ARGUMENT = re.compile(r"(?<![\w-])--([a-z][a-z0-9_-]{1,80})((?:[ \t=\n]+(?!--)[^\s()\"'\\]+)*)")
+_ARGUMENT = re.compile(r"(?<![\w-])--([a-z][A-Za-z0-9_-]{1,80})((?:[ \t=\n]+(?!--)[^\s()\"'\\]+)*)")
+
+_QUOTED = re.compile(r"(?<=[\s=])([\"'])([^\s\"'()]{1,200})\1(?=[\s)]|$)")
 
 _MOST_ROUNDS = 8  # of variables that refer to variables
 
@@ -29,7 +31,7 @@ def arguments_of(text: str) -> dict[str, Any]:
         variables[match[1]] = next((part for part in match.groups()[1:] if part is not None), "")
     variables = {name: _filled(text, variables) for name, text in variables.items()}
     found: dict[str, Any] = {}
-    for match in _ARGUMENT.finditer(_filled(plain, variables)):
+    for match in _ARGUMENT.finditer(_QUOTED.sub(r"\2", _filled(plain, variables))):
         words = match[2].replace("=", " ").split()
         name = match[1].replace("_", "-")
         found[name] = True if not words else _value(words[0]) if len(words) == 1 else [_value(word) for word in words]

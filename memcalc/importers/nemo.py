@@ -59,6 +59,14 @@ FIELDS: dict[str, Meaning] = {
     "name": nothing(),
     "restore_from_path": nothing("loading is not sized"),
     "run*": nothing(),
+    **{
+        name: nothing("generation is not sized")
+        for name in (
+            *("inference*", "export*", "quantization*", "chatbot*", "chat", "server", "port", "web_*", "share"),
+            *("username", "password", "prompts*", "tensor_model_parallel_size", "pipeline_model_parallel_size"),
+        )
+    },
+    "defaults": nothing("other files of the same folder, which are not read"),
 }
 
 

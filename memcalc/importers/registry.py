@@ -15,6 +15,7 @@ from memcalc.importers.megatron import MEGATRON
 from memcalc.importers.nemo import NEMO
 from memcalc.importers.table import Framework
 from memcalc.importers.torchtitan import TORCHTITAN
+from memcalc.importers.torchtune import TORCHTUNE
 
 # The most particular first: LLaMA-Factory's files are TrainingArguments with more.
 FRAMEWORKS: tuple[Framework, ...] = (
@@ -24,6 +25,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     ACCELERATE,
     LITGPT,
     TORCHTITAN,
+    TORCHTUNE,
     NEMO,
     DEEPSPEED,
     MEGATRON,

@@ -104,7 +104,8 @@ class Framework:
     Args:
         name: as people call it.
         version: whose fields the table knows.
-        fields: by dotted path; a path that ends in "*" stands for all that begin so.
+        fields: by dotted path; a path that ends in "*" stands for all that begin so, one that begins with "*" for
+            all that end so.
         finish: what follows from several fields, and what the framework does where the file is silent.
         expected: our fields that a run needs and that such files often lack: path, and what it is.
         recognised: whether a mapping is such a file.
@@ -122,4 +123,5 @@ class Framework:
         if path in self.fields:
             return self.fields[path]
         stems = [key for key in self.fields if key.endswith("*") and path.startswith(key[:-1])]
+        stems = stems or [key for key in self.fields if key.startswith("*") and path.endswith(key[1:])]
         return self.fields[max(stems, key=len)] if stems else None

@@ -67,9 +67,14 @@ FIELDS: dict[str, Meaning] = {
     "validation*": nothing("evaluation is not sized"),
     "model*": nothing("data"),
     "debug*": nothing(),
+    "encoder*": lacking("encoders beside the model"),
+    "hf_transformers*": lacking("transformers' own modules below torchtitan"),
+    "inference*": nothing("generation is not sized"),
+    "data*": nothing("data"),
 }
 
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_LLAMAS = ("llama2", "llama3")
 _FLAVORS = {
     ("llama3", "405b"): "llama-3.1-405b",
     ("deepseek_v3", "671b"): "deepseek-v3",
@@ -85,13 +90,20 @@ def _finish(draft: Draft) -> None:
         draft.values["preset"] = preset
     draft.default("training.dtype", _PRECISIONS.get(str(facts.get("param", "bfloat16")), "bf16"))
     half = draft.values["training.dtype"] != "fp32"
-    draft.default("training.recipe", "mixed-16" if half else "fp32")
     draft.default("training.optimizer_implementation", "fused")
-    draft.notes.append("torchtitan's own modules are not modelled: counted with plain modules and flash attention")
-    if half:
-        draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes a parameter")
+    if draft.values.get("parallelism.pipeline_parallel", 1) == 1:
+        draft.values.pop("parallelism.schedule", None)  # named for the day that there are stages
     _sharding(draft)
-    _recompute(draft)
+    own = half and name in _LLAMAS and _is_fsdp_alone(draft)
+    if own:
+        draft.default("training.implementation", "torchtitan")
+        draft.notes.append("its modules, and what checkpointing by operator keeps, are those of December 2024")
+    else:
+        draft.default("training.recipe", "mixed-16" if half else "fp32")
+        draft.notes.append("torchtitan's own modules are modelled for Llama under FSDP2 alone: counted as plain ones")
+        if half:
+            draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes a parameter")
+    _recompute(draft, by_operator=own)
 
 
 def _sharding(draft: Draft) -> None:
@@ -113,12 +125,22 @@ def _sharding(draft: Draft) -> None:
         draft.values["training.global_batch_size"] = total
 
 
-def _recompute(draft: Draft) -> None:
+def _is_fsdp_alone(draft: Draft) -> bool:
+    """Whether the run shards its data-parallel ranks and nothing else."""
+    degrees = ("tensor", "pipeline", "context", "expert")
+    whole = all(draft.values.get(f"parallelism.{degree}_parallel", 1) == 1 for degree in degrees)
+    ranks = draft.values.get("parallelism.data_parallel", 2 if "parallelism.data_parallel" in draft.overridden else 1)
+    return whole and draft.values.get("parallelism.zero_stage") == 3 and ranks != 1
+
+
+def _recompute(draft: Draft, *, by_operator: bool) -> None:
     mode, option = str(draft.facts.get("checkpoint", "selective")), str(draft.facts.get("option", "op"))
     if mode == "full":
         draft.default("training.recompute", "full")
     elif mode == "selective" and option.isdigit() and int(option):
         draft.default("training.recompute", f"every-{int(option)}")
+    elif mode == "selective" and by_operator:
+        draft.default("training.recompute", "selective")
     elif mode == "selective":
         draft.notes.append(
             "not modelled: selective checkpointing by operator, which keeps some of each layer; counted without any, "

@@ -240,6 +240,18 @@ def translations_of(family: str, field: str) -> dict[object, object] | None:
     return _load(family, "model.architecture").translate.get(field)
 
 
+def keys_of(architecture: str) -> dict[str, list[str]]:
+    """The keys of config.json that decide something of a family, and the fields that each decides."""
+    family = _load(architecture, "model.architecture")
+    found: dict[str, list[str]] = {"model_type": ["architecture"]}
+    for field, keys in family.read.items():
+        for key in keys:
+            found.setdefault(key, []).append(field)
+    for key in family.require:
+        found.setdefault(key, ["architecture"])
+    return found
+
+
 def known_families() -> list[str]:
     """The names that `architecture` and `model_type` may have, sorted."""
     return list(_names())

@@ -158,6 +158,40 @@ model:
     name: distributed_fused_adam
     lr: 2e-4
 """
+TORCHTUNE = """\
+tokenizer:
+  _component_: torchtune.models.llama3.llama3_tokenizer
+  max_seq_len: 4096
+model:
+  _component_: torchtune.models.llama3_1.lora_llama3_1_8b
+  lora_attn_modules: ['q_proj', 'v_proj', 'output_proj']
+  apply_lora_to_mlp: True
+  apply_lora_to_output: False
+  lora_rank: 8
+  lora_alpha: 16
+dataset:
+  _component_: torchtune.datasets.alpaca_cleaned_dataset
+  packed: False
+batch_size: 2
+gradient_accumulation_steps: 8
+optimizer:
+  _component_: bitsandbytes.optim.PagedAdamW8bit
+  lr: 3e-4
+loss:
+  _component_: torchtune.modules.loss.LinearCrossEntropyLoss
+enable_activation_checkpointing: True
+enable_activation_offloading: True
+compile: False
+dtype: bf16
+"""
+TORCHTUNE_FULL = """\
+tokenizer: {max_seq_len: 1024}
+model: {_component_: torchtune.models.qwen2_5.qwen2_5_7b_instruct}
+batch_size: 1
+optimizer: {_component_: torch.optim.AdamW, fused: True}
+enable_activation_checkpointing: False
+dtype: bf16
+"""
 DEEPSPEED = """\
 {"bf16": {"enabled": true},
  "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}, "overlap_comm": true},
@@ -268,6 +302,52 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
             "model.vocab_size": 128256,
         },
     ),
+    "torchtune": (
+        "8B_lora.yaml",
+        TORCHTUNE,
+        (),
+        {
+            "model.hidden_size": 4096,
+            "model.max_position_embeddings": 8192,  # of llama-3-8b, whose sizes are those of 3.1
+            "training.finetune": "lora",
+            "training.lora.rank": 8,
+            "training.lora.target_modules": ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+            "training.optimizer": "adam-8bit",
+            "training.recompute": "full",
+            "training.recipe": "pure",
+            "training.gradient_accumulation_steps": 8,
+            "training.sequence_length": 4096,
+        },
+    ),
+    "torchtune full": (
+        "7B_full.yaml",
+        TORCHTUNE_FULL,
+        ("data_parallel=8",),
+        {
+            "model.hidden_size": 3584,
+            "training.finetune": "full",
+            "training.optimizer_implementation": "fused",
+            "training.recompute": "none",
+            "parallelism.zero_stage": 3,  # as its distributed recipes shard
+            "parallelism.engine": "fsdp2",
+        },
+    ),
+    "torchtitan by operator": (
+        "8B.toml",
+        TORCHTITAN.replace('selective_ac_option = "2"', 'selective_ac_option = "op"'),
+        (),
+        {
+            "training.implementation": "torchtitan",
+            "training.recompute": "selective",
+            "training.recipe": "amp",  # fp32 shards, gathered in 16 bits
+        },
+    ),
+    "torchtitan with tensor parallelism": (
+        "8B.toml",
+        TORCHTITAN.replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 2"),
+        (),
+        {"training.implementation": "plain", "training.recipe": "mixed-16", "parallelism.tensor_parallel": 2},
+    ),
     "Megatron-LM": (
         "pretrain.sh",
         MEGATRON,
@@ -354,9 +434,8 @@ def test_what_it_comes_to(case: str, tmp_path: Path) -> None:
 
     assert found == expected
     assert spec.name == Path(name).stem
-    assert spec.notes[0].startswith(
-        f"read as a configuration of {case.removesuffix(' QLoRA').removesuffix(' with ZeRO 3')}"
-    )
+    framework = next(framework.name for framework in FRAMEWORKS if case.startswith(framework.name))
+    assert spec.notes[0].startswith(f"read as a configuration of {framework} ")
 
 
 def test_every_framework_is_tested() -> None:
@@ -470,3 +549,35 @@ def test_a_deepspeed_file_beside_it_is_read(tmp_path: Path) -> None:
 
     assert found.blocks["parallelism"]["zero_stage"] == 1
     assert "not modelled: offload_optimizer; what is offloaded is counted on the device" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        ("[q_proj, v_proj]", ("q_proj", "v_proj")),
+        ("[self_attn.q_proj, mlp.up_proj, q_proj]", ("q_proj", "up_proj")),
+        ("'q_proj, v_proj'", ("q_proj", "v_proj")),
+        ("all-linear", "all-linear"),
+        (r"'model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|q)_proj'", ("up_proj", "down_proj", "q_proj")),
+        (r"'model.layers.\d+.self_attn.(q_proj|o_proj)$'", ("q_proj", "o_proj")),
+    ],
+)
+def test_targets_of_adapters(targets: str, expected: object, tmp_path: Path) -> None:
+    """As a list, a text with commas, or one of PEFT's patterns."""
+    text = QLORA.replace("lora_target_linear: true", f"lora_target_modules: {targets}")
+    lora = load(written(tmp_path, "run.yaml", text)).training.lora
+
+    assert lora is not None
+    assert lora.target_modules == expected
+
+
+def test_a_schedule_without_stages_waits_for_them(tmp_path: Path) -> None:
+    text = TORCHTITAN.replace("[activation_checkpoint]", 'pipeline_parallel_schedule = "1F1B"\n[activation_checkpoint]')
+
+    assert load(written(tmp_path, "run.toml", text)).parallelism.pipeline_parallel == 1
+
+
+def test_recipes_of_torchtune_that_do_not_train_are_not_read(tmp_path: Path) -> None:
+    text = "model: {_component_: torchtune.models.llama2.llama2_7b}\nprompt: {user: hello}\n"
+
+    assert import_file(written(tmp_path, "generation.yaml", text)) is None

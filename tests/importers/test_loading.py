@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 import memcalc
 from memcalc.checking.discovery import is_config
 from memcalc.errors import InputError
-from memcalc.importers.loading import import_file, load
+from memcalc.importers.loading import import_file, list_config_json, load
 from memcalc.importers.megatron_arguments import arguments_of
 from memcalc.importers.models import preset_of
 from memcalc.spec.presets import preset_names
 
 QLORA = "base_model: meta-llama/Llama-3.2-1B\nadapter: qlora\nload_in_4bit: true\nlora_r: 8\nsequence_len: 512\nmicro_batch_size: 1\nbf16: auto\n"
 ROOT = Path(__file__).parents[2]
+WHOSE = "read as a configuration of Hugging Face config.json (fields of transformers 5.23)"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_arguments_of_a_script() -> None:
         "flag": True,
         "pair": [1, 2],
         "hidden-size": 16,
-        "name": True,  # what stands in quotation marks within an array is no word of its own
+        "name": "x",  # one word in quotation marks is that word
         "rest": "$1",
         "eq": 5,
     }
@@ -131,3 +132,54 @@ def test_no_content_is_a_traceback(tmp_path_factory: pytest.TempPathFactory, dat
         load(path, ["preset=gpt2"])
     except InputError as error:
         assert error.problem  # noqa: PT017 -- most of this is refused, with a message
+
+
+def test_the_keys_of_a_config_json_are_listed(tmp_path: Path) -> None:
+    """What its family reads, what has no effect, and what nobody knows; null is silence."""
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "vocab_size": 100,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "rope_scaling": {"factor": 8.0},
+        "a_key_of_tomorrow": 3,
+        "pretraining_tp": None,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    found = list_config_json(path)
+
+    assert found is not None
+    assert [key for key, _, _ in found.mapped] == [
+        "model_type",
+        "hidden_size",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "vocab_size",
+        "max_position_embeddings",
+    ]
+    assert [key for key, _ in found.no_effect] == ["architectures", "rms_norm_eps", "bos_token_id", "rope_scaling"]
+    assert found.unknown == ("a_key_of_tomorrow",)
+    assert load(path).notes == (
+        f"{WHOSE}: 6 mapped, 4 without effect on memory, 0 not modelled, 1 unknown.",
+        "unknown, hence not counted: a_key_of_tomorrow.",
+        "without effect: architectures, rms_norm_eps, bos_token_id, rope_scaling.",
+    )
+
+
+def test_files_of_gpt_neox_are_not_taken_for_others(tmp_path: Path) -> None:
+    """They hold fields of DeepSpeed and names of Megatron-LM; what is read by halves would be sized wrong."""
+    for number, text in enumerate(
+        (
+            '{"num_layers": 2, "hidden_size": 8, "pipe_parallel_size": 1, "train_micro_batch_size_per_gpu": 4}',
+            '{"num-layers": 2, "hidden-size": 8, "pipe-parallel-size": 1, "train_micro_batch_size_per_gpu": 4}',
+        )
+    ):
+        path = tmp_path / f"{number}.yml"
+        path.write_text(text)
+        assert import_file(path) is None

@@ -1,0 +1,134 @@
+"""Read the configuration files that frameworks publish, and record what was made of each of their fields.
+
+    python benchmarks/published_configs.py REPOSITORIES
+
+REPOSITORIES is a folder of git repositories named OWNER+NAME, bare or not. What is recorded are facts: which files
+there are at which commit, the names of their fields, and which list of ours each is in. The files stay where they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memcalc.errors import InputError
+from memcalc.importers.engine import Imported
+from memcalc.importers.loading import import_file, list_config_json, load
+
+RECORD = Path(__file__).parent / "recordings" / "published-configs.json"
+
+
+class Source(NamedTuple):
+    """Where files are published."""
+
+    repository: str
+    folder: str
+    revision: str = "HEAD"
+    suffixes: tuple[str, ...] = (".yaml", ".yml", ".json", ".toml", ".sh")
+
+
+SOURCES = (
+    Source("axolotl-ai-cloud/axolotl", "examples"),
+    Source("axolotl-ai-cloud/axolotl", "deepspeed_configs"),
+    Source("hiyouga/LLaMA-Factory", "examples"),
+    Source("huggingface/alignment-handbook", "recipes"),
+    Source("huggingface/accelerate", "examples"),
+    Source("huggingface/trl", "examples/accelerate_configs"),
+    Source("deepspeedai/DeepSpeedExamples", "training", suffixes=(".json",)),
+    Source("Lightning-AI/litgpt", "config_hub"),
+    Source("pytorch/torchtitan", "torchtitan", "v0.2.2"),  # the last with configurations that are no programs
+    Source("pytorch/torchtune", "recipes/configs"),
+    Source("NVIDIA/Megatron-LM", "examples"),
+    Source("NVIDIA/NeMo", "examples/nlp/language_modeling"),
+    Source("jiaweizzhao/GaLore", "configs"),
+    Source("Guitaricet/relora", "configs"),
+)
+
+# What such files leave to the command line is given so, to see whether the rest can be sized.
+GIVEN = (
+    (re.compile(r"not said over how many GPUs"), "data_parallel=8"),
+    (re.compile(r"no ranks to shard over"), "data_parallel=8"),
+    (re.compile(r"the model's sizes: vocab_size\."), "vocab_size=50304"),
+    (re.compile(r"the model's sizes: num_layers"), "preset=llama-3-8b"),
+)
+SIZES = re.compile(r"the model's sizes: ([\w, ]+)\.")
+
+
+def main() -> None:
+    """Record all sources."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("repositories", type=Path)
+    root = parser.parse_args().repositories
+    found = [facts for source in SOURCES for facts in read(source, root)]
+    lines = ",\n".join(json.dumps(facts, ensure_ascii=False, separators=(",", ":")) for facts in found)
+    RECORD.write_text(f"[\n{lines}\n]\n")
+    print(f"{len(found)} files in {RECORD}")
+
+
+def read(source: Source, root: Path) -> Iterator[dict[str, Any]]:
+    """The facts of each file of a source that is a configuration we read."""
+    repository = root / source.repository.replace("/", "+")
+    if (repository / "repo").is_dir():
+        repository /= "repo"
+
+    def git(*words: str) -> bytes:
+        return subprocess.run(["git", "-C", str(repository), *words], check=True, stdout=subprocess.PIPE).stdout
+
+    commit = git("rev-parse", f"{source.revision}^{{commit}}").decode().strip()
+    listed = git("ls-tree", "-r", "--name-only", "-z", commit, source.folder).decode().split("\0")
+    paths = [path for path in listed if path.endswith(source.suffixes) and "data" not in Path(path).stem]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for path in paths:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(git("show", f"{commit}:{path}"))
+        for path in paths:
+            facts = facts_of(folder / path)
+            if facts is not None:
+                yield {"repository": source.repository, "commit": commit, "path": path, **facts}
+
+
+def facts_of(path: Path) -> dict[str, Any] | None:
+    """What was made of a file's fields, what it lacks, and whether it can be sized; None if it is none of ours."""
+    try:
+        imported = import_file(path) or list_config_json(path)
+    except InputError as error:
+        return {"framework": None, "refused": str(error)}
+    if imported is None:
+        return None
+    given: list[str] = []
+    missing = {field for field, _ in imported.missing}
+    while True:
+        try:
+            load(path, given)
+        except InputError as error:
+            sizes = SIZES.search(str(error))
+            missing |= {f"model.{size}" for size in sizes[1].split(", ")} if sizes else set()
+            more = next((each for words, each in GIVEN if words.search(str(error)) and each not in given), None)
+            if more is None:
+                return {**lists_of(imported, missing), "given": given, "refused": str(error)}
+            given.append(more)
+        else:
+            return {**lists_of(imported, missing), "given": given, "refused": None}
+
+
+def lists_of(imported: Imported, missing: set[str]) -> dict[str, Any]:
+    """The names of the fields in each of the lists."""
+    return {
+        "framework": imported.framework.name,
+        "mapped": [path for path, _, _ in imported.mapped],
+        "no_effect": [path for path, _ in imported.no_effect],
+        "not_modelled": [path for path, _ in imported.not_modelled],
+        "unknown": list(imported.unknown),
+        "missing": sorted(missing),
+    }
+
+
+if __name__ == "__main__":
+    main()

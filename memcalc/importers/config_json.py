@@ -1,0 +1,80 @@
+"""What was made of a Hugging Face config.json: which keys its family reads, which have no effect, which are not known.
+
+The families themselves are data (`memcalc.spec.families`); here their keys are only listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memcalc.importers.engine import Imported
+from memcalc.importers.table import Draft, Framework, nothing
+from memcalc.spec.families import keys_of, known_families
+
+_GENERATION = "generation is not sized"
+_ROTARY = "positions are computed, not kept"
+
+# PretrainedConfig of transformers 5.23, and what the families' own classes have in common.
+FIELDS = {
+    "architectures": nothing("model_type says it"),
+    "_name_or_path": nothing(),
+    "name_or_path": nothing(),
+    "auto_map": nothing("model_type says it"),
+    "transformers_version": nothing(),
+    **dict.fromkeys(("torch_dtype", "dtype"), nothing("training.dtype and the recipe say it")),
+    **dict.fromkeys(("bos_*", "eos_*", "pad_*", "sep_*", "*_token_id", "decoder_start_*"), nothing("data")),
+    **dict.fromkeys(("initializer_*", "init_*", "*_init_range", "use_depth_scaled_init"), nothing("how weights begin")),
+    **dict.fromkeys(("rope_*", "rotary_*", "partial_rotary_factor", "original_max_*", "mscale*"), nothing(_ROTARY)),
+    **dict.fromkeys(
+        (
+            *("use_cache", "cache_*", "do_sample", "temperature", "top_k", "top_p", "max_length", "max_new_tokens"),
+            *("task_specific_params", "generation_*", "max_sequence_length"),
+        ),
+        nothing(_GENERATION),
+    ),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps*", "norm_eps*", "norm_epsilon", "layernorm_*"), nothing()),
+    **dict.fromkeys(("pretraining_tp", "output_*", "return_*", "use_return_dict", "torchscript", "is_*"), nothing()),
+    **dict.fromkeys(("finetuning_task", "id2label*", "label2id*", "problem_type", "summary_*"), nothing()),
+    **dict.fromkeys(("*_alpha", "*_multiplier", "*_coef", "*_scaling", "scale_*", "*_scale"), nothing("a factor")),
+    **dict.fromkeys(("sliding_window*", "use_sliding_window", "max_window_layers", "layer_types"), nothing("masks")),
+}
+
+
+def _nothing_follows(draft: Draft) -> None:
+    """A config.json is read by its family; the table only says what is left."""
+
+
+CONFIG_JSON = Framework(
+    "Hugging Face config.json", "transformers 5.23", FIELDS, _nothing_follows, lambda data: "model_type" in data
+)
+
+
+def listed(data: Mapping[str, Any]) -> Imported | None:
+    """The lists of a config.json; None where the family is not known, which the loader says better."""
+    model_type = data.get("model_type")
+    if model_type not in known_families():
+        return None
+    keys = keys_of(model_type)
+    mapped, no_effect, unknown = [], [], []
+    for key, value in _leaves(data, frozenset(keys)):
+        meaning = CONFIG_JSON.meaning(key)
+        if key in keys:
+            mapped.append((key, value, ", ".join(f"model.{field}" for field in keys[key])))
+        elif meaning is None:
+            unknown.append(key)
+        else:
+            no_effect.append((key, meaning.words))
+    return Imported(CONFIG_JSON, {}, tuple(mapped), tuple(no_effect), (), tuple(unknown), (), ())
+
+
+def _leaves(data: Mapping[str, Any], read: frozenset[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its dotted path; an object from which no key is read comes as one; null is silence."""
+    for name, value in data.items():
+        path = f"{prefix}{name}"
+        if value is None:
+            continue
+        if isinstance(value, Mapping) and any(key.startswith(f"{path}.") for key in read):
+            yield from _leaves(value, read, f"{path}.")
+        else:
+            yield path, value

@@ -1,0 +1,188 @@
+"""torchtune's YAML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memcalc.importers.models import preset_of
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+
+_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+
+# torchtune 0.6, recipes/configs, recipes/*_finetune_*.py.
+FIELDS: dict[str, Meaning] = {
+    "model._component_": fact("model", "model, training.finetune"),
+    "batch_size": to("training.micro_batch_size"),
+    "gradient_accumulation_steps": to("training.gradient_accumulation_steps"),
+    "tokenizer.max_seq_len": to("training.sequence_length"),
+    "dtype": to("training.dtype", _DTYPES),
+    "optimizer._component_": fact("optimizer", "training.optimizer"),
+    "optimizer.fused": fact("fused", "training.optimizer_implementation"),
+    "enable_activation_checkpointing": to("training.recompute", {True: "full", False: "none"}),
+    "model.lora_rank": to("training.lora.rank"),
+    "model.lora_alpha": to("training.lora.alpha"),
+    "model.lora_dropout": to("training.lora.dropout"),
+    "model.lora_attn_modules": fact("targets", "training.lora.target_modules"),
+    "model.apply_lora_to_mlp": fact("mlp", "training.lora.target_modules"),
+    "model.quantize_base": fact("quantized", "training.finetune"),
+    "data_parallel_shard_dim": fact("shards", "parallelism.data_parallel"),
+    "data_parallel_replicate_dim": fact("replicas", "parallelism.data_parallel_replicate"),
+    "tensor_parallel_dim": to("parallelism.tensor_parallel"),
+    "context_parallel_dim": to("parallelism.context_parallel"),
+    "loss._component_": lacking("a loss in parts, which keeps all logits all the same: counted whole"),
+    "loss*": nothing(),
+    "model.apply_lora_to_output": lacking("an adapter beside the head"),
+    "model.use_dora": lacking("DoRA"),
+    "optimizer_in_bwd": lacking("an optimizer that steps within backward: gradients are counted all at once"),
+    "enable_activation_offloading": lacking("activations that are kept on the host"),
+    "fsdp_cpu_offload": lacking("weights that are offloaded to the host"),
+    "fsdp.cpu_offload": lacking("weights that are offloaded to the host"),
+    "compile*": lacking("torch.compile"),
+    "ac_mode": lacking("checkpointing by operator"),
+    "ac_option": lacking("checkpointing by operator"),
+    "quantizer*": lacking("training that imitates quantization"),
+    "fake_quant*": lacking("training that imitates quantization"),
+    "teacher*": lacking("a second model"),
+    "reward_and_value*": lacking("a second model"),
+    "policy_model*": lacking("a second model"),
+    "value_*": lacking("a second model"),
+    "ref_*": lacking("a second model"),
+    "kd_*": nothing("part of distillation"),
+    "model.decoder_trainable": lacking("freezing of layers"),
+    "model.encoder_trainable": lacking("freezing of layers"),
+    "model.fusion_trainable": lacking("freezing of layers"),
+    "model.image_size": lacking("a vision encoder"),
+    "custom_sharded_layers": nothing("units of sharding: the default is counted"),
+    "tensor_parallel_plan*": nothing("how it is done"),
+    "fsdp_reshard_after_forward": fact("reshard", "parallelism.zero_stage"),
+    "optimizer*": nothing(),
+    "lr_scheduler*": nothing(),
+    "checkpointer*": nothing("loading and saving are not sized"),
+    "resume_from_checkpoint": nothing("loading is not sized"),
+    "save_*": nothing("saving"),
+    "keep_last_n_checkpoints": nothing("saving"),
+    "enable_async_checkpointing": nothing("saving"),
+    "tokenizer*": nothing("data"),
+    "dataset*": nothing("data"),
+    "collate_fn*": nothing("data"),
+    "shuffle": nothing("data"),
+    "packed": nothing("sequences are counted as full"),
+    "batch_size_val": nothing("evaluation is not sized"),
+    "run_val_every_n_steps": nothing("evaluation is not sized"),
+    "clip_grad_norm": nothing("clipping is not sized"),
+    "epochs": nothing(),
+    "max_steps_per_epoch": nothing(),
+    "seed": nothing(),
+    "device": nothing(),
+    "output_dir": nothing("saving"),
+    "metric_logger*": nothing("logging"),
+    "log_*": nothing("logging"),
+    "profiler*": nothing("logging"),
+    "early_exit_loss*": lacking("losses of early layers"),
+    "layer_dropout*": lacking("layers that are left out"),
+    "grpo_samples": lacking("reinforcement learning"),
+    "reward_functions": lacking("reinforcement learning"),
+    "forward_batch_size": nothing("part of reinforcement learning"),
+    "max_generated_tokens": nothing("part of reinforcement learning"),
+    "ppo_epochs": nothing("part of reinforcement learning"),
+    "num_steps": nothing("part of reinforcement learning"),
+    "temperature": nothing("part of reinforcement learning"),
+    "dataloader*": nothing("data"),
+    "memory_efficient_fsdp_wrap": nothing("units of sharding: the default is counted"),
+    "base_model_path": nothing("loading is not sized"),
+    "name": nothing(),
+    "low_cpu_ram": nothing("loading is not sized"),
+    "max_validation_batches": nothing("evaluation is not sized"),
+}
+
+_OPTIMIZERS = {
+    **{name: name for name in ("adamw", "adam", "sgd", "adafactor", "rmsprop", "adagrad")},
+    "pagedadamw": "adamw",
+    "pagedadamw8bit": "adam-8bit",
+    "adamw8bit": "adam-8bit",
+    "adamw4bit": "adam-4bit",
+}
+_PROJECTIONS = {"output_proj": "o_proj"}  # by the names of Hugging Face; the others are the same
+_MLP = ["gate_proj", "up_proj", "down_proj"]
+
+# "lora_llama3_1_8b": the kind, the family with its version, the size and what else it is called.
+_COMPONENT = re.compile(r"(?:(lora|qlora)_)?(llama3_[123]|qwen2_5|[a-z]+\d*)_(.+)")
+
+
+def _finish(draft: Draft) -> None:
+    facts = draft.facts
+    kind = _model(draft)
+    draft.default("training.dtype", "bf16")
+    draft.default("training.recipe", "fp32" if draft.values["training.dtype"] == "fp32" else "pure")
+    draft.notes.append("torchtune's own modules are not modelled: counted with plain modules and flash attention")
+    named = facts.get("optimizer")
+    if isinstance(named, str):
+        name = named.rpartition(".")[2].lower()
+        draft.translate("training.optimizer", name, _OPTIMIZERS)
+        if name.startswith("paged"):
+            draft.default("training.optimizer_options.paged", True)
+    if facts.get("fused") is True:
+        draft.default("training.optimizer_implementation", "fused")
+    if kind is not None:
+        _adapters(draft, quantized=kind == "qlora" or facts.get("quantized") is True)
+    _sharding(draft)
+
+
+def _model(draft: Draft) -> str | None:
+    """The model that the component builds; and "lora" or "qlora" where it builds adapters, too."""
+    component = str(draft.facts.get("model", "")).rpartition(".")[2]
+    match = _COMPONENT.fullmatch(component)
+    if match is None:
+        return None
+    family = re.sub(r"(\d)_(\d)", r"\1.\2", match[2])
+    size = re.sub(r"(\d)_(\d)", r"\1.\2", match[3]).replace("_", "-")
+    name = re.sub(r"^(llama|gemma|phi)(\d)", r"\1-\2", f"{family}-{size}")
+    preset = preset_of(name)
+    if preset is not None:
+        draft.values["preset"] = preset
+        draft.notes.append(f"the model {component} is taken to be our preset {preset}")
+    return match[1]
+
+
+def _adapters(draft: Draft, *, quantized: bool) -> None:
+    draft.values["training.finetune"] = "qlora" if quantized else "lora"
+    targets = draft.facts.get("targets")
+    if isinstance(targets, list):
+        wanted = [_PROJECTIONS.get(str(name), str(name)) for name in targets]
+        draft.values["training.lora.target_modules"] = wanted + (_MLP if draft.facts.get("mlp") is True else [])
+
+
+def _sharding(draft: Draft) -> None:
+    """The distributed recipes shard fully, by FSDP2; how many GPUs they run on is said where they are launched."""
+    facts = draft.facts
+    shards, replicas = facts.get("shards"), facts.get("replicas")
+    if type(shards) is int and shards > 0:
+        several = replicas if type(replicas) is int else 1
+        draft.values["parallelism.data_parallel"] = shards * several
+        if several > 1:
+            draft.values["parallelism.data_parallel_replicate"] = several
+    whole = "training.finetune" not in draft.values  # adapters beside a sharded base are not modelled
+    if whole and {"parallelism.data_parallel"} & (draft.values.keys() | draft.overridden):
+        draft.default("parallelism.zero_stage", 2 if facts.get("reshard") is False else 3)
+        draft.default("parallelism.engine", "fsdp2")
+
+
+def _recognised(data: Mapping[str, Any]) -> bool:
+    model = data.get("model")
+    trains = "optimizer" in data  # those that generate or evaluate do not
+    return trains and isinstance(model, Mapping) and str(model.get("_component_", "")).startswith("torchtune.")
+
+
+TORCHTUNE = Framework(
+    "torchtune",
+    "0.6",
+    FIELDS,
+    _finish,
+    _recognised,
+    (
+        ("parallelism.data_parallel", "how many GPUs share the data"),
+        ("training.sequence_length", "how long the sequences are"),
+    ),
+)

@@ -1,0 +1,56 @@
+"""The record of published files: it covers what is claimed, and today's tables say of each field what it says."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memcalc.importers.config_json import CONFIG_JSON
+from memcalc.importers.registry import FRAMEWORKS
+
+RECORD = Path(__file__).parents[2] / "benchmarks" / "recordings" / "published-configs.json"
+FILES: list[dict[str, Any]] = json.loads(RECORD.read_text())
+BY_NAME = {framework.name: framework for framework in FRAMEWORKS}
+KINDS: dict[str, set[str | None]] = {
+    "mapped": {"mapped"},
+    "no_effect": {"no effect", "not modelled"},  # what is switched off changes nothing
+    "not_modelled": {"not modelled"},
+    "unknown": {None},
+}
+
+
+def test_every_format_was_tried_on_published_files() -> None:
+    """Those of ten frameworks, and Hugging Face's own."""
+    found = {file["framework"] for file in FILES} - {None}
+
+    assert found == {*BY_NAME, CONFIG_JSON.name}
+    assert len(BY_NAME) == 10
+
+
+def test_every_file_is_named_with_its_commit() -> None:
+    assert all(len(file["commit"]) == 40 and "/" in file["repository"] and file["path"] for file in FILES)
+    assert len({(file["repository"], file["path"]) for file in FILES}) == len(FILES)
+
+
+def test_every_file_is_read_or_refused_with_a_message() -> None:
+    lists = tuple(KINDS)
+    assert all(file["refused"] or any(file[kind] for kind in lists) for file in FILES)
+    assert not any("Traceback" in (file["refused"] or "") for file in FILES)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_the_tables_are_those_of_the_record(name: str) -> None:
+    """`python benchmarks/published_configs.py` makes it anew where a table was changed."""
+    wrong = defaultdict(set)
+    for file in FILES:
+        if file["framework"] != name:
+            continue
+        for kind, expected in KINDS.items():
+            for field in file[kind]:
+                meaning = BY_NAME[name].meaning(field)
+                if (None if meaning is None else meaning.kind) not in expected:
+                    wrong[kind].add(field)
+
+    assert wrong == {}

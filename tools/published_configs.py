@@ -1,0 +1,109 @@
+"""The tables of docs/importing.md about published files, from what benchmarks/published_configs.py recorded."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tools.markdown import table
+
+RECORD = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings" / "published-configs.json"
+SHOWN = 2  # files of each framework, in full
+LISTED = 8  # names of fields in a cell
+REASON = 160  # characters of a message
+
+Facts = dict[str, Any]
+
+
+def facts() -> list[Facts]:
+    """What was recorded of each file."""
+    found: list[Facts] = json.loads(RECORD.read_text())
+    return found
+
+
+def read() -> list[Facts]:
+    """The files whose fields are in lists, framework by framework."""
+    return sorted((file for file in facts() if file["framework"]), key=lambda file: str(file["framework"]))
+
+
+def summary() -> str:
+    """How many files, in two sentences."""
+    files = facts()
+    known = read()
+    plain = sum(not file["refused"] and not file["given"] for file in known)
+    given = sum(not file["refused"] and bool(file["given"]) for file in known)
+    repositories = {file["repository"] for file in files}
+    frameworks = {file["framework"] for file in known}
+    return (
+        f"{len(files)} published files of {len(repositories)} repositories and {len(frameworks)} formats were read: "
+        f"{plain} are sized as they are, {given} once what they leave open is given with `--set`, and "
+        f"{len(files) - plain - given} are refused with a message.\n"
+    )
+
+
+def repositories_table() -> str:
+    """One line for each framework and repository."""
+
+    def line(name: tuple[str, str, str], files: list[Facts]) -> list[object]:
+        framework, repository, commit = name
+        lists = ("mapped", "no_effect", "not_modelled", "unknown")
+        return [
+            framework,
+            f"[{repository}](https://github.com/{repository}/tree/{commit}) `{commit[:8]}`",
+            len(files),
+            sum(not file["refused"] and not file["given"] for file in files),
+            sum(not file["refused"] and bool(file["given"]) for file in files),
+            sum(bool(file["refused"]) for file in files),
+            *(len({field for file in files for field in file[name]}) for name in lists),
+        ]
+
+    def place(file: Facts) -> tuple[str, str, str]:
+        return file["framework"], file["repository"], file["commit"]
+
+    heads = "format,repository and commit,files,sized,sized with --set,refused,fields mapped,without effect"
+    return table(
+        [*heads.split(","), "not modelled", "unknown"],
+        [line(name, list(files)) for name, files in groupby(sorted(read(), key=place), key=place)],
+    )
+
+
+def files_table() -> str:
+    """Those files of each framework that say most, field by field."""
+    rows = []
+    for framework, group in groupby(read(), key=lambda file: file["framework"]):
+        ordered = sorted(group, key=lambda file: (-len(file["mapped"]), file["path"]))
+        for file in ordered[:SHOWN]:
+            link = f"https://github.com/{file['repository']}/blob/{file['commit']}/{file['path']}"
+            lists = ("mapped", "no_effect", "not_modelled", "unknown", "missing")
+            rows.append([framework, f"[{Path(file['path']).name}]({link})", *(names(file[name]) for name in lists)])
+    return table(["format", "file", "mapped", "without effect", "not modelled", "unknown", "missing"], rows)
+
+
+def refusals_table() -> str:
+    """Why files are refused, the most frequent reason first."""
+    reasons = Counter(str(file["refused"]).partition(": ")[2] for file in facts() if file["refused"])
+    return table(["files", "message"], [[count, cut(reason)] for reason, count in reasons.most_common()])
+
+
+def names(fields: list[str]) -> str:
+    """Names for a cell: the first ones, and how many more."""
+    more = len(fields) - LISTED
+    shown = ", ".join(f"`{field}`" for field in fields[:LISTED])
+    return f"{shown} and {more} more" if more > 0 else shown or "-"
+
+
+def cut(text: str) -> str:
+    """A message for a cell."""
+    text = text if len(text) <= REASON else f"{text[:REASON]}..."
+    return f"`` {text.replace('|', '/')} ``"
+
+
+TABLES = {
+    "published-summary": summary,
+    "published-repositories": repositories_table,
+    "published-files": files_table,
+    "published-refusals": refusals_table,
+}
