@@ -17,8 +17,17 @@ class Backward:
     is added into the first in place if nothing else refers to it, else into a third one.
     """
 
-    def __init__(self, tape: Tape, kept: set[int], keeps_gradients: bool, main_gradient_dtype: str | None) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        kept: set[int],
+        keeps_gradients: bool,
+        main_gradient_dtype: str | None,
+        *,
+        runs_again: bool = False,
+    ) -> None:
         self.tape = tape
+        self.runs_again = runs_again
         self.keeps_gradients = keeps_gradients
         self.main_gradient_dtype = main_gradient_dtype
         self.events: list[Event] = []
@@ -57,7 +66,7 @@ class Backward:
             if segment is not None and segment not in recomputed and self.unpacks(node):
                 self.run_again(segment)
                 recomputed.add(segment)
-            self.step(node)
+            self.step(node, takes=self.runs_again or segment is not None)
             if segment is not None and position == segment.start:
                 self.let_go(segment.inputs)
         if self.tape.arrives_summed is not None:
@@ -118,8 +127,15 @@ class Backward:
         """The storage that stands for `index` now."""
         return self.stand_ins.get(index, index)
 
-    def step(self, node: Node) -> None:
-        """One operator's backward."""
+    def step(self, node: Node, *, takes: bool) -> None:
+        """One operator's backward.
+
+        Args:
+            node: the operator.
+            takes: whether it takes its saved tensors out of what a checkpoint has recomputed: then they are gone when
+                its own backward returns, before the engine sums its results over axes that were broadcast
+                (torch 2.13 torch/utils/checkpoint.py, unpack_hook; engine.cpp, validate_outputs).
+        """
         self.label = node.name
         incoming = [self.pending.pop(tensor) for tensor in node.outputs if tensor in self.pending]
         if not incoming and node.outputs:
@@ -135,10 +151,7 @@ class Backward:
                 outgoing.append((source, tensor))
             else:
                 outgoing.append((self.gradient_of(tensor), tensor))
-        for index in (*node.parameters, *node.backward_temporaries):
-            self.allocate(index)
-        self.let_go(node.backward_temporaries)
-        self.let_go(self.current(index) for index in node.saved)
+        self.compute(node, takes=takes)
         self.let_go(incoming)
         for index in node.parameters:
             if index not in self.tape.deferred:
@@ -151,6 +164,21 @@ class Backward:
             self.parameter_arrived(index)
         for index, tensor in outgoing:
             self.deposit(index, tensor)
+
+    def compute(self, node: Node, *, takes: bool) -> None:
+        """What an operator's backward makes, beside gradients of its inputs, and lets go."""
+        saved = [self.current(index) for index in node.saved]
+        for index in (*node.parameters, *node.backward_temporaries):
+            self.allocate(index)
+        if takes and node.summed_later:
+            self.let_go((*node.backward_temporaries, *saved))
+            for index in node.summed_later:
+                self.allocate(index)
+            self.let_go(node.summed_later)
+            return
+        for index in node.summed_later:
+            self.allocate(index)
+        self.let_go((*node.backward_temporaries, *node.summed_later, *saved))
 
     def gradient_of(self, tensor: Tensor) -> int:
         """A new storage for the gradient of a tensor, allocated."""

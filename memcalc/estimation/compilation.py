@@ -8,7 +8,14 @@ from memcalc.estimation.tape import Tape, Tensor
 from memcalc.ledger.component import Component
 
 
-def compiled(tape: Tape, output: Tensor | None, *, keeps_gradients: bool, main_gradient_dtype: str | None) -> Program:
+def compiled(
+    tape: Tape,
+    output: Tensor | None,
+    *,
+    keeps_gradients: bool,
+    main_gradient_dtype: str | None,
+    runs_again: bool = False,
+) -> Program:
     """The tape as streams of allocations and releases.
 
     Args:
@@ -17,6 +24,7 @@ def compiled(tape: Tape, output: Tensor | None, *, keeps_gradients: bool, main_g
         keeps_gradients: whether a parameter's gradient stays alive once it is made, or is dropped at once because it
             is added to one that exists already.
         main_gradient_dtype: dtype of a second copy made as each gradient arrives (mixed-20), or None.
+        runs_again: whether its forward runs a second time, with other blocks' behind it, and backward then.
     """
     kept = _kept(tape)
     boundary = tape.boundary or len(tape.nodes)
@@ -26,7 +34,7 @@ def compiled(tape: Tape, output: Tensor | None, *, keeps_gradients: bool, main_g
     forward += _forward(tape, range(boundary), alive, kept | tape.region | tape.names | set(head))
     loss = _forward(tape, range(boundary, len(tape.nodes)), alive, kept | tape.region)
     forward += [Event(index, -1, "end") for index in head if index not in kept]  # it is the next block's input
-    backward = Backward(tape, kept, keeps_gradients, main_gradient_dtype).run(output)
+    backward = Backward(tape, kept, keeps_gradients, main_gradient_dtype, runs_again=runs_again).run(output)
     saved = {index for node in tape.nodes for index in node.saved} | kept
     storages = tuple(
         storage if storage.component is not None else storage._replace(component=_component(tape, index, saved))

@@ -12,6 +12,7 @@ from memcalc.estimation.items import PHASES, STEPS, Item, mask_of
 from memcalc.estimation.outside import communication_library_bytes, outside_allocated, reserved_bytes
 from memcalc.estimation.paging import paging_notes
 from memcalc.estimation.parameters import buffer_elements
+from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.recipe_copies import gradients_exist
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.stages import Stage, stages_of
@@ -25,6 +26,7 @@ from memcalc.ledger.textbook import textbook
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.families import family_omissions
 from memcalc.spec.kernels import card_omissions
+from memcalc.spec.segments import has_segments
 from memcalc.spec.spec import Spec
 
 NOT_MODELLED = (
@@ -129,7 +131,8 @@ def _timeline(spec: Spec, stage: Stage, values: dict[str, int], around: Around, 
     if exist:  # a layer's share is added to the gradients that are there
         nothing = {experts: share._replace(each=0, block=0) for experts, share in around.layer_share.items()}
         around = around._replace(layer_share=nothing)
-    return Timeline(spec, stage, values, gradients, around)
+    kind = PlannedTimeline if has_segments(spec.training.recompute) else Timeline
+    return kind(spec, stage, values, gradients, around)
 
 
 def not_modelled(spec: Spec) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from memcalc.estimation.adapters import adapters_of
 from memcalc.estimation.schedules import Chunk, chunks_in_flight, chunks_of
 from memcalc.spec.model import ModelSpec
+from memcalc.spec.segments import leaves
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
 
@@ -158,7 +159,7 @@ def recomputed_count(training: TrainingSpec, lo: int, hi: int) -> int:
     """How many layers in [lo, hi) run their forward again in backward."""
     plan = training.recompute
     if not isinstance(plan, str):
-        return sum(lo <= layer < hi for layer in set(plan))
+        return sum(lo <= layer < hi for layer in set(leaves(plan)))
     if plan == "full":
         return hi - lo
     if plan.startswith("every-"):

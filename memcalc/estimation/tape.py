@@ -49,6 +49,7 @@ class Node:
     gradients: tuple[str | None, ...]  # of each input: SAME, NEW, IN_PLACE or None
     forward_temporaries: tuple[int, ...] = ()
     backward_temporaries: tuple[int, ...] = ()
+    summed_later: tuple[int, ...] = ()  # buffers of the engine's sums, once the operator's backward has returned
     parameters: tuple[int, ...] = ()
     also_allocates: tuple[int, ...] = ()
     caller_holds: tuple[int, ...] = ()  # not read here, but named by the Python code that called the operator

@@ -101,12 +101,16 @@ class Timeline:
             add("embedding", "embedding", None)
         elif program(structure, "tables", False, gradients).storages:
             add("shared tables", "tables", None)
-        kinds = kinds_of(spec, stage)
+        kinds = self.kinds()
         alike = sum(not kind.detached for kind in kinds)
         for kind in kinds:
             add(layer_name(spec, kind, alike), "expert layer" if kind.experts else "dense layer", kind)
         if stage.has_head:
             add("head", "head", None)
+
+    def kinds(self) -> list[Kind]:
+        """The kinds of layers, in the order of their first."""
+        return kinds_of(self.spec, self.stage)
 
     # -- the three phases --------------------------------------------------------------------------------------------
 
@@ -145,7 +149,7 @@ class Timeline:
                 layer = self.stage.stop
             moment = highest(block.program.forward, block.sizes)
             alive = block.program.alive("forward", moment.position)
-            where = _place(block, block.program.forward, moment)
+            where = place(block, block.program.forward, moment)
             engine = self.around.forward_head if block.name == "head" else ()
             if block.kind is not None:
                 engine = self.around.forward_layer
@@ -187,7 +191,7 @@ class Timeline:
         for index, block in enumerate(self.blocks):
             moment = highest(block.program.backward, block.sizes)
             alive = block.program.alive("backward", moment.position)
-            where = _place(block, block.program.backward, moment)
+            where = place(block, block.program.backward, moment)
             for layer in self._turning_points(block):
                 holdings = self._saved(index, layer, "backward") + self._behind(index, layer)
                 yield Candidate([*holdings, (index, alive, 1)], self._engine_behind(block, layer), where)
@@ -199,9 +203,7 @@ class Timeline:
                     moment = highest_among(block.program.backward, block.sizes, _gradients(block.program))
                     made = block.program.alive("backward", moment.position)
                     shares = self._engine_behind(block, layer, beside=self.around.on_gradient)
-                    yield Candidate(
-                        [*holdings, (index, made, 1)], shares, _place(block, block.program.backward, moment)
-                    )
+                    yield Candidate([*holdings, (index, made, 1)], shares, place(block, block.program.backward, moment))
             if block.name == "head" and self.around.backward_head:
                 yield self._after_first_gradient(index, block)
 
@@ -213,7 +215,7 @@ class Timeline:
         holdings = self._saved(index, self.stage.stop, "backward") + self._behind(index, self.stage.stop)
         beside = (*self.around.backward_head, *self.around.loss_and_head)
         engine = (*((item, 1) for item in beside), *self._gathered(self.stage.stop))
-        return Candidate([*holdings, (index, alive, 1)], engine, _place(block, events, moment))
+        return Candidate([*holdings, (index, alive, 1)], engine, place(block, events, moment))
 
     def _turning_points(self, block: Block) -> tuple[int, ...]:
         if block.opens:
@@ -263,7 +265,7 @@ class Timeline:
             else:
                 before = 1 if block.opens and until > index else 0
             if before:
-                holdings.append((index, _held(block.program, phase), before))
+                holdings.append((index, held(block.program, phase), before))
             if others:  # they have left forward and its autocast region, and wait for their backward
                 holdings.append((index, block.program.kept, others * (1 if block.kind is None else block.kind.count)))
         return holdings
@@ -391,13 +393,15 @@ def layer_name(spec: Spec, kind: Kind, kinds: int) -> str:
     return f"layers.{'.'.join(words)}.*"
 
 
-def _held(program: Program, phase: str) -> tuple[int, ...]:
+def held(program: Program, phase: str) -> tuple[int, ...]:
+    """What a block that has run forward holds in a phase."""
     if phase == "backward":
         return program.kept
     return program.after_forward if phase == "forward" else program.saved
 
 
-def _place(block: Block, events: tuple[object, ...], moment: Moment) -> str:
+def place(block: Block, events: tuple[object, ...], moment: Moment) -> str:
+    """Where a moment is: the block, and the operator."""
     if not moment.position:
         return block.name
     label = getattr(events[moment.position - 1], "label", "")

@@ -28,6 +28,7 @@ class Block(NamedTuple):
         forward_top: of a forward that keeps what is inside; the output is made.
         bare_top: of a forward that keeps nothing; the output is made.
         backward_top: of backward, with what is inside and the gradient of the output.
+        rerun_top: the same where the block has run again, with others behind it.
         again_top: of a forward and a backward right after each other, beside the gradient of the output, where the
             block is the last of those that are recomputed together. PyTorch stops such a forward before the output.
         recomputable: whether it may run twice.
@@ -42,6 +43,7 @@ class Block(NamedTuple):
     forward_top: int
     bare_top: int
     backward_top: int
+    rerun_top: int
     again_top: int
     recomputable: bool = True
 
@@ -73,6 +75,7 @@ def simple_block(
         left_bytes,
         forward,
         input_bytes + output_bytes + temporary_bytes,
+        backward,
         backward,
         max(forward, backward),
         recomputable,
@@ -217,5 +220,6 @@ def _without_ends(block: Block, shared: int, share: int) -> Block:
         forward_top=block.forward_top - both,
         bare_top=block.bare_top - both,
         backward_top=block.backward_top - both,
+        rerun_top=block.rerun_top - both,
         again_top=block.again_top - both,
     )

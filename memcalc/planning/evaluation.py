@@ -85,7 +85,8 @@ class _Walk:
             self.held -= block.output_bytes  # the blocks behind are done with it; its gradient is of the same size
             if isinstance(item, int):
                 self.held -= block.inside_bytes
-                self.moment(self.held - block.input_bytes + block.backward_top + aside, "backward", end)
+                top = block.backward_top if again is None else block.rerun_top
+                self.moment(self.held - block.input_bytes + top + aside, "backward", end)
             else:
                 self.run(item, aside + block.output_bytes)
         assert self.held == start

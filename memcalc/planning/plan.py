@@ -10,9 +10,11 @@ checkpointing for heterogeneous chains, arXiv 1911.13214).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
-Segment = tuple[Union[int, "Segment"], ...]
+from memcalc.spec.segments import Segment, leaves
+
+__all__ = ["Plan", "Segment", "depth", "kept_all", "leaves", "segmented", "times_again"]
 
 
 class Plan(NamedTuple):
@@ -20,15 +22,6 @@ class Plan(NamedTuple):
 
     items: Segment
     strategy: str
-
-
-def leaves(item: int | Segment) -> Iterator[int]:
-    """The blocks of an item, in order."""
-    if isinstance(item, int):
-        yield item
-    else:
-        for inner in item:
-            yield from leaves(inner)
 
 
 def depth(items: Segment) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.ledger.result import Result
 from memcalc.report.grid import Column, Grid
 from memcalc.report.words import count, plural, rank_text
+from memcalc.spec.segments import words
 from memcalc.spec.spec import Spec
 from memcalc.units import Unit, format_bytes, format_number
 
@@ -13,9 +14,8 @@ def subject(result: Result) -> str:
     """The run in two lines: the model and its step; then how it is spread."""
     spec = result.spec
     training = spec.training
-    recompute = training.recompute if isinstance(training.recompute, str) else f"{len(training.recompute)} layers"
     step = f"b={training.micro_batch_size}, s={training.sequence_length}, {training.dtype}, {training.recipe}"
-    how = f"{training.optimizer}, {training.attention} attention, recompute {recompute}"
+    how = f"{training.optimizer}, {training.attention} attention, recompute {words(training.recompute)}"
     modules = f"{training.implementation} modules"
     return f"{spec.name}: {count(result.parameters)} parameters; {step}\n{how}, {modules}; {_spread(spec)}"
 

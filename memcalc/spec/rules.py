@@ -11,6 +11,7 @@ from memcalc.spec.cards import find_card
 from memcalc.spec.finetuning_rules import finetuning
 from memcalc.spec.loss_rules import loss
 from memcalc.spec.optimizer_rules import optimizing
+from memcalc.spec.segments import Segment, has_segments, in_order, leaves
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path, Source
 
@@ -127,11 +128,31 @@ def _layers(spec: Spec) -> Iterator[Broken]:
             f"A stage holds at least one layer: at most {layers}.",
         )
     recompute = spec.training.recompute
-    if isinstance(recompute, tuple) and any(layer >= layers for layer in recompute):
+    if isinstance(recompute, tuple):
+        named = [*leaves(recompute)]
+        if any(layer >= layers for layer in named):
+            yield Broken(
+                ("training", "recompute"),
+                f"recompute names layer {max(named)}, but the layers are 0 to {layers - 1}.",
+                "Name layers that exist.",
+            )
+        elif has_segments(recompute):
+            yield from _segments(spec, recompute)
+
+
+def _segments(spec: Spec, recompute: Segment) -> Iterator[Broken]:
+    if not in_order(recompute):
         yield Broken(
             ("training", "recompute"),
-            f"recompute names layer {max(recompute)}, but the layers are 0 to {layers - 1}.",
-            "Name layers that exist.",
+            "recompute holds a list whose layers are no neighbours in order, or names a layer twice.",
+            'Layers that are recomputed together follow one another: [0, 1, 2] or "0-2".',
+        )
+    if spec.parallelism.pipeline_parallel > 1:
+        yield Broken(
+            ("training", "recompute"),
+            f"recompute has layers that are recomputed together, but pipeline_parallel = "
+            f"{spec.parallelism.pipeline_parallel}.",
+            "Set pipeline_parallel: 1, or recompute layers one by one.",
         )
 
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from memcalc.spec.finetuning import LoraSpec, QloraSpec
 from memcalc.spec.model import Block, Probability, Size
 from memcalc.spec.optimizers import Average, Norm, Optimizer, OptimizerImplementation, OptimizerOptions
+from memcalc.spec.segments import RecomputeLayers
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Recipe = Literal["fp32", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
@@ -26,7 +27,6 @@ RecomputeModule = Literal["core_attn", "moe_act", "mla_up_proj", "mlp", "moe", "
 # Every stage is evaluated; no published run has more than a few hundred.
 Stages = Annotated[int, Field(gt=0, le=1024)]
 RecomputeWord = Annotated[str, Field(pattern=r"^(none|selective|full|every-[1-9][0-9]{0,5})$")]
-RecomputeLayers = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
 
 
 class TrainingSpec(Block):
@@ -49,7 +49,8 @@ class TrainingSpec(Block):
     ema: Average = Field("none", description="a moving average of the weights: none | weights (their dtype) | fp32")
     zero_grad: Literal["set_to_none", "zero"] = Field("set_to_none", description="free gradients, or fill with zeros")
     recompute: RecomputeWord | RecomputeLayers = Field(
-        "none", description="none | selective | full | every-k (each k-th layer) | a list of layers"
+        "none",
+        description="none | selective | full | every-k (each k-th layer) | a list of layers; a list in it is a segment",
     )
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(strict=False)] = Field(
         ("core_attn",), description="what selective recomputation runs again, in Megatron-LM's words"

@@ -50,7 +50,8 @@ def _in_our_words(finding: Any, location: Path, where: str) -> InputError:
     if field == "recompute":
         return InputError(
             f"recompute = {describe(value)} is no way to recompute.",
-            "Write none, selective, full, every-k (every-2: each second layer) or a list of layer numbers.",
+            "Write none, selective, full, every-k (every-2: each second layer) or a list of layer numbers, in which a "
+            'list or a range ("4-7") is recomputed together.',
             where,
         )
     if kind == "literal_error":

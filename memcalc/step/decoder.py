@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from memcalc.errors import InputError
 from memcalc.spec.model import ModelSpec
@@ -20,7 +19,7 @@ from memcalc.step.dtypes import compute_dtype
 from memcalc.step.mlp import MixtureOfExperts, Mlp
 from memcalc.step.norms import norm
 from memcalc.step.positions import Shared, prepare
-from memcalc.step.recompute import recomputed_layers
+from memcalc.step.recompute import plan_of, run_plan
 
 
 class Layer(nn.Module):
@@ -74,7 +73,7 @@ class Decoder(nn.Module):
         model, training = spec.model, spec.training
         refuse_unsupported(spec)
         self.spec = spec
-        self.recomputed = recomputed_layers(training, model.num_layers)
+        self.plan = plan_of(training, model.num_layers)
         width = model.embedding_size
         self.embed_tokens = nn.Embedding(model.vocab_size, width)
         projected = width != model.hidden_size
@@ -95,8 +94,7 @@ class Decoder(nn.Module):
     def hidden(self, input_ids: Tensor) -> Tensor:
         """What the output projection reads of every position, (b, s, d)."""
         x, tables = self.embed(input_ids)
-        for index, layer in enumerate(self.layers):
-            x = checkpoint(layer, x, tables, use_reentrant=False) if index in self.recomputed else layer(x, tables)
+        x = run_plan(self.plan, x, lambda index, x: self.layers[index](x, tables))
         x = x if self.norm is None else self.norm(x)
         return x if self.head_proj is None else self.head_proj(x)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +17,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from memcalc.errors import InputError
 from memcalc.spec.families import PROBABILITIES, family_of, rules_of
 from memcalc.spec.families_inverse import write_hf_config
+from memcalc.spec.segments import Segment, has_segments, leaves
 from memcalc.spec.spec import Spec
 from memcalc.step.attention import CPU_BACKENDS, CUDA_BACKENDS
 from memcalc.step.causal_lm import CausalLM
 from memcalc.step.dtypes import weight_dtype
-from memcalc.step.recompute import recomputed_layers
+from memcalc.step.recompute import plan_of, recomputed_layers, run_plan
 
 
 def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> CausalLM:
@@ -100,14 +102,53 @@ def switch_recompute(module: nn.Module, spec: Spec) -> None:
     recomputed = recomputed_layers(spec.training, spec.model.num_layers)
     if not recomputed:
         return
+    layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if has_segments(spec.training.recompute):
+        join_layers(layers, plan_of(spec.training, spec.model.num_layers))
+        return
     options = {"use_reentrant": False}
     # The second name is the one before transformers 5.23.
     new_name = hasattr(module, "activation_checkpointing_enable")
     enable = getattr(module, "activation_checkpointing_enable" if new_name else "gradient_checkpointing_enable")
     enable(options)
-    layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
     for index, layer in enumerate(layers):
         layer.gradient_checkpointing = index in recomputed
+
+
+def join_layers(layers: Sequence[nn.Module], plan: Segment) -> None:
+    """Layers that are recomputed together: the first one runs all of a segment, the others hand on what they get.
+
+    Raises:
+        InputError: layers are of several kinds, which their caller gives different masks.
+    """
+    kinds = {getattr(getattr(layer, "self_attn", None), "is_sliding", None) for layer in layers}
+    if len(kinds) > 1:
+        raise InputError(
+            "recompute has layers that are recomputed together, but some attend to a window and some to all tokens.",
+            "Recompute layers one by one, or set implementation: plain.",
+            "training.recompute",
+        )
+    forwards: list[Callable[..., Any]] = [layer.forward for layer in layers]
+    for item in plan:
+        if isinstance(item, tuple):
+            first, *others = leaves(item)
+            layers[first].forward = partial(_run_segment, item, forwards)
+            for other in others:
+                layers[other].forward = _hand_on
+
+
+def _run_segment(
+    item: Segment, forwards: list[Callable[..., Any]], hidden: Tensor, *rest: Any, **options: Any
+) -> Tensor:
+    def run(layer: int, x: Tensor) -> Tensor:
+        made = forwards[layer](x, *rest, **options)
+        return made[0] if isinstance(made, tuple) else made  # type: ignore[no-any-return]
+
+    return run_plan((item,), hidden, run)
+
+
+def _hand_on(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+    return hidden
 
 
 def build_config(spec: Spec) -> Any:

@@ -30,6 +30,7 @@ def random_chains(draw: st.DrawFn, most: int, largest: int = 1000) -> Chain:
             forward_top=before + inside + after + draw(little),
             bare_top=before + after + draw(little),
             backward_top=backward,
+            rerun_top=max(backward - draw(little), 0),
             again_top=max(backward, before + inside + draw(little)),
             recomputable=draw(st.integers(0, 5)) > 0,
         )
@@ -77,8 +78,8 @@ def _price(chain: Chain, plan: Segment) -> tuple[int, int]:
 def uniform(layers: int, inside: int, boundary: int, flops: int = 1) -> Chain:
     """Layers that are alike, as Chen et al. count: held tensors and the gradient between two layers, and no more."""
     both = inside + boundary
-    layer = Block("layer", boundary, inside, boundary, flops, 0, both, boundary, both, both + boundary)
-    loss = Block("loss", boundary, 0, 0, 0, 0, boundary, boundary, boundary, boundary, recomputable=False)
+    layer = Block("layer", boundary, inside, boundary, flops, 0, both, boundary, both, both, both + boundary)
+    loss = Block("loss", boundary, 0, 0, 0, 0, boundary, boundary, boundary, boundary, boundary, recomputable=False)
     return Chain((*(layer._replace(name=f"layer {i}") for i in range(layers)), loss))
 
 
@@ -87,5 +88,5 @@ def steps(length: int) -> Chain:
 
     Beside the states that are kept there are the one a step starts from, the one it makes, and the gradient.
     """
-    step = Block("step", 1, 1000, 1, 1, 0, 3, 1, 3, 3)
+    step = Block("step", 1, 1000, 1, 1, 0, 3, 1, 3, 3, 3)
     return Chain((*(step for _ in range(length - 1)), step._replace(recomputable=False)))

@@ -26,8 +26,17 @@ class Gradients(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def program(structure: Structure, part: Part, recomputed: bool, gradients: Gradients) -> Program:
+def program(
+    structure: Structure, part: Part, recomputed: bool, gradients: Gradients, runs_again: bool = False
+) -> Program:
     """The compiled program of one part of the model.
+
+    Args:
+        structure: the choices.
+        part: which part.
+        recomputed: whether it keeps its input alone, and runs again by itself.
+        gradients: what happens to a parameter's gradient.
+        runs_again: whether it is one of several parts that run again together, and not the last one.
 
     Raises:
         InputError: the implementation of this family is not modelled.
@@ -54,7 +63,13 @@ def program(structure: Structure, part: Part, recomputed: bool, gradients: Gradi
         tape, output = PlainBlock(structure, experts=part == "expert layer").layer()
     if recomputed:
         tape.recompute_all()
-    block = compiled(tape, output, keeps_gradients=gradients.kept, main_gradient_dtype=gradients.main_dtype)
+    block = compiled(
+        tape,
+        output,
+        keeps_gradients=gradients.kept,
+        main_gradient_dtype=gradients.main_dtype,
+        runs_again=runs_again,
+    )
     return _split(structure, block)
 
 

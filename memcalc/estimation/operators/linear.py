@@ -67,7 +67,8 @@ class Linear(Base):
             (NEW, *(NEW for _ in casts)),
             caller_holds=(given.storage,),
             forward_temporaries=gathered,
-            backward_temporaries=(*gathered, *temporaries),
+            backward_temporaries=gathered,
+            summed_later=tuple(temporaries),
             parameters=tuple(parameters),
             keeps_weight=not trains,
         )

@@ -105,7 +105,7 @@ class Fronts:
             yield Point(block.again_top + aside[i], 0, i + 1, None, None)
             return
         beside = aside[j] + blocks[j].output_bytes
-        floor = max(block.forward_top + beside, block.backward_top + aside[i])
+        floor = max(block.forward_top + beside, block.rerun_top + aside[i])
         yield from _before(block.input_bytes + block.inside_bytes, floor, i + 1, self.inner(i + 1, j))
         floor = 0
         for q in range(i + 1, j + 1):

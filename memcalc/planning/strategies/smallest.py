@@ -32,7 +32,7 @@ class _Least:
             return block.again_top + aside[i]
         beside = aside[j] + self.chain.blocks[j].output_bytes
         rest = block.input_bytes + block.inside_bytes + int(self.inner[i + 1, j])
-        return max(block.forward_top + beside, block.backward_top + aside[i], rest)
+        return max(block.forward_top + beside, block.rerun_top + aside[i], rest)
 
     def segments(self, i: int, j: int) -> Numbers:
         """Where a stretch begins with a segment: by the first block behind it, from i + 1 to j."""

@@ -66,7 +66,7 @@ class Stretches:
         self.outputs = np.array([block.output_bytes for block in blocks], dtype=np.int64)
         self.kept = np.array([block.inside_bytes for block in blocks], dtype=np.int64) + self.outputs
         self.forward = np.array([block.forward_top for block in blocks], dtype=np.int64) - self.inputs
-        self.backward = np.array([block.backward_top for block in blocks], dtype=np.int64) - self.inputs
+        self.backward = np.array([block.rerun_top for block in blocks], dtype=np.int64) - self.inputs
         self.bare = np.array([block.bare_top for block in blocks], dtype=np.int64)
         self.aside = np.array(chain.backward_aside, dtype=np.int64)
         self.needs: list[Numbers] = []  # by length less one, then start: bytes where everything is kept

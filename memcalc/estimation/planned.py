@@ -1,0 +1,189 @@
+"""Forward, loss and backward where layers are recomputed together: the plan walked through, layer by layer.
+
+`Timeline` makes use of layers that are alike following one another in one way. Here each layer has its own turn, with
+what the plan holds around it; the programs of the layers are the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from memcalc.errors import InputError
+from memcalc.estimation.blocks.catalogue import Gradients, Part, program
+from memcalc.estimation.blocks.structure import structure_of
+from memcalc.estimation.engines.buffers import Around
+from memcalc.estimation.program import highest
+from memcalc.estimation.stages import Kind, Stage, starts_detached
+from memcalc.estimation.timeline import Candidate, Highest, Holding, Timeline, held, place
+from memcalc.spec.segments import Segment, has_segments, items_of, leaves
+from memcalc.spec.spec import Spec
+
+
+class PlannedTimeline(Timeline):
+    """The moving part of a stage that holds the whole model.
+
+    Args:
+        spec: the run.
+        stage: the pipeline stage.
+        values: symbols and their values.
+        gradients: what happens to each parameter's gradient on arrival.
+        around: the engine's buffers around a layer, of which there may be none where layers are recomputed together.
+
+    Raises:
+        InputError: layers are recomputed together under an engine that shards or buckets around each layer.
+    """
+
+    def __init__(self, spec: Spec, stage: Stage, values: dict[str, int], gradients: Gradients, around: Around) -> None:
+        if around != Around() and has_segments(spec.training.recompute):
+            raise InputError(
+                f"recompute has layers that are recomputed together, but engine = {spec.parallelism.engine} has "
+                "buffers around each layer, which are not modelled there.",
+                "Recompute layers one by one: full, every-k or a list of numbers.",
+                "training.recompute",
+            )
+        super().__init__(spec, stage, values, gradients, around)
+        self.inside: dict[int, int] = {}  # from the block of a layer that is kept to that of one inside a segment
+        head = self.blocks.pop()
+        for number, block in enumerate(tuple(self.blocks)):
+            if block.kind is not None and not block.kind.recomputed:
+                self.inside[number] = len(self.blocks)
+                structure = structure_of(spec)._replace(detached=block.kind.detached)
+                part: Part = "expert layer" if block.kind.experts else "dense layer"
+                again = program(structure, part, False, gradients, True)
+                self.blocks.append(block._replace(program=again))
+        self.blocks.append(head)
+        recompute = spec.training.recompute
+        self.plan = items_of(() if isinstance(recompute, str) else recompute, spec.model.num_layers)
+
+    def kinds(self) -> list[Kind]:
+        """Every kind of layer in both ways, kept and recomputed."""
+        layers = range(self.stage.first, self.stage.stop)
+        found: dict[tuple[bool, bool], list[int]] = {}
+        for layer in layers:
+            found.setdefault(self._alike(layer), []).append(layer)
+        return [
+            Kind(experts, again, len(alike), alike[0], alike[-1], detached)
+            for (experts, detached), alike in found.items()
+            for again in (False, True)
+        ]
+
+    def _alike(self, layer: int) -> tuple[bool, bool]:
+        moe = self.spec.model.moe
+        return moe is not None and moe.has_experts(layer), layer == 0 and starts_detached(self.spec)
+
+    def block_of(self, layer: int, *, again: bool) -> int:
+        """The number of a layer's block: it keeps its activations, or it is recomputed, and nothing runs behind it."""
+        experts, detached = self._alike(layer)
+        return next(
+            number
+            for number, block in enumerate(self.blocks)
+            if block.kind is not None and (block.kind.experts, block.kind.detached) == (experts, detached)
+            if block.kind.recomputed is again
+        )
+
+    # -- the three phases ----------------------------------------------------------------------------------------------
+
+    def loss(self) -> Highest:
+        """The highest moment of the loss."""
+        walk = _Walk(self)
+        walk.forward()
+        walk.phase = "loss"
+        return self._best(iter([walk.moment(len(self.blocks) - 1, "loss")]))
+
+    def _forward_moments(self) -> Iterator[Candidate]:
+        return iter(_Walk(self).forward())
+
+    def _backward_moments(self) -> Iterator[Candidate]:
+        walk = _Walk(self)
+        walk.forward()
+        return iter(walk.backward())
+
+
+class _Walk:
+    """The step walked through: what is held, and the moments on the way."""
+
+    def __init__(self, timeline: PlannedTimeline) -> None:
+        self.timeline = timeline
+        self.blocks = timeline.blocks
+        self.phase = "forward"
+        self.saved: Counter[tuple[int, bool]] = Counter()  # blocks, and whether a segment has dropped their input
+        self.left: Counter[int] = Counter()  # blocks that have left gradients behind
+        self.moments: list[Candidate] = []
+
+    def forward(self) -> list[Candidate]:
+        """All of forward; then what the loss and backward start from is held."""
+        for number, block in enumerate(self.blocks):
+            if block.opens:
+                self.moments.append(self.moment(number, "forward"))
+                self.saved[number, False] += 1
+        for item in self.timeline.plan:
+            self.run(item)
+        self.moments.append(self.moment(len(self.blocks) - 1, "forward"))
+        return self.moments
+
+    def backward(self) -> list[Candidate]:
+        """All of backward."""
+        self.phase, self.moments = "backward", []
+        self.turn(len(self.blocks) - 1)
+        self.reverse(self.timeline.plan)
+        for number in reversed(range(len(self.blocks))):
+            if self.blocks[number].opens:
+                self.saved[number, False] -= 1
+                self.turn(number)
+        return self.moments
+
+    def block_of(self, layer: int, item: int | Segment, *, inside: bool) -> int:
+        """The block of a layer that is a part of an item, which may be inside a segment itself."""
+        number = self.timeline.block_of(layer, again=not isinstance(item, int))
+        return self.timeline.inside[number] if inside and isinstance(item, int) else number
+
+    def run(self, item: int | Segment, *beside: Holding) -> None:
+        """The forward of a layer that keeps what it saves, or of a segment, which keeps its first input."""
+        for index, layer in enumerate(leaves(item)):
+            number = self.block_of(layer, item, inside=bool(beside))
+            self.moments.append(self.moment(number, "forward", *beside))
+            self.saved[number, index > 0] += 1
+
+    def reverse(self, items: Segment, *, inside: bool = False) -> None:
+        """The backward of some items that have run forward."""
+        for item in reversed(items):
+            for index, layer in enumerate(leaves(item)):
+                self.saved[self.block_of(layer, item, inside=inside), index > 0] -= 1
+            if isinstance(item, int):
+                self.turn(self.block_of(item, item, inside=inside))
+            else:
+                self.again(item)
+
+    def again(self, items: Segment) -> None:
+        """A segment runs again, and its backward follows. Its last layer's program does both at once."""
+        last = items[-1]
+        end = self.timeline.block_of([*leaves(items)][-1], again=True)
+        gradient = self.blocks[end].program.backward[0].storage
+        before = items[:-1] if isinstance(last, int) else items
+        for item in before:
+            self.run(item, (end, (gradient,), 1))
+        if isinstance(last, int):
+            self.turn(end)
+        self.reverse(before, inside=True)
+
+    def turn(self, number: int) -> None:
+        """The backward of a block."""
+        self.moments.append(self.moment(number, "backward"))
+        self.left[number] += 1
+
+    def moment(self, number: int, stream: str, *beside: Holding) -> Candidate:
+        """The highest moment of one of a block's streams, with all that is held around it."""
+        block = self.blocks[number]
+        events = {"forward": block.program.forward, "loss": block.program.loss, "backward": block.program.backward}
+        top = highest(events[stream], block.sizes)
+        holdings: list[Holding] = [(number, block.program.alive(stream, top.position), 1), *beside]
+        for (other, dropped), count in self.saved.items():
+            program = self.blocks[other].program
+            storages = held(program, self.phase)
+            if dropped:
+                storages = tuple(storage for storage in storages if storage not in program.kept)
+            if count and storages:
+                holdings.append((other, storages, count))
+        holdings += [(other, self.blocks[other].left, count) for other, count in self.left.items() if count]
+        return Candidate(holdings, (), place(block, events[stream], top))
