@@ -29,7 +29,7 @@ from memcalc.nullcuda.result import DONE, STOPPED
 
 HERE = Path(__file__).resolve().parent
 RECORDINGS = HERE / "recordings" / "dry-runs"
-TIMEOUT = 200  # seconds, where a case says nothing
+TIMEOUT = 900  # seconds, where a case says nothing
 
 LOOK = """
 import json, sysconfig, sys

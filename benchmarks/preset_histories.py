@@ -5,7 +5,8 @@
 The interpreter named has PyTorch's CUDA build, transformers, pydantic and pyyaml. Each preset's two steps run in a
 process of their own, on a card that never ends, with PyTorch's own memory history; the requests that it notes are
 replayed, and every line of the history is compared (action, address within its segment, size, stream), then every
-counter of torch.cuda.memory_stats. Cases are those of record_traces.py; recorded ones are skipped.
+counter of torch.cuda.memory_stats. Cases are those of record_traces.py, or of the presets named behind the file;
+recorded ones are skipped.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +29,7 @@ from memcalc.events import Event, Kind
 CARD = "a100-80gb"
 STEPS = 2
 MOST_SECONDS = 240  # of the processor, for one case
+ON_DEVICE = "--on-device"  # how main starts this file again
 ENTRIES = 20_000_000  # of PyTorch's history
 FAR = 2**34  # more than these runs map in one segment, less than the address space of an expandable one
 
@@ -41,7 +44,7 @@ class Silent:
         return nullcontext()
 
 
-def main(python: str, recordings: str) -> None:
+def main(python: str, recordings: str, *presets: str) -> None:
     """Start this file again, on the device."""
     from memcalc.nullcuda import environment
     from memcalc.nullcuda.cards import find_null_card
@@ -50,16 +53,16 @@ def main(python: str, recordings: str) -> None:
     total = f" memory={find_null_card(CARD).usable_bytes} "
     variables["MEMCALC_NULL_PROPERTIES"] = variables["MEMCALC_NULL_PROPERTIES"].replace(total, f" memory={2**42} ")
     variables["PYTHONPATH"] += os.pathsep + str(Path(__file__).parents[1])
-    subprocess.run([python, __file__, recordings], env=os.environ | variables, check=True)
+    subprocess.run([python, __file__, ON_DEVICE, recordings, *presets], env=os.environ | variables, check=True)
 
 
-def record_all(file: Path) -> None:
+def record_all(file: Path, presets: Sequence[str]) -> None:
     """On the device: a fork for each case, so that torch is imported once and each allocator starts empty."""
     from benchmarks.record_traces import cases
 
     known = {json.loads(line)["case"] for line in file.read_text().splitlines()} if file.exists() else set()
     for case in sorted(cases(), key=lambda case: "huggingface" in case):
-        if case in known:
+        if case in known or (presets and case.split()[0] not in presets):
             continue
         if (child := os.fork()) == 0:
             resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
@@ -151,7 +154,7 @@ def relative(entries: list[Line]) -> list[Line]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2:  # as main starts it
-        record_all(Path(sys.argv[1]))
+    if sys.argv[1] == ON_DEVICE:
+        record_all(Path(sys.argv[2]), sys.argv[3:])
     else:
         main(*sys.argv[1:])

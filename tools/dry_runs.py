@@ -77,6 +77,32 @@ def commands(group: str) -> str:
     return "\n".join(lines)
 
 
+def builds() -> str:
+    """Builds of PyTorch that the device was built for: the allocator's tests, and two models' steps."""
+    lines = (BENCHMARKS / "recordings" / "torch-builds.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    head = ["torch", "CUDA", "tests of the allocator", "GPT-2 small GiB", "Llama-3-8B GiB"]
+    rows: list[list[object]] = []
+    for record in records:
+        tests = ", ".join(f"{number} {word}" for word, number in record["tests"].items())
+        peaks = [record["steps"][name]["allocated_bytes"] for name in ("GPT-2 small", "Llama-3-8B")]
+        figures = [format_number(peak, "GiB") for peak in peaks]
+        rows.append([record["torch"], record["cuda"], tests, *figures])
+    return table(head, rows)
+
+
+def steps() -> str:
+    """How long a step and a whole command take, of the build with most models."""
+    lines = (BENCHMARKS / "recordings" / "torch-builds.jsonl").read_text().splitlines()
+    record = max(map(json.loads, lines), key=lambda record: len(record["steps"]))
+    head = ["model", "step", "whole command, import of torch included", "others at work (load)"]
+    rows: list[list[object]] = [
+        [name, f"{1000 * step['step_seconds']:.0f} ms", f"{step['command_seconds']:.1f} s", record["load"]]
+        for name, step in record["steps"].items()
+    ]
+    return table(head, rows)
+
+
 def histories() -> str:
     """PyTorch's allocator and the model of it, over the steps of the presets; the largest by itself."""
     lines = (BENCHMARKS / "recordings" / "histories" / "null-a100-80gb.jsonl").read_text().splitlines()
@@ -106,8 +132,10 @@ def _summed(records: list[dict[str, Any]]) -> list[object]:
 
 
 TABLES: dict[str, Callable[..., str]] = {
+    "dry-run-builds": builds,
     "dry-run-commands": commands,
     "dry-run-compiled": compiled,
     "dry-run-histories": histories,
     "dry-run-peaks": peaks,
+    "dry-run-steps": steps,
 }

@@ -77,6 +77,12 @@ def command(
     from memcalc.nullcuda.options import Options
 
     signal.signal(signal.SIGTERM, _end)
+    if record is not None:  # whether it can be written is known before a long run, not after it
+        record.parent.mkdir(parents=True, exist_ok=True)
+        if record.is_dir():
+            from memcalc.errors import InputError
+
+            raise InputError(f"{record} is a folder.", "Name a file.", "--record")
     options: Options = {
         "steps": steps,
         "skip_init": skip_init,
@@ -111,8 +117,7 @@ def command(
     )
     from memcalc.report.dry_run import draw_dry_run, dry_run_document
 
-    if record is not None:
-        _keep(dry_run_document(result), record)
+    unkept = None if record is None else _keep(dry_run_document(result), record)
     if form == "json":
         from memcalc.cli.output import print_json
 
@@ -121,6 +126,10 @@ def command(
         from memcalc.report.screen import make_screen
 
         draw_dry_run(make_screen(), result, units)
+    if unkept is not None:
+        from memcalc.errors import Unavailable
+
+        raise Unavailable(f"{record}: {unkept.strerror}. The result is above, but not kept: make room there.")
     raise typer.Exit(_exit_code(result.outcome, result.exit_code, failed_assertion=assert_fits and not result.fits))
 
 
@@ -139,11 +148,15 @@ def _exit_code(outcome: str, code: int, *, failed_assertion: bool) -> int:
     return code or int(failed_assertion)
 
 
-def _keep(document: dict[str, Any], path: Path) -> None:
+def _keep(document: dict[str, Any], path: Path) -> OSError | None:
+    """Write the record; what went wrong is returned, since the result is still to be shown."""
     import json
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n")
+    try:
+        path.write_text(json.dumps(document, indent=2) + "\n")
+    except OSError as error:
+        return error
+    return None
 
 
 def _end(*_: object) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from memcalc.cli.app import main
 from memcalc.cli.dry_run import _exit_code
-from memcalc.nullcuda.result import DONE, FAILED, INTERRUPTED, OUT_OF_MEMORY, STOPPED, TIMED_OUT
+from memcalc.nullcuda.result import DONE, FAILED, INTERRUPTED, OUT_OF_MEMORY, STOPPED, TIMED_OUT, DryRun
+from memcalc.spec.cards import find_card
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -58,6 +59,37 @@ def test_a_build_of_torch_without_cuda_is_missing_something(capsys: pytest.Captu
     assert code == 3
     assert "is a CPU build" in message
     assert "pip install --no-deps 'torch===" in message
+
+
+def test_a_record_that_cannot_be_is_refused_before_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    words = ("--gpu", "h100-80gb", "--", sys.executable, "train.py")
+
+    code, message = refused(capsys, "--record", str(tmp_path), *words)
+    assert (code, f"--record: {tmp_path} is a folder" in message) == (2, True)
+    code, message = refused(capsys, "--record", str(tmp_path / "file" / "r.json"), *words)
+    assert (code, "file: " in message) == (2, True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_record_on_a_full_disk_does_not_lose_the_result(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = DryRun(("true",), find_card("h100-80gb"), 1, DONE, 0, 1.0, ())
+    monkeypatch.setattr("memcalc.nullcuda.run", lambda *_, **__: found)
+
+    code = main(["dry-run", "--gpu", "h100-80gb", "--record", "/dev/full", "--", "true"])
+
+    captured = capsys.readouterr()
+    assert code == 3
+    assert "nothing was measured" in " ".join(captured.out.split())
+    assert "/dev/full: No space left on device. The result is above, but not kept" in captured.err
+
+
+def test_a_rank_that_is_none_is_wrong_input(capsys: pytest.CaptureFixture[str]) -> None:
+    code, message = refused(capsys, "--gpu", "h100-80gb", "--world-size", "8", "--rank", "8", "--", sys.executable, "x")
+
+    assert (code, "8 ranks are numbered 0 to 7" in message) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,14 @@ def main(cases: str, out: str) -> None:
     Path(out).write_text(json.dumps(found))
 
 
+# By its name since torch 2.8, and before.
+set_settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
+
+
 def rows(case: dict[str, Any]) -> list[tuple[Any, list[int]]]:
     """After each operation: where it allocated, from the first address on, or "oom", and the counters."""
     if conf := case["config"].get("alloc_conf"):
-        torch._C._accelerator_setAllocatorSettings(conf)
+        set_settings(conf)
     if fraction := case["config"].get("fraction"):
         torch.cuda.set_per_process_memory_fraction(fraction)
     streams = {0: torch.cuda.default_stream()}

@@ -266,6 +266,27 @@ def test_processes_that_a_script_starts_are_seen(dry_run: Script) -> None:
     assert sorted((usage.device, usage.allocated_bytes) for usage in result.usages) == [(0, GIB), (1, 2 * GIB)]
 
 
+KILLED = """
+import os, time, torch
+weight = torch.zeros(1 << 28, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+for _ in range(2):
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    time.sleep(1.1)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_process_that_is_killed_is_known_by_what_it_held_till_then(dry_run: Script) -> None:
+    """It could not report at its end: weights and gradients of 1 GiB each are from its last step's report."""
+    result = dry_run(KILLED)
+
+    assert (result.outcome, result.exit_code) == (FAILED, 128 + 9)
+    assert result.processes[0].steps == 2
+    assert result.allocated_bytes >= 2 * GIB
+
+
 HANGS = """
 import subprocess, time, torch
 held = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,39 @@ def test_a_recorded_run_comes_out_the_same(record: dict[str, Any], dry_run_here:
         pytest.skip(f"recorded with {versions}")
     places = {"bin": str(Path(null_python).parent), "here": str(BENCHMARKS)}
 
-    found = run(shlex.split(record["command"].format(**places)), record["card"], **record["options"])
+    with Path("out").open("w") as out:
+        found = run(shlex.split(record["command"].format(**places)), record["card"], stdout=out, **record["options"])
 
     assert found.outcome == record["outcome"]
     assert found.allocated_bytes == record["ranks"][0]["allocated_bytes"]
+    method, _, ranks = record["case"].partition("-")
+    if method in SHARDED:
+        assert json.loads(Path("out").read_text().splitlines()[-1]) == SHARDED[method](int(ranks))
+
+
+EMBEDDING = 128256 * 2048
+NORMS = (2 * 16 + 1) * 2048
+LAYERS = 16 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192)
+
+
+def fp32_shards(ranks: int) -> dict[str, int]:
+    """Weights, gradients and two moments in fp32; every first dimension can be divided by 64."""
+    each = 4 * (EMBEDDING + NORMS + LAYERS) // ranks
+    return {"parameters": each, "gradients": each, "optimizer": 2 * each}
+
+
+def tensor_parallel(ranks: int) -> dict[str, int]:
+    """All in bf16. Products are divided; norms and the embedding, which is the head too, are on every rank."""
+    if ranks == 64:  # eight layers of Llama-65B, whose head is another table
+        whole, divided = 2 * 32000 * 8192 + 17 * 8192, 8 * (4 * 8192 * 8192 + 3 * 8192 * 22016)
+    else:
+        whole, divided = EMBEDDING + NORMS, LAYERS
+    each = 2 * (whole + divided // ranks)
+    return {"parameters": each, "gradients": each, "optimizer": 2 * each}
+
+
+SHARDED: dict[str, Callable[[int], dict[str, int]]] = {
+    "fsdp2": fp32_shards,
+    "hsdp": lambda _: fp32_shards(2),  # shards of 2, however many ranks
+    "tp": tensor_parallel,
+}
