@@ -22,6 +22,7 @@ from memcalc.recorder.storages import Number, Storages, watching_resizes
 
 PROGRESS_EVERY = 256  # events: tenths of a second on fake tensors
 
+WHERE = torch.ops.prim.device.default  # PyTorch's engine asks fake tensors, more often than it computes
 CAST = torch.ops.aten._to_copy.default  # noqa: SLF001 -- an operator's name
 
 HIDDEN_FROM = 2**40  # numbers of what operators allocate inside, far from those of storages
@@ -93,6 +94,10 @@ class Recorder(TorchDispatchMode):
 
     # -- what PyTorch tells ------------------------------------------------------------------------------------------
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled while this mode is on, and the guard against it costs every operator
+
     def __enter__(self) -> Self:
         """Starts recording."""
         self._around.enter_context(self.places.following())
@@ -110,6 +115,8 @@ class Recorder(TorchDispatchMode):
         if any(issubclass(kind, Tensor) and hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a tensor made of tensors (DTensor): what is done to these comes by again
         kwargs = kwargs or {}
+        if operator is WHERE:
+            return self.kernels.run(operator, args, kwargs)
         node = newest_node()
         output = self.kernels.run(operator, args, kwargs)
         self._look_at(operator, args, kwargs, output, node)

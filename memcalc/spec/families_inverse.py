@@ -38,7 +38,13 @@ def write_hf_config(model: ModelSpec) -> dict[str, Any]:
         differing = sorted(field for field in wanted if found is None or found.get(field) != wanted[field])
         if found is not None and not differing:
             return config
-    field = differing[0] if differing else "architecture"
+    if not differing:
+        raise InputError(
+            f"no configuration of transformers' {family} has sizes like these together.",
+            "Compare with a preset of this family, or set implementation: plain.",
+            "model",
+        )
+    field = differing[0]
     raise InputError(
         f"{field} = {wanted.get(field)!r} is not what transformers' {family} has with these sizes.",
         "Leave it out, or set implementation: plain.",

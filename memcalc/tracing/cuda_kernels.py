@@ -20,6 +20,8 @@ from memcalc.workspaces.blas import cublas_workspace
 
 aten = torch.ops.aten
 
+GROUPED = aten._grouped_mm.default  # noqa: SLF001 -- an operator's name
+
 # Products that cuBLAS computes.
 PRODUCTS = frozenset(
     getattr(aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "mv", "addmv", "dot")
@@ -60,6 +62,10 @@ class CudaKernels(FakeKernels):
         with torch._C.DisableTorchFunction():  # noqa: SLF001 -- PyTorch's own code below must see its own devices
             if operator is aten.histc.default:  # CUDA's takes integers (native/cuda/SummaryOps.cu), the CPU's does not
                 return args[0].new_empty((args[1] if len(args) > 1 else kwargs.get("bins", 100),))
+            if operator is GROUPED and args[0].dtype != torch.bfloat16:
+                # CUDA's takes other dtypes too, group by group (native/cuda/GroupedBlas.cpp); its shapes are the same.
+                in_bf16 = (x.to(torch.bfloat16) if isinstance(x, Tensor) and x.is_floating_point() else x for x in args)
+                return operator(*in_bf16, **kwargs).to(args[0].dtype)
             output = super().run(operator, args, kwargs)
             if operator is aten.native_layer_norm.default and args[0].dtype != torch.float64:
                 # The CPU keeps the statistics in the input's dtype, CUDA in fp32 (native/cuda/layer_norm_kernel.cu).

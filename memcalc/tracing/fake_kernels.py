@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from memcalc.recorder.kernels import Kernels
+from memcalc.recorder.recorder import WHERE
+from memcalc.tracing.known_outputs import KnownOutputs
 from memcalc.tracing.selections import Selections
 
 
@@ -21,13 +24,16 @@ class FakeKernels(Kernels):
     def __init__(self) -> None:
         self.selections = Selections()
         self.readbacks = 0
+        self._known = KnownOutputs()
 
     def run(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The operator's outputs, of sizes that hold for values spread evenly."""
+        if operator is WHERE:
+            return args[0].fake_device
         output = self.selections.output(operator, args, kwargs)
         if output is NotImplemented:
             try:
-                output = super().run(operator, args, kwargs)
+                output = self._known.run(operator, args, kwargs, partial(super().run, operator, args, kwargs))
             except DataDependentOutputException:
                 if operator is not torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 -- an operator's name
                     raise
