@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memcalc.api import diff as diff
     from memcalc.api import dry_run as dry_run
     from memcalc.api import estimate as estimate
+    from memcalc.api import fit as fit
     from memcalc.api import load as load
     from memcalc.api import measure as measure
     from memcalc.api import oom as oom
@@ -39,6 +40,7 @@ _HOMES = {
     "diff": "memcalc.api",
     "dry_run": "memcalc.api",
     "estimate": "memcalc.api",
+    "fit": "memcalc.api",
     "load": "memcalc.api",
     "measure": "memcalc.api",
     "null_device": "memcalc.nullcuda.context",
@@ -56,6 +58,7 @@ __all__ = [
     "diff",
     "dry_run",
     "estimate",
+    "fit",
     "load",
     "measure",
     "null_device",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memcalc.checking.comparison import Comparison
     from memcalc.checking.report import CheckReport
     from memcalc.diagnosis.diagnosis import Diagnosis
+    from memcalc.fitting.answer import Cluster, Fit
     from memcalc.ledger.result import Result
     from memcalc.measuring import Measurement
     from memcalc.nullcuda.options import Options
@@ -291,6 +292,35 @@ def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None) -> Compa
     from memcalc.checking.comparison import compare
 
     return compare(estimate(a, *overrides, gpu=gpu), estimate(b, *overrides, gpu=gpu))
+
+
+def fit(
+    source: Source,
+    *overrides: str,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    maximize: str | None = None,
+    minimize: str | None = None,
+    hold: Sequence[str] = (),
+    **options: Unpack[Cluster],
+) -> Fit:
+    """What fits: the largest batch and sequence, the fewest cards, the best layouts, the smallest changes.
+
+    Args:
+        source: as for `load`.
+        overrides: as for `load`.
+        gpu: as for `load`; a card must be named here or in the configuration.
+        gpus: how many of them; None: as many as the configuration is spread over.
+        maximize: one quantity alone: micro_batch_size, sequence_length, layers or parameters.
+        minimize: one quantity alone: gpus, gpu_kind or recompute.
+        hold: fields of the parallelism, `micro_batch_size` or `recompute`, that every layout keeps as they are.
+        options: node, nic_gbit, top: see `memcalc.fitting.answer.Question`.
+    """
+    from memcalc.fitting.answer import Question
+    from memcalc.fitting.fit import fit as fit_spec
+
+    question = Question(gpus=gpus, maximize=maximize, minimize=minimize, hold=tuple(hold), **options)
+    return fit_spec(load(source, *overrides, gpu=gpu), question)
 
 
 def oom(

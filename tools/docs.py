@@ -36,7 +36,7 @@ from memcalc.spec.cards import all_cards  # noqa: E402
 from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402
 from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
-from tools import dry_runs, families, formulas, published_configs  # noqa: E402
+from tools import dry_runs, families, fit, formulas, published_configs  # noqa: E402
 from tools.accuracy import cases, summarized  # noqa: E402
 from tools.agreement import agreement_summary, agreement_table  # noqa: E402
 from tools.markdown import table  # noqa: E402
@@ -395,6 +395,7 @@ def accuracy_sharded_summary() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     **dry_runs.TABLES,
     **families.TABLES,
+    **fit.TABLES,
     **formulas.TABLES,
     **published_configs.TABLES,
     "agreement": agreement_table,

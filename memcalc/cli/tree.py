@@ -13,7 +13,20 @@ from typer.core import TyperCommand, TyperGroup
 # own. All of them are [BadParameter, UsageError, ClickException, ...].
 USAGE_ERRORS: type[Exception] = typer.BadParameter.__mro__[2]
 
-COMMANDS = ("estimate", "trace", "measure", "dry-run", "replay", "oom", "check", "diff", "models", "gpus", "schema")
+COMMANDS = (
+    "estimate",
+    "trace",
+    "measure",
+    "dry-run",
+    "replay",
+    "oom",
+    "fit",
+    "check",
+    "diff",
+    "models",
+    "gpus",
+    "schema",
+)
 
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 

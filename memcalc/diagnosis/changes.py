@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
 
+from memcalc.changes.candidates import candidates
+from memcalc.changes.finding import Change, Finder
 from memcalc.diagnosis.accounting import Account
-from memcalc.diagnosis.candidates import RESULTS, Candidate, candidates
 from memcalc.diagnosis.report import LABELS, Report
 from memcalc.diagnosis.sizes import NOTHING
-from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.outside import reserved_bytes
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import Result
-from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
-
-_MOST_PAIRS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One or two levers, as --set takes them, and what they save. Bytes."""
-
-    levers: tuple[str, ...]
-    overrides: tuple[str, ...]
-    cost: str
-    result: str
-    allocated: int  # peak, as estimated
-    saved: int  # of the estimated peak
-    needed: int  # what the allocator would hold, with what the estimate does not explain
-    fits: bool | None  # None where nothing says how much there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,64 +99,17 @@ def _budget(report: Report, account: Account, result: Result) -> tuple[int | Non
 
 
 def _changes(spec: Spec, peak: int, unexplained: int, budget: int | None) -> tuple[Change, ...]:
-    singles = [
-        change
-        for candidate in candidates(spec)
-        if (change := _evaluated(spec, (candidate,), peak, unexplained, budget)) is not None
-    ]
-    kept = _one_a_lever(singles)
-    fitting = [change for change in kept if change.fits]
-    others = sorted((change for change in kept if not change.fits), key=lambda change: -change.saved)
-    if budget is not None and not fitting:
-        fitting = _fitting_pairs(spec, peak, unexplained, budget)
-    return (*fitting, *others)
+    """Single changes; where none fits, the cheapest pairs that do, before them."""
 
+    def judge(result: Result) -> tuple[int, bool | None]:
+        needed = reserved_bytes(result.ledger.peak_bytes + unexplained)
+        return needed, None if budget is None else needed <= budget
 
-def _one_a_lever(changes: list[Change]) -> list[Change]:
-    """Of each lever the mildest change that fits, else the strongest."""
-    kept: dict[tuple[str, ...], Change] = {}
-    for change in changes:
-        known = kept.get(change.levers)
-        if known is None or (not known.fits and change.saved > known.saved):
-            kept[change.levers] = change
-    return list(kept.values())
-
-
-def _fitting_pairs(spec: Spec, peak: int, unexplained: int, budget: int) -> list[Change]:
-    """The cheapest pairs that fit, where no single change does."""
-    found: list[Change] = []
-    for pair in combinations(candidates(spec), 2):
-        if len({override.partition("=")[0] for candidate in pair for override in candidate.overrides}) == sum(
-            len(candidate.overrides) for candidate in pair
-        ):
-            change = _evaluated(spec, pair, peak, unexplained, budget)
-            if change is not None and change.fits:
-                found.append(change)
-    kept = sorted(_one_a_lever(found), key=lambda change: RESULTS.index(change.result))
-    return kept[:_MOST_PAIRS]
-
-
-def _evaluated(
-    spec: Spec, parts: tuple[Candidate, ...], peak: int, unexplained: int, budget: int | None
-) -> Change | None:
-    overrides = tuple(override for part in parts for override in part.overrides)
-    try:
-        allocated = estimate(load(spec.model_dump(), overrides)).ledger.peak_bytes
-    except InputError:  # it contradicts the rest of the run, or is not modelled
-        return None
-    if allocated >= peak:
-        return None
-    needed = reserved_bytes(allocated + unexplained)
-    return Change(
-        levers=tuple(part.lever for part in parts),
-        overrides=overrides,
-        cost="; ".join(part.cost for part in parts),
-        result=max((part.result for part in parts), key=RESULTS.index),
-        allocated=allocated,
-        saved=peak - allocated,
-        needed=needed,
-        fits=None if budget is None else needed <= budget,
-    )
+    finder = Finder(spec, candidates(spec), peak, judge)
+    singles = finder.singles()
+    if budget is None or any(change.fits for change in singles):
+        return tuple(singles)
+    return (*finder.pairs(), *singles)
 
 
 def _notes(report: Report, result: Result, held: int | None, unexplained: int, budget: int | None) -> list[str]:

@@ -15,7 +15,7 @@ from memcalc.estimation.parameters import buffer_elements
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.recipe_copies import gradients_exist
 from memcalc.estimation.rows import write_rows
-from memcalc.estimation.stages import Stage, stages_of
+from memcalc.estimation.stages import Stage, composition, stages_of
 from memcalc.estimation.standing import standing_items, uses_torch_products, workspace
 from memcalc.estimation.states import state_rows
 from memcalc.estimation.symbols import symbol_values
@@ -51,7 +51,7 @@ def estimate(spec: Spec) -> Result:
         InputError: the implementation of this family is not modelled.
     """
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
-    ranks = [_rank(spec, stage, card) for stage in stages_of(spec)]
+    ranks = [rank_result(spec, stage, card) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)  # stable: of equal stages the first one is the headline
     return Result(
         source="estimate",
@@ -69,7 +69,8 @@ def estimate(spec: Spec) -> Result:
     )
 
 
-def _rank(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
+def rank_result(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
+    """The ledger of the ranks of one stage, and what lies around it."""
     values = symbol_values(spec, card)
     buffers = communication_buffers(spec, stage)
     moving = [*buffers.steady, *standing_items(spec, stage, card)]
@@ -89,9 +90,13 @@ def _moving_items(spec: Spec, stage: Stage, card: Card | None, values: dict[str,
     steps_by_start: dict[bool, list[int]] = {}  # whether gradients exist when backward starts
     for step in range(1, STEPS + 1):
         steps_by_start.setdefault(gradients_exist(choice, step), []).append(step)
+    # Chunks that are alike have the same highest moments.
+    alike: dict[object, Stage] = {}
+    for piece in stage.chunks:
+        alike.setdefault(composition(spec, piece), piece)
     items: list[Item] = []
     for exist, steps in steps_by_start.items():
-        timelines = [_timeline(spec, piece, values, around, exist=exist) for piece in stage.chunks]
+        timelines = [_timeline(spec, piece, values, around, exist=exist) for piece in alike.values()]
         warm = choice.accumulates or not uses_torch_products(spec, stage)
         several = [_moments(timeline, making, steps, warm=warm) for timeline in timelines]
         for index, timeline in enumerate(timelines):

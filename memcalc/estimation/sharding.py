@@ -95,14 +95,16 @@ def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
             spec.parallelism.expert_width_ranks,
         ),
         spec.parallelism.pipeline_parallel > 1,
-        _alike(stage),
+        _alike(spec.model, stage),
         adapters_of(spec),
         base_dtype(spec.training),
     )
 
 
-def _alike(stage: Stage) -> Stage:
-    """The stage without what its parameters do not depend on."""
+def _alike(model: ModelSpec, stage: Stage) -> Stage:
+    """The stage without what its parameters do not depend on: where layers without experts stand does not matter."""
+    if model.moe is None:
+        return Stage(0, 0, stage.layers, stage.has_embedding, stage.has_head, 1)
     pieces = tuple(piece._replace(index=0, in_flight=1) for piece in stage.pieces)
     return stage._replace(index=0, in_flight=1, pieces=pieces)
 

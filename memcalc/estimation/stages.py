@@ -84,6 +84,17 @@ def kinds_of(spec: Spec, stage: Stage) -> list[Kind]:
     return [*(kind._replace(detached=True) for kind in first), *rest]
 
 
+def composition(spec: Spec, stage: Stage) -> tuple[object, ...]:
+    """What the memory of a stage or piece depends on, but for its micro-batches in flight: equal for those alike."""
+    plan, moe = spec.training.recompute, spec.model.moe
+    patterned = plan not in ("none", "selective", "full") or (moe is not None and moe.mixed)
+    if not patterned and moe is None and not starts_detached(spec):
+        return stage.stop - stage.first, stage.has_embedding, stage.has_head
+    place = (stage.first, stage.stop) if patterned else ()  # where the pattern of layers depends on where it begins
+    kinds = ((kind.experts, kind.recomputed, kind.count, kind.detached) for kind in kinds_of(spec, stage))
+    return (*kinds, stage.has_embedding, stage.has_head, place)
+
+
 def starts_detached(spec: Spec) -> bool:
     """Whether the first layer's input needs no gradient."""
     adapters = adapters_of(spec)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from memcalc.diagnosis.changes import Change, Explained
+from memcalc.changes.finding import Change
+from memcalc.diagnosis.changes import Explained
 from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list

@@ -16,7 +16,7 @@ from memcalc.errors import InputError
 FILE = Path(__file__).parent.parent / "data" / "gpus.yaml"
 
 # CSafeLoader is some ten times faster, but is absent where PyYAML was built without libyaml.
-_Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 # "NVIDIA GeForce RTX 3090" and "rtx-3090" are one card.
 _MAKERS = re.compile(r"^(nvidia-|amd-|intel-|huawei-|tesla-|geforce-|instinct-|radeon-)+")
@@ -82,7 +82,7 @@ def find_card(name: str) -> Card:
 @lru_cache(maxsize=1)
 def all_cards() -> tuple[Card, ...]:
     """Every card, in the order of the table."""
-    data = yaml.load(FILE.read_bytes(), Loader=_Loader)
+    data = yaml.load(FILE.read_bytes(), Loader=LOADER)
     context_bytes = data["context_mib"] * 2**20
     sources: dict[str, str] = data["sources"]
     return tuple(_card(name, row, context_bytes, sources) for name, row in data["cards"].items())

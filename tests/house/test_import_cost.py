@@ -46,6 +46,7 @@ def loaded(*arguments: str, statement: str = COMMAND) -> set[str]:
         ["estimate", "gpt3.yaml", "--format", "json"],
         ["check", "configs", "--gpu", "h100-80gb"],
         ["oom", "docs/examples/oom.log", "--config", "gpt2"],
+        ["fit", "gpt2", "--gpu", "h100-80gb"],
         ["replay", "tests/snapshots/recorded/training-2.13.0.pickle.gz"],
         ["models"],
         ["gpus"],

@@ -8,11 +8,14 @@ from typing import NamedTuple
 from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.spec import Spec
 
-RESULTS = (SAME, MORE_GPUS, OTHER_RESULT) = (
+RESULTS = (SAME, MORE_GPUS, OTHER_CARD, OTHER_RESULT) = (
     "same result",
     "same result, more GPUs",
+    "same result, another card",
     "another result",
 )  # worse and worse
+
+FACTORS = (2, 4, 8)  # how many times as many GPUs are offered
 
 
 class Candidate(NamedTuple):
@@ -34,6 +37,9 @@ def candidates(spec: Spec) -> Iterator[Candidate]:
     fused = "fused" in OPTIMIZERS[training.optimizer].implementations
     if fused and training.optimizer_implementation == "foreach":
         yield Candidate("fused update", ("training.optimizer_implementation=fused",), "none", SAME)
+    if spec.parallelism.tensor_parallel > 1 and not spec.parallelism.sequence_parallel:
+        overrides = ("parallelism.sequence_parallel=true",)
+        yield Candidate("sequence parallelism", overrides, "none: the same bytes travel", SAME)
     yield from _smaller_micro_batches(spec)
     if training.loss == "materialized":
         yield Candidate("chunked loss", ("training.loss=chunked",), "little time", SAME)
@@ -42,9 +48,9 @@ def candidates(spec: Spec) -> Iterator[Candidate]:
     if training.recompute != "full":
         yield Candidate("recompute all", ("training.recompute=full",), "one more forward: a third more compute", SAME)
     yield from _sharding(spec)
-    if training.optimizer in ("adam", "adamw") and not training.optimizer_options.amsgrad:
-        overrides = ("training.optimizer=adam-8bit", "training.optimizer_implementation=for-loop")
-        yield Candidate("optimizer states in 8 bits", overrides, "rounded moments", OTHER_RESULT)
+    yield from _splitting(spec)
+    yield from _rounding(spec)
+    yield from _adapting(spec)
     yield from _shorter_sequences(spec)
 
 
@@ -58,25 +64,62 @@ def _smaller_micro_batches(spec: Spec) -> Iterator[Candidate]:
 
 
 def _sharding(spec: Spec) -> Iterator[Candidate]:
+    """ZeRO's next stages, then more ranks to shard over."""
     parallelism = spec.parallelism
-    if parallelism.engine == "megatron":
-        return  # its sharding is not a stage that can simply be raised
+    if parallelism.engine == "megatron":  # its distributed optimizer is stage 1, and there is no other
+        if parallelism.zero_stage == 0 and parallelism.data_parallel > 1:
+            yield Candidate("shard more", ("parallelism.zero_stage=1",), _STAGE_COSTS[1], SAME)
+        return
     for stage in range(parallelism.zero_stage + 1, 4):
         if parallelism.data_parallel > 1:
-            engine = "fsdp2" if stage == 3 else "deepspeed"
-            overrides = (f"parallelism.zero_stage={stage}", f"parallelism.engine={engine}")
-            yield Candidate("shard more", overrides, _STAGE_COSTS[stage], SAME)
-    if parallelism.zero_stage:
-        for factor in (2, 4, 8):
-            more = (f"parallelism.data_parallel={parallelism.data_parallel * factor}", *_free_batch(spec))
-            yield Candidate("shard over more GPUs", more, f"{factor} times as many GPUs", MORE_GPUS)
+            yield Candidate("shard more", _stage(stage), _STAGE_COSTS[stage], SAME)
+    for factor in FACTORS:
+        sharded = () if parallelism.zero_stage else _stage(3)
+        more = (f"parallelism.data_parallel={parallelism.data_parallel * factor}", *sharded, *_free_batch(spec))
+        yield Candidate("shard over more GPUs", more, f"{factor} times as many GPUs", MORE_GPUS)
 
 
 _STAGE_COSTS = {1: "weights gathered after each step", 2: "gradients scattered", 3: "weights gathered as they are used"}
 
 
+def _stage(stage: int) -> tuple[str, str]:
+    return f"parallelism.zero_stage={stage}", f"parallelism.engine={'fsdp2' if stage == 3 else 'deepspeed'}"
+
+
 def _free_batch(spec: Spec) -> tuple[str, ...]:
     return () if spec.training.global_batch_size is None else ("training.global_batch_size=null",)
+
+
+def _splitting(spec: Spec) -> Iterator[Candidate]:
+    """More ranks that split each matrix, the layers, or the sequence."""
+    splits = (
+        ("tensor_parallel", "split matrices", "each layer's sums exchanged"),
+        ("pipeline_parallel", "more pipeline stages", "idle in the pipeline's bubble"),
+        ("context_parallel", "split sequences", "keys and values exchanged"),
+    )
+    for field, lever, price in splits:
+        degree = getattr(spec.parallelism, field)
+        for factor in FACTORS:
+            overrides = (f"parallelism.{field}={degree * factor}",)
+            yield Candidate(lever, overrides, f"{factor} times as many GPUs, {price}", MORE_GPUS)
+
+
+def _rounding(spec: Spec) -> Iterator[Candidate]:
+    """Fewer bits for what the optimizer keeps."""
+    training = spec.training
+    if training.optimizer in ("adam", "adamw") and not training.optimizer_options.amsgrad:
+        overrides = ("training.optimizer=adam-8bit", "training.optimizer_implementation=for-loop")
+        yield Candidate("optimizer states in 8 bits", overrides, "rounded moments", OTHER_RESULT)
+    if training.recipe.startswith("mixed") and training.dtype == "bf16":
+        freed = () if training.gradient_dtype is None else ("training.gradient_dtype=null",)
+        yield Candidate("16 bits all over", ("training.recipe=pure", *freed), "rounded weights", OTHER_RESULT)
+
+
+def _adapting(spec: Spec) -> Iterator[Candidate]:
+    if spec.training.finetune != "full":
+        return
+    for method, price in (("lora", "only adapters train"), ("qlora", "only adapters train, over a base in 4 bits")):
+        yield Candidate("train adapters", (f"training.finetune={method}",), price, OTHER_RESULT)
 
 
 def _shorter_sequences(spec: Spec) -> Iterator[Candidate]:

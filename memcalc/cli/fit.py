@@ -1,0 +1,83 @@
+"""`memcalc fit`: what fits on these cards."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from memcalc.cli.options import Config, Gpu, Set, Units
+
+HOLD_HELP = "Keep this field as it is in every layout, e.g. tensor_parallel. Repeatable."
+
+
+def complete_hold(incomplete: str) -> list[str]:
+    """Fields that can be held, for the shell's completion."""
+    from memcalc.fitting.layouts import HOLDABLE
+
+    return [field for field in HOLDABLE if field.startswith(incomplete)]
+
+
+def command(
+    config: Config,
+    *,
+    overrides: Set = None,
+    gpu: Gpu = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", "-n", metavar="N", help="How many cards; default: the configuration's own.")
+    ] = None,
+    maximize: Annotated[
+        Literal["micro_batch_size", "sequence_length", "layers", "parameters"] | None,
+        typer.Option(help="Ask for the largest of one alone."),
+    ] = None,
+    minimize: Annotated[
+        Literal["gpus", "gpu_kind", "recompute"] | None, typer.Option(help="Ask for the least of one alone.")
+    ] = None,
+    hold: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD", help=HOLD_HELP, autocompletion=complete_hold)
+    ] = None,
+    node: Annotated[
+        int | None, typer.Option(metavar="N", help="Cards of a node; default: of the maker's own node.")
+    ] = None,
+    nic: Annotated[
+        float | None, typer.Option(metavar="GBIT", help="Gbit/s of network a card; default: of the maker's own node.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Show so many layouts.")] = 5,
+    why: Annotated[bool, typer.Option("--why", help="List what no layout may be, and why.")] = False,
+    form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
+    units: Units = "GiB",
+) -> None:
+    """Find what fits: layouts, batch, sequence, cards.
+
+    The layouts over --gpus cards that fit, the cheapest first; the largest micro-batch and sequence; and, where the run
+    does not fit as it is, the smallest changes that make it fit.
+
+    Exit code 0: something fits; 1: nothing does.
+
+    Example: memcalc fit llama-3-70b --gpu h100-80gb --gpus 64
+    """
+    from memcalc import api
+
+    answer = api.fit(
+        config,
+        *(overrides or ()),
+        gpu=gpu,
+        gpus=gpus,
+        maximize=maximize,
+        minimize=minimize,
+        hold=hold or (),
+        node=node,
+        nic_gbit=nic,
+        top=top,
+    )
+    if form == "json":
+        from memcalc.cli.output import print_json
+        from memcalc.report.fit_document import fit_document
+
+        print_json(fit_document(answer))
+    else:
+        from memcalc.report.fit import draw_fit
+        from memcalc.report.screen import make_screen
+
+        draw_fit(make_screen(), answer, units, why=why)
+    raise typer.Exit(0 if answer.fits else 1)

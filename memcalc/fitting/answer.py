@@ -1,0 +1,120 @@
+"""What `fit` is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypedDict
+
+from memcalc.changes.finding import Change
+from memcalc.fitting.costs import Costs
+from memcalc.fitting.layouts import Pruned
+from memcalc.fitting.maxima import Maximum
+from memcalc.fitting.minima import LeastRecompute, Sized
+from memcalc.fitting.ranking import Ranking
+from memcalc.ledger.result import Result
+from memcalc.spec.cards import Card
+from memcalc.spec.spec import Spec
+from memcalc.spec.systems import System
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked.
+
+    Args:
+        gpus: cards in all; None: as many as the run has.
+        maximize: one of `maxima.MAXIMA`; None: all is asked.
+        minimize: one of `minima.MINIMA`; None: all is asked.
+        hold: fields that keep the run's own value in every layout.
+        node: cards of a node; None: as the card's table says.
+        nic_gbit: 10^9 bits a second of network for each card; None: as the table says.
+        top: how many layouts are wanted in full.
+    """
+
+    gpus: int | None = None
+    maximize: str | None = None
+    minimize: str | None = None
+    hold: tuple[str, ...] = ()
+    node: int | None = None
+    nic_gbit: float | None = None
+    top: int = 5
+
+
+class Cluster(TypedDict, total=False):
+    """The part of a question that is about the machines and the length of the answer."""
+
+    node: int | None
+    nic_gbit: float | None
+    top: int
+
+
+class Best(NamedTuple):
+    """A layout that fits, with its estimate and its costs."""
+
+    result: Result
+    costs: Costs
+
+
+class Nearest(NamedTuple):
+    """A change that makes the run fit, and how much more card time a token takes then (0.33: a third more)."""
+
+    change: Change
+    slowdown: float
+
+
+@dataclass(slots=True)
+class Fit:
+    """What fits; what was not asked is empty.
+
+    Args:
+        question: what was asked.
+        card: on which card.
+        system: in which nodes.
+        gpus: how many of them.
+        sequences: of one optimizer step, in every layout.
+        asked: the estimate of the run as it is, spread by data over more or fewer cards where it must be.
+        unasked: why there is no such run.
+        name: of the run.
+        base: the run that maxima and minima are about: the run as it is, else the best layout.
+        base_is_best: whether it is the best layout.
+        maxima: by what was made larger.
+        ranking: all layouts that fit, the cheapest first.
+        best: the first of them, in full.
+        pruned: what was left out and how often.
+        nearest: changes that make the run fit, the smallest first.
+        fewest: the fewest cards; None: not even the most that are tried are enough.
+        cards: what the run needs on every card, the smallest first.
+        least_recompute: the least recomputation; None: all of it is not enough.
+    """
+
+    question: Question
+    card: Card
+    system: System
+    gpus: int
+    sequences: int
+    asked: Result | None
+    unasked: str
+    name: str
+    base: Spec | None = None
+    base_is_best: bool = False
+    maxima: dict[str, Maximum] = field(default_factory=dict)
+    ranking: Ranking | None = None
+    best: list[Best] = field(default_factory=list)
+    pruned: dict[Pruned, int] = field(default_factory=dict)
+    nearest: list[Nearest] = field(default_factory=list)
+    fewest: int | None = None
+    cards: list[Sized] = field(default_factory=list)
+    least_recompute: LeastRecompute | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the answer to the question is yes."""
+        if self.question.maximize is not None:
+            return all(found.value > 0 for found in self.maxima.values())
+        if self.question.minimize == "gpus":
+            return self.fewest is not None
+        if self.question.minimize == "gpu_kind":
+            return any(sized.fits for sized in self.cards)
+        if self.question.minimize == "recompute":
+            return self.least_recompute is not None
+        return bool(self.best) or (self.asked is not None and bool(self.asked.fits))

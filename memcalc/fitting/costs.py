@@ -1,0 +1,231 @@
+"""What a layout costs: seconds of one optimizer step, at the rates that makers publish, as a sum of plain terms.
+
+It ranks layouts and does not predict a clock: every rate is a peak that no run reaches, and nothing overlaps. All terms
+are of the slowest rank, for the same sequences a step. TERMS says what each is, and where its formula comes from.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.fitting.work import work_of
+from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
+from memcalc.spec.spec import Spec
+from memcalc.spec.systems import System
+
+TERMS = {
+    "compute": (
+        "forward and backward, 2 and 4 (frozen: 2) operations for each parameter and token, and attention",
+        "Kaplan et al., arXiv 2001.08361, section 2.1; Narayanan et al., arXiv 2104.04473, appendix",
+    ),
+    "recompute": (
+        "what is computed again: layers (full), attention (selective)",
+        "Korthikanti et al., arXiv 2205.05198, section 5",
+    ),
+    "tensor": (
+        "4 sums a layer over t ranks, 2 more where the layer is recomputed: 2(t-1)/t of its output each",
+        "Shoeybi et al., arXiv 1909.08053, section 3; rings: NVIDIA nccl-tests, doc/PERFORMANCE.md",
+    ),
+    "context": (
+        "keys and values that travel around c ranks, once forward and twice backward; or four exchanges of heads",
+        "Liu et al., arXiv 2310.01889; Jacobs et al., arXiv 2309.14509",
+    ),
+    "expert": (
+        "tokens to their experts and back, forward and backward: (e-1)/e of k copies each",
+        "Lepikhin et al., arXiv 2006.16668",
+    ),
+    "pipeline": (
+        "a micro-batch's hidden state to the next stage, its gradient back, for each chunk of layers; 1/t by each rank",
+        "Narayanan et al., arXiv 2104.04473, sections 2.2 and 4.1",
+    ),
+    "bubble": (
+        "stages wait: (p-1)/(v·m) of all the above but for the sending",
+        "Narayanan et al., arXiv 2104.04473, section 2.2",
+    ),
+    "data": (
+        "gradients G and ZeRO's weights W over N·c ranks: 2G, G+W, mG+W, m(2W+G) in stage 0, 1, 2, 3, less 1/(N·c)",
+        "Rajbhandari et al., arXiv 1910.02054, section 7",
+    ),
+}
+
+
+class Costs(NamedTuple):
+    """Seconds of one optimizer step, by term."""
+
+    compute: float
+    recompute: float
+    tensor: float
+    context: float
+    expert: float
+    pipeline: float
+    bubble: float
+    data: float
+
+    @property
+    def total(self) -> float:
+        """Their sum."""
+        return sum(self)
+
+
+def sequences_of(spec: Spec) -> int:
+    """Sequences of one optimizer step."""
+    training = spec.training
+    if training.global_batch_size is not None:
+        return training.global_batch_size
+    return training.micro_batch_size * training.gradient_accumulation_steps * spec.parallelism.data_parallel
+
+
+def costs_of(spec: Spec, system: System) -> Costs:
+    """The costs of a run as it is."""
+    training = spec.training
+    step = Step(spec, system, sequences_of(spec))
+    return step.costs(training.recompute, training.micro_batch_size)
+
+
+class Step:
+    """One optimizer step of a layout: its costs, whatever is recomputed and however it is cut into micro-batches.
+
+    Args:
+        spec: the layout; its recompute and micro-batch do not matter.
+        system: where it runs.
+        sequences: of one optimizer step, over all replicas.
+    """
+
+    def __init__(self, spec: Spec, system: System, sequences: int) -> None:
+        self._spec, self._system = spec, system
+        model, training, parallelism = spec.model, spec.training, spec.parallelism
+        t, c, n = parallelism.tensor_parallel, parallelism.context_parallel, parallelism.data_parallel
+        self._work = work = work_of(model)
+        self._layers = -(-model.num_layers // parallelism.pipeline_parallel)  # of the fullest stage
+        self._sequences = sequences / n  # of one replica
+        self._tokens = self._sequences * training.sequence_length / c  # of one rank
+        self._width = DTYPE_BYTES[training.dtype]
+        per_layer = self._tokens / t / system.flops
+        context = training.sequence_length * work.attention_flops
+        self._layer = (work.layer_flops + context) * per_layer  # seconds of one layer's forward
+        self._attention = context * per_layer
+        self._sums = self._sums_of_a_layer()
+        self._rings = self._rings_of_a_layer()
+        self._experts = self._experts_of_a_layer()
+        self._forward = self._slowest_forward(work.head_flops * per_layer)
+
+    def costs(self, recompute: str | tuple[int, ...], micro_batch: int) -> Costs:
+        """The terms; `recompute` as in a configuration."""
+        parallelism = self._spec.parallelism
+        again = self._again(recompute)
+        core = recompute == "selective" and "core_attn" in self._spec.training.recompute_modules
+        compute = (3 if self._spec.training.finetune == "full" else 2) * self._forward
+        recomputed = self._layers * (self._attention if core else again * self._layer)
+        tensor = self._layers * self._sums * (2 + again)
+        context = self._layers * self._rings * (3 + (1 if core else again))
+        expert = self._layers * self._experts * (2 + again)
+        steps = self._sequences / micro_batch
+        chunks = parallelism.virtual_stages
+        waiting = (parallelism.pipeline_parallel - 1) / (chunks * steps)
+        bubble = waiting * (compute + recomputed + tensor + context + expert)
+        return Costs(
+            compute, recomputed, tensor, context, expert, self._sent_to_stages(chunks), bubble, self._reduced(steps)
+        )
+
+    def _again(self, recompute: str | tuple[int, ...]) -> float:
+        """The share of layers that are recomputed as a whole."""
+        if isinstance(recompute, tuple):
+            return len(set(recompute)) / self._spec.model.num_layers
+        if recompute.startswith("every-"):
+            return 1 / int(recompute.removeprefix("every-"))
+        return 1.0 if recompute == "full" else 0.0
+
+    def _slowest_forward(self, head: float) -> float:
+        """Seconds of the forward of the slowest stage: the fullest one, or the last with its logits."""
+        layers, stages = self._spec.model.num_layers, self._spec.parallelism.pipeline_parallel
+        return max(self._layers * self._layer, layers // stages * self._layer + head)
+
+    def _sums_of_a_layer(self) -> float:
+        """Seconds of the sums over tensor-parallel ranks in the forward of one layer: after attention and after MLP."""
+        t = self._spec.parallelism.tensor_parallel
+        sums = 1 if self._spec.model.parallel_block else 2
+        size = self._tokens * self._spec.model.hidden_size * self._width
+        return sums * 2 * (t - 1) / t * size / self._system.group_bytes(t, 1)
+
+    def _rings_of_a_layer(self) -> float:
+        """Seconds of context parallelism's exchange in the forward of one layer."""
+        model, parallelism = self._spec.model, self._spec.parallelism
+        c, t = parallelism.context_parallel, parallelism.tensor_parallel
+        if c == 1:
+            return 0.0
+        keys_and_values = 2 * max(model.key_value_size / t, model.head_dim)
+        if parallelism.context_parallel_method == "ring":
+            elements = (c - 1) * keys_and_values  # each rank passes on every other rank's share
+        else:
+            elements = (c - 1) / c * (keys_and_values + 2 * model.query_size / t)
+        return self._tokens * elements * self._width / self._system.group_bytes(c, t)
+
+    def _experts_of_a_layer(self) -> float:
+        """Seconds of the two exchanges of tokens in the forward of the mean layer."""
+        model, parallelism = self._spec.model, self._spec.parallelism
+        e = parallelism.expert_parallel
+        if model.moe is None or e == 1:
+            return 0.0
+        tokens = self._tokens / (parallelism.tensor_parallel if parallelism.sequence_parallel else 1)
+        share = model.layers_with_experts(0, model.num_layers) / model.num_layers
+        size = 2 * (e - 1) / e * tokens * model.moe.num_experts_per_token * model.hidden_size * self._width
+        return share * size / self._system.group_bytes(e, parallelism.tensor_parallel)
+
+    def _sent_to_stages(self, chunks: int) -> float:
+        parallelism = self._spec.parallelism
+        p, t = parallelism.pipeline_parallel, parallelism.tensor_parallel
+        if p == 1:
+            return 0.0
+        stride = t * parallelism.context_parallel * parallelism.data_parallel
+        inside = p * stride <= self._system.node
+        rate = self._system.link_bytes if inside else min(self._system.nic_bytes, self._system.link_bytes)
+        size = self._tokens * self._spec.model.hidden_size * self._width / t
+        return 2 * chunks * size / rate
+
+    def _reduced(self, steps: float) -> float:
+        """Seconds of what data-parallel ranks exchange; routed experts have groups of their own."""
+        parallelism, work = self._spec.parallelism, self._work
+        t, n = parallelism.tensor_parallel, parallelism.data_parallel * parallelism.context_parallel
+        share = self._layers / self._spec.model.num_layers
+        ends = work.both_ends if parallelism.pipeline_parallel == 1 else work.ends
+        dense = (work.layers * share + ends) / t
+        seconds = self._exchanged(dense, n, t, steps)
+        if work.experts:
+            parts = parallelism.expert_parallel * parallelism.expert_width_ranks
+            ranks = max(n * t // parts, 1)
+            seconds += self._exchanged(work.experts * share / parts, ranks, parts, steps)
+        return seconds
+
+    def _exchanged(self, parameters: float, ranks: int, stride: int, steps: float) -> float:
+        """Seconds for the gradients of so many parameters over ranks that stand `stride` cards apart."""
+        parallelism = self._spec.parallelism
+        gradients, weights = (parameters * size for size in _exchanged_bytes(self._spec))
+        groups = min(parallelism.data_parallel_replicate, ranks)
+        inner = ranks // groups
+        size = {
+            0: 2 * gradients,
+            1: gradients + weights,
+            2: steps * gradients + weights,
+            3: steps * (2 * weights + gradients),
+        }[parallelism.zero_stage]
+        seconds = (inner - 1) / inner * size / self._system.group_bytes(inner, stride)
+        if groups > 1:  # what a group has reduced is summed over the groups, each rank its share
+            outer = self._system.group_bytes(groups, stride * inner)
+            seconds += 2 * (groups - 1) / groups * gradients / inner / outer
+        return seconds
+
+
+def _exchanged_bytes(spec: Spec) -> tuple[int, int]:
+    """Bytes of a parameter's gradient and of its weight, as they travel; those of adapters are too few to count."""
+    training = spec.training
+    if training.finetune != "full":
+        return 0, 0
+    recipe, compute = RECIPES[training.recipe], DTYPE_BYTES[training.dtype]
+    weight = compute if recipe.weights == "compute" or training.implementation == "torchtitan" else 4
+    if training.implementation == "torchtitan":
+        return 4, weight  # reduced in fp32
+    if training.gradient_dtype is not None:
+        return DTYPE_BYTES[training.gradient_dtype], weight
+    if recipe.main_gradients_live == "always":
+        return 4, weight
+    return (compute if recipe.gradients == "compute" else 4), weight

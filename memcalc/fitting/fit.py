@@ -1,0 +1,187 @@
+"""`memcalc fit`: everything that fits, in one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.changes.candidates import OTHER_CARD, RESULTS, Candidate, candidates
+from memcalc.changes.finding import Change, Finder
+from memcalc.errors import InputError
+from memcalc.estimation.estimate import estimate
+from memcalc.fitting.answer import Best, Fit, Nearest, Question
+from memcalc.fitting.costs import costs_of, sequences_of
+from memcalc.fitting.layouts import HOLDABLE, Space
+from memcalc.fitting.maxima import MAXIMA, maximum
+from memcalc.fitting.minima import MINIMA, cards_for, fewest_gpus, least_recompute
+from memcalc.fitting.ranking import Ranking, rank
+from memcalc.fitting.varying import broken_rule, varied, world_size
+from memcalc.ledger.result import Result
+from memcalc.spec.cards import Card, all_cards, find_card
+from memcalc.spec.spec import Spec
+from memcalc.spec.systems import System, system_of
+
+
+def fit(spec: Spec, question: Question) -> Fit:
+    """What fits.
+
+    Raises:
+        InputError: no card is named, or the question is wrong.
+    """
+    card, held = _checked(spec, question)
+    system = system_of(card, question.node, question.nic_gbit)
+    gpus = question.gpus or world_size(spec)
+    sequences = step_sequences(spec, gpus)
+    asked, unasked = _spread_over(spec, gpus)
+    result = None if asked is None else estimate(asked)
+    answer = Fit(question, card, system, gpus, sequences, result, unasked, spec.name)
+    needs_base = question.minimize != "gpus"
+    own = asked is not None and gpus == world_size(spec)
+    everything = question.maximize is None and question.minimize is None
+    if everything or (needs_base and not own):
+        space = Space(spec, gpus, system.node, sequences, held)
+        ranking = rank(space, system, card, spec, held)
+        answer.ranking = ranking
+        answer.pruned = dict(space.pruned)
+        answer.best = _best(ranking, question.top)
+    answer.base_is_best = bool(answer.best) and not own
+    base = answer.best[0].result.spec if answer.base_is_best else asked or spec
+    answer.base = base
+    for what in MAXIMA[:2] if everything else filter(None, [question.maximize]):
+        answer.maxima[what] = maximum(what, base, card)
+    _minimized(answer, spec, base, held)
+    if everything and result is not None and not result.fits:
+        answer.nearest = _nearest(result, card, system)
+    return answer
+
+
+def _checked(spec: Spec, question: Question) -> tuple[Card, frozenset[str]]:
+    if spec.hardware.gpu is None:
+        raise InputError("no card is named.", "Name one with --gpu, or in hardware.gpu; `memcalc gpus` lists them.")
+    for option, value, known in (
+        ("--maximize", question.maximize, MAXIMA),
+        ("--minimize", question.minimize, MINIMA),
+        *(("--hold", field, HOLDABLE) for field in question.hold),
+    ):
+        if value is not None and value not in known:
+            raise InputError(f"{value!r} is not known.", f"Name one of {', '.join(known)}.", option)
+    if question.maximize is not None and question.minimize is not None:
+        raise InputError("--maximize and --minimize are two questions.", "Ask one at a time.")
+    if question.gpus is not None and not 1 <= question.gpus <= MOST_ASKED:
+        raise InputError(f"{question.gpus} GPUs.", f"Give 1 to {MOST_ASKED:,}.", "--gpus")
+    return find_card(spec.hardware.gpu), frozenset(question.hold)
+
+
+MOST_ASKED = 131_072
+
+
+def step_sequences(spec: Spec, gpus: int) -> int:
+    """Sequences of one optimizer step, the same for every layout, so that they can be compared.
+
+    The global batch where it is given; else that of the run where it is spread over several cards already; else the
+    run's micro-batch and accumulation on every card.
+    """
+    if spec.training.global_batch_size is not None:
+        return spec.training.global_batch_size
+    if world_size(spec) > 1:
+        return sequences_of(spec)
+    return gpus * spec.training.micro_batch_size * spec.training.gradient_accumulation_steps
+
+
+def _spread_over(spec: Spec, gpus: int) -> tuple[Spec | None, str]:
+    """The run on so many cards, more or fewer of them data-parallel; or why that cannot be."""
+    world, replicas = world_size(spec), spec.parallelism.data_parallel
+    model_parallel = world // replicas
+    if gpus == world:
+        return spec, ""
+    if gpus % model_parallel:
+        return None, f"the run splits its model over {model_parallel} cards, which do not divide {gpus}"
+    replicas = gpus // model_parallel
+    training = {}
+    total, micro = spec.training.global_batch_size, spec.training.micro_batch_size
+    if total is not None:
+        if total % (micro * replicas):
+            return (
+                None,
+                f"global_batch_size = {total} cannot be cut into micro-batches of {micro} on {replicas} replicas",
+            )
+        training = {"gradient_accumulation_steps": total // (micro * replicas)}
+    run = varied(spec, parallelism={"data_parallel": replicas}, training=training)
+    broken = broken_rule(run)
+    return (run, "") if broken is None else (None, broken.problem)
+
+
+def _best(ranking: Ranking, top: int) -> list[Best]:
+    """The cheapest layout of each split, with its whole estimate, which has the last word on whether it fits."""
+    found: dict[tuple[int, ...], Best] = {}
+    for ranked in ranking.fitting:
+        if len(found) == top:
+            break
+        spread = ranked.spec.parallelism
+        split = (
+            spread.tensor_parallel,
+            spread.context_parallel,
+            spread.expert_parallel,
+            spread.pipeline_parallel,
+            spread.zero_stage,
+        )
+        if split not in found:
+            result = estimate(ranked.spec)
+            if result.fits:
+                found[split] = Best(result, ranked.costs)
+    return list(found.values())
+
+
+def _minimized(answer: Fit, spec: Spec, base: Spec, held: frozenset[str]) -> None:
+    wanted, card = answer.question.minimize, answer.card
+    if wanted == "gpus":
+        batch = spec.training.global_batch_size
+        if batch is None and world_size(spec) > 1:
+            batch = sequences_of(spec)
+        answer.fewest = fewest_gpus(spec, card, answer.system, batch, held)
+        if answer.fewest is not None:
+            answer.gpus, answer.sequences = answer.fewest, batch or step_sequences(spec, answer.fewest)
+            space = Space(spec, answer.gpus, answer.system.node, answer.sequences, held)
+            answer.ranking = rank(space, answer.system, card, spec, held)
+            answer.best = _best(answer.ranking, answer.question.top)
+            answer.pruned = dict(space.pruned)
+    elif wanted == "gpu_kind":
+        answer.cards = cards_for(base)
+    elif wanted == "recompute":
+        answer.least_recompute = least_recompute(base, card)
+
+
+def _nearest(result: Result, card: Card, system: System) -> list[Nearest]:
+    """The smallest changes that make the run fit: single ones, then pairs of what is not enough alone."""
+
+    def judge(changed: Result) -> tuple[int, bool | None]:
+        return changed.headline.device_bytes or 0, changed.fits
+
+    offered = [*candidates(result.spec), *_larger_cards(card)]
+    finder = Finder(result.spec, offered, result.ledger.peak_bytes, judge)
+    fitting = [change for change in finder.singles() if change.fits]
+    before = token_seconds(result.spec, system)
+    found = [Nearest(change, _slowdown(change, card, system, before)) for change in (*fitting, *finder.pairs())]
+    return sorted(found, key=_size)
+
+
+def _size(found: Nearest) -> tuple[int, int, float]:
+    """Single changes first; then what keeps training's result and needs no more cards; then the cheapest."""
+    return len(found.change.levers), RESULTS.index(found.change.result), found.slowdown
+
+
+def _larger_cards(card: Card) -> Iterator[Candidate]:
+    larger = [other for other in all_cards() if other.usable_bytes > card.usable_bytes and other.vendor == card.vendor]
+    for other in sorted(larger, key=lambda other: (other.usable_bytes, other.name)):
+        yield Candidate("larger card", (f"hardware.gpu={other.name}",), "another card", OTHER_CARD)
+
+
+def _slowdown(change: Change, card: Card, system: System, before: float) -> float:
+    """How much more card time a token takes by the cost model; -0.1: a tenth less."""
+    named = find_card(change.spec.hardware.gpu or card.name)
+    return token_seconds(change.spec, system if named is card else system_of(named)) / before - 1
+
+
+def token_seconds(spec: Spec, system: System) -> float:
+    """Card seconds for each token, by the cost model."""
+    tokens = sequences_of(spec) * spec.training.sequence_length
+    return costs_of(spec, system).total * world_size(spec) / tokens

@@ -1,0 +1,87 @@
+"""The largest step of a ladder that fits, and proof of it: the neighbours on both sides are tried.
+
+"Largest" means: it fits, and the next NEIGHBOURS larger values do not. A peak grows with the size of a batch, a
+sequence or a model, but not byte for byte: the allocator rounds, and kernels take other workspaces at other sizes. So
+after the bisection the values above the border are tried too, and where one of them fits, the search climbs on from it.
+A still larger value could fit only if the peak fell by more than it grows over NEIGHBOURS steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+NEIGHBOURS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """Where a ladder stops fitting.
+
+    Args:
+        value: the largest that fits; 0: none does.
+        next_value: the next one, which does not; None: the ladder ends.
+        tried: every value that was tried, and whether it fits.
+        gaps: smaller neighbours of `value` that do not fit, although it does.
+    """
+
+    value: int
+    next_value: int | None
+    tried: dict[int, bool]
+    gaps: tuple[int, ...]
+
+
+def border(ladder: Sequence[int], fits: Callable[[int], bool], start: int = 0) -> Border:
+    """The largest value of a rising ladder that fits: doubling, then bisection, then the neighbours.
+
+    Args:
+        ladder: rising values; a list or a range.
+        fits: asked once for each value.
+        start: the place in the ladder where the search begins.
+    """
+    tried: dict[int, bool] = {}
+
+    def at(place: int) -> bool:
+        value = ladder[place]
+        if value not in tried:
+            tried[value] = fits(value)
+        return tried[value]
+
+    low, high = _bracket(len(ladder), at, start)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if at(middle):
+            low = middle
+        else:
+            high = middle
+    low = _climbed(len(ladder), at, low)
+    if low < 0:
+        return Border(0, ladder[0] if ladder else None, tried, ())
+    gaps = tuple(ladder[place] for place in range(max(low - NEIGHBOURS, 0), low) if not at(place))
+    return Border(ladder[low], ladder[low + 1] if low + 1 < len(ladder) else None, tried, gaps)
+
+
+def _bracket(length: int, at: Callable[[int], bool], start: int) -> tuple[int, int]:
+    """A place that fits (or -1) and a later one that does not (or the end)."""
+    if length == 0:
+        return -1, 0
+    place, step = min(start, length - 1), 1
+    if at(place):
+        low = place
+        while low + step < length and at(low + step):
+            low, step = low + step, 2 * step
+        return low, min(low + step, length)
+    high = place
+    while high - step >= 0 and not at(high - step):
+        high, step = high - step, 2 * step
+    return max(high - step, -1), high
+
+
+def _climbed(length: int, at: Callable[[int], bool], low: int) -> int:
+    """The last place that fits, when each of its NEIGHBOURS successors was tried."""
+    place = low + 1
+    while place < min(length, low + 1 + NEIGHBOURS):
+        if at(place):
+            low = place
+        place += 1
+    return low

@@ -1,0 +1,193 @@
+"""The largest micro-batch, sequence and model that fit, everything else as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import NamedTuple
+
+from memcalc.estimation.estimate import estimate
+from memcalc.estimation.parameters import count_parameters
+from memcalc.fitting.ladder import border
+from memcalc.fitting.peaks import device_bytes
+from memcalc.fitting.scaling import heads_step, scaled, with_layers
+from memcalc.fitting.varying import broken_rule, varied
+from memcalc.ledger.result import Result
+from memcalc.spec.cards import Card
+from memcalc.spec.spec import Spec
+
+MOST = 2**32  # beyond any batch, sequence or model
+
+MAXIMA = ("micro_batch_size", "sequence_length", "layers", "parameters")
+
+
+class Scale(NamedTuple):
+    """What is made larger: the values it may have, the run at each, and why they end."""
+
+    ladder: Sequence[int]
+    run: Callable[[int], Spec]
+    now: int  # the value that the run has
+    end: str  # why there is no value after the last one of the ladder
+    note: str  # what changes along with it, or how it is counted
+
+
+@dataclass(frozen=True, slots=True)
+class Maximum:
+    """The largest value of one quantity that fits.
+
+    Args:
+        what: one of MAXIMA.
+        value: the largest; 0: none fits.
+        now: what the run has.
+        step: from one value to the next, where it is always the same.
+        next_value: the next larger one; None: there is none.
+        next_bytes: what a GPU needs with it; None: no rule allows it.
+        end: why there is no next one, or why it is not allowed; empty where memory is why.
+        gaps: smaller neighbours that do not fit, although `value` does.
+        result: the estimate at `value`; None where that is 0.
+        parameters: of the model at `value`.
+        note: how it is counted.
+    """
+
+    what: str
+    value: int
+    now: int
+    step: int
+    next_value: int | None
+    next_bytes: int | None
+    end: str
+    gaps: tuple[int, ...]
+    result: Result | None
+    parameters: int
+    note: str
+
+
+def maximum(what: str, spec: Spec, card: Card) -> Maximum:
+    """The largest value that fits on the card, everything else as it is; see `ladder` for what "largest" means.
+
+    Args:
+        what: one of MAXIMA.
+        spec: the run; `hardware.gpu` names `card`.
+        card: the card.
+    """
+    scale = SCALES[what](spec)
+    known: dict[int, int] = {}
+    refused: dict[int, str] = {}
+
+    def fits(value: int) -> bool:
+        run = scale.run(value)
+        broken = broken_rule(run)
+        if broken is not None:
+            refused[value] = broken.problem
+            return False
+        known[value] = device_bytes(run, card, limit=card.usable_bytes)
+        return known[value] <= card.usable_bytes
+
+    start = max(0, _place(scale.ladder, scale.now))
+    found = border(scale.ladder, fits, start)
+    next_value = found.next_value
+    next_bytes = None
+    if next_value is not None and next_value not in refused:
+        next_bytes = device_bytes(scale.run(next_value), card)
+    at = scale.run(found.value) if found.value else None
+    return Maximum(
+        what=what,
+        value=found.value,
+        now=scale.now,
+        step=scale.ladder.step if isinstance(scale.ladder, range) else 0,
+        next_value=next_value,
+        next_bytes=next_bytes,
+        end=scale.end if next_value is None else refused.get(next_value, ""),
+        gaps=found.gaps,
+        result=None if at is None else estimate(at),
+        parameters=0 if at is None else count_parameters(at.model),
+        note=scale.note,
+    )
+
+
+def _place(ladder: Sequence[int], value: int) -> int:
+    """The last place whose value is at most this one; -1: there is none."""
+    low, high = -1, len(ladder)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if ladder[middle] <= value:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _micro_batches(spec: Spec) -> Scale:
+    """Any size; where the global batch is given, the sizes that divide a replica's share of it."""
+    training, replicas = spec.training, spec.parallelism.data_parallel
+    total = training.global_batch_size
+    if total is None:
+        steps = training.gradient_accumulation_steps
+        note = f"gradient_accumulation_steps stays {steps}, so the batch of a step grows with it"
+        return Scale(
+            range(1, MOST),
+            lambda size: varied(spec, training={"micro_batch_size": size}),
+            training.micro_batch_size,
+            "",
+            note,
+        )
+    share = total // replicas
+    sizes = [size for size in range(1, share + 1) if share % size == 0] if total % replicas == 0 else []
+    return Scale(
+        sizes,
+        lambda size: varied(spec, training={"micro_batch_size": size, "gradient_accumulation_steps": share // size}),
+        training.micro_batch_size,
+        f"a replica's share of global_batch_size = {total} is {share} sequences",
+        f"of the sizes that divide a replica's {share} sequences; accumulation follows",
+    )
+
+
+def _sequences(spec: Spec) -> Scale:
+    """Any length that the ranks can cut; up to the learned positions where there are such."""
+    parallelism, model = spec.parallelism, spec.model
+    t = parallelism.tensor_parallel if parallelism.sequence_parallel else 1
+    c = parallelism.context_parallel
+    step = lcm(t, 2 * c * t if c > 1 else 1)
+    learned = model.position_embedding == "learned"
+    most = model.max_position_embeddings if learned else MOST
+    note = "" if learned else f"the model's positions are made for {model.max_position_embeddings:,} tokens"
+    return Scale(
+        range(step, most + 1, step),
+        lambda length: varied(spec, training={"sequence_length": length}),
+        spec.training.sequence_length,
+        f"the model has {most:,} learned positions",
+        note,
+    )
+
+
+def _layers(spec: Spec) -> Scale:
+    recompute = spec.training.recompute
+    named = max(recompute) + 1 if isinstance(recompute, tuple) and recompute else 1
+    least = max(spec.parallelism.pipeline_parallel, named)
+    return Scale(
+        range(least, MOST),
+        lambda layers: varied(spec, model=with_layers(spec.model, layers)),
+        spec.model.num_layers,
+        "",
+        "layers like those of the model, nothing else changed",
+    )
+
+
+def _parameters(spec: Spec) -> Scale:
+    step = heads_step(spec.model, spec.parallelism.tensor_parallel)
+    return Scale(
+        range(step, MOST, step),
+        lambda heads: varied(spec, model=scaled(spec.model, heads)),
+        spec.model.num_attention_heads,
+        "",
+        "counted in query heads: widths and layers grow in proportion to them, the width of a head stays",
+    )
+
+
+SCALES: dict[str, Callable[[Spec], Scale]] = {
+    "micro_batch_size": _micro_batches,
+    "sequence_length": _sequences,
+    "layers": _layers,
+    "parameters": _parameters,
+}

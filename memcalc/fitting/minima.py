@@ -1,0 +1,144 @@
+"""The fewest cards, the smallest card and the least recomputation with which a run fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memcalc.estimation.estimate import estimate
+from memcalc.estimation.outside import reserved_bytes
+from memcalc.estimation.stages import stages_of
+from memcalc.fitting.ladder import border
+from memcalc.fitting.layouts import Space
+from memcalc.fitting.peaks import device_bytes
+from memcalc.fitting.ranking import some_layout_fits
+from memcalc.fitting.varying import varied
+from memcalc.ledger.component import Component
+from memcalc.spec.cards import Card, all_cards
+from memcalc.spec.spec import Spec
+from memcalc.spec.systems import System
+
+MINIMA = ("gpus", "gpu_kind", "recompute")
+
+MOST_GPUS = 4096  # a search ends there
+
+ONE_GPU = {
+    "data_parallel": 1,
+    "tensor_parallel": 1,
+    "pipeline_parallel": 1,
+    "context_parallel": 1,
+    "expert_parallel": 1,
+    "data_parallel_replicate": 1,
+    "sequence_parallel": False,
+    "schedule": "1f1b",
+    "virtual_stages": 1,
+}
+
+
+class Sized(NamedTuple):
+    """A card, and what the run needs on it."""
+
+    card: Card
+    device_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run fits."""
+        return self.device_bytes <= self.card.usable_bytes
+
+
+class LeastRecompute(NamedTuple):
+    """The least recomputation that fits.
+
+    Args:
+        recompute: as in a configuration.
+        layers: of each stage (each chunk of layers, where a stage has several) that are recomputed.
+        of: how many it has.
+        device_bytes: what a GPU needs then.
+    """
+
+    recompute: str | tuple[int, ...]
+    layers: int
+    of: int
+    device_bytes: int
+
+
+def fewest_gpus(spec: Spec, card: Card, system: System, sequences: int | None, held: frozenset[str]) -> int | None:
+    """The fewest cards on which some layout fits; None: not even MOST_GPUS are enough.
+
+    Numbers up to a node, then whole nodes, in rising order: none is passed over but those whose cards together cannot
+    hold weights, masters and optimizer states once.
+
+    Args:
+        spec: the run.
+        card: the card.
+        system: where it runs.
+        sequences: of one optimizer step; None: the run's micro-batch on every card.
+        held: fields that keep the run's own value.
+    """
+    least = -(-reserved_bytes(resident_bytes(spec)) // card.usable_bytes)
+
+    def fits(gpus: int) -> bool:
+        batch = sequences or gpus * spec.training.micro_batch_size
+        return some_layout_fits(Space(spec, gpus, system.node, batch, held), system, card, spec, held)
+
+    counts = [gpus for gpus in node_counts(system.node) if gpus >= least]
+    coarse: list[int] = []  # each at least twice the one before: to find a number that is enough
+    for gpus in counts:
+        if not coarse or gpus >= 2 * coarse[-1]:
+            coarse.append(gpus)
+    enough = next(filter(fits, coarse), None)
+    if enough is None:
+        return None
+    return next((gpus for gpus in counts if gpus < enough and gpus not in coarse and fits(gpus)), enough)
+
+
+def node_counts(node: int, most: int = MOST_GPUS) -> Iterator[int]:
+    """1, 2, ... up to a node, then whole nodes: 16, 24, 32, ..."""
+    yield from range(1, min(node, most) + 1)
+    yield from range(2 * node, most + 1, node)
+
+
+def resident_bytes(spec: Spec) -> int:
+    """Weights, masters and optimizer states, each once: what all ranks hold together at least."""
+    one = varied(
+        spec,
+        parallelism={**ONE_GPU, "zero_stage": 0, "engine": "ddp"},
+        training={"micro_batch_size": 1, "gradient_accumulation_steps": 1, "global_batch_size": None},
+    )
+    held = estimate(one).ledger.components("zero_grad_2")
+    return sum(held.get(part, 0) for part in (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.OPTIMIZER_STATE))
+
+
+def cards_for(spec: Spec) -> list[Sized]:
+    """What the run needs on every card of the table, the smallest card first."""
+    cards = sorted(all_cards(), key=lambda card: (card.usable_bytes, card.name))
+    return [Sized(card, device_bytes(varied(spec, hardware={"gpu": card.name}), card)) for card in cards]
+
+
+def least_recompute(spec: Spec, card: Card) -> LeastRecompute | None:
+    """Nothing, else attention alone (where a kernel keeps its maps), else as few layers of each stage as will do.
+
+    Everything else stays as it is. None: to recompute all is not enough.
+    """
+    chunks = [piece for stage in stages_of(spec) for piece in stage.chunks]
+    most = max(piece.stop - piece.first for piece in chunks)
+
+    def run(recompute: str | tuple[int, ...]) -> Spec:
+        return varied(spec, training={"recompute": recompute})
+
+    def plan(layers: int) -> str | tuple[int, ...]:
+        if layers in (0, most):
+            return "full" if layers else "none"
+        return tuple(layer for piece in chunks for layer in range(piece.first, min(piece.first + layers, piece.stop)))
+
+    def fits(recompute: str | tuple[int, ...]) -> bool:
+        return device_bytes(run(recompute), card, limit=card.usable_bytes) <= card.usable_bytes
+
+    if spec.training.attention == "eager" and not fits("none") and fits("selective"):
+        return LeastRecompute("selective", 0, most, device_bytes(run("selective"), card))
+    kept = border(range(1, most + 2), lambda layers: fits(plan(most + 1 - layers))).value  # one more than are kept
+    if kept == 0:
+        return None
+    layers = most + 1 - kept
+    return LeastRecompute(plan(layers), layers, most, device_bytes(run(plan(layers)), card))

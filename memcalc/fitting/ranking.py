@@ -1,0 +1,169 @@
+"""The layouts that fit, the cheapest first: for each the micro-batch and the recomputation that cost least.
+
+What is tried for a layout: to recompute nothing, attention or all layers (and what the run itself says), and
+micro-batches of powers of two. Keeping more, or larger micro-batches, needs more memory: a choice that needs more than
+one that is known to be too much is not sized.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.fitting.costs import Costs, Step
+from memcalc.fitting.layouts import Layout, Space
+from memcalc.fitting.peaks import device_bytes
+from memcalc.fitting.varying import varied
+from memcalc.spec.cards import Card
+from memcalc.spec.spec import Spec
+from memcalc.spec.systems import System
+
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+
+IN_FLIGHT = 3  # no schedule holds more micro-batches than 3p: interleaved ones p + (p-1)/v, ZB-H2 2p-1
+
+Recompute = str | tuple[int, ...]
+
+
+class Ranked(NamedTuple):
+    """A layout that fits, with its cheapest micro-batch and recomputation."""
+
+    spec: Spec
+    costs: Costs
+    device_bytes: int
+
+
+class Choice(NamedTuple):
+    """A micro-batch and what is recomputed, for one layout."""
+
+    costs: Costs
+    thrift: int  # place in the order of recomputation: the more, the less memory
+    micro_batch: int
+    steps: int  # micro-batches of one optimizer step
+    recompute: Recompute
+
+
+class Ranking(NamedTuple):
+    """What came of all layouts."""
+
+    fitting: tuple[Ranked, ...]  # the cheapest first
+    tried: int  # layouts that the rules allow
+    sized: int  # estimates made
+
+
+def some_layout_fits(space: Space, system: System, card: Card, spec: Spec, held: frozenset[str] = frozenset()) -> bool:
+    """Whether any layout fits; arguments as for `rank`."""
+    search = _Search(card)
+    recomputes = recompute_choices(spec, held)
+    return any(
+        search.cheapest(layout, system, recomputes, micro_batches(spec, layout, held)) is not None
+        for layout in space.layouts()
+    )
+
+
+def rank(space: Space, system: System, card: Card, spec: Spec, held: frozenset[str] = frozenset()) -> Ranking:
+    """Every layout that fits.
+
+    Args:
+        space: the layouts.
+        system: where they run.
+        card: on which card; `hardware.gpu` of the layouts names it.
+        spec: the run, for what it recomputes and its micro-batch.
+        held: fields that keep the run's own value.
+    """
+    search = _Search(card)
+    recomputes = recompute_choices(spec, held)
+    found: list[Ranked] = []
+    tried = 0
+    for layout in space.layouts():
+        tried += 1
+        ranked = search.cheapest(layout, system, recomputes, micro_batches(spec, layout, held))
+        if ranked is not None:
+            found.append(ranked)
+    found.sort(key=lambda ranked: (ranked.costs.total, ranked.device_bytes))
+    return Ranking(tuple(found), tried, search.sized)
+
+
+def recompute_choices(spec: Spec, held: frozenset[str]) -> list[Recompute]:
+    """What can be recomputed, by falling memory. Selective recomputation of a fused kernel saves nothing."""
+    own: Recompute = spec.training.recompute
+    if "recompute" in held:
+        return [own]
+    choices: list[Recompute] = ["none", "full"]
+    if own not in choices:
+        choices.insert(1, own)
+    elif spec.training.attention == "eager":
+        choices.insert(1, "selective")
+    return choices
+
+
+def micro_batches(spec: Spec, layout: Layout, held: frozenset[str]) -> list[int]:
+    """The sizes that divide a replica's sequences: powers of two, and the run's own.
+
+    Interleaved stages take micro-batches in rounds of as many as there are stages (Megatron-LM core_r0.14,
+    megatron/core/pipeline_parallel/schedules.py).
+    """
+    own, parallelism = spec.training.micro_batch_size, layout.spec.parallelism
+    round_size = parallelism.pipeline_parallel if parallelism.schedule == "interleaved" else 1
+    sizes = {own} if "micro_batch_size" in held else {*MICRO_BATCHES, own}
+    return sorted(size for size in sizes if layout.sequences % (size * round_size) == 0)
+
+
+class _Search:
+    """Sizes choices on one card, and counts them."""
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self.sized = 0
+
+    def cheapest(self, layout: Layout, system: System, recomputes: list[Recompute], sizes: list[int]) -> Ranked | None:
+        """The layout with its cheapest choice that fits; None: none does."""
+        step = Step(layout.spec, system, layout.sequences * layout.spec.parallelism.data_parallel)
+        choices = [
+            Choice(step.costs(recompute, size), thrift, size, layout.sequences // size, recompute)
+            for thrift, recompute in enumerate(recomputes)
+            for size in sizes
+        ]
+        choices.sort(key=lambda choice: (choice.costs.total, choice.thrift, choice.micro_batch))
+        if not choices:
+            return None
+        # First the choice that needs least: where it is too much, most others need no look.
+        thriftiest = max(choices, key=lambda choice: (choice.thrift, -choice.micro_batch))
+        known: dict[Choice, Ranked | None] = {thriftiest: self._ranked(layout, thriftiest)}
+        stages = layout.spec.parallelism.pipeline_parallel
+        for choice in choices:
+            if choice not in known:
+                too_much = (other for other, ranked in known.items() if ranked is None)
+                dominated = any(_needs_more(choice, other, stages) for other in too_much)
+                known[choice] = None if dominated else self._ranked(layout, choice)
+            if known[choice] is not None:
+                return known[choice]
+        return None
+
+    def _ranked(self, layout: Layout, choice: Choice) -> Ranked | None:
+        run = chosen(layout, choice.recompute, choice.micro_batch)
+        self.sized += 1
+        size = device_bytes(run, self._card, limit=self._card.usable_bytes)
+        return Ranked(run, choice.costs, size) if size <= self._card.usable_bytes else None
+
+
+def _needs_more(choice: Choice, known: Choice, stages: int) -> bool:
+    """Whether a choice certainly needs no less than another: it keeps more, of micro-batches that are larger.
+
+    With fewer micro-batches than a pipeline would hold, fewer are in flight; with a single one nothing accumulates.
+    Then nothing is certain.
+    """
+    as_many = choice.steps == known.steps or choice.steps >= max(2, IN_FLIGHT * stages)
+    return as_many and choice.thrift <= known.thrift and choice.micro_batch >= known.micro_batch
+
+
+def chosen(layout: Layout, recompute: Recompute, micro_batch: int) -> Spec:
+    """The layout with a micro-batch and what is recomputed; accumulation follows."""
+    steps = layout.sequences // micro_batch
+    return varied(
+        layout.spec,
+        training={
+            "recompute": recompute,
+            "micro_batch_size": micro_batch,
+            "gradient_accumulation_steps": steps,
+        },
+    )

@@ -1,0 +1,62 @@
+"""A model of the same shape at another size: heads, widths and layers grow together."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+from memcalc.spec.model import ModelSpec
+
+# Widths that do not scale to whole numbers are rounded up to multiples of this: tensor cores want multiples of 8 16-bit
+# numbers (NVIDIA, Matrix Multiplication Background User's Guide, section 4), and 16 ranks may share a matrix.
+ROUND = 128
+
+
+def heads_step(model: ModelSpec, tensor_parallel: int) -> int:
+    """The fewest query heads by which a model can grow: whole groups of key/value heads, on every rank the same."""
+    group = model.num_attention_heads // model.num_key_value_heads
+    per_rank = tensor_parallel // gcd(tensor_parallel, group)
+    return group * per_rank
+
+
+def scaled(model: ModelSpec, heads: int) -> dict[str, Any]:
+    """The fields of the model with so many query heads, everything else in proportion.
+
+    The width of a head stays; hidden size, widths of the MLP and of experts, and the number of layers keep their ratio
+    to the number of heads, rounded: widths up to multiples of ROUND, layers to the nearest number.
+    """
+    whole = model.num_attention_heads
+
+    def width(size: int) -> int:
+        exact = size * heads
+        return exact // whole if exact % whole == 0 else -(-exact // (whole * ROUND)) * ROUND
+
+    fields: dict[str, Any] = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(1, heads * model.num_key_value_heads // whole),
+        "hidden_size": width(model.hidden_size),
+        "intermediate_size": width(model.intermediate_size),
+        "embedding_size": width(model.embedding_size),
+        "num_layers": max(1, (model.num_layers * heads + whole // 2) // whole),
+    }
+    if model.moe is not None:
+        inner = {
+            "expert_intermediate_size": width(model.moe.expert_intermediate_size),
+            "shared_expert_intermediate_size": width(model.moe.shared_expert_intermediate_size),
+            "first_dense_layers": min(model.moe.first_dense_layers, fields["num_layers"]),
+            "dense_layers": tuple(layer for layer in model.moe.dense_layers if layer < fields["num_layers"]),
+        }
+        fields["moe"] = model.moe.model_copy(update=inner)
+    return fields
+
+
+def with_layers(model: ModelSpec, layers: int) -> dict[str, Any]:
+    """The fields of the model with so many layers."""
+    fields: dict[str, Any] = {"num_layers": layers}
+    if model.moe is not None:
+        inner = {
+            "first_dense_layers": min(model.moe.first_dense_layers, layers),
+            "dense_layers": tuple(layer for layer in model.moe.dense_layers if layer < layers),
+        }
+        fields["moe"] = model.moe.model_copy(update=inner)
+    return fields

@@ -1,0 +1,38 @@
+"""Runs that differ from another in some fields: made without reading them again, held to the same rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.spec.broken import Broken
+from memcalc.spec.rules import RULES
+from memcalc.spec.spec import Spec
+
+
+def varied(spec: Spec, **blocks: dict[str, Any]) -> Spec:
+    """The run with other values, by block: `varied(spec, training={"micro_batch_size": 2})`.
+
+    Values are taken as they are: of the right type, and what follows from them filled in by the caller.
+    """
+    return spec.model_copy(
+        update={name: getattr(spec, name).model_copy(update=fields) for name, fields in blocks.items() if fields}
+    )
+
+
+def broken_rule(spec: Spec) -> Broken | None:
+    """The first rule of a configuration that the run breaks; None: it is a run that could be loaded."""
+    for rule in RULES:
+        for broken in rule(spec):
+            return broken
+    return None
+
+
+def world_size(spec: Spec) -> int:
+    """GPUs of a run: expert parallelism uses the same ones again."""
+    parallelism = spec.parallelism
+    return (
+        parallelism.data_parallel
+        * parallelism.tensor_parallel
+        * parallelism.pipeline_parallel
+        * parallelism.context_parallel
+    )

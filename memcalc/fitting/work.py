@@ -1,0 +1,61 @@
+"""What a model has to compute and to exchange, for each token: what the costs of a layout are made of."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from memcalc.estimation.parameters import parameter_table
+from memcalc.spec.model import ModelSpec
+
+
+class Work(NamedTuple):
+    """Sizes of a model. Operations are multiplications and additions, each counted, of one token's forward.
+
+    Args:
+        layers: parameters of all layers but for routed experts.
+        experts: parameters of routed experts.
+        ends: parameters of embedding, head and final norm, the larger end if they lie apart.
+        both_ends: the same together; a tied matrix counts once.
+        layer_flops: of the mean layer's matrices.
+        attention_flops: of the mean layer's attention itself, for each token of context.
+        head_flops: of the logits.
+    """
+
+    layers: int
+    experts: int
+    ends: int
+    both_ends: int
+    layer_flops: float
+    attention_flops: float
+    head_flops: float
+
+
+@lru_cache(maxsize=64)
+def work_of(model: ModelSpec) -> Work:
+    """The sizes of a model."""
+    layers = experts = 0
+    ends = {"embedding": 0, "head": 0}
+    for row in parameter_table(model):
+        if row.where != "layer":
+            ends[row.where] += row.total
+        elif ".experts." in row.module:
+            experts += row.total
+        else:
+            layers += row.total
+    visited = 0.0  # parameters of experts that a token passes through
+    if model.moe is not None:
+        visited = experts * model.moe.num_experts_per_token / model.moe.num_experts
+    logits = model.vocab_size * model.embedding_size
+    return Work(
+        layers=layers,
+        experts=experts,
+        ends=max(ends["embedding"], ends["head"], logits),
+        both_ends=sum(ends.values()),
+        # two operations a parameter (Kaplan et al., arXiv 2001.08361, section 2.1)
+        layer_flops=2 * (layers + visited) / model.num_layers,
+        # scores and their product with the values: 2 x 2·s·h·d_h (Megatron-LM, arXiv 2104.04473, appendix), of which a
+        # causal kernel computes half
+        attention_flops=4 * model.query_size / 2,
+        head_flops=2 * logits,
+    )

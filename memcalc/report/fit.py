@@ -1,0 +1,81 @@
+"""The screen of `fit`: the answer first, then layouts with their costs and their memory, maxima, and changes."""
+
+from __future__ import annotations
+
+from memcalc.fitting.answer import Fit
+from memcalc.report.fit_grids import (
+    card_grid,
+    cost_grid,
+    layout_grid,
+    memory_grid,
+    memory_legend,
+    pruned_grid,
+    term_grid,
+)
+from memcalc.report.fit_words import (
+    asked_sentence,
+    change_lines,
+    layouts_sentence,
+    maximum_lines,
+    minimum_sentence,
+    notes,
+    subject_lines,
+    which_run,
+)
+from memcalc.report.screen import Screen
+from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.units import Unit
+
+_STYLES = {True: "bold green", False: "bold red"}
+
+
+def draw_fit(screen: Screen, answer: Fit, unit: Unit, *, why: bool = False) -> None:
+    """The whole screen of `memcalc fit`; `why`: with what no layout may be."""
+    question = answer.question
+    for line in subject_lines(answer):
+        draw_line(screen, line, 0)
+    screen.line()
+    if question.minimize is not None:
+        draw_line(screen, minimum_sentence(answer, unit), 0, style=_STYLES[answer.fits])
+    elif question.maximize is None:
+        draw_line(screen, asked_sentence(answer, unit), 0, style=_STYLES[bool(answer.asked and answer.asked.fits)])
+    layouts = answer.ranking is not None and question.maximize is None
+    if layouts:
+        draw_line(screen, layouts_sentence(answer), 0, style=_STYLES[bool(answer.best)])
+    if question.maximize is None:
+        screen.line()
+    if layouts and answer.best:
+        for grid in (layout_grid(answer, unit), cost_grid(answer), memory_grid(answer, unit)):
+            draw_grid(screen, grid)
+        draw_line(screen, memory_legend(answer), 2, style="dim")
+        screen.line()
+    if answer.cards:
+        draw_grid(screen, card_grid(answer, unit))
+    _draw_maxima(screen, answer, unit)
+    _draw_nearest(screen, answer, unit)
+    if layouts and answer.best:
+        draw_grid(screen, term_grid(answer))
+    if why:
+        draw_grid(screen, pruned_grid(answer))
+    draw_list(screen, "Notes", notes(answer, why=why))
+
+
+def _draw_maxima(screen: Screen, answer: Fit, unit: Unit) -> None:
+    if answer.maxima:
+        draw_line(screen, f"The largest that fit, {which_run(answer)}", 0, style="bold")
+        for found in answer.maxima.values():
+            first, *rest = maximum_lines(found, unit)
+            draw_line(screen, first, 2, style=_STYLES[found.value > 0])
+            for line in rest:
+                draw_line(screen, line, 5)
+        screen.line()
+
+
+def _draw_nearest(screen: Screen, answer: Fit, unit: Unit) -> None:
+    if answer.nearest:
+        screen.line(("The smallest changes that make the run fit as it is", "bold"))
+        for found in answer.nearest:
+            settings, effect = change_lines(found, unit)
+            draw_line(screen, settings, 2, style="bold")
+            draw_line(screen, effect, 5)
+        screen.line()

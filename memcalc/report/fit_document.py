@@ -1,0 +1,163 @@
+"""What fits as JSON. Bytes are integers, seconds are numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.fitting.answer import Best, Fit, Nearest
+from memcalc.fitting.costs import TERMS, Costs
+from memcalc.fitting.ladder import NEIGHBOURS
+from memcalc.fitting.maxima import Maximum
+from memcalc.fitting.ranking import Ranking
+from memcalc.ledger.result import Result
+from memcalc.spec.spec import Spec
+
+_SPREAD = (
+    "tensor_parallel",
+    "sequence_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "pipeline_parallel",
+    "schedule",
+    "virtual_stages",
+    "data_parallel",
+    "data_parallel_replicate",
+    "zero_stage",
+    "engine",
+)
+
+
+def fit_document(answer: Fit) -> dict[str, Any]:
+    """The whole answer; every layout that fits, the cheapest first."""
+    system = answer.system
+    return {
+        "schema_version": 1,
+        "source": "fit",
+        "name": answer.name,
+        "fits": answer.fits,
+        "gpu": {"name": answer.card.name, "usable_bytes": answer.card.usable_bytes},
+        "gpus": answer.gpus,
+        "system": {
+            "node": system.node,
+            "link": system.link,
+            "link_bytes_per_second": system.link_bytes,
+            "network_bytes_per_second": system.nic_bytes,
+            "flops": system.flops,
+            "source": system.source,
+            "assumed": system.assumed or None,
+        },
+        "sequences_per_step": answer.sequences,
+        "as_it_is": None if answer.asked is None else _sized(answer.asked),
+        "not_as_it_is": answer.unasked or None,
+        "layouts": None if answer.ranking is None else _layouts(answer, answer.ranking),
+        "maxima_of": None if answer.base is None else layout_fields(answer.base),
+        "maxima": {name: _maximum(found) for name, found in answer.maxima.items()},
+        "minima": _minima(answer),
+        "nearest": [_nearest(found) for found in answer.nearest],
+        "pruned": [
+            {"choice": choice or None, "reason": reason, "times": times}
+            for (choice, reason), times in answer.pruned.items()
+        ],
+        "cost_terms": {name: {"meaning": meaning, "source": source} for name, (meaning, source) in TERMS.items()},
+    }
+
+
+def layout_fields(spec: Spec) -> dict[str, Any]:
+    """The fields of a layout under their names in a configuration."""
+    training = spec.training
+    recompute = training.recompute
+    return {field: getattr(spec.parallelism, field) for field in _SPREAD} | {
+        "recompute": recompute if isinstance(recompute, str) else list(recompute),
+        "micro_batch_size": training.micro_batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+    }
+
+
+def _layouts(answer: Fit, ranking: Ranking) -> dict[str, Any]:
+    return {
+        "tried": ranking.tried,
+        "fitting": [
+            {**layout_fields(found.spec), "device_bytes": found.device_bytes, "cost_seconds": _costs(found.costs)}
+            for found in ranking.fitting
+        ],
+        "best": [_best(found) for found in answer.best],
+    }
+
+
+def _best(found: Best) -> dict[str, Any]:
+    return layout_fields(found.result.spec) | _sized(found.result) | {"cost_seconds": _costs(found.costs)}
+
+
+def _costs(costs: Costs) -> dict[str, float]:
+    return costs._asdict() | {"total": costs.total}
+
+
+def _sized(result: Result) -> dict[str, Any]:
+    ledger, headline = result.ledger, result.headline
+    return {
+        "fits": result.fits,
+        "phase": ledger.peak_phase,
+        "pipeline_stage": headline.rank["pipeline_stage"],
+        "allocated_bytes": ledger.peak_bytes,
+        "device_bytes": headline.device_bytes,
+        "components": {part.value: size for part, size in ledger.components(ledger.peak_phase).items()},
+        "outside_allocated": {
+            "cached_segments": headline.outside.cached_segments,
+            "device_context": headline.outside.device_context,
+            "communication_library": headline.outside.communication_library,
+        },
+    }
+
+
+def _maximum(found: Maximum) -> dict[str, Any]:
+    return {
+        "value": found.value,
+        "now": found.now,
+        "step": found.step or None,
+        "next_value": found.next_value,
+        "next_device_bytes": found.next_bytes,
+        "end": found.end or None,
+        "neighbours_tried": NEIGHBOURS,
+        "smaller_that_do_not_fit": list(found.gaps),
+        "parameters": found.parameters,
+        "note": found.note or None,
+        "estimate": None if found.result is None else _sized(found.result),
+    }
+
+
+def _minima(answer: Fit) -> dict[str, Any]:
+    wanted = answer.question.minimize
+    if wanted == "gpus":
+        return {"gpus": answer.fewest}
+    if wanted == "gpu_kind":
+        return {
+            "gpu_kind": next((sized.card.name for sized in answer.cards if sized.fits), None),
+            "cards": [
+                {
+                    "name": sized.card.name,
+                    "device_bytes": sized.device_bytes,
+                    "usable_bytes": sized.card.usable_bytes,
+                    "fits": sized.fits,
+                }
+                for sized in answer.cards
+            ],
+        }
+    if wanted == "recompute":
+        found = answer.least_recompute
+        if found is None:
+            return {"recompute": None}
+        plan = found.recompute if isinstance(found.recompute, str) else list(found.recompute)
+        return {"recompute": {"plan": plan, "layers": found.layers, "of": found.of, "device_bytes": found.device_bytes}}
+    return {}
+
+
+def _nearest(found: Nearest) -> dict[str, Any]:
+    change = found.change
+    return {
+        "levers": list(change.levers),
+        "set": list(change.overrides),
+        "cost": change.cost,
+        "card_time_per_token": 1 + found.slowdown,
+        "result": change.result,
+        "device_bytes": change.needed,
+    }

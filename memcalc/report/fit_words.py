@@ -1,0 +1,147 @@
+"""The sentences of `fit`'s screen."""
+
+from __future__ import annotations
+
+from memcalc.fitting.answer import Fit, Nearest
+from memcalc.fitting.ladder import NEIGHBOURS
+from memcalc.fitting.maxima import Maximum
+from memcalc.fitting.minima import MOST_GPUS
+from memcalc.report.shortage_changes import settings
+from memcalc.report.verdict import subject, verdict
+from memcalc.report.words import count, plural
+from memcalc.spec.spec import Spec
+from memcalc.units import Unit, format_bytes
+
+_NAMES = {
+    "micro_batch_size": "micro-batch",
+    "sequence_length": "sequence length",
+    "layers": "layers",
+    "parameters": "parameters",
+}
+
+
+def subject_lines(answer: Fit) -> list[str]:
+    """The run, and where it is to fit."""
+    system = answer.system
+    where = f"{plural(answer.gpus, 'card')} {answer.card.name}"
+    if answer.gpus > 1:
+        where += f", {system.node} a node: {system.link}, {system.link_bytes / 1e9:g} GB/s"
+    if answer.gpus > system.node:
+        where += f"; between nodes {system.nic_bytes * 8 / 1e9:g} Gbit/s a card"
+    known = answer.asked or (answer.best[0].result if answer.best else None)
+    return [answer.name if known is None else subject(known).splitlines()[0], where]
+
+
+def asked_sentence(answer: Fit, unit: Unit) -> str:
+    """Whether the run fits as it is."""
+    if answer.asked is None:
+        return f"As it is, there is no such run: {answer.unasked}."
+    spread = subject(answer.asked).rpartition("; ")[2]
+    return f"As it is, on {spread}: {verdict(answer.asked, unit)}"
+
+
+def layouts_sentence(answer: Fit) -> str:
+    """How many layouts fit."""
+    ranking = answer.ranking
+    if ranking is None:
+        return ""
+    batch = f"for {plural(answer.sequences, 'sequence')} a step"
+    if not ranking.fitting:
+        return f"None of {plural(ranking.tried, 'layout')} fits, {batch}."
+    shown = "; the cheapest of each split" if len(answer.best) < len(ranking.fitting) else ""
+    return f"{len(ranking.fitting):,} of {plural(ranking.tried, 'layout')} fit, {batch}{shown}:"
+
+
+def minimum_sentence(answer: Fit, unit: Unit) -> str:
+    """The answer to --minimize."""
+    if answer.question.minimize == "gpus":
+        if answer.fewest is None:
+            return f"Not even {MOST_GPUS:,} cards are enough."
+        return f"{plural(answer.fewest, 'card')} at least: with fewer no layout fits."
+    if answer.question.minimize == "gpu_kind":
+        smallest = next((sized for sized in answer.cards if sized.fits), None)
+        if smallest is None:
+            return f"No card of the table is large enough, {which_run(answer)}."
+        return f"{smallest.card.name} is the smallest card that is large enough, {which_run(answer)}."
+    found = answer.least_recompute
+    if found is None:
+        return f"To recompute all layers is not enough, {which_run(answer)}."
+    needed = f"{which_run(answer)}; needs {format_bytes(found.device_bytes, unit)}."
+    if isinstance(found.recompute, str):
+        return f"recompute = {found.recompute} is the least that fits, {needed}"
+    return f"The first {found.layers} of {found.of} layers of each chunk is the least to recompute, {needed}"
+
+
+def which_run(answer: Fit) -> str:
+    """Which run maxima and minima are about."""
+    if answer.base is None or not answer.base_is_best:
+        return "everything else as it is"
+    return f"everything else as in the cheapest layout: {layout_words(answer.base)}"
+
+
+def layout_words(spec: Spec) -> str:
+    """A layout in a few words."""
+    parallelism = spec.parallelism
+    degrees = ("tensor", "pipeline", "context", "expert", "data")
+    words = [f"{name} {size}" for name in degrees if (size := getattr(parallelism, f"{name}_parallel")) > 1]
+    if parallelism.sequence_parallel:
+        words.append("sequence-parallel")
+    if parallelism.virtual_stages > 1:
+        words.append(f"{parallelism.virtual_stages} chunks a stage")
+    return ", ".join([*words, f"ZeRO {parallelism.zero_stage}", f"recompute {recompute_words(spec)}"])
+
+
+def recompute_words(spec: Spec) -> str:
+    """What is recomputed."""
+    recompute = spec.training.recompute
+    return recompute if isinstance(recompute, str) else plural(len(recompute), "layer")
+
+
+def maximum_lines(found: Maximum, unit: Unit) -> list[str]:
+    """The largest value; then what it and the next one need, and what else there is to know."""
+    size = f"{_NAMES[found.what]} {found.value:,}"
+    if found.what == "parameters":
+        size = f"{count(found.parameters)} parameters ({found.value:,} query heads)"
+    lines = [size if found.value else f"{_NAMES[found.what]}: 0, for not even {found.next_value or 1:,} fits"]
+    if found.result is not None and found.result.headline.device_bytes is not None:
+        lines.append(f"needs {format_bytes(found.result.headline.device_bytes, unit)}; {_next(found, unit)}")
+    elif found.next_bytes is not None:
+        lines.append(f"{found.next_value:,} needs {format_bytes(found.next_bytes, unit)}")
+    elif found.end:
+        lines.append(found.end)
+    if found.gaps:
+        lines.append(f"of the {NEIGHBOURS} below it {', '.join(f'{gap:,}' for gap in found.gaps)} need more than it")
+    if found.note and found.value:
+        lines.append(found.note)
+    return lines
+
+
+def _next(found: Maximum, unit: Unit) -> str:
+    if found.next_value is None:
+        return f"there is no larger one: {found.end}"
+    if found.next_bytes is None:
+        return f"{found.next_value:,} cannot be: {found.end}"
+    return f"{found.next_value:,} would need {format_bytes(found.next_bytes, unit)}"
+
+
+def change_lines(found: Nearest, unit: Unit) -> tuple[str, str]:
+    """The change as --set takes it; what is needed then, and at what price."""
+    change = found.change
+    needed = f"then needs {format_bytes(change.needed, unit)}"
+    price = f"price: {change.cost}; {100 * found.slowdown:+.0f}% card time a token by the cost model"
+    return settings(change), f"{needed}; {price}; {change.result}"
+
+
+def notes(answer: Fit, *, why: bool) -> list[str]:
+    """What to know before one believes this."""
+    found = []
+    if answer.best and answer.question.maximize is None:
+        found.append("costs rank layouts; they are no forecast: all rates are peaks, and nothing overlaps")
+    if answer.system.assumed and answer.gpus > answer.system.node:
+        found.append(answer.system.assumed)
+    if answer.maxima:
+        found.append(f"the largest fits, and the {NEIGHBOURS} next values do not")
+    if answer.pruned and not why:
+        found.append(f"{sum(answer.pruned.values()):,} choices were left out by rules: --why lists them")
+    known = answer.asked or (answer.best[0].result if answer.best else None)
+    return [*found, *(() if known is None else known.notes)]

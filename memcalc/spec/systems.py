@@ -1,0 +1,89 @@
+"""The machine that a card stands in: its node, its links, its network, from published numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import yaml
+
+from memcalc.errors import InputError
+from memcalc.spec.cards import LOADER, Card, all_cards
+
+FILE = Path(__file__).parent.parent / "data" / "systems.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """Nodes of one kind of card.
+
+    Args:
+        name: its key in the table.
+        node: cards of one node.
+        link: what connects them.
+        link_bytes: a card sends inside its node, bytes a second in one direction.
+        nic_bytes: and between nodes.
+        flops: 16-bit operations a second of one card, dense.
+        source: maker's documents.
+        assumed: what of this is no maker's figure, in words; empty: all is.
+    """
+
+    name: str
+    node: int
+    link: str
+    link_bytes: float
+    nic_bytes: float
+    flops: float
+    source: str
+    assumed: str
+
+    def group_bytes(self, size: int, stride: int) -> float:
+        """Bytes a second that each rank of a group sends when all of them talk at once.
+
+        Ranks of a group stand `stride` cards apart. Inside a node the links carry them. Between nodes a ring passes
+        through every card's own network port, so a group of which k ranks share a node has k ports there.
+        """
+        here = min(size, max(1, self.node // stride))
+        return self.link_bytes if size <= here else min(self.link_bytes, here * self.nic_bytes)
+
+
+def system_of(card: Card, node: int | None = None, nic_gbit: float | None = None) -> System:
+    """The system of a card; `node` and `nic_gbit` (10^9 bits a second a card) go over the table's figures.
+
+    Raises:
+        InputError: they are no sizes.
+    """
+    if node is not None and node < 1:
+        raise InputError(f"{node} cards in a node.", "Give 1 or more.", "--node")
+    if nic_gbit is not None and nic_gbit <= 0:
+        raise InputError(f"{nic_gbit:g} Gbit/s of network a card.", "Give more than 0.", "--nic")
+    found = _systems()[card.name]
+    if nic_gbit is not None:
+        found = replace(found, nic_bytes=nic_gbit * 1e9 / 8, assumed="")
+    return found if node is None else replace(found, node=node)
+
+
+@lru_cache(maxsize=1)
+def _systems() -> dict[str, System]:
+    """The system of every card, by the card's name."""
+    data = yaml.load(FILE.read_bytes(), Loader=LOADER)
+    rates = {card.name: card.bf16_tflops for card in all_cards()}
+    default = data["default_nic_gbit_s"]
+    systems = {}
+    for name, row in data["systems"].items():
+        nic = row.get("nic_gbit_s")
+        for card in row["cards"]:
+            given = row.get("tflops")
+            tflops = rates[card] or (given[card] if isinstance(given, dict) else given)
+            systems[card] = System(
+                name=name,
+                node=row["gpus"],
+                link=row["link"],
+                link_bytes=row["link_gb_s"] * 1e9,
+                nic_bytes=(nic or default) * 1e9 / 8,
+                flops=tflops * 1e12,
+                source=row["source"],
+                assumed="" if nic else f"{default} Gbit/s of network a card, a default: name yours with --nic",
+            )
+    return systems

@@ -1,0 +1,120 @@
+"""`memcalc fit`: its answers, its document, its messages and exit codes."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.fitting.layouts import HOLDABLE
+from tests.cli.conftest import Run
+
+SMALL = ("gpt2", "--set", "recipe=amp", "--gpu", "t4")
+
+
+def document(run: Callable[..., Run], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code, out, err = run("fit", *arguments, "--format", "json")
+    assert err == ""
+    return code, json.loads(out)
+
+
+def test_layouts_over_given_cards(run: Callable[..., Run]) -> None:
+    code, found = document(run, *SMALL, "--gpus", "4", "--top", "2")
+    layouts = found["layouts"]
+
+    assert code == 0
+    assert found["fits"] is True
+    assert len(layouts["best"]) == 2
+    totals = [layout["cost_seconds"]["total"] for layout in layouts["fitting"]]
+    assert totals == sorted(totals)
+    for layout in layouts["fitting"]:
+        degrees = [layout[f"{kind}_parallel"] for kind in ("tensor", "pipeline", "context", "data")]
+        assert degrees[0] * degrees[1] * degrees[2] * degrees[3] == 4
+        assert layout["device_bytes"] <= found["gpu"]["usable_bytes"]
+        steps = layout["micro_batch_size"] * layout["gradient_accumulation_steps"] * layout["data_parallel"]
+        assert steps == found["sequences_per_step"] == 4
+    for layout in layouts["best"]:
+        assert sum(layout["components"].values()) == layout["allocated_bytes"]
+        assert layout["allocated_bytes"] + sum(layout["outside_allocated"].values()) == layout["device_bytes"]
+        terms = {name: value for name, value in layout["cost_seconds"].items() if name != "total"}
+        assert sum(terms.values()) == pytest.approx(layout["cost_seconds"]["total"])
+        assert terms.keys() == found["cost_terms"].keys()
+
+
+def test_one_quantity_alone(run: Callable[..., Run]) -> None:
+    code, found = document(run, *SMALL, "--maximize", "micro_batch_size")
+    largest = found["maxima"]["micro_batch_size"]
+
+    assert code == 0
+    assert found["layouts"] is None
+    assert memcalc.estimate("gpt2", "recipe=amp", f"b={largest['value']}", gpu="t4").fits
+    assert not memcalc.estimate("gpt2", "recipe=amp", f"b={largest['next_value']}", gpu="t4").fits
+
+
+def test_no_is_an_answer_with_its_own_code(run: Callable[..., Run]) -> None:
+    assert run("fit", "llama-3-8b", "--gpu", "t4", "--maximize", "micro_batch_size").code == 1
+    assert run("fit", "llama-3-8b", "--gpu", "t4").code == 1
+    assert run("fit", "llama-3-8b", "--gpu", "t4", "--minimize", "recompute").code == 1
+    out = run("fit", "llama-3-8b", "--gpu", "t4", "--maximize", "sequence_length").out
+    assert "sequence length: 0, for not even 1 fits" in out
+
+
+def test_what_does_not_fit_as_it_is_but_on_a_layout_is_a_yes(run: Callable[..., Run]) -> None:
+    code, found = document(run, "llama-3-8b", "--gpu", "h100-80gb", "--gpus", "8")
+
+    assert code == 0
+    assert found["as_it_is"]["fits"] is False
+    assert found["layouts"]["best"][0]["fits"] is True
+    assert found["nearest"]
+    for change in found["nearest"]:
+        assert change["device_bytes"] <= found["gpu"]["usable_bytes"] or "hardware.gpu" in " ".join(change["set"])
+        assert change["result"]
+        assert change["cost"]
+
+
+def test_why_lists_what_is_left_out(run: Callable[..., Run]) -> None:
+    plain = run("fit", *SMALL, "--gpus", "4").out
+    told = run("fit", *SMALL, "--gpus", "4", "--why").out
+
+    assert "--why lists them" in plain
+    assert "zero_stage = 3 together with pipeline_parallel = 2 is not modelled" in " ".join(told.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gpt2",), "error: no card is named. Name one with --gpu, or in hardware.gpu; `memcalc gpus` lists them.\n"),
+        (
+            ("gpt2", "--gpu", "t4", "--maximize", "layers", "--minimize", "gpus"),
+            "error: --maximize and --minimize are two questions. Ask one at a time.\n",
+        ),
+        (("gpt2", "--gpu", "t4", "--gpus", "0"), "error: --gpus: 0 GPUs. Give 1 to 131,072.\n"),
+        (("gpt2", "--gpu", "t4", "--node", "0"), "error: --node: 0 cards in a node. Give 1 or more.\n"),
+        (("gpt2", "--gpu", "t4", "--nic", "0"), "error: --nic: 0 Gbit/s of network a card. Give more than 0.\n"),
+        (
+            ("gpt2", "--gpu", "t4", "--hold", "layers"),
+            f"error: --hold: 'layers' is not known. Name one of {', '.join(HOLDABLE)}.\n",
+        ),
+    ],
+)
+def test_wrong_questions(run: Callable[..., Run], arguments: tuple[str, ...], message: str) -> None:
+    assert run("fit", *arguments) == Run(2, "", message)
+
+
+def test_cards_that_the_run_cannot_be_spread_over(run: Callable[..., Run]) -> None:
+    code, found = document(run, *SMALL, "--set", "tensor_parallel=3", "--gpus", "4")
+
+    assert code == 0
+    assert found["as_it_is"] is None
+    assert found["not_as_it_is"] == "the run splits its model over 3 cards, which do not divide 4"
+
+
+def test_a_global_batch_ties_every_layout(run: Callable[..., Run]) -> None:
+    _, found = document(run, *SMALL, "--set", "global_batch_size=12", "--gpus", "4")
+
+    assert found["sequences_per_step"] == 12
+    assert {layout["data_parallel"] for layout in found["layouts"]["fitting"]} <= {1, 2, 4}
+    _, odd = document(run, *SMALL, "--set", "global_batch_size=6", "--gpus", "4")
+    assert {layout["data_parallel"] for layout in odd["layouts"]["fitting"]} <= {1, 2}
+    assert any("6 sequences of a step" in choice["reason"] for choice in odd["pruned"])

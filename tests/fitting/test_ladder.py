@@ -1,0 +1,55 @@
+"""The border of a ladder: exact where the peak rises, and verified on both sides where it does not."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalc.fitting.ladder import NEIGHBOURS, border
+from tests.properties.specs import examples
+
+
+@examples(100)
+@given(st.lists(st.integers(1, 10_000), unique=True, max_size=60), st.integers(0, 10_001), st.integers(0, 80))
+def test_a_rising_peak_has_one_border(values: list[int], most: int, start: int) -> None:
+    ladder = sorted(values)
+    found = border(ladder, lambda value: value <= most, start)
+
+    assert found.value == max((value for value in ladder if value <= most), default=0)
+    assert found.next_value == min((value for value in ladder if value > most), default=None)
+    assert found.gaps == ()
+
+
+@examples(100)
+@given(st.lists(st.booleans(), min_size=1, max_size=80), st.integers(0, 80))
+def test_whatever_the_peak_does_the_neighbours_were_tried(fits: list[bool], start: int) -> None:
+    """`fits[i]` says whether i + 1 fits, in no order at all."""
+    ladder = range(1, len(fits) + 1)
+    asked: list[int] = []
+
+    def ask(value: int) -> bool:
+        asked.append(value)
+        return fits[value - 1]
+
+    found = border(ladder, ask, start)
+
+    assert len(asked) == len(set(asked))
+    assert found.value == 0 or fits[found.value - 1]
+    above = range(found.value + 1, min(found.value + NEIGHBOURS, len(fits)) + 1)
+    assert not any(fits[value - 1] for value in above)
+    below = range(max(found.value - NEIGHBOURS, 1), found.value)
+    assert found.gaps == tuple(value for value in below if not fits[value - 1])
+
+
+def test_a_dip_beyond_the_border_is_climbed() -> None:
+    """7 needs more than 8 and 9 do: the border is 9, with a gap below it."""
+    found = border(range(1, 100), lambda value: value <= 6 or value in (8, 9))
+
+    assert (found.value, found.next_value, found.gaps) == (9, 10, (7,))
+
+
+def test_few_are_asked() -> None:
+    """Doubling to 2^20, halving back, four neighbours on each side: some 50 of a million."""
+    assert len(border(range(1, 2**30), lambda value: value <= 1_000_000).tried) <= 50
+
+
+def test_an_empty_ladder() -> None:
+    assert border([], lambda _: True).value == 0

@@ -1,0 +1,91 @@
+"""The fewest cards, the smallest card, the least recomputation: one less does not do."""
+
+import pytest
+
+import memcalc
+from memcalc.fitting.layouts import Space
+from memcalc.fitting.minima import node_counts, resident_bytes
+from memcalc.fitting.ranking import rank
+from memcalc.spec.cards import all_cards, find_card
+from memcalc.spec.systems import system_of
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "card", "expected"),
+    [
+        ("gpt2", ("recipe=amp",), "t4", 1),
+        ("llama-3-8b", ("recipe=mixed-16",), "h100-80gb", None),
+        ("llama-3.2-1b", ("implementation=huggingface",), "rtx-3090", None),
+    ],
+)
+def test_with_one_card_less_no_layout_fits(
+    name: str, overrides: tuple[str, ...], card: str, expected: int | None
+) -> None:
+    answer = memcalc.fit(name, *overrides, gpu=card, minimize="gpus")
+    found, system = answer.fewest, system_of(find_card(card))
+
+    assert found is not None
+    assert expected in (None, found)
+    assert answer.best
+    assert all(best.result.fits for best in answer.best)
+    spec = memcalc.load(name, *overrides, gpu=card)
+    for fewer in range(1, found):
+        space = Space(spec, fewer, system.node, fewer * spec.training.micro_batch_size)
+        assert not rank(space, system, find_card(card), spec).fitting
+
+
+def test_what_stays_is_held_at_least_once() -> None:
+    """gpt2's 124,439,808 parameters in mixed-16: 2 + 4 + 4 + 4 bytes each."""
+    spec = memcalc.load("gpt2", "recipe=mixed-16", "data_parallel=8", "zero_stage=3")
+
+    assert resident_bytes(spec) == pytest.approx(14 * 124_439_808, rel=0.001)
+
+
+def test_numbers_of_cards() -> None:
+    assert list(node_counts(4, 20)) == [1, 2, 3, 4, 8, 12, 16, 20]
+    assert list(node_counts(8, 6)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_smallest_card() -> None:
+    answer = memcalc.fit("llama-3.2-1b", gpu="t4", minimize="gpu_kind")
+    smallest = next(sized.card for sized in answer.cards if sized.fits)
+
+    assert len(answer.cards) == len(all_cards())
+    for card in all_cards():
+        fits = memcalc.estimate("llama-3.2-1b", gpu=card.name).fits
+        if card.usable_bytes < smallest.usable_bytes:
+            assert not fits
+    assert memcalc.estimate("llama-3.2-1b", gpu=smallest.name).fits
+
+
+@pytest.mark.parametrize("spread", [(), ("pipeline_parallel=2", "gradient_accumulation_steps=4")])
+def test_the_fewest_layers_to_recompute(spread: tuple[str, ...]) -> None:
+    run = ("recipe=pure", "b=4", "s=4096", "loss=chunked", *spread)
+    found = memcalc.fit("llama-3.2-1b", *run, gpu="rtx-3090", minimize="recompute").least_recompute
+
+    assert found is not None
+    assert isinstance(found.recompute, tuple)
+    assert memcalc.estimate("llama-3.2-1b", *run, f"recompute={list(found.recompute)}", gpu="rtx-3090").fits
+    stages = 2 if spread else 1
+    per_stage = 16 // stages
+    one_less = [layer for layer in found.recompute if layer % per_stage < found.layers - 1]
+    assert len(one_less) == len(found.recompute) - stages
+    assert not memcalc.estimate("llama-3.2-1b", *run, f"recompute={one_less}", gpu="rtx-3090").fits
+
+
+def test_attention_alone_where_that_is_enough() -> None:
+    run = ("attention=eager", "recipe=amp", "b=8")
+    found = memcalc.fit("gpt2", *run, gpu="t4", minimize="recompute").least_recompute
+
+    assert found is not None
+    assert found.recompute == "selective"
+    assert not memcalc.estimate("gpt2", *run, gpu="t4").fits
+    assert memcalc.estimate("gpt2", *run, "recompute=selective", gpu="t4").fits
+
+
+def test_nothing_to_recompute_and_not_enough() -> None:
+    none = memcalc.fit("gpt2", gpu="h100-80gb", minimize="recompute").least_recompute
+
+    assert none is not None
+    assert none.recompute == "none"
+    assert memcalc.fit("llama-3-8b", gpu="t4", minimize="recompute").least_recompute is None

@@ -1,0 +1,36 @@
+"""The generated tables of docs/fit.md: the terms of a layout's cost, and the machines that cards stand in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.fitting.costs import TERMS
+from memcalc.spec.cards import all_cards
+from memcalc.spec.systems import System, system_of
+from tools.markdown import table
+
+
+def cost_terms() -> str:
+    """Every term of the cost, what it is and where it comes from."""
+    return table(["term", "what it is", "source"], [[name, *words] for name, words in TERMS.items()])
+
+
+def systems() -> str:
+    """Every machine, with the cards that stand in it."""
+    cards: dict[str, list[str]] = {}
+    known: dict[str, System] = {}
+    for card in all_cards():
+        system = system_of(card)
+        cards.setdefault(system.name, []).append(f"`{card.name}`")
+        known[system.name] = system
+
+    def row(system: System) -> list[object]:
+        network = f"{system.nic_bytes * 8 / 1e9:g}" + (" (default)" if system.assumed else "")
+        links = [system.node, system.link, f"{system.link_bytes / 1e9:g}", network]
+        return [", ".join(cards[system.name]), *links, system.source]
+
+    head = ["cards", "a node", "link", "GB/s, one direction", "Gbit/s of network a card", "source"]
+    return table(head, [row(system) for system in known.values()])
+
+
+TABLES: dict[str, Callable[..., str]] = {"cost_terms": cost_terms, "systems": systems}
