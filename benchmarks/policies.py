@@ -1,19 +1,27 @@
 """Trace presets and replay each through every allocator: the table in docs/allocators.md is made from what it writes.
 
-python -m benchmarks.policies benchmarks/recordings/policies.json
+    python -m benchmarks.policies benchmarks/recordings/policies.json [--most N] [--skip N]
+
+A few runs of different shapes, and every preset that the step can run and that trains on one card: b=1, s=1024 (or all
+its positions), pure bf16, AdamW, on the smallest of the cards below that holds it. Runs in the file are skipped.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import memcalc
-from memcalc.replaying import Trial
+from benchmarks.record_traces import cases
+from memcalc.errors import MemcalcError
+from memcalc.replaying import Replay, Trial
 
-CARD = "a100-80gb"
+CARDS = ("a100-80gb", "h200", "b200", "b300")
+PLAIN = " implementation=plain"
 RUNS = (
     "gpt2 b=8 s=1024",
     "gpt2-xl b=2 s=1024",
@@ -22,6 +30,36 @@ RUNS = (
     "llama-3.2-1b b=8 s=2048 recompute=full",
     "llama-3-8b s=2048 recipe=pure recompute=full",
 )
+
+
+def runs() -> Iterator[tuple[str, str]]:
+    """Each run with its card."""
+    for run in RUNS:
+        yield run, CARDS[0]
+    for case in cases():
+        card = next((card for card in CARDS if fits(case, card)), None)
+        if card is not None and case.endswith(PLAIN):
+            yield case.removesuffix(PLAIN), card
+
+
+def replayed(run: str, card: str) -> Replay | None:
+    """A run through all policies, with the reference decoder or else with transformers' modules."""
+    preset, *overrides = run.split()
+    for modules in ((), ("implementation=huggingface",)):
+        try:
+            return memcalc.replay(preset, *overrides, *modules, gpu=card, compare=True)
+        except MemcalcError as error:
+            print(f"{run} {' '.join(modules)}: {error}", flush=True)
+    return None
+
+
+def fits(case: str, card: str) -> bool:
+    """Whether the estimate says so."""
+    preset, *overrides = case.split()
+    try:
+        return bool(memcalc.estimate(preset, *overrides, gpu=card).fits)
+    except MemcalcError:
+        return False
 
 
 def figures(trial: Trial) -> dict[str, Any]:
@@ -39,24 +77,23 @@ def figures(trial: Trial) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the figures of all runs."""
+    """Write the figures of the runs that have none yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
+    parser.add_argument("--most", type=int, default=1000, help="how many runs at the most")
+    parser.add_argument("--skip", type=int, default=0, help="how many of the missing ones to pass over")
     options = parser.parse_args()
-    found = []
-    for run in RUNS:
-        preset, *overrides = run.split()
-        replay = memcalc.replay(preset, *overrides, gpu=CARD, compare=True)
-        found.append(
-            {
-                "run": run,
-                "gpu": CARD,
-                "events": len(replay.source.events),
-                "trials": [figures(t) for t in replay.trials],
-            }
-        )
-        print(run, len(replay.source.events), "events")
+    found = json.loads(options.file.read_text()) if options.file.exists() else []
+    missing = [(run, card) for run, card in runs() if run not in {one["run"] for one in found}]
+    for run, card in missing[options.skip :][: options.most]:
+        replay = replayed(run, card)
+        if replay is None:
+            continue
+        events = len(replay.source.events)
+        found.append({"run": run, "gpu": card, "events": events, "trials": [figures(t) for t in replay.trials]})
         options.file.write_text(json.dumps(found, indent=1) + "\n")
+        print(run, card, events, "events", flush=True)
+        gc.collect()
 
 
 if __name__ == "__main__":

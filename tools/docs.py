@@ -313,11 +313,23 @@ def policies_table() -> str:
 
     policies = [(trial["allocator"], trial["settings"]) for trial in runs[0]["trials"]]
     heads = [f"`{policy}`" + (f" `{settings}`" if settings else "") for policy, settings in policies]
-    first = [f"{run['trials'][0]['peak_allocated_bytes'] / 2**30:.2f}" for run in runs]
-    rows = [[head, *(cell(run["trials"][number]) for run in runs)] for number, head in enumerate(heads)]
-    rows.append(["allocated by PyTorch, GiB", *first])
-    rows.append(["events", *(f"{run['events']:,}" for run in runs)])
-    return table(["allocator", *(f"`{run['run']}`" for run in runs)], rows)
+    rows = [
+        [
+            f"`{run['run']}`",
+            f"`{run['gpu']}`",
+            f"{run['events']:,}",
+            f"{run['trials'][0]['peak_allocated_bytes'] / 2**30:.2f}",
+            *map(cell, run["trials"]),
+        ]
+        for run in runs
+    ]
+    columns = zip(*(run["trials"] for run in runs), strict=True)
+    middle = [
+        f"{statistics.median([t['peak_reserved_bytes'] / t['peak_allocated_bytes'] for t in column if t['fits']]):.3f}"
+        for column in columns
+    ]
+    rows.append(["median of those that run", "", "", "", *middle])
+    return table(["run", "card", "events", "allocated, GiB", *heads], rows)
 
 
 NEXT_TO_NOTHING = 20_000  # bytes of a peak of gigabytes

@@ -41,6 +41,10 @@ class Pool:
         """The free blocks of all streams, in the order of the set that PyTorch keeps them in."""
         return [shelf.blocks[key] for _, shelf in sorted(self.shelves.items()) for key in shelf.keys]
 
+    def idle_blocks(self) -> list[Block]:
+        """Those that fill their segment, which can go back to the driver."""
+        return [block for block in self.free_blocks() if block.previous is None and block.next is None]
+
     def cached_bytes(self) -> int:
         """Bytes of its free blocks."""
         return sum(block.size for block in self.free_blocks())

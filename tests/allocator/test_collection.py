@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from memcalc.allocator.paddle.collection import collected, reused, step_of, transformed
 from memcalc.allocator.paddle.settings import parse_settings
 from memcalc.events import Event, Kind, timeline
+from tests.allocator.running import MIB
 from tests.allocator.streams import event_streams, examples
 
 GIB = 2**30
@@ -107,18 +108,19 @@ def test_steps_are_the_numbers_of_phases() -> None:
     assert [step_of(name) for name in ("model", "forward_1", "optimizer_step_12", "")] == [0, 1, 12, 0]
 
 
-SIZES = st.integers(1, 200)
+# Streams have blocks of 1 byte to 120 MiB.
+THRESHOLDS = st.one_of(st.integers(2, 200), st.integers(1, 400).map(MIB.__mul__))
 
 
 @examples(100)
-@given(event_streams(), SIZES)
+@given(event_streams(), THRESHOLDS)
 def test_garbage_is_bounded_by_the_threshold(events: list[Event], threshold: int) -> None:
     """At every allocation: at once <= gathered <= never; and less than the threshold lies around."""
     at_once, gathered, never = (living(collected(events, limit)) for limit in (0, threshold, -1))
 
     for least, some, most in zip(at_once, gathered, never, strict=True):
         assert least <= some <= most
-        assert some < least + max(1, threshold) or threshold <= 1
+        assert some < least + threshold
 
 
 @examples(100)
@@ -138,12 +140,66 @@ def test_slow_collection_and_separate_buffers_never_hold_less(events: list[Event
     assert timeline(reused(events)).peak_bytes <= timeline(events).peak_bytes
 
 
-def test_between_two_thresholds_there_is_no_order() -> None:
+@examples(100)
+@given(event_streams(), THRESHOLDS, THRESHOLDS)
+def test_a_larger_threshold_lets_more_garbage_gather(events: list[Event], a: int, b: int) -> None:
+    """The most garbage that ever lies around; and less than the threshold does.
+
+    At the first collection that the larger threshold does not make, it holds at least the smaller one, which is more
+    than the smaller one ever holds; up to there both hold the same.
+    """
+    smaller, larger = sorted((a, b))
+
+    few, much = gathered(events, smaller), gathered(events, larger)
+
+    assert max(few, default=0) <= max(much, default=0) < larger
+
+
+@examples(100)
+@given(event_streams(), THRESHOLDS, THRESHOLDS)
+def test_a_larger_threshold_collects_no_earlier(events: list[Event], a: int, b: int) -> None:
+    """The first collection of a step, the second one and so on, counted in frees; and so no more often."""
+    smaller, larger = sorted((a, b))
+    one_step = [event for event in events if event.kind is not Kind.PHASE]
+
+    early, late = collections(one_step, smaller), collections(one_step, larger)
+
+    assert len(late) <= len(early)
+    assert all(first <= second for first, second in zip(early, late, strict=False))
+
+
+def test_between_two_thresholds_the_peaks_of_allocated_memory_have_no_order() -> None:
     """A larger threshold may empty the bin just before the peak: 2 leaves 1 lying around where 3 has freed all."""
     stream = [*(event for i in range(3) for event in (alloc(i, 1), free(i))), alloc(9, 10), free(9)]
 
     assert timeline(collected(stream, 2)).peak_bytes == 11
     assert timeline(collected(stream, 3)).peak_bytes == 10
+
+
+def gathered(events: list[Event], threshold: int) -> list[int]:
+    """Bytes of garbage after each free: those beyond what is alive where garbage goes at once."""
+    marked = []
+    for event in events:
+        marked += [event, Event(Kind.EMPTY_CACHE)] if event.kind is Kind.FREE else [event]
+    some, none = (
+        [total for total, event in zip(found.totals, found.events, strict=True) if event.kind is Kind.EMPTY_CACHE]
+        for found in (timeline(collected(marked, limit)) for limit in (threshold, 0))
+    )
+    return [more - less for more, less in zip(some, none, strict=True)]
+
+
+def collections(events: list[Event], threshold: int) -> list[int]:
+    """Which frees, counted from 0, make the collector free what has gathered."""
+    sizes: dict[int, int] = {}
+    freed = []
+    for event in events:
+        if event.kind is Kind.ALLOC:
+            sizes[event.storage] = event.bytes
+        elif event.kind is Kind.FREE:
+            freed.append(sizes[event.storage])
+    garbage = gathered(events, threshold)
+    before = [0, *garbage]
+    return [i for i, now in enumerate(garbage) if now == 0 and before[i] + freed[i] > 0]
 
 
 def living(events: list[Event]) -> list[int]:

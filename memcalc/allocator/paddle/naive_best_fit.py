@@ -6,22 +6,18 @@ memory_block.h: the descriptor.
 
 from __future__ import annotations
 
-from memcalc.allocator.base import BlockAllocator
 from memcalc.allocator.blocks import FREE, Block
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.paddle.device import MIN_CHUNK, PaddleMemory
-from memcalc.allocator.paddle.messages import out_of_memory
+from memcalc.allocator.paddle.base import PaddleAllocator
+from memcalc.allocator.paddle.device import MIN_CHUNK
 from memcalc.allocator.paddle.settings import NAIVE_BEST_FIT, Settings
-from memcalc.allocator.policy import SegmentView
 from memcalc.allocator.pools import Pool
 from memcalc.allocator.sizes import multiple
-from memcalc.allocator.snapshot import views
-from memcalc.errors import OutOfMemory
 
 DESCRIPTOR = 64  # sizeof(MemoryBlock::Desc): kept on the host for GPU memory, but charged all the same
 
 
-class NaiveBestFitAllocator(BlockAllocator):
+class NaiveBestFitAllocator(PaddleAllocator):
     """The allocator of one device.
 
     Args:
@@ -30,11 +26,10 @@ class NaiveBestFitAllocator(BlockAllocator):
     """
 
     def __init__(self, settings: Settings | None = None, driver: Driver | None = None) -> None:
-        self.settings = settings or Settings(strategy=NAIVE_BEST_FIT)
-        self.memory = PaddleMemory(driver or Driver(), self.settings)
-        super().__init__(self.memory)
+        super().__init__(settings or Settings(strategy=NAIVE_BEST_FIT), driver or Driver())
         self._pool = Pool(self.counters.large, small=False, by_address=True)
         self._shelf = self._pool.shelf(0)  # one for all streams
+        self.pools = (self._pool,)
         self.max_chunk = max(self.memory.share(self.settings.initial), self.memory.share(self.settings.reallocate))
         self._huge: set[Block] = set()
 
@@ -48,7 +43,7 @@ class NaiveBestFitAllocator(BlockAllocator):
             self.uses.process()
         rounded = multiple(size + DESCRIPTOR, MIN_CHUNK)
         if rounded > self.max_chunk:
-            block = self._fetch(rounded)
+            block = self._fetch(self._shelf, rounded)
             self._huge.add(block)
         else:
             block = self._shelf.take(rounded) or self._refill(rounded)
@@ -59,33 +54,11 @@ class NaiveBestFitAllocator(BlockAllocator):
         self._hand_out(block, size)
         return block
 
-    def empty_cache(self) -> None:
-        """Release(): chunks without any block in use go back to the driver."""
-        self.uses.synchronize()
-        for block in self._pool.free_blocks():
-            if block.previous is None and block.next is None:
-                self.memory.give_back(block)
-
-    def statistics(self) -> dict[str, int]:
-        """Under the names of paddle.device.cuda."""
-        return self.memory.statistics()
-
-    def segments(self) -> tuple[SegmentView, ...]:
-        """The chunks, by address."""
-        return views((0, chunk) for chunk in self._pool.segments)
-
     def _refill(self, size: int) -> Block:
         """A new chunk as one block, in no set."""
         first = len(self._pool.segments) == len(self._huge)
         fixed = self.settings.initial if first else self.settings.reallocate
-        return self._fetch(max(self.memory.share(fixed), size))
-
-    def _fetch(self, size: int) -> Block:
-        block = self.memory.fetch(self._shelf, size)
-        if block is None:
-            self.counters.num_ooms += 1
-            raise OutOfMemory(out_of_memory(size, self.memory.driver, self.settings.limit))
-        return block
+        return self._fetch(self._shelf, max(self.memory.share(fixed), size))
 
     def _free(self, block: Block) -> None:
         if block not in self._huge:

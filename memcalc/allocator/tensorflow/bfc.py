@@ -128,7 +128,7 @@ class BfcAllocator(BlockAllocator):
         """Gives back all regions without a chunk in use, if that makes room; whether it did."""
         if not self.settings.garbage_collection:
             return False
-        free = [block for block in self._pool.free_blocks() if block.previous is None and block.next is None]
+        free = self._pool.idle_blocks()
         if not free or size > self.limit - self.device.reserved + sum(block.size for block in free):
             return False
         for block in free:
