@@ -12,7 +12,7 @@ NULL := $(NULL_VENV)/.stamp
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: .venv-null help demo test test-all lint format types pytest docs bench clean
+.PHONY: .venv-null help demo test test-all lint format types pytest docs bench gpu-suite gpu-probe clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,19 @@ bench: $(FULL) .venv-null ## How quick the program is: start-up, estimates a sec
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/nullcuda.py $(NULL_VENV)/bin/python
+
+DEVICE ?= cuda
+RECORDS ?= benchmarks/recordings/measured/suite.jsonl
+PROBES ?= benchmarks/recordings/measured/probe.jsonl
+
+# On a machine that has a GPU, and a CUDA build of torch in the Python that is named: make gpu-suite GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+
+gpu-suite: ## On a GPU: measure the project's own runs; goes on where it was interrupted (DEVICE=null:h100-80gb rehearses)
+	PYTHONPATH=. $(GPU_PYTHON) -m memcalc measure --suite benchmarks/suite.yaml --device $(DEVICE) --record $(RECORDS)
+
+gpu-probe: ## On a GPU: what each operator that matters allocates inside, beside what memcalc says (DEVICE likewise)
+	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.probe --device $(DEVICE) --record $(PROBES)
 
 clean: ## Remove environments, caches and builds
 	rm -rf .venv .venv-null build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

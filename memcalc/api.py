@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memcalc.nullcuda.options import Options
     from memcalc.nullcuda.result import DryRun
     from memcalc.proving.beside import Beside
+    from memcalc.proving.suite import Outcome
     from memcalc.recorder.judged import Judged
     from memcalc.recorder.trace import Trace
     from memcalc.replaying import Replay
@@ -176,6 +177,31 @@ def measure(
 
     how = How(device, steps, record, alloc_conf, python, headroom, force)
     return measure_one(load(source, *overrides, gpu=gpu), how)
+
+
+def measure_suite(
+    suite: str | Path,
+    record: str | Path,
+    *,
+    device: str | None = None,
+    python: str | None = None,
+    progress: Progress = silent,
+) -> Outcome:
+    """Many runs measured, one after the other; what the file of records has of this device is not measured again.
+
+    Args:
+        suite: a file of runs, see docs/measure.md.
+        record: the file that each record is appended to as soon as it is made.
+        device: as for `measure`.
+        python: as for `measure`.
+        progress: told which run it is.
+    """
+    from memcalc.proving.suite import load_suite, run_suite
+    from memcalc.proving.workers import worker_for
+
+    runs = load_suite(suite)
+    with worker_for(device, python) as (worker, name):
+        return run_suite(runs, worker, name, Path(record), progress)
 
 
 def beside(measurement: Measurement, *traces: str, python: str | None = None, progress: Progress = silent) -> Beside:

@@ -21,6 +21,9 @@ def command(
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="A preset, in place of CONFIG.", autocompletion=complete_config)
     ] = None,
+    suite: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Measure every run of this file that has no record yet.")
+    ] = None,
     overrides: Set = None,
     device: Device = None,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Optimizer steps to run.")] = 3,
@@ -48,20 +51,31 @@ def command(
     """Run the training step on a device that is there, beside estimate and trace.
 
     Component by component and phase by phase: what the device held, beside what was predicted. Needs torch. Under
-    torchrun every rank measures, and rank 0 prints.
+    torchrun every rank measures itself, and rank 0 prints.
 
     Example: memcalc measure gpt2 --device cpu --steps 3
     """
     from memcalc import api
     from memcalc.cli.measured import check_files, print_measured, write_files
+    from memcalc.measuring.ranks import measure_rank, place
     from memcalc.report.progress import shown_progress
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
+    if suite is not None:
+        if config or model or overrides:
+            raise InputError("a suite has its own configurations.", "Write them into its file.", "--suite")
+        _measure_suite(suite, record, device, python, form)
+        return
     if (config is None) == (model is None):
         raise InputError("measure takes one configuration.", "Give either CONFIG or --model NAME, e.g. `measure gpt2`.")
     check_files(plot or (), export or ())
     traces = _traces(trace)
     spec = api.load(config or model or "", *(overrides or ()))
+    if (here := place()) is not None:
+        measurement, ranks = measure_rank(spec, here, device, steps, record, alloc_conf=alloc_conf, force=force)
+        if here.rank == 0:
+            print_measured(api.beside(measurement, *traces, python=python), form, units, ranks)
+        return
     measurement = api.measure(
         spec,
         device=device,
@@ -76,6 +90,27 @@ def command(
     with shown_progress() as progress:
         found = api.beside(measurement, *traces, python=python, progress=progress)
     print_measured(found, form, units)
+
+
+def _measure_suite(suite: Path, record: Path | None, device: str | None, python: str | None, form: str) -> None:
+    """Many runs; an interruption says how to go on."""
+    from memcalc import api
+    from memcalc.cli.output import print_json
+    from memcalc.report.progress import shown_progress
+    from memcalc.report.screen import make_screen
+    from memcalc.report.suite import draw_suite, suite_document
+
+    file = record or Path(f"{suite.stem}-records.jsonl")
+    try:
+        with shown_progress() as progress:
+            outcome = api.measure_suite(suite, file, device=device, python=python, progress=progress)
+    except KeyboardInterrupt:
+        typer.echo(f"Interrupted. What was measured is in {file}; the same command goes on from there.", err=True)
+        raise
+    if form == "json":
+        print_json(suite_document(outcome))
+    else:
+        draw_suite(make_screen(), outcome)
 
 
 def _traces(given: list[str] | None) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,10 @@ def write_files(measurement: Measurement, plots: Iterable[Path], exports: Iterab
         write_run(measurement.judged, measurement.result, plots, exports, unit)
 
 
-def print_measured(found: Beside, form: str, unit: Unit) -> None:
-    """Print a measured run, with the predictions beside it."""
+def print_measured(found: Beside, form: str, unit: Unit, ranks: Sequence[dict[str, Any]] = ()) -> None:
+    """Print a measured run with the predictions beside it; of several ranks, what the others held."""
     if form == "json":
-        print_json(document_of(found))
+        print_json(document_of(found) | ({"ranks": list(ranks)} if ranks else {}))
     elif form == "markdown":
         from memcalc.report.measured import measured_grids, measured_verdict, prediction_verdict
 
@@ -38,10 +38,15 @@ def print_measured(found: Beside, form: str, unit: Unit) -> None:
         tables = [line for grid in measured_grids(found.results, unit) for line in markdown_grid(grid)]
         print_text("\n".join([*lines, "", *tables]).rstrip())
     else:
-        from memcalc.report.measured import draw_measured
+        from memcalc.report.measured import draw_measured, draw_ranks
         from memcalc.report.screen import make_screen
 
-        draw_measured(make_screen(), found.results, unit, found.missing)
+        screen = make_screen()
+        draw_measured(screen, found.results, unit, found.missing)
+        if ranks:
+            from memcalc.proving.summary import as_result
+
+            draw_ranks(screen, [as_result(record) for record in ranks], unit)
 
 
 def document_of(found: Beside) -> dict[str, Any]:

@@ -107,3 +107,4 @@ class ComparedDocument(Document):
     estimate: Document | None = Field(None, description="by formula; left out where there are no formulas")
     traces: list[Document] = Field(description="on devices that are not there")
     measurement: dict[str, Any] = Field(description="the device's own figures, as they are recorded")
+    ranks: list[dict[str, Any]] | None = Field(None, description="the same of every rank; left out where there is one")

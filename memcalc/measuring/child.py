@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from memcalc.errors import MemcalcError, Unavailable
 from memcalc.events import write_events
-from memcalc.measuring.counters import CpuCounters, CudaCounters
+from memcalc.measuring.counters import CpuCounters, CudaCounters, Unheard
 from memcalc.measuring.devices import NULL_CARD, allocator_settings, describe_device, find_device, software
 from memcalc.measuring.driver import View, look, used_by_all
 from memcalc.measuring.job import Job
@@ -21,7 +22,7 @@ from memcalc.recorder.real import record_real
 from memcalc.step.loop import TrainingRun
 from memcalc.units import format_bytes
 
-Counters = CudaCounters | CpuCounters
+Counters = CudaCounters | CpuCounters | Unheard
 
 
 def answer(job: Job) -> dict[str, Any]:
@@ -57,6 +58,8 @@ def perform(job: Job) -> dict[str, Any]:
     gc.collect()
     with counters.watching():
         recorded = record_real(partial(TrainingRun, job.spec, target), job.steps, counters)
+    if isinstance(counters, Unheard):
+        counters.hear(recorded.events)
     write_events(job.events, recorded.events)
     parameters, trainable, buffers = recorded.sizes
     return {
@@ -92,7 +95,7 @@ def set_allocator(settings: str) -> None:
 def _prepared(target: torch.device, job: Job) -> tuple[Device, Counters]:
     """The device with its context made and nothing else on it, and what watches it."""
     if target.type == "cpu":
-        return describe_device(target), CpuCounters()
+        return describe_device(target), Unheard() if dist.is_initialized() else CpuCounters()
     before = look(target, os.getpid())
     if before is not None and NULL_CARD in os.environ:
         before = before._replace(used_bytes=0, others=())  # a card that is not there has no others on it

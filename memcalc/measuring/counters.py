@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from memcalc.events.event import Event, Kind
+from memcalc.events.timeline import timeline
 from memcalc.measuring.measurement import MeasuredPhase
 
 MARK = "memcalc phase "
@@ -125,6 +127,36 @@ class CpuCounters:
                 base, first = (level, False) if first else (base, False)
             else:
                 self._log.add(MeasuredPhase(next(names), peak - base, level - base))
+
+
+class Unheard:
+    """Of a rank on the CPU: its allocator's records are not whole, since collectives free memory in threads of theirs.
+
+    The phases are those of the recorder, which sees storages end wherever they do.
+    """
+
+    phases: tuple[MeasuredPhase, ...] = ()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Entered around the whole run."""
+        yield
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:  # noqa: ARG002 -- nothing to note
+        """See `memcalc.step.loop.Observer`."""
+        yield
+
+    def hear(self, events: Sequence[Event]) -> None:
+        """The phases, from what was recorded."""
+        line = timeline(events)
+        log = Log()
+        marks = [(at, event.phase) for at, event in enumerate(line.events) if event.kind is Kind.PHASE]
+        ends = [at for at, _ in marks[1:]] + [len(line.events)]
+        for (begin, name), end in zip(marks, ends, strict=True):
+            totals = line.totals[begin:end]
+            log.add(MeasuredPhase(name, max(totals), totals[-1]))
+        self.phases = log.phases
 
 
 class _Border(NamedTuple):

@@ -9,7 +9,7 @@ from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.result import Outside, RankResult, Result
 from memcalc.ledger.row import Row
 from memcalc.ledger.textbook import textbook
-from memcalc.measuring.measurement import OUT_OF_MEMORY, MeasuredPhase, Measurement
+from memcalc.measuring.measurement import OUT_OF_MEMORY, Device, MeasuredPhase, Measurement
 from memcalc.recorder.judged import Judged, judge
 from memcalc.recorder.ledger import traced_ledger
 from memcalc.recorder.recording import Recording
@@ -73,13 +73,17 @@ def to_result(measurement: Measurement) -> Result:
 
 def card_of(measurement: Measurement) -> Card | None:
     """The card that was measured on, as far as the table has it; on a CPU that of the configuration."""
-    device = measurement.device
-    if device.kind == "null cuda":
-        return find_card(device.identifier.partition(":")[2])
-    if device.kind == "cuda":
-        return next((card for card in all_cards() if card.device_name == device.name), None)
+    if measurement.device.kind != "cpu":
+        return card_named(measurement.device)
     gpu = measurement.spec.hardware.gpu
     return None if gpu is None else find_card(gpu)
+
+
+def card_named(device: Device) -> Card | None:
+    """The card that a device is, as far as the table has it."""
+    if device.kind == "null cuda":
+        return find_card(device.identifier.partition(":")[2])
+    return next((card for card in all_cards() if card.device_name == device.name), None)
 
 
 def measured_ledger(recorded: Judged, phases: Sequence[MeasuredPhase]) -> Ledger:

@@ -8,6 +8,7 @@ it asks again. When standard input ends, because the other side is done or gone,
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import selectors
@@ -28,9 +29,9 @@ def main() -> None:
     replies = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no answer
     try:
-        import torch  # noqa: F401 -- once, for all that are forked
-
-        import memcalc.measuring.child  # noqa: F401 -- likewise
+        # Once, for all that are forked; the compiler's package is what the first optimizer step imports.
+        for name in ("torch._dynamo", "memcalc.measuring.child"):
+            importlib.import_module(name)
     except ImportError as error:
         _write(replies, encoded({"refused": ["Unavailable", f"the measuring process lacks a package: {error}."]}))
         return

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.errors import Unavailable
 from memcalc.events.event import Event
@@ -110,7 +111,7 @@ def until_dead(run: Run, steps: int, observer: Observer) -> str | None:
 def _recorder(device: torch.device) -> Recorder:
     """The best record that this PyTorch can give: before 2.10 one without what operators take inside."""
     if device.type != "cuda":
-        return Recorder(counts=on_cpu)
+        return Recorder(counts=with_memory)
     try:
         return HistoryRecorder(device)
     except Unavailable:
@@ -120,3 +121,8 @@ def _recorder(device: torch.device) -> Recorder:
 def on_cpu(tensor: Tensor) -> bool:
     """Whether a tensor has memory of the host: those on the meta device have none."""
     return tensor.device.type == "cpu"
+
+
+def with_memory(tensor: Tensor) -> bool:
+    """The same of a real one: DTensor finds shapes on fake tensors of the whole."""
+    return on_cpu(tensor) and not isinstance(tensor, FakeTensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -12,7 +13,7 @@ from memcalc.recorder.observer import Observed, RecordingObserver
 from memcalc.recorder.recording import Recording
 from memcalc.spec.cards import Card
 from memcalc.step.loop import Observer
-from memcalc.tracing.session import fake_cpu, fake_cuda
+from memcalc.tracing.session import Session, fake_cpu, fake_cuda, real_cpu
 
 
 class Run(Observed, Protocol):
@@ -41,10 +42,11 @@ def record_fake(
         card: whose workspaces the operators take, with CUDA's semantics.
         steps: optimizer steps.
         cuda: whether operators do what they do on CUDA; else what they do on the CPU.
-        ranks: of how many this is the first, with CUDA's semantics; the others are not there.
+        ranks: of how many this is the first; the others are not there. With the CPU's semantics its own tensors are:
+            DeviceMesh and DDP's buckets read values.
         progress: told the phase and the number of events so far.
     """
-    with fake_cuda(card, progress, ranks) if cuda else fake_cpu(progress) as session:
+    with _session(card, progress, ranks, cuda=cuda) as session:
         run = make_run(session.device)
         run.execute(steps, RecordingObserver(run, session.recorder))
         events = session.recorder.events()
@@ -58,3 +60,9 @@ def record_fake(
         readbacks=session.readbacks,
         has_allocator=cuda,
     )
+
+
+def _session(card: Card, progress: Progress, ranks: int, *, cuda: bool) -> AbstractContextManager[Session]:
+    if cuda:
+        return fake_cuda(card, progress, ranks)
+    return real_cpu(progress, ranks) if ranks > 1 else fake_cpu(progress)

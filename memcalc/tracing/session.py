@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
 
 from memcalc.progress import Progress, silent
-from memcalc.recorder.real import on_cpu
+from memcalc.recorder.real import on_cpu, with_memory
 from memcalc.recorder.recorder import Recorder
 from memcalc.spec.cards import Card
 from memcalc.spec.kernels import capability
@@ -99,8 +99,13 @@ def _without_validation() -> AbstractContextManager[object]:
 
 
 @contextmanager
-def real_cpu(progress: Progress = silent) -> Iterator[Session]:
-    """The CPU as it is: what `fake_cpu` is checked against."""
+def real_cpu(progress: Progress = silent, world_size: int = 1) -> Iterator[Session]:
+    """The CPU as it is: what `fake_cpu` is checked against; of several ranks the first, the others are not there."""
     gc.collect()
-    with Recorder(counts=on_cpu, progress=progress) as recorder:
+    with ExitStack() as stack:
+        if world_size > 1:
+            from memcalc.tracing.ranks import fake_ranks
+
+            stack.enter_context(fake_ranks(world_size))
+        recorder = stack.enter_context(Recorder(counts=with_memory, progress=progress))
         yield Session(torch.device("cpu"), recorder, None)

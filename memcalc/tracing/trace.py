@@ -59,20 +59,14 @@ def refuse_replicas(spec: Spec, semantics: str) -> None:
     """What cannot be spread over ranks that are not there.
 
     Raises:
-        InputError: for DistributedDataParallel, and for several ranks with the CPU's semantics.
+        InputError: for DistributedDataParallel with CUDA's semantics.
     """
-    if spec.parallelism.data_parallel == 1:
+    if spec.parallelism.data_parallel == 1 or semantics == "cpu":
         return
-    if semantics == "cpu":
-        raise InputError(
-            f"data_parallel = {spec.parallelism.data_parallel}, but the CPU's semantics are for one rank.",
-            "Leave --semantics out.",
-            "--semantics",
-        )
     if spec.parallelism.engine == "ddp":
         raise InputError(
             "DistributedDataParallel's buckets are compiled code that reads memory, which fake tensors do not have.",
-            "Trace it with --device null, or use `memcalc estimate`.",
+            "Trace it with --device null or --semantics cpu, or use `memcalc estimate`.",
             "parallelism.engine",
         )
 

@@ -55,8 +55,6 @@ def test_replicas_are_refused_on_fake_tensors() -> None:
     """DDP's reducer is compiled code that reads memory."""
     with pytest.raises(InputError, match="Trace it with --device null"):
         memcalc.trace("llama-3.2-1b", "data_parallel=8")
-    with pytest.raises(InputError, match="the CPU's semantics are for one rank"):
-        memcalc.trace(*SMALL, "data_parallel=8", semantics="cpu")
 
 
 def test_what_the_step_cannot_spread_is_refused() -> None:

@@ -1,0 +1,109 @@
+"""One rank of many, started by torchrun: every rank measures itself, and all hear what the others found."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memcalc.errors import InputError
+from memcalc.events import read_events
+from memcalc.measuring.job import Job
+from memcalc.measuring.measure import measured, refuse_death, require, typed
+from memcalc.measuring.measurement import Measurement
+from memcalc.measuring.records import append
+from memcalc.spec.spec import Spec
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rank this process is, as torchrun says: of all, and of those on its machine."""
+
+    rank: int
+    ranks: int
+    local: int
+
+
+def place() -> Place | None:
+    """This process's place; None where it was not started as one of several."""
+    try:
+        found = Place(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+    except (KeyError, ValueError):
+        return None
+    return found if found.ranks > 1 else None
+
+
+def measure_rank(
+    spec: Spec,
+    here: Place,
+    device: str | None,
+    steps: int,
+    record: str | Path | None,
+    *,
+    alloc_conf: str = "",
+    force: bool = False,
+) -> tuple[Measurement, tuple[dict[str, Any], ...]]:
+    """Measures this rank, and gathers the records of all.
+
+    Args:
+        spec: the run, as all ranks have it.
+        here: which rank this is.
+        device: "cpu" or "cuda"; None: the GPU of this rank.
+        steps: optimizer steps.
+        record: a file that rank 0 appends the records of all ranks to; a rank that runs out of memory its own.
+        alloc_conf: see `measure`.
+        force: see `measure`.
+
+    Raises:
+        InputError: the spec is for another number of ranks.
+        Unavailable: something is missing or busy.
+        RanOut: this rank ran out of memory.
+    """
+    if spec.parallelism.data_parallel != here.ranks:
+        raise InputError(
+            f"data_parallel = {spec.parallelism.data_parallel}, but {here.ranks} ranks were started.",
+            f"Add --set data_parallel={here.ranks}, or start as many ranks as the configuration has.",
+            "parallelism.data_parallel",
+        )
+    require(spec)
+    from memcalc.measuring.child import perform
+
+    on_cpu = device == "cpu"
+    with process_group("gloo" if on_cpu else "nccl", here) as gather, tempfile.TemporaryDirectory() as folder:
+        job = Job(spec, steps, device if on_cpu else f"cuda:{here.local}", alloc_conf, f"{folder}/events.jsonl", force)
+        found = measured(job, perform(job), typed(), read_events(job.events))
+        measurement = replace(found, rank=here.rank, ranks=here.ranks)
+        if measurement.message is not None and record is not None:
+            append(measurement.to_record(), Path(record))
+        refuse_death(measurement, record)
+        records = tuple(gather(measurement.to_record()))
+    if record is not None and here.rank == 0:
+        for each in records:
+            append(each, Path(record))
+    return measurement, records
+
+
+@contextmanager
+def process_group(backend: str, here: Place) -> Iterator[Any]:
+    """The ranks' process group, and how to gather an object of each: on the host, so that no GPU holds it."""
+    import torch
+    import torch.distributed as dist
+
+    if backend == "nccl":
+        torch.cuda.set_device(here.local)
+    dist.init_process_group(backend)
+    try:
+
+        def gather(own: dict[str, Any]) -> list[dict[str, Any]]:
+            group = dist.new_group(backend="gloo")
+            found: list[dict[str, Any]] = [{}] * here.ranks
+            dist.all_gather_object(found, own, group=group)
+            return found
+
+        yield gather
+    finally:
+        dist.destroy_process_group()

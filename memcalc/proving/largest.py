@@ -1,0 +1,117 @@
+"""The largest micro-batch that really fits, found by measuring: from the predicted one outwards, then by halves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.errors import MemcalcError
+from memcalc.estimation.estimate import estimate
+from memcalc.measuring.measurement import DONE, Device
+from memcalc.measuring.result import card_named
+from memcalc.spec.loading import load
+from memcalc.spec.spec import Spec
+
+MOST = 4096  # sequences: no card has room for more
+STEPS = 2  # the second has the optimizer's states
+
+
+class Search:
+    """What is known of the largest micro-batch of one run. Whoever measures asks `next` and tells `tried`.
+
+    Args:
+        words: of the run.
+        spec: the run, with any micro-batch.
+        device: that it must fit.
+    """
+
+    def __init__(self, words: str, spec: Spec, device: Device) -> None:
+        self.words = words
+        self.predicted = predicted(spec, device)
+        self.fits: int | None = None
+        self.fails: int | None = None
+        self._stride = 1
+
+    @property
+    def found(self) -> int | None:
+        """The largest that fits, 0 if none does; None as long as it is not known."""
+        if self.fails == 1:
+            return 0
+        known = self.fits is not None and (self.fails == self.fits + 1 or self.fits >= MOST)
+        return self.fits if known else None
+
+    def next(self) -> int | None:
+        """The micro-batch to try next; None when the largest is known."""
+        if self.found is not None:
+            return None
+        if self.fits is None and self.fails is None:
+            return max(1, self.predicted or 1)
+        if self.fails is None:
+            assert self.fits is not None
+            return min(MOST, self.fits + self._stride)
+        if self.fits is None:
+            return max(1, self.fails - self._stride)
+        return (self.fits + self.fails) // 2
+
+    def tried(self, batch: int, record: dict[str, Any]) -> None:
+        """What came of it; strides double as long as only one side is known."""
+        first = self.fits is None and self.fails is None
+        if record["outcome"] == DONE:
+            self.fits = max(batch, self.fits or 0)
+        else:
+            self.fails = min(batch, self.fails or MOST + 1)
+        if not first:
+            self._stride *= 2
+
+
+def predicted(spec: Spec, device: Device) -> int | None:
+    """The largest micro-batch that should fit; None: nobody can say.
+
+    First by the estimate of what is allocated; from there down, traces on fake tensors go through the simulated
+    allocator, which knows what lies in pieces.
+    """
+    if device.total_bytes is None:
+        return None
+    largest = estimated(spec, device.total_bytes - (device.context_bytes or 0))
+    return largest if not largest else traced(spec, device, largest)
+
+
+def traced(spec: Spec, device: Device, most: int) -> int:
+    """The largest micro-batch up to `most` whose trace fits the device's card; `most` where no card is known."""
+    card = card_named(device)
+    if card is None:
+        return most
+    from memcalc.tracing import trace
+
+    def fits(batch: int) -> bool:
+        found = trace(load(spec.model_dump(), (f"micro_batch_size={batch}",), gpu=card.name), STEPS)
+        return found.result.fits is True
+
+    low, high = 0, most + 1
+    at, stride = most, 1
+    while high - low > 1:
+        if fits(at):
+            low = at
+        else:
+            high = at
+        at = max(1, high - stride) if low == 0 else (low + high) // 2
+        stride *= 2
+    return low
+
+
+def estimated(spec: Spec, room: int) -> int | None:
+    """The largest micro-batch whose estimated peak is within so many bytes; None where there are no formulas."""
+    low, high = 0, 1
+    try:
+        while high <= MOST and peak(spec, high) <= room:
+            low, high = high, high * 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if peak(spec, middle) <= room else (low, middle)
+    except MemcalcError:
+        return None
+    return low
+
+
+def peak(spec: Spec, batch: int) -> int:
+    """The estimated peak with another micro-batch. Bytes."""
+    return estimate(load(spec.model_dump(), (f"micro_batch_size={batch}",))).ledger.peak_bytes

@@ -1,0 +1,252 @@
+"""A list of runs to measure: read from a file, and gone through so that an interruption costs at most one run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from memcalc.errors import InputError, MemcalcError, Unavailable
+from memcalc.events import read_events
+from memcalc.measuring.client import Worker
+from memcalc.measuring.job import Job
+from memcalc.measuring.measure import measured
+from memcalc.measuring.measurement import Device
+from memcalc.measuring.records import append, read
+from memcalc.measuring.result import allocator_conf
+from memcalc.progress import Progress, silent
+from memcalc.proving.largest import Search
+from memcalc.spec.loading import load
+from memcalc.spec.spec import Spec
+
+STEPS = 2  # the first makes the optimizer's states; the second is the steady state
+
+KEYS = {"steps", "runs", "largest_batch"}
+RUN_KEYS = {"run", "alloc_conf", "steps"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One entry of a suite.
+
+    Args:
+        words: a configuration and overrides, as on a command line: "gpt2 b=4 recipe=pure".
+        steps: optimizer steps.
+        alloc_conf: PYTORCH_CUDA_ALLOC_CONF; "": as in the environment.
+        folder: that paths of configurations are relative to.
+    """
+
+    words: str
+    steps: int = STEPS
+    alloc_conf: str = ""
+    folder: str = ""
+
+    def spec(self, *overrides: str) -> Spec:
+        """The run that it describes."""
+        source, *own = self.words.split()
+        path = Path(self.folder, source)
+        return load(str(path) if path.is_file() else source, (*own, *overrides))
+
+    def command(self, *overrides: str) -> str:
+        """What measures it alone."""
+        source, *own = self.words.split()
+        sets = " ".join(f"--set {override}" for override in (*own, *overrides))
+        settings = f" --alloc-conf {self.alloc_conf}" if self.alloc_conf else ""
+        return f"memcalc measure {source} {sets} --steps {self.steps}{settings}".replace("  ", " ")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What to measure, in this order: runs, then searches for the largest micro-batch that fits."""
+
+    runs: tuple[Run, ...]
+    largest: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a suite came to.
+
+    Args:
+        records: of all its runs on this device, in the order of the suite, those of earlier sittings included.
+        largest: its searches.
+        refused: runs that could not be measured, and why.
+        fresh: how many were measured in this sitting.
+    """
+
+    records: tuple[dict[str, Any], ...]
+    largest: tuple[Search, ...]
+    refused: tuple[tuple[str, str], ...]
+    fresh: int
+
+
+def load_suite(path: str | Path) -> Suite:
+    """A suite's file.
+
+    Raises:
+        InputError: it is none, or one of its runs is no configuration.
+    """
+    file = Path(path)
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"it cannot be read: {error.strerror}.", "Name a file of runs.", str(path)) from error
+    except yaml.YAMLError as error:
+        raise InputError(f"it is no YAML: {str(error).splitlines()[0]}.", "", str(path)) from error
+    if not isinstance(content, dict) or not content.get("runs") or content.keys() - KEYS:
+        raise InputError(
+            f"a suite has runs, and may have steps and largest_batch; this has {_named(content)}.",
+            "Write `runs:` and below it lines such as `- gpt2 b=4 recipe=pure`.",
+            str(path),
+        )
+    steps = content.get("steps", STEPS)
+    lists = [content.get(name) or [] for name in ("runs", "largest_batch")]
+    runs, largest = (
+        tuple(_run(entry, steps, f"{path}: {name}[{number}]", file.parent) for number, entry in enumerate(entries))
+        for name, entries in zip(("runs", "largest_batch"), lists, strict=True)
+    )
+    return Suite(runs, largest)
+
+
+def _named(content: object) -> str:
+    return ", ".join(map(str, content)) if isinstance(content, dict) else f"a {type(content).__name__}"
+
+
+def _run(entry: object, steps: int, where: str, folder: Path) -> Run:
+    values = {"run": entry} if isinstance(entry, str) else entry
+    if not isinstance(values, dict) or not isinstance(values.get("run"), str) or values.keys() - RUN_KEYS:
+        raise InputError(
+            f"{entry!r} is no run.", "Write a configuration and overrides, or a mapping with run, alloc_conf.", where
+        )
+    run = Run(values["run"], values.get("steps", steps), values.get("alloc_conf", ""), str(folder))
+    try:
+        run.spec()
+    except InputError as error:
+        raise error.located(where) from None
+    return run
+
+
+class Sitting:
+    """One go through a suite on one device, with the file of records that it goes on from.
+
+    Args:
+        worker: that measures.
+        device: as the worker knows it.
+        records: the file. What it has of this device, PyTorch and allocator is not measured again.
+    """
+
+    def __init__(self, worker: Worker, device: str | None, records: Path) -> None:
+        self.worker = worker
+        self.device = device
+        self.records = records
+        self.described, self.versions = worker.describe(device)
+        self.known = {key_of_record(record): record for record in read(records)}
+        self.fresh = 0
+
+    def measured(self, run: Run, *overrides: str) -> dict[str, Any]:
+        """The record of a run, from the file or made now.
+
+        Raises:
+            MemcalcError: it cannot be measured.
+        """
+        spec = run.spec(*overrides)
+        key = key_of(spec, run.steps, self._conf(run), self.described, self.versions["torch"])
+        if key not in self.known:
+            # The runs of a suite may be meant to run out of memory.
+            job = Job(spec, run.steps, self.device, run.alloc_conf, self.worker.events, force=False)
+            answer = self.worker.run(job)
+            measurement = measured(job, answer, run.command(*overrides), read_events(self.worker.events))
+            record = measurement.to_record()
+            append(record, self.records)
+            self.known[key] = record
+            self.fresh += 1
+        return self.known[key]
+
+    @staticmethod
+    def _conf(run: Run) -> str:
+        return run.alloc_conf or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
+
+
+def run_suite(suite: Suite, worker: Worker, device: str | None, records: Path, progress: Progress = silent) -> Outcome:
+    """Measures what has no record yet; each record is on the disk before the next run starts.
+
+    Raises:
+        Unavailable: there is no such device, or somebody else goes through a suite with the same file.
+        InputError: the file holds something else than records.
+    """
+    with alone_with(records):
+        sitting = Sitting(worker, device, records)
+        found: list[dict[str, Any]] = []
+        searches: list[Search] = []
+        refused: list[tuple[str, str]] = []
+        total = len(suite.runs) + len(suite.largest)
+        for number, run in enumerate(suite.runs):
+            progress(run.words, number, total)
+            try:
+                found.append(sitting.measured(run))
+            except MemcalcError as error:
+                refused.append((run.words, str(error)))
+        for number, run in enumerate(suite.largest, start=len(suite.runs)):
+            progress(f"largest batch of {run.words}", number, total)
+            if sitting.described.kind == "cpu":
+                refused.append((f"largest batch of {run.words}", "a CPU has no memory of its own that ends."))
+                continue
+            search = Search(run.words, run.spec(), sitting.described)
+            try:
+                while (batch := search.next()) is not None:
+                    search.tried(batch, sitting.measured(run, f"micro_batch_size={batch}"))
+            except MemcalcError as error:
+                refused.append((f"largest batch of {run.words}", str(error)))
+            searches.append(search)
+        progress("done", total, total)
+        return Outcome(tuple(found), tuple(searches), tuple(refused), sitting.fresh)
+
+
+def key_of(spec: Spec, steps: int, alloc_conf: str, device: Device, torch: str) -> str:
+    """What makes two runs the same: configuration, steps, allocator settings, device and PyTorch."""
+    return _key(spec.model_dump(mode="json"), steps, alloc_conf, device.kind, device.name, torch)
+
+
+def key_of_record(record: dict[str, Any]) -> str:
+    """The same of a record."""
+    device, conf = record["device"], allocator_conf(record["allocator"])
+    steps = record.get("steps", 3)  # of records of version 1, which did not say so
+    return _key(record["spec"], steps, conf, device["kind"], device["name"], record["versions"]["torch"])
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def alone_with(records: Path) -> Iterator[None]:
+    """No other suite goes on with the same file; what holds it goes with the process.
+
+    Raises:
+        Unavailable: one does.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    name = hashlib.sha256(str(records.resolve()).encode()).hexdigest()[:16]
+    descriptor = os.open(Path(tempfile.gettempdir(), f"memcalc-{name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Unavailable(
+                f"{records} is busy: another suite adds to it. Wait for it, or name another --record."
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)

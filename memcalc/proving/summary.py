@@ -1,0 +1,121 @@
+"""What many records say of the predictions of today: signed errors, by total and by component."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from memcalc.checking.comparison import compare
+from memcalc.errors import MemcalcError
+from memcalc.estimation.estimate import estimate
+from memcalc.ledger.component import Component
+from memcalc.ledger.ledger import Ledger, Rows
+from memcalc.ledger.result import Outside, RankResult, Result
+from memcalc.ledger.row import Row
+from memcalc.ledger.textbook import textbook
+from memcalc.measuring.measurement import DONE, Device
+from memcalc.measuring.result import card_named
+from memcalc.spec.cards import Card
+from memcalc.spec.loading import load
+
+PERCENTILE = 95
+
+
+class Errors(NamedTuple):
+    """Errors of several predictions: what was predicted less what was measured.
+
+    Args:
+        name: a total, or a component.
+        shares: of what was measured, for a total; of the run's measured peak, for a component.
+    """
+
+    name: str
+    shares: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Of the signed errors."""
+        return statistics.median(self.shares)
+
+    @property
+    def p95(self) -> float:
+        """What 95 of a hundred errors do not exceed, as absolute figures."""
+        ordered = sorted(map(abs, self.shares))
+        return ordered[min(len(ordered) - 1, -(-len(ordered) * PERCENTILE // 100) - 1)]
+
+    @property
+    def worst(self) -> float:
+        """The signed error that is furthest from nought."""
+        return max(self.shares, key=abs)
+
+    @property
+    def under(self) -> float:
+        """The share of runs that held more than was predicted."""
+        return sum(share < 0 for share in self.shares) / len(self.shares)
+
+
+class Predicted(NamedTuple):
+    """A record and the estimate of it."""
+
+    record: dict[str, Any]
+    estimate: Result
+    measured: Result
+
+
+def predicted(record: dict[str, Any]) -> Predicted | None:
+    """The estimate of today beside a record; None where the run did not end, or has no formulas."""
+    if record["outcome"] != DONE:
+        return None
+    known = Device.__dataclass_fields__
+    card = card_named(Device(**{name: value for name, value in record["device"].items() if name in known}))
+    try:
+        return Predicted(
+            record, estimate(load(record["spec"], (), gpu=None if card is None else card.name)), as_result(record, card)
+        )
+    except MemcalcError:
+        return None
+
+
+def summary(records: Iterable[dict[str, Any]]) -> list[Errors]:
+    """The errors of the estimate: allocated, reserved and device at the peak, then each component."""
+    shares: dict[str, list[float]] = {}
+    for found in filter(None, map(predicted, records)):
+        lines = compare(found.estimate, found.measured)
+        truth = found.measured.ledger.peak_bytes
+        for line in lines.totals:
+            difference, base = line.beyond(0, 1), line.sizes[1]
+            if difference is not None and base:
+                shares.setdefault(line.name, []).append(difference / base)
+        for line in lines.components if "components" in found.record["phases"][0] else ():
+            shares.setdefault(line.name, []).append((line.beyond(0, 1) or 0) / truth)
+    order = ["allocated", "reserved", "device", *(component.value for component in Component)]
+    return [Errors(name, tuple(shares[name])) for name in order if name in shares]
+
+
+def as_result(record: dict[str, Any], card: Card | None = None) -> Result:
+    """A record as the result that all verbs share: a row for each component of each phase."""
+    phases = record["phases"]
+    rows = [
+        Row(Component(name), "record", name, (size,), "uint8", 1, size, (phase["name"],), "measured", "record")
+        for phase in phases
+        for name, size in (phase.get("components") or {"temporaries": phase["peak_allocated_bytes"]}).items()
+    ]
+    ledger = Ledger([Rows(rows)], tuple(phase["name"] for phase in phases))
+    reserved = [phase["peak_reserved_bytes"] for phase in phases if phase["peak_reserved_bytes"] is not None]
+    used = [phase["device_bytes"] for phase in phases if phase["device_bytes"] is not None]
+    spec = load(record["spec"], ())
+    parameters = record["parameters"]
+    return Result(
+        source="measure",
+        device=record["device"]["identifier"],
+        spec=spec,
+        parameters=parameters,
+        trainable_parameters=record.get("trainable", parameters),
+        buffer_elements=record["buffers"],
+        textbook=textbook(spec),
+        ranks=(RankResult({}, ledger, max(reserved, default=None), max(used, default=None), Outside(0, 0, 0)),),
+        confidence="measured",
+        card=card,
+        not_modelled=(),
+    )

@@ -1,0 +1,91 @@
+"""What a suite of measured runs came to: signed errors, the largest micro-batches, and what could not be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from memcalc.proving.suite import Outcome
+from memcalc.proving.summary import Errors, summary
+from memcalc.report.grid import Column, Grid
+from memcalc.report.screen import Screen
+from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.report.words import label, plural
+
+
+def error_grid(errors: Sequence[Errors]) -> Grid:
+    """The estimate's errors; components in shares of the peak, so that they add up to that of the total."""
+    rows = [
+        (
+            label(each.name),
+            str(len(each.shares)),
+            *map(_percent, (each.median, each.p95, each.worst)),
+            _share(each.under),
+        )
+        for each in errors
+    ]
+    heads = ("runs", "median", "p95", "worst", "under")
+    columns = (Column("estimate less measured"), *(Column(head, right=True) for head in heads))
+    strong = frozenset(at for at, each in enumerate(errors) if each.name in ("allocated", "reserved", "device"))
+    return Grid("Errors of the estimate (components: share of the run's peak)", columns, rows, strong)
+
+
+def largest_grid(outcome: Outcome) -> Grid:
+    """The largest micro-batches, predicted and found."""
+    rows = [
+        (search.words, "-" if search.predicted is None else str(search.predicted), _found(search.found))
+        for search in outcome.largest
+    ]
+    columns = (Column("run", wrap=True), Column("predicted", right=True), Column("found", right=True))
+    return Grid("Largest micro-batch that fits", columns, rows)
+
+
+def draw_suite(screen: Screen, outcome: Outcome) -> None:
+    """How many were measured, then the tables."""
+    dead = sum(record["outcome"] != "done" for record in outcome.records)
+    known = len(outcome.records)
+    words = f"{plural(known, 'run')} on record, {dead} of them out of memory; {outcome.fresh} measured now"
+    draw_line(screen, f"{words}, searches included.", 0, "bold")
+    screen.line()
+    errors = summary(outcome.records)
+    if errors:
+        draw_grid(screen, error_grid(errors))
+    if outcome.largest:
+        draw_grid(screen, largest_grid(outcome))
+    draw_list(screen, "Not measured", [f"{words}: {why}" for words, why in outcome.refused])
+
+
+def suite_document(outcome: Outcome) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "runs": len(outcome.records),
+        "out_of_memory": sum(record["outcome"] != "done" for record in outcome.records),
+        "measured_now": outcome.fresh,
+        "errors": [
+            {
+                "name": each.name,
+                "runs": len(each.shares),
+                "median": each.median,
+                "p95": each.p95,
+                "worst": each.worst,
+                "under": each.under,
+            }
+            for each in summary(outcome.records)
+        ],
+        "largest_batch": [
+            {"run": search.words, "predicted": search.predicted, "found": search.found} for search in outcome.largest
+        ],
+        "not_measured": [{"run": words, "reason": why} for words, why in outcome.refused],
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.2f}%"
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.0f}%"
+
+
+def _found(found: int | None) -> str:
+    return "-" if found is None else str(found)

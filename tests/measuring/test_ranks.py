@@ -1,0 +1,94 @@
+"""Several ranks on the CPU, under torchrun, with gloo: each as the trace of one rank says, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from memcalc.errors import InputError
+from memcalc.measuring.ranks import Place, measure_rank, place
+from memcalc.report.schema import result_schema
+from memcalc.spec.loading import load
+
+SMALL = ("gpt2", "recipe=pure", "attention=eager", "l=3", "d=64", "h=4", "V=96", "s=32", "b=2")
+STATES = ("weights", "master_weights", "gradients", "optimizer_state")
+
+
+def torchrun(ranks: int, record: Path, *overrides: str) -> dict[str, Any]:
+    """The document that rank 0 prints."""
+    sets = [word for override in (*SMALL[1:], *overrides) for word in ("--set", override)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command += ["-m", "memcalc", "measure", SMALL[0], *sets, "--device", "cpu", "--steps", "2", "--format", "json"]
+    done = subprocess.run(
+        [*command, "--record", str(record)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "overrides"),
+    [
+        (2, ("engine=fsdp2", "zero_stage=3")),
+        pytest.param(2, ("engine=ddp",), marks=pytest.mark.long),
+        pytest.param(4, ("engine=fsdp2", "zero_stage=3"), marks=pytest.mark.long),
+        pytest.param(4, ("engine=fsdp2", "zero_stage=2"), marks=pytest.mark.long),
+        pytest.param(4, ("engine=fsdp2", "zero_stage=3", "data_parallel_replicate=2"), marks=pytest.mark.long),
+        pytest.param(4, ("engine=ddp",), marks=pytest.mark.long),
+        pytest.param(4, ("engine=fsdp2", "zero_stage=3", "recompute=full"), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_every_rank_is_as_its_trace(ranks: int, overrides: tuple[str, ...], tmp_path: Path) -> None:
+    record = tmp_path / "records.jsonl"
+    found = torchrun(ranks, record, f"data_parallel={ranks}", *overrides)
+    (traced,) = found["traces"]
+
+    jsonschema.validate(found, result_schema())
+    assert [each["rank"] for each in found["ranks"]] == list(range(ranks))
+    assert [json.loads(line)["rank"] for line in record.read_text().splitlines()] == list(range(ranks))
+    for phase in traced["phases"]:
+        if not phase["phase"].startswith(("input", "forward", "optimizer_step")):
+            continue  # in backward gradients are on their way, and the highest moment is now before one, now behind it
+        for each in found["ranks"]:
+            held = next(line for line in each["phases"] if line["name"] == phase["phase"])["components"]
+            for state in STATES:  # what is sharded is as large on every rank
+                assert held.get(state, 0) == phase["components"].get(state, 0)
+    # A rank may let go of a collective's buffer a moment sooner or later.
+    peaks = [max(line["peak_allocated_bytes"] for line in each["phases"]) for each in found["ranks"]]
+    assert max(peaks) <= traced["peak"]["allocated_bytes"] * 1.001
+    assert min(peaks) >= traced["peak"]["allocated_bytes"] * 0.999
+
+
+def test_the_configuration_has_as_many_ranks_as_were_started() -> None:
+    with pytest.raises(InputError, match=r"data_parallel = 1, but 4 ranks were started\. Add --set data_parallel=4"):
+        measure_rank(load("gpt2"), Place(0, 4, 0), "cpu", 1, None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, None),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, None),
+        ({"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"}, Place(9, 16, 1)),
+    ],
+)
+def test_a_rank_knows_its_place(variables: dict[str, str], found: Place | None, monkeypatch: Any) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert place() == found
