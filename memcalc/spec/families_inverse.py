@@ -40,7 +40,7 @@ def write_hf_config(model: ModelSpec) -> dict[str, Any]:
             return config
     if not differing:
         raise InputError(
-            f"no configuration of transformers' {family} has sizes like these together.",
+            f"this combination of sizes is not what transformers' {family} has.",
             "Compare with a preset of this family, or set implementation: plain.",
             "model",
         )

@@ -30,6 +30,7 @@ class Made(NamedTuple):
         stride: likewise.
         offset: likewise.
         dtype: of the elements.
+        device: that the tensor says it is on; "meta" has no memory.
         source: which of the tensor arguments it is a view of; None: new memory.
         itself: it is that argument, not a view of it.
     """
@@ -38,6 +39,7 @@ class Made(NamedTuple):
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+    device: torch.device
     source: int | None
     itself: bool
 
@@ -49,7 +51,7 @@ class Made(NamedTuple):
         alike = (i for i, tensor in enumerate(given) if tensor.untyped_storage()._cdata == storage)  # noqa: SLF001 -- likewise
         source = next(alike, None) if itself is None else itself
         shape, stride, offset = tuple(output.shape), output.stride(), int(output.storage_offset())
-        return cls(shape, stride, offset, output.dtype, source, itself is not None)
+        return cls(shape, stride, offset, output.dtype, output.fake_device, source, itself is not None)
 
 
 class Known(NamedTuple):
@@ -98,7 +100,7 @@ def _add(values: Any, parts: list[Hashable], given: list[FakeTensor]) -> bool:
         elif issubclass(kind, FakeTensor):
             if value.constant is not None:
                 return False
-            parts.append((value.shape, value.stride(), value.storage_offset(), value.dtype))
+            parts.append((value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device))
             given.append(value)
         elif kind is list or kind is tuple:
             parts.append(len(value))
@@ -158,11 +160,11 @@ def _again(known: Known, given: list[FakeTensor]) -> Any:
 
 
 def _make(made: Made, given: list[FakeTensor], mode: FakeTensorMode) -> FakeTensor:
-    shape, stride, offset, dtype, source, itself = made
+    shape, stride, offset, dtype, device, source, itself = made
     if source is not None and itself:
         return given[source]
     with torch._C._DisableTorchDispatch():  # noqa: SLF001 -- no public name
         bare = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         if source is not None:
             bare.set_(given[source].untyped_storage(), offset, shape, stride)
-    return FakeTensor(mode, bare, given[0].fake_device)
+    return FakeTensor(mode, bare, device)

@@ -121,3 +121,12 @@ def test_a_slice_of_a_slice_starts_where_it_should(run: Counted) -> None:
 
     assert run(aten.slice.Tensor, x[0:4], 0, 1, 2).storage_offset() == 1
     assert run(aten.slice.Tensor, x[4:8], 0, 1, 2).storage_offset() == 5
+
+
+def test_tensors_without_memory_are_other_arguments(run: Counted) -> None:
+    """Sharding builds its model on the meta device, under fake tensors too."""
+    on_cpu, on_meta = torch.empty(4, 8), torch.empty(4, 8, device="meta")
+
+    made = [run(aten.t.default, x).device.type for x in (on_cpu, on_meta, on_cpu, on_meta)]
+
+    assert made == ["cpu", "meta", "cpu", "meta"]
