@@ -5,7 +5,9 @@ file | preset | stdin | mapping -> Source -> blocks -> --set -> defaults -> Spec
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from memcalc.spec.derive import derive_model
 from memcalc.spec.families import read_hf_config
 from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, NESTED, canonical_block, describe, unknown_top_level
 from memcalc.spec.overrides import apply_overrides, parse_overrides
+from memcalc.spec.presets import presets_folder
 from memcalc.spec.reading import find_config, read_source
 from memcalc.spec.rules import check_rules
 from memcalc.spec.spec import Spec
@@ -116,7 +119,7 @@ def _model_base(blocks: dict[str, Any], folder: Path, source: Source) -> dict[st
     if not isinstance(name, str):
         raise InputError(f"{key} = {describe(name)} is not a name.", "Write a path or the name of a preset.", where)
     try:
-        base = _blocks(read_source(_beside(name, folder)))
+        base = _referred(_beside(name, folder))
     except InputError as error:
         raise error.located(where) from None
     blocks.setdefault("_base_training", base.get("training", {}))
@@ -124,6 +127,17 @@ def _model_base(blocks: dict[str, Any], folder: Path, source: Source) -> dict[st
         raise InputError(f"{name} refers to yet another configuration.", "Name that one directly.", where)
     model: dict[str, Any] = base["model"]
     return model
+
+
+def _referred(path: str | Path) -> dict[str, Any]:
+    """The blocks of a configuration that another one names."""
+    shipped = isinstance(path, Path) and path.parent == presets_folder()
+    return copy.deepcopy(_shipped(path)) if shipped else _blocks(read_source(path))
+
+
+@cache  # a thousand configurations name the same few presets
+def _shipped(path: str | Path) -> dict[str, Any]:
+    return _blocks(read_source(path))
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

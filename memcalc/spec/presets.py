@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -15,7 +16,12 @@ def presets_folder() -> Path:
 
 def preset_names() -> list[str]:
     """All presets by name, sorted."""
-    return sorted(path.stem for path in presets_folder().glob("*.yaml"))
+    return list(_names_in(presets_folder()))
+
+
+@cache  # a thousand configurations ask a thousand times
+def _names_in(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
 
 
 def preset_path(name: str) -> Path | None:
