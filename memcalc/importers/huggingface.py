@@ -215,7 +215,7 @@ def _sharding(draft: Draft) -> int:
             draft.default("parallelism.zero_stage", stage)
             draft.default("parallelism.engine", "deepspeed")
             return stage
-    words = " ".join(fsdp) if isinstance(fsdp, list) else str(fsdp or "")
+    words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
     config = draft.facts.get("fsdp_config")
     settings = config if isinstance(config, Mapping) else {}
     if words.strip() or settings:

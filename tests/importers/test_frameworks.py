@@ -581,3 +581,10 @@ def test_recipes_of_torchtune_that_do_not_train_are_not_read(tmp_path: Path) -> 
     text = "model: {_component_: torchtune.models.llama2.llama2_7b}\nprompt: {user: hello}\n"
 
     assert import_file(written(tmp_path, "generation.yaml", text)) is None
+
+
+def test_words_of_fsdp_that_are_none(tmp_path: Path) -> None:
+    """A list may hold anything; it is words all the same."""
+    path = written(tmp_path, "run.json", '{"per_device_train_batch_size": 1, "fsdp": [null]}')
+
+    assert load(path, ["preset=gpt2", "data_parallel=2"]).parallelism.zero_stage == 3
