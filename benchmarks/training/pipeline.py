@@ -33,7 +33,7 @@ def part() -> torch.nn.Module:
     return torch.nn.Sequential(*layers)
 
 
-example = torch.empty(1, TOKENS, WIDTH, device="meta")
+example = torch.empty(1, TOKENS, WIDTH, device="meta", requires_grad=True)  # what stages pass on has gradients
 stages = [
     PipelineStage(part(), place, world * chunks, torch.device("cuda", local), input_args=example, output_args=example)
     for place in [rank, 2 * world - 1 - rank if turned else rank + world][:chunks]

@@ -115,3 +115,25 @@ def leave_alone(torch: Any, rank: int, ranks: int) -> None:
         return make(size, mine, members, kinds, *rest, **named)
 
     c10d._new_process_group_helper = make_without_gloo  # noqa: SLF001 -- Gloo would wait for the other ranks
+
+
+def vote_alone(stages: Any) -> None:
+    """Called when torch.distributed.pipelining.stage has been imported, in a rank that runs alone.
+
+    Stages vote whether the shapes that they were made with suffice, or whether they tell each other. The product of the
+    votes is made by kernels, and nobody would tell: as if every stage had voted as this one does.
+    """
+    kind = stages.PipelineStage
+    if not hasattr(kind, "_warmup_forward_vote"):
+        return  # releases before 2.13 do not vote
+    vote, result = kind._warmup_forward_vote, kind._warmup_backward_result  # noqa: SLF001 -- no public place
+
+    def cast(stage: Any, has_backward: bool, received_acc: Any = None) -> Any:
+        stage.suffices = not stages.InferenceMode.needs_dynamic(stage._user_meta, has_backward)  # noqa: SLF001
+        return vote(stage, has_backward, received_acc)
+
+    def counted(stage: Any, received_result: Any = None) -> Any:
+        result(stage, received_result)
+        return stages.torch.tensor([int(stage.suffices)])
+
+    kind._warmup_forward_vote, kind._warmup_backward_result = cast, counted  # noqa: SLF001 -- likewise

@@ -302,6 +302,8 @@ AROUND: dict[str, tuple[Callable[[], None], Callable[[Any], None]]] = {
     "torch": (watch.load_libraries, watch.arrange),
     "torch.testing._internal.distributed.fake_pg": (nothing, watch.count_fake_groups),
 }
+if ALONE:
+    AROUND["torch.distributed.pipelining.stage"] = (nothing, groups.vote_alone)
 if RANDOM_WEIGHTS:
     AROUND["transformers.modeling_utils"] = (nothing, weights.replace_from_pretrained)
 sys.meta_path.insert(0, Finder(AROUND))
