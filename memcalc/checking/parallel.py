@@ -32,7 +32,9 @@ def mapped(function: Callable[[T], U], items: Sequence[T], jobs: int | None) -> 
     jobs = min(jobs, len(items))
     if jobs <= 1:
         return [function(item) for item in items]
+    import signal
     from concurrent.futures import ProcessPoolExecutor  # a check of one file starts sooner without
 
-    with ProcessPoolExecutor(jobs) as pool:
+    # Ctrl-C goes to all processes of a terminal; one of them is enough to end them all.
+    with ProcessPoolExecutor(jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
         return list(pool.map(function, items, chunksize=max(1, len(items) // (jobs * _SHARES))))
