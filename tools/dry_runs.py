@@ -95,7 +95,7 @@ def steps() -> str:
     """How long a step and a whole command take, of the build with most models."""
     lines = (BENCHMARKS / "recordings" / "torch-builds.jsonl").read_text().splitlines()
     record = max(map(json.loads, lines), key=lambda record: len(record["steps"]))
-    head = ["model", "step", "whole command, import of torch included", "others at work (load)"]
+    head = ["model", "step", "whole command, import of torch included", "load"]
     rows: list[list[object]] = [
         [name, f"{1000 * step['step_seconds']:.0f} ms", f"{step['command_seconds']:.1f} s", record["load"]]
         for name, step in record["steps"].items()

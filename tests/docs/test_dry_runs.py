@@ -43,3 +43,16 @@ def test_sharded_runs_hold_no_less_than_their_shards(case: str, ranks: int, byte
     record = next(found["record"] for found in dry_runs.cases("ranks") if found["case"] == case)
 
     assert record["ranks"][0]["allocated_bytes"] > 4 * bytes_each * WEIGHTS // ranks
+
+
+def test_builds_of_torch_from_2_6_on_were_looked_at() -> None:
+    """CUDA 12 and 13; the allocator's tests passed on each, and none of NVIDIA's libraries was there to help."""
+    lines = (BENCHMARKS / "recordings" / "torch-builds.jsonl").read_text().splitlines()
+    records = {record["torch"].partition("+")[0]: record for record in map(json.loads, lines)}
+
+    assert {"2.6.0", "2.13.0"} <= records.keys()
+    assert {record["cuda"].partition(".")[0] for record in records.values()} == {"12", "13"}
+    for record in records.values():
+        assert record["libraries_of_nvidia"] == 0
+        assert record["tests"].get("passed", 0) > 0
+        assert "failed" not in record["tests"]
