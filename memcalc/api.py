@@ -7,9 +7,9 @@ shape as the YAML, or a Spec that was loaded before. Overrides are written as on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from memcalc.progress import Progress, silent
 from memcalc.spec.spec import Spec
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from memcalc.replaying.options import Question
     from memcalc.tracing.module import ModuleOptions, UserModule
 
+_T = TypeVar("_T")
 Source = Spec | str | Path | Mapping[str, Any]
 
 
@@ -304,13 +305,23 @@ def check(
 
     asked = Limits(
         gpu,
-        parse_bytes(budget) if isinstance(budget, str) else budget,
-        None if margin is None else parse_amount(margin),
-        None if max_growth is None else parse_amount(max_growth),
+        _read("--budget", budget, parse_bytes) if isinstance(budget, str) else budget,
+        None if margin is None else _read("--margin", margin, parse_amount),
+        None if max_growth is None else _read("--max-growth", max_growth, parse_amount),
         tuple(overrides),
     )
     policy = policy_for(settings)
     return check_paths(paths, asked, policy, baseline=baseline, jobs=jobs, skip_others=skip_others)
+
+
+def _read(option: str, text: str, parse: Callable[[str], _T]) -> _T:
+    """A value in words, and in a message about it the option that it was given for."""
+    from memcalc.errors import InputError
+
+    try:
+        return parse(text)
+    except InputError as error:
+        raise error.located(option) from None
 
 
 def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None) -> Comparison:

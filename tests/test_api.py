@@ -18,6 +18,7 @@ def test_public_names() -> None:
         "diff",
         "dry_run",
         "estimate",
+        "fit",
         "load",
         "measure",
         "null_device",

@@ -233,3 +233,16 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == document["exit_code"] == 1
     assert document == check_document(check("configs", budget=70 * 2**30))
     assert document["configs"][0]["path"] == "configs/large.yaml"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--budget=70 Gigs", "--budget: '70 Gigs' is not a size."),
+        ("--margin=abc", "--margin: 'abc' is neither a share nor a size. Write a share such as 5%"),
+        ("--max-growth=200%", "--max-growth: '200%' is more than the whole."),
+    ],
+)
+def test_wrong_amounts_name_their_option(option: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "gpt2", "--gpu", "t4", option]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")

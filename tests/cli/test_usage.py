@@ -29,7 +29,7 @@ WRONG = {
         "error: measure takes one configuration. Give either CONFIG or --model NAME, e.g. `measure gpt2`.\n"
     ),
     "check configs --budget lots": (
-        "error: 'lots' is not a size. Write a number and a unit, such as 70GiB (2^30 bytes) or 80GB (10^9 bytes).\n"
+        "error: --budget: 'lots' is not a size. Write a number and a unit, such as 70GiB (2^30 bytes) or 80GB (10^9 bytes).\n"
     ),
 }
 
