@@ -51,7 +51,7 @@ bench: $(FULL) .venv-null ## How quick the program is: start-up, estimates a sec
 
 DEVICE ?= cuda
 RECORDS ?= benchmarks/recordings/measured/suite.jsonl
-PROBES ?= benchmarks/recordings/measured/probe.jsonl
+PROBES ?= benchmarks/recordings/probes/probe.jsonl
 
 # On a machine that has a GPU, and a CUDA build of torch in the Python that is named: make gpu-suite GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python

@@ -197,6 +197,7 @@ def on_cuda() -> Iterator[Any]:
     from memcalc.recorder.history import HistoryRecorder
 
     torch.cuda.memory._record_memory_history(None)  # noqa: SLF001 -- no public name
+    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 -- likewise; so that each product takes its own
     with HistoryRecorder(torch.device("cuda", 0)) as recorder:
         yield recorder
 
@@ -255,12 +256,10 @@ def _on_cpu(probe: Probe) -> Iterator[dict[str, Any]]:
     device = torch.device("cpu")
     inputs = probe.make(device)
     found: list[Any] = []
-    directions: list[tuple[str, Callable[[], Any]]] = [("forward", lambda: probe.run(*inputs))]
-    if probe.backward:
-        directions.append(("backward", lambda: found[0].backward(torch.zeros_like(found[0]))))
-    for direction, run in directions:
+    for direction in ("forward", "backward") if probe.backward else ("forward",):
+        gradient = torch.zeros_like(found[0]) if found else None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as watched:
-            found.append(run())
+            found.append(probe.run(*inputs) if gradient is None else found[0].backward(gradient))
         level = highest = 0
         for event in watched.profiler.kineto_results.events():
             if event.name() == "[memory]":

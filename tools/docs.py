@@ -40,7 +40,7 @@ from tools import dry_runs, families, fit, formulas, published_configs  # noqa: 
 from tools.accuracy import cases, summarized  # noqa: E402
 from tools.agreement import agreement_summary, agreement_table  # noqa: E402
 from tools.markdown import table  # noqa: E402
-from tools.measured import measured_table  # noqa: E402
+from tools.measured import measured_table, probe_table  # noqa: E402
 from tools.published import MIB, TERMS, mean_and_worst, megatron_peaks, without  # noqa: E402
 from tools.sharded import sharded_runs  # noqa: E402
 
@@ -408,6 +408,7 @@ def accuracy_sharded_summary() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     **dry_runs.TABLES,
     "accuracy-measured": measured_table,
+    "probe": probe_table,
     **families.TABLES,
     **fit.TABLES,
     **formulas.TABLES,

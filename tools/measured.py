@@ -10,7 +10,7 @@ from memcalc.proving.summary import Errors, summary
 from tools.markdown import table
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings" / "measured"
-TOTALS = ("allocated", "reserved", "device")
+PROBES = FOLDER.with_name("probes")
 
 
 def groups() -> dict[str, list[dict[str, Any]]]:
@@ -38,3 +38,29 @@ def figures(errors: Errors) -> list[str]:
     """Median, 95th percentile, worst, and the share of runs that held more than was said."""
     shares = (errors.median, errors.p95, errors.worst)
     return [*(f"{share:+.3%}" for share in shares), f"{errors.under:.0%}"]
+
+
+def probe_table() -> str:
+    """What operators were seen to take inside, where it is anything; the rule beside it."""
+    rows = [
+        [
+            line["operator"],
+            line["shape"],
+            line["direction"],
+            f"{line['hidden']:,}",
+            "" if line["rule"] == line["hidden"] else f"{line['rule']:,}",
+        ]
+        for line in probes()
+        if line["hidden"] or line["rule"]
+    ]
+    return table(["operator", "shape", "direction", "bytes inside", "rule, where it differs"], rows)
+
+
+def probes() -> list[dict[str, Any]]:
+    """The recorded lines of benchmarks/probe.py; of an operator that was probed again, the last."""
+    found = {
+        (path.name, line["operator"], line["shape"], line["direction"]): line
+        for path in sorted(PROBES.glob("*.jsonl"))
+        for line in read(path)
+    }
+    return list(found.values())

@@ -45,6 +45,7 @@ def test_three_numbers_in_every_phase_and_each_allocation(null_python: str, tmp_
     assert {"python", "torch", "cuda", "cudnn", "nccl"} <= set(kept["versions"])
 
 
+@pytest.mark.long
 def test_allocator_settings_are_honoured_and_recorded(null_python: str) -> None:
     settings = "expandable_segments:True"
     options: Any = {"device": "null:a100-80gb", "python": null_python, "steps": 1}
@@ -75,12 +76,14 @@ def test_a_run_that_dies_says_what_would_have_lived(null_python: str, tmp_path: 
     assert (kept["outcome"], kept["phases"][-1]["name"]) == ("out of memory", "forward_1")
 
 
+@pytest.mark.long
 def test_a_model_that_is_larger_than_the_card_is_not_started(null_python: str) -> None:
     with pytest.raises(memcalc.MemcalcError, match=r"alone need .* before the first step.*--force") as caught:
         memcalc.measure("llama-3-8b", "s=8", device="null:t4", python=null_python)
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.long
 def test_settings_that_pytorch_refuses(null_python: str) -> None:
     with pytest.raises(
         memcalc.MemcalcError, match="PyTorch refuses PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:1"
@@ -89,6 +92,7 @@ def test_settings_that_pytorch_refuses(null_python: str) -> None:
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.long
 def test_a_gpu_that_is_not_counted(null_python: str) -> None:
     from memcalc.proving.workers import worker_for
 

@@ -69,8 +69,20 @@ def go_through(times: int, seed: int, folder: Path) -> None:
             assert len(found) == len(set(found)) == RUNS
 
 
-def test_interrupted_and_gone_on_with(tmp_path: Path) -> None:
-    go_through(2, 7, tmp_path)
+def test_killed_and_gone_on_with(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path, [f"gpt2 s={16 * length}" for length in range(1, 9)])
+    records = tmp_path / "records.jsonl"
+    command = [sys.executable, STUB, str(suite), str(records)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as run:
+        while len(lines(records)) < 3:
+            time.sleep(0.005)
+        run.kill()
+    before = lines(records)
+
+    assert 3 <= len(before) < 8
+    assert finished(command).split() == ["8", str(8 - len(before))]
+    assert lines(records)[: len(before)] == before
+    assert len({json.dumps(record["spec"], sort_keys=True) for record in lines(records)}) == 8
 
 
 @pytest.mark.long
