@@ -15,7 +15,7 @@ from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.program import highest
 from memcalc.estimation.stages import Kind, Stage, starts_detached
-from memcalc.estimation.timeline import Candidate, Highest, Holding, Timeline, held, place
+from memcalc.estimation.timeline import Candidate, Holding, Timeline, held, place
 from memcalc.spec.segments import Segment, has_segments, items_of, leaves
 from memcalc.spec.spec import Spec
 
@@ -84,12 +84,11 @@ class PlannedTimeline(Timeline):
 
     # -- the three phases ----------------------------------------------------------------------------------------------
 
-    def loss(self) -> Highest:
-        """The highest moment of the loss."""
+    def _loss_moments(self) -> Iterator[Candidate]:
         walk = _Walk(self)
         walk.forward()
         walk.phase = "loss"
-        return self._best(iter([walk.moment(len(self.blocks) - 1, "loss")]))
+        yield walk.moment(len(self.blocks) - 1, "loss")
 
     def _forward_moments(self) -> Iterator[Candidate]:
         return iter(_Walk(self).forward())
@@ -186,4 +185,4 @@ class _Walk:
             if count and storages:
                 holdings.append((other, storages, count))
         holdings += [(other, self.blocks[other].left, count) for other, count in self.left.items() if count]
-        return Candidate(holdings, (), place(block, events[stream], top))
+        return Candidate(holdings, (), place(block, events[stream], top.position))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
+
+Stream = Literal["forward", "loss", "backward"]
 
 
 class Storage(NamedTuple):
@@ -79,6 +81,19 @@ class Program:
     def _rules(self) -> tuple[tuple[int, Callable[[Mapping[str, int]], int]], ...]:
         return tuple((i, storage.rule) for i, storage in enumerate(self.storages) if storage.rule is not None)
 
+    def stream(self, name: Stream) -> tuple[Event, ...]:
+        """One of its streams."""
+        return {"forward": self.forward, "loss": self.loss, "backward": self.backward}[name]
+
+    @cached_property
+    def gradients(self) -> frozenset[int]:
+        """The positions in backward at which a parameter's gradient is made."""
+        return frozenset(
+            position
+            for position, event in enumerate(self.backward, 1)
+            if event.sign > 0 and self.storages[event.storage].component is Component.GRADIENTS
+        )
+
     def sizes(self, values: Mapping[str, int]) -> list[int]:
         """Bytes of each storage, as the program asks for them (not rounded)."""
         kinds, of_storage = self._kinds
@@ -103,16 +118,15 @@ class Program:
         return result
 
     @cached_property
-    def _alive(self) -> dict[tuple[str, int], tuple[int, ...]]:
+    def _alive(self) -> dict[tuple[Stream, int], tuple[int, ...]]:
         return {}
 
-    def alive(self, stream: str, position: int) -> tuple[int, ...]:
+    def alive(self, stream: Stream, position: int) -> tuple[int, ...]:
         """The storages alive after so many events of "forward", "loss" or "backward"; found once for each position."""
         key = (stream, position)
         if key not in self._alive:
             start = {"forward": (), "loss": self.after_forward, "backward": self.kept}[stream]
-            events = {"forward": self.forward, "loss": self.loss, "backward": self.backward}[stream]
-            self._alive[key] = alive_after(events[:position], start)
+            self._alive[key] = alive_after(self.stream(stream)[:position], start)
         return self._alive[key]
 
     @cached_property
@@ -155,7 +169,7 @@ def highest(events: Iterable[Event], sizes: list[int], since: int = 0) -> Moment
     return Moment(best, position)
 
 
-def highest_among(events: Iterable[Event], sizes: list[int], positions: set[int]) -> Moment:
+def highest_among(events: Iterable[Event], sizes: list[int], positions: frozenset[int]) -> Moment:
     """The highest of some positions of a stream, of which there is at least one."""
     current = 0
     heights: dict[int, int] = {}

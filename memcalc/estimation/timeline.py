@@ -8,7 +8,7 @@ recompute, it can lie in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
@@ -18,9 +18,8 @@ from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import Item
-from memcalc.estimation.program import Moment, Program, highest, highest_among
+from memcalc.estimation.program import Event, Program, Stream, highest, highest_among
 from memcalc.estimation.stages import Kind, Stage, count_between, kinds_of, runs_of
-from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
 
@@ -60,7 +59,7 @@ class Highest(NamedTuple):
     """The highest moment of a phase: bytes beside the resident ones, what is alive, and where it is."""
 
     bytes: int
-    counts: Counts
+    holdings: list[Holding]
     engine: tuple[tuple[Item, int], ...]
     where: str
 
@@ -116,46 +115,66 @@ class Timeline:
 
     def forward(self) -> Highest:
         """The highest moment of forward, in the last micro-batch that is in flight."""
-        return self._best(self._forward_moments())
+        return self._best(self.forward_moments())
 
     def loss(self) -> Highest:
         """The highest moment of the loss; on a stage without a head, the end of forward."""
-        if not self.stage.has_head:
-            saved = self._saved(len(self.blocks), self.stage.stop, "loss")
-            return self._best(iter([Candidate(saved, self._gathered(self.stage.stop), "end of forward")]))
-        head = len(self.blocks) - 1
-        block = self.blocks[head]
-        moment = highest(block.program.loss, block.sizes)
-        alive = block.program.alive("loss", moment.position)
-        saved = self._saved(head, self.stage.stop, "loss")
-        engine = (*((item, 1) for item in self.around.loss_and_head), *self._gathered(self.stage.stop))
-        return self._best(iter([Candidate([*saved, (head, alive, 1)], engine, "loss")]))
+        return self._best(self.loss_moments())
 
     def backward(self, workspace: Item | None = None) -> Highest:
         """The highest moment of backward; `workspace` is made by its first matrix product."""
-        if workspace is None:
-            return self._best(self._backward)
-        return self._best(
-            moment if moment.where in BEFORE_FIRST_PRODUCT else moment._replace(engine=(*moment.engine, (workspace, 1)))
-            for moment in self._backward
-        )
+        return self._best(self.backward_moments(workspace))
 
     # -- moments -----------------------------------------------------------------------------------------------------
 
-    def _forward_moments(self) -> Iterator[Candidate]:
+    def forward_moments(self) -> Iterator[Candidate]:
+        """The moments of forward that may be its highest, in order."""
         for index, block in enumerate(self.blocks):
             layer = self.stage.first if block.kind is None else block.kind.last
             if block.name == "head":
                 layer = self.stage.stop
-            moment = highest(block.program.forward, block.sizes)
-            alive = block.program.alive("forward", moment.position)
-            where = place(block, block.program.forward, moment)
             engine = self.around.forward_head if block.name == "head" else ()
             if block.kind is not None:
                 engine = self.around.forward_layer
                 yield from self._arrivals(index, block)
-            holdings = [*self._saved(index, layer, "forward"), (index, alive, 1)]
-            yield Candidate(holdings, (*((item, 1) for item in engine), *self._gathered(layer)), where)
+            for position in self.highest_positions(block, "forward"):
+                alive = block.program.alive("forward", position)
+                holdings = [*self._saved(index, layer, "forward"), (index, alive, 1)]
+                where = place(block, block.program.forward, position)
+                yield Candidate(holdings, (*((item, 1) for item in engine), *self._gathered(layer)), where)
+
+    def loss_moments(self) -> Iterator[Candidate]:
+        """The same of the loss."""
+        if not self.stage.has_head:
+            saved = self._saved(len(self.blocks), self.stage.stop, "loss")
+            yield Candidate(saved, self._gathered(self.stage.stop), "end of forward")
+            return
+        head = len(self.blocks) - 1
+        block = self.blocks[head]
+        saved = self._saved(head, self.stage.stop, "loss")
+        engine = (*((item, 1) for item in self.around.loss_and_head), *self._gathered(self.stage.stop))
+        for position in self.highest_positions(block, "loss"):
+            yield Candidate([*saved, (head, block.program.alive("loss", position), 1)], engine, "loss")
+
+    def backward_moments(self, workspace: Item | None = None) -> Iterator[Candidate]:
+        """The same of backward; `workspace` is made by its first matrix product."""
+        for moment in self._backward:
+            if workspace is None or moment.where in BEFORE_FIRST_PRODUCT:
+                yield moment
+            else:
+                yield moment._replace(engine=(*moment.engine, (workspace, 1)))
+
+    def highest_positions(
+        self, block: Block, stream: Stream, since: int = 0, among: frozenset[int] | None = None
+    ) -> Iterable[int]:
+        """Where in one of its streams a block is at its highest: at event `since` or later, or at one of some events.
+
+        One position: the sizes are known here. Where they are not, there are as many as may be (memcalc/engine).
+        """
+        events = block.program.stream(stream)
+        if among is not None:
+            return (highest_among(events, block.sizes, among).position,)
+        return (highest(events, block.sizes, since).position,)
 
     def _arrivals(self, index: int, block: Block) -> Iterator[Candidate]:
         """The moments before a layer's forward, in which an engine copies its parameters out of what was gathered."""
@@ -189,33 +208,36 @@ class Timeline:
 
     def _backward_moments(self) -> Iterator[Candidate]:
         for index, block in enumerate(self.blocks):
-            moment = highest(block.program.backward, block.sizes)
-            alive = block.program.alive("backward", moment.position)
-            where = place(block, block.program.backward, moment)
+            events = block.program.backward
+            tops = list(self.highest_positions(block, "backward"))
             for layer in self._turning_points(block):
                 holdings = self._saved(index, layer, "backward") + self._behind(index, layer)
-                yield Candidate([*holdings, (index, alive, 1)], self._engine_behind(block, layer), where)
+                for position in tops:
+                    alive = block.program.alive("backward", position)
+                    engine = self._engine_behind(block, layer)
+                    yield Candidate([*holdings, (index, alive, 1)], engine, place(block, events, position))
                 if block.kind is not None and self.around.after_layer:
-                    done = block.program.alive("backward", len(block.program.backward) - 1)
+                    done = block.program.alive("backward", len(events) - 1)
                     engine = self._engine_behind(block, layer, after=True)
                     yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
                 if block.kind is not None and self.around.on_gradient:
-                    moment = highest_among(block.program.backward, block.sizes, _gradients(block.program))
-                    made = block.program.alive("backward", moment.position)
-                    shares = self._engine_behind(block, layer, beside=self.around.on_gradient)
-                    yield Candidate([*holdings, (index, made, 1)], shares, place(block, block.program.backward, moment))
+                    engine = self._engine_behind(block, layer, beside=self.around.on_gradient)
+                    for position in self.highest_positions(block, "backward", among=block.program.gradients):
+                        made = block.program.alive("backward", position)
+                        yield Candidate([*holdings, (index, made, 1)], engine, place(block, events, position))
             if block.name == "head" and self.around.backward_head:
-                yield self._after_first_gradient(index, block)
+                yield from self._after_first_gradient(index, block)
 
-    def _after_first_gradient(self, index: int, block: Block) -> Candidate:
+    def _after_first_gradient(self, index: int, block: Block) -> Iterator[Candidate]:
         """The highest moment of the head's backward from its first parameter gradient on."""
         events = block.program.backward
-        moment = highest(events, block.sizes, since=min(_gradients(block.program), default=len(events)))
-        alive = block.program.alive("backward", moment.position)
         holdings = self._saved(index, self.stage.stop, "backward") + self._behind(index, self.stage.stop)
         beside = (*self.around.backward_head, *self.around.loss_and_head)
         engine = (*((item, 1) for item in beside), *self._gathered(self.stage.stop))
-        return Candidate([*holdings, (index, alive, 1)], engine, place(block, events, moment))
+        since = min(block.program.gradients, default=len(events))
+        for position in self.highest_positions(block, "backward", since):
+            alive = block.program.alive("backward", position)
+            yield Candidate([*holdings, (index, alive, 1)], engine, place(block, events, position))
 
     def _turning_points(self, block: Block) -> tuple[int, ...]:
         if block.opens:
@@ -233,11 +255,14 @@ class Timeline:
         points.update(kind.last for kind in alike)
         mixed = self.spec.model.moe is not None and self.spec.model.moe.mixed
         if alike and (mixed or not isinstance(self.spec.training.recompute, str)):
-            points.add(self._highest_layer(alike[0], others))
+            points.update(self.highest_layers(alike[0], others))
         return tuple(sorted(points, reverse=True))
 
-    def _highest_layer(self, kind: Kind, stage: Stage) -> int:
-        """The layer of a kind around which most is alive: a plan that names layers lets the sum rise and fall."""
+    def highest_layers(self, kind: Kind, stage: Stage) -> Iterable[int]:
+        """The layer of a kind around which most is alive: a plan that names layers lets the sum rise and fall.
+
+        One layer, as in `highest_positions`.
+        """
         weights = {}
         for index, block in enumerate(self.blocks):
             if block.kind is not None:
@@ -253,7 +278,7 @@ class Timeline:
             if run[:2] == kind[:2]:
                 found += [(height, run.first), (top, run.last)]
             height, before = top, saved
-        return max(found)[1]
+        return (max(found)[1],)
 
     def _saved(self, until: int, layer: int, phase: str) -> list[Holding]:
         """What the blocks before block `until` (layers: before `layer`) hold in a phase, plus other micro-batches."""
@@ -315,11 +340,7 @@ class Timeline:
 
     def _best(self, moments: Iterable[Candidate]) -> Highest:
         total, best = max(((self._weight(moment), moment) for moment in moments), key=itemgetter(0))
-        counts: Counts = {}
-        for block, storages, count in best.holdings:
-            for storage in storages:
-                counts[block, storage] = counts.get((block, storage), 0) + count
-        return Highest(total, counts, best.engine, best.where)
+        return Highest(total, *best)
 
     def _weight(self, moment: Candidate) -> int:
         blocks = sum(self._bytes(block, storages) * count for block, storages, count in moment.holdings)
@@ -340,7 +361,7 @@ class Timeline:
         for moment, mask in moments:
             for item, count in moment.engine:
                 yield item._replace(count=count, mask=mask)
-            for (index, number), count in moment.counts.items():
+            for (index, number), count in _counts(moment.holdings).items():
                 key = (index, number, count)
                 masks[key] = masks.get(key, 0) | mask
         for (index, number, count), mask in masks.items():
@@ -354,14 +375,12 @@ class Timeline:
             yield Item(component, block.name, name, shape, dtype, count, each, size, mask, formula, citation)
 
 
-def _gradients(program: Program) -> set[int]:
-    """The positions in backward at which a parameter's gradient is made."""
-    storages = program.storages
-    return {
-        position
-        for position, event in enumerate(program.backward, 1)
-        if event.sign > 0 and storages[event.storage].component is Component.GRADIENTS
-    }
+def _counts(holdings: list[Holding]) -> Counts:
+    counts: Counts = {}
+    for block, storages, count in holdings:
+        for storage in storages:
+            counts[block, storage] = counts.get((block, storage), 0) + count
+    return counts
 
 
 def gradients_on_arrival(spec: Spec, *, exist: bool, sharded: bool) -> Gradients:
@@ -400,9 +419,6 @@ def held(program: Program, phase: str) -> tuple[int, ...]:
     return program.after_forward if phase == "forward" else program.saved
 
 
-def place(block: Block, events: tuple[object, ...], moment: Moment) -> str:
+def place(block: Block, events: Sequence[Event], position: int) -> str:
     """Where a moment is: the block, and the operator."""
-    if not moment.position:
-        return block.name
-    label = getattr(events[moment.position - 1], "label", "")
-    return f"{block.name}: {label}"
+    return f"{block.name}: {events[position - 1].label}" if position else block.name
