@@ -47,6 +47,7 @@ bench: $(FULL) .venv-null ## How quick the program is: start-up, estimates a sec
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/check.py
+	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/nullcuda.py $(NULL_VENV)/bin/python
 
 DEVICE ?= cuda

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memcalc.api import measure as measure
     from memcalc.api import oom as oom
     from memcalc.api import replay as replay
+    from memcalc.api import sweep as sweep
     from memcalc.api import trace as trace
     from memcalc.errors import InputError as InputError
     from memcalc.errors import MemcalcError as MemcalcError
@@ -46,6 +47,7 @@ _HOMES = {
     "null_device": "memcalc.nullcuda.context",
     "oom": "memcalc.api",
     "replay": "memcalc.api",
+    "sweep": "memcalc.api",
     "trace": "memcalc.api",
 }
 
@@ -64,6 +66,7 @@ __all__ = [
     "null_device",
     "oom",
     "replay",
+    "sweep",
     "trace",
 ]
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memcalc.checking.comparison import Comparison
     from memcalc.checking.report import CheckReport
     from memcalc.diagnosis.diagnosis import Diagnosis
+    from memcalc.engine import Grid, Table
     from memcalc.fitting.answer import Cluster, Fit
     from memcalc.ledger.result import Result
     from memcalc.measuring import Measurement
@@ -322,6 +323,28 @@ def _read(option: str, text: str, parse: Callable[[str], _T]) -> _T:
         return parse(text)
     except InputError as error:
         raise error.located(option) from None
+
+
+def sweep(
+    source: Source,
+    axes: Mapping[Any, Iterable[object]] | Grid,
+    *overrides: str,
+    gpu: str | None = None,
+    gpus_per_node: int | None = None,
+) -> Table:
+    """Every configuration of a grid, sized as `estimate` sizes it: arrays with an entry for each. Loads NumPy.
+
+    Args:
+        source: as for `load`.
+        axes: the values of each field: {"b": range(1, 65), "recompute": ["none", "full"]}. A tuple of names with tuples
+            of values is one axis: fields that change together.
+        overrides: as for `load`, applied to all.
+        gpu: as for `load`.
+        gpus_per_node: leave out what splits tensors over more GPUs than a node has.
+    """
+    from memcalc.engine import evaluate
+
+    return evaluate(source, axes, *overrides, gpu=gpu, gpus_per_node=gpus_per_node)
 
 
 def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None) -> Comparison:

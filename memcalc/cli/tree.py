@@ -21,6 +21,7 @@ COMMANDS = (
     "replay",
     "oom",
     "fit",
+    "sweep",
     "check",
     "diff",
     "models",

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from memcalc.engine.grid import Grid, Value, assignments
+from memcalc.engine.batches import Found, Sizer
+from memcalc.engine.grid import Grid, Value
+from memcalc.engine.points import BATCH, Points, Source
 from memcalc.engine.table import COMPONENTS, Table
 from memcalc.errors import InputError
-from memcalc.estimation.estimate import estimate
 from memcalc.estimation.items import PHASES
-from memcalc.importers.loading import import_file, load
-from memcalc.ledger.result import Result
-from memcalc.spec.overrides import parse_overrides
-from memcalc.spec.reading import read_source
-from memcalc.spec.spec import Spec
 
-Source = Spec | str | Path | Mapping[str, Any]
 Axes = Mapping[Any, Iterable[Value]]  # Any: mappings of names and of tuples of names alike
 
-COLUMNS = ("peak", "phase", "stage", "reserved", "device", "usable")
-
-BLOCK = 65_536  # configurations that are in memory at a time
+BLOCK = 1_048_576  # configurations that are in memory at a time, a quarter of a kilobyte each
 
 
 def evaluate(
@@ -51,10 +44,8 @@ def evaluate(
         InputError: the source cannot be read, a field is unknown, or the card is.
     """
     grid = axes if isinstance(axes, Grid) else Grid(axes)
-    tables = blocks(
-        source, grid, *overrides, gpu=gpu, gpus_per_node=gpus_per_node, ledger=ledger, size=max(grid.size, 1)
-    )
-    return next(tables)
+    (table,) = blocks(source, grid, *overrides, gpu=gpu, gpus_per_node=gpus_per_node, ledger=ledger, size=grid.size)
+    return table
 
 
 def blocks(
@@ -66,94 +57,107 @@ def blocks(
     ledger: bool = False,
     size: int = BLOCK,
 ) -> Iterator[Table]:
-    """The same in blocks of `size` configurations, one after the other, so that memory stays bounded."""
+    """The same in blocks of at most `size` configurations, one after the other, so that memory stays bounded."""
     grid = axes if isinstance(axes, Grid) else Grid(axes)
-    points = _Points(source, grid, overrides, gpu, gpus_per_node)
-    for start in range(0, grid.size, size):
-        yield _sized(points, start, min(start + size, grid.size), ledger=ledger)
+    points = Points(source, grid, overrides, gpu, gpus_per_node)
+    sizer = Sizer(ledger=ledger)
+    for start, ranges in _slabs(grid.shape, size):
+        yield _sized(points, sizer, start, ranges, ledger=ledger)
 
 
-class _Points:
-    """The configurations of a grid, loaded one by one."""
-
-    def __init__(
-        self, source: Source, grid: Grid, overrides: tuple[str, ...], gpu: str | None, gpus_per_node: int | None
-    ) -> None:
-        if isinstance(source, str | Path):
-            parse_overrides(overrides)
-            if import_file(source, overrides) is None:
-                read_source(source)  # what cannot be read is no matter of single configurations
-        self.source, self.grid, self.overrides = source, grid, overrides
-        self.gpu, self.gpus_per_node = gpu, gpus_per_node
-
-    def spec(self, number: int) -> Spec:
-        spec = load(self.source, (*self.overrides, *assignments(self.grid.point(number))), gpu=self.gpu)
-        ranks = spec.parallelism.tensor_parallel
-        if self.gpus_per_node is not None and ranks > self.gpus_per_node:
-            raise InputError(
-                f"tensor_parallel = {ranks} is more than the {self.gpus_per_node} GPUs of a node.",
-                "Its ranks exchange activations in every layer: keep them inside one node.",
-                "parallelism.tensor_parallel",
-            )
-        return spec
-
-    def reason(self, number: int) -> str:
-        try:
-            self.spec(number)
-        except InputError as error:
-            return str(error)
-        return ""
+def _slabs(shape: tuple[int, ...], size: int) -> Iterator[tuple[int, tuple[range, ...]]]:
+    """The grid in boxes of neighbours: the number of the first configuration, and the steps of each axis."""
+    split = 0  # the axis that is cut; those before it take one value at a time, those behind it all
+    while split < len(shape) and prod(shape[split + 1 :]) > size:
+        split += 1
+    split = min(split, max(len(shape) - 1, 0))
+    behind = prod(shape[split + 1 :])
+    step = max(size // behind, 1)
+    start = 0
+    for leading in np.ndindex(*shape[:split]):
+        for first in range(0, shape[split] if shape else 1, step):
+            cut = range(first, min(first + step, shape[split])) if shape else range(1)
+            ranges = (*(range(n, n + 1) for n in leading), cut, *(range(n) for n in shape[split + 1 :]))
+            yield start, ranges[: len(shape)]
+            start += len(cut) * behind
 
 
-def _sized(points: _Points, start: int, stop: int, *, ledger: bool) -> Table:
-    count = stop - start
-    valid = np.zeros(count, dtype=np.bool_)
-    numbers = {name: np.zeros(count, dtype=np.int64) for name in COLUMNS}
-    phases = np.zeros((count, len(PHASES)), dtype=np.int64)
-    components = np.zeros((count, len(COMPONENTS)), dtype=np.int64)
-    rows = np.zeros((count, len(PHASES), len(COMPONENTS)), dtype=np.int64) if ledger else None
-    for index in range(count):
-        try:
-            result = estimate(points.spec(start + index))
-        except InputError:
+def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], *, ledger: bool) -> Table:
+    shape = tuple(map(len, ranges))
+    valid = np.zeros(shape, dtype=np.bool_)
+    numbers = [np.zeros(shape, dtype=np.int64) for _ in range(6)]
+    phases = np.zeros((len(PHASES), *shape), dtype=np.int64)
+    components = np.zeros((len(COMPONENTS), *shape), dtype=np.int64)
+    table = np.zeros((len(PHASES), len(COMPONENTS), *shape), dtype=np.int64) if ledger else None
+    axes = points.grid.axes
+    batch = {
+        field: tuple(int(str(axes[number].values[step][0])) for step in ranges[number])
+        for number, field in points.inner.items()
+    }
+    outer = [number for number in range(len(axes)) if number not in points.inner]
+    # The axes of batches in the order of BATCH, within those that are left once the outer ones have their values.
+    inner = sorted(points.inner)
+    order = [inner.index(number) for field in BATCH for number, own in points.inner.items() if own == field]
+    absent = tuple(number for number, field in enumerate(BATCH) if field not in points.inner.values())
+    for steps in np.ndindex(*(shape[number] for number in outer)):
+        values: dict[str, Any] = {}
+        place: list[Any] = [slice(None)] * len(axes)
+        for number, step in zip(outer, steps, strict=True):
+            place[number] = step
+            values |= zip(axes[number].fields, axes[number].values[ranges[number][step]], strict=True)
+        context = points.context(values, batch)
+        if context is None:
             continue
-        valid[index] = True
-        values = _numbers(result)
-        for name, column in numbers.items():
-            column[index] = values[name]
-        phases[index] = [result.ledger.totals[phase] for phase in PHASES]
-        at_peak = result.ledger.components(result.ledger.peak_phase)
-        components[index] = [at_peak.get(component, 0) for component in COMPONENTS]
-        if rows is not None:
-            table = result.ledger.components_by_phase
-            rows[index] = [[table[phase].get(component, 0) for component in COMPONENTS] for phase in PHASES]
+        here = tuple(place)
+
+        def seen(array: np.ndarray[Any, Any], leading: int = 0, at: tuple[Any, ...] = here) -> np.ndarray[Any, Any]:
+            """The part of an array that is this context's, with all three axes of batches."""
+            part = array[(*(slice(None),) * leading, *at, None)]  # None: a view, also where nothing is left to vary
+            part = part.transpose(*range(leading), *(leading + number for number in (*order, len(order))))
+            view: np.ndarray[Any, Any] = np.expand_dims(part, tuple(leading + number for number in absent))[..., 0]
+            return view
+
+        try:
+            found = list(sizer.found(context))
+        except InputError:  # it is not modelled
+            continue
+        seen(valid)[...] = context.valid
+        for each in found:
+            _write(each, [seen(column) for column in numbers], seen(phases, 1), seen(components, 1))
+            if table is not None:
+                seen(table, 2)[(slice(None), slice(None), *each.where)] = each.ledger
+    missing = ~valid
+    if missing.any():
+        for column in numbers:
+            column[missing] = 0
+        for array in (phases, components):
+            array[:, missing] = 0
+        if table is not None:
+            table[:, :, missing] = 0
+    peak, phase, stage, reserved, device, usable = (column.ravel() for column in numbers)
     return Table(
         points.grid,
         start,
-        valid,
-        numbers["peak"],
-        numbers["phase"],
-        numbers["stage"],
-        numbers["reserved"],
-        numbers["device"],
-        numbers["usable"],
-        phases,
-        components,
-        rows,
+        valid.ravel(),
+        peak,
+        phase,
+        stage,
+        reserved,
+        device,
+        usable,
+        phases.reshape(len(PHASES), -1).T,
+        components.reshape(len(COMPONENTS), -1).T,
+        None if table is None else table.reshape(len(PHASES), len(COMPONENTS), -1).transpose(2, 0, 1),
         points.spec,
         points.reason,
     )
 
 
-def _numbers(result: Result) -> dict[str, int]:
-    rank = result.headline
-    outside = rank.outside
-    peak = result.ledger.peak_bytes
-    return {
-        "peak": peak,
-        "phase": PHASES.index(result.ledger.peak_phase),
-        "stage": rank.rank["pipeline_stage"],
-        "reserved": rank.reserved_bytes or 0,
-        "device": peak + outside.cached_segments + outside.device_context + outside.communication_library,
-        "usable": -1 if result.card is None else result.card.usable_bytes,
-    }
+def _write(
+    found: Found, numbers: list[np.ndarray[Any, Any]], phases: np.ndarray[Any, Any], components: np.ndarray[Any, Any]
+) -> None:
+    for column, values in zip(numbers, found.numbers, strict=True):
+        column[found.where] = values
+    for rows, parts in ((phases, found.phases), (components, found.components)):
+        for row, part in zip(rows, parts, strict=True):
+            row[found.where] = part

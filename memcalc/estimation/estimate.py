@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.estimation.choice import choice_of
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.frozen import all_parameters, trainable_parameters
-from memcalc.estimation.items import PHASES, STEPS, Item, mask_of
+from memcalc.estimation.items import PHASES, Item
 from memcalc.estimation.outside import communication_library_bytes, outside_allocated, reserved_bytes
 from memcalc.estimation.paging import paging_notes
 from memcalc.estimation.parameters import buffer_elements
+from memcalc.estimation.passes import beside, first_workspace, passes_of, pieces_of
 from memcalc.estimation.planned import PlannedTimeline
-from memcalc.estimation.recipe_copies import gradients_exist
 from memcalc.estimation.rows import write_rows
-from memcalc.estimation.stages import Stage, composition, stages_of
-from memcalc.estimation.standing import standing_items, uses_torch_products, workspace
+from memcalc.estimation.stages import Stage, stages_of
+from memcalc.estimation.standing import standing_items
 from memcalc.estimation.states import state_rows
 from memcalc.estimation.symbols import symbol_values
-from memcalc.estimation.timeline import Highest, Timeline, gradients_on_arrival
+from memcalc.estimation.timeline import Highest, Timeline
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import RankResult, Result
 from memcalc.ledger.textbook import textbook
@@ -85,59 +84,25 @@ def rank_result(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
 
 def _moving_items(spec: Spec, stage: Stage, card: Card | None, values: dict[str, int], around: Around) -> list[Item]:
     """Activations, logits, gradients in the making and temporaries, of both steps."""
-    choice = choice_of(spec)
-    making = workspace("backward", spec, card, 0)
-    steps_by_start: dict[bool, list[int]] = {}  # whether gradients exist when backward starts
-    for step in range(1, STEPS + 1):
-        steps_by_start.setdefault(gradients_exist(choice, step), []).append(step)
-    # Chunks that are alike have the same highest moments.
-    alike: dict[object, Stage] = {}
-    for piece in stage.chunks:
-        alike.setdefault(composition(spec, piece), piece)
-    items: list[Item] = []
-    for exist, steps in steps_by_start.items():
-        timelines = [_timeline(spec, piece, values, around, exist=exist) for piece in alike.values()]
-        warm = choice.accumulates or not uses_torch_products(spec, stage)
-        several = [_moments(timeline, making, steps, warm=warm) for timeline in timelines]
+    kind = PlannedTimeline if has_segments(spec.training.recompute) else Timeline
+    items = first_workspace(spec, stage, card)
+    for exist, passes in passes_of(spec, stage, card):
+        surroundings = beside(spec, around, exist=exist)
+        timelines = [kind(spec, piece, values, *surroundings) for piece in pieces_of(spec, stage)]
+        several = [[timeline.highest(each.stream, each.workspace) for each in passes] for timeline in timelines]
         for index, timeline in enumerate(timelines):
             # Chunks of a stage run one after the other: of each phase the one with the highest moment counts.
             items += timeline.items(
-                of_chunk[index] for of_chunk in zip(*several, strict=True) if _highest(of_chunk) == index
+                (of_chunk[index], each.mask)
+                for each, of_chunk in zip(passes, zip(*several, strict=True), strict=True)
+                if _highest(of_chunk) == index
             )
-        if 1 in steps and choice.accumulates and uses_torch_products(spec, stage):
-            items.append(workspace("backward", spec, card, mask_of("backward_1")))
     return items
 
 
-def _highest(moments: tuple[tuple[Highest, int], ...]) -> int:
+def _highest(moments: tuple[Highest, ...]) -> int:
     """Which of several moments is the highest; of equal ones the first."""
-    return max(range(len(moments)), key=lambda index: moments[index][0].bytes)
-
-
-def _moments(timeline: Timeline, making: Item, steps: list[int], *, warm: bool) -> list[tuple[Highest, int]]:
-    """The highest moment of each phase. The first backward's first matrix product makes cuBLAS's workspace.
-
-    `making` is that workspace. `warm`: an earlier micro-batch has been through backward already.
-    """
-    moments = [(timeline.forward(), _mask("forward", steps)), (timeline.loss(), _mask("loss", steps))]
-    steady = timeline.backward()
-    if 1 not in steps or warm:
-        return [*moments, (steady, _mask("backward", steps))]
-    first = (timeline.backward(making), mask_of("backward_1"))
-    return [*moments, first, (steady, _mask("backward", [step for step in steps if step > 1]))]
-
-
-def _mask(phase: str, steps: list[int]) -> int:
-    return mask_of(*(f"{phase}_{step}" for step in steps))
-
-
-def _timeline(spec: Spec, stage: Stage, values: dict[str, int], around: Around, *, exist: bool) -> Timeline:
-    gradients = gradients_on_arrival(spec, exist=exist, sharded=bool(around.layer_share))
-    if exist:  # a layer's share is added to the gradients that are there
-        nothing = {experts: share._replace(each=0, block=0) for experts, share in around.layer_share.items()}
-        around = around._replace(layer_share=nothing)
-    kind = PlannedTimeline if has_segments(spec.training.recompute) else Timeline
-    return kind(spec, stage, values, gradients, around)
+    return max(range(len(moments)), key=lambda index: moments[index].bytes)
 
 
 def not_modelled(spec: Spec) -> tuple[str, ...]:

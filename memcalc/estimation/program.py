@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, NamedTuple
 
 from memcalc.ledger.component import Component
@@ -29,6 +29,33 @@ class Storage(NamedTuple):
         if self.rule is not None:
             return (self.rule.__doc__ or "rule").partition("\n")[0].rstrip(".")
         return "·".join((str(DTYPE_BYTES[self.dtype]), *(f"({axis})" if "+" in axis else axis for axis in self.shape)))
+
+
+class Kind(NamedTuple):
+    """Storages of one size: a product of axes and an item's bytes, or a rule with its arguments."""
+
+    axes: tuple[str, ...]
+    item_bytes: int
+    rule: Callable[..., int] | None = None
+    arguments: tuple[tuple[str, object], ...] = ()
+
+    def bytes(self, values: Mapping[str, int]) -> int:
+        """Bytes of one such tensor."""
+        if self.rule is not None:
+            return self.rule(values, **dict(self.arguments))
+        size = self.item_bytes
+        for axis in self.axes:
+            size *= values[axis]
+        return size
+
+
+def _kind(storage: Storage) -> Kind:
+    rule = storage.rule
+    if rule is None:
+        return Kind(storage.shape, DTYPE_BYTES[storage.dtype])
+    if isinstance(rule, partial):  # two partials with the same arguments are not equal
+        return Kind((), 1, rule.func, tuple(rule.keywords.items()))
+    return Kind((), 1, rule)
 
 
 class Event(NamedTuple):
@@ -63,11 +90,21 @@ class Program:
     names: tuple[int, ...] = ()
 
     @cached_property
-    def _kinds(self) -> tuple[tuple[tuple[tuple[str, ...], int], ...], tuple[int, ...]]:
-        """The distinct (axes, item size) pairs, and which of them each storage is: sizes are computed once a pair."""
-        kinds: dict[tuple[tuple[str, ...], int], int] = {}
-        of_storage = [kinds.setdefault((s.shape, DTYPE_BYTES[s.dtype]), len(kinds)) for s in self.storages]
-        return tuple(kinds), tuple(of_storage)
+    def kinds(self) -> tuple[Kind, ...]:
+        """The distinct sizes that its storages have: each is computed once."""
+        return tuple(self._kinds)
+
+    @cached_property
+    def kind_of(self) -> tuple[int, ...]:
+        """Which of `kinds` each storage is."""
+        return tuple(self._kinds[_kind(storage)] for storage in self.storages)
+
+    @cached_property
+    def _kinds(self) -> dict[Kind, int]:
+        kinds: dict[Kind, int] = {}
+        for storage in self.storages:
+            kinds.setdefault(_kind(storage), len(kinds))
+        return kinds
 
     @cached_property
     def labels(self) -> tuple[tuple[Component, str, str, str, str], ...]:
@@ -76,10 +113,6 @@ class Program:
             (storage.component or Component.TEMPORARIES, storage.name, storage.dtype, storage.formula, storage.citation)
             for storage in self.storages
         )
-
-    @cached_property
-    def _rules(self) -> tuple[tuple[int, Callable[[Mapping[str, int]], int]], ...]:
-        return tuple((i, storage.rule) for i, storage in enumerate(self.storages) if storage.rule is not None)
 
     def stream(self, name: Stream) -> tuple[Event, ...]:
         """One of its streams."""
@@ -96,26 +129,13 @@ class Program:
 
     def sizes(self, values: Mapping[str, int]) -> list[int]:
         """Bytes of each storage, as the program asks for them (not rounded)."""
-        kinds, of_storage = self._kinds
-        bytes_of_kind = []
-        for shape, item_bytes in kinds:
-            size = item_bytes
-            for axis in shape:
-                size *= values[axis]
-            bytes_of_kind.append(size)
-        result = [bytes_of_kind[kind] for kind in of_storage]
-        for index, rule in self._rules:
-            result[index] = rule(values)
-        return result
+        of_kind = [kind.bytes(values) for kind in self.kinds]
+        return [of_kind[kind] for kind in self.kind_of]
 
     def shapes(self, values: Mapping[str, int]) -> list[tuple[int, ...]]:
         """The axes' sizes of each storage; empty for those of a rule."""
-        kinds, of_storage = self._kinds
-        found = [tuple([values[axis] for axis in shape]) for shape, _ in kinds]
-        result = [found[kind] for kind in of_storage]
-        for index, _ in self._rules:
-            result[index] = ()
-        return result
+        of_kind = [tuple([values[axis] for axis in kind.axes]) for kind in self.kinds]
+        return [of_kind[kind] for kind in self.kind_of]
 
     @cached_property
     def _alive(self) -> dict[tuple[Stream, int], tuple[int, ...]]:
@@ -156,14 +176,15 @@ class Program:
 
 
 def highest(events: Iterable[Event], sizes: list[int], since: int = 0) -> Moment:
-    """The highest point of a stream; `since`: at this event or later."""
-    current = best = 0
-    position = since
+    """The highest point of a stream; `since`: at this event or later, also where all is below the start."""
+    current = 0
+    best, position = 0, since
+    begun = not since
     for index, (storage, sign, _) in enumerate(events, 1):
         if sign > 0:
             current += sizes[storage]
-            if current > best and index >= since:
-                best, position = current, index
+            if index >= since and (current > best or not begun):
+                best, position, begun = current, index, True
         else:
             current -= sizes[storage]
     return Moment(best, position)

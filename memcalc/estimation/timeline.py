@@ -23,11 +23,12 @@ from memcalc.estimation.stages import Kind, Stage, count_between, kinds_of, runs
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
 
+Sizes = tuple[list[int], list[int], list[tuple[int, ...]]]  # exact, rounded, and the shapes
 Counts = dict[tuple[int, int], int]  # (block, storage) -> how many are alive
 Holding = tuple[int, tuple[int, ...], int]  # (block, storages, how many of each are alive)
 
 # The moments of backward before its first matrix product, hence before cuBLAS has a workspace in autograd's thread.
-BEFORE_FIRST_PRODUCT = ("head: nll_loss", "head: log_softmax")
+BEFORE_FIRST_PRODUCT = ("head", "head: ", "head: nll_loss", "head: log_softmax")
 
 
 class Candidate(NamedTuple):
@@ -79,18 +80,18 @@ class Timeline:
         structure = structure_of(spec)
         self.spec = spec
         self.stage = stage
+        self.values = values
         self.around = around
         self.blocks: list[Block] = []
         self._sums: dict[tuple[int, tuple[int, ...]], int] = {}
-        sizes_of: dict[int, tuple[list[int], list[int], list[tuple[int, ...]]]] = {}
+        sizes_of: dict[int, Sizes] = {}
 
         def add(name: str, part: Part, kind: Kind | None) -> None:
             detached = kind is not None and kind.detached
             written = structure._replace(detached=True) if detached else structure
             compiled = program(written, part, kind is not None and kind.recomputed, gradients)
             if id(compiled) not in sizes_of:
-                exact = compiled.sizes(values)
-                sizes_of[id(compiled)] = (exact, [rounded(size) for size in exact], compiled.shapes(values))
+                sizes_of[id(compiled)] = self.sizes_of(compiled)
             left = compiled.left
             if around.layer_share and not (part == "head" and spec.parallelism.engine == "fsdp2"):
                 left = compiled.left_without_gradients  # FSDP2 reduces the root, head and embedding, at the very end
@@ -111,24 +112,30 @@ class Timeline:
         """The kinds of layers, in the order of their first."""
         return kinds_of(self.spec, self.stage)
 
+    def sizes_of(self, program: Program) -> Sizes:
+        """The sizes of a program's storages."""
+        exact = program.sizes(self.values)
+        return exact, [rounded(size) for size in exact], program.shapes(self.values)
+
     # -- the three phases --------------------------------------------------------------------------------------------
 
-    def forward(self) -> Highest:
-        """The highest moment of forward, in the last micro-batch that is in flight."""
-        return self._best(self.forward_moments())
+    def highest(self, stream: Stream, workspace: Item | None = None) -> Highest:
+        """The highest moment of a phase; `workspace` is made by the first matrix product of backward.
 
-    def loss(self) -> Highest:
-        """The highest moment of the loss; on a stage without a head, the end of forward."""
-        return self._best(self.loss_moments())
+        Of forward it is that of the last micro-batch in flight; of the loss, on a stage without a head, the end of
+        forward.
+        """
+        return self._best(self.candidates(stream, workspace))
 
-    def backward(self, workspace: Item | None = None) -> Highest:
-        """The highest moment of backward; `workspace` is made by its first matrix product."""
-        return self._best(self.backward_moments(workspace))
+    def candidates(self, stream: Stream, workspace: Item | None = None) -> Iterator[Candidate]:
+        """The moments of a phase that may be its highest, in order."""
+        if stream == "backward":
+            return self._backward_with(workspace)
+        return self._forward_moments() if stream == "forward" else self._loss_moments()
 
     # -- moments -----------------------------------------------------------------------------------------------------
 
-    def forward_moments(self) -> Iterator[Candidate]:
-        """The moments of forward that may be its highest, in order."""
+    def _forward_moments(self) -> Iterator[Candidate]:
         for index, block in enumerate(self.blocks):
             layer = self.stage.first if block.kind is None else block.kind.last
             if block.name == "head":
@@ -143,8 +150,7 @@ class Timeline:
                 where = place(block, block.program.forward, position)
                 yield Candidate(holdings, (*((item, 1) for item in engine), *self._gathered(layer)), where)
 
-    def loss_moments(self) -> Iterator[Candidate]:
-        """The same of the loss."""
+    def _loss_moments(self) -> Iterator[Candidate]:
         if not self.stage.has_head:
             saved = self._saved(len(self.blocks), self.stage.stop, "loss")
             yield Candidate(saved, self._gathered(self.stage.stop), "end of forward")
@@ -156,8 +162,7 @@ class Timeline:
         for position in self.highest_positions(block, "loss"):
             yield Candidate([*saved, (head, block.program.alive("loss", position), 1)], engine, "loss")
 
-    def backward_moments(self, workspace: Item | None = None) -> Iterator[Candidate]:
-        """The same of backward; `workspace` is made by its first matrix product."""
+    def _backward_with(self, workspace: Item | None) -> Iterator[Candidate]:
         for moment in self._backward:
             if workspace is None or moment.where in BEFORE_FIRST_PRODUCT:
                 yield moment
@@ -169,12 +174,17 @@ class Timeline:
     ) -> Iterable[int]:
         """Where in one of its streams a block is at its highest: at event `since` or later, or at one of some events.
 
-        One position: the sizes are known here. Where they are not, there are as many as may be (memcalc/engine).
+        One position, where sizes are known; else there are as many as may be (memcalc/engine). The head's backward has
+        a second one, if the first comes before its first matrix product: a lower one may stand beside a workspace.
         """
         events = block.program.stream(stream)
         if among is not None:
             return (highest_among(events, block.sizes, among).position,)
-        return (highest(events, block.sizes, since).position,)
+        position = highest(events, block.sizes, since).position
+        if stream == "backward" and place(block, events, position) in BEFORE_FIRST_PRODUCT:
+            products = (at for at in range(1, len(events) + 1) if place(block, events, at) not in BEFORE_FIRST_PRODUCT)
+            return position, highest(events, block.sizes, next(products)).position
+        return (position,)
 
     def _arrivals(self, index: int, block: Block) -> Iterator[Candidate]:
         """The moments before a layer's forward, in which an engine copies its parameters out of what was gathered."""

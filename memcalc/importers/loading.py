@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import InputError
 from memcalc.spec.loading import load as load_own
 from memcalc.spec.overrides import parse_overrides
+from memcalc.spec.rules import check_rules
 from memcalc.spec.spec import Spec
-from memcalc.spec.yaml_source import MAX_CHARACTERS, parse_yaml
+from memcalc.spec.yaml_source import MAX_CHARACTERS, Source, parse_yaml
 from memcalc.spec.yaml_source import Path as Place
 
 if TYPE_CHECKING:
@@ -24,7 +25,11 @@ _SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
 def load(
-    source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, gpu: str | None = None
+    source: Spec | str | Path | Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    *,
+    gpu: str | None = None,
+    check: Callable[[Spec, Source], None] = check_rules,
 ) -> Spec:
     """The fully resolved spec of a configuration, whoever's it is.
 
@@ -32,6 +37,7 @@ def load(
         source: as for `memcalc.spec.loading.load`, or a file of another framework, or a Spec that was loaded before.
         overrides: `field=value` texts as --set takes them.
         gpu: the card, in place of hardware.gpu.
+        check: as for `memcalc.spec.loading.load`.
 
     Raises:
         InputError: the configuration is wrong, or lacks the model's sizes.
@@ -40,10 +46,10 @@ def load(
     if isinstance(source, Spec):
         if not overrides and gpu is None:
             return source
-        return load_own(source.model_dump(), overrides, gpu=gpu).with_notes(source.notes)
+        return load_own(source.model_dump(), overrides, gpu=gpu, check=check).with_notes(source.notes)
     imported = None if isinstance(source, Mapping) else import_file(source, overrides)
     if imported is None:
-        spec = load_own(source, overrides, gpu=gpu)
+        spec = load_own(source, overrides, gpu=gpu, check=check)
         lists = None if isinstance(source, Mapping) else list_config_json(source)
         return spec if lists is None else spec.with_notes(lists.sentences())
     path = Path(str(source))
@@ -51,7 +57,7 @@ def load(
     _check_model(imported, given, path)
     _check_ranks(imported, given, path)
     try:
-        spec = load_own({"name": path.stem, **imported.blocks}, overrides, gpu=gpu)
+        spec = load_own({"name": path.stem, **imported.blocks}, overrides, gpu=gpu, check=check)
     except InputError as error:
         where = error.where.removeprefix("configuration").lstrip(": ")
         raise InputError(error.problem, error.remedy, f"{path.name}: {where}" if where else path.name) from None

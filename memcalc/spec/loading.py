@@ -6,7 +6,7 @@ file | preset | stdin | mapping -> Source -> blocks -> --set -> defaults -> Spec
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,20 @@ from memcalc.spec.validation import validated
 from memcalc.spec.yaml_source import Source
 
 
-def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, gpu: str | None = None) -> Spec:
+def load(
+    source: str | Path | Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    *,
+    gpu: str | None = None,
+    check: Callable[[Spec, Source], None] = check_rules,
+) -> Spec:
     """The fully resolved spec of a configuration.
 
     Args:
         source: a YAML file or Hugging Face config.json, the name of a preset, "-" for standard input, or a mapping.
         overrides: `field=value` texts as --set takes them.
         gpu: the card, in place of hardware.gpu.
+        check: raises if a rule is broken; a search asks the rules for many runs at once.
 
     Raises:
         InputError: the configuration is wrong; the message names file, line, key, value, rule and remedy.
@@ -47,7 +54,9 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), 
         changes["hardware", "gpu"] = gpu
         read.overridden["hardware", "gpu"] = "--gpu"
     apply_overrides(blocks, changes)
-    return _resolve(blocks, folder, read)
+    spec = _resolve(blocks, folder, read)
+    check(spec, read)
+    return spec
 
 
 def _blocks(source: Source) -> dict[str, Any]:
@@ -85,7 +94,7 @@ def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
     training = default_training(_training_base(blocks) | training, model)
     parallelism = default_parallelism(blocks.get("parallelism", {}), training)
     training = tie_batch(training, parallelism, source.where(("training", "global_batch_size")))
-    spec = validated(
+    return validated(
         {
             "name": blocks["name"],
             "model": model,
@@ -95,8 +104,6 @@ def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
         },
         source,
     )
-    check_rules(spec, source)
-    return spec
 
 
 def _derived(model: dict[str, Any], source: Source) -> dict[str, Any]:

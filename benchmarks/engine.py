@@ -1,0 +1,71 @@
+"""How many configurations a second one core sizes on grids, full totals by phase and component.
+
+Set OPENBLAS_NUM_THREADS=1 for one core; processor time is counted, so that other programs matter less.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+LENGTHS = range(128, 2049, 128)
+
+GRIDS: dict[str, tuple[str, dict[Any, Any]]] = {
+    "batches and accumulation": (
+        "gpt3",
+        {"b": range(1, 257), "s": range(64, 2049, 8), "gradient_accumulation_steps": [1, 2, 4, 8, 16, 32, 64, 128]},
+    ),
+    "batches, tensor parallelism, ZeRO, recomputation": (
+        "gpt3",
+        {
+            "b": range(1, 65),
+            "s": LENGTHS,
+            "gradient_accumulation_steps": [1, 2, 4, 8, 16, 32, 64, 128],
+            "tensor_parallel": [1, 2, 4, 8],
+            "recompute": ["none", "selective", "full"],
+            ("zero_stage", "data_parallel"): [(0, 1), (1, 8), (1, 64)],
+        },
+    ),
+    "layouts with pipelines": (
+        "gpt3",
+        {
+            "recompute": ["none", "selective", "full"],
+            "tensor_parallel": [1, 2, 4, 8],
+            "pipeline_parallel": [1, 2, 4, 8],
+            "data_parallel": [1, 8, 64],
+            "zero_stage": [0, 1],
+            "s": LENGTHS,
+            "b": range(1, 33),
+        },
+    ),
+    "optimizers and recipes": (
+        "llama-3-8b",
+        {
+            "optimizer": ["adamw", "adam-8bit", "lion", "sgd"],
+            "recipe": ["mixed-16", "mixed-20", "pure"],
+            "recompute": ["none", "full"],
+            "s": LENGTHS,
+            "b": range(1, 65),
+        },
+    ),
+}
+
+
+def main() -> None:
+    """Print a line for each grid; the second figure is of a second call, which finds what the first has kept."""
+    from memcalc.engine import blocks
+
+    for name, (source, axes) in GRIDS.items():
+        rates = []
+        for _ in range(2):
+            start = time.process_time()
+            count = sum(len(table) for table in blocks(source, axes, gpu="a100-80gb"))
+            rates.append(count / (time.process_time() - start))
+        print(f"{count:11,} configurations: {rates[0]:11,.0f}, then {rates[1]:11,.0f} a second  {source}: {name}")
+
+
+if __name__ == "__main__":
+    main()

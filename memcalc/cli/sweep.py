@@ -1,0 +1,78 @@
+"""`memcalc sweep`: a grid of configurations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from memcalc.cli.options import Config, Gpu, Set, Units
+
+VARY_HELP = "A field and its values: b=1..64, s=1024..8192..1024, recompute=none,selective,full. Repeatable."
+NODE_HELP = "Leave out what splits tensors over more GPUs than a node has."
+OUTPUT_HELP = "Also write every configuration: .csv, .json, or .parquet (needs pyarrow). Repeatable."
+PLOT_HELP = "Draw the maps with the frontier of what fits: .svg or .html. Repeatable."
+
+
+def command(
+    config: Config,
+    *,
+    vary: Annotated[list[str] | None, typer.Option("--vary", metavar="FIELD=VALUES", help=VARY_HELP)] = None,
+    overrides: Set = None,
+    gpu: Gpu = None,
+    gpus_per_node: Annotated[int | None, typer.Option(metavar="N", min=1, help=NODE_HELP)] = None,
+    form: Annotated[Literal["table", "json", "csv"], typer.Option("--format", "-f")] = "table",
+    units: Units = "GiB",
+    listed: Annotated[bool, typer.Option("--all", help="List every configuration, however many there are.")] = False,
+    output: Annotated[list[Path] | None, typer.Option("--output", "-o", metavar="FILE", help=OUTPUT_HELP)] = None,
+    plot: Annotated[list[Path] | None, typer.Option("--plot", metavar="FILE", help=PLOT_HELP)] = None,
+) -> None:
+    """Size a grid of configurations; see what fits.
+
+    Each is sized as `memcalc estimate` sizes it. What cannot be is left out, with the reason.
+
+    Example: memcalc sweep llama-3-8b --gpu h100-80gb --vary b=1..32 --vary recompute=none,full
+    """
+    from memcalc import api
+    from memcalc.engine.varying import parse_axes
+    from memcalc.errors import InputError
+    from memcalc.report.plots.files import check_place
+    from memcalc.report.sweeps.files import PICTURES, check_output, write_output, write_picture
+
+    for path in output or ():
+        check_output(path)
+    for path in plot or ():
+        check_place(path, PICTURES)
+    grid = parse_axes(vary or ())
+    table = api.sweep(config, grid, *(overrides or ()), gpu=gpu, gpus_per_node=gpus_per_node)
+    if not table.valid.any():
+        raise InputError(f"none of the {len(table):,} configurations can be; the first: {table.reason(0)}")
+    name = table.spec(int(table.valid.argmax())).name
+    for path in output or ():
+        write_output(path, table, name)
+    for path in plot or ():
+        write_picture(path, table, f"{name} on {gpu}" if gpu else name, units)
+    if form == "json":
+        from memcalc.cli.output import print_json
+        from memcalc.report.sweeps.files import sweep_document
+
+        print_json(sweep_document(table, name))
+    elif form == "csv":
+        from memcalc.cli.output import print_text
+        from memcalc.report.sweeps.files import sweep_csv
+
+        print_text(sweep_csv(table))
+    else:
+        from memcalc.report.screen import make_screen
+        from memcalc.report.sweeps.screen import draw_sweep
+
+        draw_sweep(make_screen(), table, name, _card(gpu), units, listed=listed)
+
+
+def _card(gpu: str | None) -> str:
+    if gpu is None:
+        return ""
+    from memcalc.spec.cards import find_card
+
+    return find_card(gpu).label

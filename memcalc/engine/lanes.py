@@ -1,0 +1,125 @@
+"""Functions of whole numbers, run on many numbers at once.
+
+A rule such as "if more than 3072 indices are sorted" decides by its argument. `Lanes` holds one argument for each of
+many configurations and behaves as one number as long as they all decide alike; where they part, the function is run
+again on those that said yes and on those that said no. So rules are written once, for a single number.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Integers = npt.NDArray[np.int64]
+
+
+class Parted(Exception):
+    """Lanes have come to different decisions; `chosen` are those that said yes."""
+
+    def __init__(self, chosen: npt.NDArray[np.bool_]) -> None:
+        super().__init__()
+        self.chosen = chosen
+
+
+def _decided(truth: npt.NDArray[np.bool_]) -> bool:
+    first = bool(truth[0])
+    if (truth == first).all():
+        return first
+    raise Parted(truth)
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Lanes, Any], Lanes]:
+    return lambda self, other: Lanes(function(self.values, _plain(other)))
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Lanes, Any], Lanes]:
+    return lambda self, other: Lanes(function(_plain(other), self.values))
+
+
+def _comparison(function: Callable[[Any, Any], Any]) -> Callable[[Lanes, Any], bool]:
+    return lambda self, other: _decided(function(self.values, _plain(other)))
+
+
+def _plain(value: Any) -> Any:
+    return value.values if isinstance(value, Lanes) else value
+
+
+class Lanes:
+    """One number for each of several configurations. Comparisons are plain truth values, or raise `Parted`."""
+
+    __slots__ = ("values",)
+    __hash__ = None  # type: ignore[assignment] # nothing may be kept under it
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    __add__, __radd__ = _binary(operator.add), _reflected(operator.add)
+    __sub__, __rsub__ = _binary(operator.sub), _reflected(operator.sub)
+    __mul__, __rmul__ = _binary(operator.mul), _reflected(operator.mul)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _reflected(operator.floordiv)
+    __truediv__, __rtruediv__ = _binary(operator.truediv), _reflected(operator.truediv)
+    __mod__, __rmod__ = _binary(operator.mod), _reflected(operator.mod)
+    __lshift__, __rlshift__ = _binary(operator.lshift), _reflected(operator.lshift)
+    __rshift__, __rrshift__ = _binary(operator.rshift), _reflected(operator.rshift)
+    __lt__, __le__ = _comparison(operator.lt), _comparison(operator.le)
+    __gt__, __ge__ = _comparison(operator.gt), _comparison(operator.ge)
+    __eq__, __ne__ = _comparison(operator.eq), _comparison(operator.ne)
+
+    def __neg__(self) -> Lanes:
+        """The negative of each."""
+        return Lanes(-self.values)
+
+    def __bool__(self) -> bool:
+        """Whether they are other than zero."""
+        return _decided(self.values != 0)
+
+    def __index__(self) -> int:
+        """The number, where all have the same."""
+        if not (self.values == self.values[0]).all():
+            raise Parted(self.values == self.values[0])
+        return int(self.values[0])
+
+    def bit_length(self) -> Lanes:
+        """As of an integer."""
+        rest, bits = self.values, np.zeros_like(self.values)
+        for step in (32, 16, 8, 4, 2, 1):
+            more = (rest >> step) > 0
+            bits = bits + step * more
+            rest = np.where(more, rest >> step, rest)
+        return Lanes(bits + (rest > 0))
+
+
+def elementwise(
+    function: Callable[[dict[str, Any]], Mapping[str, Any]], arguments: Mapping[str, Integers]
+) -> dict[str, int | Integers]:
+    """The results of a function of whole numbers, by name, for arrays of arguments of one length.
+
+    A result that does not depend on them stays one number.
+    """
+    (count,) = {len(values) for values in arguments.values()}
+    pieces: list[tuple[Any, Mapping[str, Any]]] = []
+    waiting: list[Any] = [slice(None)]
+    while waiting:
+        lanes = waiting.pop()
+        try:
+            pieces.append((lanes, function({name: Lanes(values[lanes]) for name, values in arguments.items()})))
+        except Parted as parted:
+            numbers = np.arange(count)[lanes]
+            waiting += [numbers[~parted.chosen], numbers[parted.chosen]]
+    return {name: _joined(count, [(lanes, found[name]) for lanes, found in pieces]) for name in pieces[0][1]}
+
+
+def _joined(count: int, pieces: list[tuple[Any, Any]]) -> int | Integers:
+    first = pieces[0][1]
+    if len(pieces) == 1:
+        return first.values if isinstance(first, Lanes) else first  # type: ignore[no-any-return]
+    if not any(isinstance(value, Lanes) or value != first for _, value in pieces):
+        return first  # type: ignore[no-any-return]
+    joined = np.empty(count, dtype=np.int64)
+    for lanes, value in pieces:
+        joined[lanes] = _plain(value)
+    return joined

@@ -1,0 +1,169 @@
+"""The configurations of a grid, loaded: one by one, or once for all that differ in their batches alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from memcalc.engine.grid import Axis, Grid, assignments
+from memcalc.engine.lanes import elementwise
+from memcalc.errors import InputError
+from memcalc.estimation.estimate import estimate
+from memcalc.importers.loading import import_file, load
+from memcalc.spec.broken import Broken
+from memcalc.spec.cards import find_card
+from memcalc.spec.overrides import parse_overrides
+from memcalc.spec.reading import read_source
+from memcalc.spec.rules import RULES
+from memcalc.spec.spec import Spec
+
+Source = Spec | str | Path | Mapping[str, Any]
+
+# What a batch is made of, in the order in which results are computed: fields of `training`.
+BATCH = ("micro_batch_size", "sequence_length", "gradient_accumulation_steps")
+
+MOST_CONTEXTS = 16384  # that are kept
+
+
+class Context(NamedTuple):
+    """Configurations that differ in their batches alone.
+
+    Args:
+        spec: one of them; its rules were not asked.
+        batch: the values of each field of `BATCH`.
+        valid: whether the rules hold. [micro_batch_size, sequence_length, gradient_accumulation_steps]
+    """
+
+    spec: Spec
+    batch: tuple[tuple[int, ...], ...]
+    valid: npt.NDArray[np.bool_]
+
+
+class Points:
+    """The configurations of a grid.
+
+    Raises:
+        InputError: the source cannot be read, an override cannot be understood, or there is no such card.
+    """
+
+    def __init__(
+        self, source: Source, grid: Grid, overrides: tuple[str, ...], gpu: str | None, gpus_per_node: int | None
+    ) -> None:
+        self.grid = grid
+        self._overrides, self._gpu, self._gpus_per_node = overrides, gpu, gpus_per_node
+        changes = parse_overrides(overrides)
+        if gpu is not None:
+            find_card(gpu)
+        self._source = source if isinstance(source, Spec | Mapping) else _read(source, overrides)
+        tied = ("training", "global_batch_size") in changes or "training.global_batch_size" in grid.fields
+        self.inner = {} if tied or self._ties_batches() else _inner(grid.axes)
+        self._contexts: dict[tuple[object, ...], Context | None] = {}
+
+    def spec(self, number: int) -> Spec:
+        """One configuration.
+
+        Raises:
+            InputError: it cannot be.
+        """
+        words = (*self._overrides, *assignments(self.grid.point(number)))
+        spec = load(self._source, words, gpu=self._gpu)
+        for broken in self._node(spec):
+            raise InputError(broken.problem, broken.remedy, ".".join(map(str, broken.key)))
+        return spec
+
+    def reason(self, number: int) -> str:
+        """Why one configuration cannot be sized; "" where it can."""
+        try:
+            estimate(self.spec(number))
+        except InputError as error:
+            return str(error)
+        return ""
+
+    def context(self, outer: dict[str, Any], batch: dict[str, tuple[int, ...]]) -> Context | None:
+        """The configurations of some values of the outer fields and all of some batches; None where there are none.
+
+        Args:
+            outer: a value for each field that is not of `inner`.
+            batch: values of each field of `inner`, by its bare name.
+        """
+        key = (tuple(map(repr, outer.values())), tuple(batch.items()))
+        if key not in self._contexts:
+            while len(self._contexts) >= MOST_CONTEXTS:
+                del self._contexts[next(iter(self._contexts))]
+            self._contexts[key] = self._load(outer, batch)
+        return self._contexts[key]
+
+    def _load(self, outer: dict[str, Any], batch: dict[str, tuple[int, ...]]) -> Context | None:
+        first = {f"training.{field}": values[0] for field, values in batch.items()}
+        try:
+            words = (*self._overrides, *assignments({**outer, **first}))
+            spec = load(self._source, words, gpu=self._gpu, check=_unchecked)
+            if spec.hardware.gpu is not None:
+                find_card(spec.hardware.gpu)
+        except InputError:
+            return None
+        values = tuple(batch.get(field, (getattr(spec.training, field),)) for field in BATCH)
+        mesh = np.meshgrid(*(np.array(each, dtype=np.int64) for each in values), indexing="ij")
+
+        def broken(lanes: dict[str, Any]) -> dict[str, int]:
+            some = spec.model_copy(update={"training": spec.training.model_copy(update=lanes)})
+            rules = (*RULES, self._node)
+            return {"": int(any(True for rule in rules for _ in rule(some)))}
+
+        found = elementwise(broken, {field: array.ravel() for field, array in zip(BATCH, mesh, strict=True)})[""]
+        valid = np.broadcast_to(np.equal(found, 0), mesh[0].size).reshape(mesh[0].shape)
+        return Context(spec, values, valid) if valid.any() else None
+
+    def _node(self, spec: Spec) -> list[Broken]:
+        """The rule that tensor parallelism stays inside a node, if it was asked for."""
+        ranks = spec.parallelism.tensor_parallel
+        if self._gpus_per_node is None or ranks <= self._gpus_per_node:
+            return []
+        return [
+            Broken(
+                ("parallelism", "tensor_parallel"),
+                f"tensor_parallel = {ranks} is more than the {self._gpus_per_node} GPUs of a node.",
+                "Its ranks exchange activations in every layer: keep them inside one node.",
+            )
+        ]
+
+    def _ties_batches(self) -> bool:
+        """Whether the source ties micro-batch, accumulation and data parallelism together."""
+        if isinstance(self._source, Spec):
+            return self._source.training.global_batch_size is not None
+        if isinstance(self._source, Mapping):
+            training = self._source.get("training")
+            return isinstance(training, Mapping) and training.get("global_batch_size") is not None
+        try:
+            return load(self._source, self._overrides, check=_unchecked).training.global_batch_size is not None
+        except InputError:
+            return True
+
+
+def _read(source: str | Path, overrides: tuple[str, ...]) -> Source:
+    """The source itself; standard input, which is read once, as a mapping."""
+    if str(source) == "-":
+        data: Mapping[str, Any] = read_source(source).data
+        return data
+    if import_file(source, overrides) is None:
+        read_source(source)  # what cannot be read is no matter of single configurations
+    return source
+
+
+def _unchecked(spec: Spec, source: object) -> None:
+    """Ask no rule."""
+
+
+def _inner(axes: tuple[Axis, ...]) -> dict[int, str]:
+    """The axes of batches: fields of `BATCH` that vary alone over whole numbers, by the number of the axis."""
+    found: dict[int, str] = {}
+    for number, axis in enumerate(axes):
+        block, _, field = axis.fields[0].partition(".")
+        whole = all(type(value) is int and 0 < value < 2**31 for (value, *_) in axis.values)
+        if len(axis.fields) == 1 and block == "training" and field in BATCH and whole:
+            found[number] = field
+    return found

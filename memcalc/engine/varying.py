@@ -1,0 +1,73 @@
+"""`--vary field=values` as an axis: "1..64", "1..64..8", "none,selective,full", or several of these with commas."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from memcalc.engine.grid import Grid, Value
+from memcalc.errors import InputError
+from memcalc.spec.yaml_source import parse_yaml
+
+MOST_CONFIGURATIONS = 4_000_000  # of one sweep: a gigabyte of results
+
+_RANGE = re.compile(r"(\d+)\.\.(\d+)(?:\.\.(\d+))?")
+
+
+def parse_axes(texts: Iterable[str]) -> Grid:
+    """The grid of some `--vary` texts.
+
+    Raises:
+        InputError: a text that is no axis, an unknown field, or more configurations than a sweep takes.
+    """
+    axes: dict[str, list[Value]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        where = f"--vary {text}"[:120]
+        if not equals:
+            raise InputError("there is no '=' in it.", "Write --vary field=values, such as b=1..64.", where)
+        if name.strip() in axes:
+            raise InputError(f"{name.strip()} is varied twice.", "Give each field one list of values.", where)
+        axes[name.strip()] = _values(values, where)
+    if not axes:
+        raise InputError("nothing is varied.", "Name a field: --vary micro_batch_size=1..64", "--vary")
+    try:
+        grid = Grid(axes)
+    except InputError as error:
+        raise InputError(error.problem, error.remedy, "--vary") from None
+    if grid.size > MOST_CONFIGURATIONS:
+        raise InputError(
+            f"{grid.size:,} configurations are more than {MOST_CONFIGURATIONS:,}.",
+            "Vary less at a time, or walk through them in Python with memcalc.engine.blocks.",
+            "--vary",
+        )
+    return grid
+
+
+def _values(text: str, where: str) -> list[Value]:
+    found: list[Value] = []
+    for word in text.split(","):
+        match = _RANGE.fullmatch(word.strip())
+        if match is None:
+            found.append(_scalar(word, where))
+            continue
+        first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
+        if last < first or not step:
+            raise InputError(f"{word} holds no number.", "Write it as FIRST..LAST or FIRST..LAST..STEP.", where)
+        if (last - first) // step >= MOST_CONFIGURATIONS:
+            raise InputError(f"{word} holds too many numbers.", "Give it a step: FIRST..LAST..STEP.", where)
+        found += range(first, last + 1, step)
+    return list(dict.fromkeys(found))
+
+
+def _scalar(word: str, where: str) -> Value:
+    value: Value = None
+    try:
+        value = parse_yaml(word, where).data
+    except InputError as error:
+        raise InputError(error.problem, error.remedy, where) from None
+    if value is None or isinstance(value, dict | list):
+        raise InputError(
+            f"{word.strip()!r} is no value.", "Separate values by commas, e.g. none,selective,full.", where
+        )
+    return value

@@ -1,0 +1,82 @@
+"""The passes of both steps: which phases are alike, and what stands around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memcalc.estimation.blocks.catalogue import Gradients
+from memcalc.estimation.choice import choice_of
+from memcalc.estimation.engines.buffers import Around
+from memcalc.estimation.items import STEPS, Item, mask_of
+from memcalc.estimation.program import Stream
+from memcalc.estimation.recipe_copies import gradients_exist
+from memcalc.estimation.stages import Stage, composition
+from memcalc.estimation.standing import uses_torch_products, workspace
+from memcalc.estimation.timeline import gradients_on_arrival
+from memcalc.spec.cards import Card
+from memcalc.spec.spec import Spec
+
+
+class Pass(NamedTuple):
+    """Phases whose highest moment is one: the first step's and later ones' forward, for instance."""
+
+    stream: Stream
+    workspace: Item | None  # that the first matrix product of backward makes
+    mask: int
+
+
+def passes_of(spec: Spec, stage: Stage, card: Card | None) -> Iterator[tuple[bool, tuple[Pass, ...]]]:
+    """Whether gradients exist when backward starts, and the passes in which that is so."""
+    choice = choice_of(spec)
+    making = workspace("backward", spec, card, 0)
+    warm = choice.accumulates or not uses_torch_products(spec, stage)
+    steps_by_start: dict[bool, list[int]] = {}
+    for step in range(1, STEPS + 1):
+        steps_by_start.setdefault(gradients_exist(choice, step), []).append(step)
+    for exist, steps in steps_by_start.items():
+        yield (
+            exist,
+            (
+                Pass("forward", None, _mask("forward", steps)),
+                Pass("loss", None, _mask("loss", steps)),
+                *_backward(making, steps, warm=warm),
+            ),
+        )
+
+
+def _backward(making: Item, steps: list[int], *, warm: bool) -> Iterator[Pass]:
+    """The first backward's first matrix product makes cuBLAS's workspace, unless another micro-batch came before."""
+    if 1 not in steps or warm:
+        yield Pass("backward", None, _mask("backward", steps))
+        return
+    yield Pass("backward", making, mask_of("backward_1"))
+    yield Pass("backward", None, _mask("backward", [step for step in steps if step > 1]))
+
+
+def pieces_of(spec: Spec, stage: Stage) -> tuple[Stage, ...]:
+    """The chunks of a stage; of those that are alike, which have the same highest moments, the first."""
+    alike: dict[object, Stage] = {}
+    for piece in stage.chunks:
+        alike.setdefault(composition(spec, piece), piece)
+    return tuple(alike.values())
+
+
+def first_workspace(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
+    """cuBLAS's workspace in the first step's last backward, where an earlier micro-batch's has made it."""
+    if choice_of(spec).accumulates and uses_torch_products(spec, stage):
+        return [workspace("backward", spec, card, mask_of("backward_1"))]
+    return []
+
+
+def beside(spec: Spec, around: Around, *, exist: bool) -> tuple[Gradients, Around]:
+    """What becomes of gradients on arrival, and the engine's buffers around the layers."""
+    gradients = gradients_on_arrival(spec, exist=exist, sharded=bool(around.layer_share))
+    if exist:  # a layer's share is added to the gradients that are there
+        nothing = {experts: share._replace(each=0, block=0) for experts, share in around.layer_share.items()}
+        around = around._replace(layer_share=nothing)
+    return gradients, around
+
+
+def _mask(phase: str, steps: list[int]) -> int:
+    return mask_of(*(f"{phase}_{step}" for step in steps))

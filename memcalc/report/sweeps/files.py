@@ -1,0 +1,116 @@
+"""A sweep for other programs: CSV, JSON, and Parquet where pyarrow is installed. Bytes are whole numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from memcalc.engine.grid import written
+from memcalc.engine.table import Table
+from memcalc.errors import Unavailable
+from memcalc.report.plots.files import check_place
+from memcalc.report.sweeps.picture import heat_map_page, heat_maps
+from memcalc.units import Unit
+
+SCHEMA_VERSION = 1
+TABLES = (".csv", ".json", ".parquet")
+PICTURES = (".svg", ".html")
+
+
+def columns(table: Table) -> dict[str, list[Any]]:
+    """Every column by its name; an entry is None where a configuration cannot be, or no card was named."""
+    valid = table.valid.tolist()
+    judged = [ok and usable >= 0 for ok, usable in zip(valid, table.usable_bytes.tolist(), strict=True)]
+    points = [list(table.point(index).values()) for index in range(len(table))]
+    found: dict[str, list[Any]] = {
+        field.rpartition(".")[2]: [point[number] for point in points] for number, field in enumerate(table.grid.fields)
+    }
+    headroom = (table.usable_bytes - table.device_bytes).tolist()
+    found |= {
+        "valid": valid,
+        "fits": [space >= 0 if ok else None for space, ok in zip(headroom, judged, strict=True)],
+        "peak_bytes": _kept(table.peak_bytes.tolist(), valid),
+        "peak_phase": _kept([table.phases[phase] for phase in table.peak_phase.tolist()], valid),
+        "pipeline_stage": _kept(table.pipeline_stage.tolist(), valid),
+        "reserved_bytes": _kept(table.reserved_bytes.tolist(), valid),
+        "device_bytes": _kept(table.device_bytes.tolist(), judged),
+        "headroom_bytes": _kept(headroom, judged),
+    }
+    for number, component in enumerate(table.components):
+        found[f"{component}_bytes"] = _kept(table.component_bytes[:, number].tolist(), valid)
+    for number, phase in enumerate(table.phases):
+        found[f"{phase}_bytes"] = _kept(table.phase_bytes[:, number].tolist(), valid)
+    found["reason"] = [table.reason(index) or None for index in range(len(table))]
+    return found
+
+
+def _kept(values: list[Any], there: list[bool]) -> list[Any]:
+    return [value if ok else None for value, ok in zip(values, there, strict=True)]
+
+
+def sweep_csv(table: Table) -> str:
+    """One line a configuration, without a final line break."""
+    found = columns(table)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(found)
+    for row in zip(*found.values(), strict=True):
+        writer.writerow(["" if value is None else written(value) for value in row])
+    return text.getvalue().rstrip("\n")
+
+
+def sweep_document(table: Table, name: str) -> dict[str, Any]:
+    """The JSON document."""
+    found = columns(table)
+    axes = [{"fields": list(axis.fields), "values": [list(step) for step in axis.values]} for axis in table.grid.axes]
+    rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+    return {"schema_version": SCHEMA_VERSION, "name": name, "axes": axes, "configurations": rows}
+
+
+def check_output(path: Path) -> None:
+    """Refuse a file that nothing could write, before time is spent on it.
+
+    Raises:
+        InputError: for a suffix that is not known, or a folder that is not there.
+        Unavailable: pyarrow is needed and not installed.
+    """
+    check_place(path, TABLES)
+    if path.suffix.lower() == ".parquet":
+        _pyarrow()
+
+
+def write_output(path: Path, table: Table, name: str) -> None:
+    """Write the table in the format of the file's suffix."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        arrow, parquet = _pyarrow()
+        found = {key: [_plain(value) for value in values] for key, values in columns(table).items()}
+        parquet.write_table(arrow.table(found), path)
+    elif suffix == ".json":
+        path.write_text(json.dumps(sweep_document(table, name), ensure_ascii=False) + "\n", encoding="utf-8")
+    else:
+        path.write_text(sweep_csv(table) + "\n", encoding="utf-8")
+
+
+def write_picture(path: Path, table: Table, title: str, unit: Unit) -> None:
+    """Write the maps: .svg, or .html."""
+    draw = heat_map_page if path.suffix.lower() == ".html" else heat_maps
+    path.write_text(draw(table, title, unit), encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    return written(value) if isinstance(value, list | tuple) else value
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    from importlib import import_module
+
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError:
+        raise Unavailable(
+            "Parquet is written by pyarrow, which is not installed: pip install pyarrow. CSV and JSON need nothing."
+        ) from None

@@ -1,0 +1,90 @@
+"""The maps of a sweep as SVG, plain or inside a page: plain text, made without matplotlib."""
+
+from __future__ import annotations
+
+from html import escape
+
+from memcalc.engine.table import Table
+from memcalc.report.sweeps.landscape import Landscape, Map
+from memcalc.units import Unit, format_bytes
+
+CELL, LEFT, TOP, GAP = 14, 150, 46, 64  # pixels
+_LABELS = 12  # along the columns, at most
+_LIGHT, _DARK, _NOT, _NONE = (237, 248, 251), (0, 109, 44), "#fdd9c7", "#e0e0e0"
+_FRONTIER = "#CC0000"
+
+
+def heat_maps(table: Table, title: str, unit: Unit) -> str:
+    """An <svg> element with every map below one another."""
+    landscape = Landscape(table)
+    body: list[str] = [f'<text x="10" y="22" font-size="15" font-weight="bold">{escape(title)}</text>']
+    y, width = TOP, 0
+    for each in landscape.maps():
+        body += _map(landscape, each, y, table, unit)
+        y += GAP + CELL * len(each.rows)
+        width = max(width, LEFT + CELL * len(each.columns) + 40, 640)
+    words = "green: share of the card in use; pale red: too large; grey: cannot be; red line: the frontier"
+    if not landscape.judged:
+        words = "green: share of the largest; grey: cannot be"
+    body.append(f'<text x="10" y="{y}">{words}</text>')
+    size = f'viewBox="0 0 {width} {y + 14}" width="{width}" height="{y + 14}"'
+    style = 'font-family="sans-serif" font-size="11"'
+    lines = "\n".join(body)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style} role="img">\n{lines}\n</svg>\n'
+
+
+def heat_map_page(table: Table, title: str, unit: Unit) -> str:
+    """The same as a page; a cell tells its numbers where the pointer rests."""
+    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
+    return f"{head}<body>\n{heat_maps(table, title, unit)}</body></html>\n"
+
+
+def _map(landscape: Landscape, each: Map, top: int, table: Table, unit: Unit) -> list[str]:
+    lines = [f'<text x="{LEFT}" y="{top + 10}" font-weight="bold">{escape(each.others)}</text>'] if each.others else []
+    top += 18
+    for row, name in enumerate(each.rows):
+        y = top + CELL * row
+        lines.append(f'<text x="{LEFT - 6}" y="{y + CELL - 3}" text-anchor="end">{escape(name)}</text>')
+        for column, across in enumerate(each.columns):
+            place = f'x="{LEFT + CELL * column}" y="{y}" width="{CELL}" height="{CELL}"'
+            where = f"{landscape.across_name} = {across}" + (f", {landscape.down_name} = {name}" if name else "")
+            number = int(each.numbers[row, column])
+            needs = format_bytes(int(table.device_bytes[number]), unit) if table.valid[number] else "cannot be"
+            words = escape(f"{where}: {needs}")
+            lines.append(f'<rect {place} fill="{_fill(each, row, column)}"><title>{words}</title></rect>')
+    lines.append(_frontier(landscape, each, top))
+    bottom = top + CELL * len(each.rows) + 12
+    every = -(-len(each.columns) // _LABELS)
+    for column in range(0, len(each.columns), every):
+        x = LEFT + CELL * column + CELL // 2
+        lines.append(f'<text x="{x}" y="{bottom}" text-anchor="middle">{escape(each.columns[column])}</text>')
+    lines.append(f'<text x="{LEFT}" y="{bottom + 13}">{escape(landscape.across_name)}</text>')
+    down = escape(landscape.down_name)
+    lines.append(f'<text x="10" y="{top + CELL - 3}">{down}</text>')
+    return lines
+
+
+def _frontier(landscape: Landscape, each: Map, top: int) -> str:
+    """A line to the right of what fits, row by row."""
+    if not landscape.judged:
+        return ""
+    path, before = "", None
+    for row, last in enumerate(each.frontier()):
+        x = LEFT + CELL * (0 if last is None else last + 1)
+        path += (
+            f"{'M' if before is None else 'H'}{x}"
+            + (f" {top}" if before is None else "")
+            + f"V{top + CELL * (row + 1)}"
+        )
+        before = x
+    return f'<path d="{path}" fill="none" stroke="{_FRONTIER}" stroke-width="2"/>'
+
+
+def _fill(each: Map, row: int, column: int) -> str:
+    if not each.valid[row, column]:
+        return _NONE
+    if not each.fits[row, column]:
+        return _NOT
+    share = min(float(each.share[row, column]), 1.0)
+    parts = (round(light + (dark - light) * share) for light, dark in zip(_LIGHT, _DARK, strict=True))
+    return "#" + "".join(f"{part:02x}" for part in parts)

@@ -1,0 +1,125 @@
+"""`memcalc sweep`: the screen, the files, the refusals."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+import memcalc
+from tests.cli.conftest import Run
+
+LLAMA = ("sweep", "llama-3-8b", "--gpu", "h100-80gb", "--set", "zero_stage=3", "--set", "data_parallel=8")
+
+SCREEN = """\
+llama-3-8b: 16 configurations on NVIDIA H100 SXM: 12 fit, 4 do not
+
+0 to 9: tenths of the card's usable memory; | the frontier; . too large; -
+  cannot be
+
+  recompute  micro_batch_size: 1 to 8  fits to
+       none  4689|....                 4
+       full  33345566|                 8
+"""
+
+
+def test_the_screen_shows_the_frontier(run: Callable[..., Run]) -> None:
+    code, out, err = run(*LLAMA, "--vary", "b=1..8", "--vary", "recompute=none,full")
+
+    assert (code, err) == (0, "")
+    assert out.startswith(SCREEN)
+
+
+def test_the_frontier_is_where_estimates_stop_fitting(run: Callable[..., Run]) -> None:
+    fits = [
+        memcalc.estimate("llama-3-8b", "zero_stage=3", "data_parallel=8", f"b={b}", gpu="h100-80gb").fits
+        for b in (1, 2)
+    ]
+
+    assert fits == [True, False]
+
+
+def test_csv_has_a_line_for_each_configuration(run: Callable[..., Run]) -> None:
+    code, out, _ = run("sweep", "gpt2", "--gpu", "t4", "--vary", "tensor_parallel=1,5", "--vary", "b=1,2", "-f", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    result = memcalc.estimate("gpt2", "b=2", gpu="t4")
+
+    assert code == 0
+    assert [row["valid"] for row in rows] == ["true", "true", "false", "false"]
+    assert int(rows[1]["peak_bytes"]) == result.ledger.peak_bytes
+    assert int(rows[1]["device_bytes"]) == result.headline.device_bytes
+    assert rows[1]["fits"] == str(result.fits).lower()
+    assert (rows[2]["peak_bytes"], rows[0]["reason"]) == ("", "")
+    assert "does not divide num_attention_heads = 12" in rows[2]["reason"]
+
+
+def test_json_holds_the_axes_and_every_configuration(run: Callable[..., Run]) -> None:
+    _, out, _ = run("sweep", "gpt2", "--vary", "recompute=none,full", "--vary", "b=1..3", "--format", "json")
+    document = json.loads(out)
+    phases = [key for key in document["configurations"][0] if key.endswith("_1_bytes")]
+
+    assert document["schema_version"] == 1
+    assert document["axes"][1] == {"fields": ["training.micro_batch_size"], "values": [[1], [2], [3]]}
+    assert len(document["configurations"]) == 6
+    assert document["configurations"][0]["fits"] is None, "no card was named"
+    assert "backward_1_bytes" in phases
+
+
+def test_files_are_written_by_their_suffix(run: Callable[..., Run], tmp_path: Path) -> None:
+    table, document, picture, page = (tmp_path / f"sweep{suffix}" for suffix in (".csv", ".json", ".svg", ".html"))
+    outputs = ("--output", str(table), "--output", str(document), "--plot", str(picture), "--plot", str(page))
+    code, *_ = run(*LLAMA, "--vary", "b=1..4", "--vary", "recompute=none,full", *outputs)
+    cells = [each for each in ET.parse(picture).iter() if each.tag.endswith("rect")]
+
+    assert code == 0
+    assert len(table.read_text().splitlines()) == 1 + 8
+    assert len(json.loads(document.read_text())["configurations"]) == 8
+    assert len(cells) == 8
+    assert 'stroke="#CC0000"' in picture.read_text(), "the frontier"
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_parquet_says_what_it_needs(run: Callable[..., Run], tmp_path: Path) -> None:
+    code, _, err = run("sweep", "gpt2", "--vary", "b=1", "--output", str(tmp_path / "sweep.parquet"))
+
+    if find_spec("pyarrow") is None:
+        assert code == 3
+        assert "pip install pyarrow" in err
+    else:
+        assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--vary: nothing is varied. Name a field: --vary micro_batch_size=1..64"),
+        (("--vary", "b"), "--vary b: there is no '=' in it. Write --vary field=values, such as b=1..64."),
+        (("--vary", "batch=1"), "--vary: 'batch' is no field of a configuration."),
+        (("--vary", "b=4..1"), "--vary b=4..1: 4..1 holds no number. Write it as FIRST..LAST or FIRST..LAST..STEP."),
+        (("--vary", "b=1,,2"), "--vary b=1,,2: '' is no value. Separate values by commas, e.g. none,selective,full."),
+        (("--vary", "b=1", "--vary", "b=2"), "--vary b=2: b is varied twice. Give each field one list of values."),
+        (("--vary", "b=1..4000", "--vary", "s=1..4000"), "--vary: 16,000,000 configurations are more than 4,000,000."),
+        (("--vary", "tensor_parallel=5"), "none of the 1 configurations can be; the first: --set: "),
+        (
+            ("--vary", "b=1", "--plot", "x.gif"),
+            "x.gif ends in '.gif'. The suffix decides what is written: .svg, .html.",
+        ),
+    ],
+)
+def test_what_is_no_sweep_is_refused(run: Callable[..., Run], arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = run("sweep", "gpt2", *arguments)
+
+    assert (code, out) == (2, "")
+    assert " ".join(err.split()).startswith(f"error: {message}")
+
+
+def test_what_tensor_parallelism_cannot_be_is_said_once(run: Callable[..., Run]) -> None:
+    code, out, _ = run("sweep", "gpt2", "--vary", "tensor_parallel=1,12", "--vary", "b=1..3", "--gpus-per-node", "8")
+
+    assert code == 0
+    assert out.count("left out") == 1
+    assert "tensor_parallel = 12 is more than the 8 GPUs of a node" in " ".join(out.split())

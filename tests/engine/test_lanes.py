@@ -1,0 +1,43 @@
+"""Functions written for one number, run on many."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalc.engine.lanes import elementwise
+from memcalc.workspaces import ceil_div, round_up
+from memcalc.workspaces.multiprocessors import Multiprocessors
+from memcalc.workspaces.reductions import column_sum
+
+A100 = Multiprocessors(108, 2048)
+numbers = st.lists(st.integers(1, 2**20), min_size=1, max_size=40)
+
+
+@given(rows=numbers)
+def test_a_rule_with_decisions_gives_what_it_gives_for_each(rows):
+    found = elementwise(lambda lanes: {"": sum(column_sum(lanes["r"], 768, A100)[:1])}, {"r": np.array(rows)})[""]
+
+    assert np.broadcast_to(found, len(rows)).tolist() == [sum(column_sum(row, 768, A100)[:1]) for row in rows]
+
+
+@given(values=numbers)
+def test_arithmetic_is_that_of_integers(values):
+    def several(lanes):
+        n = lanes["n"]
+        return {
+            "bits": n.bit_length(),
+            "power": 1 << (n.bit_length() - 1),
+            "rounded": round_up(n, 128),
+            "divided": ceil_div(1_000_003, n),
+            "least": min(n, 4096),
+            "rest": n % 7 + (n >> 2) - 3 // n,
+        }
+
+    found = elementwise(several, {"n": np.array(values)})
+    for name, column in found.items():
+        expected = [int(several({"n": value})[name]) for value in values]
+        assert np.broadcast_to(column, len(values)).tolist() == expected, name
+
+
+def test_what_does_not_depend_on_lanes_stays_a_number():
+    assert elementwise(lambda _: {"seven": 7}, {"n": np.array([1, 2])}) == {"seven": 7}
