@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memcalc.estimation.adapters import adapters_of
 from memcalc.estimation.schedules import Chunk, chunks_in_flight, chunks_of
 from memcalc.spec.model import ModelSpec
-from memcalc.spec.segments import leaves
+from memcalc.spec.segments import has_segments, leaves
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
 
@@ -87,6 +87,8 @@ def kinds_of(spec: Spec, stage: Stage) -> list[Kind]:
 def composition(spec: Spec, stage: Stage) -> tuple[object, ...]:
     """What the memory of a stage or piece depends on, but for its micro-batches in flight: equal for those alike."""
     plan, moe = spec.training.recompute, spec.model.moe
+    if has_segments(plan):  # it is walked through, layer by layer
+        return stage.first, stage.stop, stage.has_embedding, stage.has_head
     patterned = plan not in ("none", "selective", "full") or (moe is not None and moe.mixed)
     if not patterned and moe is None and not starts_detached(spec):
         return stage.stop - stage.first, stage.has_embedding, stage.has_head
