@@ -24,6 +24,7 @@ def test_public_names() -> None:
         "null_device",
         "oom",
         "replay",
+        "sweep",
         "trace",
     ]
     assert all(getattr(memcalc, name) for name in memcalc.__all__)
