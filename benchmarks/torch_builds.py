@@ -1,6 +1,6 @@
 """The null device with several builds of PyTorch: built, held to the tests of its allocator, and two models' steps.
 
-    python benchmarks/torch_builds.py benchmarks/recordings/torch-builds.jsonl ENV/bin/python [ENV/bin/python]...
+    python benchmarks/torch_builds.py benchmarks/recordings/dry-runs/torch-builds.jsonl ENV/bin/python [...]
 
 Each interpreter has one CUDA build of torch, with numpy, as the Makefile makes .venv-null; transformers' models are run
 where it is installed. A build that is recorded is recorded anew. The tests are those of

@@ -79,7 +79,7 @@ def commands(group: str) -> str:
 
 def builds() -> str:
     """Builds of PyTorch that the device was built for: the allocator's tests, and two models' steps."""
-    lines = (BENCHMARKS / "recordings" / "torch-builds.jsonl").read_text().splitlines()
+    lines = (BENCHMARKS / "recordings" / "dry-runs" / "torch-builds.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     head = ["torch", "CUDA", "tests of the allocator", "GPT-2 small GiB", "Llama-3-8B GiB"]
     rows: list[list[object]] = []
@@ -93,7 +93,7 @@ def builds() -> str:
 
 def steps() -> str:
     """How long a step and a whole command take, of the build with most models."""
-    lines = (BENCHMARKS / "recordings" / "torch-builds.jsonl").read_text().splitlines()
+    lines = (BENCHMARKS / "recordings" / "dry-runs" / "torch-builds.jsonl").read_text().splitlines()
     record = max(map(json.loads, lines), key=lambda record: len(record["steps"]))
     head = ["model", "step", "whole command, import of torch included", "load"]
     rows: list[list[object]] = [

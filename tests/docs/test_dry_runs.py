@@ -47,7 +47,7 @@ def test_sharded_runs_hold_no_less_than_their_shards(case: str, ranks: int, byte
 
 def test_builds_of_torch_from_2_6_on_were_looked_at() -> None:
     """CUDA 12 and 13; the allocator's tests passed on each, and none of NVIDIA's libraries was there to help."""
-    lines = (BENCHMARKS / "recordings" / "torch-builds.jsonl").read_text().splitlines()
+    lines = (BENCHMARKS / "recordings" / "dry-runs" / "torch-builds.jsonl").read_text().splitlines()
     records = {record["torch"].partition("+")[0]: record for record in map(json.loads, lines)}
 
     assert {"2.6.0", "2.13.0"} <= records.keys()
