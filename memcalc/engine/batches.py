@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from memcalc.spec.segments import has_segments
 from memcalc.spec.spec import Spec
 
 Integers = npt.NDArray[np.int64]
+Place = tuple[Any, ...]  # an index of an array with an axis for each field of `BATCH`
 
 FEW = 6  # configurations of one context that are sized one by one: arrays pay from here on
 MOST = 65_536  # configurations whose arrays are in memory at a time
@@ -37,14 +38,14 @@ class Found(NamedTuple):
     """The results of some batches.
 
     Args:
-        where: the numbers of the values of each field of `BATCH` that they are for, as `numpy.ix_` gives them.
+        where: what they are for: numbers of the values of each field of `BATCH`, or slices where these are neighbours.
         numbers: peak, phase, stage, reserved, device, usable; of a shape that fits `where`.
         phases: [phases, micro_batch_size, sequence_length, 1]
         components: [components, ...] at the peak.
         ledger: [phases, components, ...], if asked for.
     """
 
-    where: tuple[npt.NDArray[np.intp], ...]
+    where: Place
     numbers: tuple[Integers, ...]
     phases: Integers
     components: Integers
@@ -113,7 +114,7 @@ class Sizer:
         device = reserved + outside.device_context + outside.communication_library
         usable = np.full(count, -1 if card is None else card.usable_bytes)
         return Found(
-            np.ix_(micro, lengths, steps),
+            _place(micro, lengths, steps),
             tuple(each.reshape(shape) for each in (bytes_, phase, stage, reserved, device, usable)),
             totals.astype(np.int64).reshape(-1, *shape),
             _components(stages, stage, phase).reshape(-1, *shape),
@@ -157,10 +158,17 @@ class Sizer:
         for i, j, k in indices.tolist():
             update = {"micro_batch_size": b[i], "sequence_length": s[j], "gradient_accumulation_steps": m[k]}
             spec = context.spec.model_copy(update={"training": context.spec.training.model_copy(update=update)})
-            yield _single(np.ix_([i], [j], [k]), estimate(spec), ledger=self._ledger)
+            yield _single(_place([i], [j], [k]), estimate(spec), ledger=self._ledger)
 
 
-def _single(where: tuple[npt.NDArray[np.intp], ...], result: Result, *, ledger: bool) -> Found:
+def _place(*several: list[int]) -> Place:
+    """Neighbours as slices, which arrays are written by much sooner."""
+    if all(numbers[-1] - numbers[0] == len(numbers) - 1 for numbers in several):
+        return tuple(slice(numbers[0], numbers[-1] + 1) for numbers in several)
+    return np.ix_(*several)
+
+
+def _single(where: Place, result: Result, *, ledger: bool) -> Found:
     rank, peak = result.headline, result.ledger.peak_bytes
     device = peak + rank.outside.cached_segments + rank.outside.device_context + rank.outside.communication_library
     usable = -1 if result.card is None else result.card.usable_bytes
@@ -184,7 +192,7 @@ def _components(stages: list[StageTotals], stage: Integers, phase: Integers) -> 
     """Bytes by component of the headline stage in a phase of each configuration. [components, n]"""
     table = np.empty((len(COMPONENTS), len(stage)), dtype=np.int64)
     pairs = stage * len(PHASES) + phase
-    for pair in np.unique(pairs).tolist():
+    for pair in np.flatnonzero(np.bincount(pairs)).tolist():
         lanes = np.flatnonzero(pairs == pair)
         table[:, lanes] = stages[pair // len(PHASES)].components(pair % len(PHASES), lanes)
     return table

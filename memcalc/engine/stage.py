@@ -73,7 +73,7 @@ class StageTotals:
             return found
         found = np.empty((len(COMPONENTS), len(lanes)))
         winner = top.winner[lanes]
-        for number in np.unique(winner).tolist():
+        for number in np.flatnonzero(np.bincount(winner)).tolist():
             chosen = np.flatnonzero(winner == number)
             table = _sum(still, top.components(self._atoms, number))
             found[:, chosen] = table @ self._atoms.table[: table.shape[1], lanes[chosen]]
