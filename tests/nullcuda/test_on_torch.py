@@ -40,12 +40,14 @@ def dry_run(dry_run_here: Path, null_python: str) -> Script:
 
 
 def test_nothing_of_nvidias_is_installed(null_python: str) -> None:
-    """The libraries that PyTorch's build asks for stay away; Triton brings its own compiler."""
+    """The libraries that PyTorch's build asks for stay away; Triton brings its own compiler. nvidia-ml-py is bindings
+    of Python's, which find the stub.
+    """
     code = "import importlib.metadata as m; print(*sorted({d.name.lower() for d in m.distributions()}))"
     names = subprocess.run([null_python, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
     assert "torch" in names
-    assert [name for name in names if name.startswith(("nvidia", "cuda"))] == []
+    assert [name for name in names if name.startswith(("nvidia", "cuda"))] in ([], ["nvidia-ml-py"])
 
 
 MEASURE = """
