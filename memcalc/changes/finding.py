@@ -42,11 +42,19 @@ class Finder:
         offered: the changes to try, the cheapest first, of each lever the mildest first.
         peak: allocated bytes of the run as it is.
         judge: says of an estimate what it needs, and whether that fits.
+        hopeless: says, sooner than an estimate, of what runs a pair need not be looked at: they do not fit.
     """
 
-    def __init__(self, spec: Spec, offered: Iterable[Candidate], peak: int, judge: Judge) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        offered: Iterable[Candidate],
+        peak: int,
+        judge: Judge,
+        hopeless: Callable[[Spec], bool] = lambda _: False,
+    ) -> None:
         self._blocks = spec.model_dump()
-        self._peak, self._judge = peak, judge
+        self._peak, self._judge, self._hopeless = peak, judge, hopeless
         tried = [(candidate, self._evaluated((candidate,))) for candidate in offered]
         self._possible = [(candidate, change) for candidate, change in tried if change is not None]
 
@@ -97,7 +105,10 @@ class Finder:
         """What the changes come to; None: they contradict the rest of the run, or are not modelled."""
         overrides = tuple(override for part in parts for override in part.overrides)
         try:
-            result = estimate(load(self._blocks, overrides))
+            spec = load(self._blocks, overrides)
+            if len(parts) > 1 and self._hopeless(spec):
+                return None
+            result = estimate(spec)
         except InputError:
             return None
         needed, fits = self._judge(result)

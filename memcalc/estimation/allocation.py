@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from functools import lru_cache
 
 from memcalc.workspaces import Script
 
@@ -36,8 +37,13 @@ def unsplit_tails(*lists: Sequence[int]) -> list[int]:
 
     One figure a list. Starts from an empty device and frees nothing in between, as when a model is built.
     """
+    return list(_unsplit_tails(tuple(map(tuple, lists))))
+
+
+@lru_cache(maxsize=512)
+def _unsplit_tails(lists: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
     free: list[int] = []  # sizes of free blocks of the large pool, sorted
-    return [sum(_unsplit_tail(size, free) for size in sizes) for sizes in lists]
+    return tuple([sum(_unsplit_tail(size, free) for size in sizes) for sizes in lists])
 
 
 def _unsplit_tail(size: int, free: list[int]) -> int:

@@ -13,6 +13,7 @@ from memcalc.fitting.costs import costs_of, sequences_of
 from memcalc.fitting.layouts import HOLDABLE, Space
 from memcalc.fitting.maxima import MAXIMA, maximum
 from memcalc.fitting.minima import MINIMA, cards_for, fewest_gpus, least_recompute
+from memcalc.fitting.peaks import device_bytes
 from memcalc.fitting.ranking import Ranking, rank
 from memcalc.fitting.varying import broken_rule, varied, world_size
 from memcalc.ledger.result import Result
@@ -156,8 +157,12 @@ def _nearest(result: Result, card: Card, system: System) -> list[Nearest]:
     def judge(changed: Result) -> tuple[int, bool | None]:
         return changed.headline.device_bytes or 0, changed.fits
 
+    def hopeless(spec: Spec) -> bool:
+        named = find_card(spec.hardware.gpu or card.name)
+        return device_bytes(spec, named, limit=named.usable_bytes) > named.usable_bytes
+
     offered = [*candidates(result.spec), *_larger_cards(card)]
-    finder = Finder(result.spec, offered, result.ledger.peak_bytes, judge)
+    finder = Finder(result.spec, offered, result.ledger.peak_bytes, judge, hopeless)
     fitting = [change for change in finder.singles() if change.fits]
     before = token_seconds(result.spec, system)
     found = [Nearest(change, _slowdown(change, card, system, before)) for change in (*fitting, *finder.pairs())]

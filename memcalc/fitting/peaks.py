@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from memcalc.estimation.estimate import rank_result
 from memcalc.estimation.outside import communication_library_bytes, reserved_bytes
 from memcalc.estimation.stages import Stage, composition, stages_of
 from memcalc.estimation.states import state_rows
+from memcalc.ledger.ledger import Rows
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 
@@ -35,10 +37,17 @@ def device_bytes(spec: Spec, card: Card, limit: int | None = None) -> int:
 
 def _at_least(spec: Spec, stage: Stage, card: Card) -> int:
     """Device memory without all that moves: parameters, their copies and states, which many runs share."""
+    held = _most_held(state_rows(spec, stage))
+    return reserved_bytes(held) + card.context_bytes + communication_library_bytes(spec)
+
+
+@lru_cache(maxsize=1024)
+def _most_held(states: Rows) -> int:
+    """Bytes in the phase that holds most of them. Rows are equal only to themselves; equal runs share them."""
     held: dict[str, int] = {}
-    for (phase, _), amount in state_rows(spec, stage).sums.items():
+    for (phase, _), amount in states.sums.items():
         held[phase] = held.get(phase, 0) + amount
-    return reserved_bytes(max(held.values())) + card.context_bytes + communication_library_bytes(spec)
+    return max(held.values())
 
 
 def stages_that_matter(spec: Spec) -> Iterator[Stage]:

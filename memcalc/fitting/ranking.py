@@ -7,6 +7,7 @@ one that is known to be too much is not sized.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from memcalc.fitting.costs import Costs, Step
@@ -18,8 +19,6 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
-
-IN_FLIGHT = 3  # no schedule holds more micro-batches than 3p: interleaved ones p + (p-1)/v, ZB-H2 2p-1
 
 Recompute = str | tuple[int, ...]
 
@@ -126,18 +125,18 @@ class _Search:
         choices.sort(key=lambda choice: (choice.costs.total, choice.thrift, choice.micro_batch))
         if not choices:
             return None
-        # First the choice that needs least: where it is too much, most others need no look.
-        thriftiest = max(choices, key=lambda choice: (choice.thrift, -choice.micro_batch))
-        known: dict[Choice, Ranked | None] = {thriftiest: self._ranked(layout, thriftiest)}
-        stages = layout.spec.parallelism.pipeline_parallel
-        for choice in choices:
+        known: dict[Choice, Ranked | None] = {}
+
+        def tried(choice: Choice) -> Ranked | None:
             if choice not in known:
                 too_much = (other for other, ranked in known.items() if ranked is None)
-                dominated = any(_needs_more(choice, other, stages) for other in too_much)
+                dominated = any(_needs_more(choice, other) for other in too_much)
                 known[choice] = None if dominated else self._ranked(layout, choice)
-            if known[choice] is not None:
-                return known[choice]
-        return None
+            return known[choice]
+
+        for choice in _thriftiest(choices):
+            tried(choice)
+        return next((ranked for choice in choices if (ranked := tried(choice)) is not None), None)
 
     def _ranked(self, layout: Layout, choice: Choice) -> Ranked | None:
         run = chosen(layout, choice.recompute, choice.micro_batch)
@@ -146,14 +145,25 @@ class _Search:
         return Ranked(run, choice.costs, size) if size <= self._card.usable_bytes else None
 
 
-def _needs_more(choice: Choice, known: Choice, stages: int) -> bool:
+def _thriftiest(choices: list[Choice]) -> Iterator[Choice]:
+    """The choices that need least, one of those that accumulate and one of those that do not, to be tried first.
+
+    Where they are too much, most others need no look.
+    """
+    for accumulates in (True, False):
+        alike = [choice for choice in choices if (choice.steps > 1) == accumulates]
+        if alike:
+            yield max(alike, key=lambda choice: (choice.thrift, -choice.micro_batch))
+
+
+def _needs_more(choice: Choice, known: Choice) -> bool:
     """Whether a choice certainly needs no less than another: it keeps more, of micro-batches that are larger.
 
-    With fewer micro-batches than a pipeline would hold, fewer are in flight; with a single one nothing accumulates.
-    Then nothing is certain.
+    A pipeline of few micro-batches holds fewer of them, but never fewer sequences. A single micro-batch accumulates
+    nothing, which may need less than several smaller ones.
     """
-    as_many = choice.steps == known.steps or choice.steps >= max(2, IN_FLIGHT * stages)
-    return as_many and choice.thrift <= known.thrift and choice.micro_batch >= known.micro_batch
+    accumulates = choice.steps > 1 or known.steps == 1
+    return accumulates and choice.thrift <= known.thrift and choice.micro_batch >= known.micro_batch
 
 
 def chosen(layout: Layout, recompute: Recompute, micro_batch: int) -> Spec:
