@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from memcalc.fitting.work import work_of
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
+from memcalc.spec.segments import Segment, leaves
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System
 
@@ -47,6 +48,9 @@ TERMS = {
         "Rajbhandari et al., arXiv 1910.02054, section 7",
     ),
 }
+
+
+Recompute = str | Segment
 
 
 class Costs(NamedTuple):
@@ -109,7 +113,7 @@ class Step:
         self._experts = self._experts_of_a_layer()
         self._forward = self._slowest_forward(work.head_flops * per_layer)
 
-    def costs(self, recompute: str | tuple[int, ...], micro_batch: int) -> Costs:
+    def costs(self, recompute: Recompute, micro_batch: int) -> Costs:
         """The terms; `recompute` as in a configuration."""
         parallelism = self._spec.parallelism
         again = self._again(recompute)
@@ -127,10 +131,10 @@ class Step:
             compute, recomputed, tensor, context, expert, self._sent_to_stages(chunks), bubble, self._reduced(steps)
         )
 
-    def _again(self, recompute: str | tuple[int, ...]) -> float:
-        """The share of layers that are recomputed as a whole."""
+    def _again(self, recompute: Recompute) -> float:
+        """How often layers are recomputed, as a share of all; those in lists of lists once for each list."""
         if isinstance(recompute, tuple):
-            return len(set(recompute)) / self._spec.model.num_layers
+            return sum(_runs(item) for item in recompute) / self._spec.model.num_layers
         if recompute.startswith("every-"):
             return 1 / int(recompute.removeprefix("every-"))
         return 1.0 if recompute == "full" else 0.0
@@ -213,6 +217,13 @@ class Step:
             outer = self._system.group_bytes(groups, stride * inner)
             seconds += 2 * (groups - 1) / groups * gradients / inner / outer
         return seconds
+
+
+def _runs(item: int | Segment) -> int:
+    """Forwards of layers that an item of a plan makes again."""
+    if isinstance(item, int):
+        return 1
+    return len(list(leaves(item))) + sum(_runs(inner) for inner in item if not isinstance(inner, int))
 
 
 def _exchanged_bytes(spec: Spec) -> tuple[int, int]:

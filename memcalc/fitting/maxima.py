@@ -15,6 +15,7 @@ from memcalc.fitting.scaling import heads_step, scaled, with_layers
 from memcalc.fitting.varying import broken_rule, varied
 from memcalc.ledger.result import Result
 from memcalc.spec.cards import Card
+from memcalc.spec.segments import leaves
 from memcalc.spec.spec import Spec
 
 MOST = 2**32  # beyond any batch, sequence or model
@@ -163,7 +164,7 @@ def _sequences(spec: Spec) -> Scale:
 
 def _layers(spec: Spec) -> Scale:
     recompute = spec.training.recompute
-    named = max(recompute) + 1 if isinstance(recompute, tuple) and recompute else 1
+    named = max(leaves(recompute), default=0) + 1 if isinstance(recompute, tuple) else 1
     least = max(spec.parallelism.pipeline_parallel, named)
     return Scale(
         range(least, MOST),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memcalc.fitting.costs import Costs, Step
+from memcalc.fitting.costs import Costs, Recompute, Step
 from memcalc.fitting.layouts import Layout, Space
 from memcalc.fitting.peaks import device_bytes
 from memcalc.fitting.varying import varied
@@ -19,8 +19,6 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
-
-Recompute = str | tuple[int, ...]
 
 
 class Ranked(NamedTuple):

@@ -6,9 +6,9 @@ from memcalc.fitting.answer import Fit
 from memcalc.fitting.costs import TERMS
 from memcalc.ledger.component import Component
 from memcalc.report.breakdown import breakdown
-from memcalc.report.fit_words import recompute_words
 from memcalc.report.grid import Column, Grid
 from memcalc.report.words import letter
+from memcalc.spec.segments import words
 from memcalc.units import Unit, format_number
 
 
@@ -30,7 +30,7 @@ def layout_grid(answer: Fit, unit: Unit) -> Grid:
                 str(spread.virtual_stages),
                 str(spread.data_parallel),
                 f"{spread.zero_stage} {spread.engine}",
-                recompute_words(found.result.spec),
+                words(training.recompute),
                 str(training.micro_batch_size),
                 str(training.gradient_accumulation_steps),
                 format_number(found.result.headline.device_bytes or 0, unit),

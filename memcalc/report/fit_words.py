@@ -9,6 +9,7 @@ from memcalc.fitting.minima import MOST_GPUS
 from memcalc.report.shortage_changes import settings
 from memcalc.report.verdict import subject, verdict
 from memcalc.report.words import count, plural
+from memcalc.spec.segments import words
 from memcalc.spec.spec import Spec
 from memcalc.units import Unit, format_bytes
 
@@ -83,18 +84,12 @@ def layout_words(spec: Spec) -> str:
     """A layout in a few words."""
     parallelism = spec.parallelism
     degrees = ("tensor", "pipeline", "context", "expert", "data")
-    words = [f"{name} {size}" for name in degrees if (size := getattr(parallelism, f"{name}_parallel")) > 1]
+    parts = [f"{name} {size}" for name in degrees if (size := getattr(parallelism, f"{name}_parallel")) > 1]
     if parallelism.sequence_parallel:
-        words.append("sequence-parallel")
+        parts.append("sequence-parallel")
     if parallelism.virtual_stages > 1:
-        words.append(f"{parallelism.virtual_stages} chunks a stage")
-    return ", ".join([*words, f"ZeRO {parallelism.zero_stage}", f"recompute {recompute_words(spec)}"])
-
-
-def recompute_words(spec: Spec) -> str:
-    """What is recomputed."""
-    recompute = spec.training.recompute
-    return recompute if isinstance(recompute, str) else plural(len(recompute), "layer")
+        parts.append(f"{parallelism.virtual_stages} chunks a stage")
+    return ", ".join([*parts, f"ZeRO {parallelism.zero_stage}", f"recompute {words(spec.training.recompute)}"])
 
 
 def maximum_lines(found: Maximum, unit: Unit) -> list[str]:

@@ -59,6 +59,8 @@ def test_recompute() -> None:
     assert costs("recompute=full").recompute == pytest.approx(4 * FORWARD * tokens)
     assert costs("recompute=every-2").recompute == pytest.approx(2 * FORWARD * tokens)
     assert costs("recompute=[0]").recompute == pytest.approx(FORWARD * tokens)
+    assert costs("recompute=[0, 1-2]").recompute == pytest.approx(3 * FORWARD * tokens)
+    assert costs("recompute=[[0, [1, 2]], 3]").recompute == pytest.approx(6 * FORWARD * tokens)  # 1 and 2 twice
     assert costs("recompute=selective").recompute == pytest.approx(4 * 2 * 128 * 64 * tokens)
 
 

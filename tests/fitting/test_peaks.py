@@ -28,7 +28,7 @@ def test_as_the_estimate_has_it(config: Config) -> None:
     st.sampled_from(["llama-3.2-1b", "deepseek-v2-lite", "llama-4-scout", "gpt-oss-20b"]),
     st.sampled_from([("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("zb-v", 1), ("dualpipe", 1)]),
     st.sampled_from([2, 3, 4, 8]),
-    st.sampled_from(["none", "full", "every-3", (0, 1, 4)]),
+    st.sampled_from(["none", "full", "every-3", (0, 1, 4), (0, (2, 3, 4))]),
     st.sampled_from([1, 8]),
 )
 def test_with_every_schedule(name: str, schedule: tuple[str, int], stages: int, recompute: Any, steps: int) -> None:
