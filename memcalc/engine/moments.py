@@ -142,10 +142,12 @@ def course_of(spec: Spec, stage: Stage, gradients: Gradients, around: Around) ->
         while len(_COURSES) >= MOST_COURSES:
             del _COURSES[next(iter(_COURSES))]
         slots = [_slot(number) for number in range(len(items) + 1)]
-        empty = Around(
-            *(tuple(slots[number] for number in place) for place in pattern[0]),
-            layer_share={kind: slots[number] for kind, number in pattern[1]},
-            layer_gathered={kind: slots[number] for kind, number in pattern[2]},
+        empty = Around._make(
+            (
+                *(tuple(slots[number] for number in place) for place in pattern[0]),
+                {kind: slots[number] for kind, number in pattern[1]},
+                {kind: slots[number] for kind, number in pattern[2]},
+            )
         )
         _COURSES[key] = Course(Unsized(spec, stage, {}, gradients, empty), slots)
     return _COURSES[key], items

@@ -67,12 +67,16 @@ class StageTotals:
         """Bytes by component in the highest moment of a phase, for some configurations. [components, lanes]"""
         still, top = self._still[phase], self._tops[phase]
         found: Bytes
-        if top is None or isinstance(top.winner, int):
-            table = still if top is None else _sum(still, top.components(self._atoms, top.winner))
+        if top is None:
+            found = still @ self._atoms.table[: still.shape[1], lanes]
+            return found
+        alone = top.winner
+        if isinstance(alone, int):
+            table = _sum(still, top.components(self._atoms, alone))
             found = table @ self._atoms.table[: table.shape[1], lanes]
             return found
         found = np.empty((len(COMPONENTS), len(lanes)))
-        winner = top.winner[lanes]
+        winner = alone[lanes]
         for number in np.flatnonzero(np.bincount(winner)).tolist():
             chosen = np.flatnonzero(winner == number)
             table = _sum(still, top.components(self._atoms, number))

@@ -139,9 +139,8 @@ def _items(chunk: Chunk, workspace: Item | None) -> list[Item]:
 
 def _mark(item: Item) -> tuple[object, ...]:
     """What tells items apart: their sizes, or the arrays of these."""
-    if isinstance(item.each, np.ndarray):
-        return (id(item.each),)
-    return (item.component, item.each, item.block)
+    each: Any = item.each  # an array where it differs from batch to batch
+    return (id(each),) if isinstance(each, np.ndarray) else (item.component, each, item.block)
 
 
 def first_highest(forms: Bytes, atoms: Bytes) -> tuple[Bytes, Numbers | None]:

@@ -13,7 +13,7 @@ from memcalc.errors import InputError
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.engines.buffers import Around
-from memcalc.estimation.program import highest
+from memcalc.estimation.program import Stream, highest
 from memcalc.estimation.stages import Kind, Stage, starts_detached
 from memcalc.estimation.timeline import Candidate, Holding, Timeline, held, place
 from memcalc.spec.segments import Segment, has_segments, items_of, leaves
@@ -171,11 +171,11 @@ class _Walk:
         self.moments.append(self.moment(number, "backward"))
         self.left[number] += 1
 
-    def moment(self, number: int, stream: str, *beside: Holding) -> Candidate:
+    def moment(self, number: int, stream: Stream, *beside: Holding) -> Candidate:
         """The highest moment of one of a block's streams, with all that is held around it."""
         block = self.blocks[number]
-        events = {"forward": block.program.forward, "loss": block.program.loss, "backward": block.program.backward}
-        top = highest(events[stream], block.sizes)
+        events = block.program.stream(stream)
+        top = highest(events, block.sizes)
         holdings: list[Holding] = [(number, block.program.alive(stream, top.position), 1), *beside]
         for (other, dropped), count in self.saved.items():
             program = self.blocks[other].program
@@ -185,4 +185,4 @@ class _Walk:
             if count and storages:
                 holdings.append((other, storages, count))
         holdings += [(other, self.blocks[other].left, count) for other, count in self.left.items() if count]
-        return Candidate(holdings, (), place(block, events[stream], top.position))
+        return Candidate(holdings, (), place(block, events, top.position))

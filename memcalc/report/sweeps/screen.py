@@ -109,7 +109,8 @@ def table_grid(table: Table, unit: Unit, *, judged: bool) -> Grid:
         if not table.valid[index]:
             rows.append((*values, "-", "cannot be", *(("", "") if judged else ())))
             continue
-        cells = (format_number(int(table.device_bytes[index]), unit), table.phases[int(table.peak_phase[index])])
+        needs = format_number(int(table.device_bytes[index]), unit)
+        cells: tuple[str, ...] = (needs, table.phases[int(table.peak_phase[index])])
         if judged:
             fits = bool(table.fits[index])
             cells = (*cells, format_number(int(table.headroom_bytes[index]), unit), "fits" if fits else "DOES NOT FIT")
