@@ -37,6 +37,7 @@ class Choice(NamedTuple):
     torch: tuple[int, int] = (2, 13)
     mixed_policy: bool = False  # FSDP2 gathers in the compute dtype what it holds in fp32, and reduces in fp32
     late_adapters: bool = False  # adapters are made when the model is past its largest moment
+    offloads: bool = False  # masters, gradients and the optimizer's states are on the host
 
     @property
     def partitions_gradients(self) -> bool:
@@ -84,6 +85,7 @@ def choice_of(spec: Spec) -> Choice:
         training.torch,
         training.implementation == "torchtitan" and spec.parallelism.engine == "fsdp2",
         adapters_follow_the_head(spec),
+        spec.parallelism.offload == "optimizer",
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.frozen import all_parameters, trainable_parameters
+from memcalc.estimation.host import host_rows
 from memcalc.estimation.items import PHASES, Item
 from memcalc.estimation.outside import communication_library_bytes, outside_allocated, reserved_bytes
 from memcalc.estimation.paging import paging_notes
@@ -79,7 +80,9 @@ def rank_result(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
     reserved = reserved_bytes(peak)
     outside = outside_allocated(spec, card, peak, reserved)
     device = None if card is None else reserved + outside.device_context + outside.communication_library
-    return RankResult({"pipeline_stage": stage.index}, ledger, reserved, device, outside)
+    held = host_rows(spec, stage)
+    host = None if held is None else Ledger((held,), PHASES)
+    return RankResult({"pipeline_stage": stage.index}, ledger, reserved, device, outside, host)
 
 
 def _moving_items(spec: Spec, stage: Stage, card: Card | None, values: dict[str, int], around: Around) -> list[Item]:
@@ -131,6 +134,8 @@ def _parallel_omissions(spec: Spec) -> Iterator[str]:
         yield "the workspace of cuDNN's attention, which is taken as that of flash attention"
     if megatron and spec.model.moe is not None:
         yield "Megatron-Core's experts were not compared with a run yet"
+    if parallelism.offload != "none":
+        yield "offload to the host was not compared with a run; pages and pinned memory that DeepSpeed holds beside it"
     if parallelism.schedule not in ("1f1b", "gpipe"):
         yield f"schedule {parallelism.schedule} was not compared with a run; what is in flight is its papers' count"
 

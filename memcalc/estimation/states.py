@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.copies import copy_item
+from memcalc.estimation.host import is_on_host
 from memcalc.estimation.items import BIT, Item
 from memcalc.estimation.optimizers.states import State, optimizer_states
 from memcalc.estimation.optimizers.temporaries import Step, part_of, step_temporaries
@@ -33,20 +34,18 @@ def _state_rows(parameters: Parameters, choice: Choice) -> Rows:
     items: list[Item] = []
     tails: dict[int, int] = {}
     for group, own, trains in groups(parameters, choice):
-        copies = list(kept_copies(own, trains=trains))
+        copies = [copy for copy in kept_copies(own, trains=trains) if not is_on_host(copy, own)]
         for copy in copies:
             spread = own.spread(copy.sharded_from_stage)
             items += (copy_item(copy, held, spread) for held in group)
-        states = [state for state in _states(group, own) if not state.paged] if trains else []
-        if trains:
+        stays = trains and not own.offloads
+        states = []
+        if stays:
+            states = [state for state in optimizer_states(group, own.update, own.spread(1)) if not state.paged]
             items += _step_items(group, own, states)
         for mask, amount in state_tails(group, own, copies, states).items():
             tails[mask] = tails.get(mask, 0) + amount
     return write_rows(items, "model states", tails)
-
-
-def _states(parameters: Parameters, choice: Choice) -> Iterator[State]:
-    return optimizer_states(parameters, choice.update, choice.spread(1))
 
 
 def _step_items(parameters: Parameters, choice: Choice, states: Sequence[State]) -> Iterator[Item]:

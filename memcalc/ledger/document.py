@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import Result
+from memcalc.ledger.row import Row
 
 SCHEMA_VERSION = 1
 
@@ -52,21 +54,34 @@ def document(result: Result) -> dict[str, Any]:
             }
             for phase in ledger.phases
         ],
-        "ledger": [
-            {
-                **row._asdict(),
-                "component": row.component.value,
-                "shape": list(row.shape),
-                "phases": list(row.phases),
-            }
-            for row in ledger.rows
-        ],
+        "ledger": [_row(row) for row in ledger.rows],
         "gpu": None
         if card is None
         else {"name": card.name, "advertised_bytes": card.advertised_bytes, "usable_bytes": card.usable_bytes},
         "fits": result.fits,
         "headroom_bytes": result.headroom_bytes,
         "not_modelled": list(result.not_modelled),
+        **({} if headline.host is None else {"host": _host(headline.host)}),
+    }
+
+
+def _host(ledger: Ledger) -> dict[str, Any]:
+    """What the headline rank holds of the host's memory at its highest moment."""
+    phase = ledger.peak_phase
+    return {
+        "phase": phase,
+        "bytes": ledger.peak_bytes,
+        "components": _by_name(ledger.components(phase)),
+        "ledger": [_row(row) for row in ledger.rows],
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        **row._asdict(),
+        "component": row.component.value,
+        "shape": list(row.shape),
+        "phases": list(row.phases),
     }
 
 

@@ -41,6 +41,7 @@ class RankResult:
     reserved_bytes: int | None
     device_bytes: int | None
     outside: Outside
+    host: Ledger | None = None  # what the rank holds of the host's memory, where the run puts something there
 
 
 @dataclass(frozen=True, slots=True)

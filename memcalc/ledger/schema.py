@@ -80,6 +80,15 @@ class Gpu(Block):
     usable_bytes: int
 
 
+class Host(Block):
+    """What the headline rank holds of the host's memory, in its highest moment."""
+
+    phase: str
+    bytes: int
+    components: dict[str, int]
+    ledger: list[LedgerRow]
+
+
 class Document(Block):
     """What `--format json` prints."""
 
@@ -99,6 +108,7 @@ class Document(Block):
     fits: bool | None
     headroom_bytes: int | None
     not_modelled: list[str]
+    host: Host | None = Field(None, description="left out where the run puts nothing there")
 
 
 class ComparedDocument(Document):

@@ -50,6 +50,23 @@ def bar_lines(result: Result, unit: Unit, width: int) -> tuple[str, str]:
     return letter_bar(cells, width), below
 
 
+def host_grid(result: Result, unit: Unit) -> Grid | None:
+    """What a rank holds of the host's memory, by component; None where that is nothing."""
+    host = result.headline.host
+    if host is None:
+        return None
+    rows = [
+        (label(part.value), format_number(size, unit), percent(size, host.peak_bytes), meaning(part.value))
+        for part, size in host.components(host.peak_phase).items()
+    ]
+    rows.append(
+        ("host", format_number(host.peak_bytes, unit), "100.0%", "of one rank; a node holds that of all its GPUs")
+    )
+    columns = (Column("component"), Column(unit, right=True), Column("share", right=True))
+    title = f"On the host: {host.peak_phase}"
+    return Grid(title, (*columns, Column("what it is", wrap=True)), rows, frozenset({len(rows) - 1}))
+
+
 def component_grid(result: Result, unit: Unit) -> Grid:
     """The components at the peak with their share; sums in strong type."""
     parts = breakdown(result)

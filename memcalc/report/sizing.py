@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from memcalc.ledger.result import Result
-from memcalc.report.breakdown import bar_lines, component_grid
+from memcalc.report.breakdown import bar_lines, component_grid, host_grid
 from memcalc.report.moments import phase_grid, rank_grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
@@ -29,6 +29,8 @@ def draw_sizing(
     draw_grid(screen, figures(result, unit))
     _draw_bar(screen, result, unit)
     draw_grid(screen, component_grid(result, unit))
+    if (host := host_grid(result, unit)) is not None:
+        draw_grid(screen, host)
     if all_ranks:
         draw_grid(screen, rank_grid(result, unit))
     draw_grid(screen, phase_grid(result, unit))

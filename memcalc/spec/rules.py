@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from memcalc.errors import InputError
-from memcalc.spec import parallel_rules
+from memcalc.spec import offload_rules, parallel_rules
 from memcalc.spec.broken import Broken, divisors
 from memcalc.spec.cards import find_card
 from memcalc.spec.finetuning_rules import finetuning
@@ -228,6 +228,7 @@ RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
     parallel_rules.context,
     parallel_rules.experts,
     parallel_rules.replicas,
+    offload_rules.offload,
     parallel_rules.schedule,
     finetuning,
     loss,

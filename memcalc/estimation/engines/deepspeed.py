@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from memcalc.estimation.allocation import rounded
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.engines.buffers import Around, Buffers, buffer, gradient_share, root_unit, units
+from memcalc.estimation.host import gradient_passage
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.sharding import Parameters
+from memcalc.ledger.component import Component
 
 SOURCE = "DeepSpeed 0.19 runtime/zero/"
 
@@ -28,10 +33,12 @@ def deepspeed(parameters: Parameters, choice: Choice) -> Buffers:
     # What is reduced together is flattened once more: the whole bucket, or all gradients where they are fewer.
     flat = min(elements, REDUCE_BUCKET_ELEMENTS)
     copy = buffer("flattened bucket", flat, choice.compute, 0, "min(5e8,P)", f"{SOURCE}: one copy is reduced")
+    if choice.offloads:  # a gradient leaves for the host as soon as it is reduced
+        shares = {kind: share._replace(each=0, block=0) for kind, share in shares.items()}
     if choice.zero_stage < 3:
         bucket = _bucket(choice, 0, "stage_1_and_2.py: allocated whole at the first gradient, freed after backward")
         return Buffers(
-            (_flattening(elements, choice),),
+            tuple(_standing(parameters, elements, choice)),
             Around(
                 backward_head=(bucket,),
                 backward_layer=(bucket,),
@@ -44,6 +51,20 @@ def deepspeed(parameters: Parameters, choice: Choice) -> Buffers:
         )
     bucket = _bucket(choice, from_phase("optimizer"), "stage3.py: allocated whole and kept")
     return Buffers((bucket, *_gathered(parameters, choice)), Around(backward_embedding=(copy,)))
+
+
+def _standing(parameters: Parameters, elements: int, choice: Choice) -> Iterator[Item]:
+    """What stages 1 and 2 hold beside the bucket."""
+    if choice.masters_follow_flattening or not choice.offloads:
+        yield _flattening(elements, choice)
+    if choice.offloads:
+        passage = gradient_passage(parameters, choice, "temp_grad_buffer_for_gpu_offload")
+        yield passage._replace(block=rounded(passage.each))
+        share = -(-elements // choice.data_parallel)
+        source = f"{SOURCE}stage_1_and_2.py: step: the updated share comes back in fp32, then is cast"
+        mask = mask_of("optimizer_step_1", "optimizer_step_2")
+        back = buffer("updated weights from the host", share, "fp32", mask, "P/N", source)
+        yield back._replace(component=Component.TEMPORARIES)
 
 
 def _flattening(elements: int, choice: Choice) -> Item:

@@ -1,0 +1,142 @@
+"""The optimizer on the host (ZeRO-Offload): what leaves the device, what the host holds, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.errors import InputError
+from memcalc.ledger.component import Component
+from memcalc.ledger.document import document
+from memcalc.ledger.ledger import Ledger
+from memcalc.ledger.schema import Document
+from memcalc.ledger.textbook import deepspeed_gpu_bytes, deepspeed_host_bytes
+
+P = 6_738_415_616  # parameters of Llama-2-7B; each of its tensors divides by 8
+LARGEST = 32000 * 4096  # the embedding
+RUN = ("implementation=huggingface", "recipe=mixed-16", "engine=deepspeed", "data_parallel=8")
+
+
+def sized(*overrides: str, offload: str = "optimizer") -> Any:
+    return memcalc.estimate("llama-2-7b", *RUN, f"offload={offload}", *overrides, gpu="a100-80gb")
+
+
+def host_of(result: Any) -> Ledger:
+    host: Ledger | None = result.headline.host
+    assert host is not None
+    return host
+
+
+def test_the_host_of_stage_2() -> None:
+    """fp32 masters 4P/N, their gradients 4P/N, two moments 8P/N, and a 16-bit buffer as large as the largest matrix."""
+    host = host_of(sized("zero_stage=2"))
+
+    assert host.components("optimizer_step_2") == {
+        Component.MASTER_WEIGHTS: 4 * P // 8,
+        Component.GRADIENTS: 4 * P // 8,
+        Component.OPTIMIZER_STATE: 8 * P // 8,
+        Component.COMMUNICATION_BUFFERS: 2 * LARGEST,
+    }
+    # DeepSpeed's own count for a node of 8: 16 bytes a parameter, half as much again for buffers it does not name;
+    # its 4 bytes a GPU and parameter at start-up, 32, are more.
+    assert deepspeed_host_bytes(P, 8, 2, offload="optimizer") == 32 * P * 3 // 2
+    assert 8 * (host.peak_bytes - 2 * LARGEST) == 16 * P
+
+
+def test_the_host_of_stage_2_with_accumulation() -> None:
+    """Micro-batches are summed there in 16 bit: 2P/N more."""
+    once, twice = sized("zero_stage=2"), sized("zero_stage=2", "gradient_accumulation_steps=2")
+
+    assert host_of(twice).peak_bytes - host_of(once).peak_bytes == 2 * P // 8
+
+
+def test_the_host_of_stage_3() -> None:
+    """As stage 2, with all gradients in 16 bit (2P/N) in place of the buffer."""
+    host = host_of(sized("zero_stage=3"))
+
+    assert host.peak_bytes == (4 + 4 + 8 + 2) * P // 8
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_the_device_is_rid_of(stage: int) -> None:
+    """Between steps: masters and moments; at stage 2 the passage of gradients comes, at stage 3 their buffer goes."""
+    stays, leaves = (sized(f"zero_stage={stage}", offload=offload).ledger for offload in ("none", "optimizer"))
+    rounding = [ledger.components("zero_grad_2").get(Component.BLOCK_ROUNDING, 0) for ledger in (stays, leaves)]
+
+    less = stays.totals["zero_grad_2"] - rounding[0] - leaves.totals["zero_grad_2"] + rounding[1]
+
+    assert less == 12 * P // 8 + (2 * P // 8 if stage == 3 else -2 * LARGEST)
+    for phase in ("input", "zero_grad_2", "optimizer_step_2"):
+        there = leaves.components(phase)
+        assert not {Component.MASTER_WEIGHTS, Component.OPTIMIZER_STATE, Component.GRADIENTS} & there.keys()
+
+
+def test_the_device_of_stage_2_is_deepspeed_s_own_count() -> None:
+    """2 bytes a parameter, and in the step for a moment the updated share in fp32. Beside: two rotary tables, 64 x 4."""
+    ledger = sized("zero_stage=2").ledger
+
+    assert (
+        ledger.components("zero_grad_2")[Component.WEIGHTS] == deepspeed_gpu_bytes(P, 8, 2, offload="optimizer") + 512
+    )
+    assert ledger.components("optimizer_step_2")[Component.TEMPORARIES] == 4 * P // 8
+    assert Component.TEMPORARIES not in sized("zero_stage=3").ledger.components("optimizer_step_2")
+
+
+def test_the_document_has_the_host_apart() -> None:
+    found = document(sized("zero_stage=2"))
+    Document.model_validate(json.loads(json.dumps(found)))
+
+    host = found["host"]
+    assert host["bytes"] == sum(host["components"].values()) == 16 * P // 8 + 2 * LARGEST
+    alive = [row["bytes"] for row in host["ledger"] if host["phase"] in row["phases"]]
+    assert sum(alive) == host["bytes"]
+    assert sum(found["components"].values()) == found["peak"]["allocated_bytes"]
+    assert "host" not in document(sized("zero_stage=2", offload="none"))
+
+
+def test_it_says_that_it_was_not_compared() -> None:
+    assert any("offload" in line for line in sized("zero_stage=2").not_modelled)
+    assert not any("offload" in line for line in sized("zero_stage=2", offload="none").not_modelled)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("zero_stage=1",),
+            (
+                "parallelism.offload: offload = optimizer with engine = deepspeed and zero_stage = 1; what is modelled is "
+                "DeepSpeed's, from stage 2 on. Set engine: deepspeed and zero_stage: 2 or 3."
+            ),
+        ),
+        (
+            ("engine=fsdp2", "zero_stage=3"),
+            (
+                "parallelism.offload: offload = optimizer with engine = fsdp2 and zero_stage = 3; what is modelled is "
+                "DeepSpeed's, from stage 2 on. Set engine: deepspeed and zero_stage: 2 or 3."
+            ),
+        ),
+        (
+            ("zero_stage=2", "data_parallel=1"),
+            (
+                "parallelism.offload: offload = optimizer on one rank is not modelled: ZeRO's buffers are those of several. "
+                "Set data_parallel: 2 or more."
+            ),
+        ),
+        (
+            ("zero_stage=2", "optimizer=adam-8bit"),
+            (
+                "training.optimizer: optimizer = adam-8bit has no kernel for the host, where offload runs it. "
+                "Set one of adam, adamw, adagrad, lion."
+            ),
+        ),
+    ],
+)
+def test_what_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        sized(*overrides)
+
+    assert message in str(refused.value)
