@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memcalc.api import load as load
     from memcalc.api import measure as measure
     from memcalc.api import oom as oom
+    from memcalc.api import recompute as recompute
     from memcalc.api import replay as replay
     from memcalc.api import sweep as sweep
     from memcalc.api import trace as trace
@@ -46,6 +47,7 @@ _HOMES = {
     "measure": "memcalc.api",
     "null_device": "memcalc.nullcuda.context",
     "oom": "memcalc.api",
+    "recompute": "memcalc.api",
     "replay": "memcalc.api",
     "sweep": "memcalc.api",
     "trace": "memcalc.api",
@@ -65,6 +67,7 @@ __all__ = [
     "measure",
     "null_device",
     "oom",
+    "recompute",
     "replay",
     "sweep",
     "trace",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memcalc.measuring import Measurement
     from memcalc.nullcuda.options import Options
     from memcalc.nullcuda.result import DryRun
+    from memcalc.planning.planning import Planning
     from memcalc.proving.beside import Beside
     from memcalc.proving.suite import Outcome
     from memcalc.recorder.judged import Judged
@@ -381,6 +382,41 @@ def fit(
 
     question = Question(gpus=gpus, maximize=maximize, minimize=minimize, hold=tuple(hold), **options)
     return fit_spec(load(source, *overrides, gpu=gpu), question)
+
+
+def recompute(
+    source: Source,
+    *overrides: str,
+    gpu: str | None = None,
+    budget: int | str | None = None,
+    strategy: str = "optimal",
+    maximize: bool = False,
+) -> Planning:
+    """Which activations to keep, and which to compute a second time. No torch.
+
+    Args:
+        source: as for `load`; what it says of recomputation is left aside.
+        overrides: as for `load`.
+        gpu: as for `load`.
+        budget: bytes that a GPU may hold, or "70GiB"; None: the card's.
+        strategy: "optimal", or a rule: "none", "every-layer", "sqrt", "every-k", "smallest".
+        maximize: whether to raise micro_batch_size as far as a plan fits.
+
+    Raises:
+        DoesNotFit: no plan is small enough; the message says what the smallest needs, and what holds it.
+    """
+    from memcalc.planning.planning import plan_recompute
+    from memcalc.units import parse_bytes
+
+    limit = parse_bytes(budget) if isinstance(budget, str) else budget
+    return plan_recompute(load(source, *overrides, gpu=gpu), limit, strategy, maximize=maximize)
+
+
+def verified(planning: Planning) -> list[tuple[str, int, int]]:
+    """A planned step traced on fake tensors: each phase with its planned and its traced bytes. Needs torch."""
+    from memcalc.planning.planning import verified as trace_planned
+
+    return list(trace_planned(planning))
 
 
 def oom(

@@ -22,6 +22,7 @@ COMMANDS = (
     "oom",
     "fit",
     "sweep",
+    "recompute",
     "check",
     "diff",
     "models",

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memcalc.estimation.choice import choice_of
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.frozen import all_parameters, trainable_parameters
 from memcalc.estimation.host import host_rows
 from memcalc.estimation.items import PHASES, Item
+from memcalc.estimation.items import PHASES, STEPS, Item
 from memcalc.estimation.outside import communication_library_bytes, outside_allocated, reserved_bytes
 from memcalc.estimation.paging import paging_notes
 from memcalc.estimation.parameters import buffer_elements
 from memcalc.estimation.passes import beside, first_workspace, passes_of, pieces_of
 from memcalc.estimation.planned import PlannedTimeline
+from memcalc.estimation.recipe_copies import gradients_exist
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.stages import Stage, stages_of
 from memcalc.estimation.standing import standing_items
 from memcalc.estimation.states import state_rows
 from memcalc.estimation.symbols import symbol_values
-from memcalc.estimation.timeline import Highest, Timeline
+from memcalc.estimation.timeline import Highest, Timeline, gradients_on_arrival
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import RankResult, Result
 from memcalc.ledger.textbook import textbook
@@ -106,6 +109,21 @@ def _moving_items(spec: Spec, stage: Stage, card: Card | None, values: dict[str,
 def _highest(moments: tuple[Highest, ...]) -> int:
     """Which of several moments is the highest; of equal ones the first."""
     return max(range(len(moments)), key=lambda index: moments[index].bytes)
+
+
+def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
+    """The steady step of a run on one stage, every layer kept and recomputed; and whether an engine stands around it.
+
+    Raises:
+        InputError: the implementation of this family is not modelled.
+    """
+    card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+    stage = next(stages_of(spec))
+    around = communication_buffers(spec, stage).around
+    gradients = gradients_on_arrival(
+        spec, exist=gradients_exist(choice_of(spec), STEPS), sharded=bool(around.layer_share)
+    )
+    return PlannedTimeline(spec, stage, symbol_values(spec, card), gradients, around), around != Around()
 
 
 def not_modelled(spec: Spec) -> tuple[str, ...]:

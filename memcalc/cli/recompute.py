@@ -1,0 +1,67 @@
+"""`memcalc recompute`: which activations to keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from memcalc.cli.options import Config, Gpu, Set, Units
+
+
+def command(
+    config: Config,
+    *,
+    overrides: Set = None,
+    gpu: Gpu = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The most a GPU may hold, e.g. 70GiB; default: the card.")
+    ] = None,
+    strategy: Annotated[
+        Literal["optimal", "none", "every-layer", "sqrt", "every-k", "smallest"],
+        typer.Option(help="How to choose what runs again."),
+    ] = "optimal",
+    maximize: Annotated[
+        Literal["micro_batch_size"] | None, typer.Option(help="Raise this as far as a plan fits.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Trace the planned step on fake tensors beside it; needs torch.")
+    ] = False,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the configuration with the plan in it.")
+    ] = None,
+    form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
+    units: Units = "GiB",
+) -> None:
+    """Plan which activations to keep, and which to compute a second time.
+
+    The cheapest plan that fits the card or the budget: its peak, what it costs, the lines to paste into the training
+    code, and the plan for the configuration.
+
+    Exit code 1: no plan fits.
+
+    Example: memcalc recompute llama-3-8b --gpu h100-80gb --set recipe=pure --set b=2
+    """
+    from memcalc import api
+
+    planning = api.recompute(
+        config, *(overrides or ()), gpu=gpu, budget=budget, strategy=strategy, maximize=maximize is not None
+    )
+    checked = api.verified(planning) if verify else []
+    if write is not None:
+        import yaml
+
+        content = planning.result.spec.model_dump(mode="json", exclude_none=True)
+        content["training"]["recompute"] = planning.recompute
+        write.write_text(yaml.safe_dump(content, sort_keys=False))
+    if form == "json":
+        from memcalc.cli.output import print_json
+        from memcalc.report.recompute import planning_document
+
+        print_json(planning_document(planning, checked))
+    else:
+        from memcalc.report.recompute import draw_planning
+        from memcalc.report.screen import make_screen
+
+        draw_planning(make_screen(), planning, units, checked)

@@ -1,0 +1,161 @@
+"""The chain of a configuration, from the formulas of the estimate: embedding, layers, head. No torch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from memcalc.errors import InputError
+from memcalc.estimation.estimate import estimate, planned_timeline
+from memcalc.estimation.planned import PlannedTimeline
+from memcalc.estimation.program import highest
+from memcalc.planning.chain import Block, Chain
+from memcalc.planning.flops import head_flops, layer_flops
+from memcalc.planning.plan import Segment
+from memcalc.spec.segments import as_recompute
+from memcalc.spec.spec import Spec
+
+STEP = 2  # the steady state, which holds the optimizer's states
+
+
+class Configured(NamedTuple):
+    """A configuration's chain, and which of its blocks are layers.
+
+    Args:
+        spec: the configuration, nothing recomputed.
+        chain: its blocks.
+        first: the block of layer 0.
+        stop: the block behind the last layer.
+    """
+
+    spec: Spec
+    chain: Chain
+    first: int
+    stop: int
+
+    def recompute(self, items: Segment) -> list[Any] | str:
+        """A plan as `training.recompute` says it."""
+        return as_recompute(items, self.first, self.stop)
+
+
+def with_recompute(spec: Spec, recompute: list[Any] | str) -> Spec:
+    """The same run with another plan.
+
+    Raises:
+        InputError: the plan is none.
+    """
+    from memcalc.importers.loading import load
+
+    raw = spec.model_dump()
+    raw["training"]["recompute"] = recompute
+    return load(raw, (), gpu=None).with_notes(spec.notes)
+
+
+def chain_of(spec: Spec) -> Configured:
+    """The chain of a run.
+
+    Raises:
+        InputError: the model is split into pipeline stages, or the implementation is not modelled.
+    """
+    if spec.parallelism.pipeline_parallel > 1:
+        raise InputError(
+            f"pipeline_parallel = {spec.parallelism.pipeline_parallel}, but plans are made for a model on one stage.",
+            "Set pipeline_parallel: 1 and num_layers to the layers of a stage.",
+            "parallelism.pipeline_parallel",
+        )
+    spec = with_recompute(spec, "none")
+    timeline, engine = planned_timeline(spec)
+    totals = estimate(spec).ledger.totals
+    moving = {
+        "forward": timeline.forward().bytes,
+        "loss": timeline.loss().bytes,
+        "backward": timeline.backward().bytes,
+    }
+    resident = {phase: totals[f"{phase}_{STEP}"] - amount for phase, amount in moving.items()}
+    base = min(resident.values())
+    blocks: list[Block] = []
+    aside: list[int] = []  # beside each block's forward: what earlier blocks hold until forward or loss have ended
+    until_forward = until_loss = 0
+    head = len(timeline.blocks) - 1
+    opening = [number for number, block in enumerate(timeline.blocks) if block.opens]
+    layers = [timeline.block_of(layer, again=False) for layer in range(spec.model.num_layers)]
+    ends = [*(_entry(timeline, number) for number in layers), _entry(timeline, head)]
+    blocks += [_plain_block(timeline, number, 0, ends[0], 0) for number in opening]
+    for layer, number in enumerate(layers):
+        blocks.append(_layer_block(timeline, layer, number, ends[layer], ends[layer + 1], layer_flops(spec, layer)))
+    for number in (*opening, *layers):
+        aside.append(until_forward + resident["forward"] - base)
+        program, sizes = timeline.blocks[number].program, timeline.blocks[number].sizes
+        kept = set(program.kept)
+        until_forward += sum(sizes[storage] for storage in program.after_forward if storage not in kept)
+        until_loss += sum(sizes[storage] for storage in program.saved if storage not in kept)
+    aside.append(until_forward + resident["forward"] - base)
+    last = _plain_block(timeline, head, ends[-1], 0, head_flops(spec))
+    program, sizes = timeline.blocks[head].program, timeline.blocks[head].sizes
+    loss = sum(sizes[storage] for storage in program.after_forward) + highest(program.loss, sizes).bytes
+    loss += until_loss - until_forward + resident["loss"] - resident["forward"]
+    blocks.append(last._replace(forward_top=max(last.forward_top, loss)))
+    others = {phase: amount for phase, amount in totals.items() if phase.rpartition("_")[0] not in moving}
+    elsewhere = max(others, key=others.__getitem__)
+    chain = Chain(
+        tuple(blocks),
+        base,
+        tuple(aside),
+        (resident["backward"] - base,) * len(blocks),
+        elsewhere=others[elsewhere],
+        elsewhere_name=elsewhere,
+        longest=1 if engine else None,  # engines gather and reduce layer by layer
+    )
+    return Configured(spec, chain, len(opening), len(opening) + len(layers))
+
+
+def _sum(timeline: PlannedTimeline, number: int, storages: tuple[int, ...]) -> int:
+    return sum(timeline.blocks[number].sizes[storage] for storage in storages)
+
+
+def _entry(timeline: PlannedTimeline, number: int) -> int:
+    """Bytes of the hidden state that a layer, or the head, is given."""
+    block = timeline.blocks[number]
+    given = next(event.storage for event in block.program.forward if event.label == "start")
+    return block.sizes[given]
+
+
+def _plain_block(timeline: PlannedTimeline, number: int, given: int, made: int, flops: int) -> Block:
+    """Embedding, shared tables or head: never recomputed."""
+    block = timeline.blocks[number]
+    kept = _sum(timeline, number, block.program.kept)
+    backward = kept + highest(block.program.backward, block.sizes).bytes
+    return Block(
+        block.name,
+        given,
+        kept - given,
+        made,
+        flops,
+        _sum(timeline, number, block.left),
+        highest(block.program.forward, block.sizes).bytes,
+        highest(block.program.forward, block.sizes).bytes,
+        backward,
+        backward,
+        backward,
+        recomputable=False,
+    )
+
+
+def _layer_block(timeline: PlannedTimeline, layer: int, number: int, given: int, made: int, flops: int) -> Block:
+    block = timeline.blocks[number]
+    rerun = timeline.blocks[timeline.inside[number]]
+    alone = timeline.blocks[timeline.block_of(layer, again=True)]
+    kept = _sum(timeline, number, block.program.kept)
+    once = sum(alone.sizes[storage] for storage in alone.program.kept)
+    return Block(
+        f"layer {layer}",
+        given,
+        kept - given,
+        made,
+        flops,
+        _sum(timeline, number, block.left),
+        highest(block.program.forward, block.sizes).bytes,
+        highest(alone.program.forward, alone.sizes).bytes,
+        kept + highest(block.program.backward, block.sizes).bytes,
+        kept + highest(rerun.program.backward, rerun.sizes).bytes,
+        once + highest(alone.program.backward, alone.sizes).bytes,
+    )

@@ -1,0 +1,42 @@
+"""FLOPs of a layer's forward: matrix products alone, a multiply-add counted as two, as by PyTorch's FLOP counter."""
+
+from __future__ import annotations
+
+from memcalc.estimation.parameters import parameter_table
+from memcalc.spec.spec import Spec
+
+
+def layer_flops(spec: Spec, layer: int) -> int:
+    """One rank's forward of one layer, for one micro-batch."""
+    model, parallelism = spec.model, spec.parallelism
+    tokens = spec.training.micro_batch_size * spec.training.sequence_length
+    experts = model.moe is not None and model.moe.has_experts(layer)
+    kind = "layers.moe.*" if experts else "layers.dense.*"
+    weights = 0
+    for row in parameter_table(model):
+        if row.where != "layer" or len(row.shape) < 2 or not row.module.startswith(("layers.*", kind)):
+            continue
+        if ".experts." in row.module and model.moe is not None:  # a token visits k of E
+            weights += row.elements * model.moe.num_experts_per_token // model.moe.num_experts
+        else:
+            weights += row.elements
+    products = (
+        2  # multiply and add
+        * tokens
+        * weights
+    )
+    attention = (
+        2  # scores, and the weighted sum of values
+        * 2  # multiply and add
+        * tokens
+        * spec.training.sequence_length  # all pairs: kernels that leave out the masked half need less
+        * model.query_size
+    )
+    return (products + attention) // (parallelism.tensor_parallel * parallelism.context_parallel)
+
+
+def head_flops(spec: Spec) -> int:
+    """One rank's forward of the output projection."""
+    tokens = spec.training.micro_batch_size * spec.training.sequence_length
+    whole = 2 * tokens * spec.model.embedding_size * spec.model.vocab_size
+    return whole // (spec.parallelism.tensor_parallel * spec.parallelism.context_parallel)

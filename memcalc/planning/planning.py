@@ -1,0 +1,195 @@
+"""The verb `recompute`: a configuration and a budget in, the plan and its price out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from memcalc.errors import DoesNotFit, InputError
+from memcalc.estimation.estimate import estimate
+from memcalc.estimation.outside import RESERVED_PER_THOUSAND, communication_library_bytes
+from memcalc.ledger.result import Result
+from memcalc.planning.chain import Chain
+from memcalc.planning.configured import Configured, chain_of, with_recompute
+from memcalc.planning.evaluation import Evaluation, evaluate, evaluate_all_kept
+from memcalc.planning.frameworks import Said, in_all_words
+from memcalc.planning.plan import Plan
+from memcalc.planning.strategies.every_k import best_k
+from memcalc.planning.strategies.every_layer import every_layer
+from memcalc.planning.strategies.none import keep_everything
+from memcalc.planning.strategies.optimal import Found, front, optimal
+from memcalc.planning.strategies.smallest import smallest
+from memcalc.planning.strategies.square_root import square_root
+from memcalc.spec.cards import Card, find_card
+from memcalc.spec.spec import Spec
+from memcalc.units import format_bytes
+
+STRATEGIES = {
+    "none": keep_everything,
+    "every-layer": every_layer,
+    "sqrt": square_root,
+    "every-k": best_k,
+    "smallest": smallest,
+}
+
+
+class Planning(NamedTuple):
+    """The answer.
+
+    Args:
+        configured: the configuration's chain.
+        card: the card, where one is named.
+        limit: bytes that a GPU may hold in all; None: nobody said.
+        budget: bytes that may be allocated of these.
+        found: the plan.
+        before: everything kept.
+        rules: what the rules of thumb need and cost.
+        front: plans from the smallest to the fastest.
+        recompute: the plan as `training.recompute` says it.
+        result: the estimate of the run with the plan.
+        said: the plan in the words of frameworks.
+        batches: the largest micro-batch without recomputation (0: none) and with it, where they were asked for.
+    """
+
+    configured: Configured
+    card: Card | None
+    limit: int | None
+    budget: int
+    found: Found
+    before: Evaluation
+    rules: tuple[tuple[str, Evaluation], ...]
+    front: tuple[Found, ...]
+    recompute: list[Any] | str
+    result: Result
+    said: tuple[Said, ...]
+    batches: tuple[int, int] | None
+
+
+def plan_recompute(
+    spec: Spec, limit: int | None = None, strategy: str = "optimal", *, maximize: bool = False
+) -> Planning:
+    """Which activations to keep.
+
+    Args:
+        spec: the run; what it says of recomputation is left aside.
+        limit: bytes that a GPU may hold in all: reserved, context and communication library; None: the card's.
+        strategy: "optimal", or a rule of `STRATEGIES`.
+        maximize: whether to raise the micro-batch as far as a plan fits.
+
+    Raises:
+        InputError: no budget, an unknown strategy, or a run that is not planned for.
+        DoesNotFit: no plan is small enough.
+    """
+    if strategy != "optimal" and strategy not in STRATEGIES:
+        raise InputError(
+            f"strategy = {strategy!r} is not known.", f"Known are optimal, {', '.join(STRATEGIES)}.", "--strategy"
+        )
+    card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+    if limit is None and card is None:
+        raise InputError("nothing says how much memory there is.", "Name a card with --gpu, or a size with --budget.")
+    whole = limit if limit is not None else card.usable_bytes if card is not None else 0
+    context = 0 if card is None else card.context_bytes
+    budget = max(whole - context - communication_library_bytes(spec), 0) * 1000 // RESERVED_PER_THOUSAND
+    batches = None
+    if maximize:
+        spec, batches = _largest(spec, budget)
+    configured = chain_of(spec)
+    chain = configured.chain
+    found = _found(configured, budget, strategy)
+    recompute = configured.recompute(found.plan.items)
+    planned = with_recompute(configured.spec, recompute)
+    rules = tuple((name, evaluate(chain, rule(chain))) for name, rule in STRATEGIES.items())
+    return Planning(
+        configured,
+        card,
+        limit if limit is not None else whole,
+        budget,
+        found,
+        evaluate_all_kept(chain),
+        rules,
+        tuple(front(chain)),
+        recompute,
+        estimate(planned),
+        tuple(in_all_words(configured, found.plan.items, budget)),
+        batches,
+    )
+
+
+def _found(configured: Configured, budget: int, strategy: str) -> Found:
+    """The plan; where an estimate of it needs more than its chain says, once more with that much less."""
+    chain, room = configured.chain, budget
+    for _ in range(4):
+        found = _asked(chain, room, strategy)
+        if found is None or found.evaluation.peak_bytes > room:
+            break
+        planned = with_recompute(configured.spec, configured.recompute(found.plan.items))
+        excess = estimate(planned).ledger.peak_bytes - budget
+        if excess <= 0:
+            return found
+        room -= excess
+    raise _too_small(configured, budget, strategy)
+
+
+def _asked(chain: Chain, budget: int, strategy: str) -> Found | None:
+    if strategy == "optimal":
+        return optimal(chain, budget)
+    plan: Plan = STRATEGIES[strategy](chain)
+    return Found(plan, evaluate(chain, plan), None)
+
+
+def _too_small(configured: Configured, budget: int, strategy: str) -> DoesNotFit:
+    """What the smallest plan needs, and what holds it."""
+    chain = configured.chain
+    plan = smallest(chain) if strategy == "optimal" else STRATEGIES[strategy](chain)
+    result = estimate(with_recompute(configured.spec, configured.recompute(plan.items)))
+    ledger = result.ledger
+    held = sorted(ledger.components(ledger.peak_phase).items(), key=lambda row: -row[1])[:3]
+    holders = ", ".join(f"{component.value.replace('_', ' ')} {format_bytes(amount)}" for component, amount in held)
+    asked = "No plan" if strategy == "optimal" else f"Strategy {strategy} does not fit: no plan of it"
+    return DoesNotFit(
+        f"{asked} fits {format_bytes(budget)} of allocated memory. The smallest needs "
+        f"{format_bytes(ledger.peak_bytes)}, in {ledger.peak_phase}: {holders}. "
+        "Lower micro_batch_size or sequence_length, shard the model's states, or take a larger card."
+    )
+
+
+def _largest(spec: Spec, budget: int) -> tuple[Spec, tuple[int, int]]:
+    """The largest micro-batch that some plan fits, and the largest without recomputation."""
+
+    def fits(batch: int, *, keeps: bool) -> bool:
+        configured = chain_of(_with_batch(spec, batch))
+        plan = keep_everything(configured.chain) if keeps else smallest(configured.chain)
+        return evaluate(configured.chain, plan).peak_bytes <= budget
+
+    without, best = (_most(lambda batch, keeps=keeps: fits(batch, keeps=keeps)) for keeps in (True, False))
+    if not best:
+        raise _too_small(chain_of(_with_batch(spec, 1)), budget, "optimal")
+    return _with_batch(spec, best), (without, best)
+
+
+def _with_batch(spec: Spec, batch: int) -> Spec:
+    from memcalc.importers.loading import load
+
+    return load(spec.model_dump(), (f"training.micro_batch_size={batch}",), gpu=None).with_notes(spec.notes)
+
+
+def _most(fits: Any) -> int:
+    """The largest number of 1, 2, ... that fits, fitting being a matter of size; 0: none."""
+    high = 1
+    while fits(high) and high < 2**20:
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def verified(planning: Planning) -> Iterator[tuple[str, int, int]]:
+    """The planned step traced on fake tensors: phase, planned and traced bytes. Needs torch."""
+    from memcalc.tracing import trace
+
+    traced = trace(planning.result.spec, 2).result.ledger
+    for phase, planned in planning.result.ledger.totals.items():
+        if phase in traced.totals:
+            yield phase, planned, traced.totals[phase]

@@ -1,0 +1,274 @@
+"""The report of `recompute`: the plan, what it needs and costs, and the lines to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from memcalc.planning.evaluation import Evaluation
+from memcalc.planning.frameworks import Said
+from memcalc.planning.plan import Segment, depth, leaves, times_again
+from memcalc.planning.planning import Planning
+from memcalc.planning.throughput import slow_down
+from memcalc.report.bar import small_bar
+from memcalc.report.grid import Column, Grid
+from memcalc.report.screen import Screen
+from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.report.verdict import subject
+from memcalc.units import Unit, format_bytes, format_number
+
+BAR = 24  # letters of the longest bar
+
+Checked = list[tuple[str, int, int]]  # phase, planned and traced bytes
+
+
+def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: Checked) -> None:
+    """The whole report."""
+    for line in subject(planning.result).splitlines():
+        draw_line(screen, line, 0, "bold")
+    screen.line()
+    draw_line(screen, verdict(planning, unit), 0, "bold green")
+    for line in remarks(planning):
+        draw_line(screen, line, 2)
+    screen.line()
+    draw_grid(screen, plans_grid(planning, unit))
+    draw_grid(screen, layers_grid(planning, unit))
+    draw_grid(screen, front_grid(planning, unit))
+    if checked:
+        draw_grid(screen, checked_grid(checked, unit))
+    draw_yaml(screen, planning)
+    screen.line(("The same in the words of frameworks, as near as each can come", "bold"))
+    for said in planning.said:
+        draw_line(screen, f"{said.framework}: {distance(said, planning, unit)}", 2)
+        for line in said.lines:
+            screen.line((f"    {line}", ""))
+    screen.line()
+    draw_list(screen, "Not modelled", planning.result.not_modelled)
+
+
+def verdict(planning: Planning, unit: Unit) -> str:
+    """One sentence."""
+    peak, chain = planning.result.ledger.peak_bytes, planning.configured.chain
+    again = planning.found.evaluation.again_flops
+    room = f"{format_bytes(peak, unit)} of {format_bytes(planning.budget, unit)} that may be allocated"
+    if not again:
+        return f"NOTHING TO RECOMPUTE: {room}."
+    return f"FITS: {room}, for {again / chain.flops:.1%} of a forward more: a step {_slower(planning, again)} longer."
+
+
+def _slower(planning: Planning, again: int) -> str:
+    return f"{slow_down(planning.configured.chain.flops, again) - 1:.1%}"
+
+
+def remarks(planning: Planning) -> Iterator[str]:
+    """How good the plan is, and the batches."""
+    loss, flops = planning.found.loss, planning.configured.chain.flops
+    if loss == 0:
+        yield "No plan within the budget runs less again."
+    elif loss is not None:
+        yield f"A plan within the budget could run at most {loss / flops:.2%} of a forward less again."
+    if planning.batches is not None:
+        without, best = planning.batches
+        yield f"Largest micro-batch: {best} with recomputation, {without or 'none'} without."
+    if planning.configured.chain.longest == 1:
+        yield "The engine moves parameters layer by layer, so layers are recomputed one by one."
+
+
+def plans_grid(planning: Planning, unit: Unit) -> Grid:
+    """The plan beside everything kept and the rules of thumb."""
+    rows = [(f"this plan ({planning.found.plan.strategy})", planning.found.evaluation), *planning.rules]
+    columns = (
+        Column("strategy"),
+        *(Column(head, right=True) for head in (f"peak {unit}", "kept", "forward again", "step longer")),
+        Column("peak in", wrap=True),
+    )
+    cells = [(name, *_figures(planning, evaluation, unit), _moment(evaluation)) for name, evaluation in rows]
+    return Grid("Plan and rules of thumb, peaks of allocated memory", columns, cells, frozenset({0}))
+
+
+def _figures(planning: Planning, evaluation: Evaluation, unit: Unit) -> tuple[str, ...]:
+    again = evaluation.again_flops
+    return (
+        format_number(evaluation.peak_bytes, unit),
+        format_number(evaluation.kept_bytes, unit),
+        f"{again / planning.configured.chain.flops:.1%}",
+        _slower(planning, again),
+    )
+
+
+def _moment(evaluation: Evaluation) -> str:
+    peak = evaluation.peak
+    words = {"again": "run again", "forward": "forward", "backward": "backward"}
+    return f"{peak.block}, {words[peak.phase]}" if peak.block else peak.phase
+
+
+def layers_grid(planning: Planning, unit: Unit) -> Grid:
+    """The plan, one row for neighbours that are treated alike."""
+    rows: list[tuple[str, ...]] = []
+    configured = planning.configured
+    blocks = configured.chain.blocks
+    inside = [item for item in planning.found.plan.items if configured.first <= next(leaves(item)) < configured.stop]
+    for item in _merged(inside):
+        numbers = [*leaves(item)]
+        kept = isinstance(item, int) or item[0] == -1
+        numbers = [number for number in numbers if number >= 0]
+        held = blocks[numbers[0]].input_bytes
+        if kept:
+            held = sum(blocks[number].input_bytes + blocks[number].inside_bytes for number in numbers)
+        low, high = numbers[0] - configured.first, numbers[-1] - configured.first
+        how = "kept" if kept else _how(item)
+        again = 0 if kept else sum(blocks[number].flops * often for number, often in times_again((item,)).items())
+        rows.append(
+            (
+                f"{low}" if low == high else f"{low} to {high}",
+                how,
+                format_number(held, unit),
+                f"{again / configured.chain.flops:.1%}",
+            )
+        )
+    columns = (
+        Column("layers"),
+        Column("what"),
+        Column(f"held {unit}", right=True),
+        Column("forward again", right=True),
+    )
+    return Grid("Layer by layer", columns, rows)
+
+
+def _how(item: int | Segment) -> str:
+    if isinstance(item, int):
+        return "kept"
+    size = len([*leaves(item)])
+    if depth(item):
+        return f"recomputed together, in {depth((item,))} levels: {_nested(item)}"
+    return "recomputed" if size == 1 else "recomputed together"
+
+
+def _nested(item: Segment) -> str:
+    return "[" + " ".join("." if isinstance(inner, int) else _nested(inner) for inner in item) + "]"
+
+
+def _merged(items: list[int | Segment]) -> Iterator[int | Segment]:
+    """Neighbours that are kept as one row, marked by -1."""
+    run: list[int] = []
+    for item in items:
+        if isinstance(item, int):
+            run.append(item)
+            continue
+        if run:
+            yield (-1, *run)
+            run = []
+        yield item
+    if run:
+        yield (-1, *run)
+
+
+def front_grid(planning: Planning, unit: Unit) -> Grid:
+    """Memory against compute: each plan is the cheapest that was found for its memory."""
+    most = max((found.evaluation.again_flops for found in planning.front), default=0)
+    rows = []
+    strong = set()
+    for number, found in enumerate(planning.front):
+        again = found.evaluation.again_flops
+        fits = found.evaluation.peak_bytes <= planning.budget
+        if fits and again >= planning.found.evaluation.again_flops:
+            strong = {number}
+        rows.append(
+            (
+                format_number(found.evaluation.peak_bytes, unit),
+                "fits" if fits else "",
+                f"{again / planning.configured.chain.flops:.1%}",
+                _slower(planning, again),
+                small_bar(again, most, BAR),
+            )
+        )
+    heads = (Column(f"peak {unit}", right=True), Column(""), Column("forward again", right=True))
+    columns = (*heads, Column("step longer", right=True), Column(""))
+    return Grid("Memory against compute", columns, rows, frozenset(strong))
+
+
+def checked_grid(checked: Checked, unit: Unit) -> Grid:
+    """Planned and traced peaks, phase by phase."""
+    rows = [
+        (phase, format_number(planned, unit), format_number(traced, unit), f"{(planned / traced - 1):+.3%}")
+        for phase, planned, traced in checked
+    ]
+    columns = (Column("phase"), *(Column(head, right=True) for head in (f"planned {unit}", "traced", "difference")))
+    return Grid("The planned step, traced on fake tensors", columns, rows)
+
+
+def draw_yaml(screen: Screen, planning: Planning) -> None:
+    """The plan for the configuration."""
+    screen.line(("For the configuration", "bold"))
+    screen.line(("  training:", ""))
+    draw_line(screen, f"recompute: {said_in_yaml(planning.recompute)}", 4)
+    screen.line()
+
+
+def said_in_yaml(recompute: list[Any] | str) -> str:
+    """A plan as YAML in one line."""
+    return recompute if isinstance(recompute, str) else f"[{', '.join(map(said_in_yaml_item, recompute))}]"
+
+
+def said_in_yaml_item(item: Any) -> str:
+    """A layer, a range or a list of them."""
+    return f"[{', '.join(map(said_in_yaml_item, item))}]" if isinstance(item, list) else str(item)
+
+
+def distance(said: Said, planning: Planning, unit: Unit) -> str:
+    """What the framework's own plan needs and costs beside the plan."""
+    peak = said.evaluation.peak_bytes - planning.found.evaluation.peak_bytes
+    again = said.evaluation.again_flops - planning.found.evaluation.again_flops
+    if said.items == planning.found.plan.items or (peak == 0 and again == 0):
+        return "the plan itself"
+    parts = []
+    if peak:
+        parts.append(f"{format_bytes(abs(peak), unit)} {'more' if peak > 0 else 'less'} at the peak")
+    if again:
+        parts.append(
+            f"{abs(again) / planning.configured.chain.flops:.1%} of a forward {'more' if again > 0 else 'less'}"
+        )
+    over = said.evaluation.peak_bytes > planning.budget
+    return " and ".join(parts or ["the same"]) + (", which does not fit" if over else "")
+
+
+def planning_document(planning: Planning, checked: Checked) -> dict[str, Any]:
+    """The answer as JSON. Bytes and FLOPs."""
+    configured, found = planning.configured, planning.found
+    return {
+        "schema_version": 1,
+        "source": "recompute",
+        "name": configured.spec.name,
+        "spec": planning.result.spec.model_dump(mode="json"),
+        "limit_bytes": planning.limit,
+        "budget_bytes": planning.budget,
+        "strategy": found.plan.strategy,
+        "recompute": planning.recompute,
+        "peak_bytes": planning.result.ledger.peak_bytes,
+        "peak_phase": planning.result.ledger.peak_phase,
+        "kept_bytes": found.evaluation.kept_bytes,
+        "forward_flops": configured.chain.flops,
+        "again_flops": found.evaluation.again_flops,
+        "may_save_at_most_flops": found.loss,
+        "before": _price(planning.before),
+        "rules": {name: _price(evaluation) for name, evaluation in planning.rules},
+        "front": [
+            _price(point.evaluation) | {"recompute": configured.recompute(point.plan.items)} for point in planning.front
+        ],
+        "largest_micro_batch": None
+        if planning.batches is None
+        else {"without": planning.batches[0], "with": planning.batches[1]},
+        "blocks": [block._asdict() for block in configured.chain.blocks],
+        "frameworks": {said.framework: _price(said.evaluation) | {"lines": list(said.lines)} for said in planning.said},
+        "verified": [{"phase": phase, "planned": planned, "traced": traced} for phase, planned, traced in checked],
+        "not_modelled": list(planning.result.not_modelled),
+    }
+
+
+def _price(evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        "peak_bytes": evaluation.peak_bytes,
+        "moment": _moment(evaluation),
+        "kept_bytes": evaluation.kept_bytes,
+        "again_flops": evaluation.again_flops,
+    }
