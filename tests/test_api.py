@@ -23,6 +23,7 @@ def test_public_names() -> None:
         "measure",
         "null_device",
         "oom",
+        "recompute",
         "replay",
         "sweep",
         "trace",

@@ -50,11 +50,9 @@ def command(
     )
     checked = api.verified(planning) if verify else []
     if write is not None:
-        import yaml
+        from memcalc.planning.planning import planned_yaml
 
-        content = planning.result.spec.model_dump(mode="json", exclude_none=True)
-        content["training"]["recompute"] = planning.recompute
-        write.write_text(yaml.safe_dump(content, sort_keys=False))
+        write.write_text(planned_yaml(planning))
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.recompute import planning_document

@@ -140,7 +140,7 @@ def runs_of(spec: Spec, stage: Stage) -> Iterator[Kind]:
             yield Kind(*kind, len(run), run[0], run[-1])
         return
     dense = dense_layers(spec.model)
-    named = {layer for layer in spec.training.recompute if isinstance(layer, int)}
+    named = set() if isinstance(spec.training.recompute, str) else {*leaves(spec.training.recompute)}
     borders = {stage.first, stage.stop} | {edge for layer in named for edge in (layer, layer + 1)} | {dense}
     edges = sorted(edge for edge in borders if stage.first <= edge <= stage.stop)
     for lo, hi in pairwise(edges):
@@ -191,7 +191,7 @@ def _ends(training: TrainingSpec, recomputed: bool, lo: int, hi: int) -> tuple[i
         if recomputed:
             return (lo // k + 1) * k - 1, hi // k * k - 1
         return (lo if (lo + 1) % k else lo + 1), (hi - 1 if hi % k else hi - 2)
-    named = set(plan)
+    named = set(leaves(plan))
     if recomputed:
         inside = sorted(layer for layer in named if lo <= layer < hi)
         return inside[0], inside[-1]

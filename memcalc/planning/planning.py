@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import yaml
+
 from memcalc.errors import DoesNotFit, InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.outside import RESERVED_PER_THOUSAND, communication_library_bytes
@@ -183,6 +185,13 @@ def _most(fits: Any) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def planned_yaml(planning: Planning) -> str:
+    """The whole configuration with the plan in it."""
+    content = planning.result.spec.model_dump(mode="json", exclude_none=True)
+    content["training"]["recompute"] = planning.recompute
+    return yaml.safe_dump(content, sort_keys=False)
 
 
 def verified(planning: Planning) -> Iterator[tuple[str, int, int]]:

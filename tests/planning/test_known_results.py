@@ -3,7 +3,7 @@
 from math import isqrt
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalc.planning.evaluation import evaluate
@@ -83,6 +83,7 @@ def test_the_square_root_rule() -> None:
     assert square_root(uniform(96, 32, 2)).strategy == "sqrt(l) = 10"
 
 
+@settings(deadline=None)
 @given(st.integers(2, 9), st.integers(0, 60), st.integers(1, 9))
 def test_the_optimum_beats_every_rule_of_thumb(layers: int, inside: int, boundary: int) -> None:
     chain = uniform(layers, inside, boundary)

@@ -33,6 +33,7 @@ def check_against_all_plans(chain: Chain) -> None:
         assert found.evaluation.peak_bytes <= budget
 
 
+@settings(deadline=None)
 @given(random_chains(6))
 def test_optimal_is_the_best_of_all_plans(chain: Chain) -> None:
     check_against_all_plans(chain)
