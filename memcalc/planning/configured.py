@@ -66,9 +66,9 @@ def chain_of(spec: Spec) -> Configured:
     timeline, engine = planned_timeline(spec)
     totals = estimate(spec).ledger.totals
     moving = {
-        "forward": timeline.forward().bytes,
-        "loss": timeline.loss().bytes,
-        "backward": timeline.backward().bytes,
+        "forward": timeline.highest("forward").bytes,
+        "loss": timeline.highest("loss").bytes,
+        "backward": timeline.highest("backward").bytes,
     }
     resident = {phase: totals[f"{phase}_{STEP}"] - amount for phase, amount in moving.items()}
     base = min(resident.values())
