@@ -9,7 +9,6 @@ from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.frozen import all_parameters, trainable_parameters
 from memcalc.estimation.host import host_rows
-from memcalc.estimation.items import PHASES, Item
 from memcalc.estimation.items import PHASES, STEPS, Item
 from memcalc.estimation.outside import communication_library_bytes, outside_allocated, reserved_bytes
 from memcalc.estimation.paging import paging_notes
