@@ -284,7 +284,10 @@ def test_an_unknown_card_of_an_option_is_named_after_it() -> None:
 # -- values of a wrong kind --------------------------------------------------------------------------------------------
 
 WHOLE = "is not a whole number. Write digits only, such as 4096."
-RECOMPUTE = "Write none, selective, full, every-k (every-2: each second layer) or a list of layer numbers."
+RECOMPUTE = (
+    "Write none, selective, full, every-k (every-2: each second layer) or a list of layer numbers, in which a list or "
+    'a range ("4-7") is recomputed together.'
+)
 
 
 @pytest.mark.parametrize(
