@@ -37,10 +37,16 @@ def test_a_plan_is_estimated_as_it_runs(recompute: str) -> None:
 @pytest.mark.parametrize("recipe", ["pure", "amp", "mixed-20"])
 @pytest.mark.parametrize("recompute", ["[0-5]", "[[[[0], 1], 2], 3]", "[1, 3-4]"])
 def test_plans_under_every_recipe(recompute: str, recipe: str) -> None:
-    _, loss, backward = difference("gpt2", f"recompute={recompute}", f"recipe={recipe}", *SMALL[1:])
+    """Under autocast a segment is estimated up to one 16-bit hidden state too high, and never too low."""
+    overrides = (f"recompute={recompute}", f"recipe={recipe}", *SMALL[1:])
+    pytest.importorskip("torch")
+    estimate = memcalc.estimate("gpt2", *overrides, gpu="a100-80gb")
+    trace = memcalc.trace("gpt2", *overrides, gpu="a100-80gb", steps=2).result
+    loss, backward = (bytes_of(estimate, phase) - bytes_of(trace, phase) for phase in PHASES[1:])
+    hidden_state = 2 * 2 * 256 * 768
 
-    assert abs(loss) < 0.001
-    assert abs(backward) < 0.001
+    assert abs(loss) < 4096
+    assert -4096 < backward < hidden_state + 4096
 
 
 @pytest.mark.long

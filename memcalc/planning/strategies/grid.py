@@ -17,8 +17,8 @@ from memcalc.planning.chain import Chain
 from memcalc.planning.plan import Segment
 from memcalc.planning.strategies.stretches import NEVER, Memory, Numbers, Stretches, moved
 
-SLOTS = 100  # of stretches that run again
-WORK = 15 * 10**6  # slots times pairs of blocks that are looked at for the chain around them
+SLOTS = 80  # of stretches that run again
+WORK = 12 * 10**6  # slots times pairs of blocks that are looked at for the chain around them
 
 
 class Grid:
