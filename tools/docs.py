@@ -41,6 +41,7 @@ from tools.accuracy import cases, summarized  # noqa: E402
 from tools.agreement import agreement_summary, agreement_table  # noqa: E402
 from tools.markdown import table  # noqa: E402
 from tools.measured import measured_table, probe_table  # noqa: E402
+from tools.peers import peers_table  # noqa: E402
 from tools.published import MIB, TERMS, mean_and_worst, megatron_peaks, without  # noqa: E402
 from tools.sharded import sharded_runs  # noqa: E402
 
@@ -415,6 +416,7 @@ TABLES: dict[str, Callable[..., str]] = {
     **published_configs.TABLES,
     "agreement": agreement_table,
     "agreement-summary": agreement_summary,
+    "peers": peers_table,
     "accuracy-megatron": accuracy_megatron,
     "accuracy-megatron-terms": accuracy_megatron_terms,
     "accuracy-phases": accuracy_phases,
