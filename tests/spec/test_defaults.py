@@ -69,6 +69,7 @@ def test_a_silent_file_has_these_values() -> None:
         "virtual_stages": 1,
         "data_parallel_replicate": 1,
         "zero_stage": 0,
+        "offload": "none",
     }
     assert spec.hardware.gpu is None
 
