@@ -24,6 +24,7 @@ def test_the_screen(run, golden, monkeypatch: pytest.MonkeyPatch) -> None:
     golden("measure_cpu", out)
 
 
+@pytest.mark.long
 def test_json_is_the_document(run, tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     files = ["--record", str(record), "--export", str(tmp_path / "run.jsonl")]
@@ -39,6 +40,7 @@ def test_json_is_the_document(run, tmp_path: Path) -> None:
     assert (tmp_path / "run.jsonl").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_estimate_with_a_measurement_beside_it(run) -> None:
     document = json.loads(run("estimate", *TINY, "--measure", "--format", "json").out)
 

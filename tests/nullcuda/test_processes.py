@@ -63,8 +63,12 @@ def test_what_does_not_listen_is_killed(run: Callable[..., Ending], monkeypatch:
 
 def test_an_interrupt_ends_all_of_it(run: Callable[..., Ending]) -> None:
     timer = threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore interrupts
     timer.start()
 
-    ending = run(ORPHAN + "time.sleep(60)")
+    try:
+        ending = run(ORPHAN + "time.sleep(60)")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
     assert ending.interrupted

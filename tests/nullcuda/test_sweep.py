@@ -64,6 +64,7 @@ held = torch.empty((int(sys.argv[2]) << 30) * 5 // 2, dtype=torch.uint8, device=
 """
 
 
+@pytest.mark.long
 def test_a_sweep_on_the_device(dry_run_here: Path, null_python: str, capsys: pytest.CaptureFixture[str]) -> None:
     """2.5 GiB a piece and 0.47 GiB beside: a T4's 14.56 GiB hold 5 of them. 1, 2, 4 fit, 8 and 6 do not, 5 does."""
     (dry_run_here / "script.py").write_text(HOLDS)
