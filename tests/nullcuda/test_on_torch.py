@@ -71,9 +71,12 @@ def test_recorded_runs_come_out_to_the_byte(card: str, dry_run_here: Path, null_
     with (RECORDINGS / f"null-{card}-torch-2.13.0.jsonl").open() as file:
         record = json.loads(file.readline())
 
+    variables = os.environ | environment(card, pythons=[null_python])
+    variables["PYTHONPATH"] += os.pathsep + str(ROOT)  # for the process that it starts in turn
+
     done = subprocess.run(
         [null_python, "-c", MEASURE.format(root=str(ROOT), record=json.dumps(record))],
-        env=os.environ | environment(card, pythons=[null_python]),
+        env=variables,
         capture_output=True,
         text=True,
         check=False,
