@@ -25,8 +25,9 @@ def systems() -> str:
         known[system.name] = system
 
     def row(system: System) -> list[object]:
-        network = f"{system.nic_bytes * 8 / 1e9:g}" + (" (default)" if system.assumed else "")
-        links = [system.node, system.link, f"{system.link_bytes / 1e9:g}", network]
+        network = f"{system.nic_bytes * 8 / 1e9:g}" + (" (default)" if system.nic_assumed else "")
+        node = f"{system.node}" + (" (default)" if system.node_assumed else "")
+        links = [node, system.link, f"{system.link_bytes / 1e9:g}", network]
         return [", ".join(cards[system.name]), *links, system.source]
 
     head = ["cards", "a node", "link", "GB/s, one direction", "Gbit/s of network a card", "source"]

@@ -241,4 +241,4 @@ def _streams(block: Program) -> tuple[object, ...]:
 
 
 def _in_flight(stage: Stage) -> tuple[int, ...]:
-    return tuple(piece.in_flight for piece in stage.chunks)
+    return tuple(held for piece in stage.chunks for held in (piece.in_flight, piece.embeddings, piece.heads))

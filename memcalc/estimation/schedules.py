@@ -58,3 +58,19 @@ def chunks_in_flight(schedule: str, stages: int, virtual: int, stage: int, micro
     }[schedule]
     directions = {"interleaved": virtual, "zb-v": 2, "v-half": 2, "v-min": 2, "dualpipe-v": 2}
     return min(most, m * directions.get(schedule, 1))
+
+
+def ends_in_flight(schedule: str, stages: int, virtual: int, stage: int, micro_batches: int) -> tuple[int, int]:
+    """How many micro-batches the chunks at both ends of the model hold when each holds most: the first, the last.
+
+    A stage with one chunk holds as many of the end it has as of its layers. With several chunks the last one hands over
+    to its own backward at once, so logits are there for one micro-batch. Interleaving runs p micro-batches through a
+    chunk, then as many through the next, so the first chunk starts twice before its first backward.
+    """
+    if len(chunks_of(schedule, stages, virtual, stage)) == 1:
+        held = chunks_in_flight(schedule, stages, virtual, stage, micro_batches)
+        return held, held
+    first = (
+        2 * stages if schedule == "interleaved" else chunks_in_flight(schedule, stages, virtual, stage, micro_batches)
+    )
+    return min(first, micro_batches), 1

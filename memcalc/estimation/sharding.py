@@ -105,8 +105,11 @@ def _alike(model: ModelSpec, stage: Stage) -> Stage:
     """The stage without what its parameters do not depend on: where layers without experts stand does not matter."""
     if model.moe is None:
         return Stage(0, 0, stage.layers, stage.has_embedding, stage.has_head, 1)
-    pieces = tuple(piece._replace(index=0, in_flight=1) for piece in stage.pieces)
-    return stage._replace(index=0, in_flight=1, pieces=pieces)
+    return _alone(stage)._replace(pieces=tuple(map(_alone, stage.pieces)))
+
+
+def _alone(stage: Stage) -> Stage:
+    return stage._replace(index=0, in_flight=1, embeddings=1, heads=1)
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from memcalc.estimation.adapters import adapters_of
-from memcalc.estimation.schedules import Chunk, chunks_in_flight, chunks_of
+from memcalc.estimation.schedules import Chunk, chunks_in_flight, chunks_of, ends_in_flight
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.segments import has_segments, leaves
 from memcalc.spec.spec import Spec
@@ -28,6 +28,8 @@ class Stage(NamedTuple):
     has_head: bool
     in_flight: int  # micro-batches whose activations the stage (or chunks, the piece) holds when it holds most
     pieces: tuple[Stage, ...] = ()
+    embeddings: int = 1  # micro-batches whose embedding it holds when it holds most, if it has one
+    heads: int = 1  # and those whose logits
 
     @property
     def chunks(self) -> tuple[Stage, ...]:
@@ -57,19 +59,21 @@ def stages_of(spec: Spec) -> Iterator[Stage]:
     virtual, micro_batches = spec.parallelism.virtual_stages, spec.training.gradient_accumulation_steps
     for index in range(stages):
         in_flight = chunks_in_flight(schedule, stages, virtual, index, micro_batches)
-        pieces = [_piece(spec, index, chunk, in_flight) for chunk in chunks_of(schedule, stages, virtual, index)]
+        flights = in_flight, *ends_in_flight(schedule, stages, virtual, index, micro_batches)
+        pieces = [_piece(spec, index, chunk, *flights) for chunk in chunks_of(schedule, stages, virtual, index)]
         if len(pieces) == 1:
             yield pieces[0]
             continue
         ends = any(piece.has_embedding for piece in pieces), any(piece.has_head for piece in pieces)
-        yield Stage(index, pieces[0].first, pieces[0].stop, *ends, in_flight, tuple(pieces))
+        yield Stage(index, pieces[0].first, pieces[0].stop, *ends, in_flight, tuple(pieces), *flights[1:])
 
 
-def _piece(spec: Spec, index: int, chunk: Chunk, in_flight: int) -> Stage:
+def _piece(spec: Spec, index: int, chunk: Chunk, in_flight: int, embeddings: int, heads: int) -> Stage:
     share, rest = divmod(spec.model.num_layers, chunk.of)
     first = chunk.part * share + min(chunk.part, rest)
     stop = first + share + (chunk.part < rest)
-    return Stage(index, first, stop, chunk.part == 0, chunk.part == chunk.of - 1, in_flight)
+    ends = chunk.part == 0, chunk.part == chunk.of - 1
+    return Stage(index, first, stop, *ends, in_flight, embeddings=embeddings, heads=heads)
 
 
 def kinds_of(spec: Spec, stage: Stage) -> list[Kind]:

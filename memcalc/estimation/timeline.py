@@ -49,6 +49,7 @@ class Block(NamedTuple):
     shapes: list[tuple[int, ...]]  # of each storage; empty where a rule gives its bytes
     kind: Kind | None
     left: tuple[int, ...]  # what its backward leaves behind, gradients that are sharded left out
+    others: tuple[tuple[tuple[int, ...], int], ...]  # what other micro-batches in flight hold of it, and how many do
 
     @property
     def opens(self) -> bool:
@@ -95,11 +96,13 @@ class Timeline:
             left = compiled.left
             if around.layer_share and not (part == "head" and spec.parallelism.engine == "fsdp2"):
                 left = compiled.left_without_gradients  # FSDP2 reduces the root, head and embedding, at the very end
-            self.blocks.append(Block(name, compiled, *sizes_of[id(compiled)], kind, left))
+            others = self._others(name, compiled, kind, tables)
+            self.blocks.append(Block(name, compiled, *sizes_of[id(compiled)], kind, left, others))
 
+        tables = program(structure, "tables", False, gradients)
         if stage.has_embedding:
             add("embedding", "embedding", None)
-        elif program(structure, "tables", False, gradients).storages:
+        elif tables.storages:
             add("shared tables", "tables", None)
         kinds = self.kinds()
         alike = sum(not kind.detached for kind in kinds)
@@ -293,7 +296,6 @@ class Timeline:
     def _saved(self, until: int, layer: int, phase: str) -> list[Holding]:
         """What the blocks before block `until` (layers: before `layer`) hold in a phase, plus other micro-batches."""
         holdings: list[Holding] = []
-        others = self.stage.in_flight - 1
         for index, block in enumerate(self.blocks):
             if block.kind is not None:
                 before = count_between(self.spec, block.kind, self.stage.first, min(layer, self.stage.stop))
@@ -301,9 +303,28 @@ class Timeline:
                 before = 1 if block.opens and until > index else 0
             if before:
                 holdings.append((index, held(block.program, phase), before))
-            if others:  # they have left forward and its autocast region, and wait for their backward
-                holdings.append((index, block.program.kept, others * (1 if block.kind is None else block.kind.count)))
+            holdings += [(index, storages, count) for storages, count in block.others]
         return holdings
+
+    def _others(
+        self, name: str, program: Program, kind: Kind | None, tables: Program
+    ) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """What the other micro-batches in flight hold of a block, and how many of them do.
+
+        They have left forward and its autocast region, and wait for their backward. Of a stage with several chunks
+        fewer hold its ends of the model than its layers; the tables that layers share are made for every chunk.
+        """
+        layers = self.stage.in_flight - 1
+        if name == "head":
+            found = [(program.kept, self.stage.heads - 1)]
+        elif name == "embedding":
+            names = {label[1] for label in tables.labels}
+            shared = tuple(storage for storage in program.kept if program.labels[storage][1] in names)
+            own = tuple(storage for storage in program.kept if storage not in shared)
+            found = [(shared, layers), (own, self.stage.embeddings - 1)]
+        else:
+            found = [(program.kept, layers * (1 if kind is None else kind.count))]
+        return tuple((storages, count) for storages, count in found if count)
 
     def _behind(self, index: int, layer: int) -> list[Holding]:
         """The gradients that the blocks behind (later layers, the head) have made, and what the step holds of them."""

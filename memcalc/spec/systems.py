@@ -26,7 +26,8 @@ class System:
         nic_bytes: and between nodes.
         flops: 16-bit operations a second of one card, dense.
         source: maker's documents.
-        assumed: what of this is no maker's figure, in words; empty: all is.
+        node_assumed: the cards of a node are a default, no maker's figure.
+        nic_assumed: so is the network.
     """
 
     name: str
@@ -36,7 +37,19 @@ class System:
     nic_bytes: float
     flops: float
     source: str
-    assumed: str
+    node_assumed: bool
+    nic_assumed: bool
+
+    @property
+    def assumed(self) -> str:
+        """What of this is a default, and how to say what it is; empty: nothing."""
+        node = [(f"{self.node} cards a node", "--node")] if self.node_assumed else []
+        port = f"{self.nic_bytes * 8 / 1e9:g} Gbit/s of network a card"
+        found = node + ([(port, "--nic")] if self.nic_assumed else [])
+        if not found:
+            return ""
+        default = "a default: name yours" if len(found) == 1 else "defaults: name yours"
+        return f"{' and '.join(what for what, _ in found)}, {default} with {' and '.join(how for _, how in found)}"
 
     def group_bytes(self, size: int, stride: int) -> float:
         """Bytes a second that each rank of a group sends when all of them talk at once.
@@ -60,8 +73,8 @@ def system_of(card: Card, node: int | None = None, nic_gbit: float | None = None
         raise InputError(f"{nic_gbit:g} Gbit/s of network a card.", "Give more than 0.", "--nic")
     found = _systems()[card.name]
     if nic_gbit is not None:
-        found = replace(found, nic_bytes=nic_gbit * 1e9 / 8, assumed="")
-    return found if node is None else replace(found, node=node)
+        found = replace(found, nic_bytes=nic_gbit * 1e9 / 8, nic_assumed=False)
+    return found if node is None else replace(found, node=node, node_assumed=False)
 
 
 @lru_cache(maxsize=1)
@@ -69,21 +82,22 @@ def _systems() -> dict[str, System]:
     """The system of every card, by the card's name."""
     data = yaml.load(FILE.read_bytes(), Loader=LOADER)
     rates = {card.name: card.bf16_tflops for card in all_cards()}
-    default = data["default_nic_gbit_s"]
+    node, port = data["default_gpus"], data["default_nic_gbit_s"]
     systems = {}
     for name, row in data["systems"].items():
-        nic = row.get("nic_gbit_s")
+        nic, gpus = row.get("nic_gbit_s"), row.get("gpus")
         for card in row["cards"]:
             given = row.get("tflops")
             tflops = rates[card] or (given[card] if isinstance(given, dict) else given)
             systems[card] = System(
                 name=name,
-                node=row["gpus"],
+                node=gpus or node,
                 link=row["link"],
                 link_bytes=row["link_gb_s"] * 1e9,
-                nic_bytes=(nic or default) * 1e9 / 8,
+                nic_bytes=(nic or port) * 1e9 / 8,
                 flops=tflops * 1e12,
                 source=row["source"],
-                assumed="" if nic else f"{default} Gbit/s of network a card, a default: name yours with --nic",
+                node_assumed=gpus is None,
+                nic_assumed=nic is None,
             )
     return systems

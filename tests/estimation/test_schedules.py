@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memcalc.api import estimate, load
-from memcalc.estimation.schedules import chunks_in_flight, chunks_of
+from memcalc.estimation.schedules import chunks_in_flight, chunks_of, ends_in_flight
 from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stages import stages_of
 from memcalc.ledger.component import Component
@@ -143,3 +143,56 @@ def test_a_longer_pipeline_schedule_needs_no_more_by_v_min_than_by_any_other() -
 
     assert peaks["v-min"] <= peaks["v-half"] <= peaks["zb-v"]
     assert peaks["1f1b"] <= peaks["interleaved"] <= peaks["zb-h2"] <= peaks["gpipe"]
+
+
+@pytest.mark.parametrize(("p", "v", "m"), [(2, 16, 4), (4, 3, 8), (4, 2, 16), (8, 2, 8)])
+def test_interleaving_step_by_step(p: int, v: int, m: int) -> None:
+    """Megatron-LM's order: p micro-batches through a chunk, p through the next; the last chunk's backward comes first.
+
+    After 2(p-i-1) + (v-1)p forwards every forward is followed by a backward. Counted copy by copy: all chunks of each
+    stage, the first chunk of the first stage, the last chunk of the last one.
+    """
+    order = [chunk for _ in range(m // p) for chunk in range(v) for _ in range(p)]
+    for stage in range(p):
+        warm_up = min(2 * (p - stage - 1) + (v - 1) * p, len(order))
+        held, most, most_of = [0] * v, 0, [0] * v
+        for step in range(len(order) + warm_up):
+            if step < len(order):
+                held[order[step]] += 1
+            most, most_of = max(most, sum(held)), [max(pair) for pair in zip(most_of, held, strict=True)]
+            if step >= warm_up:
+                held[v - 1 - order[step - warm_up]] -= 1
+
+        first, last = ends_in_flight("interleaved", p, v, stage, m)
+        assert most == chunks_in_flight("interleaved", p, v, stage, m)
+        if stage == 0:
+            assert first == most_of[0]
+        if stage == p - 1:
+            assert last == most_of[-1] == 1
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v"])
+def test_stages_of_several_chunks_hold_the_logits_of_one_micro_batch(schedule: str) -> None:
+    """As the last stage of 1F1B does, of 24 micro-batches."""
+
+    def logits(name: str) -> int:
+        ledgers = [rank.ledger.components("loss_2") for rank in estimate(run(name, stages=2)).ranks]
+        return max(components.get(Component.LOGITS_AND_LOSS, 0) for components in ledgers)
+
+    assert logits(schedule) == logits("1f1b") > 0
+
+
+def test_logits_of_llama_3_8b_over_two_stages_of_sixteen_chunks() -> None:
+    """One micro-batch of 2,048 tokens, half of 128,256 words: bf16 logits, a copy and log-probabilities in fp32.
+
+    2 + 4 + 4 bytes a logit; beside them the last norm's input and output, 2 bytes each of 2,048 x 4,096, and its
+    reciprocal deviation, 4 bytes a token.
+    """
+    split = ("tensor_parallel=2", "pipeline_parallel=2", "schedule=interleaved", "virtual_stages=16")
+    ranks = {
+        rank.rank["pipeline_stage"]: rank
+        for rank in estimate("llama-3-8b", *split, "gradient_accumulation_steps=4").ranks
+    }
+    held = ranks[1].ledger.components("loss_2")[Component.LOGITS_AND_LOSS]
+
+    assert held == 10 * 2048 * 128_256 // 2 + 2 * 2 * 2048 * 4096 + 4 * 2048
