@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from memcalc.nullcuda.options import Options
     from memcalc.nullcuda.result import DryRun
     from memcalc.planning.planning import Planning
+    from memcalc.planning.verification import Verified
     from memcalc.proving.beside import Beside
     from memcalc.proving.suite import Outcome
     from memcalc.recorder.judged import Judged
@@ -399,7 +400,8 @@ def recompute(
         overrides: as for `load`.
         gpu: as for `load`.
         budget: bytes that a GPU may hold, or "70GiB"; None: the card's.
-        strategy: "optimal", or a rule: "none", "every-layer", "sqrt", "every-k", "smallest".
+        strategy: "optimal"; "selective", inside the layers, for which it needs SciPy; or a rule: "none",
+            "every-layer", "sqrt", "every-k", "smallest".
         maximize: whether to raise micro_batch_size as far as a plan fits.
 
     Raises:
@@ -412,11 +414,20 @@ def recompute(
     return plan_recompute(load(source, *overrides, gpu=gpu), limit, strategy, maximize=maximize)
 
 
-def verified(planning: Planning) -> list[tuple[str, int, int]]:
-    """A planned step traced on fake tensors: each phase with its planned and its traced bytes. Needs torch."""
-    from memcalc.planning.planning import verified as trace_planned
+def verified(
+    planning: Planning, devices: tuple[str, ...] = ("fake", "null"), python: str | None = None
+) -> list[Verified]:
+    """A planned step traced: on each device the phases with their planned and their traced bytes. Needs torch.
 
-    return list(trace_planned(planning))
+    Args:
+        planning: of `recompute`.
+        devices: "fake": tensors without values; "null": PyTorch's CUDA build without a GPU, told as missing where it
+            is not there and not asked for alone.
+        python: as for `trace`.
+    """
+    from memcalc.planning.verification import verified as trace_planned
+
+    return trace_planned(planning, devices, python)
 
 
 def oom(

@@ -19,15 +19,24 @@ def command(
         str | None, typer.Option(metavar="SIZE", help="The most a GPU may hold, e.g. 70GiB; default: the card.")
     ] = None,
     strategy: Annotated[
-        Literal["optimal", "none", "every-layer", "sqrt", "every-k", "smallest"],
+        Literal["optimal", "selective", "none", "every-layer", "sqrt", "every-k", "smallest"],
         typer.Option(help="How to choose what runs again."),
     ] = "optimal",
     maximize: Annotated[
         Literal["micro_batch_size"] | None, typer.Option(help="Raise this as far as a plan fits.")
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Trace the planned step on fake tensors beside it; needs torch.")
+        bool,
+        typer.Option("--verify", help="Trace the planned step beside it, on every --device; needs torch."),
     ] = False,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(metavar="fake|null", help="Of --verify; default: fake, and null where it is there. Repeatable."),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(metavar="PYTHON", help="For null: an interpreter whose torch is a CUDA build."),
+    ] = None,
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the configuration with the plan in it.")
     ] = None,
@@ -48,7 +57,7 @@ def command(
     planning = api.recompute(
         config, *(overrides or ()), gpu=gpu, budget=budget, strategy=strategy, maximize=maximize is not None
     )
-    checked = api.verified(planning) if verify else []
+    checked = api.verified(planning, tuple(device or ("fake", "null")), python) if verify else []
     if write is not None:
         from memcalc.planning.planning import planned_yaml
 

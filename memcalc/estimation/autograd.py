@@ -34,6 +34,7 @@ class Backward:
         self.references: dict[int, int] = {}
         self.pending: dict[Tensor, int] = {}
         self.stand_ins: dict[int, int] = {}
+        self.untouched: dict[Segment, list[int]] = {}  # kept results that a recomputation did not come to
         self.label = ""
         self.inside = {p: segment for segment in tape.segments for p in range(segment.start, segment.stop)}
         for index in kept:
@@ -42,7 +43,7 @@ class Backward:
             if position not in self.inside:
                 self.hold(node.saved)
         for segment in tape.segments:
-            self.hold(segment.inputs)
+            self.hold((*segment.inputs, *segment.kept))
         self.hold(tape.held)
 
     def hold(self, storages: Iterable[int]) -> None:
@@ -68,7 +69,7 @@ class Backward:
                 recomputed.add(segment)
             self.step(node, takes=self.runs_again or segment is not None)
             if segment is not None and position == segment.start:
-                self.let_go(segment.inputs)
+                self.let_go((*segment.inputs, *self.untouched.pop(segment, segment.kept)))
         if self.tape.arrives_summed is not None:
             # The tied head's gradient, which its block counts, is now complete.
             self.references[self.tape.arrives_summed] = 1
@@ -85,7 +86,8 @@ class Backward:
     def run_again(self, segment: Segment) -> None:
         """Recompute a segment up to its last saved tensor (torch/utils/checkpoint.py stops early).
 
-        A tensor that something outside keeps alive already is made a second time.
+        A tensor that something outside keeps alive already is made a second time; a result that the segment has kept
+        is taken out of its store, which holds it no longer.
         """
         nodes = self.tape.nodes[segment.start : segment.stop]
         saved = {index for node in nodes for index in node.saved}
@@ -96,6 +98,7 @@ class Backward:
                 uses[tensor.storage] = position
             uses.update(dict.fromkeys(node.caller_holds, position))
         alive: set[int] = set()
+        untouched = self.untouched[segment] = list(segment.kept)
         for position, node in enumerate(nodes[: last + 1]):
             made = dict.fromkeys([*(tensor.storage for tensor in node.outputs), *node.also_allocates])
             stops_before_output = position == last and not set(node.saved) & set(made)
@@ -104,7 +107,10 @@ class Backward:
             self.label = f"{node.name} again"
             for index in made:
                 if index not in alive and index not in segment.inputs:
-                    self.make_again(index)
+                    if index in segment.kept:
+                        untouched.remove(index)
+                    else:
+                        self.make_again(index)
                     alive.add(index)
             for index in sorted(alive):
                 if index not in saved and uses.get(index, position) <= position:

@@ -56,7 +56,7 @@ def _kept(tape: Tape) -> set[int]:
     kept = set(tape.held)
     inside = {position for segment in tape.segments for position in range(segment.start, segment.stop)}
     for segment in tape.segments:
-        kept.update(segment.inputs)
+        kept.update((*segment.inputs, *segment.kept))
     for position, node in enumerate(tape.nodes):
         if position not in inside:
             kept.update(node.saved)

@@ -64,11 +64,12 @@ class Node:
 
 
 class Segment(NamedTuple):
-    """Operators that keep nothing but their inputs, and run again when backward reaches them."""
+    """Operators that keep their inputs and some results, and run again when backward reaches them: all but those."""
 
     start: int
     stop: int
     inputs: tuple[int, ...]
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -146,15 +147,15 @@ class Tape:
         assert output in self.nodes[-1].outputs
         self.segments.append(Segment(max(made) + 1, len(self.nodes), storages))
 
-    def recompute_all(self) -> None:
-        """Checkpoint the whole block: only its input is kept."""
+    def recompute_all(self, kept: tuple[int, ...] = ()) -> None:
+        """Checkpoint the whole block: its input is kept, and of what it makes these storages alone."""
         assert self.entry is not None
-        self.segments = [Segment(0, len(self.nodes), (self.entry.storage,))]
+        self.segments = [Segment(0, len(self.nodes), (self.entry.storage,), tuple(dict.fromkeys(kept)))]
 
-    def recompute_all_but(self, storages: tuple[int, ...]) -> None:
-        """Checkpoint the whole block, but keep some of what it makes besides its input."""
-        assert self.entry is not None
-        self.segments = [Segment(0, len(self.nodes), (self.entry.storage, *dict.fromkeys(storages)))]
+    def made_by(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        """What operators of these names make: their results, and what they keep beside them."""
+        nodes = [node for node in self.nodes if node.name in names]
+        return tuple(index for node in nodes for index in (*(t.storage for t in node.outputs), *node.also_allocates))
 
     def end_forward(self) -> None:
         """What follows belongs to the loss."""

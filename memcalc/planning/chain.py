@@ -32,6 +32,8 @@ class Block(NamedTuple):
         again_top: of a forward and a backward right after each other, beside the gradient of the output, where the
             block is the last of those that are recomputed together. PyTorch stops such a forward before the output.
         recomputable: whether it may run twice.
+        stays_bytes: of what is inside, kept where the block is recomputed all the same: selective checkpointing's.
+        again_flops: of a recomputation by itself; None: of a whole forward.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Block(NamedTuple):
     rerun_top: int
     again_top: int
     recomputable: bool = True
+    stays_bytes: int = 0
+    again_flops: int | None = None
 
 
 def simple_block(
@@ -116,7 +120,7 @@ class Chain:
             raise InputError("a chain without blocks has nothing to plan.", "Give it one block or more.", "blocks")
         for block in self.blocks:
             for field, value in block._asdict().items():
-                if field != "name" and value < 0:
+                if field != "name" and value is not None and value < 0:
                     raise InputError(f"{field} = {value} is negative.", "Sizes are 0 or more.", block.name)
         for before, after in zip(self.blocks, self.blocks[1:], strict=False):
             if before.output_bytes != after.input_bytes:

@@ -9,7 +9,7 @@ from memcalc.estimation.estimate import estimate, planned_timeline
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.program import highest
 from memcalc.planning.chain import Block, Chain
-from memcalc.planning.flops import head_flops, layer_flops
+from memcalc.planning.flops import head_flops, layer_flops, product_flops
 from memcalc.planning.plan import Segment
 from memcalc.spec.segments import as_recompute
 from memcalc.spec.spec import Spec
@@ -37,8 +37,13 @@ class Configured(NamedTuple):
         return as_recompute(items, self.first, self.stop)
 
 
-def with_recompute(spec: Spec, recompute: list[Any] | str) -> Spec:
+def with_recompute(spec: Spec, recompute: list[Any] | str, keep: tuple[str, ...] = ()) -> Spec:
     """The same run with another plan.
+
+    Args:
+        spec: the run.
+        recompute: as `training.recompute`.
+        keep: what recomputed layers keep all the same, as `training.recompute_keep`.
 
     Raises:
         InputError: the plan is none.
@@ -46,12 +51,17 @@ def with_recompute(spec: Spec, recompute: list[Any] | str) -> Spec:
     from memcalc.importers.loading import load
 
     raw = spec.model_dump()
-    raw["training"]["recompute"] = recompute
+    raw["training"] |= {"recompute": recompute, "recompute_keep": keep}
     return load(raw, (), gpu=None).with_notes(spec.notes)
 
 
-def chain_of(spec: Spec) -> Configured:
+def chain_of(spec: Spec, keep: tuple[str, ...] | None = None) -> Configured:
     """The chain of a run.
+
+    Args:
+        spec: the run; its own plan is left aside.
+        keep: operators whose results a layer keeps where it is recomputed, layers being recomputed one by one then,
+            with FLOPs to the operator; None: nothing is said of operators.
 
     Raises:
         InputError: the model is split into pipeline stages, or the implementation is not modelled.
@@ -63,7 +73,8 @@ def chain_of(spec: Spec) -> Configured:
             "parallelism.pipeline_parallel",
         )
     spec = with_recompute(spec, "none")
-    timeline, engine = planned_timeline(spec)
+    timeline, engine = planned_timeline(with_recompute(spec, "full", keep) if keep else spec)
+    products = None if keep is None else product_flops(spec)
     totals = estimate(spec).ledger.totals
     moving = {
         "forward": timeline.highest("forward").bytes,
@@ -82,6 +93,8 @@ def chain_of(spec: Spec) -> Configured:
     blocks += [_plain_block(timeline, number, 0, ends[0], 0) for number in opening]
     for layer, number in enumerate(layers):
         blocks.append(_layer_block(timeline, layer, number, ends[layer], ends[layer + 1], layer_flops(spec, layer)))
+        if products is not None:
+            blocks[-1] = _keeping(timeline, layer, blocks[-1], products)
     for number in (*opening, *layers):
         aside.append(until_forward + resident["forward"] - base)
         program, sizes = timeline.blocks[number].program, timeline.blocks[number].sizes
@@ -103,7 +116,7 @@ def chain_of(spec: Spec) -> Configured:
         (resident["backward"] - base,) * len(blocks),
         elsewhere=others[elsewhere],
         elsewhere_name=elsewhere,
-        longest=1 if engine else None,  # engines gather and reduce layer by layer
+        longest=None if keep is None and not engine else 1,  # engines gather and reduce layer by layer
     )
     return Configured(spec, chain, len(opening), len(opening) + len(layers))
 
@@ -158,4 +171,14 @@ def _layer_block(timeline: PlannedTimeline, layer: int, number: int, given: int,
         kept + highest(block.program.backward, block.sizes).bytes,
         kept + highest(rerun.program.backward, rerun.sizes).bytes,
         once + highest(alone.program.backward, alone.sizes).bytes,
+    )
+
+
+def _keeping(timeline: PlannedTimeline, layer: int, block: Block, flops: dict[str, int]) -> Block:
+    """A layer that keeps some results where it is recomputed: these, and the FLOPs of what still runs again."""
+    program, sizes = (alone := timeline.blocks[timeline.block_of(layer, again=True)]).program, alone.sizes
+    again = {event.label.removesuffix(" again") for event in program.backward if event.label.endswith(" again")}
+    return block._replace(
+        stays_bytes=sum(sizes[storage] for storage in program.kept) - block.input_bytes,
+        again_flops=sum(amount for name, amount in flops.items() if name in again),
     )

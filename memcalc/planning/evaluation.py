@@ -80,7 +80,7 @@ class _Walk:
             block, aside = blocks[end], self.chain.backward_aside[end]
             if item is last and ends_early:
                 self.moment(self.held - block.input_bytes + block.again_top + aside, "again", end)
-                self.flops += block.flops
+                self.flops += block.flops if block.again_flops is None else block.again_flops
                 continue
             self.held -= block.output_bytes  # the blocks behind are done with it; its gradient is of the same size
             if isinstance(item, int):
@@ -88,6 +88,7 @@ class _Walk:
                 top = block.backward_top if again is None else block.rerun_top
                 self.moment(self.held - block.input_bytes + top + aside, "backward", end)
             else:
+                self.held -= self.staying(item)  # its tops count them
                 self.run(item, aside + block.output_bytes)
         assert self.held == start
 
@@ -109,7 +110,11 @@ class _Walk:
             self.moment(self.held - owned + block.bare_top + aside, phase, position)
             self.flops += block.flops
             passing = block.output_bytes
-        self.held += passing
+        self.held += passing + self.staying(item)
+
+    def staying(self, item: Segment) -> int:
+        """What a recomputed block keeps all the same."""
+        return sum(self.chain.blocks[position].stays_bytes for position in leaves(item))
 
 
 def evaluate(chain: Chain, plan: Plan | Segment, *, record: bool = False) -> Evaluation:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from memcalc.estimation.blocks.structure import layout
 from memcalc.estimation.parameters import parameter_table
+from memcalc.spec.products import layer_products
 from memcalc.spec.spec import Spec
 
 
@@ -40,3 +42,21 @@ def head_flops(spec: Spec) -> int:
     tokens = spec.training.micro_batch_size * spec.training.sequence_length
     whole = 2 * tokens * spec.model.embedding_size * spec.model.vocab_size
     return whole // (spec.parallelism.tensor_parallel * spec.parallelism.context_parallel)
+
+
+def product_flops(spec: Spec) -> dict[str, int]:
+    """One rank's forward of one plain, dense layer, operator by operator; they sum to `layer_flops`."""
+    model, parallelism, training = spec.model, spec.parallelism, spec.training
+    tokens = training.micro_batch_size * training.sequence_length
+    ranks = parallelism.tensor_parallel * parallelism.context_parallel
+    weights = {
+        row.module.removeprefix("layers.*."): row.elements
+        for row in parameter_table(layout(model, "plain"))
+        if row.where == "layer" and len(row.shape) == 2
+    }
+    attention = 2 * 2 * tokens * training.sequence_length * model.query_size  # as in `layer_flops`
+    halves = {"scores": attention // 2, "attention output": attention // 2, "attention": attention}
+    return {
+        name: (halves[name] if name in halves else 2 * tokens * weights[name]) // ranks
+        for name in layer_products(model, training)
+    }

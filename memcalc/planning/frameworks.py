@@ -10,6 +10,8 @@ from memcalc.planning.evaluation import Evaluation, evaluate
 from memcalc.planning.plan import Segment, leaves, segmented
 from memcalc.planning.strategies.every_k import cut
 
+Writer = Callable[["Configured", Segment, int], tuple[str, tuple[str, ...], Segment]]
+
 
 class Said(NamedTuple):
     """What to paste.
@@ -19,25 +21,22 @@ class Said(NamedTuple):
         lines: to be pasted.
         items: the plan that they ask for.
         evaluation: what it needs and costs.
+        difference: from the plan, in words; "": what the evaluations say.
     """
 
     framework: str
     lines: tuple[str, ...]
     items: Segment
     evaluation: Evaluation
+    difference: str = ""
 
 
-def in_all_words(configured: Configured, items: Segment, budget: int) -> list[Said]:
-    """The plan for every framework."""
-    writers: tuple[Callable[[Configured, Segment, int], tuple[str, tuple[str, ...], Segment]], ...] = (
-        _pytorch,
-        _transformers,
-        _megatron,
-        _deepspeed,
-        _torchtitan,
-    )
+def in_all_words(
+    configured: Configured, items: Segment, budget: int, writers: tuple[Writer, ...] | None = None
+) -> list[Said]:
+    """The plan for every framework, or for those whose writers are given."""
     said = []
-    for write in writers:
+    for write in (_pytorch, _transformers, _megatron, deepspeed, torchtitan) if writers is None else writers:
         framework, lines, nearest = write(configured, items, budget)
         said.append(Said(framework, lines, nearest, evaluate(configured.chain, nearest)))
     return said
@@ -62,7 +61,7 @@ def _transformers(configured: Configured, items: Segment, _: int) -> tuple[str, 
     again = {block for item in items if not isinstance(item, int) for block in leaves(item)}
     lines = (
         'model.gradient_checkpointing_enable({"use_reentrant": False})',
-        f"RECOMPUTED = {_ranges(sorted(block - configured.first for block in again))}",
+        f"RECOMPUTED = {ranges(sorted(block - configured.first for block in again))}",
         "for index, layer in enumerate(model.base_model.layers):  # GPT-2 and its like: .h",
         "    layer.gradient_checkpointing = index in RECOMPUTED",
     )
@@ -82,7 +81,7 @@ def _megatron(configured: Configured, _: Segment, budget: int) -> tuple[str, tup
     return "Megatron-LM", (words,), nearest
 
 
-def _deepspeed(configured: Configured, items: Segment, _: int) -> tuple[str, tuple[str, ...], Segment]:
+def deepspeed(configured: Configured, items: Segment, _: int) -> tuple[str, tuple[str, ...], Segment]:
     """deepspeed.checkpointing.checkpoint: PyTorch's reentrant kind, which does not nest."""
     outer = tuple(
         item if isinstance(item, int) or all(isinstance(inner, int) for inner in item) else tuple(leaves(item))
@@ -100,7 +99,7 @@ def _deepspeed(configured: Configured, items: Segment, _: int) -> tuple[str, tup
     return "DeepSpeed", lines, outer
 
 
-def _torchtitan(configured: Configured, _: Segment, budget: int) -> tuple[str, tuple[str, ...], Segment]:
+def torchtitan(configured: Configured, _: Segment, budget: int) -> tuple[str, tuple[str, ...], Segment]:
     """mode full; or selective with selective_ac_option "k": layers k-1, 2k-1, ... one by one."""
     layers = configured.stop - configured.first
     choices: list[tuple[str, int, Segment]] = [("none", 0, tuple(range(len(configured.chain))))]
@@ -144,7 +143,8 @@ def _word(item: int | Segment, first: int) -> str:
     return str(item - first) if isinstance(item, int) else _numbered(list(item), first)
 
 
-def _ranges(numbers: list[int]) -> str:
+def ranges(numbers: list[int]) -> str:
+    """Numbers in Python's words, as a range where they are one."""
     if numbers and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"range({numbers[0]}, {numbers[-1] + 1})"
     return "{" + ", ".join(map(str, numbers)) + "}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import yaml
@@ -15,6 +14,7 @@ from memcalc.planning.chain import Chain
 from memcalc.planning.configured import Configured, chain_of, with_recompute
 from memcalc.planning.evaluation import Evaluation, evaluate, evaluate_all_kept
 from memcalc.planning.frameworks import Said, in_all_words
+from memcalc.planning.frameworks_selective import activation_bytes, in_selective_words
 from memcalc.planning.plan import Plan
 from memcalc.planning.strategies.every_k import best_k
 from memcalc.planning.strategies.every_layer import every_layer
@@ -25,6 +25,8 @@ from memcalc.planning.strategies.square_root import square_root
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.spec import Spec
 from memcalc.units import format_bytes
+
+SEARCHES = ("optimal", "selective")  # they look for the cheapest plan within the budget
 
 STRATEGIES = {
     "none": keep_everything,
@@ -48,6 +50,7 @@ class Planning(NamedTuple):
         rules: what the rules of thumb need and cost.
         front: plans from the smallest to the fastest.
         recompute: the plan as `training.recompute` says it.
+        keep: operators whose results recomputed layers keep, as `training.recompute_keep`: of a selective plan.
         result: the estimate of the run with the plan.
         said: the plan in the words of frameworks.
         batches: the largest micro-batch without recomputation (0: none) and with it, where they were asked for.
@@ -62,6 +65,7 @@ class Planning(NamedTuple):
     rules: tuple[tuple[str, Evaluation], ...]
     front: tuple[Found, ...]
     recompute: list[Any] | str
+    keep: tuple[str, ...]
     result: Result
     said: tuple[Said, ...]
     batches: tuple[int, int] | None
@@ -75,17 +79,16 @@ def plan_recompute(
     Args:
         spec: the run; what it says of recomputation is left aside.
         limit: bytes that a GPU may hold in all: reserved, context and communication library; None: the card's.
-        strategy: "optimal", or a rule of `STRATEGIES`.
+        strategy: "optimal", "selective", or a rule of `STRATEGIES`.
         maximize: whether to raise the micro-batch as far as a plan fits.
 
     Raises:
         InputError: no budget, an unknown strategy, or a run that is not planned for.
         DoesNotFit: no plan is small enough.
     """
-    if strategy != "optimal" and strategy not in STRATEGIES:
-        raise InputError(
-            f"strategy = {strategy!r} is not known.", f"Known are optimal, {', '.join(STRATEGIES)}.", "--strategy"
-        )
+    if strategy not in (*SEARCHES, *STRATEGIES):
+        known = ", ".join((*SEARCHES, *STRATEGIES))
+        raise InputError(f"strategy = {strategy!r} is not known.", f"Known are {known}.", "--strategy")
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     if limit is None and card is None:
         raise InputError("nothing says how much memory there is.", "Name a card with --gpu, or a size with --budget.")
@@ -94,15 +97,27 @@ def plan_recompute(
     budget = max(whole - context - communication_library_bytes(spec), 0) * 1000 // RESERVED_PER_THOUSAND
     batches = None
     if maximize:
-        spec, batches = _largest(spec, budget)
+        spec, batches = _largest(spec, budget, strategy)
     configured = chain_of(spec)
     chain = configured.chain
-    found = _found(configured, budget, strategy)
-    recompute = configured.recompute(found.plan.items)
-    planned = with_recompute(configured.spec, recompute)
     rules = tuple((name, evaluate(chain, rule(chain))) for name, rule in STRATEGIES.items())
+    chosen: Configured = configured
+    keep: tuple[str, ...] = ()
+    if strategy == "selective":
+        chosen, found, keep = _selective(configured, budget)
+        whole_layers = optimal(chain, budget)
+        rules = (*(() if whole_layers is None else (("optimal", whole_layers.evaluation),)), *rules)
+    else:
+        found = _found(configured, budget, strategy)
+    recompute = configured.recompute(found.plan.items)
+    planned = with_recompute(configured.spec, recompute, keep)
+    result = estimate(planned)
+    if keep:
+        words = in_selective_words(configured, found, keep, budget, activation_bytes(result))
+    else:
+        words = in_all_words(configured, found.plan.items, budget)
     return Planning(
-        configured,
+        chosen,
         card,
         limit if limit is not None else whole,
         budget,
@@ -111,10 +126,20 @@ def plan_recompute(
         rules,
         tuple(front(chain)),
         recompute,
-        estimate(planned),
-        tuple(in_all_words(configured, found.plan.items, budget)),
+        keep,
+        result,
+        tuple(words),
         batches,
     )
+
+
+def _selective(configured: Configured, budget: int) -> tuple[Configured, Found, tuple[str, ...]]:
+    from memcalc.planning.selective import plan_selective
+
+    found = plan_selective(configured.spec, budget)
+    if found is None:
+        raise _too_small(configured, budget, "selective")
+    return found
 
 
 def _found(configured: Configured, budget: int, strategy: str) -> Found:
@@ -142,12 +167,12 @@ def _asked(chain: Chain, budget: int, strategy: str) -> Found | None:
 def _too_small(configured: Configured, budget: int, strategy: str) -> DoesNotFit:
     """What the smallest plan needs, and what holds it."""
     chain = configured.chain
-    plan = smallest(chain) if strategy == "optimal" else STRATEGIES[strategy](chain)
+    plan = _least(chain, strategy)
     result = estimate(with_recompute(configured.spec, configured.recompute(plan.items)))
     ledger = result.ledger
     held = sorted(ledger.components(ledger.peak_phase).items(), key=lambda row: -row[1])[:3]
     holders = ", ".join(f"{component.value.replace('_', ' ')} {format_bytes(amount)}" for component, amount in held)
-    asked = "No plan" if strategy == "optimal" else f"Strategy {strategy} does not fit: no plan of it"
+    asked = "No plan" if strategy in SEARCHES else f"Strategy {strategy} does not fit: no plan of it"
     return DoesNotFit(
         f"{asked} fits {format_bytes(budget)} of allocated memory. The smallest needs "
         f"{format_bytes(ledger.peak_bytes)}, in {ledger.peak_phase}: {holders}. "
@@ -155,17 +180,22 @@ def _too_small(configured: Configured, budget: int, strategy: str) -> DoesNotFit
     )
 
 
-def _largest(spec: Spec, budget: int) -> tuple[Spec, tuple[int, int]]:
-    """The largest micro-batch that some plan fits, and the largest without recomputation."""
+def _least(chain: Chain, strategy: str) -> Plan:
+    """The plan of a strategy with the lowest peak."""
+    return {"optimal": smallest, "selective": every_layer, **STRATEGIES}[strategy](chain)
+
+
+def _largest(spec: Spec, budget: int, strategy: str) -> tuple[Spec, tuple[int, int]]:
+    """The largest micro-batch that some plan of the strategy fits, and the largest without recomputation."""
 
     def fits(batch: int, *, keeps: bool) -> bool:
         configured = chain_of(_with_batch(spec, batch))
-        plan = keep_everything(configured.chain) if keeps else smallest(configured.chain)
+        plan = keep_everything(configured.chain) if keeps else _least(configured.chain, strategy)
         return evaluate(configured.chain, plan).peak_bytes <= budget
 
     without, best = (_most(lambda batch, keeps=keeps: fits(batch, keeps=keeps)) for keeps in (True, False))
     if not best:
-        raise _too_small(chain_of(_with_batch(spec, 1)), budget, "optimal")
+        raise _too_small(chain_of(_with_batch(spec, 1)), budget, strategy)
     return _with_batch(spec, best), (without, best)
 
 
@@ -191,14 +221,6 @@ def planned_yaml(planning: Planning) -> str:
     """The whole configuration with the plan in it."""
     content = planning.result.spec.model_dump(mode="json", exclude_none=True)
     content["training"]["recompute"] = planning.recompute
+    if not planning.keep:
+        del content["training"]["recompute_keep"]
     return yaml.safe_dump(content, sort_keys=False)
-
-
-def verified(planning: Planning) -> Iterator[tuple[str, int, int]]:
-    """The planned step traced on fake tensors: phase, planned and traced bytes. Needs torch."""
-    from memcalc.tracing import trace
-
-    traced = trace(planning.result.spec, 2).result.ledger
-    for phase, planned in planning.result.ledger.totals.items():
-        if phase in traced.totals:
-            yield phase, planned, traced.totals[phase]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from memcalc.planning.evaluation import Evaluation
@@ -10,6 +11,7 @@ from memcalc.planning.frameworks import Said
 from memcalc.planning.plan import Segment, depth, leaves, times_again
 from memcalc.planning.planning import Planning
 from memcalc.planning.throughput import slow_down
+from memcalc.planning.verification import Verified
 from memcalc.report.bar import small_bar
 from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import Screen
@@ -19,10 +21,8 @@ from memcalc.units import Unit, format_bytes, format_number
 
 BAR = 24  # letters of the longest bar
 
-Checked = list[tuple[str, int, int]]  # phase, planned and traced bytes
 
-
-def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: Checked) -> None:
+def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: list[Verified]) -> None:
     """The whole report."""
     for line in subject(planning.result).splitlines():
         draw_line(screen, line, 0, "bold")
@@ -34,8 +34,12 @@ def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: Check
     draw_grid(screen, plans_grid(planning, unit))
     draw_grid(screen, layers_grid(planning, unit))
     draw_grid(screen, front_grid(planning, unit))
-    if checked:
-        draw_grid(screen, checked_grid(checked, unit))
+    for device in checked:
+        if device.missing:
+            draw_line(screen, f"Not verified on the null CUDA device: {device.missing}", 0)
+            screen.line()
+        else:
+            draw_grid(screen, checked_grid(device, planning.budget, unit))
     draw_yaml(screen, planning)
     screen.line(("The same in the words of frameworks, as near as each can come", "bold"))
     for said in planning.said:
@@ -67,10 +71,13 @@ def remarks(planning: Planning) -> Iterator[str]:
         yield "No plan within the budget runs less again."
     elif loss is not None:
         yield f"A plan within the budget could run at most {loss / flops:.2%} of a forward less again."
+    if planning.keep:
+        yield f"Recomputed layers keep the results of {', '.join(planning.keep)}; all else in them runs again."
+        yield "FLOPs are those of matrix products: norms, activations and sums that run again take time too."
     if planning.batches is not None:
         without, best = planning.batches
         yield f"Largest micro-batch: {best} with recomputation, {without or 'none'} without."
-    if planning.configured.chain.longest == 1:
+    if planning.configured.chain.longest == 1 and planning.found.plan.strategy != "selective":
         yield "The engine moves parameters layer by layer, so layers are recomputed one by one."
 
 
@@ -106,24 +113,16 @@ def layers_grid(planning: Planning, unit: Unit) -> Grid:
     """The plan, one row for neighbours that are treated alike."""
     rows: list[tuple[str, ...]] = []
     configured = planning.configured
-    blocks = configured.chain.blocks
     inside = [item for item in planning.found.plan.items if configured.first <= next(leaves(item)) < configured.stop]
-    for item in _merged(inside):
-        numbers = [*leaves(item)]
-        kept = isinstance(item, int) or item[0] == -1
-        numbers = [number for number in numbers if number >= 0]
-        held = blocks[numbers[0]].input_bytes
-        if kept:
-            held = sum(blocks[number].input_bytes + blocks[number].inside_bytes for number in numbers)
+    for alike in _alike(inside):
+        numbers = [block for item in alike for block in leaves(item)]
         low, high = numbers[0] - configured.first, numbers[-1] - configured.first
-        how = "kept" if kept else _how(item)
-        again = 0 if kept else sum(blocks[number].flops * often for number, often in times_again((item,)).items())
         rows.append(
             (
                 f"{low}" if low == high else f"{low} to {high}",
-                how,
-                format_number(held, unit),
-                f"{again / configured.chain.flops:.1%}",
+                _how(alike),
+                format_number(sum(_held(planning, item) for item in alike), unit),
+                f"{sum(_again(planning, item) for item in alike) / configured.chain.flops:.1%}",
             )
         )
     columns = (
@@ -135,32 +134,44 @@ def layers_grid(planning: Planning, unit: Unit) -> Grid:
     return Grid("Layer by layer", columns, rows)
 
 
-def _how(item: int | Segment) -> str:
+def _alike(items: list[int | Segment]) -> Iterator[list[int | Segment]]:
+    """Neighbours that are kept, and those that are recomputed one by one, together."""
+    for size, run in groupby(items, lambda item: 0 if isinstance(item, int) else len([*leaves(item)])):
+        alike = [*run]
+        yield from [alike] if size <= 1 else ([item] for item in alike)
+
+
+def _how(alike: list[int | Segment]) -> str:
+    item = alike[0]
     if isinstance(item, int):
         return "kept"
-    size = len([*leaves(item)])
+    if len([*leaves(item)]) == 1:
+        return "recomputed" if len(alike) == 1 else "recomputed one by one"
     if depth(item):
         return f"recomputed together, in {depth((item,))} levels: {_nested(item)}"
-    return "recomputed" if size == 1 else "recomputed together"
+    return "recomputed together"
+
+
+def _held(planning: Planning, item: int | Segment) -> int:
+    """What an item holds when forward has ended: its input, and what is kept of its inside."""
+    blocks = planning.configured.chain.blocks
+    if isinstance(item, int):
+        return blocks[item].input_bytes + blocks[item].inside_bytes
+    return blocks[next(leaves(item))].input_bytes + sum(blocks[block].stays_bytes for block in leaves(item))
+
+
+def _again(planning: Planning, item: int | Segment) -> int:
+    """FLOPs of an item that run again."""
+    blocks = planning.configured.chain.blocks
+    if isinstance(item, int):
+        return 0
+    if len(item) == 1 and isinstance(item[0], int) and (alone := blocks[item[0]].again_flops) is not None:
+        return alone
+    return sum(blocks[block].flops * often for block, often in times_again((item,)).items())
 
 
 def _nested(item: Segment) -> str:
     return "[" + " ".join("." if isinstance(inner, int) else _nested(inner) for inner in item) + "]"
-
-
-def _merged(items: list[int | Segment]) -> Iterator[int | Segment]:
-    """Neighbours that are kept as one row, marked by -1."""
-    run: list[int] = []
-    for item in items:
-        if isinstance(item, int):
-            run.append(item)
-            continue
-        if run:
-            yield (-1, *run)
-            run = []
-        yield item
-    if run:
-        yield (-1, *run)
 
 
 def front_grid(planning: Planning, unit: Unit) -> Grid:
@@ -187,14 +198,16 @@ def front_grid(planning: Planning, unit: Unit) -> Grid:
     return Grid("Memory against compute", columns, rows, frozenset(strong))
 
 
-def checked_grid(checked: Checked, unit: Unit) -> Grid:
-    """Planned and traced peaks, phase by phase."""
-    rows = [
+def checked_grid(checked: Verified, budget: int, unit: Unit) -> Grid:
+    """Planned and traced peaks, phase by phase, and the highest of all beside the budget."""
+    within = "within" if checked.traced <= budget else "ABOVE"
+    rows = [*checked.phases, (f"highest, {within} the budget", checked.planned, checked.traced)]
+    cells = [
         (phase, format_number(planned, unit), format_number(traced, unit), f"{(planned / traced - 1):+.3%}")
-        for phase, planned, traced in checked
+        for phase, planned, traced in rows
     ]
     columns = (Column("phase"), *(Column(head, right=True) for head in (f"planned {unit}", "traced", "difference")))
-    return Grid("The planned step, traced on fake tensors", columns, rows)
+    return Grid(f"The planned step, traced on {checked.device}", columns, cells, frozenset({len(cells) - 1}))
 
 
 def draw_yaml(screen: Screen, planning: Planning) -> None:
@@ -202,6 +215,8 @@ def draw_yaml(screen: Screen, planning: Planning) -> None:
     screen.line(("For the configuration", "bold"))
     screen.line(("  training:", ""))
     draw_line(screen, f"recompute: {said_in_yaml(planning.recompute)}", 4)
+    if planning.keep:
+        draw_line(screen, f"recompute_keep: {said_in_yaml(list(planning.keep))}", 4)
     screen.line()
 
 
@@ -217,9 +232,11 @@ def said_in_yaml_item(item: Any) -> str:
 
 def distance(said: Said, planning: Planning, unit: Unit) -> str:
     """What the framework's own plan needs and costs beside the plan."""
+    if said.difference:
+        return said.difference
     peak = said.evaluation.peak_bytes - planning.found.evaluation.peak_bytes
     again = said.evaluation.again_flops - planning.found.evaluation.again_flops
-    if said.items == planning.found.plan.items or (peak == 0 and again == 0):
+    if peak == 0 and again == 0:
         return "the plan itself"
     parts = []
     if peak:
@@ -232,7 +249,7 @@ def distance(said: Said, planning: Planning, unit: Unit) -> str:
     return " and ".join(parts or ["the same"]) + (", which does not fit" if over else "")
 
 
-def planning_document(planning: Planning, checked: Checked) -> dict[str, Any]:
+def planning_document(planning: Planning, checked: list[Verified]) -> dict[str, Any]:
     """The answer as JSON. Bytes and FLOPs."""
     configured, found = planning.configured, planning.found
     return {
@@ -244,6 +261,7 @@ def planning_document(planning: Planning, checked: Checked) -> dict[str, Any]:
         "budget_bytes": planning.budget,
         "strategy": found.plan.strategy,
         "recompute": planning.recompute,
+        "recompute_keep": list(planning.keep),
         "peak_bytes": planning.result.ledger.peak_bytes,
         "peak_phase": planning.result.ledger.peak_phase,
         "kept_bytes": found.evaluation.kept_bytes,
@@ -259,8 +277,15 @@ def planning_document(planning: Planning, checked: Checked) -> dict[str, Any]:
         if planning.batches is None
         else {"without": planning.batches[0], "with": planning.batches[1]},
         "blocks": [block._asdict() for block in configured.chain.blocks],
-        "frameworks": {said.framework: _price(said.evaluation) | {"lines": list(said.lines)} for said in planning.said},
-        "verified": [{"phase": phase, "planned": planned, "traced": traced} for phase, planned, traced in checked],
+        "frameworks": {
+            said.framework: _price(said.evaluation) | {"lines": list(said.lines), "difference": said.difference}
+            for said in planning.said
+        },
+        "verified": [
+            {"device": device.device, "phase": phase, "planned": planned, "traced": traced}
+            for device in checked
+            for phase, planned, traced in device.phases
+        ],
         "not_modelled": list(planning.result.not_modelled),
     }
 

@@ -11,6 +11,7 @@ from memcalc.spec.cards import find_card
 from memcalc.spec.finetuning_rules import finetuning
 from memcalc.spec.loss_rules import loss
 from memcalc.spec.optimizer_rules import optimizing
+from memcalc.spec.products import kept_products_rules
 from memcalc.spec.segments import Segment, has_segments, in_order, leaves
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path, Source
@@ -128,6 +129,7 @@ def _layers(spec: Spec) -> Iterator[Broken]:
             f"A stage holds at least one layer: at most {layers}.",
         )
     recompute = spec.training.recompute
+    yield from kept_products_rules(spec)
     if isinstance(recompute, tuple):
         named = [*leaves(recompute)]
         if any(layer >= layers for layer in named):

@@ -56,6 +56,9 @@ class TrainingSpec(Block):
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(strict=False)] = Field(
         ("core_attn",), description="what selective recomputation runs again, in Megatron-LM's words"
     )
+    recompute_keep: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        (), description="operators whose results recomputed layers keep all the same (docs/recompute.md)"
+    )
     attention: Attention = Field("flash", description="the attention kernel")
     dropout: Probability | None = Field(None, description="one rate for all of the block's dropouts; default: model's")
     loss: Loss = Field("materialized", description="whether the logits exist as a whole")

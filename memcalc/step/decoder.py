@@ -19,7 +19,7 @@ from memcalc.step.dtypes import compute_dtype
 from memcalc.step.mlp import MixtureOfExperts, Mlp
 from memcalc.step.norms import norm
 from memcalc.step.positions import Shared, prepare
-from memcalc.step.recompute import plan_of, run_plan
+from memcalc.step.recompute import contexts_of, plan_of, run_plan
 
 
 class Layer(nn.Module):
@@ -74,6 +74,7 @@ class Decoder(nn.Module):
         refuse_unsupported(spec)
         self.spec = spec
         self.plan = plan_of(training, model.num_layers)
+        self.contexts = contexts_of(spec)
         width = model.embedding_size
         self.embed_tokens = nn.Embedding(model.vocab_size, width)
         projected = width != model.hidden_size
@@ -94,7 +95,7 @@ class Decoder(nn.Module):
     def hidden(self, input_ids: Tensor) -> Tensor:
         """What the output projection reads of every position, (b, s, d)."""
         x, tables = self.embed(input_ids)
-        x = run_plan(self.plan, x, lambda index, x: self.layers[index](x, tables))
+        x = run_plan(self.plan, x, lambda index, x: self.layers[index](x, tables), self.contexts)
         x = x if self.norm is None else self.norm(x)
         return x if self.head_proj is None else self.head_proj(x)
 

@@ -46,6 +46,7 @@ def test_a_silent_file_has_these_values() -> None:
         "zero_grad": "set_to_none",
         "recompute": "none",
         "recompute_modules": ("core_attn",),
+        "recompute_keep": (),
         "attention": "flash",
         "dropout": None,
         "loss": "materialized",

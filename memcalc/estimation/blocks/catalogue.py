@@ -62,7 +62,7 @@ def program(
     else:
         tape, output = PlainBlock(structure, experts=part == "expert layer").layer()
     if recomputed:
-        tape.recompute_all()
+        tape.recompute_all(tape.made_by(structure.recompute_keep))
     block = compiled(
         tape,
         output,

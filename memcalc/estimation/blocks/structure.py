@@ -69,6 +69,7 @@ class Structure(NamedTuple):
     composite_norms: bool  # torch.nn.RMSNorm is several operators (before torch 2.9)
     fused_qkv: bool  # one matrix for q, k and v
     adapters: Adapters | None  # what trains where the rest is frozen
+    recompute_keep: tuple[str, ...] = ()  # operators whose results recomputed layers keep
     detached: bool = False  # the layer's input needs no gradient: nothing before it trains
 
     @property
@@ -141,6 +142,7 @@ def structure_of(spec: Spec) -> Structure:
         composite_norms=training.torch < (2, 9),
         fused_qkv=model.fused_qkv or training.lora is None,
         adapters=adapters_of(spec),
+        recompute_keep=training.recompute_keep,
     )
 
 

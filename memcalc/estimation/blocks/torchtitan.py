@@ -75,7 +75,7 @@ def _layer(c: Structure, tape: Tape, ops: Operators) -> tuple[Tape, Tensor]:
         # Every second matrix product is recomputed, beginning with the second; attention's results are kept.
         kept = [product.storage for product in products[::2]]
         made = [tensor.storage for tensor in attention.outputs] + list(attention.also_allocates)
-        tape.recompute_all_but((*kept, *made))
+        tape.recompute_all((*kept, *made))
     return tape, output
 
 

@@ -1,0 +1,134 @@
+"""A plan inside the layers in the words of training frameworks."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from memcalc.errors import InputError
+from memcalc.estimation.estimate import estimate
+from memcalc.ledger.component import Component
+from memcalc.ledger.result import Result
+from memcalc.planning.configured import Configured
+from memcalc.planning.flops import product_flops
+from memcalc.planning.frameworks import Said, deepspeed, in_all_words, ranges, torchtitan
+from memcalc.planning.plan import leaves
+from memcalc.planning.strategies.optimal import Found
+from memcalc.spec.products import layer_products
+from memcalc.spec.spec import Spec
+from memcalc.units import format_bytes
+
+# Modules of --recompute-modules that a dense layer has, with those of our operators that run again with each.
+# Source: Megatron-LM megatron/training/arguments.py, megatron/core/transformer/transformer_layer.py.
+MODULES = {
+    "core_attn": ("attention", "scores", "attention output"),
+    "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    "layernorm": (),
+}
+
+
+def in_selective_words(
+    configured: Configured, found: Found, keep: tuple[str, ...], budget: int, kept: int
+) -> list[Said]:
+    """The plan for every framework.
+
+    Args:
+        configured: the chain of whole layers.
+        found: the plan.
+        keep: operators whose results recomputed layers keep.
+        budget: bytes that may be allocated.
+        kept: activations of the planned run when forward has ended.
+    """
+    again = [next(leaves(item)) - configured.first for item in found.plan.items if not isinstance(item, int)]
+    spec = configured.spec
+    order = layer_products(spec.model, spec.training)
+    numbers = [order.index(name) for name in keep]
+    context = (*_policy(numbers), f"RECOMPUTED = {ranges(again)}")
+    pytorch = (
+        *context,
+        "for index, layer in enumerate(layers):  # in place of `for layer in layers: x = layer(x)`",
+        "    x = checkpoint(layer, x, use_reentrant=False, context_fn=context_fn) if index in RECOMPUTED else layer(x)",
+    )
+    transformers = (
+        f"KEEP = {_set(_apart(numbers, fused=spec.model.fused_qkv))}  # in the context_fn of PyTorch",
+        f"RECOMPUTED = {ranges(again)}",
+        'model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": context_fn})',
+        "for index, layer in enumerate(model.base_model.layers):  # GPT-2 and its like: .h",
+        "    layer.gradient_checkpointing = index in RECOMPUTED",
+    )
+    own = "the same operators; transformers' modules keep other tensors beside them"
+    return [
+        Said("PyTorch", pytorch, found.plan.items, found.evaluation),
+        Said("transformers", transformers, found.plan.items, found.evaluation, own),
+        _megatron(configured, found, kept),
+        *in_all_words(configured, found.plan.items, budget, (deepspeed, torchtitan)),
+    ]
+
+
+def _policy(numbers: list[int]) -> tuple[str, ...]:
+    """Code of a context_fn that keeps a layer's products by their numbers."""
+    return (
+        "import torch",
+        "from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts",
+        "aten = torch.ops.aten",
+        "PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default,",
+        "            aten._scaled_dot_product_flash_attention.default,",
+        "            aten._scaled_dot_product_efficient_attention.default}",
+        f"KEEP = {_set(numbers)}  # of a layer's products, in the order in which they run",
+        "def context_fn():",
+        "    count = {False: 0, True: 0}",
+        "    def policy(ctx, op, *args, **kwargs):",
+        "        if op not in PRODUCTS:",
+        "            return CheckpointPolicy.PREFER_RECOMPUTE",
+        "        number, count[ctx.is_recompute] = count[ctx.is_recompute], count[ctx.is_recompute] + 1",
+        "        return CheckpointPolicy.MUST_SAVE if number in KEEP else CheckpointPolicy.PREFER_RECOMPUTE",
+        "    return create_selective_checkpoint_contexts(policy)",
+    )
+
+
+def _set(numbers: list[int]) -> str:
+    return f"{{{', '.join(map(str, numbers))}}}"
+
+
+def _apart(numbers: list[int], *, fused: bool) -> list[int]:
+    """The numbers where q, k and v are three products instead of one."""
+    if fused:
+        return numbers
+    first = [0, 1, 2] if 0 in numbers else []
+    return [*first, *(number + 2 for number in numbers if number)]
+
+
+def _megatron(configured: Configured, found: Found, kept: int) -> Said:
+    """--recompute-modules: of all choices that keep no more than the plan the cheapest; else the smallest."""
+    flops = product_flops(configured.spec)
+    layers = configured.stop - configured.first
+    choices = []
+    for count in range(1, len(MODULES) + 1):
+        for modules in combinations(MODULES, count):
+            again = layers * sum(flops.get(name, 0) for module in modules for name in MODULES[module])
+            try:
+                held = activation_bytes(estimate(_as_megatron(configured.spec, modules)))
+            except InputError as error:
+                return Said("Megatron-LM", (f"# {error}",), found.plan.items, found.evaluation, "not sized there")
+            choices.append((held > kept, held if held > kept else again, held, again, modules))
+    _, _, held, again, modules = min(choices)
+    line = f"--recompute-granularity selective --recompute-modules {' '.join(modules)}"
+    difference = (
+        f"whole modules, of all layers; Megatron-Core's then keep {format_bytes(held)} of activations where the plan "
+        f"keeps {format_bytes(kept)}, and run {again / configured.chain.flops:.1%} of a forward again"
+    )
+    return Said("Megatron-LM", (line,), found.plan.items, found.evaluation, difference)
+
+
+def activation_bytes(result: Result) -> int:
+    """Activations when forward has ended."""
+    return result.ledger.components("loss_2").get(Component.ACTIVATIONS, 0)
+
+
+def _as_megatron(spec: Spec, modules: tuple[str, ...]) -> Spec:
+    """The same layers in Megatron-Core, which keeps fp32 main gradients; activations do not depend on that."""
+    from memcalc.importers.loading import load
+
+    raw = spec.model_dump()
+    raw["training"] |= {"implementation": "megatron", "recipe": "mixed-18", "loss": "vocab-parallel"}
+    raw["training"] |= {"recompute": "selective", "recompute_modules": modules}
+    return load(raw, (), gpu=None)

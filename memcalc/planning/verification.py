@@ -1,0 +1,77 @@
+"""A planned step run on devices that are not there: what each phase was planned to hold, and what it held."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.errors import InputError, Unavailable
+from memcalc.ledger.result import Result
+from memcalc.planning.planning import Planning
+
+DEVICES = ("fake", "null")
+STEPS = 2  # the second one is the steady state
+
+
+class Verified(NamedTuple):
+    """One device's answer.
+
+    Args:
+        device: "fake:cuda" or "null:a100-80gb"; "null" where it is not there.
+        phases: each with its planned and its traced bytes.
+        missing: why the device could not be asked; "" where it was.
+    """
+
+    device: str
+    phases: tuple[tuple[str, int, int], ...]
+    missing: str = ""
+
+    @property
+    def planned(self) -> int:
+        """The highest planned phase."""
+        return max(planned for _, planned, _ in self.phases)
+
+    @property
+    def traced(self) -> int:
+        """The highest traced phase."""
+        return max(traced for _, _, traced in self.phases)
+
+
+def verified(planning: Planning, devices: tuple[str, ...] = DEVICES, python: str | None = None) -> list[Verified]:
+    """The planned step, traced: on fake tensors, and by PyTorch's CUDA build where the null device is there.
+
+    Args:
+        planning: the plan.
+        devices: "fake", "null" or both.
+        python: an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON, else this one.
+
+    Raises:
+        InputError: an unknown device.
+        Unavailable: fake tensors need torch; or the null device alone was asked for, and is not there.
+    """
+    for device in devices:
+        if device not in DEVICES:
+            raise InputError(f"device = {device!r} is not known to --verify.", "Name fake or null.", "--device")
+    found = []
+    for device in devices:
+        try:
+            result = _traced(planning, device, python)
+        except Unavailable as error:
+            if device == "fake" or devices == ("null",):
+                raise
+            found.append(Verified(device, (), str(error)))
+            continue
+        planned, traced = planning.result.ledger.totals, result.ledger.totals
+        phases = tuple((phase, amount, traced[phase]) for phase, amount in planned.items() if phase in traced)
+        found.append(Verified(result.device or device, phases))
+    return found
+
+
+def _traced(planning: Planning, device: str, python: str | None) -> Result:
+    spec = planning.result.spec
+    if device == "null":
+        from memcalc.nullcuda.tracing import trace as trace_on_null
+
+        return trace_on_null(spec, STEPS, python=python).result
+    from memcalc.tracing import trace
+
+    return trace(spec, STEPS).result

@@ -1,0 +1,78 @@
+"""Planned peaks beside traced ones: the plan run by torch.utils.checkpoint on devices that are not there."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+import memcalc
+from memcalc.errors import Unavailable
+from memcalc.planning.verification import Verified
+from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
+from tests.nullcuda.conftest import NULL_PYTHON
+
+SMALL = ("recipe=pure", "b=16", "l=4", "s=256", "V=2000")
+
+needs_null = pytest.mark.skipif(not NULL_PYTHON.exists(), reason="no CUDA build of torch: `make .venv-null`")
+
+
+@pytest.mark.long
+@needs_null
+@pytest.mark.parametrize(
+    ("config", "overrides", "budgets"),
+    [
+        ("gpt2", ("recipe=pure", "b=16", "s=1024"), ("17GiB", "16GiB", "14.5GiB")),
+        ("gpt2", ("recipe=amp", "b=8", "s=1024"), ("10GiB", "9GiB")),
+        (
+            "llama-3.2-1b",
+            ("recipe=pure", "b=4", "s=2048", "optimizer_implementation=fused"),
+            ("30GiB", "28GiB", "26GiB"),
+        ),
+        ("llama-3.2-1b", ("recipe=mixed-18", "b=4", "s=1024", "implementation=huggingface"), ("31GiB",)),
+        ("codegen-350m", ("recipe=pure", "b=8", "s=1024", "attention=flash"), ("11.5GiB", "10.5GiB", "10GiB")),
+    ],
+)
+def test_planned_peaks_are_traced_peaks(
+    config: str, overrides: tuple[str, ...], budgets: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bars: within 0.1 %, and never above the budget."""
+    pytest.importorskip("torch")
+    for budget in budgets:
+        planning = memcalc.recompute(config, *overrides, gpu="a100-80gb", budget=budget)
+        assert planning.recompute != "none"
+        for device in memcalc.api.verified(planning, python=str(NULL_PYTHON)):
+            with capsys.disabled():
+                print(
+                    f"\n{config} {budget} on {device.device}: planned {device.planned:,}, traced {device.traced:,}, "
+                    f"{device.planned / device.traced - 1:+.4%}, budget {planning.budget:,}: {planning.recompute}"
+                )
+            assert abs(device.planned / device.traced - 1) <= 0.001
+            assert device.traced <= planning.budget
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    pytest.importorskip("torch")
+    planning = memcalc.recompute("gpt2", *SMALL, gpu="a100-40gb", budget="2.3GiB")
+    fake, null = memcalc.api.verified(planning, python="/nowhere/python")
+
+    assert fake.device == "fake:cuda"
+    assert fake.missing == ""
+    assert fake.planned == planning.result.ledger.peak_bytes
+    assert fake.traced <= planning.budget
+    assert null == Verified("null", (), null.missing)
+    assert null.missing
+    with pytest.raises(Unavailable):
+        memcalc.api.verified(planning, ("null",), python="/nowhere/python")
+
+
+def test_the_command_verifies(run: Callable[..., Run]) -> None:  # noqa: F811
+    pytest.importorskip("torch")
+    sets = [word for override in SMALL for word in ("--set", override)]
+    asked = ("recompute", "gpt2", *sets, "--gpu", "a100-40gb", "--budget", "2.3GiB", "--verify", "--device", "fake")
+    code, out, err = run(*asked)
+
+    assert (code, err) == (0, "")
+    assert "The planned step, traced on fake:cuda" in out
+    assert "highest, within the budget" in out
+    code, out, err = run(*asked, "--format", "json")
+    assert {phase["device"] for phase in json.loads(out)["verified"]} == {"fake:cuda"}
