@@ -19,6 +19,8 @@ from memcalc.spec.loading import load
 
 SMALL = ("gpt2", "recipe=pure", "attention=eager", "l=3", "d=64", "h=4", "V=96", "s=32", "b=2")
 STATES = ("weights", "master_weights", "gradients", "optimizer_state")
+COLLECTIVE = 2 * (12 * 64**2 + 13 * 64)
+"""Bytes of what the largest collective carries: a layer's 12 d^2 + 13 d parameters in bf16."""
 
 
 def torchrun(ranks: int, record: Path, *overrides: str) -> dict[str, Any]:
@@ -66,10 +68,12 @@ def test_every_rank_is_as_its_trace(ranks: int, overrides: tuple[str, ...], tmp_
             held = next(line for line in each["phases"] if line["name"] == phase["phase"])["components"]
             for state in STATES:  # what is sharded is as large on every rank
                 assert held.get(state, 0) == phase["components"].get(state, 0)
-    # A rank may let go of a collective's buffer a moment sooner or later.
-    peaks = [max(line["peak_allocated_bytes"] for line in each["phases"]) for each in found["ranks"]]
-    assert max(peaks) <= traced["peak"]["allocated_bytes"] * 1.001
-    assert min(peaks) >= traced["peak"]["allocated_bytes"] * 0.999
+    # gloo's worker thread lets go of a collective's buffer after it has woken the rank (ProcessGroupGloo::runLoop), on a
+    # busy machine only when the rank has gone on: never less than the trace, at most one such buffer more.
+    predicted = traced["peak"]["allocated_bytes"]
+    for each in found["ranks"]:
+        peak = max(line["peak_allocated_bytes"] for line in each["phases"])
+        assert predicted * 0.999 <= peak <= predicted * 1.001 + COLLECTIVE
 
 
 def test_the_configuration_has_as_many_ranks_as_were_started() -> None:
