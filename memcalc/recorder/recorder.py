@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memcalc.events.event import Event, Kind
 from memcalc.ledger.component import Component
 from memcalc.progress import Progress, silent
+from memcalc.recorder.in_place import IN_PLACE, in_place, references_of_last
 from memcalc.recorder.kernels import Hidden, Kernels, tensors
 from memcalc.recorder.places import Place, Places, newest_node, shown_file
 from memcalc.recorder.purposes import Purposes
@@ -57,6 +58,7 @@ class Recorder(TorchDispatchMode):
         self._recomputing = False
         self._started = time.perf_counter_ns()
         self._around = ExitStack()
+        self._references = references_of_last()
 
     # -- what the run tells ------------------------------------------------------------------------------------------
 
@@ -117,6 +119,10 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if operator is WHERE:
             return self.kernels.run(operator, args, kwargs)
+        if operator in IN_PLACE:
+            instead = in_place(operator, args, kwargs, self._references)
+            if instead is not None:
+                operator, args = instead.operator, (*args, *instead.more)
         node = newest_node()
         output = self.kernels.run(operator, args, kwargs)
         self._look_at(operator, args, kwargs, output, node)

@@ -1,8 +1,8 @@
 """A run on a CUDA device that nobody watches from inside: the truth, to which a watched run lends its attributions.
 
-A dispatch mode changes what it watches: while one is entered, autograd takes every tensor for a subclass and sums
-gradients out of place (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace), so that a few more blocks are
-taken in backward and the next ones come to lie elsewhere. The allocator's own history changes nothing. So the step runs
+A dispatch mode changes what it watches: while one is entered, PyTorch spares tensors what it would do in place. The
+recorder does that after all wherever it knows of it (`in_place`), and no step is known that takes other blocks for
+being watched, but a measurement is not to rest on that. The allocator's own history changes nothing. So the step runs
 twice: for the bytes with the history alone, then watched, for what the bytes are.
 """
 
@@ -20,8 +20,8 @@ from memcalc.events.event import Event, Kind
 from memcalc.ledger.component import Component
 from memcalc.recorder.history import ENTRIES
 
-# How many allocations a watched run may have in a row that the other has not: sums of gradients come one by one, and
-# of a recomputed layer's a few.
+# How many allocations a watched run may have in a row that the other has not: copies that would have been in place come
+# one by one, and of a recomputed layer's a few.
 FARTHEST = 64
 ALIKE = 4  # allocations that are compared to tell one of several of the same size
 

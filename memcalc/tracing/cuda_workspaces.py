@@ -114,7 +114,8 @@ def _index_put(card: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any
     if not accumulate or len(indices) != 1 or indices[0].dtype == torch.bool:
         return ()
     position = next(position for position, index in enumerate(args[1]) if index is not None)
-    return (Hidden(sorting.scatter_add(indices[0].numel(), args[0].shape[position], card.major)),)
+    checked = len(args) < 5 or not args[4]
+    return (Hidden(sorting.scatter_add(indices[0].numel(), args[0].shape[position], card.major, checked=checked)),)
 
 
 def _embedding(card: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
@@ -159,6 +160,7 @@ WORKSPACES: dict[Any, Rule] = {
     aten._foreach_norm: _foreach_norm,  # noqa: SLF001
     aten.sort: _sort,
     aten.index_put: _index_put,
+    aten._index_put_impl_: _index_put,
     aten._softmax_backward_data: _softmax_backward,  # noqa: SLF001
     aten.embedding_dense_backward: _embedding,
     aten._scaled_dot_product_flash_attention: _flash,  # noqa: SLF001

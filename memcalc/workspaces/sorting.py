@@ -47,9 +47,16 @@ def sort(rows: int, length: int, key_bytes: int, major: int) -> Script:
     return (indices, scratch, -scratch, -indices)
 
 
-def scatter_add(indices: int, rows: int, major: int) -> Script:
-    """index_put with accumulation, after its output: the backward of reading rows by an index."""
+def scatter_add(indices: int, rows: int, major: int, *, checked: bool) -> Script:
+    """index_put with accumulation, after its output.
+
+    Args:
+        indices: how many.
+        rows: that they choose from.
+        major: compute capability.
+        checked: whether the indices are; not in the backward of reading rows by an index.
+    """
     size, scratch = INDEX * indices, sort_scratch(indices, INDEX, rows.bit_length(), major)
     range_check = (INDEX, INDEX, 1, -1, 1, -1, -INDEX, -INDEX)  # the smallest and the largest index
     sorted_indices = (size, size, -size, size, size, size, scratch, -scratch)
-    return (*range_check, *sorted_indices, -size, -size, -size, -size)
+    return (*(range_check if checked else ()), *sorted_indices, -size, -size, -size, -size)
