@@ -136,14 +136,14 @@ def _when(phases: tuple[str, ...]) -> str:
 def _matrix(*overrides: str) -> list[Row]:
     """The state rows of one matrix, an MLP's, and those that all parameters share."""
     spec = memcalc.load("llama-3-8b", *overrides)
-    rows = state_rows(spec, next(stages_of(spec))).rows
+    rows = state_rows(spec, stages_of(spec)[0]).rows
     return [row for row in rows if row.module == "layers.*.mlp.up_proj"]
 
 
 def _of_one_parameter(*overrides: str) -> str:
     """What a loop over parameters has alive at once, in elements of the one that it is at and of those before it."""
     spec = memcalc.load("llama-3-8b", *overrides)
-    rows = state_rows(spec, next(stages_of(spec))).rows
+    rows = state_rows(spec, stages_of(spec)[0]).rows
     passing = [row for row in rows if row.component is Component.TEMPORARIES and "optimizer_step_2" in row.phases]
     return "; ".join(f"{row.tensor.removeprefix('weight ')} {row.formula} of {row.module}" for row in passing) or "-"
 

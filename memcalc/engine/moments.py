@@ -21,7 +21,7 @@ from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import Item
 from memcalc.estimation.program import Program, Stream
 from memcalc.estimation.stages import Kind, Stage, runs_of
-from memcalc.estimation.timeline import BEFORE_FIRST_PRODUCT, Block, Candidate, Sizes, Timeline
+from memcalc.estimation.timeline import BEFORE_FIRST_PRODUCT, Block, Candidate, Timeline
 from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
 
@@ -32,11 +32,7 @@ ROUNDING = NUMBER[Component.BLOCK_ROUNDING]
 
 
 class Unsized(Timeline):
-    """A timeline whose sizes are not known."""
-
-    def sizes_of(self, program: Program) -> Sizes:  # noqa: ARG002
-        """None."""
-        return [], [], []
+    """A timeline whose sizes are not known, and not asked for."""
 
     def highest_positions(
         self, block: Block, stream: Stream, since: int = 0, among: frozenset[int] | None = None

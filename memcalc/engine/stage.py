@@ -16,7 +16,7 @@ from memcalc.estimation.items import PHASES, Item
 from memcalc.estimation.passes import beside, first_workspace, passes_of, pieces_of
 from memcalc.estimation.stages import Stage
 from memcalc.estimation.standing import standing_items
-from memcalc.estimation.states import state_rows
+from memcalc.estimation.states import state_sums
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 
@@ -95,7 +95,7 @@ def _still(spec: Spec, stage: Stage, standing: list[Item], atoms: Atoms) -> Byte
         atoms.of(item.each)
         atoms.of(item.block)
     table = np.zeros((len(PHASES), len(COMPONENTS), len(atoms)))
-    for (phase, component), amount in state_rows(spec, stage).sums.items():
+    for (phase, component), amount in state_sums(spec, stage).items():
         table[PHASE_NUMBER[phase], NUMBER[component], ONE] = amount
     for item in standing:
         for number in phases_in(item.mask):

@@ -42,24 +42,23 @@ def unsplit_tails(*lists: Sequence[int]) -> list[int]:
 
 @lru_cache(maxsize=512)
 def _unsplit_tails(lists: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    free: list[int] = []  # sizes of free blocks of the large pool, sorted
-    return tuple([sum(_unsplit_tail(size, free) for size in sizes) for sizes in lists])
+    large = [[request for size in sizes if (request := rounded(size)) > SMALL_REQUEST] for sizes in lists]
+    least = min((request for requests in large for request in requests), default=0)
+    free: list[int] = []  # sizes of free blocks of the large pool, sorted; those too small for any request left out
+    found = []
+    for requests in large:
+        tails = 0
+        for request in requests:
+            position = bisect_left(free, request)
+            rest = (free.pop(position) if position < len(free) else _segment(request)) - request
+            if rest <= UNSPLIT_TAIL:
+                tails += rest
+            elif rest >= least:
+                insort(free, rest)
+        found.append(tails)
+    return tuple(found)
 
 
-def _unsplit_tail(size: int, free: list[int]) -> int:
-    """The rest that one tensor keeps; `free` is brought up to date."""
-    request = rounded(size)
-    if request <= SMALL_REQUEST:
-        return 0
-    position = bisect_left(free, request)
-    if position < len(free):
-        block = free.pop(position)
-    elif request < LARGE_REQUEST:
-        block = LARGE_SEGMENT
-    else:
-        block = -(-request // SEGMENT_STEP) * SEGMENT_STEP
-    rest = block - request
-    if rest <= UNSPLIT_TAIL:
-        return rest
-    insort(free, rest)
-    return 0
+def _segment(request: int) -> int:
+    """The segment that is made for a large request."""
+    return LARGE_SEGMENT if request < LARGE_REQUEST else -(-request // SEGMENT_STEP) * SEGMENT_STEP

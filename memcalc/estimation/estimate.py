@@ -9,26 +9,24 @@ from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.frozen import all_parameters, trainable_parameters
 from memcalc.estimation.host import host_rows
-from memcalc.estimation.items import PHASES, STEPS, Item
+from memcalc.estimation.items import PHASES, STEPS
+from memcalc.estimation.moving import moving_items
 from memcalc.estimation.outside import communication_library_bytes, outside_allocated, reserved_bytes
 from memcalc.estimation.paging import paging_notes
 from memcalc.estimation.parameters import buffer_elements
-from memcalc.estimation.passes import beside, first_workspace, passes_of, pieces_of
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.recipe_copies import gradients_exist
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.stages import Stage, stages_of
-from memcalc.estimation.standing import standing_items
 from memcalc.estimation.states import state_rows
 from memcalc.estimation.symbols import symbol_values
-from memcalc.estimation.timeline import Highest, Timeline, gradients_on_arrival
+from memcalc.estimation.timeline import gradients_on_arrival
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import RankResult, Result
 from memcalc.ledger.textbook import textbook
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.families import family_omissions
 from memcalc.spec.kernels import card_omissions
-from memcalc.spec.segments import has_segments
 from memcalc.spec.spec import Spec
 
 NOT_MODELLED = (
@@ -73,11 +71,8 @@ def estimate(spec: Spec) -> Result:
 
 def rank_result(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
     """The ledger of the ranks of one stage, and what lies around it."""
-    values = symbol_values(spec, card)
-    buffers = communication_buffers(spec, stage)
-    moving = [*buffers.steady, *standing_items(spec, stage, card)]
-    moving += _moving_items(spec, stage, card, values, buffers.around)
-    ledger = Ledger((state_rows(spec, stage), write_rows(moving, "everything else")), PHASES)
+    moving = write_rows(moving_items(spec, stage, card), "everything else")
+    ledger = Ledger((state_rows(spec, stage), moving), PHASES)
     peak = ledger.peak_bytes
     reserved = reserved_bytes(peak)
     outside = outside_allocated(spec, card, peak, reserved)
@@ -87,29 +82,6 @@ def rank_result(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
     return RankResult({"pipeline_stage": stage.index}, ledger, reserved, device, outside, host)
 
 
-def _moving_items(spec: Spec, stage: Stage, card: Card | None, values: dict[str, int], around: Around) -> list[Item]:
-    """Activations, logits, gradients in the making and temporaries, of both steps."""
-    kind = PlannedTimeline if has_segments(spec.training.recompute) else Timeline
-    items = first_workspace(spec, stage, card)
-    for exist, passes in passes_of(spec, stage, card):
-        surroundings = beside(spec, around, exist=exist)
-        timelines = [kind(spec, piece, values, *surroundings) for piece in pieces_of(spec, stage)]
-        several = [[timeline.highest(each.stream, each.workspace) for each in passes] for timeline in timelines]
-        for index, timeline in enumerate(timelines):
-            # Chunks of a stage run one after the other: of each phase the one with the highest moment counts.
-            items += timeline.items(
-                (of_chunk[index], each.mask)
-                for each, of_chunk in zip(passes, zip(*several, strict=True), strict=True)
-                if _highest(of_chunk) == index
-            )
-    return items
-
-
-def _highest(moments: tuple[Highest, ...]) -> int:
-    """Which of several moments is the highest; of equal ones the first."""
-    return max(range(len(moments)), key=lambda index: moments[index].bytes)
-
-
 def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
     """The steady step of a run on one stage, every layer kept and recomputed; and whether an engine stands around it.
 
@@ -117,7 +89,7 @@ def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
         InputError: the implementation of this family is not modelled.
     """
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
-    stage = next(stages_of(spec))
+    stage = stages_of(spec)[0]
     around = communication_buffers(spec, stage).around
     gradients = gradients_on_arrival(
         spec, exist=gradients_exist(choice_of(spec), STEPS), sharded=bool(around.layer_share)

@@ -33,7 +33,9 @@ def write_rows(items: Iterable[Item], what: str, tails: Mapping[int, int] = Mapp
             rounding[item.mask] = rounding.get(item.mask, 0) + item.count * (item.block - item.each)
     merged: dict[tuple[object, ...], tuple[Item, int, int]] = {}
     for item, count in together.values():
-        alike = (item.module, item.tensor, item.each, item.component, count)
+        alike: tuple[object, ...] = (item.module, item.tensor, item.each, item.component, count)
+        while alike in merged and merged[alike][2] & item.mask:  # another tensor with the same name
+            alike = (*alike, "another")
         mask = merged[alike][2] if alike in merged else 0
         merged[alike] = (item, count, mask | item.mask)
     rows = [item.row(count, mask) for item, count, mask in merged.values()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -53,23 +53,33 @@ class Kind(NamedTuple):
     detached: bool = False  # the input needs no gradient, since nothing before it trains
 
 
-def stages_of(spec: Spec) -> Iterator[Stage]:
+def stages_of(spec: Spec) -> tuple[Stage, ...]:
     """The stages of a pipeline; layers that do not divide go to the first ones."""
-    stages, schedule = spec.parallelism.pipeline_parallel, spec.parallelism.schedule
-    virtual, micro_batches = spec.parallelism.virtual_stages, spec.training.gradient_accumulation_steps
+    parallelism = spec.parallelism
+    return _stages_of(
+        spec.model.num_layers,
+        parallelism.pipeline_parallel,
+        parallelism.schedule,
+        parallelism.virtual_stages,
+        spec.training.gradient_accumulation_steps,
+    )
+
+
+@lru_cache(maxsize=256)
+def _stages_of(layers: int, stages: int, schedule: str, virtual: int, micro_batches: int) -> tuple[Stage, ...]:
+    found = []
     for index in range(stages):
         in_flight = chunks_in_flight(schedule, stages, virtual, index, micro_batches)
         flights = in_flight, *ends_in_flight(schedule, stages, virtual, index, micro_batches)
-        pieces = [_piece(spec, index, chunk, *flights) for chunk in chunks_of(schedule, stages, virtual, index)]
-        if len(pieces) == 1:
-            yield pieces[0]
-            continue
+        pieces = [_piece(layers, index, chunk, *flights) for chunk in chunks_of(schedule, stages, virtual, index)]
         ends = any(piece.has_embedding for piece in pieces), any(piece.has_head for piece in pieces)
-        yield Stage(index, pieces[0].first, pieces[0].stop, *ends, in_flight, tuple(pieces), *flights[1:])
+        whole = Stage(index, pieces[0].first, pieces[0].stop, *ends, in_flight, tuple(pieces), *flights[1:])
+        found.append(pieces[0] if len(pieces) == 1 else whole)
+    return tuple(found)
 
 
-def _piece(spec: Spec, index: int, chunk: Chunk, in_flight: int, embeddings: int, heads: int) -> Stage:
-    share, rest = divmod(spec.model.num_layers, chunk.of)
+def _piece(layers: int, index: int, chunk: Chunk, in_flight: int, embeddings: int, heads: int) -> Stage:
+    share, rest = divmod(layers, chunk.of)
     first = chunk.part * share + min(chunk.part, rest)
     stop = first + share + (chunk.part < rest)
     ends = chunk.part == 0, chunk.part == chunk.of - 1

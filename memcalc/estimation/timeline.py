@@ -13,17 +13,16 @@ from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
 
-from memcalc.estimation.allocation import rounded
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import Item
-from memcalc.estimation.program import Event, Program, Stream, highest, highest_among
+from memcalc.estimation.program import Event, Program, Stream
+from memcalc.estimation.sized import Sized, sizer_of
 from memcalc.estimation.stages import Kind, Stage, count_between, kinds_of, runs_of
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
 
-Sizes = tuple[list[int], list[int], list[tuple[int, ...]]]  # exact, rounded, and the shapes
 Counts = dict[tuple[int, int], int]  # (block, storage) -> how many are alive
 Holding = tuple[int, tuple[int, ...], int]  # (block, storages, how many of each are alive)
 
@@ -44,12 +43,15 @@ class Block(NamedTuple):
 
     name: str
     program: Program
-    exact: list[int]
-    sizes: list[int]  # rounded as the allocator rounds
-    shapes: list[tuple[int, ...]]  # of each storage; empty where a rule gives its bytes
+    sized: Sized
     kind: Kind | None
     left: tuple[int, ...]  # what its backward leaves behind, gradients that are sharded left out
     others: tuple[tuple[tuple[int, ...], int], ...]  # what other micro-batches in flight hold of it, and how many do
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each storage, rounded as the allocator rounds."""
+        return self.sized.sizes
 
     @property
     def opens(self) -> bool:
@@ -84,20 +86,17 @@ class Timeline:
         self.values = values
         self.around = around
         self.blocks: list[Block] = []
-        self._sums: dict[tuple[int, tuple[int, ...]], int] = {}
-        sizes_of: dict[int, Sizes] = {}
+        sizer = sizer_of(values)
 
         def add(name: str, part: Part, kind: Kind | None) -> None:
             detached = kind is not None and kind.detached
             written = structure._replace(detached=True) if detached else structure
             compiled = program(written, part, kind is not None and kind.recomputed, gradients)
-            if id(compiled) not in sizes_of:
-                sizes_of[id(compiled)] = self.sizes_of(compiled)
             left = compiled.left
             if around.layer_share and not (part == "head" and spec.parallelism.engine == "fsdp2"):
                 left = compiled.left_without_gradients  # FSDP2 reduces the root, head and embedding, at the very end
             others = self._others(name, compiled, kind, tables)
-            self.blocks.append(Block(name, compiled, *sizes_of[id(compiled)], kind, left, others))
+            self.blocks.append(Block(name, compiled, sizer.sized(compiled), kind, left, others))
 
         tables = program(structure, "tables", False, gradients)
         if stage.has_embedding:
@@ -114,11 +113,6 @@ class Timeline:
     def kinds(self) -> list[Kind]:
         """The kinds of layers, in the order of their first."""
         return kinds_of(self.spec, self.stage)
-
-    def sizes_of(self, program: Program) -> Sizes:
-        """The sizes of a program's storages."""
-        exact = program.sizes(self.values)
-        return exact, [rounded(size) for size in exact], program.shapes(self.values)
 
     # -- the three phases --------------------------------------------------------------------------------------------
 
@@ -182,11 +176,11 @@ class Timeline:
         """
         events = block.program.stream(stream)
         if among is not None:
-            return (highest_among(events, block.sizes, among).position,)
-        position = highest(events, block.sizes, since).position
+            return (block.sized.highest_among(stream, among),)
+        position = block.sized.highest_since(stream, since)
         if stream == "backward" and place(block, events, position) in BEFORE_FIRST_PRODUCT:
             products = (at for at in range(1, len(events) + 1) if place(block, events, at) not in BEFORE_FIRST_PRODUCT)
-            return position, highest(events, block.sizes, next(products)).position
+            return position, block.sized.highest_since(stream, next(products))
         return (position,)
 
     def _arrivals(self, index: int, block: Block) -> Iterator[Candidate]:
@@ -374,15 +368,11 @@ class Timeline:
         return Highest(total, *best)
 
     def _weight(self, moment: Candidate) -> int:
-        blocks = sum(self._bytes(block, storages) * count for block, storages, count in moment.holdings)
-        return blocks + sum(item.block * count for item, count in moment.engine)
+        blocks = sum([self._bytes(block, storages) * count for block, storages, count in moment.holdings])
+        return blocks + sum([item.block * count for item, count in moment.engine])
 
     def _bytes(self, block: int, storages: tuple[int, ...]) -> int:
-        key = (block, storages)
-        if key not in self._sums:
-            sizes = self.blocks[block].sizes
-            self._sums[key] = sum([sizes[storage] for storage in storages])
-        return self._sums[key]
+        return self.blocks[block].sized.bytes_of(storages)
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
@@ -397,12 +387,12 @@ class Timeline:
                 masks[key] = masks.get(key, 0) | mask
         for (index, number, count), mask in masks.items():
             block = self.blocks[index]
-            each = block.exact[number]
+            each = block.sized.exact[number]
             if not each:
                 continue
             component, name, dtype, formula, citation = block.program.labels[number]
             size = block.sizes[number]
-            shape = block.shapes[number] or (each // DTYPE_BYTES[dtype],)
+            shape = block.sized.shapes[number] or (each // DTYPE_BYTES[dtype],)
             yield Item(component, block.name, name, shape, dtype, count, each, size, mask, formula, citation)
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
-from memcalc.estimation.estimate import rank_result
-from memcalc.estimation.outside import communication_library_bytes, reserved_bytes
+from memcalc.estimation.moving import peak_bytes
+from memcalc.estimation.outside import outside_allocated, reserved_bytes
 from memcalc.estimation.stages import Stage, composition, stages_of
-from memcalc.estimation.states import state_rows
-from memcalc.ledger.ledger import Rows
+from memcalc.estimation.states import state_sums
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 
@@ -29,7 +27,7 @@ def device_bytes(spec: Spec, card: Card, limit: int | None = None) -> int:
         if most > limit:
             return most
     for stage in stages:
-        most = max(most, rank_result(spec, stage, card).device_bytes or 0)
+        most = max(most, _on_device(spec, card, peak_bytes(spec, stage, card)))
         if limit is not None and most > limit:
             break
     return most
@@ -37,17 +35,16 @@ def device_bytes(spec: Spec, card: Card, limit: int | None = None) -> int:
 
 def _at_least(spec: Spec, stage: Stage, card: Card) -> int:
     """Device memory without all that moves: parameters, their copies and states, which many runs share."""
-    held = _most_held(state_rows(spec, stage))
-    return reserved_bytes(held) + card.context_bytes + communication_library_bytes(spec)
-
-
-@lru_cache(maxsize=1024)
-def _most_held(states: Rows) -> int:
-    """Bytes in the phase that holds most of them. Rows are equal only to themselves; equal runs share them."""
     held: dict[str, int] = {}
-    for (phase, _), amount in states.sums.items():
+    for (phase, _), amount in state_sums(spec, stage).items():
         held[phase] = held.get(phase, 0) + amount
-    return max(held.values())
+    return _on_device(spec, card, max(held.values()))
+
+
+def _on_device(spec: Spec, card: Card, allocated: int) -> int:
+    reserved = reserved_bytes(allocated)
+    outside = outside_allocated(spec, card, allocated, reserved)
+    return reserved + outside.device_context + outside.communication_library
 
 
 def stages_that_matter(spec: Spec) -> Iterator[Stage]:

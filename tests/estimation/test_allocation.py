@@ -97,6 +97,26 @@ def test_lists_in_turn_are_one_list(lists: list[list[int]]) -> None:
     assert sum(allocation.unsplit_tails(*lists)) == unsplit_tails([size for sizes in lists for size in sizes])
 
 
+@given(sizes=st.lists(st.integers(MIB // 2, 24 * MIB), max_size=40))
+def test_as_blocks_are_chosen_one_by_one(sizes: list[int]) -> None:
+    """Best fit among all free blocks, those that will never do included; a rest of more than 1 MiB is one more."""
+    free: list[int] = []
+    tails = 0
+    for request in map(rounded, sizes):
+        if request > MIB:
+            fitting = [block for block in free if block >= request]
+            made = 20 * MIB if request < 10 * MIB else -(-request // (2 * MIB)) * 2 * MIB
+            block = min(fitting, default=made)
+            if fitting:
+                free.remove(block)
+            if block - request <= MIB:
+                tails += block - request
+            else:
+                free.append(block - request)
+
+    assert unsplit_tails(sizes) == tails
+
+
 @given(sizes=st.lists(st.integers(1, 64 * MIB), max_size=30))
 def test_no_tensor_keeps_more_than_1_mib(sizes: list[int]) -> None:
     """And small ones nothing; what is kept is a multiple of 512 bytes, as all blocks are."""

@@ -95,6 +95,11 @@ def test_asgd_keeps_an_average_and_three_numbers_a_tensor() -> None:
     assert states("asgd") == 4 * P + 3 * 4 * TENSORS
 
 
+def test_asgds_average_stands_beside_another_average() -> None:
+    """Both are named so in the ledger; 4 bytes a parameter each, one made with the optimizer, one in its first step."""
+    assert states("asgd", ema="fp32") == states("asgd") + 4 * P
+
+
 def test_adafactor_keeps_rows_and_columns_of_matrices_and_vectors_whole() -> None:
     """4 bytes a row and a column of qkv (3d, d), o (d, d), up (4d, d), down (d, 4d), the tables; 13 d of vectors."""
     layer = (3 * D + D) + (D + D) + (4 * D + D) + (D + 4 * D) + 13 * D

@@ -10,12 +10,32 @@ from math import prod
 from hypothesis import given
 
 from memcalc.api import estimate, load
+from memcalc.estimation.moving import peak_bytes
+from memcalc.estimation.stages import stages_of
+from memcalc.estimation.states import state_rows, state_sums
 from memcalc.ledger.component import Component
 from memcalc.ledger.document import document
+from memcalc.ledger.result import RankResult
 from memcalc.ledger.schema import Document
 from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.recipes import DTYPE_BYTES
 from tests.properties.specs import Config, configs, examples
+
+
+@examples(60)
+@given(configs(adapters=True, optimizers=tuple(OPTIMIZERS)))
+def test_sums_and_peaks_without_rows_are_those_of_the_rows(config: Config) -> None:
+    """`fit` and the engine size runs without writing rows."""
+    spec = load(config)
+
+    for stage, rank in zip(stages_of(spec), sorted(estimate(spec).ranks, key=_stage), strict=True):
+        sums = {key: amount for key, amount in state_sums(spec, stage).items() if amount}
+        assert sums == state_rows(spec, stage).sums
+        assert peak_bytes(spec, stage, None) == rank.ledger.peak_bytes
+
+
+def _stage(rank: RankResult) -> int:
+    return rank.rank["pipeline_stage"]
 
 
 @examples(60)

@@ -1,0 +1,91 @@
+"""Programs of blocks for given sizes: the bytes of their storages, and where their streams are at their highest.
+
+Many runs share both: layouts that differ in data parallelism or in pipeline stages have the same sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+
+from memcalc.estimation.allocation import rounded
+from memcalc.estimation.program import Program, Stream, highest, highest_among
+
+
+class Sized:
+    """One program for given symbols; everything is computed when it is first asked for.
+
+    Args:
+        program: the block.
+        values: symbols and their values.
+    """
+
+    def __init__(self, program: Program, values: Mapping[str, int]) -> None:
+        self.program = program
+        self._values = values
+        self._sums: dict[tuple[int, ...], int] = {}
+        self._positions: dict[tuple[Stream, int | frozenset[int]], int] = {}
+
+    @cached_property
+    def exact(self) -> list[int]:
+        """Bytes of each storage."""
+        return self.program.sizes(self._values)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The same as the allocator rounds them."""
+        return [rounded(size) for size in self.exact]
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each storage; empty where a rule gives its bytes."""
+        return self.program.shapes(self._values)
+
+    def bytes_of(self, storages: tuple[int, ...]) -> int:
+        """Rounded bytes of some storages together."""
+        if storages not in self._sums:
+            sizes = self.sizes
+            self._sums[storages] = sum([sizes[storage] for storage in storages])
+        return self._sums[storages]
+
+    def highest_since(self, stream: Stream, since: int = 0) -> int:
+        """The position at which a stream is at its highest, at event `since` or later."""
+        key = (stream, since)
+        if key not in self._positions:
+            self._positions[key] = highest(self.program.stream(stream), self.sizes, since).position
+        return self._positions[key]
+
+    def highest_among(self, stream: Stream, positions: frozenset[int]) -> int:
+        """The highest of some positions of a stream, of which there is at least one."""
+        key = (stream, positions)
+        if key not in self._positions:
+            self._positions[key] = highest_among(self.program.stream(stream), self.sizes, positions).position
+        return self._positions[key]
+
+
+class Sizer:
+    """The programs that have been asked for with the same symbols.
+
+    Args:
+        values: symbols and their values.
+    """
+
+    def __init__(self, values: Mapping[str, int]) -> None:
+        self._values = values
+        self._known: dict[Program, Sized] = {}
+
+    def sized(self, program: Program) -> Sized:
+        """The program with these sizes."""
+        if program not in self._known:
+            self._known[program] = Sized(program, self._values)
+        return self._known[program]
+
+
+def sizer_of(values: Mapping[str, int]) -> Sizer:
+    """What knows the sizes for some symbols; kept for the next who asks with the same ones."""
+    return _sizer_of(tuple(values.items()))
+
+
+@lru_cache(maxsize=64)
+def _sizer_of(values: tuple[tuple[str, int], ...]) -> Sizer:
+    return Sizer(dict(values))
