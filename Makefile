@@ -4,11 +4,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_ARGS) -c constraints.txt
+# Most of what is installed is never imported here: what is, is compiled then.
+PIP_WORDS := install --quiet --disable-pip-version-check --no-input --no-compile
+PIP_INSTALL := $(BIN)/python -m pip $(PIP_WORDS) $(PIP_ARGS) -c constraints.txt
 LIGHT := $(VENV)/.light.stamp
 FULL := $(VENV)/.full.stamp
 NULL_VENV := .venv-null
 NULL := $(NULL_VENV)/.stamp
+# The tests side by side, each process with a copy of torch in memory; none: make test WORKERS=
+WORKERS ?= -n auto --maxprocesses 4 --dist worksteal
+# Empty is off, whatever the caller has set: the tests start Python hundreds of times, and it need not compile each time.
+export PYTHONDONTWRITEBYTECODE :=
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
@@ -20,7 +26,9 @@ help: ## Show this list
 demo: $(LIGHT) ## Install memcalc (no torch) and size GPT-3
 	$(BIN)/memcalc estimate gpt3.yaml
 
-test: lint types pytest ## Everything that guards a change: lint, types, tests; sets itself up, under 10 minutes
+test: ## Everything that guards a change: lint, types, tests; sets itself up, under 10 minutes
+	@$(MAKE) --no-print-directory -j2 lint types .venv-null
+	@$(MAKE) --no-print-directory pytest
 
 test-all: lint types $(FULL) .venv-null ## The same with the long tests, then regenerate the docs
 	$(BIN)/python -m pytest
@@ -31,10 +39,10 @@ lint: $(FULL) ## Lint and check the format
 	$(BIN)/ruff format --check
 
 types: $(FULL) ## Check the types
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 pytest: $(FULL) .venv-null ## The tests alone, without the long ones
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" $(WORKERS)
 
 format: $(FULL) ## Format, and fix what the linter can fix
 	$(BIN)/ruff format
@@ -93,7 +101,7 @@ endif
 
 $(NULL): constraints.txt | $(BIN)/python
 	$(PYTHON) -m venv $(NULL_VENV)
-	$(NULL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt \
+	$(NULL_VENV)/bin/python -m pip $(PIP_WORDS) -c constraints.txt \
 		typing_extensions sympy networkx jinja2 fsspec filelock numpy pydantic pyyaml transformers nvidia-ml-py
-	$(NULL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps "torch===$(TORCH)"
+	$(NULL_VENV)/bin/python -m pip $(PIP_WORDS) --no-deps "torch===$(TORCH)"
 	@touch $@

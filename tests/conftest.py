@@ -1,15 +1,31 @@
 """Shared by all tests: whole screens compared with the ones kept in tests/golden."""
 
+import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+# The tests' tensors are tiny: a second thread only waits, at the cost of a core that another process of tests has use for.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="rewrite tests/golden/*.txt with what is printed now")
+
+
+def pytest_sessionstart() -> None:
+    gc.disable()  # collecting thousands of tests makes no garbage to speak of
+
+
+def pytest_collection_finish() -> None:
+    """Leave the tests themselves out of later collections, which traces and recorders ask for again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +42,8 @@ class Case(NamedTuple):
         return self.estimated / self.measured - 1
 
 
-def cases() -> list[Case]:
+@lru_cache(maxsize=1)
+def cases() -> tuple[Case, ...]:
     """Every recorded run that ended well, in the order of files and lines; of a run recorded twice, the last."""
     records = {
         (path.name, record["command"]): record
@@ -54,10 +56,10 @@ def cases() -> list[Case]:
         for path in REQUESTED.glob("*.jsonl")
         for line in map(json.loads, path.read_text().splitlines())
     }
-    return [
+    return tuple(
         _case(file, record, requested.get((file.replace("-held-out", ""), _run(record))))
         for (file, _), record in records.items()
-    ]
+    )
 
 
 def _run(record: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ The picture is in docs/architecture.md. A package that is not listed here has no
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,7 +99,10 @@ def imports() -> Iterator[Import]:
             yield from (Import(importer, target, where) for target in targets)
 
 
-ALL_IMPORTS = list(imports())
+@cache
+def all_imports() -> tuple[Import, ...]:
+    """Every import in the package, read once."""
+    return tuple(imports())
 
 
 def test_every_package_has_its_place() -> None:
@@ -110,7 +114,7 @@ def test_every_package_has_its_place() -> None:
 def test_arrows_point_down() -> None:
     up = [
         f"{i.where}: {i.importer} imports {i.target}"
-        for i in ALL_IMPORTS
+        for i in all_imports()
         if i.target.split(".")[0] == "memcalc"
         and i.importer != layer_of(i.target)
         and HEIGHT[i.importer] <= HEIGHT[layer_of(i.target)]
@@ -122,7 +126,7 @@ def test_arrows_point_down() -> None:
 def test_third_parties_are_known_only_where_they_belong() -> None:
     strays = [
         f"{i.where}: {i.importer} imports {i.target}"
-        for i in ALL_IMPORTS
+        for i in all_imports()
         if (top := i.target.split(".")[0]) not in sys.stdlib_module_names
         and top != "memcalc"
         and i.importer not in THIRD_PARTY.get(top, set())

@@ -82,7 +82,19 @@ def environment(folder: Path) -> Path:
 
 def pip_install(python: Path, *arguments: str | Path) -> None:
     """Install into another environment with this one's pip."""
-    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-input", *arguments, cwd=ROOT)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "-q",
+        "--no-input",
+        "--no-compile",
+        *arguments,
+        cwd=ROOT,
+    )
 
 
 def test_the_wheel_holds_presets_data_and_types(wheel: Path) -> None:

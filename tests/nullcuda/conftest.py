@@ -127,7 +127,9 @@ def null_python(compiler: str) -> str:
 
 @pytest.fixture(scope="session")
 def null_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+    """One for all the processes that pytest shares the tests among, below a folder that this run has of its own."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
 
 
 @pytest.fixture

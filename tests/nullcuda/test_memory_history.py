@@ -38,7 +38,14 @@ print(json.dumps([events, [[e["action"], e["addr"], e["size"], e["stream"]] for 
 """
 
 
-@pytest.mark.parametrize("config", ["", "expandable_segments:True", "max_split_size_mb:24,roundup_power2_divisions:4"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        "",
+        "expandable_segments:True",
+        pytest.param("max_split_size_mb:24,roundup_power2_divisions:4", marks=pytest.mark.long),
+    ],
+)
 def test_entries_are_those_that_pytorch_notes(config: str, dry_run_here: Path, null_python: str) -> None:
     """Actions, sizes and order, and within each segment the addresses, over 600 random operations."""
     done = subprocess.run(

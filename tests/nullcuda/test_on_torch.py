@@ -61,7 +61,7 @@ print(json.dumps([[p.name, p.peak_allocated_bytes, p.peak_reserved_bytes] for p 
 """
 
 
-@pytest.mark.parametrize("card", ["a100-80gb", "h100-80gb"])
+@pytest.mark.parametrize("card", [pytest.param("a100-80gb", marks=pytest.mark.long), "h100-80gb"])
 def test_recorded_runs_come_out_to_the_byte(card: str, dry_run_here: Path, null_python: str) -> None:
     """GPT-2 until its first backward has ended: every phase's peaks, allocated and reserved.
 
@@ -103,8 +103,9 @@ class Block(torch.nn.Module):
         q, k, v = self.qkv(self.n1(x)).view(b, s, 3, 12, d // 12).permute(2, 0, 3, 1, 4)
         x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, d))
         return x + self.down(F.gelu(self.up(self.n2(x))))
-model = torch.nn.Sequential(torch.nn.Embedding(50257, 768), *[Block(768) for _ in range(12)],
-                            torch.nn.Linear(768, 50257, bias=False)).cuda().bfloat16()
+with torch.device("cuda"):  # where random numbers cost nothing
+    model = torch.nn.Sequential(torch.nn.Embedding(50257, 768), *[Block(768) for _ in range(12)],
+                                torch.nn.Linear(768, 50257, bias=False)).bfloat16()
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 tokens = torch.randint(50257, (1, 1024)).cuda()
 """
@@ -169,19 +170,18 @@ kept = [torch.empty(30 << 30, dtype=torch.uint8, device="cuda") for _ in range(3
 """
 
 
-def test_a_script_that_dies_of_memory_says_pytorchs_own_words(
-    dry_run: Script, dry_run_here: Path, null_python: str
-) -> None:
-    result = dry_run(DIES)
-
-    assert result.outcome == OUT_OF_MEMORY
-    kind, message = result.processes[0].failure or ("", "")
-    assert kind == "OutOfMemoryError"
-    assert message.startswith("CUDA out of memory. Tried to allocate 30.00 GiB")
+def test_a_script_that_dies_of_memory_says_pytorchs_own_words(dry_run_here: Path, null_python: str) -> None:
+    (dry_run_here / "script.py").write_text(DIES)
     command = ["dry-run", "--gpu", "h100-80gb"]
     with redirect_stdout(io.StringIO()) as out:
-        assert main([*command, "--", null_python, "script.py"]) == 4
+        assert main([*command, "--record", "r.json", "--", null_python, "script.py"]) == 4
+
     assert "DOES NOT FIT: it ran out of the 79.10 GiB" in out.getvalue()
+    document = json.loads((dry_run_here / "r.json").read_text())
+    assert document["outcome"] == OUT_OF_MEMORY
+    failure = document["processes"][0]["failure"]
+    assert failure["type"] == "OutOfMemoryError"
+    assert failure["message"].startswith("CUDA out of memory. Tried to allocate 30.00 GiB")
     with redirect_stdout(io.StringIO()):
         assert main([*command, "--assert-fits", "--", null_python, "script.py"]) == 1
 
@@ -301,9 +301,13 @@ time.sleep(61)
 
 
 def test_a_script_that_hangs_is_ended_with_what_it_held(dry_run_here: Path, null_python: str) -> None:
+    """How long torch takes to load is for the machine to say: what has come nowhere in 6 seconds gets longer."""
     (dry_run_here / "script.py").write_text(HANGS)
-    with redirect_stdout(io.StringIO()) as out:
-        assert main(["dry-run", "--gpu", "a100-40gb", "--timeout", "6", "--", null_python, "script.py"]) == 124
+    for seconds in ("6", "15", "50"):
+        with redirect_stdout(io.StringIO()) as out:
+            assert main(["dry-run", "--gpu", "a100-40gb", "--timeout", seconds, "--", null_python, "script.py"]) == 124
+        if "NOTHING MEASURED" not in out.getvalue():
+            break
 
     assert "FITS, as far as it came: 1.47 GiB" in out.getvalue()
 

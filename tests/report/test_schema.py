@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -23,11 +24,19 @@ def test_shipped_schemas_are_fresh(name: str, request: pytest.FixtureRequest) ->
     assert (DATA / name).read_text() == text, "stale: pytest --regenerate tests/report/test_schema.py"
 
 
-@pytest.mark.parametrize("path", sorted(presets_folder().glob("*.yaml")), ids=lambda path: path.stem)
-def test_presets_are_valid(path: Path) -> None:
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    """The configuration's schema, itself checked, once for all that it is held against."""
     jsonschema = pytest.importorskip("jsonschema")
+    schema = config_schema()
+    kind = jsonschema.validators.validator_for(schema)
+    kind.check_schema(schema)
+    return kind(schema)
 
-    jsonschema.validate(yaml.safe_load(path.read_text()), config_schema())
+
+@pytest.mark.parametrize("path", sorted(presets_folder().glob("*.yaml")), ids=lambda path: path.stem)
+def test_presets_are_valid(path: Path, validator: Any) -> None:
+    validator.validate(yaml.safe_load(path.read_text()))
 
 
 ACCEPTED = [
@@ -48,15 +57,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("config", ACCEPTED, ids=str)
-def test_accepted(config: dict[str, object]) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
-
-    jsonschema.validate(config, config_schema())
+def test_accepted(config: dict[str, object], validator: Any) -> None:
+    validator.validate(config)
 
 
 @pytest.mark.parametrize("config", REFUSED, ids=str)
-def test_refused(config: dict[str, object]) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
+def test_refused(config: dict[str, object], validator: Any) -> None:
+    from jsonschema import ValidationError
 
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(config, config_schema())
+    with pytest.raises(ValidationError):
+        validator.validate(config)

@@ -205,12 +205,12 @@ def test_aliases_that_nest_beyond_measure_are_refused() -> None:
 @pytest.mark.parametrize("levels", [5, 8, 30])
 def test_aliases_that_multiply_are_refused_at_once(levels: int) -> None:
     """9^5 = 59,049 values are more than any configuration; 9^30 would fill every memory there is."""
-    start = time.perf_counter()
+    start = time.process_time()
     message = refusal(bomb(levels))
 
     assert ": the aliases in this file expand to more than 20,000 values. " in message
     assert message.endswith("Write the values out instead of nesting aliases.")
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_a_few_aliases_are_fine() -> None:
@@ -250,11 +250,11 @@ def test_several_documents_are_refused(text: str, line: int) -> None:
     ],
 )
 def test_deep_and_long_files_are_refused_at_once(text: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     rule = "the file nests or repeats beyond 32 levels or 20,000 values."
 
     assert refusal(text) == f"run.yaml:1: {rule} A configuration is one small document."
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_a_nesting_at_the_limit_is_read() -> None:

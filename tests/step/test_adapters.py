@@ -12,8 +12,6 @@ from memcalc.spec.loading import load
 from memcalc.step.causal_lm import build
 from memcalc.step.quantised import elements, quantised_tensors
 
-pytest.importorskip("peft")
-
 TINY = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 96, "max_position_embeddings": 32}
 LLAMA = {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 96, "tie_word_embeddings": False}
 MOE = {

@@ -37,7 +37,9 @@ def test_a_rank_of_fsdp2_holds_what_was_recorded(case: str) -> None:
         assert traced[phase] == pytest.approx(recorded[phase], rel=5e-3), phase
 
 
-@pytest.mark.parametrize("ranks", [2, 8, 64, 1024])
+@pytest.mark.parametrize(
+    "ranks", [2, pytest.param(8, marks=pytest.mark.long), pytest.param(64, marks=pytest.mark.long), 1024]
+)
 def test_shards_are_the_estimates_and_sum_to_the_whole(ranks: int) -> None:
     """Each state of a rank, times the ranks, is that of one GPU and what evens the rows out."""
     traced = memcalc.trace(*SMALL, f"data_parallel={ranks}", gpu="h100-80gb", steps=2).result.ledger
