@@ -107,6 +107,7 @@ class _Walk:
         self.blocks = timeline.blocks
         self.phase = "forward"
         self.saved: Counter[tuple[int, bool]] = Counter()  # blocks, and whether a segment has dropped their input
+        self.given: Counter[int] = Counter()  # blocks whose input a checkpoint holds, though they save it no longer
         self.left: Counter[int] = Counter()  # blocks that have left gradients behind
         self.moments: list[Candidate] = []
 
@@ -160,11 +161,28 @@ class _Walk:
         end = self.timeline.block_of([*leaves(items)][-1], again=True)
         gradient = self.blocks[end].program.backward[0].storage
         before = items[:-1] if isinstance(last, int) else items
+        given = self.given_to(items[0]) if before else None
         for item in before:
             self.run(item, (end, (gradient,), 1))
+            if item is items[0] and given is not None:
+                self.given[given] += 1
         if isinstance(last, int):
             self.turn(end)
         self.reverse(before, inside=True)
+        if given is not None:
+            self.given[given] -= 1
+
+    def given_to(self, first: int | Segment) -> int | None:
+        """The block that a segment's input is given to, where it does not save it itself; None: where it does.
+
+        A checkpoint holds its arguments until the backward of all that it has run again has passed
+        (torch/utils/checkpoint.py, _CheckpointFrame's recompute_fn).
+        """
+        if not isinstance(first, int):
+            return None
+        number = self.block_of(first, first, inside=True)
+        program = self.blocks[number].program
+        return None if program.entry in program.kept else number
 
     def turn(self, number: int) -> None:
         """The backward of a block."""
@@ -184,5 +202,8 @@ class _Walk:
                 storages = tuple(storage for storage in storages if storage not in program.kept)
             if count and storages:
                 holdings.append((other, storages, count))
+        holdings += [
+            (other, (self.blocks[other].program.entry,), count) for other, count in self.given.items() if count
+        ]
         holdings += [(other, self.blocks[other].left, count) for other, count in self.left.items() if count]
         return Candidate(holdings, (), place(block, events, top.position))

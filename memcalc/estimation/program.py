@@ -119,6 +119,11 @@ class Program:
         return {"forward": self.forward, "loss": self.loss, "backward": self.backward}[name]
 
     @cached_property
+    def entry(self) -> int:
+        """The storage of the block's input, the first thing that is there when its forward begins."""
+        return next(event.storage for event in self.forward if event.label == "start")
+
+    @cached_property
     def gradients(self) -> frozenset[int]:
         """The positions in backward at which a parameter's gradient is made."""
         return frozenset(

@@ -128,8 +128,7 @@ def _sum(timeline: PlannedTimeline, number: int, storages: tuple[int, ...]) -> i
 def _entry(timeline: PlannedTimeline, number: int) -> int:
     """Bytes of the hidden state that a layer, or the head, is given."""
     block = timeline.blocks[number]
-    given = next(event.storage for event in block.program.forward if event.label == "start")
-    return block.sizes[given]
+    return block.sizes[block.program.entry]
 
 
 def _plain_block(timeline: PlannedTimeline, number: int, given: int, made: int, flops: int) -> Block:

@@ -58,6 +58,17 @@ def test_transformers_layers_are_joined() -> None:
     assert abs(backward) < 1e-4
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("recompute", ["none", "full", "[0-2, 3-5]", "[[[0, 1], 2], 4]", "[[[[0], 1], 2], 3]"])
+def test_transformers_llama_where_its_norms_are_the_peak(recompute: str) -> None:
+    """Its norm saves its input in fp32 alone, and squares it by pow: the segment's own input waits in its checkpoint."""
+    pytest.importorskip("transformers")
+    _, loss, backward = difference("llama-3.2-1b", f"recompute={recompute}", "implementation=huggingface", *SMALL)
+
+    assert abs(loss) < 1e-5
+    assert abs(backward) < 3e-5
+
+
 @pytest.mark.parametrize("recompute", ["none", "full", "[1, 4]"])
 def test_segments_of_one_layer_are_what_they_were(recompute: str) -> None:
     """One by one in two ways: along layers that are alike, and layer by layer."""

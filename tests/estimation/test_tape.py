@@ -110,6 +110,19 @@ def test_a_linear_layer_keeps_its_input_and_leaves_the_gradients_of_its_paramete
     assert names(done, done.left) == ["fc.weight", "fc.bias"]
 
 
+def test_a_power_has_two_factors_in_backward_that_live_until_their_product_is_there() -> None:
+    """gradient * (exponent * x^(exponent - 1)): torch/csrc/autograd/FunctionsManual.cpp, pow_backward."""
+    ops, x = block()
+
+    done = compile_(ops, ops.pow(x, "y"))
+
+    assert names(done, done.kept) == ["x"]
+    factors = ["y: the lower power", "y: times the exponent"]
+    made, gone = story(done, done.backward)[1:4], story(done, done.backward)[4:]
+    assert made == ["+gradient of x", *(f"+{factor}" for factor in factors)]
+    assert gone[:3] == [*(f"-{factor}" for factor in factors), "-x"]
+
+
 def test_softmax_needs_a_temporary_of_its_own_size_in_backward() -> None:
     ops, x = block()
     done = compile_(ops, ops.softmax(x, "p"))

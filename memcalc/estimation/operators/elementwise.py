@@ -107,8 +107,20 @@ class Elementwise(Base):
         return y
 
     def pow(self, x: Tensor, name: str) -> Tensor:
-        """x to a power: keeps x; on autocast's fp32 list."""
-        return self.pointwise(self.cast(x, "fp32") if self.autocast else x, name)
+        """x to a power: keeps x; on autocast's fp32 list.
+
+        Backward is gradient * (exponent * x^(exponent - 1)), each product a tensor that lives until all is done
+        (torch 2.13 torch/csrc/autograd/FunctionsManual.cpp, pow_backward).
+        """
+        y = self.pointwise(self.cast(x, "fp32") if self.autocast else x, name)
+        node = self.tape.nodes[-1]
+        factors = (f"{name}: the lower power", f"{name}: times the exponent")
+        node.backward_temporaries = tuple(
+            self.tape.store(factor, y.shape, y.dtype, "torch 2.13 FunctionsManual.cpp, pow_backward")
+            for factor in factors
+            if node.gradients[0] is not None
+        )
+        return y
 
     def pointwise(self, x: Tensor, name: str, *, saves: str = "input") -> Tensor:
         """gelu, silu, relu, tanh...: keeps its input or its output."""
