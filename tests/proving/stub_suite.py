@@ -44,6 +44,7 @@ def main(suite: str, records: str) -> None:
     """Run it, to the end."""
     with Worker([sys.executable, "-c", WORKER]) as worker:
         outcome = run_suite(load_suite(suite), worker, "cpu", Path(records))
+    sys.stderr.writelines(f"{run}: {reason}\n" for run, reason in outcome.refused)
     sys.stdout.write(f"{len(outcome.records)} {outcome.fresh}\n")
 
 

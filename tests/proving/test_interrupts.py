@@ -75,6 +75,7 @@ def test_killed_and_gone_on_with(tmp_path: Path) -> None:
     command = [sys.executable, STUB, str(suite), str(records)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as run:
         while len(lines(records)) < 3:
+            assert run.poll() is None, "it ended by itself"
             time.sleep(0.005)
         run.kill()
     before = lines(records)
