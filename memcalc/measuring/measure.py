@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import sys
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from memcalc.errors import OutOfMemory, Unavailable
+from memcalc.errors import OutOfMemory
 from memcalc.events import read_events
 from memcalc.events.event import Event
 from memcalc.measuring.client import Worker
@@ -18,6 +17,7 @@ from memcalc.measuring.job import Job
 from memcalc.measuring.measurement import OUT_OF_MEMORY, Device, Measurement, phase_from
 from memcalc.measuring.records import append
 from memcalc.spec.spec import Spec
+from memcalc.step.packages import require
 
 ADVICE = " If reserved but unallocated"  # how PyTorch goes on after the figures, in general terms
 
@@ -61,7 +61,7 @@ def measure(
         RanOut: the device had too little. The record up to that point has been kept.
     """
     if worker is None:
-        require(spec)
+        require("measure", spec)
         with Worker() as own:
             return measure(
                 spec,
@@ -126,15 +126,3 @@ def refuse_death(measurement: Measurement, record: str | Path | None) -> None:
 def typed() -> str:
     """The command of this process."""
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-
-
-def require(spec: Spec) -> None:
-    """The packages that the step needs, in this Python.
-
-    Raises:
-        Unavailable: one is missing.
-    """
-    if importlib.util.find_spec("torch") is None:
-        raise Unavailable("measure runs the training step in PyTorch: pip install 'llm-memcalc[torch]'")
-    if spec.training.implementation == "huggingface" and importlib.util.find_spec("transformers") is None:
-        raise Unavailable("implementation = huggingface runs transformers' modules: pip install 'llm-memcalc[hf]'")

@@ -13,10 +13,11 @@ from typing import Any
 from memcalc.errors import InputError
 from memcalc.events import read_events
 from memcalc.measuring.job import Job
-from memcalc.measuring.measure import measured, refuse_death, require, typed
+from memcalc.measuring.measure import measured, refuse_death, typed
 from memcalc.measuring.measurement import Measurement
 from memcalc.measuring.records import append
 from memcalc.spec.spec import Spec
+from memcalc.step.packages import require
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def measure_rank(
             f"Add --set data_parallel={here.ranks}, or start as many ranks as the configuration has.",
             "parallelism.data_parallel",
         )
-    require(spec)
+    require("measure", spec)
     from memcalc.measuring.child import perform
 
     on_cpu = device == "cpu"

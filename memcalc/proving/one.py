@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from memcalc.measuring.measure import RanOut, measure, require
+from memcalc.measuring.measure import RanOut, measure
 from memcalc.measuring.measurement import Measurement
 from memcalc.proving import headroom as room
 from memcalc.proving.shortage import opinion
 from memcalc.proving.workers import worker_for
 from memcalc.spec.spec import Spec
+from memcalc.step.packages import require
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def measure_one(spec: Spec, how: How) -> Measurement:
         OutOfMemory: it ran out; with the simulator's opinion, and what would have fitted.
     """
     if how.device is None or not how.device.startswith("null"):
-        require(spec)
+        require("measure", spec)
     with worker_for(how.device, how.python) as (worker, device):
         if how.headroom and not how.force:
             room.refuse(spec, worker.describe(device)[0])

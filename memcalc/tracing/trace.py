@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import partial
 from typing import Literal, get_args
 
-from memcalc.errors import InputError, Unavailable
+from memcalc.errors import InputError
 from memcalc.progress import Progress, silent
 from memcalc.recorder.trace import Trace, make_trace
 from memcalc.spec.cards import find_card
 from memcalc.spec.spec import Spec
+from memcalc.step.packages import require
 
 Semantics = Literal["cuda", "cpu"]
 
@@ -38,7 +38,7 @@ def trace(
         InputError: the step cannot run what the spec asks for, or settings that PyTorch refuses.
     """
     check_semantics(semantics)
-    require(spec)
+    require("trace", spec)
     refuse_replicas(spec, semantics)
     from memcalc.step.loop import TrainingRun
     from memcalc.tracing.fake import record_fake
@@ -79,15 +79,3 @@ def check_semantics(semantics: str) -> None:
     """
     if semantics not in get_args(Semantics):
         raise InputError(f"semantics = {semantics!r} is not known.", "Name cuda or cpu.", "--semantics")
-
-
-def require(spec: Spec) -> None:
-    """The packages that the step needs.
-
-    Raises:
-        Unavailable: one is missing.
-    """
-    if importlib.util.find_spec("torch") is None:
-        raise Unavailable("trace runs the training step in PyTorch: pip install 'llm-memcalc[torch]'")
-    if spec.training.implementation == "huggingface" and importlib.util.find_spec("transformers") is None:
-        raise Unavailable("implementation = huggingface runs transformers' modules: pip install 'llm-memcalc[hf]'")

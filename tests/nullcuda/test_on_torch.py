@@ -19,6 +19,7 @@ from memcalc.cli.app import main
 from memcalc.nullcuda import DryRun, environment, run
 from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY, STOPPED
 from memcalc.spec.cards import find_card
+from tests.nullcuda.scripts import TWO_STEPS_OF_DDP
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = ROOT / "benchmarks" / "recordings"
@@ -312,28 +313,12 @@ def test_a_script_that_hangs_is_ended_with_what_it_held(dry_run_here: Path, null
     assert "FITS, as far as it came: 1.47 GiB" in out.getvalue()
 
 
-RANKS = """
-import os, torch, torch.distributed as dist
-dist.init_process_group("nccl")
-device = int(os.environ["LOCAL_RANK"])
-torch.cuda.set_device(device)
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4096, 4096, bias=False).cuda())
-optimizer = torch.optim.SGD(model.parameters())
-for _ in range(2):
-    model(torch.randn(8, 4096, device="cuda")).sum().backward()
-    optimizer.step()
-words = [None] * dist.get_world_size()
-dist.all_gather_object(words, {"rank": dist.get_rank()})
-dist.destroy_process_group()
-"""
-
-
 def test_two_ranks_train_with_ddp(dry_run_here: Path, null_python: str) -> None:
     """4096 x 4096 x 4 bytes: weights, the broadcast's copy, gradients and buckets of 64 MiB each, and two workspaces
     of 32 MiB. The first bucket lives until NCCL's watchdog thread has seen its all-reduce done, which may be before or
     after the second step makes another: 64 MiB that either rank has or has not. NCCL's 1.5 GiB are outside of them.
     """
-    (dry_run_here / "script.py").write_text(RANKS)
+    (dry_run_here / "script.py").write_text(f"{TWO_STEPS_OF_DDP}\ndist.destroy_process_group()\n")
     launcher = [null_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
 
     result = run(launcher, "h100-80gb", gpus=2)

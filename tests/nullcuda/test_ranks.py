@@ -11,6 +11,7 @@ from memcalc.errors import InputError
 from memcalc.nullcuda import environment, run
 from memcalc.nullcuda.cards import NCCL_FIRST_BYTES, NCCL_FURTHER_BYTES
 from memcalc.nullcuda.result import DONE
+from tests.nullcuda.scripts import TWO_STEPS_OF_DDP
 
 TALKS = """
 import json, multiprocessing, os, sys, time, torch, torch.distributed as dist
@@ -107,17 +108,8 @@ def test_fake_groups_take_what_nccls_would(dry_run_here: Path, null_python: str)
     assert usage.device_bytes - usage.reserved_bytes == usage.communication_bytes + result.card.context_bytes
 
 
-ALONE = """
-import json, os, torch, torch.distributed as dist
-dist.init_process_group("nccl")
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4096, 4096, bias=False).cuda())
-optimizer = torch.optim.SGD(model.parameters())
-for _ in range(2):
-    model(torch.randn(8, 4096, device="cuda")).sum().backward()
-    optimizer.step()
-words = [None] * dist.get_world_size()
-dist.all_gather_object(words, {"rank": dist.get_rank()})
+ALONE = f"""{TWO_STEPS_OF_DDP}
+import json
 dist.barrier(dist.new_group(range(0, dist.get_world_size(), 2), backend="gloo"))
 with open("heard", "w") as file:
     json.dump([dist.get_rank(), dist.get_world_size(), words], file)

@@ -1,0 +1,24 @@
+"""The packages that the training step needs, looked for without importing them."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from memcalc.errors import Unavailable
+from memcalc.spec.spec import Spec
+
+
+def require(verb: str, spec: Spec) -> None:
+    """Whether this Python has what the step of a run needs.
+
+    Args:
+        verb: of memcalc, which the message names.
+        spec: the run.
+
+    Raises:
+        Unavailable: a package is missing.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise Unavailable(f"{verb} runs the training step in PyTorch: pip install 'llm-memcalc[torch]'")
+    if spec.training.implementation == "huggingface" and importlib.util.find_spec("transformers") is None:
+        raise Unavailable("implementation = huggingface runs transformers' modules: pip install 'llm-memcalc[hf]'")

@@ -1,0 +1,73 @@
+"""What a model is based on, a preset or a config.json, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.spec.files import LLAMA, refusal
+
+
+@pytest.mark.parametrize("key", ["preset", "hf_config"])
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        (
+            "nope.json",
+            "nope.json: there is no such file and no preset of that name. `memcalc models` lists the presets.",
+        ),
+        ("gpt33", "gpt33: there is no such file and no preset of that name. Did you mean gpt3?"),
+        ("[gpt3]", "{key} = a list is not a name. Write a path or the name of a preset."),
+        ("3", "{key} = 3 is not a name. Write a path or the name of a preset."),
+        (".", ".: . is a directory. Name a file in it, or size them all with `memcalc check`."),
+    ],
+)
+def test_a_base_that_is_not_there_is_refused_where_it_is_named(folder: Path, key: str, name: str, rest: str) -> None:
+    message = refusal(folder, f"name: x\n{key}: {name}\n")
+
+    assert message == f"run.yaml:2: {key}: {rest.format(key=key)}"
+
+
+def test_preset_and_hf_config_exclude_each_other(folder: Path) -> None:
+    message = refusal(folder, "preset: gpt3\nhf_config: config.json\n")
+
+    assert message == "run.yaml:1: preset: preset and hf_config are both given. Keep one of the two."
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "chain.yaml"])
+def test_a_base_that_is_based_on_another_is_refused(folder: Path, name: str) -> None:
+    """Above all a file that is based on itself."""
+    (folder / "chain.yaml").write_text("preset: gpt2\n")
+    message = refusal(folder, f"preset: {name}\n")
+
+    assert message == f"run.yaml:1: preset: {name} refers to yet another configuration. Name that one directly."
+
+
+def test_an_error_in_the_base_names_both_files(folder: Path) -> None:
+    (folder / "bad.json").write_text(json.dumps(LLAMA | {"vocab_size": "x"}))
+    (folder / "bad.yaml").write_text("model:\n  l: 4\n  l: 5\n")
+
+    assert refusal(folder, "name: x\nhf_config: bad.json\n") == (
+        "run.yaml:2: hf_config: bad.json: vocab_size: 'x' is not a whole number from 1 to 2^40. "
+        "Write the size as digits, without quotes."
+    )
+    assert refusal(folder, "preset: bad.yaml\n") == (
+        "run.yaml:1: preset: bad.yaml:3: model.l: the key 'l' stands twice, first on line 2. Keep one of the two."
+    )
+
+
+def test_a_config_json_of_no_known_family_is_refused(folder: Path) -> None:
+    message = refusal(folder, json.dumps(LLAMA | {"model_type": "lama"}), name="their.json")
+
+    assert message.startswith("their.json: model_type: 'lama' is not a model family that memcalc knows.")
+
+
+def test_a_config_json_without_a_model_type_is_told_what_is_missing(folder: Path) -> None:
+    """As a configuration it is unreadable, and the first key that stands outside a block says why."""
+    without = {key: value for key, value in LLAMA.items() if key != "model_type"}
+
+    assert refusal(folder, json.dumps(without, indent=1), name="their.json") == (
+        "their.json:2: hidden_size: 'hidden_size' stands outside its block. Move it below model:."
+    )
