@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.spec.fields import BLOCKS, HOME, MODEL_SOURCES, NESTED, SYMBOLS
+from memcalc.spec.model import Block
 from memcalc.spec.recipes import ALIASES
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -44,17 +45,35 @@ def config_schema() -> dict[str, Any]:
 
 
 def result_schema() -> dict[str, Any]:
-    """The schema of the JSON result: a run sized or measured, many checked, or a command on the null device."""
-    from memcalc.checking.schema import CheckDocument
-    from memcalc.ledger.schema import ComparedDocument, Document
-    from memcalc.nullcuda.schema import DryRunDocument
-
-    models = (Document, ComparedDocument, DryRunDocument, CheckDocument)
-    options = [model.model_json_schema(mode="serialization") for model in models]
+    """The schema of the JSON that commands print with --format json: one of several documents."""
+    options = [model.model_json_schema(mode="serialization") for model in documents().values()]
     definitions: dict[str, Any] = {}
     for option in options:
-        definitions |= option.pop("$defs")
+        own = option.pop("$defs")
+        clashes = [name for name in own if definitions.get(name, own[name]) != own[name]]
+        assert not clashes, f"two models of one name: {clashes}"
+        definitions |= own
     return {"$schema": _DIALECT, "title": "memcalc result", "anyOf": options, "$defs": definitions}
+
+
+def documents() -> dict[str, type[Block]]:
+    """What commands print as JSON, by command; a run that is sized or traced is a plain `estimate`."""
+    from memcalc.checking.schema import CheckDocument
+    from memcalc.engine.schema import SweepDocument
+    from memcalc.fitting.schema import FitDocument
+    from memcalc.ledger.schema import ComparedDocument, Document
+    from memcalc.nullcuda.schema import DryRunDocument
+    from memcalc.planning.schema import RecomputeDocument
+
+    return {
+        "estimate": Document,
+        "measure": ComparedDocument,
+        "dry-run": DryRunDocument,
+        "check": CheckDocument,
+        "fit": FitDocument,
+        "sweep": SweepDocument,
+        "recompute": RecomputeDocument,
+    }
 
 
 def _block(name: str) -> dict[str, Any]:

@@ -67,7 +67,8 @@ def sweep_document(table: Table, name: str) -> dict[str, Any]:
     found = columns(table)
     axes = [{"fields": list(axis.fields), "values": [list(step) for step in axis.values]} for axis in table.grid.axes]
     rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
-    return {"schema_version": SCHEMA_VERSION, "name": name, "axes": axes, "configurations": rows}
+    start = {"schema_version": SCHEMA_VERSION, "source": "sweep", "name": name}
+    return {**start, "axes": axes, "configurations": rows}
 
 
 def check_output(path: Path) -> None:

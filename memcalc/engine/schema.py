@@ -1,0 +1,46 @@
+"""The JSON of `sweep` described as Pydantic models: they give its JSON Schema and check it in tests."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from memcalc.spec.model import Block
+
+
+class SweepAxis(Block):
+    """What varies: fields that step together, and their values at each step."""
+
+    fields: list[str] = Field(description='with their blocks, as "training.micro_batch_size"')
+    values: list[list[Any]]
+
+
+class SweepConfiguration(Block):
+    """One configuration: the varied fields by their last names, then its sizes.
+
+    Beside the fields below it has `COMPONENT_bytes` for each component, at the peak, and `PHASE_bytes` for each phase;
+    all are null where the configuration cannot be.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+
+    valid: bool
+    fits: bool | None = Field(description="null: no card, or the configuration cannot be")
+    peak_bytes: int | None
+    peak_phase: str | None
+    pipeline_stage: int | None
+    reserved_bytes: int | None
+    device_bytes: int | None
+    headroom_bytes: int | None
+    reason: str | None = Field(description="why it cannot be")
+
+
+class SweepDocument(Block):
+    """What `sweep --format json` prints, and --output writes as .json."""
+
+    schema_version: Literal[1]
+    source: Literal["sweep"]
+    name: str
+    axes: list[SweepAxis]
+    configurations: list[SweepConfiguration]

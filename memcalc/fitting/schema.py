@@ -1,0 +1,186 @@
+"""The JSON of `fit` described as Pydantic models: they give its JSON Schema and check it in tests."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from memcalc.ledger.schema import OutsideAllocated
+from memcalc.spec.model import Block
+
+
+class FitGpu(Block):
+    """The card."""
+
+    name: str
+    usable_bytes: int
+
+
+class FitSystem(Block):
+    """The machine it stands in, in one direction."""
+
+    node: int = Field(description="cards of a node")
+    link: str
+    link_bytes_per_second: float
+    network_bytes_per_second: float = Field(description="of each card")
+    flops: float = Field(description="16-bit operations a second of a card, dense")
+    source: str
+    assumed: str | None = Field(description="what of this is a default, in words")
+
+
+class FitSized(Block):
+    """An estimate of the rank that needs most."""
+
+    fits: bool | None
+    phase: str
+    pipeline_stage: int
+    allocated_bytes: int
+    device_bytes: int | None
+    components: dict[str, int] = Field(description="bytes at the peak; their sum is allocated_bytes")
+    outside_allocated: OutsideAllocated
+
+
+class FitCosts(Block):
+    """Seconds of one optimizer step at peak rates, by term; see cost_terms."""
+
+    compute: float
+    recompute: float
+    tensor: float
+    context: float
+    expert: float
+    pipeline: float
+    bubble: float
+    data: float
+    total: float
+
+
+class FitLayout(Block):
+    """A layout, under the names of a configuration."""
+
+    tensor_parallel: int
+    sequence_parallel: bool
+    context_parallel: int
+    expert_parallel: int
+    pipeline_parallel: int
+    schedule: str
+    virtual_stages: int
+    data_parallel: int
+    data_parallel_replicate: int
+    zero_stage: int
+    engine: str
+    recompute: str | list[Any] = Field(description="or layers by number; lists among them run again together")
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+
+
+class FitRanked(FitLayout):
+    """A layout that fits."""
+
+    device_bytes: int
+    cost_seconds: FitCosts
+
+
+class FitBest(FitLayout, FitSized):
+    """The cheapest layout of a split, with its memory."""
+
+    cost_seconds: FitCosts
+
+
+class FitLayouts(Block):
+    """What came of all layouts, the cheapest first."""
+
+    tried: int
+    fitting: list[FitRanked]
+    best: list[FitBest]
+
+
+class FitMaximum(Block):
+    """The largest value that fits, everything else as in maxima_of."""
+
+    value: int = Field(description="0: none fits")
+    now: int
+    step: int | None = Field(description="from one value to the next, where it is always the same")
+    next_value: int | None
+    next_device_bytes: int | None
+    end: str | None = Field(description="why there is no larger value, where memory is not why")
+    neighbours_tried: int
+    smaller_that_do_not_fit: list[int]
+    parameters: int
+    note: str | None
+    estimate: FitSized | None
+
+
+class FitCard(Block):
+    """What the run needs on one card."""
+
+    name: str
+    device_bytes: int
+    usable_bytes: int
+    fits: bool
+
+
+class FitRecompute(Block):
+    """The least recomputation that fits."""
+
+    plan: str | list[Any]
+    layers: int = Field(description="of each stage, or of each of its chunks")
+    of: int
+    device_bytes: int
+
+
+class FitMinima(Block):
+    """What --minimize asked for; null where nothing will do."""
+
+    gpus: int | None = None
+    gpu_kind: str | None = None
+    cards: list[FitCard] | None = None
+    recompute: FitRecompute | None = None
+
+
+class FitNearest(Block):
+    """A change, or a pair of them, that makes the run fit."""
+
+    levers: list[str]
+    set: list[str] = Field(description="as --set takes them")
+    cost: str
+    card_time_per_token: float = Field(description="1: as before")
+    result: str = Field(description="what it does to the training's result")
+    device_bytes: int
+
+
+class FitPruned(Block):
+    """Choices that a rule leaves out."""
+
+    choice: str | None
+    reason: str
+    times: int
+
+
+class FitTerm(Block):
+    """A term of the cost."""
+
+    meaning: str
+    source: str
+
+
+class FitDocument(Block):
+    """What `fit --format json` prints."""
+
+    schema_version: Literal[1]
+    source: Literal["fit"]
+    name: str
+    fits: bool
+    gpu: FitGpu
+    gpus: int
+    system: FitSystem
+    sequences_per_step: int
+    as_it_is: FitSized | None = Field(description="null: not_as_it_is says why")
+    not_as_it_is: str | None
+    layouts: FitLayouts | None = Field(description="null: they were not asked for")
+    maxima_of: FitLayout | None
+    maxima: dict[str, FitMaximum]
+    minima: FitMinima
+    nearest: list[FitNearest]
+    pruned: list[FitPruned]
+    cost_terms: dict[str, FitTerm]

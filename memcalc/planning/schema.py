@@ -1,0 +1,76 @@
+"""The JSON of `recompute` described as Pydantic models: they give its JSON Schema and check it in tests."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from memcalc.spec.model import Block
+from memcalc.spec.spec import Spec
+
+
+class RecomputePrice(Block):
+    """What a plan needs and costs."""
+
+    peak_bytes: int
+    moment: str = Field(description="of the peak")
+    kept_bytes: int = Field(description="from forward to backward")
+    again_flops: int = Field(description="of the forwards that run again")
+
+
+class RecomputePoint(RecomputePrice):
+    """A plan of the front: less memory costs more."""
+
+    recompute: str | list[Any]
+
+
+class RecomputeFramework(RecomputePrice):
+    """The plan in a framework's words, as near as it can say it."""
+
+    lines: list[str]
+    difference: str
+
+
+class RecomputeBatches(Block):
+    """The largest micro-batches that fit."""
+
+    without: int
+    with_: int = Field(alias="with")
+
+
+class RecomputeVerified(Block):
+    """A phase of the plan beside the step on a device that is not there. Bytes."""
+
+    device: str
+    phase: str
+    planned: int
+    traced: int
+
+
+class RecomputeDocument(Block):
+    """What `recompute --format json` prints."""
+
+    schema_version: Literal[1]
+    source: Literal["recompute"]
+    name: str
+    spec: Spec
+    limit_bytes: int | None
+    budget_bytes: int | None
+    strategy: str
+    recompute: str | list[Any] = Field(description="for training.recompute; lists in it run again together")
+    recompute_keep: list[str]
+    peak_bytes: int
+    peak_phase: str
+    kept_bytes: int
+    forward_flops: int
+    again_flops: int
+    may_save_at_most_flops: int | float
+    before: RecomputePrice
+    rules: dict[str, RecomputePrice]
+    front: list[RecomputePoint]
+    largest_micro_batch: RecomputeBatches | None
+    blocks: list[dict[str, Any]] = Field(description="the chain that was planned, block by block")
+    frameworks: dict[str, RecomputeFramework]
+    verified: list[RecomputeVerified]
+    not_modelled: list[str]
