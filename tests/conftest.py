@@ -1,4 +1,4 @@
-"""Shared by all tests: whole screens compared with the ones kept in tests/golden."""
+"""Shared by all tests: whole screens compared with the ones kept in tests/golden, and how examples are drawn."""
 
 import gc
 import os
@@ -6,11 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # The tests' tensors are tiny: a second thread only waits, at the cost of a core that another process of tests has use for.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 GOLDEN = Path(__file__).parent / "golden"
+
+# The same examples in every run, however busy the machine is; MEMCALC_EXPLORE=1 draws new ones.
+settings.register_profile(
+    "memcalc",
+    derandomize="MEMCALC_EXPLORE" not in os.environ,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("memcalc")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -47,7 +47,8 @@ def command(
     grid = parse_axes(vary or ())
     table = api.sweep(config, grid, *(overrides or ()), gpu=gpu, gpus_per_node=gpus_per_node)
     if not table.valid.any():
-        raise InputError(f"none of the {len(table):,} configurations can be; the first: {table.reason(0)}")
+        several = f"none of {len(table):,} configurations can be; the first"
+        raise InputError(f"{several if len(table) > 1 else 'the configuration cannot be'}: {table.reason(0)}")
     name = table.spec(int(table.valid.argmax())).name
     for path in output or ():
         write_output(path, table, name)

@@ -80,7 +80,8 @@ class Points:
         try:
             estimate(self.spec(number))
         except InputError as error:
-            return str(error)
+            where = error.where.removeprefix("--set: ")  # the field is varied; nobody has written --set
+            return str(InputError(error.problem, error.remedy, where))
         return ""
 
     def context(self, outer: dict[str, Any], batch: dict[str, tuple[int, ...]]) -> Context | None:

@@ -48,6 +48,8 @@ def layouts_sentence(answer: Fit) -> str:
         return ""
     batch = f"for {plural(answer.sequences, 'sequence')} a step"
     if not ranking.fitting:
+        if ranking.tried == 1:
+            return f"The only layout does not fit, {batch}."
         return f"None of {plural(ranking.tried, 'layout')} fits, {batch}."
     shown = "; the cheapest of each split" if len(answer.best) < len(ranking.fitting) else ""
     return f"{len(ranking.fitting):,} of {plural(ranking.tried, 'layout')} fit, {batch}{shown}:"
@@ -134,7 +136,7 @@ def notes(answer: Fit, *, why: bool) -> list[str]:
         found.append("costs rank layouts; they are no forecast: all rates are peaks, and nothing overlaps")
     if answer.system.assumed and answer.gpus > answer.system.node:
         found.append(answer.system.assumed)
-    if answer.maxima:
+    if any(maximum.value for maximum in answer.maxima.values()):
         found.append(f"the largest fits, and the {NEIGHBOURS} next values do not")
     if answer.pruned and not why:
         found.append(f"{sum(answer.pruned.values()):,} choices were left out by rules: --why lists them")

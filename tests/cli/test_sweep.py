@@ -18,8 +18,7 @@ LLAMA = ("sweep", "llama-3-8b", "--gpu", "h100-80gb", "--set", "zero_stage=3", "
 SCREEN = """\
 llama-3-8b: 16 configurations on NVIDIA H100 SXM: 12 fit, 4 do not
 
-0 to 9: tenths of the card's usable memory; | the frontier; . too large; -
-  cannot be
+0 to 9: tenths of usable memory; | the frontier; . too large; - cannot be
 
   recompute  micro_batch_size: 1 to 8  fits to
        none  4689|....                 4
@@ -103,7 +102,11 @@ def test_parquet_says_what_it_needs(run: Callable[..., Run], tmp_path: Path) -> 
         (("--vary", "b=1,,2"), "--vary b=1,,2: '' is no value. Separate values by commas, e.g. none,selective,full."),
         (("--vary", "b=1", "--vary", "b=2"), "--vary b=2: b is varied twice. Give each field one list of values."),
         (("--vary", "b=1..4000", "--vary", "s=1..4000"), "--vary: 16,000,000 configurations are more than 4,000,000."),
-        (("--vary", "tensor_parallel=5"), "none of the 1 configurations can be; the first: --set: "),
+        (
+            ("--vary", "tensor_parallel=5"),
+            "the configuration cannot be: parallelism.tensor_parallel: tensor_parallel = 5 ",
+        ),
+        (("--vary", "b=0,a"), "none of 2 configurations can be; the first: training.micro_batch_size: "),
         (
             ("--vary", "b=1", "--plot", "x.gif"),
             "x.gif ends in '.gif'. The suffix decides what is written: .svg, .html.",

@@ -15,6 +15,7 @@ from memcalc.importers.loading import import_file, list_config_json, load
 from memcalc.importers.megatron_arguments import arguments_of
 from memcalc.importers.models import preset_of
 from memcalc.spec.presets import preset_names
+from tests.properties.specs import examples
 
 QLORA = "base_model: meta-llama/Llama-3.2-1B\nadapter: qlora\nload_in_4bit: true\nlora_r: 8\nsequence_len: 512\nmicro_batch_size: 1\nbf16: auto\n"
 ROOT = Path(__file__).parents[2]
@@ -124,9 +125,10 @@ names = st.sampled_from(
 )
 
 
+@examples(60)
 @given(st.dictionaries(names, values, max_size=10))
 def test_no_content_is_a_traceback(tmp_path_factory: pytest.TempPathFactory, data: dict[str, Any]) -> None:
-    path = tmp_path_factory.mktemp("fuzz") / "config.json"
+    path = tmp_path_factory.getbasetemp() / "fuzz.json"
     path.write_text(json.dumps(data))
     try:
         load(path, ["preset=gpt2"])

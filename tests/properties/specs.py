@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from memcalc.api import estimate
@@ -38,12 +38,7 @@ EXPLORE = int(os.environ.get("MEMCALC_EXPLORE", "0"))
 
 def examples(count: int) -> settings:
     """A number of examples, the same ones in every run; MEMCALC_EXPLORE=10 draws ten times as many new ones."""
-    return settings(
-        max_examples=count * max(EXPLORE, 1),
-        derandomize=not EXPLORE,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+    return settings(max_examples=count * max(EXPLORE, 1))
 
 
 @st.composite

@@ -12,6 +12,7 @@ from memcalc.report.words import plural
 from memcalc.units import Unit, format_number
 
 FEW = 32  # configurations that are listed one by one
+LISTED_VALUES = 6  # of the field across, where each is named
 MOST_MAPS = 12
 MOST_REASONS = 8
 
@@ -58,7 +59,7 @@ def _headline(table: Table, landscape: Landscape, name: str, card: str) -> str:
 
 def _legend(screen: Screen, landscape: Landscape) -> None:
     if landscape.judged:
-        draw_line(screen, "0 to 9: tenths of the card's usable memory; | the frontier; . too large; - cannot be", 0)
+        draw_line(screen, "0 to 9: tenths of usable memory; | the frontier; . too large; - cannot be", 0)
     else:
         draw_line(screen, "0 to 9: tenths of the largest; - cannot be. No --gpu named.", 0)
     screen.line()
@@ -73,7 +74,9 @@ def _draw_map(screen: Screen, landscape: Landscape, each: Map) -> None:
     step = -(-len(each.columns) // room)  # every so many columns are drawn
     shown = list(range(0, len(each.columns), step))
     skipped = f", every {step}th shown" if step > 1 else ""
-    ends = f"{landscape.across_name}: {each.columns[0]} to {each.columns[-1]}{skipped}"
+    few = len(each.columns) <= LISTED_VALUES
+    values = ", ".join(each.columns) if few else f"{each.columns[0]} to {each.columns[-1]}{skipped}"
+    ends = f"{landscape.across_name}: {values}"
     heading = f"  {landscape.down_name:>{labels}}  {ends}"
     fits = "  fits to" if landscape.judged else ""
     screen.line((f"{heading:<{labels + 5 + len(shown)}}{fits}", "dim"))
@@ -100,7 +103,7 @@ def _sign(each: Map, row: int, column: int) -> str:
 def table_grid(table: Table, unit: Unit, *, judged: bool) -> Grid:
     """Every configuration as a row."""
     axes = [Column(field.rpartition(".")[2], right=True) for field in table.grid.fields]
-    verdict = (Column(f"to spare {unit}", right=True), Column("")) if judged else ()
+    verdict = (Column("to spare", right=True), Column("")) if judged else ()
     columns = (*axes, Column(f"needs {unit}", right=True), Column("peak in"), *verdict)
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()
@@ -113,7 +116,7 @@ def table_grid(table: Table, unit: Unit, *, judged: bool) -> Grid:
         cells: tuple[str, ...] = (needs, table.phases[int(table.peak_phase[index])])
         if judged:
             fits = bool(table.fits[index])
-            cells = (*cells, format_number(int(table.headroom_bytes[index]), unit), "fits" if fits else "DOES NOT FIT")
+            cells = (*cells, format_number(int(table.headroom_bytes[index]), unit), "fits" if fits else "too large")
             strong |= set() if fits else {index}
         rows.append((*values, *cells))
     return Grid("Configurations", columns, rows, frozenset(strong))

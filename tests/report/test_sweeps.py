@@ -1,0 +1,42 @@
+"""Whole screens of `sweep`."""
+
+import io
+from collections.abc import Callable
+
+import pytest
+
+import memcalc
+from memcalc.engine.varying import parse_axes
+from memcalc.report.screen import Screen
+from memcalc.report.sweeps.screen import draw_sweep
+
+Golden = Callable[[str, str], None]
+
+CASES: dict[str, tuple[str, tuple[str, ...], str | None, tuple[str, ...]]] = {
+    "frontier": (
+        "llama-3-8b",
+        ("zero_stage=3", "data_parallel=8"),
+        "h100-80gb",
+        ("b=1..24", "recompute=none,full"),
+    ),
+    "several_maps": (
+        "llama-3-8b",
+        ("data_parallel=8",),
+        "h100-80gb",
+        ("tensor_parallel=1..4", "zero_stage=0,1,3", "b=1,2,4"),
+    ),
+    "nothing_fits": ("llama-3-8b", (), "t4", ("b=1,2", "recompute=none,full")),
+    "no_card": ("gpt2", (), None, ("b=1,2,4", "s=256,512,1024")),
+    "one": ("gpt2", (), "t4", ("b=2",)),
+}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", CASES)
+def test_screens(name: str, width: int, golden: Golden) -> None:
+    source, overrides, gpu, vary = CASES[name]
+    table = memcalc.sweep(source, parse_axes(vary), *overrides, gpu=gpu)
+    file = io.StringIO()
+    draw_sweep(Screen(file, width), table, source, gpu or "", "GiB")
+
+    golden(f"sweep_{name}_{width}", file.getvalue())
