@@ -43,7 +43,7 @@ MEANINGS = {
 }
 
 # Axes that tensor parallelism splits over t ranks.
-SPLIT_AXES = ("h", "h_kv", "F", "F_e", "F_s", "V", "4·d", "3·d", "2·F_e", "2·F")
+SPLIT_AXES = ("h", "h_kv", "F", "F_e", "F_s", "V", "4·d", "3·d", "2·F_e", "2·F", "2·4·d")
 
 
 @lru_cache(maxsize=256)
@@ -67,6 +67,7 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
         "h·d_h": model.query_size,
         "h_kv·d_h": model.key_value_size,
         "(h+2·h_kv)·d_h": model.query_size + 2 * model.key_value_size,
+        "2·4·d": 2 * 4 * model.hidden_size,
         "2·F": 2 * model.intermediate_size,
         "t": tensor_parallel,
         "1": 1,

@@ -149,3 +149,11 @@ def test_selective_recomputation_keeps_less(modules: list[str]) -> None:
     saved = {"core_attn": 4 * H * S, "mlp": S * F * 6}
 
     assert kept(run()) - kept(recomputed) == L * sum(saved[module] for module in modules)
+
+
+@pytest.mark.parametrize("t", [1, 2])
+def test_a_gated_layer_may_be_four_times_as_wide_as_the_hidden_state(t: int) -> None:
+    """Llama-3.2-1B: gate and up in one matrix of 2·4·d rows."""
+    overrides = ("implementation=megatron", "recipe=mixed-18", "loss=vocab-parallel", f"tensor_parallel={t}")
+    rows = estimate("llama-3.2-1b", *overrides).ledger.rows
+    assert any(row.tensor == "mlp.gate_up_proj output" and row.shape[-1] == 2 * 4 * 2048 // t for row in rows)

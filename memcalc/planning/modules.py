@@ -1,0 +1,69 @@
+"""Chains of somebody's own `nn.Module`s: each is run on fake tensors, and the chain is planned as any other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from memcalc.planning.chain import Block, Chain
+from memcalc.planning.plan import Segment
+
+if TYPE_CHECKING:
+    from memcalc.step.module_chain import Planned
+    from memcalc.step.module_run import OptimizerFactory
+    from memcalc.tracing.module import UserModule
+    from memcalc.tracing.module_chain import MeasuredModule, MeasuredModules
+
+
+def measured(
+    modules: Sequence[UserModule], given: Any, gpu: str | None = None, optimizer: OptimizerFactory | None = None
+) -> MeasuredModules:
+    """What each module holds and computes. Needs torch; see `memcalc.tracing.module_chain.measure_modules`."""
+    from memcalc.tracing.module_chain import measure_modules
+
+    return measure_modules(modules, given, gpu, optimizer)
+
+
+def as_block(module: MeasuredModule) -> Block:
+    """A measured module as a block of a chain. What a module drops of its input counts as held."""
+    return Block(
+        module.name,
+        module.input_bytes,
+        max(module.inside_bytes, 0),
+        module.output_bytes,
+        module.flops,
+        module.left_bytes,
+        module.forward_top,
+        module.bare_top,
+        module.backward_top,
+        module.backward_top,
+        max(module.again_top, module.backward_top),
+    )
+
+
+def chain_of_modules(
+    modules: Sequence[UserModule], given: Any, gpu: str | None = None, optimizer: OptimizerFactory | None = None
+) -> Chain:
+    """The chain of modules that follow one another, with an optimizer's step.
+
+    Args:
+        modules: in order, each of one tensor to one tensor; the last one makes the loss, and is never recomputed.
+        given: the first one's input; its values are not read.
+        gpu: the card whose operators run; None: an A100 80 GB.
+        optimizer: parameters to an optimizer, such as `torch.optim.Adam`; None: there is none.
+
+    Raises:
+        InputError: a module makes no single tensor, or nothing that has a gradient.
+    """
+    found = measured(modules, given, gpu, optimizer)
+    blocks = tuple(as_block(module) for module in found.modules)
+    gradients = sum(block.left_bytes for block in blocks)
+    step = found.resident_bytes + gradients + blocks[0].input_bytes + found.step_top
+    return Chain(blocks, found.resident_bytes, elsewhere=step)
+
+
+def planned(modules: Sequence[UserModule], items: Segment) -> Planned:
+    """The modules as one that runs a plan by `torch.utils.checkpoint`."""
+    from memcalc.step.module_chain import Planned
+
+    return Planned(modules, items)

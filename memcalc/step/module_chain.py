@@ -1,0 +1,194 @@
+"""Modules that follow one another, each run by itself: what a plan of recomputation must know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from memcalc.errors import InputError
+from memcalc.ledger.component import Component
+from memcalc.spec.segments import Segment
+from memcalc.step.loop import Observer
+from memcalc.step.module_run import OptimizerFactory, Placed
+from memcalc.step.placing import place_inputs, place_module
+from memcalc.step.recompute import run_plan
+
+# What each module is run through, in this order; phases are called "KIND NUMBER".
+WARM, FORWARD, BACKWARD, BARE, AGAIN, OPTIMIZER = "warm", "forward", "backward", "bare", "again", "optimizer"
+
+
+class Ends(NamedTuple):
+    """What of a module is no matter of moments.
+
+    Args:
+        input_bytes: of the tensor it was given.
+        output_bytes: of the one that it made.
+        left_bytes: of each of its parameters' gradients.
+        flops: of its forward's matrix products.
+    """
+
+    input_bytes: int
+    output_bytes: int
+    left_bytes: tuple[int, ...]
+    flops: int
+
+
+class _End(torch.autograd.Function):
+    """What comes behind a block: it reads the output in forward, and hands a new gradient on in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        ctx.like = y.shape, y.dtype, y.device
+        return torch.empty((), dtype=y.dtype, device=y.device)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Tensor:
+        shape, dtype, device = ctx.like
+        return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _end(y: Tensor) -> Tensor:
+    loss: Tensor = _End.apply(y)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class ChainRun:
+    """Each module's forward and backward, kept and checkpointed; then a step of the optimizer.
+
+    Args:
+        modules: in order, each of one tensor to one tensor.
+        given: the first one's input.
+        optimizer: parameters to an optimizer, or None.
+        device: any that PyTorch can compute on.
+    """
+
+    engine: str | None = None  # one rank
+
+    def __init__(
+        self, modules: Sequence[nn.Module], given: Tensor, optimizer: OptimizerFactory | None, device: torch.device
+    ) -> None:
+        self.modules = modules
+        self.given = given
+        self.factory = optimizer
+        self.device = device
+        self.model: Placed | None = None
+        self.ends: list[Ends] = []
+
+    def execute(self, steps: int, observer: Observer) -> None:  # noqa: ARG002 -- of all runs
+        """Places the modules, and runs one after the other.
+
+        Raises:
+            InputError: a module makes no single tensor, or nothing that has a gradient.
+        """
+        torch.manual_seed(0)
+        with observer.phase("model"):
+            placed = place_module(nn.Sequential(*self.modules), self.device)
+            self.model = Placed(placed)
+        blocks = list(placed.children())
+        with observer.phase("input"):
+            x = place_inputs(self.given, self.device)
+        sources = self._outputs(blocks, x, observer)
+        for number, (block, shape) in enumerate(zip(blocks, sources, strict=True)):
+            self._measure(number, block, shape, observer)
+        if self.factory is not None:
+            trained = [parameter for parameter in placed.parameters() if parameter.requires_grad]
+            for parameter in trained:
+                parameter.grad = torch.empty_like(parameter)
+            made = self.factory(trained)
+            for _ in range(2):  # the second step finds the states
+                with observer.phase(OPTIMIZER):
+                    made.step()
+
+    def _outputs(self, blocks: list[nn.Module], x: Tensor, observer: Observer) -> list[Tensor]:
+        """Each block's input; run once so that the libraries' workspaces, which stay, are there."""
+        given = []
+        for number, block in enumerate(blocks):
+            given.append(torch.empty_like(x, device="meta"))
+            with observer.phase(f"{WARM} {number}"):
+                start = self._source(number, given[-1])
+                y = block(start)
+                if not isinstance(y, Tensor) or not y.requires_grad:
+                    made = "a tensor without gradient" if isinstance(y, Tensor) else type(y).__name__
+                    raise InputError(
+                        f"block {number} makes {made}.",
+                        "A chain is of modules that make one tensor of one, and train or hand a gradient on.",
+                        f"modules[{number}]",
+                    )
+                torch.autograd.grad(_end(y), self._wanted(block, start), allow_unused=True)
+                x = y.detach()
+                del y, start
+        return given
+
+    def _source(self, number: int, shape: Tensor) -> Tensor:
+        """A block's input, which nothing but its readers keep alive; the first one's is data, without gradient."""
+        if number == 0 or not shape.is_floating_point():
+            return torch.empty_like(shape, device=self.device)
+        leaf = torch.empty(1, dtype=shape.dtype, device=self.device, requires_grad=True)
+        return leaf.expand(shape.shape).contiguous()
+
+    @staticmethod
+    def _wanted(block: nn.Module, start: Tensor) -> list[Tensor]:
+        inputs = [start] if start.requires_grad else []
+        return [*inputs, *(parameter for parameter in block.parameters() if parameter.requires_grad)]
+
+    def _measure(self, number: int, block: nn.Module, shape: Tensor, observer: Observer) -> None:
+        x = self._source(number, shape)
+        with observer.phase(f"{FORWARD} {number}"):
+            y = block(x)
+        size = y.numel() * y.element_size()
+        with observer.phase(f"{BACKWARD} {number}"):
+            loss = _end(y)
+            del y  # the blocks behind are done with it
+            gradients = torch.autograd.grad(loss, self._wanted(block, x), allow_unused=True)
+            del loss
+        made = [gradient for gradient in gradients[int(x.requires_grad) :] if gradient is not None]
+        left = tuple(gradient.numel() * gradient.element_size() for gradient in made)
+        del gradients, made
+        with observer.phase(f"{BARE} {number}"):
+            y = checkpoint(block, x, use_reentrant=False)
+        with observer.phase(f"{AGAIN} {number}"):
+            loss = _end(y)
+            del y
+            gradients = torch.autograd.grad(loss, self._wanted(block, x), allow_unused=True)
+            del loss, gradients
+        with observer.phase("count"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            block(x)
+        self.ends.append(Ends(x.numel() * x.element_size(), size, left, counter.get_total_flops()))
+        del x
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Parameters, those that are trained, elements of buffers."""
+        assert self.model is not None
+        parameters = list(self.model.module.parameters())
+        return (
+            sum(parameter.numel() for parameter in parameters),
+            sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+            sum(buffer.numel() for buffer in self.model.module.buffers()),
+        )
+
+    def held(self) -> dict[Component, list[Tensor]]:
+        """Nothing is told apart: levels alone are read."""
+        return {}
+
+
+class Planned(nn.Module):
+    """Modules run one after the other as a plan says: what `memcalc.planning` plans, executed.
+
+    Args:
+        modules: in order.
+        items: the plan: a number keeps its module's activations, a tuple is recomputed as the plan that it is.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], items: Segment) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(modules)
+        self.items = items
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the last module makes."""
+        return run_plan(self.items, x, lambda number, x: self.steps[number](x))
