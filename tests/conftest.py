@@ -27,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="rewrite tests/golden/*.txt with what is printed now")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Where the long tests are left out, properties are tried on half as many examples."""
+    if config.option.markexpr == "not long":
+        os.environ.setdefault("MEMCALC_EXAMPLES", "0.5")
+
+
 def pytest_sessionstart() -> None:
     gc.disable()  # collecting thousands of tests makes no garbage to speak of
 

@@ -326,6 +326,12 @@ def test_what_the_update_makes_hides_what_clipping_makes() -> None:
     assert made("adamw", "foreach", gradient_clipping=1.0) == made("adamw", "foreach")
 
 
+def test_asgds_mean_is_told_apart_from_an_average_beside_it() -> None:
+    rows = [row for row in ledger("asgd", ema="fp32").rows if row.component is STATE]
+
+    assert len({(row.module, row.tensor) for row in rows}) == len(rows)
+
+
 @pytest.mark.parametrize(
     ("recipe", "ema", "bytes_"),
     [("pure", "weights", 2), ("pure", "fp32", 4), ("amp", "weights", 4), ("amp", "fp32", 4)],

@@ -8,6 +8,7 @@ tokens are staged in buffers whose sizes jump with the launch geometry).
 from __future__ import annotations
 
 import os
+from math import ceil
 from typing import Any
 
 from hypothesis import settings
@@ -34,11 +35,15 @@ POSITIONS = 128  # learned positions of every model here
 
 
 EXPLORE = int(os.environ.get("MEMCALC_EXPLORE", "0"))
+SHARE = float(os.environ.get("MEMCALC_EXAMPLES", "1"))
 
 
 def examples(count: int) -> settings:
-    """A number of examples, the same ones in every run; MEMCALC_EXPLORE=10 draws ten times as many new ones."""
-    return settings(max_examples=count * max(EXPLORE, 1))
+    """A number of examples, the same ones in every run; MEMCALC_EXPLORE=10 draws ten times as many new ones.
+
+    MEMCALC_EXAMPLES=0.5 takes half of them, as the quick tests do (tests/conftest.py).
+    """
+    return settings(max_examples=EXPLORE * count or ceil(SHARE * count))
 
 
 @st.composite

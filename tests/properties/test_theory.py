@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import prod
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from memcalc.api import estimate, load
@@ -321,6 +321,7 @@ def test_a_loop_over_parameters_needs_two_buffers_of_the_largest(config: Config)
     """for-loop updates one parameter at a time: a temporary and a denominator, while the last one's is still there.
 
     Of a tensor between two as large, that is three times its size; decayed gradients, of which one is held, are off.
+    Tensors of one block are all as large as each other: of a model of such, any one may be at the highest moment.
     """
     config["training"] |= {"optimizer_options": {"weight_decay": 0.0}, "optimizer_implementation": "for-loop"}
     config["training"] |= {"gradient_clipping": None}  # whose blocks are more, where tensors are this small
@@ -329,6 +330,7 @@ def test_a_loop_over_parameters_needs_two_buffers_of_the_largest(config: Config)
     pure = spec.training.recipe == "pure" and spec.training.dtype != "fp32"
     for stage in stages_of(spec):
         largest = (2 if pure else 4) * max(row.elements for row in stage_parameters(spec, stage))
+        assume(largest > 512)
         temporaries = loop[stage.index].ledger.components("optimizer_step_2")[Component.TEMPORARIES]
         assert 2 * largest <= temporaries <= 3 * largest
 

@@ -43,7 +43,7 @@ WHOLE: dict[str, tuple[tuple[str, ...], str]] = {
     "radam": (("first moment", "second moment"), "torch.optim.RAdam (arXiv 1908.03265)"),
     "rmsprop": (("mean square",), "torch.optim.RMSprop (Hinton's lecture 6)"),
     "rprop": (("last gradient", "step size"), "torch.optim.Rprop (Riedmiller, Braun 1993)"),
-    "asgd": (("average",), "torch.optim.ASGD (Polyak, Juditsky 1992)"),
+    "asgd": (("running mean",), "torch.optim.ASGD (Polyak, Juditsky 1992)"),
     "lion": (("momentum",), "Lion (arXiv 2302.06675)"),
     "lamb": (("first moment", "second moment"), "LAMB (arXiv 1904.00962); bitsandbytes 0.50 optim/lamb.py: in fp32"),
 }
