@@ -37,6 +37,13 @@ def command(
         str | None,
         typer.Option(metavar="PYTHON", help="For null: an interpreter whose torch is a CUDA build."),
     ] = None,
+    host_bandwidth: Annotated[
+        float, typer.Option(metavar="GB/S", min=0.001, help="Of the link to the host, for offload in its place.")
+    ] = 25.0,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw memory against compute: .png or .svg (extra plot)."),
+    ] = None,
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the configuration with the plan in it.")
     ] = None,
@@ -54,10 +61,24 @@ def command(
     """
     from memcalc import api
 
+    if plot is not None:
+        from memcalc.report.plots.files import PICTURES, check_target
+
+        check_target(plot, PICTURES)
     planning = api.recompute(
-        config, *(overrides or ()), gpu=gpu, budget=budget, strategy=strategy, maximize=maximize is not None
+        config,
+        *(overrides or ()),
+        gpu=gpu,
+        budget=budget,
+        strategy=strategy,
+        maximize=maximize is not None,
+        host_gb_per_second=host_bandwidth,
     )
     checked = api.verified(planning, tuple(device or ("fake", "null")), python) if verify else []
+    if plot is not None:
+        from memcalc.report.front_picture import save_front
+
+        save_front(plot, planning, units)
     if write is not None:
         from memcalc.planning.planning import planned_yaml
 

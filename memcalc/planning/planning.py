@@ -15,6 +15,7 @@ from memcalc.planning.configured import Configured, chain_of, with_recompute
 from memcalc.planning.evaluation import Evaluation, evaluate, evaluate_all_kept
 from memcalc.planning.frameworks import Said, in_all_words
 from memcalc.planning.frameworks_selective import activation_bytes, in_selective_words
+from memcalc.planning.gain import HOST_BYTES_PER_SECOND, Gain, Third, gain_of, offloaded
 from memcalc.planning.plan import Plan
 from memcalc.planning.strategies.every_k import best_k
 from memcalc.planning.strategies.every_layer import every_layer
@@ -22,6 +23,7 @@ from memcalc.planning.strategies.none import keep_everything
 from memcalc.planning.strategies.optimal import Found, front, optimal
 from memcalc.planning.strategies.smallest import smallest
 from memcalc.planning.strategies.square_root import square_root
+from memcalc.planning.throughput import slow_down
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.spec import Spec
 from memcalc.units import format_bytes
@@ -53,7 +55,8 @@ class Planning(NamedTuple):
         keep: operators whose results recomputed layers keep, as `training.recompute_keep`: of a selective plan.
         result: the estimate of the run with the plan.
         said: the plan in the words of frameworks.
-        batches: the largest micro-batch without recomputation (0: none) and with it, where they were asked for.
+        gain: what it buys.
+        third: offload to the host in its place; None: everything fits, or the card's rate is not known.
     """
 
     configured: Configured
@@ -68,11 +71,17 @@ class Planning(NamedTuple):
     keep: tuple[str, ...]
     result: Result
     said: tuple[Said, ...]
-    batches: tuple[int, int] | None
+    gain: Gain
+    third: Third | None
 
 
 def plan_recompute(
-    spec: Spec, limit: int | None = None, strategy: str = "optimal", *, maximize: bool = False
+    spec: Spec,
+    limit: int | None = None,
+    strategy: str = "optimal",
+    *,
+    maximize: bool = False,
+    host_bytes_per_second: int = HOST_BYTES_PER_SECOND,
 ) -> Planning:
     """Which activations to keep.
 
@@ -81,6 +90,7 @@ def plan_recompute(
         limit: bytes that a GPU may hold in all: reserved, context and communication library; None: the card's.
         strategy: "optimal", "selective", or a rule of `STRATEGIES`.
         maximize: whether to raise the micro-batch as far as a plan fits.
+        host_bytes_per_second: of the link to the host, each way.
 
     Raises:
         InputError: no budget, an unknown strategy, or a run that is not planned for.
@@ -95,9 +105,9 @@ def plan_recompute(
     whole = limit if limit is not None else card.usable_bytes if card is not None else 0
     context = 0 if card is None else card.context_bytes
     budget = max(whole - context - communication_library_bytes(spec), 0) * 1000 // RESERVED_PER_THOUSAND
-    batches = None
+    largest, batches = _largest(spec, budget, strategy)
     if maximize:
-        spec, batches = _largest(spec, budget, strategy)
+        spec = largest
     configured = chain_of(spec)
     chain = configured.chain
     rules = tuple((name, evaluate(chain, rule(chain))) for name, rule in STRATEGIES.items())
@@ -111,7 +121,7 @@ def plan_recompute(
         found = _found(configured, budget, strategy)
     recompute = configured.recompute(found.plan.items)
     planned = with_recompute(configured.spec, recompute, keep)
-    result = estimate(planned)
+    result, before = estimate(planned), evaluate_all_kept(chain)
     if keep:
         words = in_selective_words(configured, found, keep, budget, activation_bytes(result))
     else:
@@ -122,14 +132,15 @@ def plan_recompute(
         limit if limit is not None else whole,
         budget,
         found,
-        evaluate_all_kept(chain),
+        before,
         rules,
         tuple(front(chain)),
         recompute,
         keep,
         result,
         tuple(words),
-        batches,
+        gain_of(batches, _slow_down(largest, budget, strategy) if batches[0] < batches[1] else 1.0),
+        offloaded(configured, before, budget, card, host_bytes_per_second),
     )
 
 
@@ -197,6 +208,14 @@ def _largest(spec: Spec, budget: int, strategy: str) -> tuple[Spec, tuple[int, i
     if not best:
         raise _too_small(chain_of(_with_batch(spec, 1)), budget, strategy)
     return _with_batch(spec, best), (without, best)
+
+
+def _slow_down(spec: Spec, budget: int, strategy: str) -> float:
+    """Of a step of the largest micro-batch, by the plan that fits it."""
+    configured = chain_of(spec)
+    found = _asked(configured.chain, budget, "optimal" if strategy == "selective" else strategy)
+    evaluation = evaluate(configured.chain, _least(configured.chain, strategy)) if found is None else found.evaluation
+    return slow_down(configured.chain.flops, evaluation.again_flops)
 
 
 def _with_batch(spec: Spec, batch: int) -> Spec:

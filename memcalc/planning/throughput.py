@@ -55,3 +55,18 @@ def gain(
 def slow_down(forward_flops: int, again_flops: int) -> float:
     """Time of a step over that without recomputation, where compute alone counts: (3F + again) / 3F."""
     return (3 * forward_flops + again_flops) / (3 * forward_flops) if forward_flops else 1.0
+
+
+def break_even(before: int, after: int, slow_down: float) -> float | None:
+    """The b_half from which on the larger micro-batch gives more sequences a second; None: it never does.
+
+    A sequence takes time as (b + b_half) / b, with recomputation `slow_down` times that: the two are equal where
+    b_half·(after - slow_down·before) = (slow_down - 1)·before·after.
+
+    Args:
+        before: micro-batch without recomputation.
+        after: micro-batch with it.
+        slow_down: of a sequence's step, by FLOPs.
+    """
+    room = after - slow_down * before
+    return (slow_down - 1) * before * after / room if room > 0 else None

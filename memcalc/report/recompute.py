@@ -13,6 +13,7 @@ from memcalc.planning.planning import Planning
 from memcalc.planning.throughput import slow_down
 from memcalc.planning.verification import Verified
 from memcalc.report.bar import small_bar
+from memcalc.report.bought import bought, offload_document
 from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
@@ -40,6 +41,10 @@ def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: list[
             screen.line()
         else:
             draw_grid(screen, checked_grid(device, planning.budget, unit))
+    screen.line(("What it buys", "bold"))
+    for line in bought(planning, unit):
+        draw_line(screen, line, 2)
+    screen.line()
     draw_yaml(screen, planning)
     screen.line(("The same in the words of frameworks, as near as each can come", "bold"))
     for said in planning.said:
@@ -74,9 +79,6 @@ def remarks(planning: Planning) -> Iterator[str]:
     if planning.keep:
         yield f"Recomputed layers keep the results of {', '.join(planning.keep)}; all else in them runs again."
         yield "FLOPs are those of matrix products: norms, activations and sums that run again take time too."
-    if planning.batches is not None:
-        without, best = planning.batches
-        yield f"Largest micro-batch: {best} with recomputation, {without or 'none'} without."
     if planning.configured.chain.longest == 1 and planning.found.plan.strategy != "selective":
         yield "The engine moves parameters layer by layer, so layers are recomputed one by one."
 
@@ -273,9 +275,13 @@ def planning_document(planning: Planning, checked: list[Verified]) -> dict[str, 
         "front": [
             _price(point.evaluation) | {"recompute": configured.recompute(point.plan.items)} for point in planning.front
         ],
-        "largest_micro_batch": None
-        if planning.batches is None
-        else {"without": planning.batches[0], "with": planning.batches[1]},
+        "largest_micro_batch": {
+            "without": planning.gain.without,
+            "with": planning.gain.most,
+            "slow_down": planning.gain.slow_down,
+            "pays_below_share_of_rate": planning.gain.pays_below,
+        },
+        "offload": offload_document(planning),
         "blocks": [block._asdict() for block in configured.chain.blocks],
         "frameworks": {
             said.framework: _price(said.evaluation) | {"lines": list(said.lines), "difference": said.difference}

@@ -11,11 +11,11 @@ from memcalc.errors import DoesNotFit, InputError
 from memcalc.planning.configured import chain_of, with_recompute
 from memcalc.planning.evaluation import evaluate
 from memcalc.planning.plan import Segment, kept_all
-from memcalc.planning.planning import STRATEGIES
+from memcalc.planning.planning import STRATEGIES, plan_recompute
 from memcalc.planning.strategies.every_k import cut
 from memcalc.planning.strategies.optimal import optimal
 from memcalc.planning.strategies.smallest import smallest
-from memcalc.planning.throughput import Machine, gain, slow_down, step_seconds
+from memcalc.planning.throughput import Machine, break_even, gain, slow_down, step_seconds
 from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
 
 GIB = 2**30
@@ -153,8 +153,7 @@ def test_what_cannot_be_planned_is_refused(overrides: tuple[str, ...], options: 
 def test_the_largest_batch() -> None:
     planning = memcalc.recompute("gpt2", "recipe=mixed-16", gpu="t4", maximize=True)
 
-    assert planning.batches is not None
-    without, best = planning.batches
+    without, best = planning.gain.without, planning.gain.most
     assert without < best == planning.result.spec.training.micro_batch_size
     assert memcalc.recompute("gpt2", "recipe=mixed-16", f"b={without}", gpu="t4").recompute == "none"
     with pytest.raises(DoesNotFit):
@@ -212,6 +211,21 @@ def test_the_screen(run: Callable[..., Run]) -> None:  # noqa: F811
     assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("    "))
 
 
+def test_the_picture(run: Callable[..., Run], tmp_path: Path) -> None:  # noqa: F811
+    pytest.importorskip("matplotlib")
+    asked = ("recompute", "gpt2", "--set", "b=16", "--set", "V=2000", "--gpu", "a100-40gb", "--budget", "6GiB")
+    code, _, err = run(*asked, "--plot", str(tmp_path / "front.svg"))
+
+    assert (code, err) == (0, "")
+    picture = (tmp_path / "front.svg").read_text()
+    assert picture.startswith("<?xml")
+    for words in ("this plan (optimal)", "every-layer", "budget ", "FLOPs that run again, % of a forward"):
+        assert f"<!-- {words}" in picture  # matplotlib says each text it draws
+    code, out, err = run(*asked, "--plot", str(tmp_path / "front.html"))
+    assert (code, out) == (2, "")
+    assert "front.html ends in '.html'. The suffix decides what is written: .png, .svg." in err
+
+
 def test_exit_code_1_where_nothing_fits(run: Callable[..., Run]) -> None:  # noqa: F811
     code, out, err = run("recompute", "gpt2-xl", "--gpu", "t4")
 
@@ -226,6 +240,34 @@ def test_a_steps_time() -> None:
     assert step_seconds(machine, 1, 100, 0, 20) == 1 + 2 + 1
     assert step_seconds(machine, 1, 100, 50, 20) == 1 + 2.5 + 0.5  # recomputation hides a part of the ring
     assert slow_down(100, 100) == 4 / 3
+
+
+def test_the_break_even_of_a_larger_batch() -> None:
+    """4 and 16 sequences, the larger ones with a third more work: (4/3 - 1)·4·16/(16 - 4/3·4) = 2."""
+    half = break_even(4, 16, 4 / 3)
+
+    assert half == pytest.approx(2)
+    assert gain(Machine(100.0, half_batch=half or 0), (4, 0), (16, 16 * 100), 100, 0) == pytest.approx(1)
+    assert break_even(4, 5, 4 / 3) is None  # a quarter more sequences, a third more work each
+
+
+def test_what_a_plan_buys() -> None:
+    planning = memcalc.recompute("gpt2", "recipe=pure", "b=16", "V=2000", gpu="a100-40gb", budget="6GiB")
+    found, third = planning.gain, planning.third
+
+    assert found.without < 16 <= found.most
+    assert found.pays_below is not None
+    half = found.without * (1 / found.pays_below - 1)
+    assert break_even(found.without, found.most, found.slow_down) == pytest.approx(half)
+    assert third is not None
+    assert third.offload is not None
+    assert third.offload.freed_bytes >= planning.before.peak_bytes - planning.budget
+    # 12 layers of 312 TFLOP/s; forward once, backward twice.
+    assert third.step_seconds == 3 * planning.configured.chain.flops / 312e12
+    slower = plan_recompute(planning.configured.spec, 6 * GIB, host_bytes_per_second=10**9).third
+    assert slower is not None
+    assert slower.offload is not None
+    assert slower.offload.waited_seconds > third.offload.waited_seconds
 
 
 def test_a_larger_batch_pays_where_a_card_is_not_full() -> None:

@@ -1,0 +1,68 @@
+"""What a plan of recomputation buys, in words: batches, when the larger one pays, and offload in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from memcalc.planning.planning import Planning
+from memcalc.units import Unit, format_bytes
+
+ASSUMED = (
+    "Assumed: backward takes twice forward's FLOPs; a card reaches b/(b + b_half) of its rate at a micro-batch of b. "
+    "What a step costs whatever its batch (the optimizer's update, gradients summed over ranks longer than backward "
+    "hides) comes on top, and favours the larger one."
+)
+
+
+def bought(planning: Planning, unit: Unit) -> Iterator[str]:
+    """Sentences."""
+    gain = planning.gain
+    if not gain.without:
+        yield f"Largest micro-batch: {gain.most} with recomputation; without it not even one sequence fits."
+    elif gain.most == gain.without:
+        yield f"Largest micro-batch: {gain.most}, with recomputation and without."
+    else:
+        yield f"Largest micro-batch: {gain.most} with recomputation, {gain.without} without."
+        more = f"{gain.slow_down - 1:.1%} more work for each sequence"
+        if gain.pays_below is None:
+            yield f"The larger one cannot pay: {more} for {gain.most / gain.without - 1:.0%} more of them at once."
+        elif gain.slow_down > 1:
+            yield (
+                f"It pays, at {more}, where the card reaches less than {gain.pays_below:.0%} of its rate with "
+                f"{gain.without}."
+            )
+        yield ASSUMED
+    yield from _offloaded(planning, unit)
+
+
+def _offloaded(planning: Planning, unit: Unit) -> Iterator[str]:
+    third = planning.third
+    if third is None:
+        return
+    link = f"{third.bytes_per_second / 1e9:g} GB/s each way (--host-bandwidth)"
+    if third.offload is None:
+        yield f"Offload to the host in its place is not enough, whatever the link; here {link}."
+        return
+    waited = third.offload.waited_seconds
+    yield (
+        f"Offload to the host in its place: {format_bytes(third.offload.freed_bytes, unit)} of "
+        f"{len(third.offload.blocks)} layers at {link}: a step {waited / third.step_seconds:.0%} longer than "
+        f"{third.step_seconds:.3g} s, all at the card's full rate, where copies hide least."
+    )
+
+
+def offload_document(planning: Planning) -> dict[str, Any] | None:
+    """The same as JSON."""
+    third = planning.third
+    if third is None:
+        return None
+    found = third.offload
+    return {
+        "bytes_per_second": third.bytes_per_second,
+        "step_seconds": third.step_seconds,
+        "enough": found is not None,
+        "freed_bytes": None if found is None else found.freed_bytes,
+        "layers": None if found is None else [block - planning.configured.first for block in found.blocks],
+        "waited_seconds": None if found is None else found.waited_seconds,
+    }
