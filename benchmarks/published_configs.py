@@ -1,6 +1,6 @@
 """Read the configuration files that frameworks publish, and record what was made of each of their fields.
 
-    python benchmarks/published_configs.py REPOSITORIES
+    python benchmarks/published_configs.py REPOSITORIES [--only OWNER/NAME]
 
 REPOSITORIES is a folder of git repositories named OWNER+NAME, bare or not. What is recorded are facts: which files
 there are at which commit, the names of their fields, and which list of ours each is in. The files stay where they are.
@@ -46,6 +46,7 @@ SOURCES = (
     Source("pytorch/torchtune", "recipes/configs"),
     Source("NVIDIA/Megatron-LM", "examples"),
     Source("NVIDIA/NeMo", "examples/nlp/language_modeling"),
+    Source("EleutherAI/gpt-neox", "configs"),
     Source("jiaweizzhao/GaLore", "configs"),
     Source("Guitaricet/relora", "configs"),
 )
@@ -61,11 +62,19 @@ SIZES = re.compile(r"the model's sizes: ([\w, ]+)\.")
 
 
 def main() -> None:
-    """Record all sources."""
+    """Record all sources, or some anew."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("repositories", type=Path)
-    root = parser.parse_args().repositories
-    found = [facts for source in SOURCES for facts in read(source, root)]
+    parser.add_argument("--only", action="append", help="a repository; of the others what is recorded stays")
+    arguments = parser.parse_args()
+    known = json.loads(RECORD.read_text()) if arguments.only else []
+    found = []
+    for repository in dict.fromkeys(source.repository for source in SOURCES):
+        if arguments.only and repository not in arguments.only:
+            found += [facts for facts in known if facts["repository"] == repository]
+        else:
+            sources = (source for source in SOURCES if source.repository == repository)
+            found += [facts for source in sources for facts in read(source, arguments.repositories)]
     lines = ",\n".join(json.dumps(facts, ensure_ascii=False, separators=(",", ":")) for facts in found)
     RECORD.write_text(f"[\n{lines}\n]\n")
     print(f"{len(found)} files in {RECORD}")

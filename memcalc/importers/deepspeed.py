@@ -89,8 +89,6 @@ def finish_deepspeed(draft: Draft) -> None:
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:
-    if "num_layers" in data or "num-layers" in data:
-        return False  # GPT-NeoX's files hold DeepSpeed's fields beside a model's, which would be left out
     return any(key in data for key in ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"))
 
 

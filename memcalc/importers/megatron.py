@@ -190,8 +190,7 @@ def _ranks(draft: Draft) -> None:
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:
-    # GPT-NeoX's YAML has arguments of these names, and others for the rest
-    return "num-layers" in data and "hidden-size" in data and "pipe-parallel-size" not in data
+    return "num-layers" in data and "hidden-size" in data
 
 
 MEGATRON = Framework(

@@ -8,6 +8,7 @@ from typing import Any
 from memcalc.importers.accelerate import ACCELERATE
 from memcalc.importers.axolotl import AXOLOTL
 from memcalc.importers.deepspeed import DEEPSPEED
+from memcalc.importers.gpt_neox import GPT_NEOX
 from memcalc.importers.huggingface import TRAINING_ARGUMENTS
 from memcalc.importers.litgpt import LITGPT
 from memcalc.importers.llama_factory import LLAMA_FACTORY
@@ -17,7 +18,7 @@ from memcalc.importers.table import Framework
 from memcalc.importers.torchtitan import TORCHTITAN
 from memcalc.importers.torchtune import TORCHTUNE
 
-# The most particular first: LLaMA-Factory's files are TrainingArguments with more.
+# The most particular first: LLaMA-Factory's files are TrainingArguments with more, GPT-NeoX's hold DeepSpeed's fields.
 FRAMEWORKS: tuple[Framework, ...] = (
     AXOLOTL,
     LLAMA_FACTORY,
@@ -27,6 +28,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     TORCHTITAN,
     TORCHTUNE,
     NEMO,
+    GPT_NEOX,
     DEEPSPEED,
     MEGATRON,
 )

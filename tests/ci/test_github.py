@@ -142,7 +142,9 @@ def test_an_input_is_never_a_command(project: Path, path_with_memcalc: str) -> N
     assert not (project / "pwned").exists()
 
 
-@pytest.mark.parametrize("name", [".github/workflows/memory.yml", ".gitlab-ci.yml", ".pre-commit-config.yaml"])
+@pytest.mark.parametrize(
+    "name", [".github/workflows/memory.yml", ".gitlab-ci.yml", ".pre-commit-config.yaml", "pre-commit-installed.yaml"]
+)
 def test_the_documentation_shows_the_files_themselves(name: str) -> None:
     example = (ROOT / "docs" / "examples" / "project" / name).read_text()
 

@@ -34,6 +34,16 @@ def test_manifest_and_example_are_valid(tmp_path: Path, path_with_memcalc: str) 
         assert process.returncode == 0, process.stdout
 
 
+def test_the_hook_of_an_installed_memcalc(project: Path, path_with_memcalc: str) -> None:
+    (project / ".pre-commit-config.yaml").write_text((EXAMPLE.parent / "pre-commit-installed.yaml").read_text())
+    for line in (["git", "init", "--quiet"], ["git", "add", "."]):
+        subprocess.run(line, cwd=project, check=True, timeout=60)
+    found = pre_commit("run", "--all-files", "--verbose", folder=project, path=path_with_memcalc)
+
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "3 configs checked: 3 fit" in found.stdout
+
+
 def test_the_example_names_a_hook() -> None:
     (repo,) = yaml.safe_load(EXAMPLE.read_text())["repos"]
 

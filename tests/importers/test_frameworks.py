@@ -5,408 +5,13 @@ from typing import Any
 
 import pytest
 
+import memcalc
 from memcalc.errors import InputError
 from memcalc.importers.engine import Imported
 from memcalc.importers.loading import import_file, load
 from memcalc.importers.registry import FRAMEWORKS
-
-AXOLOTL = """\
-base_model: NousResearch/Meta-Llama-3.1-8B
-plugins:
-  - axolotl.integrations.liger.LigerPlugin
-liger_rope: true
-datasets:
-  - path: someone/some-data
-    type: alpaca
-sequence_len: 4096
-wandb_project:
-gradient_accumulation_steps: 4
-micro_batch_size: 2
-optimizer: adamw_torch_fused
-learning_rate: 2e-5
-bf16: auto
-gradient_checkpointing: true
-flash_attention: true
-fsdp: [full_shard, auto_wrap]
-fsdp_config:
-  fsdp_offload_params: true
-  fsdp_sharding_strategy: FULL_SHARD
-a_field_of_tomorrow: 3
-"""
-QLORA = """\
-base_model: someone/llama-3-70b-fp16
-load_in_4bit: true
-adapter: qlora
-lora_r: 16
-lora_alpha: 32
-lora_target_linear: true
-sequence_len: 512
-micro_batch_size: 1
-optimizer: paged_adamw_8bit
-bf16: auto
-gradient_checkpointing: true
-datasets: []
-"""
-LLAMA_FACTORY = """\
-model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct
-stage: sft
-do_train: true
-finetuning_type: lora
-lora_rank: 8
-lora_target: q_proj,v_proj
-template: llama3
-cutoff_len: 2048
-per_device_train_batch_size: 1
-gradient_accumulation_steps: 8
-bf16: true
-"""
-ZERO_3 = """\
-model_name_or_path: mistralai/Mistral-7B-v0.1
-finetuning_type: full
-deepspeed: examples/deepspeed/ds_z3_config.json
-cutoff_len: 2048
-per_device_train_batch_size: 1
-bf16: true
-"""
-TRAINER = """\
-model_name_or_path: mistralai/Mistral-7B-v0.1
-torch_dtype: bfloat16
-attn_implementation: flash_attention_2
-bf16: true
-gradient_checkpointing: true
-max_seq_length: 2048
-per_device_train_batch_size: 16
-per_device_eval_batch_size: 8
-lora_r: 16
-report_to: [wandb]
-"""
-LITGPT = """\
-checkpoint_dir: checkpoints/meta-llama/Meta-Llama-3-8B
-precision: bf16-true
-quantize: nf4-dq
-devices: 1
-lora_r: 32
-lora_query: true
-lora_key: false
-lora_value: true
-lora_mlp: true
-data:
-  class_path: litgpt.data.Alpaca2k
-train:
-  global_batch_size: 8
-  micro_batch_size: 1
-  max_seq_length: 512
-  learning_rate: 0.0002
-"""
-TORCHTITAN = """\
-[model]
-name = "llama3"
-flavor = "8B"
-[optimizer]
-name = "AdamW"
-lr = 3e-4
-[training]
-local_batch_size = 1
-seq_len = 8192
-[parallelism]
-data_parallel_replicate_degree = 2
-data_parallel_shard_degree = 32
-tensor_parallel_degree = 1
-[activation_checkpoint]
-mode = "selective"
-selective_ac_option = "2"
-"""
-MEGATRON = """\
-#!/bin/bash
-GPUS_PER_NODE=8
-NUM_NODES=16
-WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
-CHECKPOINT=$1 #<where> --num-layers 7
-DISTRIBUTED_ARGS=(
-    --nproc_per_node $GPUS_PER_NODE
-    --nnodes ${NUM_NODES}
-)
-MODEL_ARGS="--num-layers 96 --hidden-size 12288 \\
-    --num-attention-heads 96 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 51200"
-torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py $MODEL_ARGS \\
-    --micro-batch-size 1 --global-batch-size 1536 --rampup-batch-size 16 16 5859375 \\
-    --fp16 --use-distributed-optimizer --attention-dropout 0.0 --hidden-dropout 0.0 \\
-    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8 --sequence-parallel \\
-    --recompute-granularity selective --lr 6.0e-5 --save $CHECKPOINT
-"""
-NEMO = """\
-name: megatron_gpt
-trainer:
-  devices: 8
-  num_nodes: 2
-  precision: bf16
-model:
-  micro_batch_size: 4
-  global_batch_size: 128
-  tensor_model_parallel_size: 4
-  encoder_seq_length: 512
-  max_position_embeddings: ${.encoder_seq_length}
-  num_layers: 12
-  hidden_size: 768
-  ffn_hidden_size: 3072
-  num_attention_heads: 12
-  activation: fast-swiglu
-  bias: false
-  kv_channels: null
-  megatron_amp_O2: true
-  optim:
-    name: distributed_fused_adam
-    lr: 2e-4
-"""
-TORCHTUNE = """\
-tokenizer:
-  _component_: torchtune.models.llama3.llama3_tokenizer
-  max_seq_len: 4096
-model:
-  _component_: torchtune.models.llama3_1.lora_llama3_1_8b
-  lora_attn_modules: ['q_proj', 'v_proj', 'output_proj']
-  apply_lora_to_mlp: True
-  apply_lora_to_output: False
-  lora_rank: 8
-  lora_alpha: 16
-dataset:
-  _component_: torchtune.datasets.alpaca_cleaned_dataset
-  packed: False
-batch_size: 2
-gradient_accumulation_steps: 8
-optimizer:
-  _component_: bitsandbytes.optim.PagedAdamW8bit
-  lr: 3e-4
-loss:
-  _component_: torchtune.modules.loss.LinearCrossEntropyLoss
-enable_activation_checkpointing: True
-enable_activation_offloading: True
-compile: False
-dtype: bf16
-"""
-TORCHTUNE_FULL = """\
-tokenizer: {max_seq_len: 1024}
-model: {_component_: torchtune.models.qwen2_5.qwen2_5_7b_instruct}
-batch_size: 1
-optimizer: {_component_: torch.optim.AdamW, fused: True}
-enable_activation_checkpointing: False
-dtype: bf16
-"""
-DEEPSPEED = """\
-{"bf16": {"enabled": true},
- "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}, "overlap_comm": true},
- "optimizer": {"type": "AdamW", "params": {"lr": 3e-5}},
- "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto", "steps_per_print": 2000}
-"""
-ACCELERATE = """\
-compute_environment: LOCAL_MACHINE
-distributed_type: FSDP
-fsdp_config:
-  fsdp_activation_checkpointing: true
-  fsdp_reshard_after_forward: true
-  fsdp_version: 2
-mixed_precision: bf16
-num_processes: 8
-"""
-
-CASES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
-    "axolotl": (
-        "run.yaml",
-        AXOLOTL,
-        ("data_parallel=8",),
-        {
-            "training.micro_batch_size": 2,
-            "training.sequence_length": 4096,
-            "training.gradient_accumulation_steps": 4,
-            "training.optimizer": "adamw",
-            "training.optimizer_implementation": "fused",
-            "training.recompute": "full",
-            "training.attention": "flash",
-            "training.dtype": "bf16",
-            "training.recipe": "mixed-16",  # fp32 shards, gathered in 16 bits
-            "training.implementation": "huggingface",
-            "parallelism.zero_stage": 3,
-            "parallelism.engine": "fsdp2",
-            "parallelism.data_parallel": 8,
-            "model.hidden_size": 4096,
-        },
-    ),
-    "axolotl QLoRA": (
-        "run.yml",
-        QLORA,
-        (),
-        {
-            "training.finetune": "qlora",
-            "training.lora.rank": 16,
-            "training.lora.target_modules": "all-linear",
-            "training.optimizer": "adam-8bit",
-            "training.recipe": "pure",
-            "model.hidden_size": 8192,
-        },
-    ),
-    "LLaMA-Factory": (
-        "run.yaml",
-        LLAMA_FACTORY,
-        (),
-        {
-            "training.finetune": "lora",
-            "training.lora.rank": 8,
-            "training.lora.target_modules": ("q_proj", "v_proj"),
-            "training.recompute": "full",  # its own default
-            "training.gradient_accumulation_steps": 8,
-            "training.sequence_length": 2048,
-        },
-    ),
-    "LLaMA-Factory with ZeRO 3": (
-        "run.yaml",
-        ZERO_3,
-        ("data_parallel=8",),
-        {"parallelism.zero_stage": 3, "parallelism.engine": "deepspeed", "training.recipe": "mixed-16"},
-    ),
-    "Hugging Face TrainingArguments": (
-        "run.yaml",
-        TRAINER,
-        (),
-        {
-            "training.micro_batch_size": 16,
-            "training.recipe": "pure",  # weights are loaded in 16 bits and stay so
-            "training.finetune": "full",  # lora_r alone makes no adapter
-            "training.attention": "flash",
-            "model.num_layers": 32,
-        },
-    ),
-    "LitGPT": (
-        "run.yaml",
-        LITGPT,
-        (),
-        {
-            "training.finetune": "qlora",
-            "training.qlora.double_quantization": True,
-            "training.lora.rank": 32,
-            "training.lora.target_modules": ("q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
-            "training.gradient_accumulation_steps": 8,
-            "training.sequence_length": 512,
-        },
-    ),
-    "torchtitan": (
-        "run.toml",
-        TORCHTITAN,
-        (),
-        {
-            "parallelism.data_parallel": 64,  # 2 groups of 32
-            "parallelism.data_parallel_replicate": 2,
-            "parallelism.zero_stage": 3,
-            "training.sequence_length": 8192,
-            "training.recompute": "every-2",
-            "training.optimizer_implementation": "fused",
-            "model.vocab_size": 128256,
-        },
-    ),
-    "torchtune": (
-        "8B_lora.yaml",
-        TORCHTUNE,
-        (),
-        {
-            "model.hidden_size": 4096,
-            "model.max_position_embeddings": 8192,  # of llama-3-8b, whose sizes are those of 3.1
-            "training.finetune": "lora",
-            "training.lora.rank": 8,
-            "training.lora.target_modules": ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-            "training.optimizer": "adam-8bit",
-            "training.recompute": "full",
-            "training.recipe": "pure",
-            "training.gradient_accumulation_steps": 8,
-            "training.sequence_length": 4096,
-        },
-    ),
-    "torchtune full": (
-        "7B_full.yaml",
-        TORCHTUNE_FULL,
-        ("data_parallel=8",),
-        {
-            "model.hidden_size": 3584,
-            "training.finetune": "full",
-            "training.optimizer_implementation": "fused",
-            "training.recompute": "none",
-            "parallelism.zero_stage": 3,  # as its distributed recipes shard
-            "parallelism.engine": "fsdp2",
-        },
-    ),
-    "torchtitan by operator": (
-        "8B.toml",
-        TORCHTITAN.replace('selective_ac_option = "2"', 'selective_ac_option = "op"'),
-        (),
-        {
-            "training.implementation": "torchtitan",
-            "training.recompute": "selective",
-            "training.recipe": "amp",  # fp32 shards, gathered in 16 bits
-        },
-    ),
-    "torchtitan with tensor parallelism": (
-        "8B.toml",
-        TORCHTITAN.replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 2"),
-        (),
-        {"training.implementation": "plain", "training.recipe": "mixed-16", "parallelism.tensor_parallel": 2},
-    ),
-    "Megatron-LM": (
-        "pretrain.sh",
-        MEGATRON,
-        (),
-        {
-            "model.num_layers": 96,
-            "model.tie_word_embeddings": True,
-            "model.qkv_bias": True,
-            "training.dtype": "fp16",
-            "training.dropout": 0.0,
-            "training.recipe": "mixed-18",
-            "training.recompute": "selective",
-            "training.gradient_accumulation_steps": 768,  # 1536 sequences over 8 * 16 / (8 * 8) = 2 replicas
-            "parallelism.data_parallel": 2,
-            "parallelism.tensor_parallel": 8,
-            "parallelism.pipeline_parallel": 8,
-            "parallelism.sequence_parallel": True,
-            "parallelism.zero_stage": 1,
-            "parallelism.engine": "megatron",
-        },
-    ),
-    "NeMo": (
-        "megatron_gpt_config.yaml",
-        NEMO,
-        ("vocab_size=50304",),
-        {
-            "model.max_position_embeddings": 512,  # a reference to another field
-            "model.mlp": "swiglu",
-            "model.mlp_bias": False,
-            "parallelism.data_parallel": 4,  # 8 * 2 / 4
-            "parallelism.zero_stage": 1,
-            "training.gradient_accumulation_steps": 8,  # 128 / (4 * 4)
-        },
-    ),
-    "DeepSpeed": (
-        "ds_config.json",
-        DEEPSPEED,
-        ("preset=llama-3-8b", "data_parallel=8"),
-        {
-            "parallelism.zero_stage": 2,
-            "parallelism.engine": "deepspeed",
-            "training.micro_batch_size": 4,
-            "training.recipe": "mixed-16",
-            "training.optimizer": "adamw",
-        },
-    ),
-    "Accelerate": (
-        "fsdp.yaml",
-        ACCELERATE,
-        ("preset=llama-3-8b", "b=2"),
-        {
-            "parallelism.zero_stage": 3,
-            "parallelism.engine": "fsdp2",
-            "parallelism.data_parallel": 8,
-            "training.recompute": "full",
-            "training.micro_batch_size": 2,
-        },
-    ),
-}
+from tests.importers.cases import CASES
+from tests.importers.excerpts import AXOLOTL, NEMO, QLORA, TORCHTITAN, TRAINER, ZERO_3
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -588,3 +193,43 @@ def test_words_of_fsdp_that_are_none(tmp_path: Path) -> None:
     path = written(tmp_path, "run.json", '{"per_device_train_batch_size": 1, "fsdp": [null]}')
 
     assert load(path, ["preset=gpt2", "data_parallel=2"]).parallelism.zero_stage == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "inner"),
+    [
+        ("", 4 * 64),
+        ('"intermediate_size": 100,', 100),
+        ('"intermediate_size": 32768, "activation": "swiglu", "mlp_multiple_of": 256,', 11_008),  # Llama 7B's
+        ('"activation": "geglu",', 4 * 64 * 2 // 3 // 2),
+        ('"expansion_factor": 2,', 128),
+    ],
+)
+def test_inner_sizes_of_gpt_neox(fields: str, inner: int, tmp_path: Path) -> None:
+    """A gated one has two thirds of what is said in its two halves, rounded up to a multiple."""
+    text = '{"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "pipe_parallel_size": 0, ' + fields + "}"
+
+    assert imported(tmp_path, "7B.yml", text).blocks["model"]["intermediate_size"] == inner
+
+
+@pytest.mark.parametrize(
+    ("kinds", "attention", "told"),
+    [
+        ('[[["flash"], 2]]', "flash", False),
+        ('[[["global"], 2]]', "eager", False),
+        ('[[["flash", "local"], 1]]', "flash", True),
+    ],
+)
+def test_attention_of_gpt_neox(kinds: str, attention: str, told: bool, tmp_path: Path) -> None:
+    text = '{"num_layers": 2, "hidden_size": 64, "pipe_parallel_size": 1, "attention_config": ' + kinds + "}"
+    found = imported(tmp_path, "7B.yml", text)
+
+    assert found.blocks["training"]["attention"] == attention
+    assert any("attention of other kinds" in note for note in found.notes) is told
+
+
+def test_parameters_of_gpt_neox_20b(tmp_path: Path) -> None:
+    """20,554,567,680 of GPT-NeoX-20B (arXiv 2204.06745, section 2), whose vocabulary is padded to 50,432."""
+    spec = load(written(tmp_path, *CASES["GPT-NeoX"][:2]), ("vocab_size=50432",))
+
+    assert memcalc.estimate(spec).parameters == 20_554_567_680

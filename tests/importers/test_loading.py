@@ -175,7 +175,7 @@ def test_the_keys_of_a_config_json_are_listed(tmp_path: Path) -> None:
 
 
 def test_files_of_gpt_neox_are_not_taken_for_others(tmp_path: Path) -> None:
-    """They hold fields of DeepSpeed and names of Megatron-LM; what is read by halves would be sized wrong."""
+    """They hold fields of DeepSpeed and names of Megatron-LM."""
     for number, text in enumerate(
         (
             '{"num_layers": 2, "hidden_size": 8, "pipe_parallel_size": 1, "train_micro_batch_size_per_gpu": 4}',
@@ -184,4 +184,6 @@ def test_files_of_gpt_neox_are_not_taken_for_others(tmp_path: Path) -> None:
     ):
         path = tmp_path / f"{number}.yml"
         path.write_text(text)
-        assert import_file(path) is None
+        found = import_file(path)
+        assert found is not None
+        assert found.framework.name == "GPT-NeoX"

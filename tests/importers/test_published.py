@@ -22,11 +22,11 @@ KINDS: dict[str, set[str | None]] = {
 
 
 def test_every_format_was_tried_on_published_files() -> None:
-    """Those of ten frameworks, and Hugging Face's own."""
+    """Those of eleven frameworks, and Hugging Face's own."""
     found = {file["framework"] for file in FILES} - {None}
 
     assert found == {*BY_NAME, CONFIG_JSON.name}
-    assert len(BY_NAME) == 10
+    assert len(BY_NAME) == 11
 
 
 def test_every_file_is_named_with_its_commit() -> None:

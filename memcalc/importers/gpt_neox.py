@@ -1,0 +1,223 @@
+"""GPT-NeoX's YAML: DeepSpeed's fields beside a model's, with underscores or hyphens in their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memcalc.importers import deepspeed
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+
+_ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "geglu": "geglu", "swiglu": "swiglu"}
+_NORMS = {
+    "layernorm": "layernorm",
+    "te_layernorm": "layernorm",
+    "rmsnorm": "rmsnorm",
+    "te_rmsnorm": "rmsnorm",
+}
+_POSITIONS = {"learned": "learned", "rotary": "rope", "alibi": "alibi", "none": "none", "sinusoidal": "none"}
+_PRECISIONS = {"fp16": "fp16", "bfloat16": "bf16", "fp32": None}
+
+# EleutherAI/gpt-neox at ea7aefd (May 2026), megatron/neox_arguments: neox_args.py, deepspeed_args.py.
+_FIELDS: dict[str, Meaning] = {
+    "num_layers": to("model.num_layers"),
+    "hidden_size": to("model.hidden_size"),
+    "intermediate_size": fact("inner", "model.intermediate_size"),
+    "expansion_factor": fact("expansion", "model.intermediate_size"),
+    "mlp_multiple_of": fact("multiple", "model.intermediate_size"),
+    "num_attention_heads": to("model.num_attention_heads"),
+    "num_kv_heads": to("model.num_key_value_heads"),
+    "max_position_embeddings": to("model.max_position_embeddings"),
+    "padded_vocab_size": to("model.vocab_size"),
+    "make_vocab_size_divisible_by": nothing("the vocabulary is counted as it is given: give the padded one"),
+    "pos_emb": to("model.position_embedding", _POSITIONS),
+    "rotary_pct": fact("rotated", "model.rotary_dim"),
+    "rotary*": nothing("not about memory"),
+    "norm": to("model.normalization", _NORMS),
+    "activation": to("model.mlp", _ACTIVATIONS),
+    "no_weight_tying": fact("untied", "model.tie_word_embeddings"),
+    "gpt_j_residual": to("model.parallel_block"),
+    "gpt_j_tied": lacking("one norm before attention and MLP"),
+    "use_bias_in_norms": to("model.norm_bias"),
+    "use_bias_in_attn_linear": fact("attention_bias", "model.qkv_bias, model.output_bias"),
+    "use_bias_in_mlp": to("model.mlp_bias"),
+    "use_qk_layernorm": to("model.qk_norm"),
+    "attention_config": fact("attention", "training.attention"),
+    "sparsity_config*": lacking("sparse attention"),
+    "sliding_window_width": nothing("what is kept does not depend on it"),
+    "moe_num_experts": lacking("experts of GPT-NeoX"),
+    "moe*": nothing("part of the experts"),
+    "te_*": lacking("Transformer Engine's modules"),
+    "gmlp_attn_dim": lacking("gMLP"),
+    "mamba*": lacking("Mamba's layers"),
+    "seq_length": to("training.sequence_length"),
+    "hidden_dropout": fact("hidden_dropout", "training.dropout"),
+    "attention_dropout": fact("attention_dropout", "training.dropout"),
+    "precision": fact("precision", "training.dtype: precision of the step"),
+    "data_types.grad_accum_dtype": lacking("gradients added up in a dtype of their own"),
+    "data_types*": nothing("how it is done"),
+    "fp32_allreduce": lacking("gradients reduced in fp32"),
+    "checkpoint_activations": to("training.recompute", {True: "full", False: "none"}),
+    "checkpoint_num_layers": fact("together", "training.recompute"),
+    "partition_activations": lacking("checkpoints that are split over tensor-parallel ranks"),
+    "checkpoint_in_cpu": lacking("checkpoints on the host"),
+    "pipe_parallel_size": fact("stages", "parallelism.pipeline_parallel"),
+    "model_parallel_size": to("parallelism.tensor_parallel"),
+    "sequence_parallel": to("parallelism.sequence_parallel"),
+    "global_num_gpus": fact("gpus", "parallelism.data_parallel"),
+    "use_bnb_optimizer": lacking("optimizers of bitsandbytes"),
+    "zero_optimization.cpu_offload": lacking("what is offloaded is counted on the device"),
+    **{
+        f"{stem}*": nothing("not about memory")
+        for stem in (
+            *(
+                "scaled_",
+                "bias_gelu_fusion",
+                "bias_dropout_fusion",
+                "rope_fusion",
+                "layernorm_fusion",
+                "rmsnorm_fusion",
+            ),
+            *("layernorm_epsilon", "rms_norm_epsilon", "output_layer", "init_method", "use_flashattn_swiglu", "mup_"),
+            *("attention_softmax_in_fp32", "apply_query_key_layer_scaling", "contiguous_checkpointing", "clip_grad"),
+            *("synchronize_each_layer", "lr", "min_lr", "decay_lr_to", "warmup", "weight_decay", "override_lr"),
+            *("train_iters", "train_epochs", "eval_", "do_", "checkpoint_", "extra_save_iters", "keep_last", "save"),
+            *("load", "iteration", "finetune", "data_", "train_data", "valid_data", "test_data", "split", "vocab_file"),
+            *("merge_file", "tokenizer_type", "num_workers", "log_", "tensorboard", "use_wandb", "wandb", "use_comet"),
+            *("comet", "distributed_backend", "launcher", "hostfile", "deepspeed_", "seed", "profile", "prof"),
+            *("memory_profiling", "hysteresis", "loss_scale", "initial_scale_power", "min_scale", "pipe_partition"),
+            *("git_hash", "comment", "user_script", "short_seq_prob", "eod_mask_loss", "verbose", "weight_by_num"),
+        )
+    },
+    **{
+        f"{stem}*": nothing("generation is not sized")
+        for stem in (
+            "text_gen",
+            "temperature",
+            "top_",
+            "maximum_tokens",
+            "sample_",
+            "num_samples",
+            "prompt_",
+            "recompute",
+        )
+    },
+}
+
+
+def _spelled(fields: Mapping[str, Meaning]) -> dict[str, Meaning]:
+    """Every name as it is, and with hyphens in its first word, as files have it."""
+    found = dict(fields)
+    for name, meaning in fields.items():
+        first, dot, rest = name.partition(".")
+        found.setdefault(first.replace("_", "-") + dot + rest, meaning)
+    return found
+
+
+FIELDS = _spelled({**deepspeed.FIELDS, **_FIELDS})
+
+
+def _finish(draft: Draft) -> None:
+    facts, values = draft.facts, draft.values
+    draft.default("training.implementation", "plain")
+    _precision(draft)
+    draft.default("model.position_embedding", "learned")
+    draft.default("model.normalization", "layernorm")
+    values["model.tie_word_embeddings"] = facts.get("untied") is not True
+    for name in ("qkv_bias", "output_bias"):
+        values[f"model.{name}"] = facts.get("attention_bias") is not False
+    draft.default("model.mlp_bias", True)
+    stages = facts.get("stages", 1)
+    draft.default("parallelism.pipeline_parallel", stages or 1)  # 0: without DeepSpeed's pipeline, on one stage
+    dropouts = [float(facts.get(name, 0)) for name in ("hidden_dropout", "attention_dropout")]  # 0 where silent
+    draft.default("training.dropout", max(dropouts))
+    if dropouts[0] != dropouts[1]:
+        draft.notes.append("one rate of dropout is counted for attention and hidden states: the larger one")
+    _attention(draft)
+    _inner_size(draft)
+    _rotated(draft)
+    if facts.get("together", 1) not in (0, 1) and values.get("training.recompute") == "full":
+        draft.notes.append("not modelled: checkpoints of several layers together; each layer is one")
+    _replicas(draft)
+    draft.default("training.optimizer", "adam")
+    deepspeed.finish_deepspeed(draft)
+
+
+def _precision(draft: Draft) -> None:
+    said = draft.facts.get("precision")
+    if said is not None:
+        draft.translate("training.dtype", said, _PRECISIONS)
+        draft.facts[str(draft.values.get("training.dtype", ""))] = True
+
+
+def _attention(draft: Draft) -> None:
+    """[[["flash"], 24]]: kinds of attention, and for how many layers."""
+    kinds = {str(kind) for entry in _listed(draft.facts.get("attention")) for kind in _listed(_listed(entry)[:1])}
+    kinds = {name for kind in kinds for name in kind.strip("[]'\"").split("', '")}
+    if not kinds or kinds == {"global"}:
+        draft.default("training.attention", "eager")
+    elif kinds == {"flash"}:
+        draft.default("training.attention", "flash")
+    else:
+        draft.default("training.attention", "flash" if "flash" in kinds else "eager")
+        draft.notes.append(f"not modelled: attention of other kinds ({', '.join(sorted(kinds))})")
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _inner_size(draft: Draft) -> None:
+    """megatron/model/transformer.py, ParallelMLP: gated ones have two thirds of it, rounded up to a multiple."""
+    facts, values = draft.facts, draft.values
+    hidden, multiple = values.get("model.hidden_size"), facts.get("multiple", 1)
+    if type(hidden) is not int or type(multiple) is not int or multiple < 1:
+        return
+    expansion = facts.get("expansion", 4)
+    inner = facts.get("inner") or (int(expansion * hidden) if isinstance(expansion, int | float) else None)
+    if type(inner) is not int:
+        return
+    said = inner
+    if str(values.get("model.mlp", "gelu")).endswith("glu"):
+        inner = int(inner * 2 / 3) // 2
+    values["model.intermediate_size"] = size = -(-inner // multiple) * multiple
+    if size != said:
+        draft.notes.append(f"an inner size of {said:,} comes to {size:,} in GPT-NeoX")
+
+
+def _rotated(draft: Draft) -> None:
+    share, values = draft.facts.get("rotated"), draft.values
+    hidden, heads = values.get("model.hidden_size"), values.get("model.num_attention_heads")
+    if values.get("model.position_embedding") != "rope" or not isinstance(share, float) or not 0 < share < 1:
+        return
+    if type(hidden) is int and type(heads) is int and heads > 0:
+        values["model.rotary_dim"] = int(hidden // heads * share)
+
+
+def _replicas(draft: Draft) -> None:
+    gpus, values = draft.facts.get("gpus"), draft.values
+    copies = [values.get(f"parallelism.{kind}_parallel", 1) for kind in ("tensor", "pipeline")]
+    if type(gpus) is int and all(type(size) is int and size > 0 for size in copies):
+        one = copies[0] * copies[1]
+        if gpus % one == 0:
+            draft.default("parallelism.data_parallel", gpus // one)
+        else:
+            draft.notes.append(f"{gpus} GPUs are launched, but one copy of the model takes {one}")
+
+
+def _recognised(data: Mapping[str, Any]) -> bool:
+    names = {key.replace("-", "_") for key in data if isinstance(key, str)}
+    return {"num_layers", "hidden_size", "pipe_parallel_size"} <= names
+
+
+GPT_NEOX = Framework(
+    "GPT-NeoX",
+    "main, May 2026",
+    FIELDS,
+    _finish,
+    _recognised,
+    (
+        ("parallelism.data_parallel", "how many copies of the model share the data"),
+        ("training.micro_batch_size", "sequences in one forward"),
+    ),
+)
