@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memcalc.measuring import Measurement
     from memcalc.nullcuda.options import Options
     from memcalc.nullcuda.result import DryRun
+    from memcalc.planning.described import ChainPlanning
     from memcalc.planning.planning import Planning
     from memcalc.planning.verification import Verified
     from memcalc.proving.beside import Beside
@@ -415,6 +416,33 @@ def recompute(
     limit = parse_bytes(budget) if isinstance(budget, str) else budget
     spec, link = load(source, *overrides, gpu=gpu), round(host_gb_per_second * 10**9)
     return plan_recompute(spec, limit, strategy, maximize=maximize, host_bytes_per_second=link)
+
+
+def describes_chain(path: str) -> bool:
+    """Whether this is a file that describes a chain of blocks (docs/recompute.md), not a model."""
+    from memcalc.planning.described import describes_chain as looks_like_one
+
+    return looks_like_one(path)
+
+
+def recompute_chain(
+    path: str, *, gpu: str | None = None, budget: int | str | None = None, strategy: str = "optimal"
+) -> ChainPlanning:
+    """Which blocks of a chain to keep that a YAML file describes. No torch.
+
+    Args:
+        path: of the file.
+        gpu: the card, less its context and what the allocator cannot use.
+        budget: bytes that may be allocated, or "20GiB".
+        strategy: as of `recompute`, but for "selective".
+
+    Raises:
+        DoesNotFit: no plan is small enough.
+    """
+    from memcalc.planning.described import plan_chain
+    from memcalc.units import parse_bytes
+
+    return plan_chain(path, parse_bytes(budget) if isinstance(budget, str) else budget, gpu, strategy)
 
 
 def verified(

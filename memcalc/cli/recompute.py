@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from memcalc.cli.options import Config, Gpu, Set, Units
+from memcalc.errors import InputError
+from memcalc.units import Unit
 
 
 def command(
@@ -61,6 +63,15 @@ def command(
     """
     from memcalc import api
 
+    if api.describes_chain(config):
+        if overrides or maximize or verify or plot or write:
+            raise InputError(
+                f"{config} describes a chain, which has no fields to set, nothing to trace, draw or write.",
+                "Leave out --set, --maximize, --verify, --plot and --write.",
+                "recompute",
+            )
+        _plan_chain(config, budget, gpu, strategy, form, units)
+        return
     if plot is not None:
         from memcalc.report.plots.files import PICTURES, check_target
 
@@ -93,3 +104,19 @@ def command(
         from memcalc.report.screen import make_screen
 
         draw_planning(make_screen(), planning, units, checked)
+
+
+def _plan_chain(config: str, budget: str | None, gpu: str | None, strategy: str, form: str, units: Unit) -> None:
+    from memcalc import api
+
+    planning = api.recompute_chain(config, gpu=gpu, budget=budget, strategy=strategy)
+    if form == "json":
+        from memcalc.cli.output import print_json
+        from memcalc.report.chain import chain_document
+
+        print_json(chain_document(planning))
+    else:
+        from memcalc.report.chain import draw_chain
+        from memcalc.report.screen import make_screen
+
+        draw_chain(make_screen(), planning, units)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
 from typing import Any
 
 from memcalc.planning.evaluation import Evaluation
 from memcalc.planning.frameworks import Said
-from memcalc.planning.plan import Segment, depth, leaves, times_again
 from memcalc.planning.planning import Planning
-from memcalc.planning.throughput import slow_down
 from memcalc.planning.verification import Verified
-from memcalc.report.bar import small_bar
 from memcalc.report.bought import bought, offload_document
 from memcalc.report.grid import Column, Grid
+from memcalc.report.recompute_grids import front_grid, layers_grid, moment, plans_grid, slower
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.verdict import subject
 from memcalc.units import Unit, format_bytes, format_number
-
-BAR = 24  # letters of the longest bar
 
 
 def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: list[Verified]) -> None:
@@ -62,11 +57,7 @@ def verdict(planning: Planning, unit: Unit) -> str:
     room = f"{format_bytes(peak, unit)} of {format_bytes(planning.budget, unit)} that may be allocated"
     if not again:
         return f"NOTHING TO RECOMPUTE: {room}."
-    return f"FITS: {room}, for {again / chain.flops:.1%} of a forward more: a step {_slower(planning, again)} longer."
-
-
-def _slower(planning: Planning, again: int) -> str:
-    return f"{slow_down(planning.configured.chain.flops, again) - 1:.1%}"
+    return f"FITS: {room}, for {again / chain.flops:.1%} of a forward more: a step {slower(planning, again)} longer."
 
 
 def remarks(planning: Planning) -> Iterator[str]:
@@ -81,123 +72,6 @@ def remarks(planning: Planning) -> Iterator[str]:
         yield "FLOPs are those of matrix products: norms, activations and sums that run again take time too."
     if planning.configured.chain.longest == 1 and planning.found.plan.strategy != "selective":
         yield "The engine moves parameters layer by layer, so layers are recomputed one by one."
-
-
-def plans_grid(planning: Planning, unit: Unit) -> Grid:
-    """The plan beside everything kept and the rules of thumb."""
-    rows = [(f"this plan ({planning.found.plan.strategy})", planning.found.evaluation), *planning.rules]
-    columns = (
-        Column("strategy"),
-        *(Column(head, right=True) for head in (f"peak {unit}", "kept", "forward again", "step longer")),
-        Column("peak in", wrap=True),
-    )
-    cells = [(name, *_figures(planning, evaluation, unit), _moment(evaluation)) for name, evaluation in rows]
-    return Grid("Plan and rules of thumb, peaks of allocated memory", columns, cells, frozenset({0}))
-
-
-def _figures(planning: Planning, evaluation: Evaluation, unit: Unit) -> tuple[str, ...]:
-    again = evaluation.again_flops
-    return (
-        format_number(evaluation.peak_bytes, unit),
-        format_number(evaluation.kept_bytes, unit),
-        f"{again / planning.configured.chain.flops:.1%}",
-        _slower(planning, again),
-    )
-
-
-def _moment(evaluation: Evaluation) -> str:
-    peak = evaluation.peak
-    words = {"again": "run again", "forward": "forward", "backward": "backward"}
-    return f"{peak.block}, {words[peak.phase]}" if peak.block else peak.phase
-
-
-def layers_grid(planning: Planning, unit: Unit) -> Grid:
-    """The plan, one row for neighbours that are treated alike."""
-    rows: list[tuple[str, ...]] = []
-    configured = planning.configured
-    inside = [item for item in planning.found.plan.items if configured.first <= next(leaves(item)) < configured.stop]
-    for alike in _alike(inside):
-        numbers = [block for item in alike for block in leaves(item)]
-        low, high = numbers[0] - configured.first, numbers[-1] - configured.first
-        rows.append(
-            (
-                f"{low}" if low == high else f"{low} to {high}",
-                _how(alike),
-                format_number(sum(_held(planning, item) for item in alike), unit),
-                f"{sum(_again(planning, item) for item in alike) / configured.chain.flops:.1%}",
-            )
-        )
-    columns = (
-        Column("layers"),
-        Column("what"),
-        Column(f"held {unit}", right=True),
-        Column("forward again", right=True),
-    )
-    return Grid("Layer by layer", columns, rows)
-
-
-def _alike(items: list[int | Segment]) -> Iterator[list[int | Segment]]:
-    """Neighbours that are kept, and those that are recomputed one by one, together."""
-    for size, run in groupby(items, lambda item: 0 if isinstance(item, int) else len([*leaves(item)])):
-        alike = [*run]
-        yield from [alike] if size <= 1 else ([item] for item in alike)
-
-
-def _how(alike: list[int | Segment]) -> str:
-    item = alike[0]
-    if isinstance(item, int):
-        return "kept"
-    if len([*leaves(item)]) == 1:
-        return "recomputed" if len(alike) == 1 else "recomputed one by one"
-    if depth(item):
-        return f"recomputed together, in {depth((item,))} levels: {_nested(item)}"
-    return "recomputed together"
-
-
-def _held(planning: Planning, item: int | Segment) -> int:
-    """What an item holds when forward has ended: its input, and what is kept of its inside."""
-    blocks = planning.configured.chain.blocks
-    if isinstance(item, int):
-        return blocks[item].input_bytes + blocks[item].inside_bytes
-    return blocks[next(leaves(item))].input_bytes + sum(blocks[block].stays_bytes for block in leaves(item))
-
-
-def _again(planning: Planning, item: int | Segment) -> int:
-    """FLOPs of an item that run again."""
-    blocks = planning.configured.chain.blocks
-    if isinstance(item, int):
-        return 0
-    if len(item) == 1 and isinstance(item[0], int) and (alone := blocks[item[0]].again_flops) is not None:
-        return alone
-    return sum(blocks[block].flops * often for block, often in times_again((item,)).items())
-
-
-def _nested(item: Segment) -> str:
-    return "[" + " ".join("." if isinstance(inner, int) else _nested(inner) for inner in item) + "]"
-
-
-def front_grid(planning: Planning, unit: Unit) -> Grid:
-    """Memory against compute: each plan is the cheapest that was found for its memory."""
-    most = max((found.evaluation.again_flops for found in planning.front), default=0)
-    rows = []
-    strong = set()
-    for number, found in enumerate(planning.front):
-        again = found.evaluation.again_flops
-        fits = found.evaluation.peak_bytes <= planning.budget
-        if fits and again >= planning.found.evaluation.again_flops:
-            strong = {number}
-        rows.append(
-            (
-                format_number(found.evaluation.peak_bytes, unit),
-                "fits" if fits else "",
-                f"{again / planning.configured.chain.flops:.1%}",
-                _slower(planning, again),
-                small_bar(again, most, BAR),
-            )
-        )
-    heads = (Column(f"peak {unit}", right=True), Column(""), Column("forward again", right=True))
-    columns = (*heads, Column("step longer", right=True), Column(""))
-    return Grid("Memory against compute", columns, rows, frozenset(strong))
 
 
 def checked_grid(checked: Verified, budget: int, unit: Unit) -> Grid:
@@ -299,7 +173,7 @@ def planning_document(planning: Planning, checked: list[Verified]) -> dict[str, 
 def _price(evaluation: Evaluation) -> dict[str, Any]:
     return {
         "peak_bytes": evaluation.peak_bytes,
-        "moment": _moment(evaluation),
+        "moment": moment(evaluation),
         "kept_bytes": evaluation.kept_bytes,
         "again_flops": evaluation.again_flops,
     }

@@ -1,0 +1,182 @@
+"""Chains that a YAML file describes: blocks by their sizes, alone or in parallel branches that are joined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from memcalc.errors import DoesNotFit, InputError
+from memcalc.estimation.outside import RESERVED_PER_THOUSAND
+from memcalc.planning.chain import Block, Chain, join, simple_block
+from memcalc.planning.evaluation import Evaluation, evaluate
+from memcalc.planning.planning import STRATEGIES
+from memcalc.planning.strategies.optimal import Found, front, optimal
+from memcalc.planning.strategies.smallest import smallest
+from memcalc.spec.cards import find_card
+from memcalc.units import format_bytes, parse_bytes
+
+
+def _size(given: Any) -> Any:
+    return parse_bytes(given) if isinstance(given, str) else given
+
+
+Size = Annotated[int, BeforeValidator(_size), Field(ge=0)]
+
+
+class _Described(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BlockSizes(_Described):
+    """One block, or several that are alike; see `memcalc.planning.chain.simple_block`."""
+
+    name: str = "block"
+    count: Annotated[int, Field(ge=1, le=10_000)] = 1
+    input: Size
+    inside: Size = 0
+    output: Size
+    flops: Annotated[float, Field(ge=0, le=1e30)] = 0
+    left: Size = 0
+    temporary: Size = 0
+    recomputable: bool = True
+
+
+class ChainSizes(_Described):
+    """Blocks in the order of forward; or one branch of several that read `input` and are joined."""
+
+    resident: Size = 0
+    blocks: Annotated[list[BlockSizes], Field(min_length=1)]
+    branches: Annotated[int, Field(ge=1, le=10_000)] = 1
+    input: Size = 0
+    joined: list[BlockSizes] = []
+
+
+class ChainFile(_Described):
+    """The file."""
+
+    name: str = "chain"
+    chain: ChainSizes
+
+
+class Span(NamedTuple):
+    """A chain all of whose blocks are planned, as `memcalc.planning.configured.Configured` has it."""
+
+    chain: Chain
+    first: int
+    stop: int
+
+
+class ChainPlanning(NamedTuple):
+    """The answer for a chain.
+
+    Args:
+        name: what the file calls it.
+        configured: the chain.
+        budget: bytes that may be allocated.
+        found: the plan.
+        rules: what the rules of thumb need and cost.
+        front: plans from the smallest to the fastest.
+    """
+
+    name: str
+    configured: Span
+    budget: int
+    found: Found
+    rules: tuple[tuple[str, Evaluation], ...]
+    front: tuple[Found, ...]
+
+
+def describes_chain(path: str) -> bool:
+    """Whether this is a YAML file with `chain:` in it."""
+    file = Path(path)
+    if file.suffix not in (".yaml", ".yml") or not file.is_file():
+        return False
+    return any(line.startswith("chain:") for line in file.read_text(errors="replace").splitlines())
+
+
+def read_chain(path: str) -> tuple[str, Chain]:
+    """The name and the chain of a file.
+
+    Raises:
+        InputError: it is no YAML, or says something that no chain has.
+    """
+    try:
+        described = ChainFile.model_validate(yaml.safe_load(Path(path).read_text()))
+    except InputError as error:  # of a size
+        raise error.located(path) from None
+    except yaml.YAMLError as error:
+        raise InputError(f"this is no YAML: {error}.", "", path) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"{where} = {first['input']!r}: {first['msg']}.", "See docs/recompute.md.", path) from None
+    sizes = described.chain
+    blocks = _blocks(sizes.blocks)
+    if sizes.branches == 1 and not sizes.joined:
+        return described.name, Chain(tuple(blocks), sizes.resident)
+    if not sizes.joined:
+        raise InputError(
+            f"chain.branches = {sizes.branches}, but nothing joins them.", "List what follows under joined.", path
+        )
+    return described.name, join([blocks] * sizes.branches, sizes.input, _blocks(sizes.joined), sizes.resident)
+
+
+def _blocks(described: list[BlockSizes]) -> list[Block]:
+    return [
+        simple_block(
+            f"{block.name} {number + 1}" if block.count > 1 else block.name,
+            block.input,
+            block.inside,
+            block.output,
+            int(block.flops),
+            block.left,
+            temporary_bytes=block.temporary,
+            recomputable=block.recomputable,
+        )
+        for block in described
+        for number in range(block.count)
+    ]
+
+
+def plan_chain(path: str, limit: int | None, gpu: str | None, strategy: str = "optimal") -> ChainPlanning:
+    """The plan of a chain that a file describes.
+
+    Args:
+        path: of the file.
+        limit: bytes that may be allocated; None: the card's, less its context and what the allocator cannot use.
+        gpu: the card.
+        strategy: "optimal", or a rule of `memcalc.planning.planning.STRATEGIES`.
+
+    Raises:
+        InputError: no budget, no chain, or an unknown strategy.
+        DoesNotFit: no plan is small enough.
+    """
+    if limit is None and gpu is None:
+        raise InputError("nothing says how much memory there is.", "Name a card with --gpu, or a size with --budget.")
+    if strategy != "optimal" and strategy not in STRATEGIES:
+        known = ", ".join(("optimal", *STRATEGIES))
+        raise InputError(f"strategy = {strategy!r} is not for chains.", f"Those are {known}.", "--strategy")
+    name, chain = read_chain(path)
+    budget = limit
+    if budget is None:
+        card = find_card(gpu or "")
+        budget = (card.usable_bytes - card.context_bytes) * 1000 // RESERVED_PER_THOUSAND
+    if strategy == "optimal":
+        found = optimal(chain, budget)
+    else:
+        plan = STRATEGIES[strategy](chain)
+        evaluation = evaluate(chain, plan)
+        found = Found(plan, evaluation, None) if evaluation.peak_bytes <= budget else None
+    if found is None:
+        least = evaluate(chain, smallest(chain))
+        raise DoesNotFit(
+            f"No plan fits {format_bytes(budget)}. The smallest needs {format_bytes(least.peak_bytes)}, in "
+            f"{least.peak.block or least.peak.phase}; {format_bytes(chain.resident)} are always there."
+            if strategy == "optimal"
+            else f"Strategy {strategy} does not fit {format_bytes(budget)}. Try --strategy optimal."
+        )
+    rules = tuple((rule, evaluate(chain, plan(chain))) for rule, plan in STRATEGIES.items())
+    return ChainPlanning(name, Span(chain, 0, len(chain)), budget, found, rules, tuple(front(chain)))

@@ -1,0 +1,64 @@
+"""The report of `recompute` for a chain that a file describes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.planning.described import ChainPlanning
+from memcalc.planning.plan import Segment
+from memcalc.report.recompute_grids import front_grid, layers_grid, plans_grid, slower
+from memcalc.report.screen import Screen
+from memcalc.report.terminal import draw_grid, draw_line
+from memcalc.units import Unit, format_bytes
+
+
+def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
+    """The verdict, the plan beside rules of thumb, block by block, the front, and the plan as Python says it."""
+    chain, found = planning.configured.chain, planning.found
+    again = found.evaluation.again_flops
+    share = again / chain.flops if chain.flops else 0.0
+    draw_line(screen, f"{planning.name}: {len(chain)} blocks", 0, "bold")
+    screen.line()
+    draw_line(
+        screen,
+        f"FITS: {format_bytes(found.evaluation.peak_bytes, unit)} of {format_bytes(planning.budget, unit)}, for "
+        f"{share:.1%} of a forward more: a step {slower(planning, again)} longer.",
+        0,
+        "bold green",
+    )
+    if found.loss == 0:
+        draw_line(screen, "No plan within the budget runs less again.", 2)
+    elif found.loss is not None:
+        draw_line(screen, f"A plan within it could run at most {found.loss / chain.flops:.2%} less again.", 2)
+    screen.line()
+    draw_grid(screen, plans_grid(planning, unit))
+    draw_grid(screen, layers_grid(planning, unit, "blocks", "Block by block"))
+    draw_grid(screen, front_grid(planning, unit))
+    screen.line(("The plan, as memcalc.planning.modules.planned takes it", "bold"))
+    screen.line((f"  {found.plan.items}", ""))
+
+
+def chain_document(planning: ChainPlanning) -> dict[str, Any]:
+    """The answer as JSON. Bytes and FLOPs."""
+    chain, found = planning.configured.chain, planning.found
+    return {
+        "schema_version": 1,
+        "source": "recompute",
+        "name": planning.name,
+        "budget_bytes": planning.budget,
+        "strategy": found.plan.strategy,
+        "plan": found.plan.items,
+        "peak_bytes": found.evaluation.peak_bytes,
+        "forward_flops": chain.flops,
+        "again_flops": found.evaluation.again_flops,
+        "may_save_at_most_flops": found.loss,
+        "front": [
+            _point(point.plan.items, point.evaluation.peak_bytes, point.evaluation.again_flops)
+            for point in planning.front
+        ],
+        "blocks": [block._asdict() for block in chain.blocks],
+    }
+
+
+def _point(items: Segment, peak: int, again: int) -> dict[str, Any]:
+    return {"plan": items, "peak_bytes": peak, "again_flops": again}
