@@ -38,10 +38,14 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave the tests themselves out of later collections, which traces and recorders ask for again and again."""
+    gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_was_there_before() -> None:
+    """Stays out of collections: traces and recorders ask for them again and again, and the tests alone are many."""
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.spec.derive import derive_model
-from memcalc.spec.families import Rule, defaults_of, family_of, put_at, read_hf_config, rules_of, translations_of
+from memcalc.spec.families import defaults_of, family_of, put_at, read_hf_config, rules_of, translations_of
+from memcalc.spec.family_files import Rule
 from memcalc.spec.model import ModelSpec
 
 _UNSETTLED = object()

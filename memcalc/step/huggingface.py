@@ -15,8 +15,9 @@ from transformers import masking_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memcalc.errors import InputError
-from memcalc.spec.families import PROBABILITIES, family_of, rules_of
+from memcalc.spec.families import family_of, rules_of
 from memcalc.spec.families_inverse import write_hf_config
+from memcalc.spec.family_values import PROBABILITIES
 from memcalc.spec.segments import Segment, has_segments, leaves
 from memcalc.spec.spec import Spec
 from memcalc.step.attention import CPU_BACKENDS, CUDA_BACKENDS

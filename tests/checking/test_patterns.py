@@ -36,8 +36,9 @@ def test_matches(pattern: str, path: str, expected: bool) -> None:
 
 
 @given(st.text(max_size=20), st.text(max_size=20))
-def test_no_pattern_is_a_traceback(pattern: str, path: str) -> None:
-    matches(pattern, path)
+def test_what_a_pattern_means_it_means_with_all_that_lies_below(pattern: str, path: str) -> None:
+    """And no pattern is a traceback."""
+    assert matches(pattern, f"{path}/below") or not matches(pattern, path)
 
 
 @given(st.text(alphabet="ab/.-", min_size=1, max_size=12))

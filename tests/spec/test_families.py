@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memcalc.api import estimate
 from memcalc.errors import InputError
 from memcalc.estimation.parameters import buffer_elements, count_parameters
-from memcalc.spec import families
+from memcalc.spec import family_files, family_values
 from memcalc.spec.derive import derive_model
 from memcalc.spec.families import family_defaults, known_families, read_hf_config
 from memcalc.spec.model import MlaSpec, ModelSpec, MoeSpec
@@ -223,7 +223,7 @@ def test_defaults_are_those_of_transformers_configuration_classes(model_type: st
     """A key that config.json leaves out has the value that transformers gives it."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoConfig.for_model(model_type)
-    for key, ours in families._parse(model_type).defaults.items():
+    for key, ours in family_files.parsed(model_type).defaults.items():
         # null: we leave the field unset, and derive it as transformers' class does; seq_length is BLOOM's own key.
         if ours is not None and key != "seq_length":
             assert their_default(theirs, key) == ours, key
@@ -236,7 +236,7 @@ def test_a_config_with_only_its_sizes_reads_as_transformers_reads_it(model_type:
     """Leaving out every key that has a default changes nothing."""
     config, model = meta_model(model_type, {})
     needed = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
-    keys = {key for field in needed for key in families._parse(model_type).read[field]}
+    keys = {key for field in needed for key in family_files.parsed(model_type).read[field]}
     sparse = {key: value for key, value in config.items() if key in keys or key == "model_type"}
 
     assert sum(parameter.numel() for parameter in model.parameters()) == count_parameters(model_spec(sparse))
@@ -247,22 +247,29 @@ def test_each_family_speaks_of_fields_that_exist(name: str) -> None:
     """A field that ModelSpec does not have would be refused only when a user meets it."""
     fields = set(ModelSpec.model_fields)
     fields |= {f"moe.{field}" for field in MoeSpec.model_fields} | {f"mla.{field}" for field in MlaSpec.model_fields}
-    family = families._parse(name)
+    family = family_files.parsed(name)
 
     assert set(family.read) <= fields
-    assert set(families._flatten(family.fixed)) <= fields
+    assert set(family_files.flattened(family.fixed)) <= fields
     assert set(family.translate) <= set(family.read)
-    assert fields >= families.BOOLEANS | families.PROBABILITIES | families.COUNTS | families.CHOICES | families.LAYERS
-    assert not set(family.read) & set(families._flatten(family.fixed))
+    assert (
+        fields
+        >= family_values.BOOLEANS
+        | family_values.PROBABILITIES
+        | family_values.COUNTS
+        | family_values.CHOICES
+        | family_values.LAYERS
+    )
+    assert not set(family.read) & set(family_files.flattened(family.fixed))
     assert all(not rules[-1].when for rules in family.rules.values())
 
 
 @pytest.mark.parametrize("name", known_families())
 def test_a_family_settles_everything_but_sizes(name: str) -> None:
     """`architecture: X` alone gives every flag and choice that distinguishes X, and not one size."""
-    defaults = families._flatten(family_defaults(name))
-    kinds = families.BOOLEANS | families.PROBABILITIES | families.CHOICES
-    fixed = set(families._flatten(families._parse(name).fixed))
+    defaults = family_files.flattened(family_defaults(name))
+    kinds = family_values.BOOLEANS | family_values.PROBABILITIES | family_values.CHOICES
+    fixed = set(family_files.flattened(family_files.parsed(name).fixed))
 
     assert set(defaults) - kinds <= fixed
     assert {"position_embedding", "normalization", "mlp", "qkv_bias", "tie_word_embeddings"} <= set(defaults)
@@ -438,7 +445,7 @@ ANYTHING = st.recursive(
 def test_no_config_ends_in_a_traceback(data: st.DataObject) -> None:
     """Whatever a key holds, the reader returns a block or raises our error."""
     name = data.draw(st.sampled_from(known_families()))
-    keys = sorted({key for keys in families._parse(name).read.values() for key in keys})
+    keys = sorted({key for keys in family_files.parsed(name).read.values() for key in keys})
     config: dict[str, object] = {"model_type": name}
     for key in keys:
         config[key] = data.draw(st.just(8) | ANYTHING, label=key)

@@ -1,0 +1,144 @@
+"""One field of ours out of a config.json, by the rules of its family."""
+
+from __future__ import annotations
+
+import math
+
+from memcalc.errors import InputError
+from memcalc.spec.family_files import Family, Rule
+from memcalc.spec.family_values import checked, kind_of, shown
+
+# Left unset by an explicit null, because derive.py knows what they follow from.
+_DERIVED = frozenset({"num_key_value_heads", "head_dim", "intermediate_size", "embedding_size"})
+
+_MOST_NAMED_LAYERS = 2**16
+_ABSENT = object()
+
+
+def value_of(family: Family, field: str, config: dict[str, object], where: str) -> object:
+    """Our value of one field, checked; None: leave it unset."""
+    rule = next(rule for rule in family.rules[field] if _applies(family, rule, config))
+    if rule.how != "read":
+        return _computed(family, field, rule, config, where)
+    key, value = _found(family, field, rule.keys, config, where)
+    table = family.translate.get(field)
+    if table is not None and (value is None or None not in table):  # a null entry stands in for null alone
+        return _translated(family, key, value, table, where)
+    if value is None and field in _DERIVED:
+        return None
+    return checked(key, value, kind_of(field), where)
+
+
+def _applies(family: Family, rule: Rule, config: dict[str, object]) -> bool:
+    for key, wanted in rule.when.items():
+        value = _looked_up(config, key)
+        if value is _ABSENT or value is None:
+            value = family.defaults.get(key)
+        if type(value) is not type(wanted) or value != wanted:
+            return False
+    return True
+
+
+def _computed(family: Family, field: str, rule: Rule, config: dict[str, object], where: str) -> object:
+    """The value of a field that is not just what one key holds."""
+    if rule.how == "value":
+        return rule.value
+    if rule.how in ("product", "quotient"):
+        kind = "count" if rule.how == "product" else "size"
+        found = [checked(*_found(family, field, (key,), config, where), kind, where) for key in rule.keys]
+        sizes = [size for size in found if isinstance(size, int)]
+        return math.prod(sizes) if rule.how == "product" else sizes[0] // sizes[1] or None
+    key, value = _found(family, field, rule.keys, config, where)
+    if rule.how == "share":
+        if value is None:
+            return None
+        share = checked(key, value, "share", where)
+        head = value_of(family, "head_dim", config, where) if "head_dim" in family.rules else None
+        if head is None:
+            hidden, heads = (value_of(family, name, config, where) for name in ("hidden_size", "num_attention_heads"))
+            assert isinstance(hidden, int) and isinstance(heads, int)  # noqa: PT018 - both are checked sizes
+            head = hidden // heads
+        assert isinstance(share, float) and isinstance(head, int)  # noqa: PT018
+        return int(head * share)
+    return _other_layers(family, rule.how, key, value, config, where)
+
+
+def _other_layers(
+    family: Family, how: str, key: str, value: object, config: dict[str, object], where: str
+) -> list[int]:
+    """The layers that a list does not name, or those behind one."""
+    layers = value_of(family, "num_layers", config, where)
+    if value is None or value == -1:
+        return []
+    assert isinstance(layers, int)
+    if layers > _MOST_NAMED_LAYERS:
+        raise InputError(f"{key} is given for {layers} layers.", "Leave it out.", f"{where}: {key}")
+    if how == "after":
+        last = checked(key, value, "count", where)
+        assert isinstance(last, int)
+        return list(range(min(last + 1, layers), layers))
+    named = checked(key, value, "layers", where)
+    assert isinstance(named, list)
+    return sorted(set(range(layers)) - set(named))
+
+
+def _looked_up(config: dict[str, object], key: str) -> object:
+    """The value under a key, "a.b" being b of the object a."""
+    value: object = config
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return _ABSENT
+        value = value[part]
+    return value
+
+
+def _found(
+    family: Family, field: str, keys: tuple[str, ...], config: dict[str, object], where: str
+) -> tuple[str, object]:
+    """The key that counts and its value, or transformers' default for it."""
+    present = [key for key in keys if _looked_up(config, key) is not _ABSENT]
+    key = next((key for key in present if _looked_up(config, key) is not None), present[0] if present else keys[0])
+    value = _looked_up(config, key)
+    table = family.translate.get(field, {})
+    if value is None and field not in _DERIVED and None not in table:
+        value = _ABSENT  # transformers' classes, too, take null for "not given"
+    if value is _ABSENT:
+        value = next((family.defaults[name] for name in keys if name in family.defaults), _ABSENT)
+    if value is _ABSENT:
+        raise InputError(
+            f"the key {' or '.join(keys)} is missing, and a {family.name} model has no default for it.",
+            "Give the model's whole config.json, or add the key.",
+            where,
+        )
+    return key, value
+
+
+def _translated(family: Family, key: str, value: object, table: dict[object, object], where: str) -> object:
+    # A list or an object in place of a name is unhashable, and 1 would find an entry for true.
+    for theirs, ours in table.items():
+        if type(theirs) is type(value) and theirs == value:
+            return ours
+    known = ", ".join(str(theirs) for theirs in table)
+    raise InputError(
+        f"{shown(value)} is not a value that memcalc models for {family.name}.",
+        f"It models {known}.",
+        f"{where}: {key}",
+    )
+
+
+def check_requirements(family: Family, config: dict[str, object], where: str) -> None:
+    """Whether our block holds for a config.
+
+    Raises:
+        InputError: it is one of the variants of the family that memcalc does not model.
+    """
+    for key, allowed in family.require.items():
+        value = _looked_up(config, key)
+        value = allowed[0] if value is _ABSENT else value
+        # `1 == True` and `1.0 == 1` in Python, but not in a config.
+        if not any(value == other and type(value) is type(other) for other in allowed):
+            raise InputError(
+                f"{shown(value)} describes a variant of {family.name} that memcalc does not model.",
+                f"It models {key} = {shown(allowed[0])} only.",
+                f"{where}: {key}",
+            )

@@ -1,0 +1,102 @@
+"""What the fields of a model family may hold: of which kind each is, and values of another kind refused."""
+
+from __future__ import annotations
+
+from memcalc.errors import InputError
+
+# What a value must be; all other fields are sizes: whole numbers from 1 on. Choices come out of `translate`.
+BOOLEANS = frozenset(
+    {
+        "norm_weight",
+        "norm_bias",
+        "final_norm",
+        "embedding_norm",
+        "qkv_bias",
+        "output_bias",
+        "mlp_bias",
+        "lm_head_bias",
+        "attention_sinks",
+        "qk_norm",
+        "qk_norm_weight",
+        "tie_word_embeddings",
+        "parallel_block",
+        "fused_qkv",
+        "fused_gate_up",
+        "moe.shared_expert_gate",
+        "moe.expert_bias",
+        "moe.router_bias",
+        "moe.router_correction_bias",
+        "moe.router_correction_parameter",
+    }
+)
+PROBABILITIES = frozenset({"attention_dropout", "residual_dropout", "embedding_dropout"})
+COUNTS = frozenset(
+    {
+        "position_embedding_offset",
+        "moe.shared_expert_intermediate_size",
+        "moe.first_dense_layers",
+        "mla.q_lora_rank",
+    }
+)
+CHOICES = frozenset(
+    {
+        "architecture",
+        "position_embedding",
+        "normalization",
+        "norms_per_layer",
+        "norm_placement",
+        "qk_norm_width",
+        "mlp",
+    }
+)
+LAYERS = frozenset({"moe.dense_layers"})
+
+_LARGEST_SIZE = 2**40
+
+
+def kind_of(field: str) -> str:
+    """The word for what a field of ours holds; see `checked`."""
+    if field in BOOLEANS:
+        return "boolean"
+    if field in PROBABILITIES:
+        return "probability"
+    if field in LAYERS:
+        return "layers"
+    return "count" if field in COUNTS else "size"
+
+
+def checked(key: str, value: object, kind: str, where: str) -> object:
+    """`value` as it is, when it is of its kind; booleans are no numbers, and texts are never converted."""
+    if kind == "boolean":
+        if isinstance(value, bool):
+            return value
+        rule, remedy = "is neither true nor false.", "Write true or false, without quotes."
+    elif kind == "probability":
+        # NaN fails both comparisons.
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
+            return float(value)
+        rule, remedy = "is not a dropout rate: a number from 0 up to, but not, 1.", "Write a number such as 0.1."
+    elif kind == "share":
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1:
+            return float(value)
+        rule, remedy = "is not a share: a number above 0, up to 1.", "Write a number such as 0.5."
+    elif kind == "layers":
+        if isinstance(value, list) and all(type(layer) is int and 0 <= layer <= _LARGEST_SIZE for layer in value):
+            return value
+        rule, remedy = "is not a list of layers.", "Write their numbers, counted from 0, in brackets."
+    else:
+        least = 0 if kind == "count" else 1
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST_SIZE:
+            return value
+        rule = f"is not a whole number from {least} to 2^40."
+        remedy = "Write the size as digits, without quotes."
+    raise InputError(f"{shown(value)} {rule}", remedy, f"{where}: {key}")
+
+
+def shown(value: object) -> str:
+    """A value for a message, cut where it would flood the screen."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more than 4300 digits has no text
+        return "a huge number"
+    return text if len(text) <= 60 else f"{text[:57]}..."
