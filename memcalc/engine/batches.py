@@ -20,7 +20,7 @@ from memcalc.estimation.estimate import estimate
 from memcalc.estimation.items import PHASES
 from memcalc.estimation.outside import outside_allocated, reserved_bytes
 from memcalc.estimation.program import Program
-from memcalc.estimation.stages import Stage, stages_of
+from memcalc.estimation.stages import Stage, stages_of, stages_that_matter
 from memcalc.ledger.result import Result
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.segments import has_segments
@@ -90,7 +90,8 @@ class Sizer:
         peak: npt.NDArray[np.float64] | None = None
         count = len(batches.micro_batch_size)
         stage = np.zeros(count, dtype=np.int64)
-        stages = [StageTotals(spec, batches, atoms, each, card) for each in stages_of(spec)]
+        of_kinds = stages_that_matter(spec)
+        stages = [StageTotals(spec, batches, atoms, each, card) for each in of_kinds]
         for number, each in enumerate(stages):
             highest = each.peak
             if peak is None:
@@ -107,6 +108,7 @@ class Sizer:
         phase = np.zeros(count, dtype=np.int64)
         for number in range(len(PHASES) - 1, -1, -1):  # the first of equal ones is written last
             phase[totals[number] == peak] = number
+        number_of = np.array([each.index for each in of_kinds])
         shape = (len(micro), len(lengths), 1)
         bytes_ = peak.astype(np.int64)
         reserved: Integers = reserved_bytes(bytes_)  # type: ignore[arg-type,assignment] # arrays count as numbers do
@@ -115,7 +117,7 @@ class Sizer:
         usable = np.full(count, -1 if card is None else card.usable_bytes)
         return Found(
             _place(micro, lengths, steps),
-            tuple(each.reshape(shape) for each in (bytes_, phase, stage, reserved, device, usable)),
+            tuple(each.reshape(shape) for each in (bytes_, phase, number_of[stage], reserved, device, usable)),
             totals.astype(np.int64).reshape(-1, *shape),
             _components(stages, stage, phase).reshape(-1, *shape),
             self._everything(stages, stage).reshape(len(PHASES), -1, *shape) if self._ledger else None,

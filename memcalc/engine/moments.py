@@ -7,6 +7,7 @@ most is alive; here sizes are not known yet, so it is given every position that 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -78,7 +79,7 @@ class Course:
         key = (stream, workspace)
         if key not in self._phases:
             candidates = list(self.timeline.candidates(stream, self._slots[-1] if workspace else None))
-            counts = np.array([self._held(candidate) for candidate in candidates])
+            counts = self._held(candidates)
             buffers = [tuple((self._numbers[id(item)], n) for item, n in each.engine) for each in candidates]
             self._phases[key] = Phase(candidates, counts, buffers)
         return self._phases[key]
@@ -89,11 +90,16 @@ class Course:
             atoms.learn(block.program)
         return np.concatenate([atoms.sizes(block.program).rounded for block in self.timeline.blocks])
 
-    def _held(self, candidate: Candidate) -> Counts:
-        parts = [np.zeros(len(block.program.kinds)) for block in self.timeline.blocks]
-        for block, storages, count in candidate.holdings:
-            parts[block] += count * alive_counts(self.timeline.blocks[block].program, storages)
-        return np.concatenate(parts)
+    def _held(self, candidates: list[Candidate]) -> Counts:
+        """How many tensors of each size the blocks hold in some moments. [moments, sizes]"""
+        programs = [block.program for block in self.timeline.blocks]
+        ends = np.cumsum([0, *(len(program.kinds) for program in programs)]).tolist()
+        columns = [slice(start, stop) for start, stop in pairwise(ends)]
+        table = np.zeros((len(candidates), ends[-1]))
+        for row, candidate in zip(table, candidates, strict=True):
+            for block, storages, count in candidate.holdings:
+                row[columns[block]] += count * alive_counts(programs[block], storages)
+        return table
 
     def components(self, atoms: Atoms, candidate: Candidate) -> Bytes:
         """What the blocks hold in one moment, by component: how often each has each atom. [components, atoms]"""
@@ -195,9 +201,10 @@ _KNOWN: WeakKeyDictionary[Program, _Known] = WeakKeyDictionary()
 
 
 def _known(program: Program) -> _Known:
-    if program not in _KNOWN:
-        _KNOWN[program] = _Known({}, {}, {})
-    return _KNOWN[program]
+    found = _KNOWN.get(program)
+    if found is None:
+        found = _KNOWN[program] = _Known({}, {}, {})
+    return found
 
 
 def alive_counts(program: Program, storages: tuple[int, ...]) -> Counts:

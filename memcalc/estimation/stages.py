@@ -111,6 +111,18 @@ def composition(spec: Spec, stage: Stage) -> tuple[object, ...]:
     return (*kinds, stage.has_embedding, stage.has_head, place)
 
 
+def stages_that_matter(spec: Spec) -> list[Stage]:
+    """One stage of each kind, in order: the first, which has most micro-batches in flight and needs most of them.
+
+    Stages are of one kind when they hold as many layers of each kind, and the same ends of the model. In no schedule
+    has a later stage more in flight than an earlier one.
+    """
+    found: dict[object, Stage] = {}
+    for stage in stages_of(spec):
+        found.setdefault(tuple(composition(spec, piece) for piece in stage.chunks), stage)
+    return list(found.values())
+
+
 def starts_detached(spec: Spec) -> bool:
     """Whether the first layer's input needs no gradient."""
     adapters = adapters_of(spec)

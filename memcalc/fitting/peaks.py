@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from memcalc.estimation.moving import peak_bytes
 from memcalc.estimation.outside import outside_allocated, reserved_bytes
-from memcalc.estimation.stages import Stage, composition, stages_of
+from memcalc.estimation.stages import Stage, stages_that_matter
 from memcalc.estimation.states import state_sums
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
@@ -21,7 +19,7 @@ def device_bytes(spec: Spec, card: Card, limit: int | None = None) -> int:
         limit: stop at the first stage that needs more: what is returned is then no maximum, but above the limit.
     """
     most = 0
-    stages = list(stages_that_matter(spec))
+    stages = stages_that_matter(spec)
     if limit is not None:
         most = max(_at_least(spec, stage, card) for stage in stages)
         if most > limit:
@@ -45,17 +43,3 @@ def _on_device(spec: Spec, card: Card, allocated: int) -> int:
     reserved = reserved_bytes(allocated)
     outside = outside_allocated(spec, card, allocated, reserved)
     return reserved + outside.device_context + outside.communication_library
-
-
-def stages_that_matter(spec: Spec) -> Iterator[Stage]:
-    """One stage of each kind, the one with most micro-batches in flight, which needs most of them.
-
-    Stages are of one kind when they hold as many layers of each kind, and the same ends of the model.
-    """
-    found: dict[object, Stage] = {}
-    for stage in stages_of(spec):
-        kind = tuple(composition(spec, piece) for piece in stage.chunks)
-        known = found.get(kind)
-        if known is None or stage.in_flight > known.in_flight:
-            found[kind] = stage
-    return iter(found.values())

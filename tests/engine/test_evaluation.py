@@ -18,7 +18,7 @@ def assert_same(source, table: Table, *overrides: str, gpu: str | None = None) -
     for index in range(len(table)):
         words = assignments(table.point(index))
         result, refusal = _estimate(source, (*overrides, *words), gpu)
-        assert table.reason(index) == refusal, words
+        assert table.reason(index) == refusal.removeprefix("--set: "), words
         assert table.valid[index] == (result is not None)
         if result is None:
             continue
@@ -101,7 +101,7 @@ def test_what_cannot_be_is_pruned_with_the_message_of_loading_it():
     table = evaluate("llama-3-8b", {"tensor_parallel": [1, 6]})
     assert table.valid.tolist() == [True, False]
     assert table.reason(0) == ""
-    assert table.reason(1).startswith("--set: parallelism.tensor_parallel: tensor_parallel = 6 does not divide")
+    assert table.reason(1).startswith("parallelism.tensor_parallel: tensor_parallel = 6 does not divide")
 
 
 def test_a_source_that_is_none_is_an_error():

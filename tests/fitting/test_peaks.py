@@ -7,7 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.fitting.peaks import device_bytes, stages_that_matter
+from memcalc.estimation.stages import stages_that_matter
+from memcalc.fitting.peaks import device_bytes
 from memcalc.fitting.varying import broken_rule, varied
 from memcalc.spec.cards import find_card
 from tests.properties.specs import Config, configs, examples
