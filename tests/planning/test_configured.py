@@ -211,6 +211,7 @@ def test_the_screen(run: Callable[..., Run]) -> None:  # noqa: F811
     assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("    "))
 
 
+@pytest.mark.long
 def test_the_picture(run: Callable[..., Run], tmp_path: Path) -> None:  # noqa: F811
     pytest.importorskip("matplotlib")
     asked = ("recompute", "gpt2", "--set", "b=16", "--set", "V=2000", "--gpu", "a100-40gb", "--budget", "6GiB")

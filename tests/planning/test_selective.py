@@ -83,9 +83,9 @@ def test_products_are_all_of_a_layers_flops(config: str) -> None:
 @pytest.mark.parametrize(
     ("config", "overrides", "budget"),
     [
-        ("gpt2", PURE, 14 * GIB),
+        pytest.param("gpt2", PURE, 14 * GIB, marks=pytest.mark.long),
         ("llama-3.2-1b", ("recipe=pure", "b=4", "s=2048", "optimizer_implementation=fused"), 25 * GIB),
-        ("codegen-350m", ("recipe=pure", "b=8", "s=1024"), 10 * GIB),
+        pytest.param("codegen-350m", ("recipe=pure", "b=8", "s=1024"), 10 * GIB, marks=pytest.mark.long),
     ],
 )
 def test_selective_plans_run_less_again_than_plans_of_whole_layers(

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import memcalc
-from memcalc.errors import Unavailable
-from memcalc.planning.verification import Verified
+from memcalc import api
+from memcalc.errors import InputError, Unavailable
 from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
 from tests.nullcuda.conftest import NULL_PYTHON
 
@@ -40,7 +41,7 @@ def test_planned_peaks_are_traced_peaks(
     for budget in budgets:
         planning = memcalc.recompute(config, *overrides, gpu="a100-80gb", budget=budget)
         assert planning.recompute != "none"
-        for device in memcalc.api.verified(planning, python=str(NULL_PYTHON)):
+        for device in api.verified(planning, python=str(NULL_PYTHON)):
             with capsys.disabled():
                 print(
                     f"\n{config} {budget} on {device.device}: planned {device.planned:,}, traced {device.traced:,}, "
@@ -51,29 +52,35 @@ def test_planned_peaks_are_traced_peaks(
             assert device.traced <= planning.budget
 
 
-def test_a_device_that_is_not_there_is_named() -> None:
-    pytest.importorskip("torch")
+def test_a_device_that_is_asked_for_alone_must_be_there() -> None:
     planning = memcalc.recompute("gpt2", *SMALL, gpu="a100-40gb", budget="2.3GiB")
-    fake, null = memcalc.api.verified(planning, python="/nowhere/python")
 
-    assert fake.device == "fake:cuda"
-    assert fake.missing == ""
-    assert fake.planned == planning.result.ledger.peak_bytes
-    assert fake.traced <= planning.budget
-    assert null == Verified("null", (), null.missing)
-    assert null.missing
     with pytest.raises(Unavailable):
-        memcalc.api.verified(planning, ("null",), python="/nowhere/python")
+        api.verified(planning, ("null",), python="/nowhere/python")
+    with pytest.raises(InputError, match=r"device = 'real' is not known to --verify\. Name fake or null\."):
+        api.verified(planning, ("real",))
 
 
-def test_the_command_verifies(run: Callable[..., Run]) -> None:  # noqa: F811
+def test_the_command_verifies(run: Callable[..., Run], tmp_path: Path) -> None:  # noqa: F811
+    """On fake tensors; of the null device, which is not there, it says why."""
     pytest.importorskip("torch")
     sets = [word for override in SMALL for word in ("--set", override)]
-    asked = ("recompute", "gpt2", *sets, "--gpu", "a100-40gb", "--budget", "2.3GiB", "--verify", "--device", "fake")
-    code, out, err = run(*asked)
+    asked = ("recompute", "gpt2", *sets, "--gpu", "a100-40gb", "--budget", "2.3GiB", "--verify")
+    code, out, err = run(*asked, "--python", str(tmp_path / "python"))
 
     assert (code, err) == (0, "")
     assert "The planned step, traced on fake:cuda" in out
     assert "highest, within the budget" in out
-    code, out, err = run(*asked, "--format", "json")
-    assert {phase["device"] for phase in json.loads(out)["verified"]} == {"fake:cuda"}
+    assert "Not verified on the null CUDA device: " in out
+
+
+@pytest.mark.long
+def test_the_json_names_devices(run: Callable[..., Run]) -> None:  # noqa: F811
+    pytest.importorskip("torch")
+    sets = [word for override in SMALL for word in ("--set", override)]
+    asked = ("recompute", "gpt2", *sets, "--gpu", "a100-40gb", "--budget", "2.3GiB", "--verify", "--device", "fake")
+    _, out, _ = run(*asked, "--format", "json")
+    document = json.loads(out)
+
+    assert {phase["device"] for phase in document["verified"]} == {"fake:cuda"}
+    assert max(phase["planned"] for phase in document["verified"]) == document["peak_bytes"]
