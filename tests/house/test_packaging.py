@@ -80,6 +80,12 @@ def environment(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+def borrow_packages(folder: Path) -> None:
+    """Dependencies and the build backend come from this environment, behind the new one's own packages."""
+    site_packages = folder.joinpath("lib", f"python3.{sys.version_info.minor}", "site-packages")
+    (site_packages / "zz-dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+
 def pip_install(python: Path, *arguments: str | Path) -> None:
     """Install into another environment with this one's pip."""
     run(
@@ -110,6 +116,17 @@ def test_the_wheel_holds_presets_data_and_types(wheel: Path) -> None:
     assert not any(name.startswith(("tests/", "configs/")) for name in names)
 
 
+def test_the_wheel_works_without_the_checkout(wheel: Path, tmp_path: Path, nowhere: Path) -> None:
+    python = environment(tmp_path / "venv")
+    borrow_packages(tmp_path / "venv")
+    pip_install(python, "--no-deps", "--force-reinstall", wheel)
+
+    check_estimate(tmp_path / "venv" / "bin" / "memcalc", cwd=nowhere)
+    place = Path(run(python, "-c", SHOW_PLACE, cwd=nowhere).strip())
+    assert place.is_relative_to(tmp_path / "venv")
+
+
+@pytest.mark.long
 def test_the_wheel_works_alone(wheel: Path, tmp_path: Path, nowhere: Path) -> None:
     """Installed with its own dependencies and nothing else: no torch, no checkout."""
     python = environment(tmp_path / "venv")
@@ -143,9 +160,7 @@ def test_presets_resolve_in_a_clone(clone: Path, nowhere: Path) -> None:
 
 def test_presets_resolve_in_an_editable_install(clone: Path, tmp_path: Path, nowhere: Path) -> None:
     python = environment(tmp_path / "venv")
-    site_packages = tmp_path.joinpath("venv", "lib", f"python3.{sys.version_info.minor}", "site-packages")
-    # The dependencies and the build backend come from this environment, behind the new one's own packages.
-    (site_packages / "zz-dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    borrow_packages(tmp_path / "venv")
     pip_install(python, "--no-deps", "--no-build-isolation", "--force-reinstall", "-e", clone)
 
     check_estimate(tmp_path / "venv" / "bin" / "memcalc", cwd=nowhere)

@@ -42,7 +42,7 @@ print(json.dumps([events, [[e["action"], e["addr"], e["size"], e["stream"]] for 
     "config",
     [
         "",
-        "expandable_segments:True",
+        pytest.param("expandable_segments:True", marks=pytest.mark.long),
         pytest.param("max_split_size_mb:24,roundup_power2_divisions:4", marks=pytest.mark.long),
     ],
 )
