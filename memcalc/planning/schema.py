@@ -33,10 +33,23 @@ class RecomputeFramework(RecomputePrice):
 
 
 class RecomputeBatches(Block):
-    """The largest micro-batches that fit."""
+    """The largest micro-batches that fit, and when the larger one pays."""
 
     without: int
     with_: int = Field(alias="with")
+    slow_down: float = Field(description="of a sequence's step, by FLOPs")
+    pays_below_share_of_rate: float | None = Field(description="of the card's rate at the smaller one; null: never")
+
+
+class RecomputeOffload(Block):
+    """Activations on the host instead, for the same budget."""
+
+    bytes_per_second: float
+    step_seconds: float
+    enough: bool
+    freed_bytes: int | None
+    layers: list[int] | None
+    waited_seconds: float | None
 
 
 class RecomputeVerified(Block):
@@ -70,6 +83,7 @@ class RecomputeDocument(Block):
     rules: dict[str, RecomputePrice]
     front: list[RecomputePoint]
     largest_micro_batch: RecomputeBatches | None
+    offload: RecomputeOffload | None = Field(description="null: it was not looked at")
     blocks: list[dict[str, Any]] = Field(description="the chain that was planned, block by block")
     frameworks: dict[str, RecomputeFramework]
     verified: list[RecomputeVerified]

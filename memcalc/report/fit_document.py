@@ -10,6 +10,7 @@ from memcalc.fitting.ladder import NEIGHBOURS
 from memcalc.fitting.maxima import Maximum
 from memcalc.fitting.ranking import Ranking
 from memcalc.ledger.result import Result
+from memcalc.report.change_document import change_document
 from memcalc.spec.spec import Spec
 
 _SPREAD = (
@@ -154,10 +155,7 @@ def _minima(answer: Fit) -> dict[str, Any]:
 def _nearest(found: Nearest) -> dict[str, Any]:
     change = found.change
     return {
-        "levers": list(change.levers),
-        "set": list(change.overrides),
-        "cost": change.cost,
+        **change_document(change),
         "card_time_per_token": 1 + found.slowdown,
-        "result": change.result,
         "device_bytes": change.needed,
     }

@@ -7,6 +7,7 @@ from typing import Any
 from memcalc.diagnosis.changes import Explained
 from memcalc.diagnosis.diagnosis import Diagnosis, Finding
 from memcalc.diagnosis.sizes import Printed
+from memcalc.report.change_document import change_document
 
 
 def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -95,10 +96,7 @@ def _explained(explained: Explained) -> dict[str, Any]:
         "needed_bytes": explained.needed,
         "changes": [
             {
-                "levers": list(change.levers),
-                "set": list(change.overrides),
-                "cost": change.cost,
-                "result": change.result,
+                **change_document(change),
                 "allocated_bytes": change.allocated,
                 "saved_bytes": change.saved,
                 "needed_bytes": change.needed,

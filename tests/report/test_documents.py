@@ -20,6 +20,7 @@ COMMANDS = {
     "a grid": ("sweep", ["sweep", "gpt2", *SMALL, "--vary", "b=1,2", "--gpu", "t4"]),
     "a grid with what cannot be": ("sweep", ["sweep", "gpt2", *SMALL, "--vary", "tensor_parallel=1,3"]),
     "a plan": ("recompute", ["recompute", "gpt2", *SMALL, "--budget", "1GiB"]),
+    "a plan beside the host": ("recompute", ["recompute", "gpt2", *SMALL, "--budget", "1GiB", "--gpu", "t4"]),
     "many": ("check", ["check", "gpt2", "--gpu", "t4"]),
     "one": ("estimate", ["estimate", "gpt2", *SMALL]),
 }
