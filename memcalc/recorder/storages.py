@@ -16,6 +16,12 @@ from torch import Tensor
 Number = int  # of a storage's life: never used again, unlike addresses
 
 
+def identity(storage: torch.UntypedStorage) -> int:
+    """What tells a storage from all others that are alive: the address of its C++ object."""
+    address: int = storage._cdata  # noqa: SLF001 -- no public name
+    return address
+
+
 class Storages:
     """Every storage that is alive, numbered in the order in which they were first seen.
 
@@ -34,14 +40,14 @@ class Storages:
     def see(self, tensor: Tensor) -> Number | None:
         """A number for the tensor's storage if it is new; None if it is known or has no bytes."""
         storage = tensor.untyped_storage()
-        key = storage._cdata  # noqa: SLF001 -- the identity of a storage has no public name
+        key = identity(storage)
         if key in self._alive or not storage.nbytes():
             return None
         return self._begin(key, storage)
 
     def number(self, tensor: Tensor) -> Number | None:
         """The number of the tensor's storage; None if it was never seen."""
-        found = self._alive.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 -- likewise
+        found = self._alive.get(identity(tensor.untyped_storage()))
         return None if found is None else found[0]
 
     def changed(self, storage: torch.UntypedStorage) -> Number | None:
@@ -50,7 +56,7 @@ class Storages:
         Returns:
             the number of the new life, None if there is none.
         """
-        key, size = storage._cdata, storage.nbytes()  # noqa: SLF001 -- likewise
+        key, size = identity(storage), storage.nbytes()
         known = self._alive.get(key)
         if known is not None:
             if known[1] == size:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from memcalc.recorder.storages import identity
+
 Key = tuple[Hashable, ...]
 Run = Callable[[], Any]
 
@@ -47,8 +49,8 @@ class Made(NamedTuple):
     def of(cls, output: FakeTensor, given: list[FakeTensor]) -> Made:
         """An output beside the tensors that were given."""
         itself = next((i for i, tensor in enumerate(given) if tensor is output), None)
-        storage = output.untyped_storage()._cdata  # noqa: SLF001 -- no public name
-        alike = (i for i, tensor in enumerate(given) if tensor.untyped_storage()._cdata == storage)  # noqa: SLF001 -- likewise
+        storage = identity(output.untyped_storage())
+        alike = (i for i, tensor in enumerate(given) if identity(tensor.untyped_storage()) == storage)
         source = next(alike, None) if itself is None else itself
         shape, stride, offset = tuple(output.shape), output.stride(), int(output.storage_offset())
         return cls(shape, stride, offset, output.dtype, output.fake_device, source, itself is not None)
@@ -135,9 +137,9 @@ def _known(operator: Any, given: list[FakeTensor], output: Any) -> Known | None:
         made.append(one)
         if one.source is None:
             storage = each.untyped_storage()
-            if storage._cdata in fresh or storage.nbytes() != _dense(each):  # noqa: SLF001 -- no public name
+            if identity(storage) in fresh or storage.nbytes() != _dense(each):
                 return None
-            fresh.add(storage._cdata)  # noqa: SLF001 -- likewise
+            fresh.add(identity(storage))
         elif one.itself and torch.Tag.inplace_view in operator.tags:
             return None  # resize_, set_, t_ and their like: an argument is something else afterwards
     return Known(type(output) if several else Tensor, tuple(made))

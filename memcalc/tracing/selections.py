@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from memcalc.recorder.storages import identity
+
 aten = torch.ops.aten
 
 Arguments = tuple[Any, ...]
@@ -53,12 +55,12 @@ class Selections:
 
     def known(self, tensor: Any) -> Known | None:
         """What is known of a tensor's values."""
-        found = self._known.get(_key(tensor)) if isinstance(tensor, Tensor) else None
+        found = self._known.get(identity(tensor.untyped_storage())) if isinstance(tensor, Tensor) else None
         return None if found is None else found[0]
 
     def learn(self, tensor: Tensor, share: Fraction, *, indices: bool = False) -> None:
         """From now on this is known."""
-        key = _key(tensor)
+        key = identity(tensor.untyped_storage())
         self._known[key] = (
             Known(share, indices),
             weakref.ref(tensor.untyped_storage(), lambda _: self._known.pop(key, None)),
@@ -172,11 +174,6 @@ class Selections:
         known = self.known(first)
         if known is not None:
             self.learn(output, known.share, indices=known.indices)
-
-
-def _key(tensor: Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 -- the identity of a storage has no public name
-    return key
 
 
 MASKS = (torch.bool, torch.uint8)
