@@ -4,6 +4,7 @@
 
 Each preset with b=1, s=1024 (or all its positions), pure bf16, AdamW; the reference decoder and, where the step knows
 it, transformers' modules. Recorded cases are skipped; docs/accuracy.md lays the estimate of the day beside them.
+"reserved" is on a card with memory to spare, "least" the smallest memory in which the run ends.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 import transformers
 
 import memcalc
+from memcalc.allocator.least import least_memory
 from memcalc.errors import MemcalcError
 from memcalc.ledger.component import Component
 from memcalc.spec.presets import preset_names
@@ -81,6 +83,8 @@ def traced(case: str) -> dict[str, Any]:
         "parameters": trace.result.parameters,
         "activations": ledger.components("loss_2").get(Component.ACTIVATIONS, 0),
         "phases": ledger.totals,
+        "reserved": trace.reserved_bytes,
+        "least": least_memory(trace.events),
     }
 
 
