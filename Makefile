@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: .venv-null help demo test test-all lint format types pytest docs bench gpu-suite gpu-probe clean
+.PHONY: .venv-null help demo test test-all lint format types pytest docs bench gpu-suite gpu-probe gpu-snapshots clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,7 @@ bench: $(FULL) .venv-null ## How quick the program is: start-up, estimates a sec
 DEVICE ?= cuda
 RECORDS ?= benchmarks/recordings/measured/suite.jsonl
 PROBES ?= benchmarks/recordings/probes/probe.jsonl
+SNAPSHOTS ?= benchmarks/recordings/snapshots
 
 # On a machine that has a GPU, and a CUDA build of torch in the Python that is named: make gpu-suite GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
@@ -70,6 +71,10 @@ gpu-suite: ## On a GPU: measure the project's own runs; goes on where it was int
 
 gpu-probe: ## On a GPU: what each operator that matters allocates inside, beside what memcalc says (DEVICE likewise)
 	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.probe --device $(DEVICE) --record $(PROBES)
+
+gpu-snapshots: ## On a GPU: memory snapshots of two small programs, which the model of the allocator must reproduce
+	mkdir -p $(SNAPSHOTS)
+	for scenario in training shuffled; do PYTHONPATH=. $(GPU_PYTHON) benchmarks/record_snapshots.py $$scenario $(SNAPSHOTS) || exit 1; done
 
 clean: ## Remove environments, caches and builds
 	rm -rf .venv .venv-null build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
