@@ -25,6 +25,8 @@ class Agreement(NamedTuple):
     activations: tuple[int, int]  # traced, estimated; kept for backward when the loss is known, in the second step
     peak: tuple[int, int]
     phase: str  # of the traced peak
+    reserved: int  # of the traced run, with memory to spare
+    need: tuple[int, int]  # the least memory in which the traced run ends; what the estimate says is reserved
 
 
 def agreements() -> list[Agreement]:
@@ -34,16 +36,18 @@ def agreements() -> list[Agreement]:
         record = json.loads(line)
         preset, *overrides = record["case"].split()
         try:
-            ledger = memcalc.estimate(preset, *overrides, gpu=record["device"].partition(":")[2]).ledger
+            estimate = memcalc.estimate(preset, *overrides, gpu=record["device"].partition(":")[2])
         except MemcalcError:
             continue  # traced, but without formulas: nothing to compare
+        ledger = estimate.ledger
         implementation = overrides[-1].partition("=")[2]
         activations = ledger.components("loss_2").get(Component.ACTIVATIONS, 0)
         phases = record["phases"]
         peak = max(phases, key=phases.__getitem__)
         estimated = max(ledger.totals[phase] for phase in phases)
         pair = (record["activations"], activations)
-        found.append(Agreement(preset, implementation, pair, (phases[peak], estimated), peak))
+        need = (record["least"], estimate.ranks[0].reserved_bytes)
+        found.append(Agreement(preset, implementation, pair, (phases[peak], estimated), peak, record["reserved"], need))
     return found
 
 
@@ -62,6 +66,29 @@ def agreement_summary() -> str:
         errors = [abs(error(getattr(agreement, name))) for agreement in found]
         words.append(f"{name} within {statistics.median(errors):.3%} in the median and {max(errors):.2%} at worst")
     return f"{len(found)} runs: {'; '.join(words)}.\n"
+
+
+def need_summary() -> str:
+    """What the traced runs need at least, and whether the estimate is on the safe side of it."""
+    found = agreements()
+    if not found:
+        return "No traces are recorded yet.\n"
+    kept = _span([run.reserved / run.peak[0] for run in found])
+    needed = _span([run.need[0] / run.peak[0] for run in found])
+    short = [run for run in found if run.need[1] < run.need[0]]
+    below = "never says less than that"
+    if short:
+        names = ", ".join(f"`{run.preset}` {run.implementation}" for run in short)
+        worst = -min(error(run.need) for run in short)
+        below = f"says less than that in {len(short)} ({names}), by {worst:.2%} at most"
+    return (
+        f"The {len(found)} traced runs of presets (below) reserve {kept}, with memory to spare. "
+        f"They need {needed}: the smallest device on which they end. The estimate {below}.\n"
+    )
+
+
+def _span(ratios: list[float]) -> str:
+    return f"{min(ratios):.3f} to {max(ratios):.3f} times the allocated peak, {statistics.median(ratios):.3f} in the median"
 
 
 def agreement_table() -> str:

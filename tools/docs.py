@@ -38,7 +38,7 @@ from memcalc.spec.presets import preset_names  # noqa: E402
 from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
 from tools import dry_runs, families, fit, formulas, published_configs  # noqa: E402
 from tools.accuracy import cases, summarized  # noqa: E402
-from tools.agreement import agreement_summary, agreement_table  # noqa: E402
+from tools.agreement import agreement_summary, agreement_table, need_summary  # noqa: E402
 from tools.markdown import table  # noqa: E402
 from tools.measured import measured_table, probe_table  # noqa: E402
 from tools.peers import peers_table  # noqa: E402
@@ -416,6 +416,7 @@ TABLES: dict[str, Callable[..., str]] = {
     **published_configs.TABLES,
     "agreement": agreement_table,
     "agreement-summary": agreement_summary,
+    "agreement-need": need_summary,
     "peers": peers_table,
     "accuracy-megatron": accuracy_megatron,
     "accuracy-megatron-terms": accuracy_megatron_terms,

@@ -39,6 +39,6 @@ def no_kernel(spec: Spec) -> InputError:
     return InputError(
         f"PyTorch's attention = {training.attention} has no kernel for {training.dtype}, head_dim = {model.head_dim}"
         f"{grouped} on this device.",
-        "Set training.attention: eager, or flash with bf16 or fp16.",
+        "Set training.attention: eager" + (", or flash with bf16 or fp16." if training.dtype == "fp32" else "."),
         "training.attention",
     )
