@@ -88,7 +88,8 @@ def need_summary() -> str:
 
 
 def _span(ratios: list[float]) -> str:
-    return f"{min(ratios):.3f} to {max(ratios):.3f} times the allocated peak, {statistics.median(ratios):.3f} in the median"
+    median = statistics.median(ratios)
+    return f"{min(ratios):.3f} to {max(ratios):.3f} times the allocated peak, {median:.3f} in the median"
 
 
 def agreement_table() -> str:
