@@ -46,7 +46,7 @@ def agreements() -> list[Agreement]:
         peak = max(phases, key=phases.__getitem__)
         estimated = max(ledger.totals[phase] for phase in phases)
         pair = (record["activations"], activations)
-        need = (record["least"], estimate.ranks[0].reserved_bytes)
+        need = (record["least"], estimate.ranks[0].reserved_bytes or 0)  # an estimate always has one
         found.append(Agreement(preset, implementation, pair, (phases[peak], estimated), peak, record["reserved"], need))
     return found
 
