@@ -20,7 +20,7 @@ from memcalc.planning.plan import Plan
 from memcalc.planning.strategies.every_k import best_k
 from memcalc.planning.strategies.every_layer import every_layer
 from memcalc.planning.strategies.none import keep_everything
-from memcalc.planning.strategies.optimal import Found, front, optimal
+from memcalc.planning.strategies.optimal import Found, front, optimal, undominated
 from memcalc.planning.strategies.smallest import smallest
 from memcalc.planning.strategies.square_root import square_root
 from memcalc.planning.throughput import slow_down
@@ -134,7 +134,7 @@ def plan_recompute(
         found,
         before,
         rules,
-        tuple(front(chain)),
+        tuple(undominated([*front(chain), *(() if keep else (found,))])),
         recompute,
         keep,
         result,

@@ -197,6 +197,9 @@ def test_the_command(run: Callable[..., Run], tmp_path: Path) -> None:  # noqa: 
     assert result.ledger.peak_bytes == document["peak_bytes"] <= document["budget_bytes"]
     assert document["may_save_at_most_flops"] == 0
     assert document["front"][-1]["again_flops"] == 0
+    # The plan is on the front, or as good as a point of it: no point beats it in both.
+    cheaper = [p for p in document["front"] if p["again_flops"] <= document["again_flops"]]
+    assert min(point["peak_bytes"] for point in cheaper) >= document["peak_bytes"]
 
 
 def test_the_screen(run: Callable[..., Run]) -> None:  # noqa: F811
