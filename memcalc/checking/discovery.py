@@ -111,11 +111,19 @@ def is_config(path: str) -> bool:
             text = Path(path).read_text(encoding="utf-8", errors="replace")
             return _has(text, _FOREIGN_TOML if name.endswith(".toml") else _FOREIGN_SCRIPT)
         if name.endswith("config.json"):
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-            return isinstance(data, dict) and "model_type" in data
-    except (OSError, ValueError, RecursionError):
+            return _is_model(Path(path).read_text(encoding="utf-8", errors="replace"))
+    except OSError:
         return False
     return False
+
+
+def _is_model(text: str) -> bool:
+    """Whether a config.json is a model's; a broken one that names a model_type still counts as one."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return '"model_type"' in text
+    return isinstance(data, dict) and "model_type" in data
 
 
 def _has(text: str, marks: Iterable[re.Pattern[str]]) -> bool:

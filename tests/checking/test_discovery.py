@@ -14,6 +14,7 @@ CONFIGS = {
     "preset.yaml": "preset: gpt3\n",
     "reference.yaml": "hf_config: config.json\n",
     "config.json": '{"model_type": "llama"}',
+    "cut_config.json": '{"model_type": "llama", "hidden',
     "quoted.yaml": '"model":\n  l: 2\n',
 }
 OTHERS = {
