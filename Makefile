@@ -31,7 +31,7 @@ test: ## Everything that guards a change: lint, types, tests; sets itself up, un
 	@$(MAKE) --no-print-directory pytest
 
 test-all: lint types $(FULL) .venv-null ## The same with the long tests, then regenerate the docs
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
 	$(MAKE) docs
 
 lint: $(FULL) ## Lint and check the format

@@ -46,6 +46,11 @@ class Silent:
 
 def main(python: str, recordings: str, *presets: str) -> None:
     """Start this file again, on the device."""
+    subprocess.run([python, __file__, ON_DEVICE, recordings, *presets], env=os.environ | device(python), check=True)
+
+
+def device(python: str) -> dict[str, str]:
+    """Variables for a process on a card that never runs out."""
     from memcalc.nullcuda import environment
     from memcalc.nullcuda.cards import find_null_card
 
@@ -53,7 +58,7 @@ def main(python: str, recordings: str, *presets: str) -> None:
     total = f" memory={find_null_card(CARD).usable_bytes} "
     variables["MEMCALC_NULL_PROPERTIES"] = variables["MEMCALC_NULL_PROPERTIES"].replace(total, f" memory={2**42} ")
     variables["PYTHONPATH"] += os.pathsep + str(Path(__file__).parents[1])
-    subprocess.run([python, __file__, ON_DEVICE, recordings, *presets], env=os.environ | variables, check=True)
+    return variables
 
 
 def record_all(file: Path, presets: Sequence[str]) -> None:

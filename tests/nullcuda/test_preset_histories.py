@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.preset_histories import Line, events_of, first_difference, relative
+from benchmarks.preset_histories import Line, device, events_of, first_difference, relative
 from memcalc.allocator import history
-from memcalc.nullcuda import environment
 
 ROOT = Path(__file__).parents[2]
 RECORDS = [
@@ -61,9 +60,8 @@ def test_a_recorded_preset_comes_out_the_same(preset: str, dry_run_here: Path, n
 def compare(case: str, python: str) -> dict[str, Any]:
     """One case, in a process on the device."""
     code = f"import json; from benchmarks.preset_histories import compared; print(json.dumps(compared({case!r})))"
-    variables = environment("b200", pythons=[python], skip_init=True)
-    variables["PYTHONPATH"] += os.pathsep + str(ROOT)
-    done = subprocess.run([python, "-c", code], env=os.environ | variables, capture_output=True, text=True, check=False)
+    variables = os.environ | device(python)
+    done = subprocess.run([python, "-c", code], env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
