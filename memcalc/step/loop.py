@@ -21,6 +21,7 @@ from memcalc.step.optimizers import build_optimizer, hidden_matrices, state_tens
 from memcalc.step.quantised import quantised_tensors
 from memcalc.step.recipes import Copies, autocast
 from memcalc.step.refusals import NO_KERNEL, no_kernel, refuse_parallel
+from memcalc.step.sizes import sizes_of
 
 
 class Observer(Protocol):
@@ -119,13 +120,7 @@ class TrainingRun:
         """Parameters of the model, those that are trained, and elements of its buffers; zeros before it is built."""
         if self.model is None:
             return 0, 0, 0
-        parameters = list(self.model.module.parameters())
-        trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-        return (
-            sum(parameter.numel() for parameter in parameters),
-            trained,
-            sum(buffer.numel() for buffer in self.model.module.buffers()),
-        )
+        return sizes_of(self.model.module)
 
     def held(self) -> dict[Component, list[Tensor]]:
         """The tensors that can be named now; activations and temporaries cannot."""

@@ -17,6 +17,7 @@ from memcalc.step.loop import Observer
 from memcalc.step.module_run import OptimizerFactory, Placed
 from memcalc.step.placing import place_inputs, place_module
 from memcalc.step.recompute import run_plan
+from memcalc.step.sizes import sizes_of
 
 # What each module is run through, in this order; phases are called "KIND NUMBER".
 WARM, FORWARD, BACKWARD, BARE, AGAIN, OPTIMIZER = "warm", "forward", "backward", "bare", "again", "optimizer"
@@ -164,12 +165,7 @@ class ChainRun:
     def sizes(self) -> tuple[int, int, int]:
         """Parameters, those that are trained, elements of buffers."""
         assert self.model is not None
-        parameters = list(self.model.module.parameters())
-        return (
-            sum(parameter.numel() for parameter in parameters),
-            sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-            sum(buffer.numel() for buffer in self.model.module.buffers()),
-        )
+        return sizes_of(self.model.module)
 
     def held(self) -> dict[Component, list[Tensor]]:
         """Nothing is told apart: levels alone are read."""

@@ -14,6 +14,7 @@ from memcalc.errors import InputError
 from memcalc.ledger.component import Component
 from memcalc.step.loop import Observer
 from memcalc.step.placing import place_inputs, place_module, tensors_in
+from memcalc.step.sizes import sizes_of
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -140,12 +141,7 @@ class ModuleRun:
         """Parameters of the module, those that are trained, and elements of its buffers; zeros before it is placed."""
         if self.model is None:
             return 0, 0, 0
-        parameters = list(self.model.module.parameters())
-        return (
-            sum(parameter.numel() for parameter in parameters),
-            sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-            sum(buffer.numel() for buffer in self.model.module.buffers()),
-        )
+        return sizes_of(self.model.module)
 
     def held(self) -> dict[Component, list[Tensor]]:
         """The tensors that can be named now; activations and temporaries cannot."""
