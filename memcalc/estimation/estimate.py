@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from memcalc.estimation.choice import choice_of
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.frozen import all_parameters, trainable_parameters
 from memcalc.estimation.host import host_rows
-from memcalc.estimation.items import PHASES, STEPS
+from memcalc.estimation.items import BIT, PHASES, STEPS
 from memcalc.estimation.moving import moving_items
 from memcalc.estimation.outside import communication_library_bytes, outside_allocated, reserved_bytes
 from memcalc.estimation.paging import paging_notes
@@ -44,14 +44,18 @@ OPTIMIZER_OMISSIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-def estimate(spec: Spec) -> Result:
+def estimate(spec: Spec, rests: Mapping[str, int] | None = None) -> Result:
     """What each GPU of a run will hold, at which moment, and whether it fits.
+
+    Args:
+        spec: the run.
+        rests: bytes by phase that blocks keep beside what is asked for, where that is known better than by formula.
 
     Raises:
         InputError: the implementation of this family is not modelled.
     """
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
-    ranks = [rank_result(spec, stage, card) for stage in stages_of(spec)]
+    ranks = [rank_result(spec, stage, card, rests) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)  # stable: of equal stages the first one is the headline
     return Result(
         source="estimate",
@@ -69,10 +73,11 @@ def estimate(spec: Spec) -> Result:
     )
 
 
-def rank_result(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
-    """The ledger of the ranks of one stage, and what lies around it."""
-    moving = write_rows(moving_items(spec, stage, card), "everything else")
-    ledger = Ledger((state_rows(spec, stage), moving), PHASES)
+def rank_result(spec: Spec, stage: Stage, card: Card | None, rests: Mapping[str, int] | None = None) -> RankResult:
+    """The ledger of the ranks of one stage, and what lies around it; `rests` as of `estimate`."""
+    known = {BIT[phase]: amount for phase, amount in (rests or {}).items()}
+    moving = write_rows(moving_items(spec, stage, card), "everything else", known)
+    ledger = Ledger((state_rows(spec, stage, tails=rests is None), moving), PHASES)
     peak = ledger.peak_bytes
     reserved = reserved_bytes(peak)
     outside = outside_allocated(spec, card, peak, reserved)

@@ -73,3 +73,8 @@ def _gradient_mask(choice: Choice) -> int:
 def gradients_exist(choice: Choice, step: int) -> bool:
     """Whether gradients exist, whole, before the (last micro-batch's) backward of a step starts."""
     return bool(_gradient_mask(choice) & BIT[f"loss_{step}"])
+
+
+def is_made_in_backward(copy: Copy, choice: Choice) -> bool:
+    """Whether a copy is of gradients that backward makes anew (timeline.py)."""
+    return copy.component is Component.GRADIENTS and copy.mask == _gradient_mask(choice)

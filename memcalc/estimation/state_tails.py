@@ -42,13 +42,7 @@ def state_tails(
     """
     layers = max((held.count for held in parameters if held.where == "layer"), default=0)
     simulated = min(layers, SIMULATED_LAYERS)
-    built = [*_copies(parameters, choice, copies, simulated), *_states(parameters, choice, states, simulated)]
-    if states:
-        step = mask_of("optimizer_step_1", "optimizer_step_2")
-        lists = [
-            Copy(Component.TEMPORARIES, "", choice.update.dtype, 1, step, "") for _ in foreach_lists(choice.update)
-        ]
-        built += _copies(parameters, choice, lists, simulated)
+    built = built_tensors(parameters, choice, copies, states, simulated)
     first = [each for each in built if each.mask & BIT["zero_grad_1"]]
     later = [each for each in built if not each.mask & BIT["zero_grad_1"]]
     amounts = [*unsplit_tails(*(each.sizes for each in first)), *(unsplit_tails(each.sizes)[0] for each in later)]
@@ -57,6 +51,20 @@ def state_tails(
     for each, amount in zip([*first, *later], amounts, strict=True):
         tails[each.mask] = tails.get(each.mask, 0) + (amount * layers // simulated if repeats else amount)
     return tails
+
+
+def built_tensors(
+    parameters: Parameters, choice: Choice, copies: Sequence[Copy], states: Sequence[State], layers: int
+) -> list[Built]:
+    """Copies of the parameters of `layers` layers, the optimizer's states, and the lists of its step."""
+    built = [*_copies(parameters, choice, copies, layers), *_states(parameters, choice, states, layers)]
+    if states:
+        step = mask_of("optimizer_step_1", "optimizer_step_2")
+        lists = [
+            Copy(Component.TEMPORARIES, "", choice.update.dtype, 1, step, "") for _ in foreach_lists(choice.update)
+        ]
+        built += _copies(parameters, choice, lists, layers)
+    return built
 
 
 def _copies(parameters: Parameters, choice: Choice, copies: Sequence[Copy], layers: int) -> list[Built]:

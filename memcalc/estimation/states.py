@@ -26,9 +26,9 @@ from memcalc.ledger.ledger import Rows
 from memcalc.spec.spec import Spec
 
 
-def state_rows(spec: Spec, stage: Stage) -> Rows:
-    """All that is held through several phases, parameter by parameter."""
-    return _state_rows(stage_parameters(spec, stage), choice_of(spec))
+def state_rows(spec: Spec, stage: Stage, *, tails: bool = True) -> Rows:
+    """All that is held through several phases, parameter by parameter; `tails`: with the rests that blocks keep."""
+    return _state_rows(stage_parameters(spec, stage), choice_of(spec), tails=tails)
 
 
 def state_sums(spec: Spec, stage: Stage) -> Mapping[tuple[str, Component], int]:
@@ -37,9 +37,9 @@ def state_sums(spec: Spec, stage: Stage) -> Mapping[tuple[str, Component], int]:
 
 
 @lru_cache(maxsize=1024)
-def _state_rows(parameters: Parameters, choice: Choice) -> Rows:
-    items, tails = _state_items(parameters, choice)
-    return write_rows(items, "model states", tails)
+def _state_rows(parameters: Parameters, choice: Choice, *, tails: bool) -> Rows:
+    items, rests = _state_items(parameters, choice)
+    return write_rows(items, "model states", rests if tails else {})
 
 
 @lru_cache(maxsize=1024)

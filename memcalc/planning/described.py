@@ -88,6 +88,11 @@ class ChainPlanning(NamedTuple):
     rules: tuple[tuple[str, Evaluation], ...]
     front: tuple[Found, ...]
 
+    @property
+    def peak_bytes(self) -> int:
+        """What the plan needs at its peak."""
+        return self.found.evaluation.peak_bytes
+
 
 def describes_chain(path: str) -> bool:
     """Whether this is a YAML file with `chain:` in it."""

@@ -50,7 +50,10 @@ def _pytorch(configured: Configured, items: Segment, _: int) -> tuple[str, tuple
         f"PLAN = {plan}",
         "def run(plan, x):  # in place of `for layer in layers: x = layer(x)`",
         "    for item in plan:",
-        "        x = layers[item](x) if isinstance(item, int) else checkpoint(run, item, x, use_reentrant=False)",
+        "        if isinstance(item, int):",
+        "            x = layers[item](x)",
+        "        else:",
+        "            x = checkpoint(run, item, x, use_reentrant=False)",
         "    return x",
     )
     return "PyTorch", lines, items
@@ -93,8 +96,11 @@ def deepspeed(configured: Configured, items: Segment, _: int) -> tuple[str, tupl
         "deepspeed.checkpointing.configure(mpu_=None)",
         f"PLAN = {plan}",
         "for item in PLAN:  # in place of `for layer in layers: x = layer(x)`",
-        "    if isinstance(item, int): x = layers[item](x)",
-        "    else: x = deepspeed.checkpointing.checkpoint(torch.nn.Sequential(*(layers[i] for i in item)), x)",
+        "    if isinstance(item, int):",
+        "        x = layers[item](x)",
+        "    else:",
+        "        together = torch.nn.Sequential(*(layers[i] for i in item))",
+        "        x = deepspeed.checkpointing.checkpoint(together, x)",
     )
     return "DeepSpeed", lines, outer
 

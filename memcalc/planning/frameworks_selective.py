@@ -45,13 +45,17 @@ def in_selective_words(
     context = (*_policy(numbers), f"RECOMPUTED = {ranges(again)}")
     pytorch = (
         *context,
-        "for index, layer in enumerate(layers):  # in place of `for layer in layers: x = layer(x)`",
-        "    x = checkpoint(layer, x, use_reentrant=False, context_fn=context_fn) if index in RECOMPUTED else layer(x)",
+        "for index, layer in enumerate(layers):  # in place of `x = layer(x)`",
+        "    if index in RECOMPUTED:",
+        "        x = checkpoint(layer, x, use_reentrant=False, context_fn=context_fn)",
+        "    else:",
+        "        x = layer(x)",
     )
     transformers = (
         f"KEEP = {_set(_apart(numbers, fused=spec.model.fused_qkv))}  # in the context_fn of PyTorch",
         f"RECOMPUTED = {ranges(again)}",
-        'model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": context_fn})',
+        "model.gradient_checkpointing_enable(",
+        '    {"use_reentrant": False, "context_fn": context_fn})',
         "for index, layer in enumerate(model.base_model.layers):  # GPT-2 and its like: .h",
         "    layer.gradient_checkpointing = index in RECOMPUTED",
     )
@@ -68,19 +72,21 @@ def _policy(numbers: list[int]) -> tuple[str, ...]:
     """Code of a context_fn that keeps a layer's products by their numbers."""
     return (
         "import torch",
-        "from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts",
+        "from torch.utils.checkpoint import CheckpointPolicy, checkpoint",
+        "from torch.utils.checkpoint import create_selective_checkpoint_contexts",
         "aten = torch.ops.aten",
         "PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default,",
         "            aten._scaled_dot_product_flash_attention.default,",
         "            aten._scaled_dot_product_efficient_attention.default}",
         f"KEEP = {_set(numbers)}  # of a layer's products, in the order in which they run",
         "def context_fn():",
-        "    count = {False: 0, True: 0}",
+        "    run = {False: 0, True: 0}",
         "    def policy(ctx, op, *args, **kwargs):",
-        "        if op not in PRODUCTS:",
-        "            return CheckpointPolicy.PREFER_RECOMPUTE",
-        "        number, count[ctx.is_recompute] = count[ctx.is_recompute], count[ctx.is_recompute] + 1",
-        "        return CheckpointPolicy.MUST_SAVE if number in KEEP else CheckpointPolicy.PREFER_RECOMPUTE",
+        "        if op in PRODUCTS:",
+        "            run[ctx.is_recompute] += 1",
+        "            if run[ctx.is_recompute] - 1 in KEEP:",
+        "                return CheckpointPolicy.MUST_SAVE",
+        "        return CheckpointPolicy.PREFER_RECOMPUTE",
         "    return create_selective_checkpoint_contexts(policy)",
     )
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import yaml
 
 from memcalc.errors import DoesNotFit, InputError
-from memcalc.estimation.estimate import estimate
 from memcalc.estimation.outside import RESERVED_PER_THOUSAND, communication_library_bytes
 from memcalc.ledger.result import Result
 from memcalc.planning.chain import Chain
@@ -17,6 +16,7 @@ from memcalc.planning.frameworks import Said, in_all_words
 from memcalc.planning.frameworks_selective import activation_bytes, in_selective_words
 from memcalc.planning.gain import HOST_BYTES_PER_SECOND, Gain, Third, gain_of, offloaded
 from memcalc.planning.plan import Plan
+from memcalc.planning.rehearsal import estimate_rehearsed
 from memcalc.planning.strategies.every_k import best_k
 from memcalc.planning.strategies.every_layer import every_layer
 from memcalc.planning.strategies.none import keep_everything
@@ -53,7 +53,7 @@ class Planning(NamedTuple):
         front: plans from the smallest to the fastest.
         recompute: the plan as `training.recompute` says it.
         keep: operators whose results recomputed layers keep, as `training.recompute_keep`: of a selective plan.
-        result: the estimate of the run with the plan.
+        result: the estimate of the run with the plan, rehearsed.
         said: the plan in the words of frameworks.
         gain: what it buys.
         third: offload to the host in its place; None: everything fits, or the card's rate is not known.
@@ -73,6 +73,11 @@ class Planning(NamedTuple):
     said: tuple[Said, ...]
     gain: Gain
     third: Third | None
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the plan needs at its peak, rehearsed."""
+        return self.result.ledger.peak_bytes
 
 
 def plan_recompute(
@@ -121,7 +126,7 @@ def plan_recompute(
         found = _found(configured, budget, strategy)
     recompute = configured.recompute(found.plan.items)
     planned = with_recompute(configured.spec, recompute, keep)
-    result, before = estimate(planned), evaluate_all_kept(chain)
+    result, before = estimate_rehearsed(planned), evaluate_all_kept(chain)
     if keep:
         words = in_selective_words(configured, found, keep, budget, activation_bytes(result))
     else:
@@ -154,14 +159,14 @@ def _selective(configured: Configured, budget: int) -> tuple[Configured, Found, 
 
 
 def _found(configured: Configured, budget: int, strategy: str) -> Found:
-    """The plan; where an estimate of it needs more than its chain says, once more with that much less."""
+    """The plan; where its rehearsal needs more than its chain says, once more with that much less."""
     chain, room = configured.chain, budget
     for _ in range(4):
         found = _asked(chain, room, strategy)
         if found is None or found.evaluation.peak_bytes > room:
             break
         planned = with_recompute(configured.spec, configured.recompute(found.plan.items))
-        excess = estimate(planned).ledger.peak_bytes - budget
+        excess = estimate_rehearsed(planned).ledger.peak_bytes - budget
         if excess <= 0:
             return found
         room -= excess
@@ -179,7 +184,7 @@ def _too_small(configured: Configured, budget: int, strategy: str) -> DoesNotFit
     """What the smallest plan needs, and what holds it."""
     chain = configured.chain
     plan = _least(chain, strategy)
-    result = estimate(with_recompute(configured.spec, configured.recompute(plan.items)))
+    result = estimate_rehearsed(with_recompute(configured.spec, configured.recompute(plan.items)))
     ledger = result.ledger
     held = sorted(ledger.components(ledger.peak_phase).items(), key=lambda row: -row[1])[:3]
     holders = ", ".join(f"{component.value.replace('_', ' ')} {format_bytes(amount)}" for component, amount in held)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from memcalc.errors import InputError
-from memcalc.estimation.estimate import estimate
 from memcalc.planning.configured import Configured, chain_of, with_recompute
 from memcalc.planning.evaluation import evaluate
 from memcalc.planning.plan import Plan, segmented
+from memcalc.planning.rehearsal import estimate_rehearsed
 from memcalc.planning.strategies.every_layer import every_layer
 from memcalc.planning.strategies.optimal import Found
 from memcalc.planning.strategies.selective import Product, choose
 from memcalc.spec.products import keeps_products, layer_products
 from memcalc.spec.spec import Spec
 
-TRIES = 12  # corrections of the room, each by what an estimate found in excess
+TRIES = 12  # corrections of the room, each by what a rehearsal found in excess
 
 
 def plan_selective(spec: Spec, budget: int) -> tuple[Configured, Found, tuple[str, ...]] | None:
     """The cheapest plan found: the chain of layers that keep so much, the plan, what is kept. None: nothing fits.
 
     The integer programme counts what is held when forward has ended. What a layer's own backward takes beside it is
-    not linear: a plan is estimated, and what it has in excess comes off the room of the next one.
+    not linear: a plan is rehearsed, and what it has in excess comes off the room of the next one.
 
     Args:
         spec: the run.
@@ -47,7 +47,7 @@ def plan_selective(spec: Spec, budget: int) -> tuple[Configured, Found, tuple[st
         again = range(configured.first, configured.first + choice.recomputed)
         items = segmented(len(configured.chain), ((b, b + 1) for b in again))
         planned = with_recompute(configured.spec, configured.recompute(items), choice.keep)
-        excess = estimate(planned).ledger.peak_bytes - budget
+        excess = estimate_rehearsed(planned).ledger.peak_bytes - budget
         if excess <= 0:
             return configured, Found(Plan(items, "selective"), evaluate(configured.chain, items), None), choice.keep
         room -= excess

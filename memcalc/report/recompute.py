@@ -52,7 +52,7 @@ def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: list[
 
 def verdict(planning: Planning, unit: Unit) -> str:
     """One sentence."""
-    peak, chain = planning.result.ledger.peak_bytes, planning.configured.chain
+    peak, chain = planning.peak_bytes, planning.configured.chain
     again = planning.found.evaluation.again_flops
     room = f"{format_bytes(peak, unit)} of {format_bytes(planning.budget, unit)} that may be allocated"
     if not again:
@@ -138,7 +138,7 @@ def planning_document(planning: Planning, checked: list[Verified]) -> dict[str, 
         "strategy": found.plan.strategy,
         "recompute": planning.recompute,
         "recompute_keep": list(planning.keep),
-        "peak_bytes": planning.result.ledger.peak_bytes,
+        "peak_bytes": planning.peak_bytes,
         "peak_phase": planning.result.ledger.peak_phase,
         "kept_bytes": found.evaluation.kept_bytes,
         "forward_flops": configured.chain.flops,

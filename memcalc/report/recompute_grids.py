@@ -50,6 +50,10 @@ class Answer(Protocol):
         """The plan."""
 
     @property
+    def peak_bytes(self) -> int:
+        """What it needs at its peak."""
+
+    @property
     def rules(self) -> tuple[tuple[str, Evaluation], ...]:
         """What the rules of thumb need and cost."""
 
@@ -60,20 +64,22 @@ class Answer(Protocol):
 
 def plans_grid(planning: Answer, unit: Unit) -> Grid:
     """The plan beside everything kept and the rules of thumb."""
-    rows = [(f"this plan ({planning.found.plan.strategy})", planning.found.evaluation), *planning.rules]
+    own = planning.found.evaluation
+    rows = [(f"this plan ({planning.found.plan.strategy})", planning.peak_bytes, own)]
+    rows += [(name, evaluation.peak_bytes, evaluation) for name, evaluation in planning.rules]
     columns = (
         Column("strategy"),
-        *(Column(head, right=True) for head in (f"peak {unit}", "kept", "forward again", "step longer")),
+        *(Column(head, right=True) for head in (f"peak {unit}", "kept", "again", "longer")),
         Column("peak in", wrap=True),
     )
-    cells = [(name, *_figures(planning, evaluation, unit), moment(evaluation)) for name, evaluation in rows]
+    cells = [(name, *_figures(planning, peak, evaluation, unit), moment(evaluation)) for name, peak, evaluation in rows]
     return Grid("Plan and rules of thumb, peaks of allocated memory", columns, cells, frozenset({0}))
 
 
-def _figures(planning: Answer, evaluation: Evaluation, unit: Unit) -> tuple[str, ...]:
+def _figures(planning: Answer, peak: int, evaluation: Evaluation, unit: Unit) -> tuple[str, ...]:
     again = evaluation.again_flops
     return (
-        format_number(evaluation.peak_bytes, unit),
+        format_number(peak, unit),
         format_number(evaluation.kept_bytes, unit),
         f"{again / planning.configured.chain.flops:.1%}",
         slower(planning, again),
@@ -84,7 +90,7 @@ def moment(evaluation: Evaluation) -> str:
     """The peak's block and what happens to it."""
     peak = evaluation.peak
     words = {"again": "run again", "forward": "forward", "backward": "backward"}
-    return f"{peak.block}, {words[peak.phase]}" if peak.block else peak.phase
+    return f"{peak.block}, {words[peak.phase]}" if peak.block else peak.phase.replace("_", " ")
 
 
 def layers_grid(planning: Answer, unit: Unit, what: str = "layers", title: str = "Layer by layer") -> Grid:

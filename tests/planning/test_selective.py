@@ -153,8 +153,7 @@ def test_planned_peaks_are_traced_peaks(
                     f"{device.planned / device.traced - 1:+.4%}, budget {planning.budget:,}: {planning.recompute} "
                     f"keeping {', '.join(planning.keep)}"
                 )
-            # Under autocast the trace's blocks hold more that was not asked for (docs/accuracy.md).
-            assert abs(device.planned / device.traced - 1) <= (0.002 if "recipe=amp" in overrides else 0.001)
+            assert abs(device.planned / device.traced - 1) <= 0.001
             assert device.traced <= planning.budget
 
 

@@ -1,0 +1,216 @@
+"""Forward, loss and backward of a planned step as requests: the programs of its blocks, played in the plan's order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memcalc.estimation.planned import PlannedTimeline
+from memcalc.estimation.program import Event
+from memcalc.estimation.timeline import BEFORE_FIRST_PRODUCT, Block, place
+from memcalc.ledger.component import Component
+from memcalc.planning.requests import Requests
+from memcalc.spec.segments import Segment, leaves
+
+
+class Frame(NamedTuple):
+    """A block that has run forward: its number, and the storages of its program that it holds."""
+
+    number: int
+    held: dict[int, int]
+
+
+class Passing:
+    """One step's forward, loss and backward.
+
+    Args:
+        requests: what they are asked of.
+        timeline: the step.
+        plan: its layers, all of them named.
+        workspace_bytes: of cuBLAS, which each thread's first matrix product makes.
+        threads: those that have one already; the step adds its own.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        timeline: PlannedTimeline,
+        plan: Segment,
+        workspace_bytes: int,
+        threads: set[str],
+    ) -> None:
+        self.requests = requests
+        self.timeline = timeline
+        self.plan = plan
+        self.blocks = timeline.blocks
+        self.workspace_bytes = workspace_bytes
+        self.threads = threads
+        self.openings: list[Frame] = []
+        self.layers: dict[int, Frame] = {}
+        self.head = Frame(len(self.blocks) - 1, {})
+        self.shared: dict[str, int] = {}  # tables that the opening makes and layers read, by name
+
+    def forward(self) -> None:
+        """Until the model returns its logits."""
+        hidden = -1
+        for number, block in enumerate(self.blocks):
+            if block.opens:
+                self.openings.append(frame := Frame(number, {}))
+                hidden = self.run(frame, hidden)
+                self.shared |= {block.program.storages[at].name: each for at, each in frame.held.items()}
+        for item in self.plan:
+            hidden = self.forward_of(item, hidden)
+        self.run(self.head, hidden)
+        self._let_go("names")
+
+    def loss(self) -> None:
+        """Until backward begins, outside the autocast region."""
+        block = self.blocks[self.head.number]
+        for event in block.program.loss:
+            self._play(block, self.head, event)
+        self._let_go("region")
+
+    def backward(self) -> list[int]:
+        """Until all gradients are there, which are the answer; what else the step has held is let go."""
+        gradient = self.back(self.head, -1)
+        gradient = self.backward_of(self.plan, gradient)
+        for frame in reversed(self.openings):
+            gradient = self.back(frame, gradient)
+        gradients: list[int] = []
+        for frame in self._frames():
+            storages = self.blocks[frame.number].program.storages
+            for at, each in frame.held.items():
+                if storages[at].component is Component.GRADIENTS:
+                    gradients.append(each)
+                else:
+                    self.requests.drop((each,))
+        return gradients
+
+    # -- items of the plan ---------------------------------------------------------------------------------------------
+
+    def forward_of(self, item: int | Segment, hidden: int, *, inside: bool = False) -> int:
+        """A layer, or a segment, of which only the first one's input stays; the answer is what it hands on."""
+        for index, layer in enumerate(leaves(item)):
+            number = self.timeline.block_of(layer, again=not isinstance(item, int))
+            if inside and isinstance(item, int):
+                number = self.timeline.inside[number]
+            frame = self.layers[layer] = Frame(number, {})
+            hidden = self.run(frame, hidden)
+            if index:
+                self._drop(frame, *self.blocks[number].program.kept)
+            if inside:  # the autocast region of what runs again ends with it
+                self._drop(frame, *self.blocks[number].program.names, *self.blocks[number].program.region)
+        return hidden
+
+    def backward_of(self, items: Segment, gradient: int) -> int:
+        """The items in reverse; segments run again first."""
+        for item in reversed(items):
+            if isinstance(item, int):
+                gradient = self.back(self.layers[item], gradient)
+            elif len(item) == 1 and isinstance(item[0], int):
+                gradient = self.back(self.layers[item[0]], gradient)  # its program does both
+            else:
+                gradient = self._again(item, gradient)
+        return gradient
+
+    def _again(self, items: Segment, gradient: int) -> int:
+        first = self.layers[next(leaves(items))]
+        given = first.held[self.blocks[first.number].program.entry]
+        self.requests.hold(given)  # a checkpoint holds its arguments until the backward of what it ran has passed
+        self._drop(first, *self.blocks[first.number].program.kept)
+        hidden, last = given, items[-1]
+        self.requests.hold(hidden)
+        before = items[:-1] if isinstance(last, int) else items
+        for item in before:
+            hidden = self.forward_of(item, hidden, inside=True)
+        if isinstance(last, int):
+            number = self.timeline.block_of(last, again=True)
+            frame = self.layers[last] = Frame(number, {self.blocks[number].program.entry: hidden})
+            gradient = self.back(frame, gradient)
+        else:
+            self.requests.drop((hidden,))
+        gradient = self.backward_of(before, gradient)
+        self.requests.drop((given,))
+        return gradient
+
+    # -- blocks --------------------------------------------------------------------------------------------------------
+
+    def run(self, frame: Frame, given: int) -> int:
+        """A block's forward, which takes its input over; the answer is its output, with an owner."""
+        block = self.blocks[frame.number]
+        program = block.program
+        output = -1
+        for event in program.forward:
+            if event.label == "start" and event.storage == program.entry and not block.opens:
+                frame.held[event.storage] = given
+            elif event.label == "start" and (name := program.storages[event.storage].name) in self.shared:
+                frame.held[event.storage] = self.shared[name]
+                self.requests.hold(self.shared[name])
+            elif event.label == "end":
+                output = frame.held.pop(event.storage)
+            else:
+                self._play(block, frame, event)
+                if event.sign > 0 and _multiplies(block, event):
+                    self._workspace("forward")
+        if output < 0 and frame.number != self.head.number:  # its own backward keeps it, too
+            output = frame.held[self._output(block)]
+            self.requests.hold(output)
+        return output
+
+    def back(self, frame: Frame, gradient: int) -> int:
+        """A block's backward, which takes its output's gradient over; the answer is that of its input."""
+        block = self.blocks[frame.number]
+        events = block.program.backward
+        handed_on = -1
+        for position, event in enumerate(events, 1):
+            if position == 1 and frame.number != self.head.number:
+                frame.held[event.storage] = gradient
+            elif event.label == "end" and not block.opens:
+                handed_on = frame.held.pop(event.storage)
+            elif event.sign < 0 and event.storage not in frame.held:
+                self._drop_tied(block.sized.exact[event.storage])
+            else:
+                self._play(block, frame, event)
+                if event.sign > 0 and place(block, events, position) not in BEFORE_FIRST_PRODUCT:
+                    self._workspace("backward")
+        return handed_on
+
+    def _drop_tied(self, size: int) -> None:
+        """The gradient of the tied head, which the embedding's backward completes, is added to one that exists."""
+        storages, exact = self.blocks[self.head.number].program.storages, self.blocks[self.head.number].sized.exact
+        tied = [at for at in self.head.held if storages[at].component is Component.GRADIENTS and exact[at] == size]
+        self._drop(self.head, *tied[:1])
+
+    def _output(self, block: Block) -> int:
+        program = block.program
+        name = program.storages[program.backward[0].storage].name.removeprefix("gradient of ")
+        return next(at for at in reversed(program.kept) if program.storages[at].name == name)
+
+    def _play(self, block: Block, frame: Frame, event: Event) -> None:
+        if event.sign > 0:
+            frame.held[event.storage] = self.requests.take(block.sized.exact[event.storage])
+        else:
+            self._drop(frame, event.storage)
+
+    def _workspace(self, thread: str) -> None:
+        if thread not in self.threads:
+            self.threads.add(thread)
+            self.requests.take(self.workspace_bytes)
+
+    def _let_go(self, what: str) -> None:
+        for frame in self._frames():
+            self._drop(frame, *getattr(self.blocks[frame.number].program, what))
+
+    def _drop(self, frame: Frame, *storages: int) -> None:
+        self.requests.drop(frame.held.pop(at) for at in storages if at in frame.held)
+
+    def _frames(self) -> Iterator[Frame]:
+        yield from self.openings
+        yield from self.layers.values()
+        yield self.head
+
+
+def _multiplies(block: Block, event: Event) -> bool:
+    """Whether an operator of a layer, or of the head, makes a matrix product's result."""
+    made = block.program.storages[event.storage].name
+    return block.kind is not None and made == f"{event.label} output" and event.label.endswith("_proj")
