@@ -1,4 +1,4 @@
-"""`--rank N`: another rank than the worst as the headline."""
+"""`--rank N`: another rank than the worst as the headline. `--world-size N`: one rank of so many."""
 
 from __future__ import annotations
 
@@ -27,3 +27,19 @@ def with_headline(result: Result, stage: int) -> Result:
     if chosen[0] is not result.headline:
         notes = (*notes, f"{rank_text(result.headline.rank)} needs more: --all-ranks shows every stage")
     return replace(result, ranks=(chosen[0], *others), notes=notes)
+
+
+def one_of(world_size: int, tensor_parallel: int) -> tuple[str, ...]:
+    """Overrides for one rank of so many, of which groups of `tensor_parallel` split the layers, and FSDP2 the rest.
+
+    Raises:
+        InputError: when they cannot be put into such groups.
+    """
+    if world_size % tensor_parallel:
+        raise InputError(
+            f"--world-size {world_size} is no multiple of tensor_parallel = {tensor_parallel}.",
+            "The ranks are groups of tensor_parallel, over which data_parallel shards.",
+            "--world-size",
+        )
+    groups = world_size // tensor_parallel
+    return () if groups == 1 else (f"data_parallel={groups}", "engine=fsdp2", "zero_stage=3")

@@ -34,7 +34,7 @@ def command(
     ] = "",
     world_size: Annotated[
         int | None,
-        typer.Option("--world-size", min=2, metavar="N", help="One rank of N under FSDP2 (zero_stage 3)."),
+        typer.Option("--world-size", min=2, metavar="N", help="One rank of N: FSDP2 (zero_stage 3) over N/t."),
     ] = None,
     python: Annotated[
         str | None,
@@ -57,13 +57,15 @@ def command(
     Example: memcalc trace llama-3.2-1b --gpu a100-40gb --set b=4
     """
     from memcalc import api
+    from memcalc.cli.ranks import one_of
     from memcalc.cli.traced import check_files, print_trace, write_files
     from memcalc.report.progress import shown_progress
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
     check_files(plot or (), export or ())
-    ranks = () if world_size is None else (f"data_parallel={world_size}", "engine=fsdp2", "zero_stage=3")
-    spec = api.load(config, *ranks, *(overrides or ()), gpu=gpu)
+    given = tuple(overrides or ())
+    ranks = () if world_size is None else one_of(world_size, api.load(config, *given).parallelism.tensor_parallel)
+    spec = api.load(config, *ranks, *given, gpu=gpu)
     with shown_progress() as progress:
         traced = api.trace(
             spec,

@@ -26,10 +26,10 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str) -> None
     try:
         device = torch.device("cuda", 0)
         spec = load(json.loads(Path(spec_file).read_text()), ())
-        if spec.parallelism.data_parallel > 1:
+        if spec.parallelism.ranks > 1:
             from torch.testing._internal.distributed.fake_pg import FakeStore
 
-            ranks = spec.parallelism.data_parallel
+            ranks = spec.parallelism.ranks
             torch.distributed.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
         recorded = record_watched(TrainingRun(spec, device), int(steps))
         report["died"] = recorded.died

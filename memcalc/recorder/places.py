@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -26,6 +27,12 @@ MACHINERY = tuple(
 
 # Of the machinery, what spreads a model over ranks.
 ENGINES = tuple(str(Path(torch.__file__).parent / part) for part in ("distributed/fsdp", "nn/parallel"))
+
+# Of DTensor, what brings a tensor from one layout over the ranks to another.
+COLLECTIVES = tuple(
+    str(Path(torch.__file__).parent / "distributed" / file)
+    for file in ("_functional_collectives.py", "tensor/_redistribute.py", "tensor/placement_types.py")
+)
 
 Line = tuple[str, int]  # file and number
 NOWHERE: Line = ("", 0)
@@ -49,20 +56,30 @@ class Place(NamedTuple):
     tail: bool = False  # behind the last layer: final norm, head, loss
     backward: bool = False
     recomputed: bool = False
-    engine: bool = False  # taken by what spreads the model over ranks: gathered parameters, buckets
+    spread: Spread | None = None
 
 
-def _called_by_engine() -> bool:
-    """Whether a frame of PyTorch's sharding lies between the operator and the model's code."""
+class Spread(Enum):
+    """What an operator does for a model that is spread over ranks."""
+
+    ENGINE = "engine"  # gathered parameters, buckets
+    COLLECTIVE = "collective"  # a layer's input or output on its way between ranks
+
+
+def _spread() -> Spread | None:
+    """Which of PyTorch's ways to spread a model lies between the operator and the model's code."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 -- as below
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(ENGINES):
-            return True
+            return Spread.ENGINE
+        # Operators on a result that nobody has waited for go through it: its __torch_dispatch__ waits, and is done.
+        if file in COLLECTIVES and frame.f_code.co_name != "__torch_dispatch__":
+            return Spread.COLLECTIVE
         if not file.startswith(MACHINERY) and not file.startswith("<"):
-            return False
+            return None
         frame = frame.f_back
-    return False
+    return None
 
 
 def newest_node() -> int:
@@ -125,15 +142,15 @@ class Places:
         node = torch._C._current_autograd_node()  # noqa: SLF001 -- no public name
         # In backward, gradients are enabled and modules run only where a forward runs again.
         recomputed = node is not None and (torch.is_grad_enabled() or bool(self._stack))
-        engine = self._engines and _called_by_engine()
+        spread = _spread() if self._engines else None
         if node is not None and not recomputed:
-            return self._of_node(node)._replace(engine=engine)
+            return self._of_node(node)._replace(spread=spread)
         module = self._stack[-1] if self._stack else ""
         tail = self._tail
         if recomputed and not module:
             noted = self._of_node(node)
             module, tail = noted.module, noted.tail
-        place = Place(module, self._line(), tail, backward=recomputed, recomputed=recomputed, engine=engine)
+        place = Place(module, self._line(), tail, backward=recomputed, recomputed=recomputed, spread=spread)
         # The first operator that is seen with a new number is the one that the node is for.
         self._noted.setdefault(newest, place)
         return place

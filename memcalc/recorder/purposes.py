@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memcalc.ledger.component import Component
-from memcalc.recorder.places import Place
+from memcalc.recorder.places import Place, Spread
 from memcalc.recorder.storages import Number
 
 # What is marked later does not change what these are: a tied weight, a gradient that the optimizer holds too.
@@ -66,7 +66,7 @@ class Purposes:
         return {number: self._marked.get(number) or self._of(number, birth) for number, birth in self._births.items()}
 
     def _of(self, number: Number, birth: Birth) -> Component:
-        if birth.place.engine and birth.kind in ("forward", "loss", "backward"):
+        if birth.kind in ("forward", "loss", "backward") and self._is_buffer(number, birth):
             return Component.COMMUNICATION_BUFFERS
         if birth.kind not in ("forward", "loss", "backward"):
             return Component.TEMPORARIES
@@ -75,3 +75,10 @@ class Purposes:
         if birth.place.recomputed or birth.kind == "forward":
             return Component.ACTIVATIONS if number in self._outlived else Component.TEMPORARIES
         return Component.TEMPORARIES
+
+    def _is_buffer(self, number: Number, birth: Birth) -> bool:
+        """Whether it is there to be sent or received; a layer's gathered input that waits for backward is more."""
+        if birth.place.spread is Spread.COLLECTIVE:
+            kept = birth.kind != "backward" or birth.place.recomputed
+            return not (kept and number in self._outlived)
+        return birth.place.spread is Spread.ENGINE

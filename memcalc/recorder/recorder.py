@@ -19,7 +19,7 @@ from memcalc.recorder.in_place import IN_PLACE, in_place, references_of_last
 from memcalc.recorder.kernels import Hidden, Kernels, tensors
 from memcalc.recorder.places import Place, Places, newest_node, shown_file
 from memcalc.recorder.purposes import Purposes
-from memcalc.recorder.storages import Number, Storages, watching_resizes
+from memcalc.recorder.storages import Number, Storages, is_made_of_tensors, part_here, watching_resizes
 
 PROGRESS_EVERY = 256  # events: tenths of a second on fake tensors
 
@@ -77,8 +77,7 @@ class Recorder(TorchDispatchMode):
     def mark(self, component: Component, marked: Iterable[Tensor]) -> None:
         """These tensors' storages are for `component`, from their beginning on."""
         for tensor in marked:
-            part = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, what this rank holds
-            number = self._storages.number(part)
+            number = self._storages.number(part_here(tensor))
             if number is not None:
                 self.purposes.mark(number, component)
 
@@ -132,7 +131,7 @@ class Recorder(TorchDispatchMode):
         place: Place | None = None
         fresh: list[tuple[int, Number, Tensor]] = []
         for position, tensor in enumerate(self.kernels.outputs(operator, output)):
-            if self._counts is None or self._counts(tensor):
+            if not is_made_of_tensors(tensor) and (self._counts is None or self._counts(tensor)):
                 number = self._storages.see(tensor)
                 if number is not None:
                     fresh.append((position, number, tensor))

@@ -22,6 +22,18 @@ def identity(storage: torch.UntypedStorage) -> int:
     return address
 
 
+def is_made_of_tensors(value: Any) -> bool:
+    """Whether a tensor is a DTensor or its like: it has no memory, its parts have."""
+    return isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__")
+
+
+def part_here(tensor: Tensor) -> Tensor:
+    """Of a DTensor what this rank holds; of a collective's result that nobody has waited for the result itself."""
+    while (part := getattr(tensor, "_local_tensor", getattr(tensor, "elem", None))) is not None:
+        tensor = part
+    return tensor
+
+
 class Storages:
     """Every storage that is alive, numbered in the order in which they were first seen.
 

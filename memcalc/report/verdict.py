@@ -28,15 +28,12 @@ def _spread(spec: Spec) -> str:
         "pipeline": parallelism.pipeline_parallel,
         "context": parallelism.context_parallel,
     }
-    gpus = 1
-    for degree in degrees.values():
-        gpus *= degree
     words = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
     if parallelism.expert_parallel > 1:
         words.append(f"experts over {parallelism.expert_parallel}")
     if parallelism.zero_stage:
         words.append(f"ZeRO {parallelism.zero_stage}")
-    return plural(gpus, "GPU") + (f" ({', '.join([*words, parallelism.engine])})" if words else "")
+    return plural(parallelism.ranks, "GPU") + (f" ({', '.join([*words, parallelism.engine])})" if words else "")
 
 
 def needed_bytes(result: Result) -> tuple[int, str]:

@@ -100,6 +100,11 @@ class ParallelismSpec(Block):
     offload: Offload = Field("none", description="optimizer: masters, gradients and states on the host (ZeRO-Offload)")
 
     @property
+    def ranks(self) -> int:
+        """Ranks of the whole run; expert parallelism uses the same ones again."""
+        return self.data_parallel * self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+
+    @property
     def expert_width_ranks(self) -> int:
         """Ranks that split each expert."""
         return self.tensor_parallel if self.expert_tensor_parallel is None else self.expert_tensor_parallel

@@ -29,7 +29,7 @@ class Attention(nn.Module):
     def __init__(self, model: ModelSpec, training: TrainingSpec, dropout: float) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = model.num_attention_heads, model.num_key_value_heads, model.head_dim
-        self.widths = (model.query_size, model.key_value_size, model.key_value_size)
+        self.widths: tuple[int, ...] = (model.query_size, model.key_value_size, model.key_value_size)
         self.kernel = training.attention
         self.selective = training.recompute == "selective"
         self.dropout = dropout
@@ -44,6 +44,11 @@ class Attention(nn.Module):
         self.q_norm = HeadNorm(model, self.heads) if model.qk_norm else None
         self.k_norm = HeadNorm(model, self.kv_heads) if model.qk_norm else None
         self.o_proj = nn.Linear(model.query_size, model.hidden_size, bias=model.output_bias)
+
+    def keep_share(self, ranks: int) -> None:
+        """The matrices were split over so many ranks: this one has the heads of its rows, q, k and v of each."""
+        self.heads, self.kv_heads = self.heads // ranks, self.kv_heads // ranks
+        self.widths = tuple(width // ranks for width in self.widths)
 
     def forward(self, x: Tensor, shared: Shared) -> Tensor:
         """(b, s, d) in, (b, s, d) out."""

@@ -20,8 +20,10 @@ from memcalc.step.causal_lm import CausalLM, build
 from memcalc.step.optimizers import build_optimizer, hidden_matrices, state_tensors
 from memcalc.step.quantised import quantised_tensors
 from memcalc.step.recipes import Copies, autocast
-from memcalc.step.refusals import NO_KERNEL, no_kernel, refuse_parallel
+from memcalc.step.refusals import NO_KERNEL, engine_of, no_kernel, refuse_parallel
 from memcalc.step.sizes import sizes_of
+
+SHARDING = ("fsdp2", "dtensor")  # engines under which a rank's parameters are parts, DTensors
 
 
 class Observer(Protocol):
@@ -42,7 +44,7 @@ class TrainingRun:
     def __init__(self, spec: Spec, device: torch.device) -> None:
         refuse_parallel(spec)
         self.spec = spec
-        self.engine = spec.parallelism.engine if spec.parallelism.data_parallel > 1 else None
+        self.engine = engine_of(spec)
         self.device = device
         self.model: CausalLM | None = None
         self.copies: Copies | None = None
@@ -91,7 +93,7 @@ class TrainingRun:
                         average.update()
 
     def _build(self) -> CausalLM:
-        if self.engine == "fsdp2":
+        if self.engine in SHARDING:
             # Imported here: PyTorch's sharding takes half a second.
             from memcalc.step.ranks import build_sharded
 
@@ -128,8 +130,9 @@ class TrainingRun:
         if self.model is not None:
             module = self.model.module
             weights: list[Tensor] = [*module.parameters(), *module.buffers(), *quantised_tensors(module)]
-            if self.engine == "fsdp2":  # what is gathered for a while is a buffer, not a weight
-                weights = [weight for weight in weights if hasattr(weight, "_local_tensor")]
+            if self.engine in SHARDING:  # what is gathered for a while is a buffer, not a weight
+                ranks = self.spec.parallelism.ranks
+                weights = [weight for weight in weights if _ranks_of(weight) == ranks]
             found[Component.WEIGHTS] = weights
         if self.copies is not None:
             found[Component.MASTER_WEIGHTS] = list(self.copies.masters)
@@ -147,3 +150,9 @@ class TrainingRun:
             component: [tensor for tensor in tensors if tensor.device.type == self.device.type]
             for component, tensors in found.items()
         }
+
+
+def _ranks_of(tensor: Tensor) -> int:
+    """Over how many ranks a DTensor is spread; a gathered one is over fewer than all, or is none."""
+    mesh = getattr(tensor, "device_mesh", None)
+    return 1 if mesh is None else mesh.size()

@@ -1,4 +1,4 @@
-"""One rank of many: PyTorch's own engines around the model. The other ranks are whoever the process group says."""
+"""One rank of many: PyTorch's own engines in and around the model. The process group says who the others are."""
 
 from __future__ import annotations
 
@@ -17,17 +17,27 @@ from memcalc.step.causal_lm import CausalLM, build
 
 
 def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
-    """The model with FSDP2: every layer a unit, the rest the root's; built on meta, so that only shards ever exist."""
-    parallelism = spec.parallelism
+    """The model, split over ranks before it has any memory: by DTensor within layers, then by FSDP2 as a whole."""
     mesh = mesh_of(spec, device)
-    gathered_again = parallelism.zero_stage == 3
     model = build(spec, torch.device("meta"))
-    for layer in layers_of(model.module):
-        fully_shard(layer, mesh=mesh, reshard_after_forward=gathered_again)
-    # PyTorch's default for the root: what backward needs first is not let go.
-    fully_shard(model.module, mesh=mesh, reshard_after_forward=None if gathered_again else False)
+    if spec.parallelism.tensor_parallel > 1:
+        from memcalc.step.tensor_parallel import split_over
+
+        model = split_over(model, spec, mesh["tensor"])
+    if spec.parallelism.data_parallel > 1:
+        _shard(model.module, spec, mesh)
     model.module.to_empty(device=device)
     return model
+
+
+def _shard(module: nn.Module, spec: Spec, mesh: DeviceMesh) -> None:
+    """FSDP2: every layer a unit, the rest the root's."""
+    ranks = mesh["replicate", "shard"] if spec.parallelism.data_parallel_replicate > 1 else mesh["shard"]
+    gathered_again = spec.parallelism.zero_stage == 3
+    for layer in layers_of(module):
+        fully_shard(layer, mesh=ranks, reshard_after_forward=gathered_again)
+    # PyTorch's default for the root: what backward needs first is not let go.
+    fully_shard(module, mesh=ranks, reshard_after_forward=None if gathered_again else False)
 
 
 def replicated(model: CausalLM, device: torch.device) -> CausalLM:
@@ -45,10 +55,13 @@ def replicated(model: CausalLM, device: torch.device) -> CausalLM:
 
 
 def mesh_of(spec: Spec, device: torch.device) -> DeviceMesh:
-    """The ranks that share the model, in replicas of it if there are several (HSDP)."""
-    ranks, replicas = spec.parallelism.data_parallel, spec.parallelism.data_parallel_replicate
-    shape = (replicas, ranks // replicas) if replicas > 1 else (ranks,)
-    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+    """The ranks: replicas of the model (HSDP), those that share one, and those that split its layers, neighbours."""
+    parallelism = spec.parallelism
+    replicas, ranks = parallelism.data_parallel_replicate, parallelism.data_parallel
+    extents = {"replicate": replicas} if replicas > 1 else {}
+    extents |= {"shard": ranks // replicas} if ranks > 1 else {}
+    extents |= {"tensor": parallelism.tensor_parallel} if parallelism.tensor_parallel > 1 else {}
+    return init_device_mesh(device.type, tuple(extents.values()), mesh_dim_names=tuple(extents))
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

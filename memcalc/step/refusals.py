@@ -13,11 +13,25 @@ NO_KERNEL = "No available kernel"  # of torch, ATen native/transformers/attentio
 ENGINES = ("fsdp2", "ddp")  # PyTorch's own, which the step can run
 
 
+def engine_of(spec: Spec) -> str | None:
+    """What spreads the step over ranks: an engine of the spec's, "dtensor" where layers alone are split; else None."""
+    parallelism = spec.parallelism
+    if parallelism.data_parallel > 1:
+        return parallelism.engine
+    return "dtensor" if parallelism.tensor_parallel > 1 else None
+
+
 def refuse_parallel(spec: Spec) -> None:
-    """This loop is one rank: on its own, or of a process group that has as many as the spec."""
+    """This loop is one rank: on its own, or of a process group that has as many as the spec.
+
+    Raises:
+        InputError: it cannot be spread as the spec asks for, or the other ranks are missing.
+    """
+    refuse_split(spec)
     for name in ("data_parallel", "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
         count = getattr(spec.parallelism, name)
-        if name == "data_parallel" and spec.parallelism.engine in ENGINES and _ranks_are_there(spec):
+        engine = name in ("data_parallel", "tensor_parallel") and spec.parallelism.engine in ENGINES
+        if engine and _ranks_are_there(spec):
             continue
         if count > 1:
             raise InputError(
@@ -27,9 +41,43 @@ def refuse_parallel(spec: Spec) -> None:
             )
 
 
+def refuse_split(spec: Spec) -> None:
+    """What PyTorch's DTensor, or our plan for it, cannot split over tensor-parallel ranks.
+
+    Raises:
+        InputError: of the first thing that it cannot.
+    """
+    model, parallelism = spec.model, spec.parallelism
+    ranks = parallelism.tensor_parallel
+    if ranks == 1:
+        return
+    each_head = model.qk_norm and model.qk_norm_width != "head"
+    cannot = {
+        "parallelism.engine": parallelism.engine == "ddp"
+        and parallelism.data_parallel > 1
+        and "DistributedDataParallel takes no parameters that are split: set engine fsdp2 and zero_stage 2 or 3",
+        "training.implementation": spec.training.implementation != "plain"
+        and f"the plan is that of the plain modules, not of {spec.training.implementation}'s",
+        "model.num_key_value_heads": model.num_key_value_heads % ranks > 0
+        and f"its {model.num_key_value_heads} key/value heads are split evenly, or not at all",
+        "model.moe": model.moe is not None and "routed experts are not split",
+        "model.position_embedding": model.position_embedding == "alibi" and "ALiBi's slopes differ from head to head",
+        "model.qk_norm_width": each_head and f"a norm of queries and keys over {model.qk_norm_width} spans the ranks",
+        "model.embedding_size": model.embedding_size != model.hidden_size
+        and "embeddings of their own width have no place in the plan",
+    }
+    for key, reason in cannot.items():
+        if reason:
+            raise InputError(
+                f"tensor_parallel = {ranks} cannot be run: {reason}.",
+                "Set tensor_parallel: 1, or use `memcalc estimate`, which has formulas for it.",
+                key,
+            )
+
+
 def _ranks_are_there(spec: Spec) -> bool:
     """Whether this process is one of as many ranks as the spec asks for."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() == spec.parallelism.data_parallel
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() == spec.parallelism.ranks
 
 
 def no_kernel(spec: Spec) -> InputError:

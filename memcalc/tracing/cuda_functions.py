@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memcalc.recorder.storages import is_made_of_tensors
 from memcalc.tracing.attention import attention
 from memcalc.tracing.autocast import Autocast
 from memcalc.tracing.norms import rms_norm
@@ -31,12 +32,21 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 def on_device(value: Any) -> bool:
     """Whether a tensor lies on the device that is not there."""
-    return isinstance(value, FakeTensor) or is_made_of_tensors(value)
+    if isinstance(value, FakeTensor):
+        return value.fake_device.type != "meta"  # what is built there gets its memory later
+    return is_made_of_tensors(value)
 
 
-def is_made_of_tensors(value: Any) -> bool:
-    """Whether a tensor is a DTensor or its like, whose parts lie on the device."""
-    return isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__")
+def shown_device(kind: type[Tensor]) -> property:
+    """The attribute `device` of a class of tensors, as everybody's Python is to see it."""
+    own: Any = kind.device
+
+    def device(tensor: Tensor) -> torch.device:
+        # PyTorch's own code, below the dispatcher, runs with torch functions disabled and must see the CPU.
+        enabled = torch._C._is_torch_function_enabled()  # noqa: SLF001 -- no public name
+        return CUDA if enabled and on_device(tensor) else cast("torch.device", own.__get__(tensor))
+
+    return property(device)
 
 
 class CudaFunctions(TorchFunctionMode):
@@ -52,6 +62,7 @@ class CudaFunctions(TorchFunctionMode):
         super().__init__()
         self.autocast = Autocast(on_device)
         self.readbacks = 0
+        self.placing = False  # a function runs that was told to make its tensor on the device
         self._steered: dict[Any, Callable[..., Any]] = {
             **STEERED,
             functional.scaled_dot_product_attention: partial(attention, capability),
@@ -60,13 +71,6 @@ class CudaFunctions(TorchFunctionMode):
     @contextmanager
     def entered(self) -> Iterator[CudaFunctions]:
         """The mode, with autocast made available, and the device that fake tensors give as theirs."""
-        own = FakeTensor.device
-
-        def device(tensor: FakeTensor) -> torch.device:
-            # PyTorch's own code, below the dispatcher, runs with torch functions disabled and must see the CPU.
-            enabled = torch._C._is_torch_function_enabled()  # noqa: SLF001 -- no public name
-            return CUDA if enabled else cast("torch.device", own.fget(tensor))  # type: ignore[attr-defined]
-
         engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined] # noqa: SLF001 -- no public name
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +79,7 @@ class CudaFunctions(TorchFunctionMode):
 
         with (
             self.autocast.available(),
-            mock.patch.object(FakeTensor, "device", property(device)),
+            mock.patch.object(FakeTensor, "device", shown_device(FakeTensor)),
             mock.patch.object(torch.autograd, "_engine_run_backward", run_backward),
             self,
         ):
@@ -114,7 +118,11 @@ class CudaFunctions(TorchFunctionMode):
         if device.type == "cuda":
             if moved is not None and not on_device(moved):
                 return self._uploaded(moved, function, args, kwargs)
-            return function(*args, **kwargs)
+            self.placing = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.placing = False
         if moved is not None and on_device(moved):  # to the host: its values do not exist
             self.readbacks += 1
             with _disable_current_modes():

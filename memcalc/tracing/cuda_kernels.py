@@ -22,6 +22,9 @@ aten = torch.ops.aten
 
 GROUPED = aten._grouped_mm.default  # noqa: SLF001 -- an operator's name
 
+# A number that became a tensor, inside of an operator: it stays on the host, whose kernels take it along.
+CONSTANT = aten.lift_fresh.default
+
 # Products that cuBLAS computes.
 PRODUCTS = frozenset(
     getattr(aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "mv", "addmv", "dot")
@@ -41,10 +44,12 @@ class CudaKernels(FakeKernels):
     Args:
         card: the GPU.
         streams: says which stream is the current one; None: there is only one.
+        placing: whether a Python function runs that makes its tensor on the device.
     """
 
-    def __init__(self, card: Card, streams: Streams | None = None) -> None:
+    def __init__(self, card: Card, streams: Streams | None = None, placing: Callable[[], bool] = lambda: True) -> None:
         super().__init__()
+        self._placing = placing
         self._streams = streams
         self.multiprocessors = multiprocessors(card)
         release = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -75,6 +80,8 @@ class CudaKernels(FakeKernels):
 
     def outputs(self, operator: Any, output: Any) -> Iterable[Tensor]:
         """The tensors that the device makes, in its order."""
+        if operator is CONSTANT and not self._placing():
+            return ()
         made = MADE.get(operator.overloadpacket)
         if made is None:
             return super().outputs(operator, output)

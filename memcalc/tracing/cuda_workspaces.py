@@ -28,8 +28,16 @@ def _sum(card: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], out
     if not x.numel() or not isinstance(output, Tensor):
         return ()
     dims = args[1] if len(args) > 1 and args[1] is not None and args[1] != [] else list(range(x.dim()))
-    script = _reduced(x, [dims] if isinstance(dims, int) else list(dims), card)
+    script = (*_cast(x, output), *_reduced(x, [dims] if isinstance(dims, int) else list(dims), card))
+    script += tuple(-size for size in _cast(x, output))
     return (Hidden(script),) if script else ()
+
+
+def _cast(x: Tensor, output: Tensor) -> tuple[int, ...]:
+    """The input in the result's dtype, but for 16 bits that are summed in fp32 (native/ReduceOpsUtils.h)."""
+    if x.dtype == output.dtype or (x.element_size() == 2 and output.dtype == torch.float32):
+        return ()
+    return (x.numel() * output.element_size(),)
 
 
 def _reduced(x: Tensor, dims: list[int], card: Multiprocessors) -> tuple[int, ...]:
@@ -79,6 +87,13 @@ def _norm(
     item = x.element_size() if weight is None else weight.element_size()
     script = norms.norm_backward(x.numel() // columns, columns, item, parameters, card)
     return (Hidden(script),) if script else ()
+
+
+def _where(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
+    """A number on either side becomes a tensor of the device (native/TensorCompare.cpp, where_self_out)."""
+    size = output.element_size()
+    numbers = sum(not isinstance(side, Tensor) for side in args[1:])
+    return (Hidden((size,) * numbers, at=0), Hidden((-size,) * numbers)) if numbers else ()
 
 
 def _softmax_backward(_: Multiprocessors, __: tuple[Any, ...], ___: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
@@ -154,6 +169,7 @@ WORKSPACES: dict[Any, Rule] = {
     aten.mean: _sum,
     aten.linalg_vector_norm: lambda card, args, kwargs, output: _sum(card, (args[0], *args[2:3]), kwargs, output),
     aten.pow: _pow,
+    aten.where: _where,
     aten.native_layer_norm_backward: _layer_norm,
     torch.ops.memcalc._fused_rms_norm_backward: _rms_norm,  # noqa: SLF001 -- operators' names, here and below
     aten._safe_softmax: _safe_softmax,  # noqa: SLF001

@@ -14,6 +14,9 @@ from memcalc.recorder.recorder import WHERE
 from memcalc.tracing.known_outputs import KnownOutputs
 from memcalc.tracing.selections import Selections
 
+# Gives the collective's own output, once it is there (torch/csrc/distributed/c10d/Functional.cpp).
+WAIT = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)  # noqa: SLF001 -- an operator's name
+
 
 class FakeKernels(Kernels):
     """Kernels on tensors without values: operators that PyTorch refuses there select what `Selections` says.
@@ -30,6 +33,8 @@ class FakeKernels(Kernels):
         """The operator's outputs, of sizes that hold for values spread evenly."""
         if operator is WHERE:
             return args[0].fake_device
+        if operator is WAIT:  # of nobody: a fake one would be a copy
+            return args[0]
         output = self.selections.output(operator, args, kwargs)
         if output is NotImplemented:
             try:

@@ -14,9 +14,12 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memcalc.tracing.cuda_functions import shown_device
+from memcalc.tracing.norms import RMS_NORM
 from memcalc.tracing.streams import Streams
 
 # Where PyTorch asks for the module of a kind of device: torch.cuda, for "cuda".
@@ -55,6 +58,21 @@ def unseen_propagation() -> Iterator[None]:
             return own(*args, **kwargs)
 
     with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate):
+        yield
+
+
+@contextmanager
+def split_tensors() -> Iterator[None]:
+    """DTensors are on the device that their parts are on, and our operators are split as those they stand for."""
+    aten, ours = torch.ops.aten, torch.ops.memcalc
+    propagator = DTensor._op_dispatcher.sharding_propagator  # noqa: SLF001 -- likewise
+    stand_ins = {getattr(ours, name).default: getattr(aten, name).default for name in RMS_NORM if hasattr(aten, name)}
+    with ExitStack() as patches:
+        for rules in vars(propagator).values():
+            if isinstance(rules, dict):
+                added = {own: rules[its] for own, its in stand_ins.items() if its in rules}
+                patches.enter_context(mock.patch.dict(rules, added))
+        patches.enter_context(mock.patch.object(DTensor, "device", shown_device(DTensor), create=True))
         yield
 
 

@@ -59,10 +59,11 @@ def fake_cuda(card: Card, progress: Progress = silent, world_size: int = 1) -> I
     with ExitStack() as ranks:
         streams = None
         if world_size > 1:
-            from memcalc.tracing.ranks import fake_ranks, fake_streams, unseen_propagation
+            from memcalc.tracing.ranks import fake_ranks, fake_streams, split_tensors, unseen_propagation
 
             ranks.enter_context(fake_ranks(world_size))
             ranks.enter_context(unseen_propagation())
+            ranks.enter_context(split_tensors())
             streams = ranks.enter_context(fake_streams())
         yield ranks.enter_context(_cuda(card, progress, streams))
 
@@ -70,7 +71,7 @@ def fake_cuda(card: Card, progress: Progress = silent, world_size: int = 1) -> I
 @contextmanager
 def _cuda(card: Card, progress: Progress, streams: Streams | None) -> Iterator[Session]:
     functions = CudaFunctions(capability(card))
-    recorder = Recorder(CudaKernels(card, streams), on_device, progress)
+    recorder = Recorder(CudaKernels(card, streams, lambda: functions.placing), on_device, progress)
     with (
         mock.patch.object(torch.cuda, "empty_cache", recorder.empty_cache),
         mock.patch.object(torch.cuda, "synchronize", return_value=None),

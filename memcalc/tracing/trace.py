@@ -49,7 +49,7 @@ def trace(
         card,
         steps,
         cuda=semantics == "cuda",
-        ranks=spec.parallelism.data_parallel,
+        ranks=spec.parallelism.ranks,
         progress=progress,
     )
     return make_trace(spec, recording, alloc_conf, progress=progress)
@@ -61,9 +61,10 @@ def refuse_replicas(spec: Spec, semantics: str) -> None:
     Raises:
         InputError: for DistributedDataParallel with CUDA's semantics.
     """
-    if spec.parallelism.data_parallel == 1 or semantics == "cpu":
+    parallelism = spec.parallelism
+    if parallelism.data_parallel == 1 or parallelism.tensor_parallel > 1 or semantics == "cpu":
         return
-    if spec.parallelism.engine == "ddp":
+    if parallelism.engine == "ddp":
         raise InputError(
             "DistributedDataParallel's buckets are compiled code that reads memory, which fake tensors do not have.",
             "Trace it with --device null or --semantics cpu, or use `memcalc estimate`.",

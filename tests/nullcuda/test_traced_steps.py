@@ -48,6 +48,25 @@ CASES = {
         *TWO_LAYERS,
     ),
     "qwen3 plain, amp": ("a100-80gb", "qwen3-8b", "recipe=amp", "d=1024", *TWO_LAYERS),
+    "llama split over ranks, along the sequence too, logits apart": (
+        "h100-80gb",
+        "llama-3.2-1b",
+        "recipe=pure",
+        "tensor_parallel=4",
+        "sequence_parallel=true",
+        "loss=vocab-parallel",
+        *TWO_LAYERS,
+    ),
+    "gpt2 split over ranks, eager, recompute": (
+        "a100-80gb",
+        "gpt2",
+        "recipe=mixed-16",
+        "attention=eager",
+        "recompute=full",
+        "training.dropout=0.1",
+        "tensor_parallel=2",
+        *TWO_LAYERS,
+    ),
     "mixture of experts": ("a100-80gb", "mixtral-8x7b", "recipe=pure", *MIXTURE),
 }
 
@@ -76,9 +95,12 @@ def stream(trace: Trace) -> list[tuple[str, int | str]]:
 
 
 def attributed(events: tuple[Event, ...]) -> list[tuple[str, str, str, str]]:
-    """What allocations are said to be, in order, but for what is taken inside of operators."""
+    """What allocations are said to be, in order, but for what is taken inside of operators.
+
+    Collectives are run by hooks, between modules: theirs is not compared.
+    """
     return [
-        (str(event.component), event.phase, event.module, event.operator)
+        (str(event.component), event.phase, "" if "c10d" in event.operator else event.module, event.operator)
         for event in events
         if event.kind is Kind.ALLOC and event.dtype != "uint8"
     ]

@@ -60,6 +60,6 @@ def test_replicas_are_refused_on_fake_tensors() -> None:
 
 
 def test_what_the_step_cannot_spread_is_refused() -> None:
-    """Tensor parallelism has no engine here."""
-    with pytest.raises(InputError, match="tensor_parallel = 2, but the step runs on one device"):
-        memcalc.trace("llama-3.2-1b", "tensor_parallel=2")
+    """Stages of a pipeline have no engine here."""
+    with pytest.raises(InputError, match="pipeline_parallel = 2, but the step runs on one device"):
+        memcalc.trace("llama-3.2-1b", "pipeline_parallel=2")

@@ -1,0 +1,122 @@
+"""The reference decoder split over tensor-parallel ranks by PyTorch's DTensor, as torchtitan splits its Llama.
+
+Source: torchtitan/models/llama3/infra/parallelize.py, apply_tp, with sequence parallelism; without it, PyTorch's
+tutorial "Large Scale Transformer model training with Tensor Parallel". Where these say nothing, for learned positions
+and for norms without sequence parallelism, every rank has them whole, as by torchtitan's NoParallel.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+from memcalc.spec.spec import Spec
+from memcalc.step.attention import Attention
+from memcalc.step.causal_lm import CausalLM, loss
+from memcalc.step.decoder import Decoder
+from memcalc.step.norms import HeadNorm
+
+TOKENS = Shard(1)  # of (b, s, d)
+HEADS = 2  # dimension of (b, s, h, d_h)
+
+
+def split_over(model: CausalLM, spec: Spec, mesh: DeviceMesh) -> CausalLM:
+    """The model with its matrices split over the ranks of a mesh; every parameter becomes a DTensor.
+
+    Args:
+        model: on the meta device.
+        spec: of the run, of a kind that `refuse_split` lets pass.
+        mesh: the tensor-parallel ranks, one dimension.
+    """
+    decoder = cast("Decoder", model.module)
+    parallelize_module(decoder, mesh, plan_of(decoder, spec))
+    if spec.model.tie_word_embeddings:  # both were split the same way
+        decoder.lm_head.weight = decoder.embed_tokens.weight
+    for module in decoder.modules():
+        if isinstance(module, Attention):
+            module.keep_share(mesh.size())
+    apart = spec.training.loss == "vocab-parallel"
+    return replace(model, loss=loss if apart else model.loss, surroundings=partial(_surroundings, apart=apart))
+
+
+def plan_of(decoder: Decoder, spec: Spec) -> dict[str, ParallelStyle]:
+    """The style of every module that has parameters or reads what is split, by its path."""
+    sequence = spec.parallelism.sequence_parallel
+    stream: Placement = TOKENS if sequence else Replicate()  # where each token's residual is
+    plan: dict[str, ParallelStyle] = {}
+    for path, module in decoder.named_modules():
+        name = path.rpartition(".")[2]
+        if name in ("attention", "mlp") and sequence:
+            others = (None,) if name == "attention" else ()  # attention is given the tables, too
+            plan[path] = PrepareModuleInput(
+                input_layouts=(TOKENS, *others), desired_input_layouts=(Replicate(), *others)
+            )
+        elif name == "embed_tokens":
+            plan[path] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
+        elif name == "embed_positions":
+            plan[path] = Whole(Shard(0) if sequence else Replicate())
+        elif name in ("qkv_proj", "up_proj", "gate_proj"):
+            plan[path] = ColwiseParallel()
+        elif name in ("o_proj", "down_proj"):
+            plan[path] = RowwiseParallel(output_layouts=stream)
+        elif name == "lm_head":
+            apart = spec.training.loss == "vocab-parallel"
+            plan[path] = ColwiseParallel(
+                input_layouts=stream,
+                output_layouts=Shard(-1) if apart else Replicate(),
+                use_local_output=not apart,
+            )
+        elif isinstance(module, HeadNorm):
+            plan[f"{path}.norm"] = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
+        elif name.endswith("norm") and not isinstance(module, nn.Identity) and path not in plan:
+            # What reads a norm before it takes a DTensor; what a norm behind a module gives is added to the residual.
+            added = name.endswith("output_norm") or name == "embed_norm"
+            plan[path] = SequenceParallel(use_local_output=added) if sequence else Whole(Replicate())
+    return plan
+
+
+class Whole(ParallelStyle):
+    """A module that every rank holds as a whole, and runs on its part of the input or on all of it.
+
+    Args:
+        part: what it runs on; the input is the same on every rank.
+    """
+
+    def __init__(self, part: Placement) -> None:
+        super().__init__()
+        self.part = part
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def into(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+            given = DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False)
+            return given.redistribute(placements=[self.part])
+
+        def out(_: nn.Module, output: Any, __: DeviceMesh) -> Any:
+            return output.to_local()
+
+        return distribute_module(module, device_mesh, None, into, out)
+
+
+@contextmanager
+def _surroundings(*, apart: bool) -> Iterator[None]:
+    """For the loss on logits that are apart; FSDP2 warns of logits that are a view, which nobody here writes into."""
+    with warnings.catch_warnings(), loss_parallel() if apart else nullcontext():
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+        yield
