@@ -64,12 +64,7 @@ def measure_rank(
         Unavailable: something is missing or busy.
         RanOut: this rank ran out of memory.
     """
-    if spec.parallelism.data_parallel != here.ranks:
-        raise InputError(
-            f"data_parallel = {spec.parallelism.data_parallel}, but {here.ranks} ranks were started.",
-            f"Add --set data_parallel={here.ranks}, or start as many ranks as the configuration has.",
-            "parallelism.data_parallel",
-        )
+    refuse_other_ranks(spec, here.ranks)
     require("measure", spec)
     from memcalc.measuring.child import perform
 
@@ -86,6 +81,27 @@ def measure_rank(
         for each in records:
             append(each, Path(record))
     return measurement, records
+
+
+def refuse_other_ranks(spec: Spec, started: int) -> None:
+    """The configuration's ranks are those that torchrun has started.
+
+    Raises:
+        InputError: they are more or fewer.
+    """
+    parallelism = spec.parallelism
+    if parallelism.ranks == started:
+        return
+    others = parallelism.ranks // parallelism.data_parallel
+    has = f"data_parallel = {parallelism.data_parallel}"
+    if parallelism.tensor_parallel > 1:
+        has += f" x tensor_parallel = {parallelism.tensor_parallel}"
+    wanted = f"Add --set data_parallel={started // others}, or start" if started % others == 0 else "Start"
+    raise InputError(
+        f"{has}, but {started} ranks were started.",
+        f"{wanted} as many ranks as the configuration has.",
+        "parallelism.data_parallel",
+    )
 
 
 @contextmanager

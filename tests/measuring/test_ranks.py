@@ -44,6 +44,11 @@ def torchrun(ranks: int, record: Path, *overrides: str) -> dict[str, Any]:
     ("ranks", "overrides"),
     [
         (2, ("engine=fsdp2", "zero_stage=3")),
+        (2, ("tensor_parallel=2", "sequence_parallel=true", "loss=vocab-parallel")),
+        pytest.param(2, ("tensor_parallel=2", "recipe=mixed-20", "recompute=full"), marks=pytest.mark.long),
+        pytest.param(
+            4, ("tensor_parallel=2", "sequence_parallel=true", "engine=fsdp2", "zero_stage=3"), marks=pytest.mark.long
+        ),
         pytest.param(2, ("engine=ddp",), marks=pytest.mark.long),
         pytest.param(4, ("engine=fsdp2", "zero_stage=3"), marks=pytest.mark.long),
         pytest.param(4, ("engine=fsdp2", "zero_stage=2"), marks=pytest.mark.long),
@@ -55,7 +60,8 @@ def torchrun(ranks: int, record: Path, *overrides: str) -> dict[str, Any]:
 )
 def test_every_rank_is_as_its_trace(ranks: int, overrides: tuple[str, ...], tmp_path: Path) -> None:
     record = tmp_path / "records.jsonl"
-    found = torchrun(ranks, record, f"data_parallel={ranks}", *overrides)
+    shards = ranks // 2 if "tensor_parallel=2" in overrides else ranks
+    found = torchrun(ranks, record, f"data_parallel={shards}", *overrides)
     (traced,) = found["traces"]
 
     jsonschema.validate(found, result_schema())
@@ -79,6 +85,11 @@ def test_every_rank_is_as_its_trace(ranks: int, overrides: tuple[str, ...], tmp_
 def test_the_configuration_has_as_many_ranks_as_were_started() -> None:
     with pytest.raises(InputError, match=r"data_parallel = 1, but 4 ranks were started\. Add --set data_parallel=4"):
         measure_rank(load("gpt2"), Place(0, 4, 0), "cpu", 1, None)
+    split = load("gpt2", ("tensor_parallel=2",))
+    with pytest.raises(InputError, match=r"tensor_parallel = 2, but 4 ranks were started\. Add --set data_parallel=2"):
+        measure_rank(split, Place(0, 4, 0), "cpu", 1, None)
+    with pytest.raises(InputError, match=r"but 3 ranks were started\. Start as many ranks"):
+        measure_rank(split, Place(0, 3, 0), "cpu", 1, None)
 
 
 @pytest.mark.parametrize(
