@@ -29,6 +29,30 @@ GRIDS: dict[str, tuple[str, dict[Any, Any]]] = {
             ("zero_stage", "data_parallel"): [(0, 1), (1, 8), (1, 64)],
         },
     ),
+    "the same, more batches": (
+        "gpt3",
+        {
+            "tensor_parallel": [1, 2, 4, 8],
+            "recompute": ["none", "selective", "full"],
+            ("zero_stage", "data_parallel"): [(0, 1), (1, 8), (1, 64)],
+            "b": range(1, 257),
+            "s": LENGTHS,
+            "gradient_accumulation_steps": [1, 2, 4, 8, 16, 32, 64, 128],
+        },
+    ),
+    "layouts with pipelines, accumulation": (
+        "gpt3",
+        {
+            "recompute": ["none", "selective", "full"],
+            "tensor_parallel": [1, 2, 4, 8],
+            "pipeline_parallel": [1, 2, 4, 8],
+            "data_parallel": [1, 8, 64],
+            "zero_stage": [0, 1],
+            "gradient_accumulation_steps": [1, 2, 4, 8, 16, 32, 64, 128],
+            "s": LENGTHS,
+            "b": range(1, 33),
+        },
+    ),
     "layouts with pipelines": (
         "gpt3",
         {

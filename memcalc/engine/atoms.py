@@ -93,6 +93,7 @@ class Atoms:
         self._numbers: dict[object, int] = {}
         self._arrays: dict[int, tuple[Integers, int]] = {}  # by their ids, which are kept for it
         self._table: Bytes | None = None
+        self._corners: tuple[Bytes, Bytes] | None = None
         self._forms: dict[Program, list[tuple[Form, Form]]] = {}
         self._sizes: dict[Program, Sizes] = {}
         self.kept: dict[Any, Any] = {}  # what was found of phases before (tops.py)
@@ -112,8 +113,16 @@ class Atoms:
     @property
     def ranges(self) -> tuple[Bytes, Bytes]:
         """The smallest and the largest number of each. [atoms], [atoms]"""
-        low, high = np.array(self._ranges).T
-        return low, high
+        if self._corners is None or len(self._corners[0]) != len(self):
+            low, high = np.array(self._ranges).T
+            self._corners = low, high
+        return self._corners
+
+    def samples(self, most: int) -> Bytes:
+        """The arrays of a few configurations: the ends, and some in between. [atoms, at most `most`]"""
+        lanes = sorted({number * (self.count - 1) // (most - 1) for number in range(most)})
+        found: Bytes = self.table[:, lanes]
+        return found
 
     def learn(self, program: Program) -> None:
         """Make sure that the program's sizes can be told.

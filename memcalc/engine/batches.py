@@ -29,6 +29,8 @@ from memcalc.spec.spec import Spec
 Integers = npt.NDArray[np.int64]
 Place = tuple[Any, ...]  # an index of an array with an axis for each field of `BATCH`
 
+NUMBERS = ("peak_bytes", "peak_phase", "pipeline_stage", "reserved_bytes", "device_bytes", "usable_bytes")
+
 FEW = 6  # configurations of one context that are sized one by one: arrays pay from here on
 MOST = 65_536  # configurations whose arrays are in memory at a time
 MOST_ATOMS = 256  # tables of sizes that are kept
@@ -39,14 +41,14 @@ class Found(NamedTuple):
 
     Args:
         where: what they are for: numbers of the values of each field of `BATCH`, or slices where these are neighbours.
-        numbers: peak, phase, stage, reserved, device, usable; of a shape that fits `where`.
+        numbers: what `NUMBERS` names, each of a shape that fits `where`. [numbers, ...]
         phases: [phases, micro_batch_size, sequence_length, 1]
         components: [components, ...] at the peak.
         ledger: [phases, components, ...], if asked for.
     """
 
     where: Place
-    numbers: tuple[Integers, ...]
+    numbers: Integers
     phases: Integers
     components: Integers
     ledger: Integers | None
@@ -91,7 +93,8 @@ class Sizer:
         count = len(batches.micro_batch_size)
         stage = np.zeros(count, dtype=np.int64)
         of_kinds = stages_that_matter(spec)
-        stages = [StageTotals(spec, batches, atoms, each, card) for each in of_kinds]
+        over = batches.on(spec)
+        stages = [StageTotals(spec, over, atoms, each, card) for each in of_kinds]
         for number, each in enumerate(stages):
             highest = each.peak
             if peak is None:
@@ -117,7 +120,7 @@ class Sizer:
         usable = np.full(count, -1 if card is None else card.usable_bytes)
         return Found(
             _place(micro, lengths, steps),
-            tuple(each.reshape(shape) for each in (bytes_, phase, number_of[stage], reserved, device, usable)),
+            np.array([bytes_, phase, number_of[stage], reserved, device, usable]).reshape(-1, *shape),
             totals.astype(np.int64).reshape(-1, *shape),
             _components(stages, stage, phase).reshape(-1, *shape),
             self._everything(stages, stage).reshape(len(PHASES), -1, *shape) if self._ledger else None,
@@ -183,7 +186,7 @@ def _single(where: Place, result: Result, *, ledger: bool) -> Found:
     one = (1, 1, 1)
     return Found(
         where,
-        tuple(np.full(one, number, dtype=np.int64) for number in numbers),
+        np.array(numbers, dtype=np.int64).reshape(-1, *one),
         table.sum(axis=1).reshape(-1, *one),
         table[phase].reshape(-1, *one),
         table.reshape(*table.shape, *one) if ledger else None,
@@ -214,9 +217,8 @@ def _alike(context: Context) -> Iterator[tuple[list[int], list[int], list[int]]]
         micro = [[n for n, size in enumerate(b) if (size > 1) == several] for several in (False, True)]
     steps: dict[object, list[int]] = {}
     for number, count in enumerate(m):
-        training = context.spec.training.model_copy(update={"gradient_accumulation_steps": count})
-        stages = stages_of(context.spec.model_copy(update={"training": training}))
-        steps.setdefault((count > 1, tuple(map(_in_flight, stages))), []).append(number)
+        flights = tuple([_in_flight(stage) for stage in stages_of(context.spec, count)])
+        steps.setdefault((count > 1, flights), []).append(number)
     for some in micro:
         for start in range(0, len(some), step):
             for alike in steps.values():
@@ -242,5 +244,6 @@ def _streams(block: Program) -> tuple[object, ...]:
     return (block.kinds, block.kind_of, block.labels, *streams)
 
 
+@lru_cache(maxsize=4096)
 def _in_flight(stage: Stage) -> tuple[int, ...]:
-    return tuple(held for piece in stage.chunks for held in (piece.in_flight, piece.embeddings, piece.heads))
+    return tuple([held for piece in stage.chunks for held in (piece.in_flight, piece.embeddings, piece.heads)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from memcalc.engine.batches import Found, Sizer
+from memcalc.engine.batches import NUMBERS, Sizer
 from memcalc.engine.grid import Grid, Value
 from memcalc.engine.points import BATCH, Points, Source
 from memcalc.engine.table import COMPONENTS, Table
@@ -85,9 +85,7 @@ def _slabs(shape: tuple[int, ...], size: int) -> Iterator[tuple[int, tuple[range
 def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], *, ledger: bool) -> Table:
     shape = tuple(map(len, ranges))
     valid = np.zeros(shape, dtype=np.bool_)
-    numbers = [np.zeros(shape, dtype=np.int64) for _ in range(6)]
-    phases = np.zeros((len(PHASES), *shape), dtype=np.int64)
-    components = np.zeros((len(COMPONENTS), *shape), dtype=np.int64)
+    columns = np.zeros((len(NUMBERS) + len(PHASES) + len(COMPONENTS), *shape), dtype=np.int64)
     table = np.zeros((len(PHASES), len(COMPONENTS), *shape), dtype=np.int64) if ledger else None
     axes = points.grid.axes
     batch = {
@@ -122,19 +120,22 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         except InputError:  # it is not modelled
             continue
         seen(valid)[...] = context.valid
+        place_of = seen(columns, 1)
         for each in found:
-            _write(each, [seen(column) for column in numbers], seen(phases, 1), seen(components, 1))
+            rows = 0
+            for part in (each.numbers, each.phases, each.components):
+                place_of[(slice(rows, rows + len(part)), *each.where)] = part
+                rows += len(part)
             if table is not None:
                 seen(table, 2)[(slice(None), slice(None), *each.where)] = each.ledger
     missing = ~valid
     if missing.any():
-        for column in numbers:
-            column[missing] = 0
-        for array in (phases, components):
-            array[:, missing] = 0
+        columns[:, missing] = 0
         if table is not None:
             table[:, :, missing] = 0
-    peak, phase, stage, reserved, device, usable = (column.ravel() for column in numbers)
+    flat = columns.reshape(len(columns), -1)
+    numbers, phases, components = np.split(flat, [len(NUMBERS), len(NUMBERS) + len(PHASES)])
+    peak, phase, stage, reserved, device, usable = numbers
     return Table(
         points.grid,
         start,
@@ -145,19 +146,9 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         reserved,
         device,
         usable,
-        phases.reshape(len(PHASES), -1).T,
-        components.reshape(len(COMPONENTS), -1).T,
+        phases.T,
+        components.T,
         None if table is None else table.reshape(len(PHASES), len(COMPONENTS), -1).transpose(2, 0, 1),
         points.spec,
         points.reason,
     )
-
-
-def _write(
-    found: Found, numbers: list[np.ndarray[Any, Any]], phases: np.ndarray[Any, Any], components: np.ndarray[Any, Any]
-) -> None:
-    for column, values in zip(numbers, found.numbers, strict=True):
-        column[found.where] = values
-    for rows, parts in ((phases, found.phases), (components, found.components)):
-        for row, part in zip(rows, parts, strict=True):
-            row[found.where] = part

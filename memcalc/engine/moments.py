@@ -7,9 +7,7 @@ most is alive; here sizes are not known yet, so it is given every position that 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +19,8 @@ from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import Item
 from memcalc.estimation.program import Program, Stream
-from memcalc.estimation.stages import Kind, Stage, runs_of
-from memcalc.estimation.timeline import BEFORE_FIRST_PRODUCT, Block, Candidate, Timeline
+from memcalc.estimation.stages import Kind, Stage, composition, runs_of
+from memcalc.estimation.timeline import BEFORE_FIRST_PRODUCT, Block, Candidate, Holding, Timeline, others_of
 from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
 
@@ -53,11 +51,13 @@ class Phase(NamedTuple):
         candidates: the moments.
         counts: how many tensors of each size are alive, those of one block after those of another. [moments, sizes]
         buffers: the engine's buffers around each, as numbers of slots, with their counts.
+        groups: the numbers of the moments that have the same buffers.
     """
 
     candidates: list[Candidate]
     counts: Counts
     buffers: list[tuple[tuple[int, int], ...]]
+    groups: list[tuple[tuple[tuple[int, int], ...], npt.NDArray[np.intp]]]
 
 
 class Course:
@@ -79,32 +79,57 @@ class Course:
         key = (stream, workspace)
         if key not in self._phases:
             candidates = list(self.timeline.candidates(stream, self._slots[-1] if workspace else None))
-            counts = self._held(candidates)
+            counts = self.counts(*(each.holdings for each in candidates))
             buffers = [tuple((self._numbers[id(item)], n) for item, n in each.engine) for each in candidates]
-            self._phases[key] = Phase(candidates, counts, buffers)
+            alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
+            for number, around in enumerate(buffers):
+                alike.setdefault(around, []).append(number)
+            groups = [(around, np.array(several)) for around, several in alike.items()]
+            self._phases[key] = Phase(candidates, counts, buffers, groups)
         return self._phases[key]
 
-    def sizes(self, atoms: Atoms) -> Bytes:
-        """What the allocator hands out for each size of each block. [sizes, atoms]"""
+    def learn(self, atoms: Atoms) -> None:
+        """Make sure that the sizes of its blocks can be told.
+
+        Raises:
+            TooLarge: one is beyond what arrays hold exactly.
+        """
         for block in self.timeline.blocks:
             atoms.learn(block.program)
-        return np.concatenate([atoms.sizes(block.program).rounded for block in self.timeline.blocks])
 
-    def _held(self, candidates: list[Candidate]) -> Counts:
+    def sizes(self, atoms: Atoms) -> Bytes:
+        """What the allocator hands out for each size of each block, which were learnt. [sizes, atoms]"""
+        programs = tuple([block.program for block in self.timeline.blocks])
+        key = ("sizes", *map(id, programs))
+        known = atoms.kept.get(key)
+        if known is None or known[1].shape[1] != len(atoms):
+            found = np.concatenate([atoms.sizes(program).rounded for program in programs])
+            known = atoms.kept[key] = programs, found
+        sizes: Bytes = known[1]
+        return sizes
+
+    def counts(self, *moments: Iterable[Holding]) -> Counts:
         """How many tensors of each size the blocks hold in some moments. [moments, sizes]"""
         programs = [block.program for block in self.timeline.blocks]
         ends = np.cumsum([0, *(len(program.kinds) for program in programs)]).tolist()
-        columns = [slice(start, stop) for start, stop in pairwise(ends)]
-        table = np.zeros((len(candidates), ends[-1]))
-        for row, candidate in zip(table, candidates, strict=True):
-            for block, storages, count in candidate.holdings:
-                row[columns[block]] += count * alive_counts(programs[block], storages)
-        return table
+        held: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}  # moments hold the same tensors again and again
+        for holdings in moments:
+            for block, storages, _ in holdings:
+                held[block, id(storages)] = block, storages
+        sizes = np.zeros((len(held), ends[-1]))
+        for row, (block, storages) in zip(sizes, held.values(), strict=True):
+            row[ends[block] : ends[block + 1]] = alive_counts(programs[block], storages)
+        column = {key: number for number, key in enumerate(held)}
+        times = np.zeros((len(moments), len(held)))
+        for number, holdings in enumerate(moments):
+            for block, storages, count in holdings:
+                times[number, column[block, id(storages)]] += count
+        return times @ sizes
 
-    def components(self, atoms: Atoms, candidate: Candidate) -> Bytes:
-        """What the blocks hold in one moment, by component: how often each has each atom. [components, atoms]"""
+    def components(self, atoms: Atoms, holdings: Iterable[Holding]) -> Bytes:
+        """What blocks hold, by component: how often each has each atom. [components, atoms]"""
         table = np.zeros((len(COMPONENTS), len(atoms)))
-        for block, storages, count in candidate.holdings:
+        for block, storages, count in holdings:
             program = self.timeline.blocks[block].program
             exact, blocks = atoms.sizes(program)
             counts = component_alive(program, storages)
@@ -118,8 +143,36 @@ MOST_COURSES = 4096  # that are kept
 _COURSES: dict[object, Course] = {}
 
 
-def course_of(spec: Spec, stage: Stage, gradients: Gradients, around: Around) -> tuple[Course, list[Item]]:
-    """The course of a stage, or of one chunk of it; and the buffers that its slots stand for.
+class Use(NamedTuple):
+    """A course as one chunk of a run has it.
+
+    Args:
+        course: of one micro-batch.
+        items: what its slots stand for.
+        stage: the chunk, with its micro-batches in flight.
+    """
+
+    course: Course
+    items: list[Item]
+    stage: Stage
+
+    @property
+    def flights(self) -> tuple[int, int, int]:
+        """How many micro-batches are in flight: of layers, of the embedding, of the head."""
+        return self.stage.in_flight, self.stage.embeddings, self.stage.heads
+
+    def others(self) -> list[Holding]:
+        """What the other micro-batches in flight hold, whatever the moment is."""
+        timeline = self.course.timeline
+        return [
+            (number, storages, count)
+            for number, block in enumerate(timeline.blocks)
+            for storages, count in others_of(self.stage, block.name, block.program, block.kind, timeline.tables)
+        ]
+
+
+def course_of(spec: Spec, stage: Stage, gradients: Gradients, around: Around) -> Use:
+    """The course of a stage, or of one chunk of it.
 
     Raises:
         InputError: the implementation is not modelled.
@@ -135,11 +188,12 @@ def course_of(spec: Spec, stage: Stage, gradients: Gradients, around: Around) ->
 
     *places, shares, gathered = around
     pattern = (
-        tuple(tuple(slot(item) for item in place) for place in places),
-        tuple((kind, slot(item)) for kind, item in shares.items()),
-        tuple((kind, slot(item)) for kind, item in gathered.items()),
+        tuple([tuple([slot(item) for item in place]) for place in places]),
+        tuple([(kind, slot(item)) for kind, item in shares.items()]),
+        tuple([(kind, slot(item)) for kind, item in gathered.items()]),
     )
-    key = (spec.model, structure_of(spec), spec.training.recompute, spec.parallelism.engine, stage, gradients, pattern)
+    alone = _alone(spec, stage)
+    key = (spec.model, structure_of(spec), spec.training.recompute, spec.parallelism.engine, alone, gradients, pattern)
     if key not in _COURSES:
         while len(_COURSES) >= MOST_COURSES:
             del _COURSES[next(iter(_COURSES))]
@@ -151,8 +205,16 @@ def course_of(spec: Spec, stage: Stage, gradients: Gradients, around: Around) ->
                 {kind: slots[number] for kind, number in pattern[2]},
             )
         )
-        _COURSES[key] = Course(Unsized(spec, stage, {}, gradients, empty), slots)
-    return _COURSES[key], items
+        _COURSES[key] = Course(Unsized(spec, alone, {}, gradients, empty), slots)
+    return Use(_COURSES[key], items, stage)
+
+
+def _alone(spec: Spec, stage: Stage) -> Stage:
+    """The stage with one micro-batch in flight; at the beginning of the model, where it does not matter where it is."""
+    alike = composition(spec, stage)
+    first = 0 if alike == (stage.stop - stage.first, stage.has_embedding, stage.has_head) else stage.first
+    stop = stage.stop - stage.first + first
+    return stage._replace(index=0, first=first, stop=stop, in_flight=1, pieces=(), embeddings=1, heads=1)
 
 
 def _slot(number: int) -> Item:
@@ -168,17 +230,6 @@ def add_item(table: Bytes, atoms: Atoms, item: Item, count: int) -> None:
     table[ROUNDING, atom] -= count * each
 
 
-def not_lower(forms: Bytes, low: Bytes, high: Bytes) -> list[int]:
-    """The rows that may be the highest, the first of equal ones, where atoms range from `low` to `high`."""
-    if len(forms) == 1:
-        return [0]
-    more = forms[:, None, :] - forms[None, :, :]
-    least = np.maximum(more, 0) @ low + np.minimum(more, 0) @ high  # that the first is higher than the second
-    earlier = np.tri(len(forms), k=-1, dtype=np.bool_).T
-    lower = ((least > 0) | (earlier & (least >= 0))).any(axis=0)
-    return [int(index) for index in np.flatnonzero(~lower)]
-
-
 def not_contained(counts: Counts, never_zero: npt.NDArray[np.bool_]) -> list[int]:
     """The same where nothing is known of sizes, but that some are never zero."""
     contains = (counts[:, None, :] >= counts[None, :, :]).all(axis=2)
@@ -191,48 +242,40 @@ def not_contained(counts: Counts, never_zero: npt.NDArray[np.bool_]) -> list[int
 # -- of programs, kept as long as these -------------------------------------------------------------------------------
 
 
-class _Known(NamedTuple):
-    tops: dict[tuple[bool, Stream, int, frozenset[int] | None], tuple[int, ...]]
-    alive: dict[tuple[int, ...], Counts]
-    components: dict[tuple[int, ...], Counts]
-
-
-_KNOWN: WeakKeyDictionary[Program, _Known] = WeakKeyDictionary()
-
-
-def _known(program: Program) -> _Known:
-    found = _KNOWN.get(program)
-    if found is None:
-        found = _KNOWN[program] = _Known({}, {}, {})
-    return found
+def _kept(program: Program, what: str) -> dict[Any, Any]:
+    kept: dict[Any, Any] = program.findings.setdefault(what, {})
+    return kept
 
 
 def alive_counts(program: Program, storages: tuple[int, ...]) -> Counts:
     """How many of some storages have each of the program's sizes. [sizes]"""
-    found = _known(program).alive
+    found = _kept(program, "alive")
     if storages not in found:
         kinds = [program.kind_of[storage] for storage in storages]
         found[storages] = np.bincount(kinds, minlength=len(program.kinds)).astype(float)
-    return found[storages]
+    counts: Counts = found[storages]
+    return counts
 
 
 def component_alive(program: Program, storages: tuple[int, ...]) -> Counts:
     """The same by component. [components, sizes]"""
-    found = _known(program).components
+    found = _kept(program, "components")
     if storages not in found:
         counts = np.zeros((len(COMPONENTS), len(program.kinds)))
         for storage in storages:
             counts[NUMBER[program.labels[storage][0]], program.kind_of[storage]] += 1
         found[storages] = counts
-    return found[storages]
+    known: Counts = found[storages]
+    return known
 
 
 def _tops(program: Program, block: str, stream: Stream, since: int, among: frozenset[int] | None) -> tuple[int, ...]:
     key = (block == "head", stream, since, among)
-    found = _known(program).tops
+    found = _kept(program, "tops")
     if key not in found:
         found[key] = _find_tops(program, block, stream, since, among)
-    return found[key]
+    positions: tuple[int, ...] = found[key]
+    return positions
 
 
 def _find_tops(

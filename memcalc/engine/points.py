@@ -9,17 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.engine.grid import Axis, Grid, assignments
+from memcalc.engine.grid import Axis, Grid, Value, assignments
 from memcalc.engine.lanes import elementwise
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
-from memcalc.importers.loading import import_file, load
+from memcalc.importers.loading import import_file, load, opened
 from memcalc.spec.broken import Broken
 from memcalc.spec.cards import find_card
+from memcalc.spec.loading import Opened, load_opened
 from memcalc.spec.overrides import parse_overrides
 from memcalc.spec.reading import read_source
 from memcalc.spec.rules import RULES
 from memcalc.spec.spec import Spec
+from memcalc.spec.yaml_source import Path as Place
 
 Source = Spec | str | Path | Mapping[str, Any]
 
@@ -55,12 +57,14 @@ class Points:
     ) -> None:
         self.grid = grid
         self._overrides, self._gpu, self._gpus_per_node = overrides, gpu, gpus_per_node
-        changes = parse_overrides(overrides)
+        changes = self._changes = parse_overrides(overrides)
         if gpu is not None:
             find_card(gpu)
         self._source = source if isinstance(source, Spec | Mapping) else _read(source, overrides)
         tied = ("training", "global_batch_size") in changes or "training.global_batch_size" in grid.fields
         self.inner = {} if tied or self._ties_batches() else _inner(grid.axes)
+        self._opened: Opened | None = None
+        self._parsed: dict[str, dict[Place, Any]] = {}  # by the words of an assignment
         self._contexts: dict[tuple[object, ...], Context | None] = {}
 
     def spec(self, number: int) -> Spec:
@@ -101,8 +105,7 @@ class Points:
     def _load(self, outer: dict[str, Any], batch: dict[str, tuple[int, ...]]) -> Context | None:
         first = {f"training.{field}": values[0] for field, values in batch.items()}
         try:
-            words = (*self._overrides, *assignments({**outer, **first}))
-            spec = load(self._source, words, gpu=self._gpu, check=_unchecked)
+            spec = self._loaded({**outer, **first})
             if spec.hardware.gpu is not None:
                 find_card(spec.hardware.gpu)
         except InputError:
@@ -118,6 +121,21 @@ class Points:
         found = elementwise(broken, {field: array.ravel() for field, array in zip(BATCH, mesh, strict=True)})[""]
         valid = np.broadcast_to(np.equal(found, 0), mesh[0].size).reshape(mesh[0].shape)
         return Context(spec, values, valid) if valid.any() else None
+
+    def _loaded(self, values: dict[str, Value]) -> Spec:
+        """The run with these values, not asked for its rules.
+
+        Raises:
+            InputError: it cannot be.
+        """
+        if self._opened is None:
+            self._opened = opened(self._source, (*self._overrides, *(f"{field}=null" for field in self.grid.fields)))
+        changes = {**self._changes}
+        for word in assignments(values):
+            if word not in self._parsed:
+                self._parsed[word] = parse_overrides((word,))
+            changes |= self._parsed[word]
+        return load_opened(self._opened, changes, gpu=self._gpu, check=_unchecked)
 
     def _node(self, spec: Spec) -> list[Broken]:
         """The rule that tensor parallelism stays inside a node, if it was asked for."""

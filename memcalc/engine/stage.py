@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.engine.atoms import LARGEST, ONE, Atoms, Batches, Bytes, TooLarge
-from memcalc.engine.moments import NUMBER, add_item, course_of
+from memcalc.engine.atoms import LARGEST, ONE, Atoms, Bytes, TooLarge
+from memcalc.engine.moments import NUMBER, ROUNDING, course_of
 from memcalc.engine.table import COMPONENTS
-from memcalc.engine.tops import Top, fitted, highest
+from memcalc.engine.tops import Asked, Top, fitted, highest
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.items import PHASES, Item
 from memcalc.estimation.passes import beside, first_workspace, passes_of, pieces_of
@@ -30,7 +30,7 @@ class StageTotals:
 
     Args:
         spec: the run, with any of the batches.
-        batches: all of them.
+        over: the same with arrays of all of them.
         atoms: what sizes are made of.
         stage: the stage.
         card: the card.
@@ -39,27 +39,24 @@ class StageTotals:
         TooLarge: a size or a sum is beyond what float64 holds exactly.
     """
 
-    def __init__(self, spec: Spec, batches: Batches, atoms: Atoms, stage: Stage, card: Card | None) -> None:
+    def __init__(self, spec: Spec, over: Spec, atoms: Atoms, stage: Stage, card: Card | None) -> None:
         self._atoms = atoms
-        over = batches.on(spec)
         buffers = communication_buffers(over, stage)
         standing = [*buffers.steady, *standing_items(over, stage, card), *first_workspace(spec, stage, card)]
-        self._tops: list[Top | None] = [None] * len(PHASES)
+        asked: list[tuple[Asked, int]] = []
         for exist, passes in passes_of(spec, stage, card):
             surroundings = beside(over, buffers.around, exist=exist)
             courses = [course_of(spec, piece, *surroundings) for piece in pieces_of(spec, stage)]
-            for each in passes:
-                top = highest(courses, each.stream, each.workspace, atoms)
-                for phase in phases_in(each.mask):
-                    self._tops[phase] = top
+            asked += [(Asked(courses, each.stream, each.workspace), each.mask) for each in passes]
+        self._tops: list[Top | None] = [None] * len(PHASES)
+        tops = highest([each for each, _ in asked], atoms)
         self._still = _still(spec, stage, standing, atoms)
         self.totals = self._still.sum(axis=1) @ atoms.table
-        for phase, found in enumerate(self._tops):
-            if found is not None:
-                self.totals[phase] += found.bytes
-        self.peak = self.totals[0].copy()
-        for row in self.totals[1:]:
-            np.maximum(self.peak, row, out=self.peak)
+        for top, (_, mask) in zip(tops, asked, strict=True):
+            for phase in phases_in(mask):
+                self._tops[phase] = top
+                self.totals[phase] += top.bytes
+        self.peak = self.totals.max(axis=0)
         if self.peak.max() > LARGEST:
             raise TooLarge
 
@@ -91,18 +88,40 @@ def _sum(one: Bytes, two: Bytes) -> Bytes:
 
 def _still(spec: Spec, stage: Stage, standing: list[Item], atoms: Atoms) -> Bytes:
     """What stands through phases, by component: how often each has each atom. [phases, components, atoms]"""
-    for item in standing:
-        atoms.of(item.each)
-        atoms.of(item.block)
+    parts = [(item, atoms.of(item.each), atoms.of(item.block)) for item in standing]
     table = np.zeros((len(PHASES), len(COMPONENTS), len(atoms)))
-    for (phase, component), amount in state_sums(spec, stage).items():
-        table[PHASE_NUMBER[phase], NUMBER[component], ONE] = amount
-    for item in standing:
-        for number in phases_in(item.mask):
-            add_item(table[number], atoms, item, item.count)
+    table[:, :, ONE] = _states(spec, stage, atoms)
+    for item, (each, atom), (block, block_atom) in parts:
+        phases = _rows(item.mask)
+        table[phases, NUMBER[item.component], atom] += item.count * each
+        table[phases, ROUNDING, block_atom] += item.count * block
+        table[phases, ROUNDING, atom] -= item.count * each
     return table
 
 
-def phases_in(mask: int) -> Iterator[int]:
+def _states(spec: Spec, stage: Stage, atoms: Atoms) -> Bytes:
+    """Bytes of the model's states. [phases, components]"""
+    sums = state_sums(spec, stage)
+    key = ("states", id(sums))
+    if key not in atoms.kept:
+        table = np.zeros((len(PHASES), len(COMPONENTS)))
+        for (phase, component), amount in sums.items():
+            table[PHASE_NUMBER[phase], NUMBER[component]] = amount
+        atoms.kept[key] = sums, table
+    found: Bytes = atoms.kept[key][1]
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _rows(mask: int) -> Numbers | slice:
+    """The phases of a mask, as neighbours where they are."""
+    numbers = phases_in(mask)
+    if numbers and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return slice(numbers[0], numbers[-1] + 1)
+    return np.array(numbers, dtype=np.intp)
+
+
+@lru_cache(maxsize=1024)
+def phases_in(mask: int) -> tuple[int, ...]:
     """The numbers of the phases of a mask."""
-    return (number for number in range(len(PHASES)) if mask >> number & 1)
+    return tuple(number for number in range(len(PHASES)) if mask >> number & 1)

@@ -5,25 +5,20 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from memcalc.engine.atoms import Atoms, Bytes
-from memcalc.engine.moments import Course, add_item, not_lower
+from memcalc.engine.groups import Numbers, groups_of, learn_groups
+from memcalc.engine.moments import Use, add_item
 from memcalc.estimation.items import Item
 from memcalc.estimation.program import Stream
 
-COLUMNS = 2048  # configurations whose moments are weighed at a time: they stay in the processor's cache
-
 MOST_KEPT = 4_194_304  # numbers that are kept of one set of batches
-
-Numbers = npt.NDArray[np.intp]
 
 
 class Chunk(NamedTuple):
-    """One chunk of a stage: its course, what its slots stand for, and the number of its first moment."""
+    """One chunk of a stage: its course, and the number of its first moment."""
 
-    course: Course
-    items: list[Item]
+    use: Use
     first: int
 
 
@@ -47,59 +42,63 @@ class Top(NamedTuple):
     def components(self, atoms: Atoms, number: int) -> Bytes:
         """What is alive in one moment, by component: how often each has each atom. [components, atoms]"""
         chunk = [each for each in self.chunks if each.first <= number][-1]
-        phase = chunk.course.phase(self.stream, workspace=self.workspace is not None)
+        course = chunk.use.course
+        phase = course.phase(self.stream, workspace=self.workspace is not None)
         candidate = phase.candidates[number - chunk.first]
         key = ("components", id(candidate))
         if key not in atoms.kept:
-            atoms.kept[key] = candidate, chunk.course.components(atoms, candidate)
+            atoms.kept[key] = candidate, course.components(atoms, candidate.holdings)
         held: Bytes = atoms.kept[key][1]
-        table = fitted(held, len(atoms))
-        if table is held:
-            table = held.copy()
-        items = _items(chunk, self.workspace)
+        table = fitted(held, len(atoms)) + course.components(atoms, chunk.use.others())
+        items = _items(chunk.use, self.workspace)
         for slot, count in phase.buffers[number - chunk.first]:
             add_item(table, atoms, items[slot], count)
         return table
 
 
-class _Group(NamedTuple):
-    """Moments with the same buffers around them: the highest of these, and which it is."""
+class Asked(NamedTuple):
+    """A phase of a stage: the courses of its chunks, its stream, its workspace."""
 
-    buffers: tuple[tuple[int, int], ...]
-    bytes: Bytes
-    winner: int | Numbers
+    courses: list[Use]
+    stream: Stream
+    workspace: Item | None
 
 
-def highest(courses: list[tuple[Course, list[Item]]], stream: Stream, workspace: Item | None, atoms: Atoms) -> Top:
-    """Chunks of a stage run one after the other: of each phase the one with the highest moment counts.
+def highest(phases: list[Asked], atoms: Atoms) -> list[Top]:
+    """The highest moments of some phases. Chunks of a stage run one after the other: the one with the highest counts.
 
     Of moments that are equally high the first is meant, as in `estimation.timeline`.
 
     Raises:
         TooLarge: a size is beyond what arrays hold exactly.
     """
-    sizes = tuple((id(course), *(_mark(item) for item in items)) for course, items in courses)
-    key = ("top", sizes, stream, None if workspace is None else workspace.block)
-    if key not in atoms.kept:
-        if len(atoms.kept) * atoms.count > MOST_KEPT:
-            atoms.kept.clear()
-        atoms.kept[key] = _highest(courses, stream, workspace, atoms)
-    top: Top = atoms.kept[key]
-    return top
+    if len(atoms.kept) * atoms.count > MOST_KEPT:
+        atoms.kept.clear()
+    keys = [_key(phase) for phase in phases]
+    missing = {key: phase for key, phase in zip(keys, phases, strict=True) if key not in atoms.kept}
+    learn_groups([(use.course, each) for each in missing.values() for use in each.courses], atoms)
+    for key, phase in missing.items():
+        atoms.kept[key] = _highest(phase, atoms)
+    return [atoms.kept[key] for key in keys]
 
 
-def _highest(courses: list[tuple[Course, list[Item]]], stream: Stream, workspace: Item | None, atoms: Atoms) -> Top:
+def _key(phase: Asked) -> tuple[object, ...]:
+    sizes = tuple([(id(use.course), use.flights, *[_mark(item) for item in use.items]) for use in phase.courses])
+    return ("top", sizes, phase.stream, None if phase.workspace is None else phase.workspace.block)
+
+
+def _highest(phase: Asked, atoms: Atoms) -> Top:
     chunks: list[Chunk] = []
     best: Bytes | None = None
     winner: int | Numbers = 0
     first = 0
-    for course, items in courses:
-        chunk = Chunk(course, items, first)
-        chunks.append(chunk)
-        own = _items(chunk, workspace)
-        for group in _groups(course, stream, atoms, workspace=workspace is not None):
-            around: Any = sum(own[slot].block * count for slot, count in group.buffers)
-            height = group.bytes + around
+    for use in phase.courses:
+        chunks.append(Chunk(use, first))
+        own = _items(use, phase.workspace)
+        others = _others(use, atoms)
+        for group in groups_of(use.course, phase, atoms):
+            around: Any = sum([own[slot].block * count for slot, count in group.buffers])
+            height = group.bytes + (around + others)
             number = group.winner + first
             if best is None:
                 best, winner = height, number
@@ -109,55 +108,30 @@ def _highest(courses: list[tuple[Course, list[Item]]], stream: Stream, workspace
                 best, winner = height, number
             elif higher.any():
                 best, winner = np.where(higher, height, best), np.where(higher, number, winner)
-        first += len(course.phase(stream, workspace=workspace is not None).candidates)
+        first += len(use.course.phase(phase.stream, workspace=phase.workspace is not None).candidates)
     assert best is not None, "a phase has a moment"
-    return Top(chunks, stream, workspace, best, winner)
+    return Top(chunks, phase.stream, phase.workspace, best, winner)
 
 
-def _groups(course: Course, stream: Stream, atoms: Atoms, *, workspace: bool) -> list[_Group]:
-    key = ("groups", id(course), stream, workspace)
+def _others(use: Use, atoms: Atoms) -> Bytes | int:
+    """Bytes of what other micro-batches in flight hold. [n]"""
+    if max(use.flights) == 1:
+        return 0
+    key = ("others", id(use.course), use.flights)
     if key not in atoms.kept:
-        phase = course.phase(stream, workspace=workspace)
-        forms = phase.counts @ course.sizes(atoms)
-        alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
-        for number, buffers in enumerate(phase.buffers):
-            alike.setdefault(buffers, []).append(number)
-        found = []
-        for buffers, several in alike.items():
-            numbers = np.array(several)
-            numbers = numbers[not_lower(forms[numbers], *atoms.ranges)]
-            height, which = first_highest(forms[numbers], atoms.table)
-            found.append(_Group(buffers, height, int(numbers[0]) if which is None else numbers[which]))
-        atoms.kept[key] = course, found
-    groups: list[_Group] = atoms.kept[key][1]
-    return groups
+        atoms.kept[key] = use.course, (use.course.counts(use.others()) @ use.course.sizes(atoms) @ atoms.table)[0]
+    found: Bytes = atoms.kept[key][1]
+    return found
 
 
-def _items(chunk: Chunk, workspace: Item | None) -> list[Item]:
-    return chunk.items if workspace is None else [*chunk.items, workspace]
+def _items(use: Use, workspace: Item | None) -> list[Item]:
+    return use.items if workspace is None else [*use.items, workspace]
 
 
 def _mark(item: Item) -> tuple[object, ...]:
     """What tells items apart: their sizes, or the arrays of these."""
     each: Any = item.each  # an array where it differs from batch to batch
     return (id(each),) if isinstance(each, np.ndarray) else (item.component, each, item.block)
-
-
-def first_highest(forms: Bytes, atoms: Bytes) -> tuple[Bytes, Numbers | None]:
-    """The largest of some forms for each configuration, and the first that has it; None where there is one."""
-    if len(forms) == 1:
-        return forms[0] @ atoms, None
-    count = atoms.shape[1]
-    heights, winners = np.empty(count), np.zeros(count, dtype=np.intp)
-    for start in range(0, count, COLUMNS):
-        part = slice(start, start + COLUMNS)
-        rows = forms @ atoms[:, part]
-        best, winner = rows[0], winners[part]
-        for number in range(1, len(rows)):
-            np.copyto(winner, number, where=rows[number] > best)
-            np.maximum(best, rows[number], out=best)
-        heights[part] = best
-    return heights, winners
 
 
 def fitted(table: Bytes, width: int) -> Bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from memcalc.estimation.remembered import remembered
 from memcalc.spec.finetuning import ATTENTION_TARGETS, MLP_TARGETS, LoraSpec, QloraSpec, adapted_modules
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
@@ -39,6 +40,7 @@ class Adapters(NamedTuple):
         return name in ATTENTION_TARGETS or name in MLP_TARGETS or (name == "lm_head" and self.quantised.head)
 
 
+@remembered
 def adapters_of(spec: Spec) -> Adapters | None:
     """The adapters of a run; None where everything trains."""
     training = spec.training

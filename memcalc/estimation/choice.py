@@ -9,6 +9,7 @@ from memcalc.estimation.adapters import base_dtype
 from memcalc.estimation.copies import Spread
 from memcalc.estimation.frozen import adapters_follow_the_head
 from memcalc.estimation.optimizers.update import Update, update_of
+from memcalc.estimation.remembered import remembered
 from memcalc.estimation.sharding import Held, Parameters
 from memcalc.spec.cards import find_card
 from memcalc.spec.kernels import multiprocessors
@@ -61,6 +62,7 @@ class Choice(NamedTuple):
         return Spread(self.data_parallel, self.expert_shards, self.engine)
 
 
+@remembered
 def choice_of(spec: Spec) -> Choice:
     """The choice of a run."""
     training, base = spec.training, base_dtype(spec.training)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.items import Item
-from memcalc.estimation.sharding import Held, shard_shape
+from memcalc.estimation.parameters import Axis
+from memcalc.estimation.sharding import Held, formula_of, shard_shape
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
 
@@ -24,7 +27,7 @@ class Spread(NamedTuple):
 
     def shape(self, held: Held) -> tuple[int, ...]:
         """One rank's share of a parameter."""
-        return shard_shape(held.shape, self.over(held), self.engine)
+        return _share(held.axes, self.over(held), self.engine)[0]
 
 
 UNSPREAD = Spread(1, 1, "")
@@ -43,12 +46,9 @@ class Copy(NamedTuple):
 
 def copy_item(copy: Copy, held: Held, spread: Spread) -> Item:
     """The copy of one parameter on one rank."""
-    shape = spread.shape(held)
+    shape, elements, formula = _share(held.axes, spread.over(held), spread.engine)
     item_bytes = DTYPE_BYTES[copy.dtype]
-    each = item_bytes
-    for size in shape:
-        each *= size
-    formula = f"{item_bytes}·{held.formula}" + ("/N" if spread.over(held) > 1 else "")
+    each = item_bytes * elements
     return Item(
         copy.component,
         held.module,
@@ -59,6 +59,13 @@ def copy_item(copy: Copy, held: Held, spread: Spread) -> Item:
         each,
         rounded(each),
         copy.mask,
-        formula,
+        f"{item_bytes}·{formula}",
         copy.citation,
     )
+
+
+@lru_cache(maxsize=4096)
+def _share(axes: tuple[Axis, ...], ranks: int, engine: str) -> tuple[tuple[int, ...], int, str]:
+    """One rank's share of a parameter: its shape, its elements, and these in symbols."""
+    shape = shard_shape(tuple(size for _, size in axes), ranks, engine)
+    return shape, prod(shape), formula_of(axes) + ("/N" if ranks > 1 else "")

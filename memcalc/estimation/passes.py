@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 from memcalc.estimation.blocks.catalogue import Gradients
@@ -38,8 +39,8 @@ def passes_of(spec: Spec, stage: Stage, card: Card | None) -> Iterator[tuple[boo
         yield (
             exist,
             (
-                Pass("forward", None, _mask("forward", steps)),
-                Pass("loss", None, _mask("loss", steps)),
+                Pass("forward", None, _mask("forward", tuple(steps))),
+                Pass("loss", None, _mask("loss", tuple(steps))),
                 *_backward(making, steps, warm=warm),
             ),
         )
@@ -48,10 +49,10 @@ def passes_of(spec: Spec, stage: Stage, card: Card | None) -> Iterator[tuple[boo
 def _backward(making: Item, steps: list[int], *, warm: bool) -> Iterator[Pass]:
     """The first backward's first matrix product makes cuBLAS's workspace, unless another micro-batch came before."""
     if 1 not in steps or warm:
-        yield Pass("backward", None, _mask("backward", steps))
+        yield Pass("backward", None, _mask("backward", tuple(steps)))
         return
     yield Pass("backward", making, mask_of("backward_1"))
-    yield Pass("backward", None, _mask("backward", [step for step in steps if step > 1]))
+    yield Pass("backward", None, _mask("backward", tuple(step for step in steps if step > 1)))
 
 
 def pieces_of(spec: Spec, stage: Stage) -> tuple[Stage, ...]:
@@ -78,5 +79,6 @@ def beside(spec: Spec, around: Around, *, exist: bool) -> tuple[Gradients, Aroun
     return gradients, around
 
 
-def _mask(phase: str, steps: list[int]) -> int:
+@cache
+def _mask(phase: str, steps: tuple[int, ...]) -> int:
     return mask_of(*(f"{phase}_{step}" for step in steps))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
@@ -141,6 +141,11 @@ class Program:
         """The axes' sizes of each storage; empty for those of a rule."""
         of_kind = [tuple([values[axis] for axis in kind.axes]) for kind in self.kinds]
         return [of_kind[kind] for kind in self.kind_of]
+
+    @cached_property
+    def findings(self) -> dict[str, Any]:
+        """What others have found out about it, kept as long as it is."""
+        return {}
 
     @cached_property
     def _alive(self) -> dict[tuple[Stream, int], tuple[int, ...]]:

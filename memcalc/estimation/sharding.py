@@ -53,7 +53,12 @@ class Held(NamedTuple):
     @property
     def formula(self) -> str:
         """Elements in symbols."""
-        return "·".join(f"({symbol})" if "+" in symbol else symbol for symbol, _ in self.axes)
+        return formula_of(self.axes)
+
+
+def formula_of(axes: tuple[Axis, ...]) -> str:
+    """Elements of a tensor in symbols: "F/t·d"."""
+    return "·".join(f"({symbol})" if "+" in symbol else symbol for symbol, _ in axes)
 
 
 class Parameters(tuple[Held, ...]):

@@ -53,15 +53,20 @@ class Kind(NamedTuple):
     detached: bool = False  # the input needs no gradient, since nothing before it trains
 
 
-def stages_of(spec: Spec) -> tuple[Stage, ...]:
-    """The stages of a pipeline; layers that do not divide go to the first ones."""
+def stages_of(spec: Spec, micro_batches: int | None = None) -> tuple[Stage, ...]:
+    """The stages of a pipeline; layers that do not divide go to the first ones.
+
+    Args:
+        spec: the run.
+        micro_batches: of one optimizer step, where these are others than the run's.
+    """
     parallelism = spec.parallelism
     return _stages_of(
         spec.model.num_layers,
         parallelism.pipeline_parallel,
         parallelism.schedule,
         parallelism.virtual_stages,
-        spec.training.gradient_accumulation_steps,
+        micro_batches or spec.training.gradient_accumulation_steps,
     )
 
 

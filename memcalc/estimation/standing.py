@@ -8,6 +8,7 @@ from memcalc.estimation.engines import megatron
 from memcalc.estimation.frozen import adapters_follow_the_head
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.parameters import buffer_elements
+from memcalc.estimation.remembered import remembered
 from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stages import Stage
 from memcalc.ledger.component import Component
@@ -86,6 +87,7 @@ def complex_table(spec: Spec) -> Item:
     )
 
 
+@remembered
 def inputs(spec: Spec) -> list[Item]:
     """Token ids and labels, int64, on the device from the phase `input` on."""
     b = spec.training.micro_batch_size

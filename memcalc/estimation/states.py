@@ -17,6 +17,7 @@ from memcalc.estimation.items import BIT, Item, phases_of
 from memcalc.estimation.optimizers.states import State, optimizer_states
 from memcalc.estimation.optimizers.temporaries import Step, part_of, step_temporaries
 from memcalc.estimation.recipe_copies import kept_copies
+from memcalc.estimation.remembered import remembered
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.sharding import Parameters, stage_parameters
 from memcalc.estimation.stages import Stage
@@ -28,12 +29,24 @@ from memcalc.spec.spec import Spec
 
 def state_rows(spec: Spec, stage: Stage, *, tails: bool = True) -> Rows:
     """All that is held through several phases, parameter by parameter; `tails`: with the rests that blocks keep."""
-    return _state_rows(stage_parameters(spec, stage), choice_of(spec), tails=tails)
+    return _state_rows(stage_parameters(spec, stage), _choice(spec), tails=tails)
 
 
 def state_sums(spec: Spec, stage: Stage) -> Mapping[tuple[str, Component], int]:
     """The bytes of these rows by phase and component, which take less time to find than the rows themselves."""
-    return _state_sums(stage_parameters(spec, stage), choice_of(spec))
+    return _state_sums(stage_parameters(spec, stage), _choice(spec))
+
+
+def state_peak(spec: Spec, stage: Stage) -> int:
+    """The bytes of these rows in the phase that has most of them."""
+    return _state_peak(stage_parameters(spec, stage), _choice(spec))
+
+
+@remembered
+def _choice(spec: Spec) -> Choice:
+    """The choice of a run; where nothing is sharded it does not matter over how many ranks it would be."""
+    choice = choice_of(spec)
+    return choice if choice.zero_stage else choice._replace(data_parallel=1, expert_shards=1)
 
 
 @lru_cache(maxsize=1024)
@@ -56,6 +69,14 @@ def _state_sums(parameters: Parameters, choice: Choice) -> Mapping[tuple[str, Co
         for phase in phases_of(mask) if amount else ():
             sums[phase, component] = sums.get((phase, component), 0) + amount
     return MappingProxyType(sums)
+
+
+@lru_cache(maxsize=1024)
+def _state_peak(parameters: Parameters, choice: Choice) -> int:
+    held: dict[str, int] = {}
+    for (phase, _), amount in _state_sums(parameters, choice).items():
+        held[phase] = held.get(phase, 0) + amount
+    return max(held.values())
 
 
 @lru_cache(maxsize=1024)

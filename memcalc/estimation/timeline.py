@@ -95,10 +95,10 @@ class Timeline:
             left = compiled.left
             if around.layer_share and not (part == "head" and spec.parallelism.engine == "fsdp2"):
                 left = compiled.left_without_gradients  # FSDP2 reduces the root, head and embedding, at the very end
-            others = self._others(name, compiled, kind, tables)
+            others = others_of(stage, name, compiled, kind, tables)
             self.blocks.append(Block(name, compiled, sizer.sized(compiled), kind, left, others))
 
-        tables = program(structure, "tables", False, gradients)
+        self.tables = tables = program(structure, "tables", False, gradients)
         if stage.has_embedding:
             add("embedding", "embedding", None)
         elif tables.storages:
@@ -300,26 +300,6 @@ class Timeline:
             holdings += [(index, storages, count) for storages, count in block.others]
         return holdings
 
-    def _others(
-        self, name: str, program: Program, kind: Kind | None, tables: Program
-    ) -> tuple[tuple[tuple[int, ...], int], ...]:
-        """What the other micro-batches in flight hold of a block, and how many of them do.
-
-        They have left forward and its autocast region, and wait for their backward. Of a stage with several chunks
-        fewer hold its ends of the model than its layers; the tables that layers share are made for every chunk.
-        """
-        layers = self.stage.in_flight - 1
-        if name == "head":
-            found = [(program.kept, self.stage.heads - 1)]
-        elif name == "embedding":
-            names = {label[1] for label in tables.labels}
-            shared = tuple(storage for storage in program.kept if program.labels[storage][1] in names)
-            own = tuple(storage for storage in program.kept if storage not in shared)
-            found = [(shared, layers), (own, self.stage.embeddings - 1)]
-        else:
-            found = [(program.kept, layers * (1 if kind is None else kind.count))]
-        return tuple((storages, count) for storages, count in found if count)
-
     def _behind(self, index: int, layer: int) -> list[Holding]:
         """The gradients that the blocks behind (later layers, the head) have made, and what the step holds of them."""
         holdings: list[Holding] = []
@@ -394,6 +374,27 @@ class Timeline:
             size = block.sizes[number]
             shape = block.sized.shapes[number] or (each // DTYPE_BYTES[dtype],)
             yield Item(component, block.name, name, shape, dtype, count, each, size, mask, formula, citation)
+
+
+def others_of(
+    stage: Stage, name: str, program: Program, kind: Kind | None, tables: Program
+) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """What the other micro-batches in flight hold of a block, and how many of them do.
+
+    They have left forward and its autocast region, and wait for their backward. Of a stage with several chunks
+    fewer hold its ends of the model than its layers; the tables that layers share are made for every chunk.
+    """
+    layers = stage.in_flight - 1
+    if name == "head":
+        found = [(program.kept, stage.heads - 1)]
+    elif name == "embedding":
+        names = {label[1] for label in tables.labels}
+        shared = tuple(storage for storage in program.kept if program.labels[storage][1] in names)
+        own = tuple(storage for storage in program.kept if storage not in shared)
+        found = [(shared, layers), (own, stage.embeddings - 1)]
+    else:
+        found = [(program.kept, layers * (1 if kind is None else kind.count))]
+    return tuple((storages, count) for storages, count in found if count)
 
 
 def _counts(holdings: list[Holding]) -> Counts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.estimation.moving import peak_bytes
 from memcalc.estimation.outside import outside_allocated, reserved_bytes
 from memcalc.estimation.stages import Stage, stages_that_matter
-from memcalc.estimation.states import state_sums
+from memcalc.estimation.states import state_peak
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 
@@ -33,10 +33,7 @@ def device_bytes(spec: Spec, card: Card, limit: int | None = None) -> int:
 
 def _at_least(spec: Spec, stage: Stage, card: Card) -> int:
     """Device memory without all that moves: parameters, their copies and states, which many runs share."""
-    held: dict[str, int] = {}
-    for (phase, _), amount in state_sums(spec, stage).items():
-        held[phase] = held.get(phase, 0) + amount
-    return _on_device(spec, card, max(held.values()))
+    return _on_device(spec, card, state_peak(spec, stage))
 
 
 def _on_device(spec: Spec, card: Card, allocated: int) -> int:

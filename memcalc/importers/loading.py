@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import InputError
+from memcalc.spec.loading import Opened, load_opened
 from memcalc.spec.loading import load as load_own
+from memcalc.spec.loading import open_source as open_own
 from memcalc.spec.overrides import parse_overrides
 from memcalc.spec.rules import check_rules
 from memcalc.spec.spec import Spec
@@ -53,15 +55,33 @@ def load(
         lists = None if isinstance(source, Mapping) else list_config_json(source)
         return spec if lists is None else spec.with_notes(lists.sentences())
     path = Path(str(source))
-    given = set(parse_overrides(overrides))
-    _check_model(imported, given, path)
-    _check_ranks(imported, given, path)
+    read = _opened(imported, overrides, path)
     try:
-        spec = load_own({"name": path.stem, **imported.blocks}, overrides, gpu=gpu, check=check)
+        spec = load_opened(read, parse_overrides(overrides), gpu=gpu, check=check)
     except InputError as error:
         where = error.where.removeprefix("configuration").lstrip(": ")
         raise InputError(error.problem, error.remedy, f"{path.name}: {where}" if where else path.name) from None
     return spec.with_notes(imported.sentences())
+
+
+def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Opened:
+    """A configuration read once, whoever's it is, to be loaded with many values of the fields that `overrides` name.
+
+    Raises:
+        InputError: it cannot be read, or lacks the model's sizes.
+    """
+    overrides = tuple(overrides)
+    if isinstance(source, Spec):
+        return open_own(source.model_dump())
+    imported = None if isinstance(source, Mapping) else import_file(source, overrides)
+    return open_own(source) if imported is None else _opened(imported, overrides, Path(str(source)))
+
+
+def _opened(imported: Imported, overrides: tuple[str, ...], path: Path) -> Opened:
+    given = set(parse_overrides(overrides))
+    _check_model(imported, given, path)
+    _check_ranks(imported, given, path)
+    return open_own({"name": path.stem, **imported.blocks})
 
 
 def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported | None:

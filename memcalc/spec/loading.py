@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from memcalc.errors import InputError
 from memcalc.spec.defaults import default_parallelism, default_training, tie_batch
@@ -22,6 +23,7 @@ from memcalc.spec.reading import find_config, read_source
 from memcalc.spec.rules import check_rules
 from memcalc.spec.spec import Spec
 from memcalc.spec.validation import validated
+from memcalc.spec.yaml_source import Path as Place
 from memcalc.spec.yaml_source import Source
 
 
@@ -43,18 +45,57 @@ def load(
     Raises:
         InputError: the configuration is wrong; the message names file, line, key, value, rule and remedy.
     """
+    return load_opened(open_source(source), parse_overrides(overrides), gpu=gpu, check=check)
+
+
+class Opened(NamedTuple):
+    """A configuration that was read once and may be loaded with many overrides.
+
+    Args:
+        blocks: its blocks under their full names; never changed.
+        source: where each value stands.
+        folder: what paths in it are relative to.
+    """
+
+    blocks: Mapping[str, Any]
+    source: Source
+    folder: Path
+
+
+def open_source(source: str | Path | Mapping[str, Any]) -> Opened:
+    """Read a configuration.
+
+    Raises:
+        InputError: it cannot be read, or has unknown keys.
+    """
     read = Source(dict(source), "configuration") if isinstance(source, Mapping) else read_source(source)
-    folder = Path(source).parent if isinstance(source, str | Path) and str(source) != "-" else Path()
-    default_name = Path(source).stem if isinstance(source, str | Path) and str(source) != "-" else "unnamed"
+    named = isinstance(source, str | Path) and str(source) != "-"
     blocks = _blocks(read)
-    blocks.setdefault("name", default_name)
-    changes = parse_overrides(overrides)
-    read.overridden.update(dict.fromkeys(changes, "--set"))
+    blocks.setdefault("name", Path(str(source)).stem if named else "unnamed")
+    return Opened(blocks, read, Path(str(source)).parent if named else Path())
+
+
+def load_opened(
+    opened: Opened,
+    changes: Mapping[Place, Any],
+    *,
+    gpu: str | None = None,
+    check: Callable[[Spec, Source], None] = check_rules,
+) -> Spec:
+    """The spec of a configuration that was read, with these overrides (`parse_overrides`).
+
+    Raises:
+        InputError: as `load`.
+    """
+    overridden = opened.source.overridden | dict.fromkeys(changes, "--set")
+    changes = dict(changes)
     if gpu is not None:
         changes["hardware", "gpu"] = gpu
-        read.overridden["hardware", "gpu"] = "--gpu"
+        overridden["hardware", "gpu"] = "--gpu"
+    read = replace(opened.source, overridden=overridden)
+    blocks = copy.deepcopy(dict(opened.blocks))
     apply_overrides(blocks, changes)
-    spec = _resolve(blocks, folder, read)
+    spec = _resolve(blocks, opened.folder, read)
     check(spec, read)
     return spec
 

@@ -27,3 +27,25 @@ def test_tables_equal_single_estimates(data):
     }
     gpu = data.draw(st.sampled_from([None, "h100-80gb", "t4"]))
     assert_same(config, evaluate(config, axes, gpu=gpu), gpu=gpu)
+
+
+@given(data=st.data())
+@examples(8)
+def test_tables_over_layouts_equal_single_estimates(data):
+    """What layouts share, stages with more or fewer micro-batches in flight among it, changes no byte."""
+    config = data.draw(configs(experts=data.draw(st.booleans())))
+    several: dict[str, list[Any]] = {
+        "pipeline_parallel": [1, 2, 3, 4],
+        "tensor_parallel": [1, 2, 3],
+        "data_parallel": [1, 2, 8],
+        "zero_stage": [0, 1, 2, 3],
+        "recompute": ["none", "selective", "full", "every-2"],
+        "schedule": ["1f1b", "gpipe", "zb-h1", "zb-v"],
+        "optimizer": ["adamw", "lion", "sgd"],
+        "attention": ["eager", "flash"],
+    }
+    chosen = data.draw(st.lists(st.sampled_from(sorted(several)), min_size=2, max_size=3, unique=True))
+    axes: dict[str, Any] = {name: several[name] for name in chosen}
+    axes |= {"gradient_accumulation_steps": [1, 3, 8], "b": [1, 3], "s": [64]}
+    gpu = data.draw(st.sampled_from([None, "h100-80gb"]))
+    assert_same(config, evaluate(config, axes, gpu=gpu), gpu=gpu)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memcalc.estimation.adapters import Adapters, adapters_of, base_dtype
+from memcalc.estimation.remembered import remembered
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
@@ -78,6 +79,7 @@ class Structure(NamedTuple):
         return self.loss not in ("chunked", "fused") or (self.loss == "chunked" and self.loss_chunks == 1)
 
 
+@remembered
 def structure_of(spec: Spec) -> Structure:
     """The structure of a run."""
     model, training, parallelism = spec.model, spec.training, spec.parallelism
