@@ -45,7 +45,7 @@ def head_flops(spec: Spec) -> int:
 
 
 def product_flops(spec: Spec) -> dict[str, int]:
-    """One rank's forward of one plain, dense layer, operator by operator; they sum to `layer_flops`."""
+    """One rank's forward of one plain layer, operator by operator; they sum to `layer_flops`."""
     model, parallelism, training = spec.model, spec.parallelism, spec.training
     tokens = training.micro_batch_size * training.sequence_length
     ranks = parallelism.tensor_parallel * parallelism.context_parallel
@@ -54,6 +54,9 @@ def product_flops(spec: Spec) -> dict[str, int]:
         for row in parameter_table(layout(model, "plain"))
         if row.where == "layer" and len(row.shape) == 2
     }
+    if model.moe is not None:
+        visited = model.moe.num_experts_per_token * model.hidden_size * model.moe.expert_intermediate_size
+        weights |= dict.fromkeys(("mlp.experts.gate", "mlp.experts.up", "mlp.experts.down"), visited)
     attention = 2 * 2 * tokens * training.sequence_length * model.query_size  # as in `layer_flops`
     halves = {"scores": attention // 2, "attention output": attention // 2, "attention": attention}
     return {

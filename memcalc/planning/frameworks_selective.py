@@ -17,13 +17,12 @@ from memcalc.spec.products import layer_products
 from memcalc.spec.spec import Spec
 from memcalc.units import format_bytes
 
-# Modules of --recompute-modules that a dense layer has, with those of our operators that run again with each.
-# Source: Megatron-LM megatron/training/arguments.py, megatron/core/transformer/transformer_layer.py.
-MODULES = {
-    "core_attn": ("attention", "scores", "attention output"),
-    "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-    "layernorm": (),
-}
+# Modules of --recompute-modules that a layer has, with the beginnings of those of our operators that run again with
+# each; where it has experts, "moe" is all of them. Source: Megatron-LM megatron/training/arguments.py,
+# megatron/core/transformer/transformer_layer.py.
+CORE = ("attention", "scores", "attention output")
+DENSE = {"core_attn": CORE, "mlp": ("mlp.",), "layernorm": ()}
+EXPERTS = {"core_attn": CORE, "moe": ("mlp.",), "layernorm": ()}
 
 
 def in_selective_words(
@@ -107,10 +106,11 @@ def _megatron(configured: Configured, found: Found, kept: int) -> Said:
     """--recompute-modules: of all choices that keep no more than the plan the cheapest; else the smallest."""
     flops = product_flops(configured.spec)
     layers = configured.stop - configured.first
+    known = DENSE if configured.spec.model.moe is None else EXPERTS
     choices = []
-    for count in range(1, len(MODULES) + 1):
-        for modules in combinations(MODULES, count):
-            again = layers * sum(flops.get(name, 0) for module in modules for name in MODULES[module])
+    for count in range(1, len(known) + 1):
+        for modules in combinations(known, count):
+            again = layers * sum(_flops_of(flops, known[module]) for module in modules)
             try:
                 held = activation_bytes(estimate(_as_megatron(configured.spec, modules)))
             except InputError as error:
@@ -123,6 +123,12 @@ def _megatron(configured: Configured, found: Found, kept: int) -> Said:
         f"keeps {format_bytes(kept)}, and run {again / configured.chain.flops:.1%} of a forward again"
     )
     return Said("Megatron-LM", (line,), found.plan.items, found.evaluation, difference)
+
+
+def _flops_of(flops: dict[str, int], operators: tuple[str, ...]) -> int:
+    """Of operators by their names; one that ends in a dot stands for all that begin with it."""
+    every = tuple(name for name in operators if name.endswith("."))
+    return sum(amount for name, amount in flops.items() if name in operators or (every and name.startswith(every)))
 
 
 def activation_bytes(result: Result) -> int:

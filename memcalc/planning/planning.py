@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import yaml
@@ -119,14 +120,12 @@ def plan_recompute(
     chosen: Configured = configured
     keep: tuple[str, ...] = ()
     if strategy == "selective":
-        chosen, found, keep = _selective(configured, budget)
-        whole_layers = optimal(chain, budget)
+        chosen, found, keep, result = _selective(configured, budget)
+        whole_layers = optimal(chain, budget, bounded=False)
         rules = (*(() if whole_layers is None else (("optimal", whole_layers.evaluation),)), *rules)
     else:
-        found = _found(configured, budget, strategy)
-    recompute = configured.recompute(found.plan.items)
-    planned = with_recompute(configured.spec, recompute, keep)
-    result, before = estimate_rehearsed(planned), evaluate_all_kept(chain)
+        found, result = _found(configured, budget, strategy)
+    recompute, before = configured.recompute(found.plan.items), evaluate_all_kept(chain)
     if keep:
         words = in_selective_words(configured, found, keep, budget, activation_bytes(result))
     else:
@@ -149,7 +148,7 @@ def plan_recompute(
     )
 
 
-def _selective(configured: Configured, budget: int) -> tuple[Configured, Found, tuple[str, ...]]:
+def _selective(configured: Configured, budget: int) -> tuple[Configured, Found, tuple[str, ...], Result]:
     from memcalc.planning.selective import plan_selective
 
     found = plan_selective(configured.spec, budget)
@@ -158,17 +157,18 @@ def _selective(configured: Configured, budget: int) -> tuple[Configured, Found, 
     return found
 
 
-def _found(configured: Configured, budget: int, strategy: str) -> Found:
-    """The plan; where its rehearsal needs more than its chain says, once more with that much less."""
+def _found(configured: Configured, budget: int, strategy: str) -> tuple[Found, Result]:
+    """The plan and its rehearsal; where that needs more than the chain says, once more with that much less."""
     chain, room = configured.chain, budget
     for _ in range(4):
         found = _asked(chain, room, strategy)
         if found is None or found.evaluation.peak_bytes > room:
             break
         planned = with_recompute(configured.spec, configured.recompute(found.plan.items))
-        excess = estimate_rehearsed(planned).ledger.peak_bytes - budget
+        result = estimate_rehearsed(planned)
+        excess = result.ledger.peak_bytes - budget
         if excess <= 0:
-            return found
+            return found, result
         room -= excess
     raise _too_small(configured, budget, strategy)
 
@@ -204,10 +204,13 @@ def _least(chain: Chain, strategy: str) -> Plan:
 def _largest(spec: Spec, budget: int, strategy: str) -> tuple[Spec, tuple[int, int]]:
     """The largest micro-batch that some plan of the strategy fits, and the largest without recomputation."""
 
+    @cache
+    def chain(batch: int) -> Chain:
+        return chain_of(_with_batch(spec, batch)).chain
+
     def fits(batch: int, *, keeps: bool) -> bool:
-        configured = chain_of(_with_batch(spec, batch))
-        plan = keep_everything(configured.chain) if keeps else _least(configured.chain, strategy)
-        return evaluate(configured.chain, plan).peak_bytes <= budget
+        plan = keep_everything(chain(batch)) if keeps else _least(chain(batch), strategy)
+        return evaluate(chain(batch), plan).peak_bytes <= budget
 
     without, best = (_most(lambda batch, keeps=keeps: fits(batch, keeps=keeps)) for keeps in (True, False))
     if not best:
@@ -218,7 +221,10 @@ def _largest(spec: Spec, budget: int, strategy: str) -> tuple[Spec, tuple[int, i
 def _slow_down(spec: Spec, budget: int, strategy: str) -> float:
     """Of a step of the largest micro-batch, by the plan that fits it."""
     configured = chain_of(spec)
-    found = _asked(configured.chain, budget, "optimal" if strategy == "selective" else strategy)
+    if strategy in SEARCHES:
+        found = optimal(configured.chain, budget, bounded=False)
+    else:
+        found = _asked(configured.chain, budget, strategy)
     evaluation = evaluate(configured.chain, _least(configured.chain, strategy)) if found is None else found.evaluation
     return slow_down(configured.chain.flops, evaluation.again_flops)
 

@@ -18,7 +18,7 @@ from memcalc.estimation.optimizers.states import WHOLE, optimizer_states
 from memcalc.estimation.passes import beside
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.recipe_copies import gradients_exist, is_made_in_backward, kept_copies
-from memcalc.estimation.sharding import Parameters, stage_parameters
+from memcalc.estimation.sharding import Held, Parameters, stage_parameters
 from memcalc.estimation.stages import Stage, recomputed_count, stages_of
 from memcalc.estimation.standing import standing_items, workspace
 from memcalc.estimation.state_tails import Built, built_tensors
@@ -41,7 +41,7 @@ def estimate_rehearsed(spec: Spec) -> Result:
 def rehearse(spec: Spec) -> Requests | None:
     """Two steps of a run, played. None: more is allocated than the plan and the states, by an engine for instance."""
     stage = stages_of(spec)[0]
-    choice, parameters = choice_of(spec), stage_parameters(spec, stage)
+    choice, parameters = choice_of(spec), _as_built(spec, stage_parameters(spec, stage))
     if not _is_plain(spec, stage, choice, parameters):
         return None
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
@@ -89,9 +89,23 @@ def _is_plain(spec: Spec, stage: Stage, choice: Choice, parameters: Parameters) 
         and choice.engine != "megatron"
         and not choice.offloads
         and choice.update.optimizer in (*WHOLE, "sgd")
-        and spec.model.moe is None
+        and spec.model.layers_with_experts(0, stage.layers) in (0, stage.layers)  # layers that are alike
         and not any(held.dtype or not held.trains for held in parameters)
     )
+
+
+def _as_built(spec: Spec, parameters: Parameters) -> Parameters:
+    """The parameters as modules make them: gates and ups of the plain implementation's experts are two tensors."""
+    if spec.training.implementation != "plain" or spec.model.moe is None:
+        return parameters
+    built: list[Held] = []
+    for held in parameters:
+        if held.module.endswith("experts.gate_up_proj"):
+            axes = tuple((name, size // 2) if name == "2·F_e" else (name, size) for name, size in held.axes)
+            built += [held._replace(axes=axes)] * 2
+        else:
+            built.append(held)
+    return Parameters(built)
 
 
 def _plan(spec: Spec) -> Segment:

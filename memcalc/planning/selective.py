@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.errors import InputError
+from memcalc.ledger.result import Result
 from memcalc.planning.configured import Configured, chain_of, with_recompute
 from memcalc.planning.evaluation import evaluate
 from memcalc.planning.plan import Plan, segmented
@@ -16,8 +17,8 @@ from memcalc.spec.spec import Spec
 TRIES = 12  # corrections of the room, each by what a rehearsal found in excess
 
 
-def plan_selective(spec: Spec, budget: int) -> tuple[Configured, Found, tuple[str, ...]] | None:
-    """The cheapest plan found: the chain of layers that keep so much, the plan, what is kept. None: nothing fits.
+def plan_selective(spec: Spec, budget: int) -> tuple[Configured, Found, tuple[str, ...], Result] | None:
+    """The cheapest plan found: its chain of layers, the plan, what is kept, its rehearsal. None: nothing fits.
 
     The integer programme counts what is held when forward has ended. What a layer's own backward takes beside it is
     not linear: a plan is rehearsed, and what it has in excess comes off the room of the next one.
@@ -47,9 +48,11 @@ def plan_selective(spec: Spec, budget: int) -> tuple[Configured, Found, tuple[st
         again = range(configured.first, configured.first + choice.recomputed)
         items = segmented(len(configured.chain), ((b, b + 1) for b in again))
         planned = with_recompute(configured.spec, configured.recompute(items), choice.keep)
-        excess = estimate_rehearsed(planned).ledger.peak_bytes - budget
+        result = estimate_rehearsed(planned)
+        excess = result.ledger.peak_bytes - budget
         if excess <= 0:
-            return configured, Found(Plan(items, "selective"), evaluate(configured.chain, items), None), choice.keep
+            found = Found(Plan(items, "selective"), evaluate(configured.chain, items), None)
+            return configured, found, choice.keep, result
         room -= excess
     return None
 

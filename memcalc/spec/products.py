@@ -16,10 +16,25 @@ from memcalc.spec.training import TrainingSpec
 
 
 def layer_products(model: ModelSpec, training: TrainingSpec) -> tuple[str, ...]:
-    """Matrix products and attention's kernel of a plain, dense layer, as it runs them."""
+    """Matrix products and attention's kernel of a plain layer, dense or with experts, as it runs them."""
     core = ("scores", "attention output") if training.attention == "eager" else ("attention",)
-    gate = ("mlp.gate_proj",) if model.gated_mlp else ()
-    return ("attention.qkv_proj", *core, "attention.o_proj", *gate, "mlp.up_proj", "mlp.down_proj")
+    return ("attention.qkv_proj", *core, "attention.o_proj", *_mlp_products(model))
+
+
+def _mlp_products(model: ModelSpec) -> tuple[str, ...]:
+    """Those of the MLP; of routed experts' each is one product of all experts."""
+    moe = model.moe
+    if moe is None:
+        return tuple(f"mlp.{name}_proj" for name in _matrices(model))
+    products = ("mlp.router", *(f"mlp.experts.{name}" for name in _matrices(model)))
+    if moe.shared_expert_intermediate_size:
+        products += tuple(f"mlp.shared_experts.{name}_proj" for name in _matrices(model))
+        products += ("mlp.shared_expert_gate",) if moe.shared_expert_gate else ()
+    return products
+
+
+def _matrices(model: ModelSpec) -> tuple[str, ...]:
+    return ("gate", "up", "down") if model.gated_mlp else ("up", "down")
 
 
 def keeps_products(spec: Spec) -> str:
@@ -27,10 +42,15 @@ def keeps_products(spec: Spec) -> str:
     model, training = spec.model, spec.training
     if training.implementation != "plain":
         return f"implementation = {training.implementation}; its order of operators is known of plain alone"
-    if model.moe is not None or model.mla is not None:
-        return (
-            f"the model has {'experts' if model.moe is not None else 'latent attention'}; dense layers alone are known"
-        )
+    if model.mla is not None:
+        return "the model has latent attention, whose order of operators is not known"
+    if model.moe is not None:
+        if model.layers_with_experts(0, model.num_layers) < model.num_layers:
+            return "some layers have experts and some have not, and all recomputed layers keep the same"
+        if model.experts_have_bias:
+            return "the experts have biases, which a product of its own kind adds"
+        if spec.parallelism.expert_parallel > 1:
+            return f"expert_parallel = {spec.parallelism.expert_parallel}, which exchanges tokens between products"
     if training.finetune != "full":
         return f"finetune = {training.finetune}, whose adapters have products of their own"
     if spec.parallelism.context_parallel > 1:

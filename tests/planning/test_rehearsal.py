@@ -70,6 +70,7 @@ def test_what_is_rehearsed_is_what_is_estimated(recipe: str, recompute: str | li
         ("llama-3.2-1b", ("implementation=huggingface", "recipe=amp", "recompute=['0-7']")),
         ("llama-3-8b", ("recipe=pure", "s=4096", "recompute=[3]", "gpu=h100-80gb")),
         ("codegen-350m", ("recipe=amp", "recompute=every-2")),
+        ("mixtral-8x7b", ("recipe=amp", "l=2", "recompute=[1]")),
     ],
 )
 def test_of_any_plain_run(config: str, overrides: tuple[str, ...]) -> None:

@@ -20,6 +20,7 @@ from tests.nullcuda.conftest import NULL_PYTHON
 
 GIB = 2**30
 PURE = ("recipe=pure", "b=16", "s=1024")
+NARROW = ("d=1024", "h=16", "moe.expert_intermediate_size=3584")
 
 
 def all_choices(layers: int, inside: int, again: int, products: list[Product], room: int) -> list[int]:
@@ -73,7 +74,7 @@ def test_without_scipy_there_is_one_message(monkeypatch: pytest.MonkeyPatch) -> 
     assert str(refused.value) == "selective plans are solved by SciPy's HiGHS: pip install 'llm-memcalc[plan]'"
 
 
-@pytest.mark.parametrize("config", ["gpt2", "llama-3.2-1b", "codegen-350m"])
+@pytest.mark.parametrize("config", ["gpt2", "llama-3.2-1b", "codegen-350m", "mixtral-8x7b", "qwen1.5-moe-a2.7b"])
 def test_products_are_all_of_a_layers_flops(config: str) -> None:
     for attention in ("eager", "flash"):
         spec = memcalc.load(config, f"attention={attention}", "b=3", "s=256")
@@ -96,11 +97,12 @@ def test_selective_plans_run_less_again_than_plans_of_whole_layers(
     spec = memcalc.load(config, *overrides, gpu="a100-80gb")
     found = plan_selective(spec, budget)
     assert found is not None
-    configured, plan, keep = found
+    configured, plan, keep, result = found
     planned = with_recompute(configured.spec, configured.recompute(plan.plan.items), keep)
 
     assert keep
-    assert plan.evaluation.peak_bytes == memcalc.estimate(planned).ledger.peak_bytes <= budget
+    assert plan.evaluation.peak_bytes == memcalc.estimate(planned).ledger.peak_bytes
+    assert result.ledger.peak_bytes <= budget
     whole = memcalc.recompute(spec, budget=budget * 1093 // 1000 + 500 * 2**20)
     assert plan.evaluation.again_flops < whole.found.evaluation.again_flops
 
@@ -135,6 +137,16 @@ def test_keeping_everything_that_runs_again_costs_no_products() -> None:
             ("20GiB",),
         ),
         ("codegen-350m", ("recipe=pure", "b=8", "s=1024"), ("11.5GiB", "10GiB")),
+        (
+            "mixtral-8x7b",
+            ("recipe=pure", "b=16", "s=1024", "l=4", "V=8000", "optimizer_implementation=fused", *NARROW),
+            ("8GiB", "6.5GiB"),
+        ),
+        (
+            "qwen1.5-moe-a2.7b",
+            ("recipe=pure", "b=16", "s=1024", "l=4", "V=8000", "d=1024", "h=16", "optimizer_implementation=fused"),
+            ("14GiB",),
+        ),
     ],
 )
 def test_planned_peaks_are_traced_peaks(
@@ -194,22 +206,29 @@ def test_pasted_code_keeps_what_the_plan_says() -> None:
     assert ran.count(torch.ops.aten.mm.default) == 3 * forward + again * (len(products) - len(planning.keep))
 
 
-def test_gradients_are_those_of_everything_kept() -> None:
+@pytest.mark.parametrize(
+    ("config", "keep"),
+    [
+        ("gpt2 l=2 d=64 h=4 V=96", ("attention.qkv_proj", "attention output", "mlp.up_proj")),
+        (
+            "mixtral-8x7b l=2 d=64 h=4 num_key_value_heads=2 head_dim=16 V=96 moe.expert_intermediate_size=32",
+            ("attention.o_proj", "mlp.router", "mlp.experts.gate", "mlp.experts.down"),
+        ),
+    ],
+)
+def test_gradients_are_those_of_everything_kept(config: str, keep: tuple[str, ...]) -> None:
     torch = pytest.importorskip("torch")
     from memcalc.step.causal_lm import build
 
     def gradients(recompute: str, keep: tuple[str, ...]) -> list[Any]:
         torch.manual_seed(0)
-        spec = memcalc.load(
-            "gpt2", "recipe=fp32", "dtype=fp32", "attention=eager", "l=2", "d=64", "h=4", "V=96", "s=16"
-        )
+        spec = memcalc.load(*config.split(), "recipe=fp32", "dtype=fp32", "attention=eager", "s=16")
         model = build(with_recompute(spec, recompute, keep), torch.device("cpu"))
         tokens = torch.randint(96, (1, 16))
         model.loss(model.logits(tokens), tokens).backward()
         return [parameter.grad for parameter in model.module.parameters()]
 
-    kept = gradients("none", ())
-    again = gradients("full", ("attention.qkv_proj", "attention output", "mlp.up_proj"))
+    kept, again = gradients("none", ()), gradients("full", keep)
     assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
 
 
@@ -236,11 +255,18 @@ def test_what_cannot_be_kept_is_refused(overrides: tuple[str, ...], message: str
     assert message in str(refused.value)
 
 
-def test_experts_are_not_planned_inside() -> None:
-    with pytest.raises(
-        InputError, match="strategy = selective keeps single operators' results, but the model has experts"
-    ):
-        memcalc.recompute("mixtral-8x7b", gpu="h200", budget="2000GiB", strategy="selective")
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ("deepseek-v2-lite", "the model has latent attention"),
+        ("gpt-oss-20b", "the experts have biases"),
+        ("llama-3.2-1b implementation=huggingface", "implementation = huggingface; its order of operators"),
+    ],
+)
+def test_layers_that_are_not_planned_inside(config: str, why: str) -> None:
+    name, *overrides = config.split()
+    with pytest.raises(InputError, match=f"strategy = selective keeps single operators' results, but {why}"):
+        memcalc.recompute(name, *overrides, gpu="h200", budget="2000GiB", strategy="selective")
 
 
 def test_what_does_not_fit_names_the_smallest() -> None:

@@ -36,8 +36,14 @@ class Found(NamedTuple):
         return None if self.bound is None else self.evaluation.again_flops - self.bound
 
 
-def optimal(chain: Chain, budget: int) -> Found | None:
-    """The plan with the fewest FLOPs of recomputation within a budget; None: nothing fits."""
+def optimal(chain: Chain, budget: int, *, bounded: bool = True) -> Found | None:
+    """The plan with the fewest FLOPs of recomputation within a budget; None: nothing fits.
+
+    Args:
+        chain: what is planned.
+        budget: bytes.
+        bounded: whether to ask how much better any plan could be; that takes as long as the plan itself.
+    """
     fitting = [found for found in candidates(chain) if found.evaluation.peak_bytes <= budget]
     if not fitting:
         return None
@@ -50,7 +56,7 @@ def optimal(chain: Chain, budget: int) -> Found | None:
     items = _grid_items(Grid(chain, budget, "up"), budget)
     if items is not None:
         best = min(best, _found(chain, Plan(items, "optimal")), key=_price)
-    bound = Grid(chain, budget, "down").again(budget)
+    bound = Grid(chain, budget, "down").again(budget) if bounded else None
     return best._replace(plan=best.plan._replace(strategy="optimal"), bound=bound)
 
 
