@@ -102,6 +102,9 @@ def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
     return PlannedTimeline(spec, stage, symbol_values(spec, card), gradients, around), around != Around()
 
 
+DTENSOR = ("ddp", "fsdp2")  # engines of PyTorch's, beside which layers are split by its DTensor
+
+
 def not_modelled(spec: Spec) -> tuple[str, ...]:
     """What this estimate leaves out."""
     missing = list(NOT_MODELLED)
@@ -124,6 +127,8 @@ def _parallel_omissions(spec: Spec) -> Iterator[str]:
     parallelism, megatron = spec.parallelism, spec.training.implementation == "megatron"
     if parallelism.context_parallel > 1 and parallelism.context_parallel_method == "ring":
         yield "the keys and values that travel around the ring of context parallelism"
+    if spec.training.implementation == "plain" and parallelism.tensor_parallel > 1 and parallelism.engine in DTENSOR:
+        yield "what layers split by PyTorch's DTensor keep beyond Megatron-LM's: gathered inputs, whole logits"
     if megatron:
         yield "the workspace of cuDNN's attention, which is taken as that of flash attention"
     if megatron and spec.model.moe is not None:

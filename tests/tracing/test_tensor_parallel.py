@@ -64,6 +64,28 @@ def test_gathered_inputs_wait_for_backward_and_other_collectives_do_not() -> Non
 
 
 @pytest.mark.parametrize(
+    ("ranks", "sequence"),
+    [(2, True), pytest.param(2, False, marks=pytest.mark.long), pytest.param(4, True, marks=pytest.mark.long)],
+)
+def test_what_dtensor_keeps_beyond_megatrons_formulas(ranks: int, sequence: bool) -> None:
+    """Gathered inputs of attention, MLP and head whole, where Megatron keeps a part of each; and all logits."""
+    run = (*LLAMA, f"tensor_parallel={ranks}", f"sequence_parallel={sequence}")
+    kept = traced(*run).components("loss_2")
+    result = memcalc.estimate(memcalc.load(*run))
+    expected = result.ledger.components("loss_2")
+
+    inputs = 2 * B * S * D * (ranks - 1) // ranks if sequence else 0
+    # Cosines and sines of 16 bf16 each a position, and each kernel's seed and offset: temporaries in the estimate.
+    named_otherwise = 2 * 2 * S * 16 + LAYERS * (16 + 8)
+    more = kept[Component.ACTIVATIONS] - expected[Component.ACTIVATIONS] - named_otherwise
+    assert more == LAYERS * 2 * inputs
+    # Logits of 2 bytes, their fp32 copy and its logarithms of 4 each; the loss and its weight, 4 bytes each.
+    logits = (2 + 4 + 4) * B * S * V * (ranks - 1) // ranks
+    assert kept[Component.LOGITS_AND_LOSS] - expected[Component.LOGITS_AND_LOSS] == logits + inputs + 8
+    assert any("DTensor" in line for line in result.not_modelled)
+
+
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         (("num_key_value_heads=1",), "its 1 key/value heads are split evenly, or not at all"),
