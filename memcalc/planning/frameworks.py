@@ -36,7 +36,7 @@ def in_all_words(
 ) -> list[Said]:
     """The plan for every framework, or for those whose writers are given."""
     said = []
-    for write in (_pytorch, _transformers, _megatron, deepspeed, torchtitan) if writers is None else writers:
+    for write in (_pytorch, transformers, _megatron, deepspeed, torchtitan) if writers is None else writers:
         framework, lines, nearest = write(configured, items, budget)
         said.append(Said(framework, lines, nearest, evaluate(configured.chain, nearest)))
     return said
@@ -59,7 +59,7 @@ def _pytorch(configured: Configured, items: Segment, _: int) -> tuple[str, tuple
     return "PyTorch", lines, items
 
 
-def _transformers(configured: Configured, items: Segment, _: int) -> tuple[str, tuple[str, ...], Segment]:
+def transformers(configured: Configured, items: Segment, _: int) -> tuple[str, tuple[str, ...], Segment]:
     """Single layers: modeling_layers.GradientCheckpointingLayer asks each layer whether it is checkpointed."""
     again = {block for item in items if not isinstance(item, int) for block in leaves(item)}
     lines = (

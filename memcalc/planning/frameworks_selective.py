@@ -10,7 +10,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.planning.configured import Configured
 from memcalc.planning.flops import product_flops
-from memcalc.planning.frameworks import Said, deepspeed, in_all_words, ranges, torchtitan
+from memcalc.planning.frameworks import Said, deepspeed, in_all_words, ranges, torchtitan, transformers
 from memcalc.planning.plan import leaves
 from memcalc.planning.strategies.optimal import Found
 from memcalc.spec.products import layer_products
@@ -50,7 +50,7 @@ def in_selective_words(
         "    else:",
         "        x = layer(x)",
     )
-    transformers = (
+    lines = (
         f"KEEP = {_set(_apart(numbers, fused=spec.model.fused_qkv))}  # in the context_fn of PyTorch",
         f"RECOMPUTED = {ranges(again)}",
         "model.gradient_checkpointing_enable(",
@@ -59,9 +59,12 @@ def in_selective_words(
         "    layer.gradient_checkpointing = index in RECOMPUTED",
     )
     own = "the same operators; transformers' modules keep other tensors beside them"
+    theirs = Said("transformers", lines, found.plan.items, found.evaluation, own)
+    if spec.model.moe is not None:  # its experts' products are other ones, and as many as the kernels say
+        theirs = in_all_words(configured, found.plan.items, budget, (transformers,))[0]
     return [
         Said("PyTorch", pytorch, found.plan.items, found.evaluation),
-        Said("transformers", transformers, found.plan.items, found.evaluation, own),
+        theirs,
         _megatron(configured, found, kept),
         *in_all_words(configured, found.plan.items, budget, (deepspeed, torchtitan)),
     ]

@@ -29,7 +29,7 @@ def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: list[
     screen.line()
     draw_grid(screen, plans_grid(planning, unit))
     draw_grid(screen, layers_grid(planning, unit))
-    draw_grid(screen, front_grid(planning, unit))
+    draw_grid(screen, front_grid(planning, unit, "plans of whole layers" if planning.keep else ""))
     for device in checked:
         if device.missing:
             draw_line(screen, f"Not verified on the null CUDA device: {device.missing}", 0)
@@ -55,6 +55,8 @@ def verdict(planning: Planning, unit: Unit) -> str:
     peak, chain = planning.peak_bytes, planning.configured.chain
     again = planning.found.evaluation.again_flops
     room = f"{format_bytes(peak, unit)} of {format_bytes(planning.budget, unit)} that may be allocated"
+    if not again and planning.keep:
+        return f"FITS: {room}; no product of a forward runs again, but what is small work beside them."
     if not again:
         return f"NOTHING TO RECOMPUTE: {room}."
     return f"FITS: {room}, for {again / chain.flops:.1%} of a forward more: a step {slower(planning, again)} longer."

@@ -158,8 +158,8 @@ def _nested(item: Segment) -> str:
     return "[" + " ".join("." if isinstance(inner, int) else _nested(inner) for inner in item) + "]"
 
 
-def front_grid(planning: Answer, unit: Unit) -> Grid:
-    """Memory against compute: each plan is the cheapest that was found for its memory."""
+def front_grid(planning: Answer, unit: Unit, which: str = "") -> Grid:
+    """Memory against compute: each plan is the cheapest that was found for its memory; `which` plans these are."""
     most = max((found.evaluation.again_flops for found in planning.front), default=0)
     rows = []
     strong = set()
@@ -179,7 +179,7 @@ def front_grid(planning: Answer, unit: Unit) -> Grid:
         )
     heads = (Column(f"peak {unit}", right=True), Column(""), Column("forward again", right=True))
     columns = (*heads, Column("step longer", right=True), Column(""))
-    return Grid("Memory against compute", columns, rows, frozenset(strong))
+    return Grid(", ".join(filter(None, ("Memory against compute", which))), columns, rows, frozenset(strong))
 
 
 def slower(planning: Answer, again: int) -> str:

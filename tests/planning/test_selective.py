@@ -269,6 +269,22 @@ def test_layers_that_are_not_planned_inside(config: str, why: str) -> None:
         memcalc.recompute(name, *overrides, gpu="h200", budget="2000GiB", strategy="selective")
 
 
+def test_plans_of_experts_on_the_screen(run: Callable[..., Run]) -> None:  # noqa: F811
+    """What runs again is no product, and transformers' experts have products of their own."""
+    pytest.importorskip("scipy")
+    overrides = ("recipe=pure", "b=16", "s=1024", "l=4", "V=8000", "optimizer_implementation=fused", *NARROW)
+    sets = [word for override in overrides for word in ("--set", override)]
+    asked = ("recompute", "mixtral-8x7b", *sets, "--gpu", "a100-80gb", "--budget", "8GiB", "--strategy", "selective")
+    code, out, err = run(*asked)
+    text = " ".join(out.split())
+
+    assert (code, err) == (0, "")
+    assert "no product of a forward runs again" in text
+    assert "Memory against compute, plans of whole layers" in text
+    assert "--recompute-granularity selective --recompute-modules moe" in text
+    assert text.count("KEEP = {") == 1
+
+
 def test_what_does_not_fit_names_the_smallest() -> None:
     with pytest.raises(DoesNotFit, match="No plan fits"):
         memcalc.recompute("gpt2-xl", gpu="t4", strategy="selective")
