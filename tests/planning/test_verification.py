@@ -30,7 +30,9 @@ needs_null = pytest.mark.skipif(not NULL_PYTHON.exists(), reason="no CUDA build 
             ("30GiB", "28GiB", "26GiB"),
         ),
         ("llama-3.2-1b", ("recipe=mixed-18", "b=4", "s=1024", "implementation=huggingface"), ("31GiB",)),
+        ("llama-3.2-1b", ("recipe=amp", "b=4", "s=2048", "optimizer_implementation=fused"), ("36GiB",)),
         ("codegen-350m", ("recipe=pure", "b=8", "s=1024", "attention=flash"), ("11.5GiB", "10.5GiB", "10GiB")),
+        ("codegen-350m", ("recipe=amp", "b=8", "s=1024"), ("14.5GiB",)),
     ],
 )
 def test_planned_peaks_are_traced_peaks(
