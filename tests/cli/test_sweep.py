@@ -3,9 +3,10 @@
 import csv
 import io
 import json
+import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -82,14 +83,30 @@ def test_files_are_written_by_their_suffix(run: Callable[..., Run], tmp_path: Pa
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_parquet_says_what_it_needs(run: Callable[..., Run], tmp_path: Path) -> None:
+def test_parquet_says_what_it_needs(run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it was not installed
+
     code, _, err = run("sweep", "gpt2", "--vary", "b=1", "--output", str(tmp_path / "sweep.parquet"))
 
-    if find_spec("pyarrow") is None:
-        assert code == 3
-        assert "pip install pyarrow" in err
-    else:
-        assert code == 0
+    assert code == 3
+    assert "pip install pyarrow" in err
+    assert not (tmp_path / "sweep.parquet").exists()
+
+
+def test_parquet_has_the_numbers_of_the_json_with_their_types(run: Callable[..., Run], tmp_path: Path) -> None:
+    parquet: Any = pytest.importorskip("pyarrow.parquet", reason="pyarrow, the extra parquet, is not installed")
+    file, document = tmp_path / "sweep.parquet", tmp_path / "sweep.json"
+    varied = ("--vary", "b=1..2", "--vary", "recompute=none,full", "--vary", "tensor_parallel=1,5")
+
+    code, _, _ = run("sweep", "gpt2", *varied, "--output", str(file), "--output", str(document))
+
+    assert code == 0
+    table = parquet.read_table(file)
+    assert table.to_pylist() == json.loads(document.read_text())["configurations"]
+    types = {field.name: str(field.type) for field in table.schema}
+    assert types["peak_bytes"] == types["micro_batch_size"] == "int64"
+    assert types["headroom_bytes"] == "int64", "of all columns that are empty without a card, too"
+    assert (types["fits"], types["reason"], types["recompute"]) == ("bool", "string", "string")
 
 
 @pytest.mark.parametrize(

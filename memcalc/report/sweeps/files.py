@@ -88,8 +88,8 @@ def write_output(path: Path, table: Table, name: str) -> None:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         arrow, parquet = _pyarrow()
-        found = {key: [_plain(value) for value in values] for key, values in columns(table).items()}
-        parquet.write_table(arrow.table(found), path)
+        arrays = {name: arrow.array(_plain(values), _type(name, arrow)) for name, values in columns(table).items()}
+        parquet.write_table(arrow.table(arrays), path)
     elif suffix == ".json":
         path.write_text(json.dumps(sweep_document(table, name), ensure_ascii=False) + "\n", encoding="utf-8")
     else:
@@ -102,8 +102,22 @@ def write_picture(path: Path, table: Table, title: str, unit: Unit) -> None:
     path.write_text(draw(table, title, unit), encoding="utf-8")
 
 
-def _plain(value: Any) -> Any:
-    return written(value) if isinstance(value, list | tuple) else value
+def _plain(values: list[Any]) -> list[Any]:
+    """A column as values of one type: in words where a field takes numbers and words, or lists."""
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) > 1 or kinds & {list, tuple}:
+        numbers = kinds <= {int, float}
+        return values if numbers else [None if value is None else written(value) for value in values]
+    return values
+
+
+def _type(name: str, arrow: Any) -> Any:
+    """The type of a column, so that it is the same where all of it is empty; None: that of its values."""
+    if name in ("valid", "fits"):
+        return arrow.bool_()
+    if name in ("peak_phase", "reason"):
+        return arrow.string()
+    return arrow.int64() if name.endswith("_bytes") or name == "pipeline_stage" else None
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -113,5 +127,6 @@ def _pyarrow() -> tuple[Any, Any]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
         raise Unavailable(
-            "Parquet is written by pyarrow, which is not installed: pip install pyarrow. CSV and JSON need nothing."
+            "Parquet is written by pyarrow, which is not installed: pip install pyarrow, or memcalc's extra parquet. "
+            "CSV and JSON need nothing."
         ) from None
