@@ -246,4 +246,5 @@ def _streams(block: Program) -> tuple[object, ...]:
 
 @lru_cache(maxsize=4096)
 def _in_flight(stage: Stage) -> tuple[int, ...]:
-    return tuple([held for piece in stage.chunks for held in (piece.in_flight, piece.embeddings, piece.heads)])
+    pieces = stage.chunks
+    return tuple([held for piece in pieces for held in (piece.in_flight, piece.embeddings, piece.heads, piece.waiting)])

@@ -19,7 +19,7 @@ from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import Item
 from memcalc.estimation.program import Program, Stream
-from memcalc.estimation.stages import Kind, Stage, composition, runs_of
+from memcalc.estimation.stages import Kind, Stage, composition, one_in_flight, runs_of
 from memcalc.estimation.timeline import BEFORE_FIRST_PRODUCT, Block, Candidate, Holding, Timeline, others_of
 from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
@@ -157,9 +157,9 @@ class Use(NamedTuple):
     stage: Stage
 
     @property
-    def flights(self) -> tuple[int, int, int]:
-        """How many micro-batches are in flight: of layers, of the embedding, of the head."""
-        return self.stage.in_flight, self.stage.embeddings, self.stage.heads
+    def flights(self) -> tuple[int, ...]:
+        """How many micro-batches are in flight: of layers, of the embedding, of the head, and behind the head."""
+        return self.stage.in_flight, self.stage.embeddings, self.stage.heads, self.stage.waiting
 
     def others(self) -> list[Holding]:
         """What the other micro-batches in flight hold, whatever the moment is."""
@@ -214,7 +214,7 @@ def _alone(spec: Spec, stage: Stage) -> Stage:
     alike = composition(spec, stage)
     first = 0 if alike == (stage.stop - stage.first, stage.has_embedding, stage.has_head) else stage.first
     stop = stage.stop - stage.first + first
-    return stage._replace(index=0, first=first, stop=stop, in_flight=1, pieces=(), embeddings=1, heads=1)
+    return one_in_flight(stage)._replace(first=first, stop=stop, pieces=())
 
 
 def _slot(number: int) -> Item:

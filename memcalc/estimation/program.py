@@ -175,6 +175,15 @@ class Program:
         return tuple(index for index in self.saved if index not in self.region)
 
     @cached_property
+    def awaited(self) -> tuple[int, ...]:
+        """Of a head: the storages that the gradient of its matrix needs, the matrix's input and its output's gradient.
+
+        All that is kept, where the loss cuts the product into pieces.
+        """
+        used = [event.storage for event in self.backward if event.sign < 0 and event.label == "lm_head"]
+        return tuple(used) if any(storage in self.kept for storage in used) else self.kept
+
+    @cached_property
     def left(self) -> tuple[int, ...]:
         """The storages that backward leaves behind: gradients of parameters, and what the step still holds."""
         return alive_after(self.backward, self.kept)

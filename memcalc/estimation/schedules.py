@@ -1,7 +1,9 @@
 """Pipeline schedules: which chunks of layers a stage holds, and how many micro-batches' activations are in flight.
 
 A chunk's activations are counted from its forward until its backward; where a schedule splits backward into the input's
-and the weights' (zero bubble), what the latter needs is counted whole until it has run.
+and the weights' (zero bubble), what the latter needs is counted whole until it has run. Of the head, whose logits are
+the largest tensors of all, only what its matrix's gradient needs is: the matrix's input and the gradient of its output
+(sail-sg/zero-bubble-pipeline-parallelism 47c2c7a00 megatron/core/weight_grad_store.py, put).
 
 Sources: GPipe (arXiv 1811.06965); 1F1B and interleaved: Megatron-LM (arXiv 2104.04473 section 2.2) and core_r0.14
 core/pipeline_parallel/schedules.py, get_pp_rank_microbatches; ZB-H1, ZB-H2: arXiv 2401.10241 section 3 and table 2;
@@ -60,17 +62,34 @@ def chunks_in_flight(schedule: str, stages: int, virtual: int, stage: int, micro
     return min(most, m * directions.get(schedule, 1))
 
 
-def ends_in_flight(schedule: str, stages: int, virtual: int, stage: int, micro_batches: int) -> tuple[int, int]:
-    """How many micro-batches the chunks at both ends of the model hold when each holds most: the first, the last.
+class Ends(NamedTuple):
+    """How many micro-batches the chunks at both ends of the model hold when each holds most.
 
-    A stage with one chunk holds as many of the end it has as of its layers. With several chunks the last one hands over
-    to its own backward at once, so logits are there for one micro-batch. Interleaving runs p micro-batches through a
-    chunk, then as many through the next, so the first chunk starts twice before its first backward.
+    Args:
+        first: of the chunk with the embedding.
+        last: of the chunk with the head, whole.
+        waiting: of which the head's backward has run but for its matrix's gradient.
+    """
+
+    first: int
+    last: int
+    waiting: int = 0
+
+
+def ends_in_flight(schedule: str, stages: int, virtual: int, stage: int, micro_batches: int) -> Ends:
+    """What a stage holds of both ends of the model.
+
+    A stage with one chunk holds as many of the end it has as of its layers; the last one of a zero bubble runs each
+    micro-batch's backward right after its forward, and the others wait for their weights' gradient. With several chunks
+    the last one hands over to its own backward at once, so logits are there for one micro-batch. Interleaving runs p
+    micro-batches through a chunk, then as many through the next, so the first chunk starts twice before its first
+    backward.
     """
     if len(chunks_of(schedule, stages, virtual, stage)) == 1:
         held = chunks_in_flight(schedule, stages, virtual, stage, micro_batches)
-        return held, held
+        waiting = held - 1 if schedule in ("zb-h1", "zb-h2") and stage == stages - 1 else 0
+        return Ends(held, held - waiting, waiting)
     first = (
         2 * stages if schedule == "interleaved" else chunks_in_flight(schedule, stages, virtual, stage, micro_batches)
     )
-    return min(first, micro_batches), 1
+    return Ends(min(first, micro_batches), 1)

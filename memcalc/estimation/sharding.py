@@ -15,7 +15,7 @@ from typing import NamedTuple
 from memcalc.estimation.adapters import Adapters, adapters_of, base_dtype
 from memcalc.estimation.blocks.structure import layout
 from memcalc.estimation.parameters import Axis, Parameter, parameter_table
-from memcalc.estimation.stages import Stage
+from memcalc.estimation.stages import Stage, one_in_flight
 from memcalc.estimation.symbols import model_values
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
@@ -110,11 +110,7 @@ def _alike(model: ModelSpec, stage: Stage) -> Stage:
     """The stage without what its parameters do not depend on: where layers without experts stand does not matter."""
     if model.moe is None:
         return Stage(0, 0, stage.layers, stage.has_embedding, stage.has_head, 1)
-    return _alone(stage)._replace(pieces=tuple(map(_alone, stage.pieces)))
-
-
-def _alone(stage: Stage) -> Stage:
-    return stage._replace(index=0, in_flight=1, embeddings=1, heads=1)
+    return one_in_flight(stage)._replace(pieces=tuple(map(one_in_flight, stage.pieces)))
 
 
 @lru_cache(maxsize=1024)

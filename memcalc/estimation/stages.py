@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from memcalc.estimation.adapters import adapters_of
-from memcalc.estimation.schedules import Chunk, chunks_in_flight, chunks_of, ends_in_flight
+from memcalc.estimation.schedules import Chunk, Ends, chunks_in_flight, chunks_of, ends_in_flight
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.segments import has_segments, leaves
 from memcalc.spec.spec import Spec
@@ -30,6 +30,7 @@ class Stage(NamedTuple):
     pieces: tuple[Stage, ...] = ()
     embeddings: int = 1  # micro-batches whose embedding it holds when it holds most, if it has one
     heads: int = 1  # and those whose logits
+    waiting: int = 0  # and those of which the head's matrix waits for its gradient, and nothing else of the head
 
     @property
     def chunks(self) -> tuple[Stage, ...]:
@@ -75,20 +76,27 @@ def _stages_of(layers: int, stages: int, schedule: str, virtual: int, micro_batc
     found = []
     for index in range(stages):
         in_flight = chunks_in_flight(schedule, stages, virtual, index, micro_batches)
-        flights = in_flight, *ends_in_flight(schedule, stages, virtual, index, micro_batches)
-        pieces = [_piece(layers, index, chunk, *flights) for chunk in chunks_of(schedule, stages, virtual, index)]
+        held = ends_in_flight(schedule, stages, virtual, index, micro_batches)
+        pieces = [
+            _piece(layers, index, chunk, in_flight, held) for chunk in chunks_of(schedule, stages, virtual, index)
+        ]
         ends = any(piece.has_embedding for piece in pieces), any(piece.has_head for piece in pieces)
-        whole = Stage(index, pieces[0].first, pieces[0].stop, *ends, in_flight, tuple(pieces), *flights[1:])
+        whole = Stage(index, pieces[0].first, pieces[0].stop, *ends, in_flight, tuple(pieces), *held)
         found.append(pieces[0] if len(pieces) == 1 else whole)
     return tuple(found)
 
 
-def _piece(layers: int, index: int, chunk: Chunk, in_flight: int, embeddings: int, heads: int) -> Stage:
+def _piece(layers: int, index: int, chunk: Chunk, in_flight: int, held: Ends) -> Stage:
     share, rest = divmod(layers, chunk.of)
     first = chunk.part * share + min(chunk.part, rest)
     stop = first + share + (chunk.part < rest)
     ends = chunk.part == 0, chunk.part == chunk.of - 1
-    return Stage(index, first, stop, *ends, in_flight, embeddings=embeddings, heads=heads)
+    return Stage(index, first, stop, *ends, in_flight, (), *held)
+
+
+def one_in_flight(stage: Stage) -> Stage:
+    """The stage, or one chunk, as if one micro-batch was all that runs."""
+    return stage._replace(index=0, in_flight=1, embeddings=1, heads=1, waiting=0)
 
 
 def kinds_of(spec: Spec, stage: Stage) -> list[Kind]:

@@ -386,7 +386,7 @@ def others_of(
     """
     layers = stage.in_flight - 1
     if name == "head":
-        found = [(program.kept, stage.heads - 1)]
+        found = [(program.kept, stage.heads - 1), (program.awaited, stage.waiting)]
     elif name == "embedding":
         names = {label[1] for label in tables.labels}
         shared = tuple(storage for storage in program.kept if program.labels[storage][1] in names)

@@ -163,7 +163,7 @@ def test_interleaving_step_by_step(p: int, v: int, m: int) -> None:
             if step >= warm_up:
                 held[v - 1 - order[step - warm_up]] -= 1
 
-        first, last = ends_in_flight("interleaved", p, v, stage, m)
+        first, last, _ = ends_in_flight("interleaved", p, v, stage, m)
         assert most == chunks_in_flight("interleaved", p, v, stage, m)
         if stage == 0:
             assert first == most_of[0]
@@ -180,6 +180,22 @@ def test_stages_of_several_chunks_hold_the_logits_of_one_micro_batch(schedule: s
         return max(components.get(Component.LOGITS_AND_LOSS, 0) for components in ledgers)
 
     assert logits(schedule) == logits("1f1b") > 0
+
+
+@pytest.mark.parametrize(("schedule", "waiting"), [("zb-h1", 3), ("zb-h2", 6)])
+def test_heads_that_wait_for_their_weights_gradient(schedule: str, waiting: int) -> None:
+    """Of 4 stages the last has one micro-batch's logits whole, as in 1F1B, and 4-1 or 2·4-2 others behind its backward.
+
+    Of these it holds the input of the head's matrix and the gradient of its output: 2 bytes an element each in bf16.
+    """
+
+    def held(name: str) -> int:
+        split = ("pipeline_parallel=4", "gradient_accumulation_steps=16", f"schedule={name}", "s=512")
+        ranks = estimate("llama-3-8b", *split).ranks
+        (last,) = (rank for rank in ranks if rank.rank["pipeline_stage"] == 3)
+        return last.ledger.components("loss_2")[Component.LOGITS_AND_LOSS]
+
+    assert held(schedule) - held("1f1b") == waiting * (2 * 512 * 4096 + 2 * 512 * 128_256)
 
 
 def test_logits_of_llama_3_8b_over_two_stages_of_sixteen_chunks() -> None:
