@@ -115,7 +115,7 @@ def term_grid(answer: Fit) -> Grid:
 def pruned_grid(answer: Fit) -> Grid:
     """What no layout may be, and why."""
     rows = [
-        (f"{times:,}", " ".join(filter(None, (choice, reason)))) for (choice, reason), times in answer.pruned.items()
+        (f"{times:,}", ": ".join(filter(None, (choice, reason)))) for (choice, reason), times in answer.pruned.items()
     ]
     columns = (Column("choices", right=True), Column("why they are left out", wrap=True))
     return Grid("What no layout may be", columns, rows)

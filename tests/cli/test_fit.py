@@ -81,6 +81,12 @@ def test_why_lists_what_is_left_out(run: Callable[..., Run]) -> None:
     assert "zero_stage = 3 together with pipeline_parallel = 2 is not modelled" in " ".join(told.split())
 
 
+def test_a_choice_that_is_left_out_stands_before_its_reason(run: Callable[..., Run]) -> None:
+    told = " ".join(run("fit", "gpt2", "--gpu", "t4", "--gpus", "16", "--why").out.split())
+
+    assert "tensor_parallel = 16: its ranks exchange every layer's sums: they stay inside a node" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

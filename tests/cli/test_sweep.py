@@ -34,6 +34,10 @@ def test_the_screen_shows_the_frontier(run: Callable[..., Run]) -> None:
     assert out.startswith(SCREEN)
 
 
+def test_a_map_that_is_too_wide_says_what_it_shows(run: Callable[..., Run]) -> None:
+    assert "micro_batch_size: 1 to 90, one in 2 shown" in run("sweep", "gpt2", "--vary", "b=1..90").out
+
+
 def test_the_frontier_is_where_estimates_stop_fitting(run: Callable[..., Run]) -> None:
     fits = [
         memcalc.estimate("llama-3-8b", "zero_stage=3", "data_parallel=8", f"b={b}", gpu="h100-80gb").fits

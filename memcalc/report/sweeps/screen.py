@@ -73,7 +73,7 @@ def _draw_map(screen: Screen, landscape: Landscape, each: Map) -> None:
     room = max(screen.width - labels - last - 10, 10)
     step = -(-len(each.columns) // room)  # every so many columns are drawn
     shown = list(range(0, len(each.columns), step))
-    skipped = f", every {step}th shown" if step > 1 else ""
+    skipped = f", one in {step} shown" if step > 1 else ""
     few = len(each.columns) <= LISTED_VALUES
     values = ", ".join(each.columns) if few else f"{each.columns[0]} to {each.columns[-1]}{skipped}"
     ends = f"{landscape.across_name}: {values}"
