@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memcalc.recorder.kernels import Hidden
-from memcalc.workspaces import attention, ceil_div, embedding, norms, sorting, transient
+from memcalc.workspaces import attention, ceil_div, embedding, norms, sharding, sorting, transient
 from memcalc.workspaces.attention import Heads
 from memcalc.workspaces.multiprocessors import Multiprocessors
 from memcalc.workspaces.reductions import Reduction, reduction
@@ -164,6 +164,21 @@ def _heads(query: Tensor, key: Tensor) -> Heads:
     return Heads(b, h, key.shape[1], s, key.shape[2], d, query.element_size())
 
 
+def _split_copy(card: Multiprocessors, args: tuple[Any, ...], kwargs: Mapping[str, Any], _: Any) -> Sequence[Hidden]:
+    gathered, sizes = args[:2]
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    before, behind = prod(gathered.shape[:dim]), prod(gathered.shape[dim + 1 :])
+    parts = [size * behind * gathered.element_size() for size in sizes]
+    return (Hidden(sharding.split_copy(parts, before, card)),)
+
+
+def _chunk_cat(_: Multiprocessors, args: tuple[Any, ...], kwargs: Mapping[str, Any], __: Any) -> Sequence[Hidden]:
+    gradients, dim, ranks = args[:3]
+    item = kwargs["out"].element_size() if "out" in kwargs else args[3].element_size()
+    parts = [ceil_div(x.shape[dim], ranks) * prod(x.shape[dim + 1 :]) * item for x in gradients]
+    return (Hidden(sharding.chunk_cat(parts)),)
+
+
 WORKSPACES: dict[Any, Rule] = {
     aten.sum: _sum,
     aten.mean: _sum,
@@ -184,3 +199,8 @@ WORKSPACES: dict[Any, Rule] = {
     aten._scaled_dot_product_efficient_attention: _efficient,  # noqa: SLF001
     aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,  # noqa: SLF001
 }
+
+
+def sharding_rules() -> None:
+    """Those of FSDP2's operators, which exist once it is imported."""
+    WORKSPACES.update({torch.ops.fsdp.split_with_sizes_copy: _split_copy, torch.ops.fsdp.chunk_cat: _chunk_cat})

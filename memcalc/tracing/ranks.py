@@ -19,6 +19,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memcalc.tracing.cuda_functions import shown_device
+from memcalc.tracing.cuda_workspaces import sharding_rules
 from memcalc.tracing.norms import RMS_NORM
 from memcalc.tracing.streams import Streams
 
@@ -37,8 +38,9 @@ def fake_streams() -> Iterator[Streams]:
     """PyTorch's sharding finds these streams in place of torch.cuda's."""
     streams = Streams()
     with ExitStack() as patches:
-        for name in ASKED_IN:
-            module: Any = importlib.import_module(name)
+        modules: list[Any] = [importlib.import_module(name) for name in ASKED_IN]
+        sharding_rules()
+        for module in modules:
             own = module._get_device_handle  # noqa: SLF001 -- no public name
 
             def handle(kind: str = "cuda", own: Any = own) -> Any:

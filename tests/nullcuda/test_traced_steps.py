@@ -118,6 +118,19 @@ def test_fake_tensors_allocate_what_cuda_does(case: tuple[str, ...], null_python
     assert len(fake.events) > 300
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("split", [(), ("tensor_parallel=2", "sequence_parallel=true")], ids=str)
+def test_shards_are_gathered_and_reduced_in_the_same_blocks(split: tuple[str, ...], null_python: str) -> None:
+    """FSDP2 alone and around split layers, the tables of its copy kernels among the allocations."""
+    shards = ("recipe=pure", "engine=fsdp2", "zero_stage=3", "data_parallel=2", "d=256", "h=8", *split)
+    run = ("llama-3.2-1b", "num_key_value_heads=4", "head_dim=32", "intermediate_size=512", *shards, "l=2", "V=512")
+    fake = memcalc.trace(*run, "s=64", gpu="h100-80gb", steps=2)
+    null = memcalc.trace(*run, "s=64", gpu="h100-80gb", steps=2, device="null", python=null_python)
+
+    assert [event.bytes for event in fake.events] == [event.bytes for event in null.events]
+    assert fake.result.ledger.totals == null.result.ledger.totals
+
+
 def test_the_replay_holds_what_the_real_allocator_held(null_python: str) -> None:
     """PyTorch's own counters at the end of the run against the simulator's, over the same events."""
     trace = memcalc.trace(
