@@ -150,7 +150,7 @@ class Passing:
                 output = frame.held.pop(event.storage)
             else:
                 self._play(block, frame, event)
-                if event.sign > 0 and _multiplies(block, event):
+                if event.sign > 0 and "forward" not in self.threads and _multiplies(block, event):
                     self._workspace("forward")
         if output < 0 and frame.number != self.head.number:  # its own backward keeps it, too
             output = frame.held[self._output(block)]
@@ -171,7 +171,8 @@ class Passing:
                 self._drop_tied(block.sized.exact[event.storage])
             else:
                 self._play(block, frame, event)
-                if event.sign > 0 and place(block, events, position) not in BEFORE_FIRST_PRODUCT:
+                begun = "backward" in self.threads or place(block, events, position) in BEFORE_FIRST_PRODUCT
+                if event.sign > 0 and not begun:
                     self._workspace("backward")
         return handed_on
 
@@ -193,9 +194,8 @@ class Passing:
             self._drop(frame, event.storage)
 
     def _workspace(self, thread: str) -> None:
-        if thread not in self.threads:
-            self.threads.add(thread)
-            self.requests.take(self.workspace_bytes)
+        self.threads.add(thread)
+        self.requests.take(self.workspace_bytes)
 
     def _let_go(self, what: str) -> None:
         for frame in self._frames():

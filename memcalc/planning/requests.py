@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.pytorch.caching import CachingAllocator
-from memcalc.estimation.allocation import rounded
+from memcalc.estimation.allocation import SMALL_REQUEST, rounded
 
 
 class Requests:
@@ -19,6 +19,7 @@ class Requests:
         self._allocator = CachingAllocator()
         self._blocks: dict[int, Block] = {}
         self._owners: list[int] = []
+        self._sizes: list[int] = []  # rounded up to blocks
         self._asked = self._kept = 0  # bytes now: rounded up to blocks, and of rests that are not split off
         self._phase = ""
         self._tops: dict[str, tuple[int, int]] = {}
@@ -32,11 +33,13 @@ class Requests:
         """A new storage with one owner."""
         self._owners.append(1)
         number = len(self._owners) - 1
-        if size:
+        asked = rounded(size)
+        self._sizes.append(asked)
+        self._asked += asked
+        if asked > SMALL_REQUEST:  # of small blocks every rest is split off
             block = self._blocks[number] = self._allocator.malloc(size)
-            self._asked += rounded(size)
-            self._kept += block.size - rounded(size)
-            self._look()
+            self._kept += block.size - asked
+        self._look()
         return number
 
     def hold(self, number: int) -> None:
@@ -47,10 +50,12 @@ class Requests:
         """One owner less of each."""
         for number in numbers:
             self._owners[number] -= 1
-            if not self._owners[number] and number in self._blocks:
+            if self._owners[number]:
+                continue
+            self._asked -= self._sizes[number]
+            if number in self._blocks:
                 block = self._blocks.pop(number)
-                self._asked -= rounded(block.requested)
-                self._kept -= block.size - rounded(block.requested)
+                self._kept -= block.size - self._sizes[number]
                 self._allocator.free(block)
 
     @property
