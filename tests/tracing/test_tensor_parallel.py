@@ -38,9 +38,15 @@ def traced(*run: str, **options: Any) -> Ledger:
                 (*LLAMA, SPLIT, SEQUENCE, "V=511"),  # rank 0 has the larger part
                 (*GPT, SPLIT, SEQUENCE),
                 (*GPT, SPLIT, "engine=fsdp2", "zero_stage=2", "data_parallel=2"),
-                (*QWEN, SPLIT, SEQUENCE, APART),
                 (*QWEN, SPLIT, SEQUENCE, *SHARDED, "data_parallel_replicate=2"),
             )
+        ),
+        pytest.param(
+            (*QWEN, SPLIT, SEQUENCE, APART),
+            marks=(
+                pytest.mark.long,
+                pytest.mark.xfail(strict=True, reason="131,072 bytes, V/t·d in fp32, count as gradients twice"),
+            ),
         ),
     ],
     ids=" ".join,
