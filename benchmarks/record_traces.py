@@ -1,10 +1,13 @@
 """Trace every preset that the step can run, on fake tensors, and append what each phase held.
 
     python benchmarks/record_traces.py benchmarks/recordings/traces/fake-a100-80gb.jsonl
+    python benchmarks/record_traces.py benchmarks/recordings/traces/fake-reference.jsonl --cases held-out
 
 Each preset with b=1, s=1024 (or all its positions), pure bf16, AdamW; the reference decoder and, where the step knows
 it, transformers' modules. Recorded cases are skipped; docs/accuracy.md lays the estimate of the day beside them.
 "reserved" is on a card with memory to spare, "least" the smallest memory in which the run ends.
+
+With --cases, a list of reference_cases.yaml instead, as record_reference.py runs it on the null device.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 
 import torch
 import transformers
+import yaml
 
 import memcalc
 from memcalc.allocator.least import least_memory
@@ -29,6 +33,8 @@ from memcalc.spec.spec import Spec
 
 CARD = "a100-80gb"
 STEPS = 2
+REFERENCE = Path(__file__).with_name("reference_cases.yaml")
+REFERENCE_STEPS = 3
 LONGEST = 1024  # tokens
 
 
@@ -36,23 +42,30 @@ def main() -> None:
     """Parse the command line and trace what has no record yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recordings", type=Path)
+    parser.add_argument("--cases", help="a list in reference_cases.yaml")
+    parser.add_argument("--card", default=CARD)
     arguments = parser.parse_args()
     arguments.recordings.parent.mkdir(parents=True, exist_ok=True)
     lines = arguments.recordings.read_text().splitlines() if arguments.recordings.exists() else []
-    known = {json.loads(line)["case"] for line in lines}
-    for case in cases():
-        for attempt in (case, case.replace("attention=flash", "attention=eager")):
+    records = [json.loads(line) for line in lines]
+    known = {record["case"] for record in records if record["device"] == f"fake:{arguments.card}"}
+    if arguments.cases is None:
+        listed, steps = [[case, case.replace("attention=flash", "attention=eager")] for case in cases()], STEPS
+    else:
+        listed, steps = [[case] for case in yaml.safe_load(REFERENCE.read_text())[arguments.cases]], REFERENCE_STEPS
+    for attempts in listed:  # transformers' modules of some families have no fused attention
+        for attempt in attempts:
             if attempt in known:
                 break
             try:
-                record = traced(attempt)
+                record = traced(attempt, arguments.card, steps)
             except MemcalcError as error:
                 print(f"{attempt}: {error}", flush=True)
-                continue  # transformers' modules of some families have no fused attention
+                continue
             known.add(attempt)
             with arguments.recordings.open("a") as file:
                 file.write(json.dumps(record, separators=(",", ":")) + "\n")
-            print(f"{attempt}: {record['phases']['backward_2']:,}", flush=True)
+            print(f"{attempt}: {max(record['phases'].values()):,}", flush=True)
             gc.collect()
             break
 
@@ -68,20 +81,20 @@ def cases() -> Iterator[str]:
             yield f"{preset} b=1 s={length} recipe=pure attention={attention} implementation={implementation}"
 
 
-def load(case: str) -> Spec:
+def load(case: str, card: str = CARD) -> Spec:
     """The run of a case."""
     preset, *overrides = case.split()
-    return memcalc.load(preset, *overrides, gpu=CARD)
+    return memcalc.load(preset, *overrides, gpu=card)
 
 
-def traced(case: str) -> dict[str, Any]:
+def traced(case: str, card: str, steps: int) -> dict[str, Any]:
     """One record. Bytes."""
-    trace = memcalc.trace(load(case), steps=STEPS)
+    trace = memcalc.trace(load(case, card), steps=steps)
     ledger = trace.result.ledger
     return {
         "case": case,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": f"fake:{CARD}",
+        "device": f"fake:{card}",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "parameters": trace.result.parameters,
         "activations": ledger.components("loss_2").get(Component.ACTIVATIONS, 0),

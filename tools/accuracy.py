@@ -15,9 +15,6 @@ from memcalc.ledger.ledger import Ledger
 RECORDINGS = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings"
 
 
-REQUESTED = RECORDINGS / "requested"  # benchmarks/requested_bytes.py
-
-
 class Case(NamedTuple):
     """One recorded run, and what the estimate says about it. Bytes, allocated, at the peak."""
 
@@ -29,7 +26,7 @@ class Case(NamedTuple):
     estimated: int
     phases: dict[str, tuple[int, int]]  # of the first two steps: measured, estimated
     reserved: tuple[int, int]  # by the allocator, at its highest: measured, estimated
-    requested: tuple[int, int] | None  # bytes asked for at the peak, without what the allocator adds: both, likewise
+    requested: tuple[int, int]  # bytes asked for at the peak, without what the allocator adds: both, likewise
 
     @property
     def held_out(self) -> bool:
@@ -51,15 +48,7 @@ def cases() -> tuple[Case, ...]:
         for record in map(json.loads, path.read_text().splitlines())
         if record["outcome"] == "done"
     }
-    requested = {
-        (path.name, line["case"]): line["phases"]
-        for path in REQUESTED.glob("*.jsonl")
-        for line in map(json.loads, path.read_text().splitlines())
-    }
-    return tuple(
-        _case(file, record, requested.get((file.replace("-held-out", ""), _run(record))))
-        for (file, _), record in records.items()
-    )
+    return tuple(_case(file, record) for (file, _), record in records.items())
 
 
 def _run(record: dict[str, Any]) -> str:
@@ -67,7 +56,7 @@ def _run(record: dict[str, Any]) -> str:
     return command.removeprefix("memcalc measure ").replace("--set ", "")
 
 
-def _case(file: str, record: dict[str, Any], requested: dict[str, list[int]] | None) -> Case:
+def _case(file: str, record: dict[str, Any]) -> Case:
     spec = memcalc.load(record["spec"])  # as written then: the loader knows what a field was called before
     device = record["device"]
     kind, _, card = device["identifier"].partition(":")
@@ -83,15 +72,19 @@ def _case(file: str, record: dict[str, Any], requested: dict[str, list[int]] | N
         estimated=ledger.peak_bytes,
         phases={phase: (peaks[phase], total) for phase, total in ledger.totals.items() if phase in peaks},
         reserved=(max(phase["peak_reserved_bytes"] for phase in record["phases"]), headline.reserved_bytes or 0),
-        requested=None if requested is None else _requested(ledger, requested),
+        requested=_requested(ledger, record),
     )
 
 
-def _requested(ledger: Ledger, peaks: dict[str, list[int]]) -> tuple[int, int]:
+def _requested(ledger: Ledger, record: dict[str, Any]) -> tuple[int, int]:
     """Bytes asked for in the phase that allocates most, measured and estimated."""
-    phase = max(peaks, key=lambda name: peaks[name][0])
-    added = ledger.components(phase).get(Component.BLOCK_ROUNDING, 0)
-    return peaks[phase][1], ledger.totals[phase] - added
+    highest = max(
+        (phase for phase in record["phases"] if phase["name"] in ledger.totals),
+        key=lambda phase: phase["peak_allocated_bytes"],
+    )
+    name, requested = highest["name"], highest["peak_requested_bytes"]
+    added = ledger.components(name).get(Component.BLOCK_ROUNDING, 0)
+    return requested, ledger.totals[name] - added
 
 
 class Summary(NamedTuple):

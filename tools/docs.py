@@ -275,7 +275,7 @@ def accuracy_table(which: str) -> str:
                 f"{case.measured:,}",
                 f"{case.estimated:,}",
                 f"{case.error:+.3%}",
-                "-" if case.requested is None else f"{case.requested[1] - case.requested[0]:+,}",
+                f"{case.requested[1] - case.requested[0]:+,}",
             ]
             for case in ordered
         ],
@@ -284,11 +284,11 @@ def accuracy_table(which: str) -> str:
 
 def accuracy_requested() -> str:
     """How far the estimate is from the bytes asked for, in one sentence."""
-    both = [case.requested for case in cases() if case.requested is not None]
+    both = [case.requested for case in cases()]
     errors = [abs(estimated / requested - 1) for requested, estimated in both]
     near = sum(abs(estimated - requested) < NEXT_TO_NOTHING for requested, estimated in both)
     return (
-        f"Of the {len(both)} runs of which this was recorded, {near} are within {NEXT_TO_NOTHING:,} bytes; "
+        f"Of the {len(both)} runs, {near} are within {NEXT_TO_NOTHING:,} bytes; "
         f"the error is {statistics.median(errors):.5%} in the median and {max(errors):.3%} at worst.\n"
     )
 

@@ -30,9 +30,8 @@ class Log:
             phase = replace(
                 phase,
                 peak_allocated_bytes=max(before.peak_allocated_bytes, phase.peak_allocated_bytes),
-                peak_reserved_bytes=max(before.peak_reserved_bytes or 0, phase.peak_reserved_bytes or 0)
-                if phase.peak_reserved_bytes is not None
-                else None,
+                peak_reserved_bytes=_higher(before.peak_reserved_bytes, phase.peak_reserved_bytes),
+                peak_requested_bytes=_higher(before.peak_requested_bytes, phase.peak_requested_bytes),
             )
         self._phases[phase.name] = phase
 
@@ -40,6 +39,10 @@ class Log:
     def phases(self) -> tuple[MeasuredPhase, ...]:
         """All phases so far."""
         return tuple(self._phases.values())
+
+
+def _higher(before: int | None, now: int | None) -> int | None:
+    return None if now is None else max(before or 0, now)
 
 
 class CudaCounters:
@@ -79,6 +82,7 @@ class CudaCounters:
                     end_allocated_bytes=torch.cuda.memory_allocated(self.device),
                     reserved_bytes=torch.cuda.memory_reserved(self.device),
                     peak_reserved_bytes=torch.cuda.max_memory_reserved(self.device),
+                    peak_requested_bytes=torch.cuda.memory_stats(self.device).get("requested_bytes.all.peak"),
                     device_bytes=self._in_use(),
                 )
             )

@@ -24,6 +24,7 @@ class MeasuredPhase:
         end_allocated_bytes: still allocated when the phase ended.
         reserved_bytes: held by the caching allocator at the end.
         peak_reserved_bytes: most that it held.
+        peak_requested_bytes: most that the program had asked for at once, before the allocator's rounding.
         device_bytes: in use on the device at the end, but for what others used before the run.
     """
 
@@ -32,6 +33,7 @@ class MeasuredPhase:
     end_allocated_bytes: int
     reserved_bytes: int | None = None
     peak_reserved_bytes: int | None = None
+    peak_requested_bytes: int | None = None
     device_bytes: int | None = None
 
 
