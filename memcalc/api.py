@@ -56,10 +56,18 @@ def load(source: Source, *overrides: str, gpu: str | None = None) -> Spec:
 
 
 def estimate(source: Source, *overrides: str, gpu: str | None = None) -> Result:
-    """What each GPU will hold, from closed formulas: no torch, no GPU, a tenth of a second."""
+    """What each GPU will hold, from closed formulas: no torch, no GPU, a tenth of a second.
+
+    Of a family that only transformers knows there are no formulas: its step is traced, and the result says so.
+    """
+    spec = load(source, *overrides, gpu=gpu)
+    if spec.model.transformers_config is not None:
+        from memcalc.tracing.trace import in_place_of_formulas
+
+        return in_place_of_formulas(spec)
     from memcalc.estimation.estimate import estimate as estimate_spec
 
-    return estimate_spec(load(source, *overrides, gpu=gpu))
+    return estimate_spec(spec)
 
 
 @overload

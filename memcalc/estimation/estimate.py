@@ -26,6 +26,7 @@ from memcalc.ledger.result import RankResult, Result
 from memcalc.ledger.textbook import textbook
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.families import family_omissions
+from memcalc.spec.foreign import refuse_foreign
 from memcalc.spec.kernels import card_omissions
 from memcalc.spec.spec import Spec
 
@@ -52,8 +53,9 @@ def estimate(spec: Spec, rests: Mapping[str, int] | None = None) -> Result:
         rests: bytes by phase that blocks keep beside what is asked for, where that is known better than by formula.
 
     Raises:
-        InputError: the implementation of this family is not modelled.
+        InputError: the family, or this implementation of it, is not modelled.
     """
+    refuse_foreign(spec)
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     ranks = [rank_result(spec, stage, card, rests) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)  # stable: of equal stages the first one is the headline
@@ -91,8 +93,9 @@ def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
     """The steady step of a run on one stage, every layer kept and recomputed; and whether an engine stands around it.
 
     Raises:
-        InputError: the implementation of this family is not modelled.
+        InputError: the family, or this implementation of it, is not modelled.
     """
+    refuse_foreign(spec)
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     stage = stages_of(spec)[0]
     around = communication_buffers(spec, stage).around

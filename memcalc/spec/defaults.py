@@ -23,6 +23,8 @@ def default_training(training: dict[str, Any], model: dict[str, Any]) -> dict[st
     positions = model.get("max_position_embeddings", DEFAULT_SEQUENCE_LENGTH)
     if isinstance(positions, int):
         filled.setdefault("sequence_length", min(DEFAULT_SEQUENCE_LENGTH, positions))
+    if model.get("transformers_config") is not None:
+        filled.setdefault("implementation", "huggingface")  # nobody else knows the family
     if filled.get("implementation") == "megatron":
         # bf16 with fp32 main gradients, a fused optimizer and a loss over the parts of the vocabulary
         for field, value in MEGATRON.items():

@@ -12,19 +12,21 @@ from memcalc.errors import InputError
 from memcalc.spec.family_files import Buffers, Rule, family_named, names
 from memcalc.spec.family_reading import check_requirements, value_of
 from memcalc.spec.family_values import BOOLEANS, CHOICES, PROBABILITIES, shown
+from memcalc.spec.foreign import can_read_foreign, foreign_block
 
 
 def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
     """The raw `model:` block that a config.json stands for, `architecture` included.
 
-    Fields that the family fixes are left out: `family_defaults` gives them wherever `architecture` is set.
+    Fields that the family fixes are left out: `family_defaults` gives them wherever `architecture` is set. Of a family
+    (or a variant of one) without formulas it is the sizes and the file itself, if transformers is there to read it.
 
     Args:
         config: the parsed config.json.
         where: what to call it in errors, e.g. its path.
 
     Raises:
-        InputError: when the model_type is unknown, or a key is missing or holds what it cannot hold.
+        InputError: when nobody here knows the model_type, or a key is missing or holds what it cannot hold.
     """
     if not isinstance(config, dict):
         raise InputError(
@@ -49,8 +51,15 @@ def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
             "To size its language model alone, save the object under text_config as a file of its own.",
             f"{where}: model_type",
         )
+    if model_type not in known_families():
+        return foreign_block(config, where)
     family = family_named(model_type, f"{where}: model_type")
-    check_requirements(family, config, where)
+    try:
+        check_requirements(family, config, where)
+    except InputError:
+        if not can_read_foreign():
+            raise
+        return foreign_block(config, where)
     block: dict[str, object] = {"architecture": model_type}
     for field in family.rules:
         value = value_of(family, field, config, where)

@@ -109,14 +109,18 @@ def family_named(name: str, where: str) -> Family:
         InputError: there is none; the message names the nearest ones.
     """
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=3, cutoff=0.5)
-        nearest = f" Nearest: {', '.join(near)}." if near else ""
         raise InputError(
-            f"{shown(name)} is not a model family that memcalc knows.{nearest}",
+            f"{shown(name)} is not a model family that memcalc knows.{nearest(name)}",
             f"Use one of {', '.join(names())}; or leave it out and give every field of the model: block.",
             where,
         )
     return parsed(name)
+
+
+def nearest(name: str) -> str:
+    """A sentence with the families whose names are like this one, if there are any."""
+    near = difflib.get_close_matches(name, names(), n=3, cutoff=0.5)
+    return f" Nearest: {', '.join(near)}." if near else ""
 
 
 @lru_cache(maxsize=64)

@@ -103,6 +103,9 @@ class ModelSpec(Block):
     embedding_dropout: Probability = Field(0.0, description="the config's own dropout after the embedding")
     moe: MoeSpec | None = Field(None, description="mixture of experts")
     mla: MlaSpec | None = Field(None, description="latent attention")
+    transformers_config: str | None = Field(
+        None, description="the config.json, as text, of a family without formulas, which transformers builds"
+    )
 
     @property
     def query_size(self) -> int:

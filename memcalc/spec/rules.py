@@ -9,6 +9,7 @@ from memcalc.spec import offload_rules, parallel_rules
 from memcalc.spec.broken import Broken, divisors
 from memcalc.spec.cards import find_card
 from memcalc.spec.finetuning_rules import finetuning
+from memcalc.spec.foreign import family_of_foreign
 from memcalc.spec.loss_rules import loss
 from memcalc.spec.optimizer_rules import optimizing
 from memcalc.spec.products import kept_products_rules
@@ -91,6 +92,32 @@ def _experts(spec: Spec) -> Iterator[Broken]:
             ("model", "num_layers"),
             f"num_layers = {spec.model.num_layers} with dense layers between those with experts.",
             f"Each layer is looked at then: at most {MOST_MIXED_LAYERS}.",
+        )
+
+
+def _foreign(spec: Spec) -> Iterator[Broken]:
+    training = spec.training
+    if spec.model.transformers_config is None:
+        return
+    family = family_of_foreign(spec.model)
+    if training.implementation != "huggingface":
+        yield Broken(
+            ("training", "implementation"),
+            f"implementation = {training.implementation}, but only transformers knows {family}.",
+            "Set implementation: huggingface.",
+        )
+    if training.sequence_length > spec.model.max_position_embeddings:
+        yield Broken(
+            ("training", "sequence_length"),
+            f"sequence_length = {training.sequence_length} is longer than the {spec.model.max_position_embeddings} "
+            "positions of the config.json.",
+            "Lower it, or raise it there.",
+        )
+    if training.dropout is not None:
+        yield Broken(
+            ("training", "dropout"),
+            f"dropout = {training.dropout}, but which rates {family} has only its config.json says.",
+            "Set them there.",
         )
 
 
@@ -220,6 +247,7 @@ def _modelled(spec: Spec) -> Iterator[Broken]:
 RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
     _heads,
     _experts,
+    _foreign,
     _sequence,
     _precision,
     _layers,

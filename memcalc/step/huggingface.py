@@ -18,12 +18,15 @@ from memcalc.errors import InputError
 from memcalc.spec.families import family_of, rules_of
 from memcalc.spec.families_inverse import write_hf_config
 from memcalc.spec.family_values import PROBABILITIES
+from memcalc.spec.foreign import configuration, family_of_foreign, sizes_of
+from memcalc.spec.model import ModelSpec
 from memcalc.spec.segments import Segment, has_segments, leaves
 from memcalc.spec.spec import Spec
 from memcalc.step.attention import CPU_BACKENDS, CUDA_BACKENDS
 from memcalc.step.causal_lm import CausalLM
 from memcalc.step.dtypes import weight_dtype
 from memcalc.step.recompute import plan_of, recomputed_layers, run_plan
+from memcalc.step.refusals import stopped
 
 
 def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> CausalLM:
@@ -40,12 +43,13 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
             module = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, dtype=weight_dtype(training), attn_implementation=kernel
             )
-        except ValueError as error:
-            if kernel == "eager":
+        except Exception as error:
+            if kernel == "eager" or not isinstance(error, ValueError):
+                if spec.model.transformers_config is not None:
+                    raise stopped(spec, error) from error
                 raise
             raise InputError(
-                f"transformers' {spec.model.architecture} has eager attention only, but attention = "
-                f"{training.attention}.",
+                f"transformers' {config.model_type} has eager attention only, but attention = {training.attention}.",
                 "Set training.attention: eager.",
                 "training.attention",
             ) from error
@@ -159,6 +163,8 @@ def build_config(spec: Spec) -> Any:
         InputError: transformers' class has no such variant.
     """
     model, rate = spec.model, spec.training.dropout
+    if model.transformers_config is not None:
+        return foreign_config(model)
     if rate is not None and model.architecture is not None:
         dropouts = PROBABILITIES & rules_of(family_of(model.architecture)).keys()
         model = model.model_copy(update=dict.fromkeys(dropouts, rate))
@@ -168,6 +174,25 @@ def build_config(spec: Spec) -> Any:
     # No text is made, and the tokens that are named by default may lie outside a small vocabulary.
     tokens: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     return transformers.AutoConfig.for_model(family, **keys, **further, **tokens, use_cache=False)
+
+
+def foreign_config(model: ModelSpec) -> Any:
+    """The configuration of a family without formulas, as its config.json has it.
+
+    Raises:
+        InputError: the spec's sizes are not those of the file.
+    """
+    assert model.transformers_config is not None
+    config = configuration(model.transformers_config, "model.transformers_config")
+    for field, theirs in sizes_of(config, family_of_foreign(model), "model").items():
+        if (ours := getattr(model, field)) != theirs:
+            raise InputError(
+                f"{field} = {ours}, but the config.json of {family_of_foreign(model)} says {theirs}.",
+                "Change it there: what else follows from it only that family's own code knows.",
+                f"model.{field}",
+            )
+    config.use_cache = False
+    return config
 
 
 # Keys that change no size that a spec has, but which kernel runs, or that must agree with the number of layers.

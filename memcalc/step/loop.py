@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from memcalc.errors import MemcalcError
 from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
 from memcalc.step.averages import Average, build_average
@@ -20,7 +21,7 @@ from memcalc.step.causal_lm import CausalLM, build
 from memcalc.step.optimizers import build_optimizer, hidden_matrices, state_tensors
 from memcalc.step.quantised import quantised_tensors
 from memcalc.step.recipes import Copies, autocast
-from memcalc.step.refusals import NO_KERNEL, engine_of, no_kernel, refuse_parallel
+from memcalc.step.refusals import NO_KERNEL, engine_of, no_kernel, refuse_parallel, stopped
 from memcalc.step.sizes import sizes_of
 
 SHARDING = ("fsdp2", "dtensor")  # engines under which a rank's parameters are parts, DTensors
@@ -57,13 +58,18 @@ class TrainingRun:
         """Build everything, then train.
 
         Raises:
-            InputError: the device has no kernel for the attention that the spec asks for.
+            InputError: the device has no kernel for the attention that the spec asks for, or the code of a family
+                that only transformers knows ends in an error.
         """
         try:
             self._execute(steps, observer)
-        except RuntimeError as error:
+        except (MemcalcError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
             if NO_KERNEL in str(error):
                 raise no_kernel(self.spec) from error
+            if self.spec.model.transformers_config is not None:
+                raise stopped(self.spec, error) from error
             raise
 
     def _execute(self, steps: int, observer: Observer) -> None:

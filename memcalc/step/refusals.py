@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from memcalc.errors import InputError
+from memcalc.spec.foreign import family_of_foreign
 from memcalc.spec.spec import Spec
 
 NO_KERNEL = "No available kernel"  # of torch, ATen native/transformers/attention.cpp
@@ -83,10 +84,27 @@ def _ranks_are_there(spec: Spec) -> bool:
 def no_kernel(spec: Spec) -> InputError:
     """What to say when scaled_dot_product_attention knows no kernel of the kind that it was held to."""
     training, model = spec.training, spec.model
+    if model.transformers_config is not None:  # it may be the head, a mask, or what else the family gives the kernel
+        others = [kind for kind in ("memory-efficient", "eager") if kind != training.attention]
+        return InputError(
+            f"PyTorch's attention = {training.attention} has no kernel for what {family_of_foreign(model)} asks of it.",
+            f"Set training.attention: {' or '.join(others)}.",
+            "training.attention",
+        )
     grouped = ", grouped keys" if model.num_key_value_heads < model.num_attention_heads else ""
     return InputError(
         f"PyTorch's attention = {training.attention} has no kernel for {training.dtype}, head_dim = {model.head_dim}"
         f"{grouped} on this device.",
         "Set training.attention: eager" + (", or flash with bf16 or fp16." if training.dtype == "fp32" else "."),
         "training.attention",
+    )
+
+
+def stopped(spec: Spec, error: Exception) -> InputError:
+    """What to say when the code of a family that only transformers knows ends in an error of its own."""
+    return InputError(
+        f"transformers' code of {family_of_foreign(spec.model)} stops: {type(error).__name__}: "
+        f"{' '.join(str(error).split()) or 'without a word'}",
+        "Look into its config.json; what needs values cannot run on fake tensors, but may with --device null.",
+        "model",
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Literal, get_args
 
 from memcalc.errors import InputError
+from memcalc.ledger.result import Result
 from memcalc.progress import Progress, silent
 from memcalc.recorder.trace import Trace, make_trace
 from memcalc.spec.cards import find_card
+from memcalc.spec.foreign import family_of_foreign
 from memcalc.spec.spec import Spec
 from memcalc.step.packages import require
 
@@ -53,6 +56,18 @@ def trace(
         progress=progress,
     )
     return make_trace(spec, recording, alloc_conf, progress=progress)
+
+
+def in_place_of_formulas(spec: Spec) -> Result:
+    """What a run of a family without formulas holds, and a note that this was traced.
+
+    Raises:
+        Unavailable: torch or transformers is missing.
+        InputError: the step cannot run what the spec asks for.
+    """
+    found = trace(spec, steps=2).result
+    note = f"memcalc has no formulas for {family_of_foreign(spec.model)}: its real step was traced on fake tensors"
+    return replace(found, notes=(note, *found.notes))
 
 
 def refuse_replicas(spec: Spec, semantics: str) -> None:

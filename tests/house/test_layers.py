@@ -46,7 +46,7 @@ TORCH_SIDE = {"step", "recorder", "tracing", "nullcuda", "measuring"}
 EVERYWHERE = set(HEIGHT)
 THIRD_PARTY = {
     "torch": TORCH_SIDE,
-    "transformers": TORCH_SIDE,
+    "transformers": TORCH_SIDE | {"spec"},  # what a config.json of a family without formulas means, only it knows
     "rich": {"cli", "report"},
     "typer": {"cli"},
     "matplotlib": {"report"},

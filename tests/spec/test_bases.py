@@ -61,7 +61,7 @@ def test_an_error_in_the_base_names_both_files(folder: Path) -> None:
 def test_a_config_json_of_no_known_family_is_refused(folder: Path) -> None:
     message = refusal(folder, json.dumps(LLAMA | {"model_type": "lama"}), name="their.json")
 
-    assert message.startswith("their.json: model_type: 'lama' is not a model family that memcalc knows.")
+    assert message.startswith("their.json: model_type: 'lama' is not a model family that memcalc has formulas for, nor")
 
 
 def test_a_config_json_without_a_model_type_is_told_what_is_missing(folder: Path) -> None:
