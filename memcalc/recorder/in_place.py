@@ -104,6 +104,10 @@ def references_of_last() -> References:
     seen: list[References] = []
 
     class Looking(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # as the recorder: the guard against compilation would import the compiler, for seconds
+
         def __torch_dispatch__(self, operator: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             if operator is aten.add.Tensor:
                 seen.append(_references(args))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from itertools import count
 from typing import Any, Self
 
@@ -27,6 +28,11 @@ WHERE = torch.ops.prim.device.default  # PyTorch's engine asks fake tensors, mor
 CAST = torch.ops.aten._to_copy.default  # noqa: SLF001 -- an operator's name
 
 HIDDEN_FROM = 2**40  # numbers of what operators allocate inside, far from those of storages
+
+
+@cache
+def _hold_tensors(kinds: tuple[type, ...]) -> bool:
+    return any(issubclass(kind, Tensor) and hasattr(kind, "__tensor_flatten__") for kind in kinds)
 
 
 class Recorder(TorchDispatchMode):
@@ -113,11 +119,11 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(  # noqa: D105
         self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(issubclass(kind, Tensor) and hasattr(kind, "__tensor_flatten__") for kind in types):
+        if operator is WHERE:
+            return args[0].fake_device
+        if _hold_tensors(tuple(types)):
             return NotImplemented  # a tensor made of tensors (DTensor): what is done to these comes by again
         kwargs = kwargs or {}
-        if operator is WHERE:
-            return self.kernels.run(operator, args, kwargs)
         if operator in IN_PLACE:
             instead = in_place(operator, args, kwargs, self._references)
             if instead is not None:

@@ -10,7 +10,6 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from memcalc.recorder.kernels import Kernels
-from memcalc.recorder.recorder import WHERE
 from memcalc.tracing.known_outputs import KnownOutputs
 from memcalc.tracing.selections import Selections
 
@@ -31,8 +30,6 @@ class FakeKernels(Kernels):
 
     def run(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The operator's outputs, of sizes that hold for values spread evenly."""
-        if operator is WHERE:
-            return args[0].fake_device
         if operator is WAIT:  # of nobody: a fake one would be a copy
             return args[0]
         output = self.selections.output(operator, args, kwargs)

@@ -123,7 +123,9 @@ def test_what_cannot_be_is_said_once(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("verb", [["fit", "--gpu", "h100-80gb"], ["sweep", "--vary", "b=1..2"], ["recompute", "--gpu", "h100-80gb"]])
+@pytest.mark.parametrize(
+    "verb", [["fit", "--gpu", "h100-80gb"], ["sweep", "--vary", "b=1..2"], ["recompute", "--gpu", "h100-80gb"]]
+)
 def test_who_sizes_by_formula_names_the_way_out(
     verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
