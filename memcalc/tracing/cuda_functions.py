@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -81,6 +82,7 @@ class CudaFunctions(TorchFunctionMode):
             self.autocast.available(),
             mock.patch.object(FakeTensor, "device", shown_device(FakeTensor)),
             mock.patch.object(torch.autograd, "_engine_run_backward", run_backward),
+            mock.patch.object(torch.utils, "swap_tensors", _take_over),
             self,
         ):
             yield self
@@ -99,6 +101,8 @@ class CudaFunctions(TorchFunctionMode):
         if not any(_holds_fake(value) for value in (*args, *kwargs.values())):
             with _disable_current_modes():
                 return function(*args, **kwargs)
+        if isinstance(function, OpOverloadPacket):
+            args = self._numbers(function, args)
         name = getattr(function, "__name__", "")
         if torch.is_autocast_enabled("cuda"):
             args, kwargs = self.autocast.arguments(name, args, kwargs)
@@ -141,6 +145,16 @@ class CudaFunctions(TorchFunctionMode):
         dtype = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)), there.dtype)
         copy = torch.empty_strided(there.shape, there.stride(), dtype=dtype, device=CPU)
         return copy.requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else copy
+
+    def _numbers(self, operator: OpOverloadPacket, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of an operator that takes numbers: PyTorch reads them out of tensors (bitsandbytes' LAMB)."""
+        overload = getattr(operator, "default", None)
+        if overload is None:
+            return args
+        kinds = [str(argument.type) for argument in overload._schema.arguments]  # noqa: SLF001 -- no public name
+        read = [on_device(value) and kind in NUMBERS for value, kind in zip(args, kinds, strict=False)]
+        self.readbacks += sum(read)
+        return tuple(0 if is_read else value for value, is_read in zip(args, read, strict=False))
 
     def _read(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A value of the device, asked for by the host: zero, as on a device that computes nothing."""
@@ -192,6 +206,15 @@ def _answer(name: str) -> Any:
     return getattr(Tensor, name).__get__
 
 
+def _take_over(parameter: Tensor, converted: Tensor) -> None:
+    """What `module.to(...)` does to parameters that are there (torch 2.13, nn/modules/module.py, _apply).
+
+    Fake ones it swaps, which fails for all that something refers to weakly, as a recorder does.
+    """
+    parameter.data = converted
+
+
+NUMBERS = frozenset({"float", "int", "number"})  # as schemas call them
 MOVES = frozenset({Tensor.to, Tensor.cuda, Tensor.cpu, torch.as_tensor, torch.asarray, Tensor.new_tensor})
 ANSWERS: dict[Any, Callable[[Tensor], Any]] = {
     _answer("device"): lambda _: CUDA,

@@ -43,6 +43,7 @@ def trace(
     check_semantics(semantics)
     require("trace", spec)
     refuse_replicas(spec, semantics)
+    refuse_kernels(spec)
     from memcalc.step.loop import TrainingRun
     from memcalc.tracing.fake import record_fake
 
@@ -85,6 +86,26 @@ def refuse_replicas(spec: Spec, semantics: str) -> None:
             "Trace it with --device null or --semantics cpu, or use `memcalc estimate`.",
             "parallelism.engine",
         )
+
+
+def refuse_kernels(spec: Spec) -> None:
+    """What bitsandbytes does in code that needs a device.
+
+    Raises:
+        InputError: for 4-bit matrices, and for pages that move between host and device.
+    """
+    training = spec.training
+    for asked, field in (
+        (training.finetune == "qlora", "training.finetune"),
+        (training.optimizer_options.paged, "training.optimizer_options.paged"),
+    ):
+        if asked:
+            value = training.finetune if field == "training.finetune" else "true"
+            raise InputError(
+                f"{field.rpartition('.')[2]} = {value} needs bitsandbytes' kernels, which fake tensors do not have.",
+                "Trace it with --device null, or use `memcalc estimate`.",
+                field,
+            )
 
 
 def check_semantics(semantics: str) -> None:

@@ -1,0 +1,73 @@
+"""Libraries around the step on fake tensors: PEFT's adapters, bitsandbytes' optimizers, modules that convert themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memcalc
+from memcalc.errors import InputError
+from memcalc.ledger.component import Component
+
+TINY = ("l=2", "b=1", "s=32", "V=512", "recipe=pure")
+
+
+@pytest.mark.parametrize("implementation", ["plain", pytest.param("huggingface", marks=pytest.mark.long)])
+def test_adapters_hold_what_the_estimate_says(implementation: str) -> None:
+    run = ("llama-3.2-1b", *TINY, "lora.rank=8", f"implementation={implementation}")
+
+    traced = memcalc.trace(*run, gpu="h100-80gb", steps=2).result
+    estimated = memcalc.estimate(*run, gpu="h100-80gb")
+
+    assert traced.trainable_parameters == estimated.trainable_parameters
+    held, said = (found.ledger.components("optimizer_step_2") for found in (traced, estimated))
+    for component in (Component.WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE):
+        assert held[component] == said[component]
+
+
+def test_a_number_that_an_operator_reads_out_of_a_tensor_is_counted() -> None:
+    """LAMB hands bitsandbytes' kernel the norm of each parameter as a tensor."""
+    pytest.importorskip("bitsandbytes")
+
+    run = ("gpt2", *TINY, "optimizer=lamb")
+
+    traced = memcalc.trace(*run, gpu="a100-40gb", steps=2)
+
+    assert any("read values back" in note for note in traced.notes)
+    held, said = (found.ledger.components("backward_2") for found in (traced, memcalc.estimate(*run)))
+    assert held[Component.OPTIMIZER_STATE] == said[Component.OPTIMIZER_STATE]
+
+
+class Halving(nn.Module):
+    """Converts its own layer in forward, as quantising code does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(512, 512, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer.to(torch.bfloat16)
+        return self.layer(x.to(torch.bfloat16)).float()
+
+
+def test_a_module_that_converts_itself_keeps_its_parameters() -> None:
+    """512 x 512 elements: a MiB in fp32 before, half of it afterwards."""
+    traced = memcalc.trace(Halving(), torch.zeros(4, 512), steps=1)
+
+    assert traced.ledger.components("model")[Component.WEIGHTS] == 4 * 512 * 512
+    assert traced.ledger.components("backward_1")[Component.WEIGHTS] == 2 * 512 * 512
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("qlora.block_size=64",), "finetune = qlora needs bitsandbytes' kernels"),
+        (("optimizer=adam-8bit", "optimizer_options.paged=true"), "paged = true needs bitsandbytes' kernels"),
+    ],
+)
+def test_what_only_kernels_can_do_is_refused(overrides: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        memcalc.trace("llama-3.2-1b", *TINY, *overrides)
