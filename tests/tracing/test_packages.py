@@ -50,7 +50,8 @@ class Halving(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.layer.to(torch.bfloat16)
-        return self.layer(x.to(torch.bfloat16)).float()
+        y: Tensor = self.layer(x.to(torch.bfloat16))
+        return y.float()
 
 
 def test_a_module_that_converts_itself_keeps_its_parameters() -> None:
