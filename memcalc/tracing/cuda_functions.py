@@ -82,7 +82,7 @@ class CudaFunctions(TorchFunctionMode):
             self.autocast.available(),
             mock.patch.object(FakeTensor, "device", shown_device(FakeTensor)),
             mock.patch.object(torch.autograd, "_engine_run_backward", run_backward),
-            mock.patch.object(torch.utils, "swap_tensors", _take_over),
+            mock.patch.object(torch.utils, "swap_tensors", partial(_take_over, torch.utils.swap_tensors)),
             self,
         ):
             yield self
@@ -206,12 +206,15 @@ def _answer(name: str) -> Any:
     return getattr(Tensor, name).__get__
 
 
-def _take_over(parameter: Tensor, converted: Tensor) -> None:
+def _take_over(swap: Callable[[Tensor, Tensor], None], parameter: Tensor, converted: Tensor) -> None:
     """What `module.to(...)` does to parameters that are there (torch 2.13, nn/modules/module.py, _apply).
 
     Fake ones it swaps, which fails for all that something refers to weakly, as a recorder does.
     """
-    parameter.data = converted
+    if torch._has_compatible_shallow_copy_type(parameter, converted):  # noqa: SLF001 -- as nn.Module asks
+        parameter.data = converted
+    else:
+        swap(parameter, converted)
 
 
 NUMBERS = frozenset({"float", "int", "number"})  # as schemas call them
