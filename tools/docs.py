@@ -39,6 +39,7 @@ from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
 from tools import dry_runs, families, fit, formulas, published_configs  # noqa: E402
 from tools.accuracy import cases, summarized  # noqa: E402
 from tools.agreement import agreement_summary, agreement_table, need_summary  # noqa: E402
+from tools.beside import beside_summary, beside_table  # noqa: E402
 from tools.markdown import table  # noqa: E402
 from tools.measured import measured_table, probe_table  # noqa: E402
 from tools.peers import peers_table  # noqa: E402
@@ -415,6 +416,8 @@ TABLES: dict[str, Callable[..., str]] = {
     **formulas.TABLES,
     **published_configs.TABLES,
     "agreement": agreement_table,
+    "beside": beside_table,
+    "beside-summary": beside_summary,
     "agreement-summary": agreement_summary,
     "agreement-need": need_summary,
     "peers": peers_table,

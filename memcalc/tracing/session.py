@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ def _cuda(card: Card, progress: Progress, streams: Streams | None) -> Iterator[S
         mock.patch.object(torch.cuda, "synchronize", return_value=None),
         mock.patch.object(torch.cuda, "get_device_capability", return_value=capability(card)),
         _without_validation(),
+        _copied_in_place(),
         FakeTensorMode(allow_non_fake_inputs=True),
         recorder,
         functions.entered(),
@@ -90,13 +92,27 @@ def fake_cpu(progress: Progress = silent) -> Iterator[Session]:
     gc.collect()
     recorder = Recorder(FakeKernels(), on_cpu, progress)
     functions = Readbacks()
-    with _without_validation(), FakeTensorMode(), recorder, functions:
+    with _without_validation(), _copied_in_place(), FakeTensorMode(), recorder, functions:
         yield Session(torch.device("cpu"), recorder, functions)
 
 
 def _without_validation() -> AbstractContextManager[object]:
     """Inside, distributions do not look whether their parameters, which have no values, are valid."""
     return mock.patch.object(Distribution, "_validate_args", new=False)
+
+
+@contextmanager
+def _copied_in_place() -> Iterator[None]:
+    """Inside, the copy of a module is on the same device: PyTorch copies the mode of its tensors, too.
+
+    On its way to a clone it asks for their address, and warns of that (torch 2.13, _tensor.py, __deepcopy__).
+    """
+    with (
+        mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+        yield
 
 
 @contextmanager

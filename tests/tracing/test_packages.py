@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import memcalc
 from memcalc.errors import InputError
+from memcalc.events import Kind
 from memcalc.ledger.component import Component
 
 TINY = ("l=2", "b=1", "s=32", "V=512", "recipe=pure")
@@ -60,6 +62,29 @@ def test_a_module_that_converts_itself_keeps_its_parameters() -> None:
 
     assert traced.ledger.components("model")[Component.WEIGHTS] == 4 * 512 * 512
     assert traced.ledger.components("backward_1")[Component.WEIGHTS] == 2 * 512 * 512
+
+
+class Copying(nn.Module):
+    """Trains a copy of its layer, as PEFT does with modules that are to be saved whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(512, 512, bias=False).requires_grad_(False)
+        self.copies = nn.ModuleList()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.copies:
+            self.copies.append(copy.deepcopy(self.layer).requires_grad_())
+        y: Tensor = self.copies[0](x) + self.layer(x)
+        return y
+
+
+def test_a_copy_of_a_layer_is_one_more_and_no_other() -> None:
+    """A MiB each: the layer, its copy, the copy's gradient; products read them where they lie."""
+    traced = memcalc.trace(Copying(), torch.zeros(4, 512), steps=1)
+
+    made = [event for event in traced.events if event.kind is Kind.ALLOC and event.bytes == 4 * 512 * 512]
+    assert [event.operator for event in made] == ["aten.empty_strided", "aten.clone", "aten.mm"]
 
 
 @pytest.mark.parametrize(
