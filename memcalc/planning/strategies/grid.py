@@ -50,6 +50,9 @@ class Grid:
             run = Stretches(chain, start, stop, coarse, count)
             self.stretches |= dict.fromkeys(range(start, stop), run)
         self.costs = np.concatenate([[0], np.cumsum([block.flops for block in blocks], dtype=np.int64)])
+        self._flops = np.diff(self.costs)
+        index = np.arange(self.slots + 1)
+        self._coarse = index // self.parts if self.fine.up else -(-index // self.parts)  # slot of each fine one
         self.whole: list[Numbers] = [np.full(self.slots + 1, NEVER) for _ in range(len(chain) + 1)]
         for i in range(len(chain) - 1, -1, -1):
             for _, cost in self._choices(i):
@@ -83,12 +86,11 @@ class Grid:
         run = self.stretches[i]
         coarse = run.tables[j - i][i - run.start]
         # A coarse slot that is not full counts as not there where we round up, as full where we round down.
-        index = np.arange(self.slots + 1)
-        found = coarse[index // self.parts if self.fine.up else np.minimum(-(-index // self.parts), len(coarse) - 1)]
+        found = coarse[self._coarse if self.fine.up else np.minimum(self._coarse, len(coarse) - 1)]
         full = self.fine.first(int(run.needs[j - i][i - run.start]))
         found[full:] = 0
         if not self.fine.up and j > i:
-            np.maximum(found[:full], int(np.diff(self.costs)[i:j].min()), out=found[:full])
+            np.maximum(found[:full], int(self._flops[i:j].min()), out=found[:full])
         return found
 
     def slot_of(self, budget: int) -> int:
