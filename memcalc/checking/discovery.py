@@ -1,4 +1,4 @@
-"""Which files of a repository are configurations. Reads no YAML: a broken config must still count as one."""
+"""Which files of a repository are configurations, told by words, not data: a broken config must still count as one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memcalc.checking.patterns import is_pattern
+from memcalc.spec.yaml_source import is_template, is_yaml
 
 _YAML = (".yaml", ".yml")
 
@@ -41,6 +42,10 @@ _TORCHTUNE = re.compile(r"^[ \t]+_component_[ \t]*:[ \t]*torchtune\.", re.MULTIL
 _TRAINS = re.compile(r"^optimizer[ \t]*:", re.MULTILINE)
 _FOREIGN_TOML = (re.compile(r"^\[model\]", re.MULTILINE), re.compile(r"^flavor[ \t]*=", re.MULTILINE))
 _FOREIGN_SCRIPT = (re.compile(r"--num-layers\s"), re.compile(r"--hidden-size\s"))
+
+
+# Of YAML without these words it is asked whether it is YAML, up to this size: larger are lock files and interfaces.
+MOST_CHARACTERS = 65_536
 
 
 class Found(NamedTuple):
@@ -103,10 +108,11 @@ def is_config(path: str) -> bool:
     name = Path(path).name.lower()
     try:
         if name.endswith(_YAML):
-            text = Path(path).read_text(encoding="utf-8", errors="replace")
+            text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
             if _TORCHTUNE.search(text) is not None:
                 return _TRAINS.search(text) is not None
-            return _MARKS.search(text) is not None or any(_has(text, marks) for marks in _FOREIGN_YAML)
+            marked = _MARKS.search(text) is not None or any(_has(text, marks) for marks in _FOREIGN_YAML)
+            return marked or _may_have_been_one(text)
         if name.endswith((".toml", ".sh")):
             text = Path(path).read_text(encoding="utf-8", errors="replace")
             return _has(text, _FOREIGN_TOML if name.endswith(".toml") else _FOREIGN_SCRIPT)
@@ -115,6 +121,11 @@ def is_config(path: str) -> bool:
     except OSError:
         return False
     return False
+
+
+def _may_have_been_one(text: str) -> bool:
+    """Whether nobody can say what a file was to be, for it is no YAML: it must not pass. Templates are none yet."""
+    return len(text) <= MOST_CHARACTERS and not is_template(text) and not is_yaml(text)
 
 
 def _is_model(text: str) -> bool:

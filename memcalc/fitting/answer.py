@@ -81,10 +81,12 @@ class Fit:
         ranking: all layouts that fit, the cheapest first.
         best: the first of them, in full.
         pruned: what was left out and how often.
-        nearest: changes that make the run fit, the smallest first.
+        nearest: changes that make the run fit, the smallest first; where the least recomputation was asked for and all
+            of it is not enough, changes beside recomputing every layer.
         fewest: the fewest cards; None: not even the most that are tried are enough.
         cards: what the run needs on every card, the smallest first.
         least_recompute: the least recomputation; None: all of it is not enough.
+        all_recomputed: the run with every layer recomputed, where that is not enough.
     """
 
     question: Question
@@ -105,6 +107,15 @@ class Fit:
     fewest: int | None = None
     cards: list[Sized] = field(default_factory=list)
     least_recompute: LeastRecompute | None = None
+    all_recomputed: Result | None = None
+
+    @property
+    def changed(self) -> Result | None:
+        """The run that does not fit and whose changes were tried; None: none was."""
+        if self.all_recomputed is not None:
+            return self.all_recomputed
+        everything = self.question.maximize is None and self.question.minimize is None
+        return self.asked if everything and self.asked is not None and not self.asked.fits else None
 
     @property
     def fits(self) -> bool:

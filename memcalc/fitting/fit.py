@@ -50,8 +50,8 @@ def fit(spec: Spec, question: Question) -> Fit:
     for what in MAXIMA[:2] if everything else filter(None, [question.maximize]):
         answer.maxima[what] = maximum(what, base, card)
     _minimized(answer, spec, base, held)
-    if everything and result is not None and not result.fits:
-        answer.nearest = _nearest(result, card, system)
+    if answer.changed is not None:
+        answer.nearest = _nearest(answer.changed, card, system)
     return answer
 
 
@@ -149,6 +149,8 @@ def _minimized(answer: Fit, spec: Spec, base: Spec, held: frozenset[str]) -> Non
         answer.cards = cards_for(base)
     elif wanted == "recompute":
         answer.least_recompute = least_recompute(base, card)
+        if answer.least_recompute is None:
+            answer.all_recomputed = estimate(varied(base, training={"recompute": "full"}))
 
 
 def _nearest(result: Result, card: Card, system: System) -> list[Nearest]:

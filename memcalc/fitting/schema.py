@@ -136,6 +136,9 @@ class FitMinima(Block):
     gpu_kind: str | None = None
     cards: list[FitCard] | None = None
     recompute: FitRecompute | None = None
+    all_recomputed: FitSized | None = Field(
+        default=None, description="the run with every layer recomputed, where that is not enough: `nearest` changes it"
+    )
 
 
 class FitNearest(Block):

@@ -18,6 +18,7 @@ from memcalc.report.fit_words import (
     layouts_sentence,
     maximum_lines,
     minimum_sentence,
+    nearest_title,
     notes,
     subject_lines,
     which_run,
@@ -72,8 +73,8 @@ def _draw_maxima(screen: Screen, answer: Fit, unit: Unit) -> None:
 
 
 def _draw_nearest(screen: Screen, answer: Fit, unit: Unit) -> None:
-    if answer.nearest:
-        screen.line(("The smallest changes that make the run fit as it is", "bold"))
+    if answer.changed is not None:
+        draw_line(screen, nearest_title(answer), 0, style="bold")
         for found in answer.nearest:
             settings, effect = change_lines(found, unit)
             draw_line(screen, settings, 2, style="bold")

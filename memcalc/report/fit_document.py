@@ -146,7 +146,8 @@ def _minima(answer: Fit) -> dict[str, Any]:
     if wanted == "recompute":
         found = answer.least_recompute
         if found is None:
-            return {"recompute": None}
+            full = answer.all_recomputed
+            return {"recompute": None, "all_recomputed": None if full is None else _sized(full)}
         plan = found.recompute if isinstance(found.recompute, str) else list(found.recompute)
         return {"recompute": {"plan": plan, "layers": found.layers, "of": found.of, "device_bytes": found.device_bytes}}
     return {}

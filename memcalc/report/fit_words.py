@@ -68,7 +68,9 @@ def minimum_sentence(answer: Fit, unit: Unit) -> str:
         return f"{smallest.card.name} is the smallest card that is large enough, {which_run(answer)}."
     found = answer.least_recompute
     if found is None:
-        return f"To recompute all layers is not enough, {which_run(answer)}."
+        assert answer.all_recomputed is not None, "it was tried"
+        missing = verdict(answer.all_recomputed, unit).removeprefix("DOES NOT FIT: ")
+        return f"To recompute all layers is not enough, {which_run(answer)}: {missing}"
     needed = f"{which_run(answer)}; needs {format_bytes(found.device_bytes, unit)}."
     if isinstance(found.recompute, str):
         return f"recompute = {found.recompute} is the least that fits, {needed}"
@@ -119,6 +121,14 @@ def _next(found: Maximum, unit: Unit) -> str:
     if found.next_bytes is None:
         return f"{found.next_value:,} cannot be: {found.end}"
     return f"{found.next_value:,} would need {format_bytes(found.next_bytes, unit)}"
+
+
+def nearest_title(answer: Fit) -> str:
+    """Which run the changes are of; or that there are none."""
+    run = "as it is" if answer.all_recomputed is None else "with all layers recomputed"
+    if not answer.nearest:
+        return f"None of the changes that are tried, alone or in pairs, makes the run fit {run}."
+    return f"The smallest changes that make the run fit {run}"
 
 
 def change_lines(found: Nearest, unit: Unit) -> tuple[str, str]:

@@ -27,6 +27,8 @@ MAX_NODES = 20_000
 _DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9_]*)?(\.[0-9_]*)?([eE][-+]?[0-9]+)?")
 _SCIENTIFIC = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 
+_TEMPLATE = re.compile(r"\{\{|\{%|<%")
+
 Path = tuple[str | int, ...]
 
 
@@ -70,12 +72,27 @@ def parse_yaml(text: str, label: str) -> Source:
         _check_events(text, label)
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        raise _syntax_error(error, label) from None
+        raise _syntax_error(error, label, text) from None
     source = Source(None, label)
     if node is None:
         return source
     budget = [MAX_NODES]
     return Source(_construct(node, (), source, budget), label, source.lines)
+
+
+def is_yaml(text: str) -> bool:
+    """Whether this is YAML at all, of whatever content."""
+    try:
+        for _ in yaml.parse(text, Loader=_Loader):
+            pass
+    except yaml.YAMLError:
+        return False
+    return True
+
+
+def is_template(text: str) -> bool:
+    """Whether there are marks of a template language in it: Go's and Jinja's {{ and {%, ERB's <%."""
+    return _TEMPLATE.search(text) is not None
 
 
 def _check_events(text: str, label: str) -> None:
@@ -180,11 +197,14 @@ def _tag_error(node: yaml.Node, path: Path, source: Source) -> InputError:
     )
 
 
-def _syntax_error(error: yaml.YAMLError, label: str) -> InputError:
+def _syntax_error(error: yaml.YAMLError, label: str, text: str) -> InputError:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed"
     place = f"{label}:{mark.line + 1}" if mark is not None else label
-    return InputError(f"this is not YAML: {problem}.", "Check indentation, quotes and colons there.", place)
+    remedy = "Check indentation, quotes and colons there."
+    if is_template(text):
+        remedy = "It looks like a template: name what it renders to."
+    return InputError(f"this is not YAML: {problem}.", remedy, place)
 
 
 def _dotted(path: Path) -> str:

@@ -97,6 +97,30 @@ def test_an_override_that_one_config_cannot_take_breaks_that_one(folder: Path) -
     assert "tensor_parallel = 2" in report.outcomes[1].message
 
 
+def test_what_is_no_yaml_does_not_pass_and_templates_of_other_things_are_others(folder: Path) -> None:
+    for name, text in {
+        "a.yaml": SMALL,
+        "cut.yaml": "run: {steps: [\n",
+        "helm.yaml": "{{- if .Values.on }}\nkind: Pod\n{{- end }}\n",
+        "jinja.yaml": "model:\n  {% if large %}\n  l: 2\n",
+    }.items():
+        (folder / name).write_text(text)
+    report = check("configs", gpu="t4")
+
+    assert [(each.path, each.status) for each in report.outcomes] == [
+        ("configs/a.yaml", "fits"),
+        ("configs/cut.yaml", "broken"),
+        ("configs/jinja.yaml", "broken"),
+    ]
+    assert (report.exit_code, report.skipped) == (2, 1)
+    assert report.outcomes[1].message.startswith("this is not YAML: did not find expected node content. Check ")
+    assert report.outcomes[2].message == (
+        "this is not YAML: found character that cannot start any token. "
+        "It looks like a template: name what it renders to."
+    )
+    assert check("configs/cut.yaml", "configs/helm.yaml", gpu="t4", skip_others=True).count("broken") == 1
+
+
 def test_patterns(folder: Path) -> None:
     (folder / "deep").mkdir()
     for name in ("a.yaml", "b.yml", "deep/c.yaml", "deep/note.md"):

@@ -15,6 +15,10 @@ CONFIGS = {
     "reference.yaml": "hf_config: config.json\n",
     "config.json": '{"model_type": "llama"}',
     "cut_config.json": '{"model_type": "llama", "hidden',
+    "marked.yaml": "\ufeffmodel:\n  l: 2\n",
+    "unclosed.yaml": "model: [2\n",
+    "unreadable.yml": "on: push: [\n",
+    "template_of_one.yaml": "model:\n  l: {{ layers }}\n  {% if wide %}\n",
     "quoted.yaml": '"model":\n  l: 2\n',
 }
 OTHERS = {
@@ -26,6 +30,11 @@ OTHERS = {
     "tokenizer_config.json": '{"vocab": 1}',
     "bad_config.json": "{",
     "empty.yaml": "",
+    "helm.yaml": "{{- if .Values.on }}\nkind: Pod\n{{- end }}\n",
+    "jinja.yml": "{% for gpu in gpus %}\n- gpu: {{ gpu }}\n{% endfor %}\n",
+    "erb.yml": "a: 1\n<% 2.times do %>\n- b\n<% end %>\n",
+    "several.yaml": "a: 1\n---\nb: !include c.yaml\n",
+    "lock.yaml": "a: " + "x" * 65_536 + ": [\n",
 }
 
 

@@ -55,7 +55,13 @@ def test_one_quantity_alone(run: Callable[..., Run]) -> None:
 def test_no_is_an_answer_with_its_own_code(run: Callable[..., Run]) -> None:
     assert run("fit", "llama-3-8b", "--gpu", "t4", "--maximize", "micro_batch_size").code == 1
     assert run("fit", "llama-3-8b", "--gpu", "t4").code == 1
-    assert run("fit", "llama-3-8b", "--gpu", "t4", "--minimize", "recompute").code == 1
+    code, found = document(run, "llama-3.2-1b", "--set", "recipe=mixed-16", "--gpu", "t4", "--minimize", "recompute")
+    assert (code, found["fits"], found["minima"]["recompute"]) == (1, False, None)
+    needed = found["minima"]["all_recomputed"]["device_bytes"]
+    assert (
+        needed == memcalc.estimate("llama-3.2-1b", "recipe=mixed-16", "recompute=full", gpu="t4").headline.device_bytes
+    )
+    assert found["nearest"]
     out = run("fit", "llama-3-8b", "--gpu", "t4", "--maximize", "sequence_length").out
     assert "sequence length: 0, for not even 1 fits" in out
 

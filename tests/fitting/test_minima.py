@@ -88,4 +88,14 @@ def test_nothing_to_recompute_and_not_enough() -> None:
 
     assert none is not None
     assert none.recompute == "none"
-    assert memcalc.fit("llama-3-8b", gpu="t4", minimize="recompute").least_recompute is None
+    small = memcalc.fit("llama-3.2-1b", "recipe=mixed-16", gpu="t4", minimize="recompute")
+    full = memcalc.estimate("llama-3.2-1b", "recipe=mixed-16", "recompute=full", gpu="t4")
+
+    assert small.least_recompute is None
+    assert not small.fits
+    assert small.all_recomputed is not None
+    assert small.all_recomputed.headline.device_bytes == full.headline.device_bytes
+    assert small.nearest
+    for found in small.nearest:
+        assert found.change.spec.training.recompute == "full"
+        assert found.change.fits

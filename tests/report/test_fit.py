@@ -22,6 +22,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "fewest": ("llama-3-8b", ("recipe=mixed-16",), {"gpu": "a100-40gb", "minimize": "gpus", "top": 1}),
     "smallest_card": ("llama-3.2-1b", (), {"gpu": "t4", "minimize": "gpu_kind"}),
     "recompute": ("llama-3.2-1b", ("recipe=pure", "b=4", "loss=chunked"), {"gpu": "t4", "minimize": "recompute"}),
+    "not_even_full": ("llama-3.2-1b", ("recipe=mixed-16",), {"gpu": "t4", "minimize": "recompute"}),
     "parameters": ("gpt2", ("recipe=amp",), {"gpu": "rtx-4090", "maximize": "parameters"}),
 }
 
