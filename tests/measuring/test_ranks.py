@@ -44,7 +44,7 @@ def torchrun(ranks: int, record: Path, *overrides: str) -> dict[str, Any]:
     ("ranks", "overrides"),
     [
         (2, ("engine=fsdp2", "zero_stage=3")),
-        (2, ("tensor_parallel=2", "sequence_parallel=true", "loss=vocab-parallel")),
+        pytest.param(2, ("tensor_parallel=2", "sequence_parallel=true", "loss=vocab-parallel"), marks=pytest.mark.long),
         pytest.param(2, ("tensor_parallel=2", "recipe=mixed-20", "recompute=full"), marks=pytest.mark.long),
         pytest.param(
             4, ("tensor_parallel=2", "sequence_parallel=true", "engine=fsdp2", "zero_stage=3"), marks=pytest.mark.long

@@ -71,7 +71,7 @@ CASES = {
 }
 
 
-QUICK = ("gpt2 plain, dropout", "llama huggingface, recompute, accumulation")
+QUICK = ("gpt2 plain, dropout",)
 MARKS = {name: pytest.mark.long for name in CASES if name not in QUICK}
 
 

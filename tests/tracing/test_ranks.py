@@ -25,7 +25,8 @@ def spec_of(case: str) -> Any:
     return memcalc.load(preset, *overrides, gpu="h100-80gb")
 
 
-@pytest.mark.parametrize("case", [FSDP2[0], pytest.param(FSDP2[1], marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("case", FSDP2[:2])
 def test_a_rank_of_fsdp2_holds_what_was_recorded(case: str) -> None:
     """Peaks of the steady step to the byte; of the first one, to a part in a thousand (where segments begin)."""
     recorded = RECORDS[case]["phases"]
