@@ -89,9 +89,9 @@ class ChainPlanning(NamedTuple):
     front: tuple[Found, ...]
 
     @property
-    def peak_bytes(self) -> int:
-        """What the plan needs at its peak."""
-        return self.found.evaluation.peak_bytes
+    def rests_bytes(self) -> int:
+        """None: blocks of a file are not allocated."""
+        return 0
 
 
 def describes_chain(path: str) -> bool:

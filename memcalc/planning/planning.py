@@ -80,6 +80,11 @@ class Planning(NamedTuple):
         """What the plan needs at its peak, rehearsed."""
         return self.result.ledger.peak_bytes
 
+    @property
+    def rests_bytes(self) -> int:
+        """What the rehearsal found beside the plan's evaluation, by which plans are compared: rests of blocks."""
+        return self.peak_bytes - self.found.evaluation.peak_bytes
+
 
 def plan_recompute(
     spec: Spec,

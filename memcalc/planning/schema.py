@@ -73,7 +73,8 @@ class RecomputeDocument(Block):
     strategy: str
     recompute: str | list[Any] = Field(description="for training.recompute; lists in it run again together")
     recompute_keep: list[str]
-    peak_bytes: int
+    peak_bytes: int = Field(description="of the plan, rehearsed with PyTorch's allocator")
+    rests_bytes: int = Field(description="of that: beside the formulas, by which before, rules and front are compared")
     peak_phase: str
     kept_bytes: int
     forward_flops: int

@@ -49,6 +49,7 @@ def chain_document(planning: ChainPlanning) -> dict[str, Any]:
         "strategy": found.plan.strategy,
         "plan": found.plan.items,
         "peak_bytes": found.evaluation.peak_bytes,
+        "rests_bytes": planning.rests_bytes,
         "forward_flops": chain.flops,
         "again_flops": found.evaluation.again_flops,
         "may_save_at_most_flops": found.loss,

@@ -65,6 +65,12 @@ def verdict(planning: Planning, unit: Unit) -> str:
 def remarks(planning: Planning) -> Iterator[str]:
     """How good the plan is, and the batches."""
     loss, flops = planning.found.loss, planning.configured.chain.flops
+    if rests := planning.rests_bytes:
+        beside = f"{format_bytes(abs(rests), 'MiB')} {'more' if rests > 0 else 'less'}"
+        yield (
+            f"That is rehearsed with PyTorch's allocator: {beside}, in rests of blocks, than the formulas by which the "
+            "tables compare plans."
+        )
     if loss == 0:
         yield "No plan within the budget runs less again."
     elif loss is not None:
@@ -141,6 +147,7 @@ def planning_document(planning: Planning, checked: list[Verified]) -> dict[str, 
         "recompute": planning.recompute,
         "recompute_keep": list(planning.keep),
         "peak_bytes": planning.peak_bytes,
+        "rests_bytes": planning.rests_bytes,
         "peak_phase": planning.result.ledger.peak_phase,
         "kept_bytes": found.evaluation.kept_bytes,
         "forward_flops": configured.chain.flops,

@@ -50,8 +50,8 @@ class Answer(Protocol):
         """The plan."""
 
     @property
-    def peak_bytes(self) -> int:
-        """What it needs at its peak."""
+    def rests_bytes(self) -> int:
+        """What a rehearsal of the plan found beside its evaluation: rests of blocks."""
 
     @property
     def rules(self) -> tuple[tuple[str, Evaluation], ...]:
@@ -65,21 +65,20 @@ class Answer(Protocol):
 def plans_grid(planning: Answer, unit: Unit) -> Grid:
     """The plan beside everything kept and the rules of thumb."""
     own = planning.found.evaluation
-    rows = [(f"this plan ({planning.found.plan.strategy})", planning.peak_bytes, own)]
-    rows += [(name, evaluation.peak_bytes, evaluation) for name, evaluation in planning.rules]
+    rows = [(f"this plan ({planning.found.plan.strategy})", own), *planning.rules]
     columns = (
         Column("strategy"),
         *(Column(head, right=True) for head in (f"peak {unit}", "kept", "again", "longer")),
         Column("peak in", wrap=True),
     )
-    cells = [(name, *_figures(planning, peak, evaluation, unit), moment(evaluation)) for name, peak, evaluation in rows]
+    cells = [(name, *_figures(planning, evaluation, unit), moment(evaluation)) for name, evaluation in rows]
     return Grid("Plan and rules of thumb, peaks of allocated memory", columns, cells, frozenset({0}))
 
 
-def _figures(planning: Answer, peak: int, evaluation: Evaluation, unit: Unit) -> tuple[str, ...]:
+def _figures(planning: Answer, evaluation: Evaluation, unit: Unit) -> tuple[str, ...]:
     again = evaluation.again_flops
     return (
-        format_number(peak, unit),
+        format_number(evaluation.peak_bytes, unit),
         format_number(evaluation.kept_bytes, unit),
         f"{again / planning.configured.chain.flops:.1%}",
         slower(planning, again),
@@ -159,13 +158,16 @@ def _nested(item: Segment) -> str:
 
 
 def front_grid(planning: Answer, unit: Unit, which: str = "") -> Grid:
-    """Memory against compute: each plan is the cheapest that was found for its memory; `which` plans these are."""
+    """Memory against compute: each plan is the cheapest that was found for its memory; `which` plans these are.
+
+    Only the plan itself is rehearsed; the others are taken to keep as much in rests of blocks.
+    """
     most = max((found.evaluation.again_flops for found in planning.front), default=0)
     rows = []
     strong = set()
     for number, found in enumerate(planning.front):
         again = found.evaluation.again_flops
-        fits = found.evaluation.peak_bytes <= planning.budget
+        fits = found.evaluation.peak_bytes + max(planning.rests_bytes, 0) <= planning.budget
         if fits and again >= planning.found.evaluation.again_flops:
             strong = {number}
         rows.append(

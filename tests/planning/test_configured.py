@@ -1,6 +1,7 @@
 """Plans of configurations: the chain's peak is the estimate's, to the byte, and the rules are never better."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -198,6 +199,10 @@ def test_the_command(run: Callable[..., Run], tmp_path: Path) -> None:  # noqa: 
     assert estimate_rehearsed(result.spec).ledger.peak_bytes == document["peak_bytes"] <= document["budget_bytes"]
     assert abs(result.ledger.peak_bytes / document["peak_bytes"] - 1) < 0.001
     assert document["may_save_at_most_flops"] == 0
+    # A plan has one peak wherever plans are compared, and the rehearsal's beside it.
+    by_formulas = document["peak_bytes"] - document["rests_bytes"]
+    assert by_formulas in {point["peak_bytes"] for point in document["front"]}
+    assert abs(document["rests_bytes"]) < 0.002 * document["peak_bytes"]
     assert document["front"][-1]["again_flops"] == 0
     # The plan is on the front, or as good as a point of it: no point beats it in both, by the formulas of either.
     cheaper = [p for p in document["front"] if p["again_flops"] <= document["again_flops"]]
@@ -211,6 +216,10 @@ def test_the_screen(run: Callable[..., Run]) -> None:  # noqa: F811
 
     assert (code, err) == (0, "")
     assert "FITS: " in out
+    assert "rehearsed with PyTorch's allocator" in out
+    table, front = out.split("Memory against compute")
+    (own,) = re.findall(r"this plan \(optimal\) +([\d.]+)", table)
+    assert re.search(rf"^ +{own}  fits", front, re.MULTILINE)  # the same plan, the same peak
     assert "  training:\n    recompute: " in out
     assert "--recompute-granularity full" in out
     assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("    "))
