@@ -6,8 +6,35 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.spec.offload_rules import ON_THE_CPU
 
 _DEVICE = "what is offloaded is counted on the device"
+
+_HOW = (  # DeepSpeed's words for the way in which ZeRO works
+    "allgather_partitions",
+    "contiguous_gradients",
+    "cpu_offload_use_pin_memory",
+    "elastic_checkpoint",
+    "enable_sanity_checks",
+    "gather_16bit_weights_on_model_save",
+    "ignore_unused_parameters",
+    "legacy_stage1",
+    "load_from_fp32_weights",
+    "log_trace_cache_warnings",
+    "max_reuse_distance",
+    "overlap_comm",
+    "override_module_apply",
+    "pipeline_loading_checkpoint",
+    "reduce_scatter",
+    "round_robin_gradients",
+    "stage3_gather_16bit_weights_on_model_save",
+    "stage3_gather_fp16_weights_on_model_save",
+    "stage3_max_reuse_distance",
+    "sub_group_size",
+    "use_all_reduce_for_fetch_params",
+    "use_multi_rank_bucket_allreduce",
+    "zenflow*",
+)
 
 # DeepSpeed 0.17, deepspeed/runtime/config.py, zero/config.py.
 FIELDS: dict[str, Meaning] = {
@@ -30,8 +57,10 @@ FIELDS: dict[str, Meaning] = {
             "lamb": "lamb",
         },
     ),
-    "zero_optimization.offload_optimizer.device": lacking(_DEVICE),
+    "zero_optimization.offload_optimizer.device": fact("offload", "parallelism.offload"),
+    "zero_optimization.cpu_offload": fact("cpu_offload", "parallelism.offload"),
     "zero_optimization.offload_param.device": lacking(_DEVICE),
+    "zero_optimization.cpu_offload_param": lacking(_DEVICE),
     "zero_optimization.offload_optimizer*": nothing("part of the offload"),
     "zero_optimization.offload_param*": nothing("part of the offload"),
     "zero_optimization.reduce_bucket_size": lacking("a bucket of its own size: the default of the engine is counted"),
@@ -39,10 +68,19 @@ FIELDS: dict[str, Meaning] = {
         "a bucket of its own size: the default of the engine is counted"
     ),
     "zero_optimization.stage3_prefetch_bucket_size": lacking("a prefetch of its own size: the default is counted"),
+    "zero_optimization.prefetch_bucket_size": lacking("a prefetch of its own size: the default is counted"),
     "zero_optimization.stage3_max_live_parameters": lacking("gathered weights that are kept: the default is counted"),
+    "zero_optimization.max_live_parameters": lacking("gathered weights that are kept: the default is counted"),
+    **{
+        f"zero_optimization.{name}_persistence_threshold": lacking(
+            "small weights that stay whole: the default is counted"
+        )
+        for name in ("param", "model", "stage3_param", "stage3_model")
+    },
+    "zero_optimization.mics*": lacking("shards within a group of ranks"),
     "zero_optimization.zero_hpz_partition_size": lacking("a second copy of the shards within a node"),
     "zero_optimization.zero_quantized*": lacking("quantized communication"),
-    "zero_optimization*": nothing("how it is done, not what is kept"),
+    **{f"zero_optimization.{name}": nothing("how it is done, not what is kept") for name in _HOW},
     "activation_checkpointing.partition_activations": lacking("checkpoints that are split over tensor-parallel ranks"),
     "activation_checkpointing.cpu_checkpointing": lacking("checkpoints on the host"),
     "activation_checkpointing*": nothing("the program itself says what it checkpoints"),
@@ -86,6 +124,21 @@ def finish_deepspeed(draft: Draft) -> None:
     draft.default("parallelism.zero_stage", 0)
     draft.default("parallelism.engine", "deepspeed")
     draft.default("training.implementation", "huggingface")
+    place_optimizer(draft, draft.facts.get("offload") or ("cpu" if draft.facts.get("cpu_offload") is True else None))
+
+
+def place_optimizer(draft: Draft, device: object) -> None:
+    """Masters and optimizer states on the host, where the run is one whose offload is modelled."""
+    if device not in ("cpu", "nvme"):
+        return
+    stage, optimizer = draft.values.get("parallelism.zero_stage", 0), draft.values.get("training.optimizer", "adamw")
+    alone = draft.values.get("parallelism.data_parallel") == 1
+    if stage not in (2, 3) or optimizer not in ON_THE_CPU or alone:
+        draft.notes.append("not modelled: offload_optimizer of such a run; what is offloaded is counted on the device")
+        return
+    draft.default("parallelism.offload", "optimizer")
+    if device == "nvme":
+        draft.notes.append("not modelled: offload_optimizer to NVMe; it is counted on the host")
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

@@ -66,7 +66,6 @@ _FIELDS: dict[str, Meaning] = {
     "sequence_parallel": to("parallelism.sequence_parallel"),
     "global_num_gpus": fact("gpus", "parallelism.data_parallel"),
     "use_bnb_optimizer": lacking("optimizers of bitsandbytes"),
-    "zero_optimization.cpu_offload": lacking("what is offloaded is counted on the device"),
     **{
         f"{stem}*": nothing("not about memory")
         for stem in (

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memcalc.importers.deepspeed import place_optimizer
 from memcalc.importers.models import named_model, place_model
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
 
@@ -214,6 +215,7 @@ def _sharding(draft: Draft) -> int:
         if stage is not None:
             draft.default("parallelism.zero_stage", stage)
             draft.default("parallelism.engine", "deepspeed")
+            place_optimizer(draft, draft.facts.get("offload"))
             return stage
     words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
     config = draft.facts.get("fsdp_config")
@@ -249,12 +251,16 @@ def _deepspeed_stage(draft: Draft, deepspeed: Any) -> int | None:
         return None
     zero = config.get("zero_optimization")
     zero = zero if isinstance(zero, Mapping) else {}
-    for name in ("offload_optimizer", "offload_param"):
-        device = zero.get(name)
-        if isinstance(device, Mapping) and device.get("device") in ("cpu", "nvme"):
-            draft.notes.append(f"not modelled: {name}; what is offloaded is counted on the device")
+    offload = {name: _device(zero.get(f"offload_{name}")) for name in ("optimizer", "param")}
+    if offload["param"] in ("cpu", "nvme"):
+        draft.notes.append("not modelled: offload_param; what is offloaded is counted on the device")
+    draft.facts["offload"] = offload["optimizer"]
     stage = zero.get("stage", 0)
     return stage if type(stage) is int and 0 <= stage <= 3 else None
+
+
+def _device(offload: object) -> object:
+    return offload.get("device") if isinstance(offload, Mapping) else None
 
 
 GPUS = (("parallelism.data_parallel", "how many GPUs share the data"),)

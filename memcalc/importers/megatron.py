@@ -180,7 +180,9 @@ def _ranks(draft: Draft) -> None:
         else:
             draft.notes.append(f"{world} GPUs are launched, but one copy of the model takes {size}")
     total = facts.get("global")
-    if type(total) is int and "parallelism.data_parallel" in values:
+    micro, replicas = values.get("training.micro_batch_size", 1), values.get("parallelism.data_parallel")
+    # Where nobody says how many replicas there are, one runs them all: as many micro-batches are in flight as may be.
+    if type(total) is int and (replicas is not None or (type(micro) is int and micro > 0 and total % micro == 0)):
         values["training.global_batch_size"] = total
     chunk, layers = facts.get("chunk"), values.get("model.num_layers")
     stages = values.get("parallelism.pipeline_parallel", 1)

@@ -121,7 +121,7 @@ def _sharding(draft: Draft) -> None:
         if type(replicas) is int and replicas > 1:
             draft.values["parallelism.data_parallel_replicate"] = replicas
     total = facts.get("global")
-    if type(total) is int and total > 0 and "parallelism.data_parallel" in draft.values:
+    if type(total) is int and total > 0:
         draft.values["training.global_batch_size"] = total
 
 

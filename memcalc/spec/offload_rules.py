@@ -28,7 +28,7 @@ def offload(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             key,
             f"offload = {parallelism.offload} on one rank is not modelled: ZeRO's buffers are those of several.",
-            "Set data_parallel: 2 or more.",
+            "Set data_parallel: 2 or more, or offload: none to count it on the device.",
         )
     if training.optimizer not in ON_THE_CPU:
         yield Broken(

@@ -123,7 +123,7 @@ def test_it_says_that_it_was_not_compared() -> None:
             ("zero_stage=2", "data_parallel=1"),
             (
                 "parallelism.offload: offload = optimizer on one rank is not modelled: ZeRO's buffers are those of several. "
-                "Set data_parallel: 2 or more."
+                "Set data_parallel: 2 or more, or offload: none to count it on the device."
             ),
         ),
         (

@@ -199,6 +199,7 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
         {
             "parallelism.zero_stage": 2,
             "parallelism.engine": "deepspeed",
+            "parallelism.offload": "optimizer",
             "training.micro_batch_size": 4,
             "training.recipe": "mixed-16",
             "training.optimizer": "adamw",

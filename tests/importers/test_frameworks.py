@@ -153,7 +153,66 @@ def test_a_deepspeed_file_beside_it_is_read(tmp_path: Path) -> None:
     found = imported(tmp_path, "run.yaml", text)
 
     assert found.blocks["parallelism"]["zero_stage"] == 1
-    assert "not modelled: offload_optimizer; what is offloaded is counted on the device" in found.notes
+    assert NO_OFFLOAD in found.notes
+    assert "offload" not in found.blocks["parallelism"]
+
+
+NO_OFFLOAD = "not modelled: offload_optimizer of such a run; what is offloaded is counted on the device"
+
+
+@pytest.mark.parametrize(
+    ("zero", "more", "offload", "noted"),
+    [
+        ('"stage": 2, "offload_optimizer": {"device": "cpu"}', "", "optimizer", False),
+        ('"stage": 3, "offload_optimizer": {"device": "nvme"}', "", "optimizer", False),
+        ('"stage": 2, "cpu_offload": true', "", "optimizer", False),
+        ('"stage": 2, "offload_optimizer": {"device": "none"}, "cpu_offload": false', "", "none", False),
+        ('"stage": 1, "offload_optimizer": {"device": "cpu"}', "", "none", True),
+        ('"stage": 2, "offload_optimizer": {"device": "cpu"}', ', "optimizer": {"type": "Lamb"}', "none", True),
+    ],
+)
+def test_deepspeeds_optimizer_on_the_host(zero: str, more: str, offload: str, noted: bool, tmp_path: Path) -> None:
+    text = (
+        f'{{"bf16": {{"enabled": true}}, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {{{zero}}}{more}}}'
+    )
+    spec = load(written(tmp_path, "ds.json", text), ("preset=gpt2", "data_parallel=2"))
+
+    assert spec.parallelism.offload == offload
+    assert (NO_OFFLOAD in spec.notes) is noted
+    assert any("to NVMe" in note for note in spec.notes) is ("nvme" in zero)
+
+
+def test_a_word_of_zero_that_the_table_does_not_know_is_unknown(tmp_path: Path) -> None:
+    found = imported(tmp_path, "ds.json", '{"zero_optimization": {"stage": 1, "overlap_comm": true, "new": 1}}')
+
+    assert found.unknown == ("zero_optimization.new",)
+    assert [path for path, _ in found.no_effect] == ["zero_optimization.overlap_comm"]
+
+
+def test_accelerates_offload_is_deepspeeds(tmp_path: Path) -> None:
+    text = """
+        distributed_type: DEEPSPEED
+        mixed_precision: bf16
+        num_processes: 4
+        deepspeed_config: {zero_stage: 2, offload_optimizer_device: cpu, offload_param_device: none}
+    """
+
+    assert load(written(tmp_path, "zero.yaml", text), ("preset=gpt2",)).parallelism.offload == "optimizer"
+    alone = load(written(tmp_path, "one.yaml", text.replace("s: 4", "s: 1")), ("preset=gpt2",))
+    assert alone.parallelism.offload == "none"
+    assert NO_OFFLOAD in alone.notes
+
+
+def test_a_global_batch_fills_the_pipeline_however_many_replicas_there_are(tmp_path: Path) -> None:
+    """It said one micro-batch a step where the number of GPUs is not in the script, so one in flight instead of 4."""
+    text = "--num-layers 8 --hidden-size 256 --num-attention-heads 4 --seq-length 256 --max-position-embeddings 256 "
+    text += "--vocab-size 1024 --pipeline-model-parallel-size 4 --micro-batch-size 2 --global-batch-size 48 --bf16"
+    path = written(tmp_path, "run.sh", f"python pretrain_gpt.py {text}")
+
+    assert load(path).training.gradient_accumulation_steps == 24  # 48 / 2
+    assert load(path, ("data_parallel=3",)).training.gradient_accumulation_steps == 8  # 48 / (2 * 3)
+    odd = written(tmp_path, "odd.sh", f"python pretrain_gpt.py {text.replace('48', '49')}")
+    assert load(odd).training.gradient_accumulation_steps == 1
 
 
 @pytest.mark.parametrize(
