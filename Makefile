@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: .venv-null help demo test test-all lint format types pytest docs bench gpu-suite gpu-probe gpu-snapshots clean
+.PHONY: .venv-null help demo test test-all lint format types pytest docs bench gpu-suite gpu-compare gpu-probe gpu-snapshots clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,7 @@ bench: $(FULL) .venv-null ## How quick the program is: start-up, estimates a sec
 
 DEVICE ?= cuda
 RECORDS ?= benchmarks/recordings/measured/suite.jsonl
+TRACES ?= fake
 PROBES ?= benchmarks/recordings/probes/probe.jsonl
 SNAPSHOTS ?= benchmarks/recordings/snapshots
 
@@ -68,6 +69,9 @@ GPU_PYTHON ?= $(BIN)/python
 
 gpu-suite: ## On a GPU: measure the project's own runs; goes on where it was interrupted (DEVICE=null:h100-80gb rehearses)
 	PYTHONPATH=. $(GPU_PYTHON) -m memcalc measure --suite benchmarks/suite.yaml --device $(DEVICE) --record $(RECORDS)
+
+gpu-compare: ## Anywhere: traces beside what gpu-suite recorded, made afterwards (TRACES="fake null")
+	PYTHONPATH=. $(GPU_PYTHON) -m memcalc measure --compare $(RECORDS) $(TRACES:%=--trace %) --record $(dir $(RECORDS))traces/$(notdir $(RECORDS))
 
 gpu-probe: ## On a GPU: what each operator that matters allocates inside, beside what memcalc says (DEVICE likewise)
 	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.probe --device $(DEVICE) --record $(PROBES)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from memcalc.planning.described import ChainPlanning
     from memcalc.planning.planning import Planning
     from memcalc.planning.verification import Verified
+    from memcalc.proving.afterwards import Compared
     from memcalc.proving.beside import Beside
     from memcalc.proving.suite import Outcome
     from memcalc.recorder.judged import Judged
@@ -215,6 +216,29 @@ def measure_suite(
     runs = load_suite(suite)
     with worker_for(device, python) as (worker, name):
         return run_suite(runs, worker, name, Path(record), progress)
+
+
+def compare_records(
+    records: str | Path,
+    *traces: str,
+    record: str | Path | None = None,
+    python: str | None = None,
+    progress: Progress = silent,
+) -> Compared:
+    """Traces of runs that were measured before, anywhere, laid beside their records. Nothing is measured again.
+
+    Args:
+        records: a file that `measure` wrote.
+        traces: "fake", "null" or both; without any, the estimate alone.
+        record: the file that traces are read from and appended to; None: beside the records, "-traces" in its name.
+        python: as for `measure`.
+        progress: told which run it is.
+    """
+    from memcalc.proving.afterwards import compare_records as lay_beside
+
+    source = Path(records)
+    kept = source.with_name(f"{source.stem}-traces{source.suffix}") if record is None else Path(record)
+    return lay_beside(source, kept, traces, python, progress)
 
 
 def beside(measurement: Measurement, *traces: str, python: str | None = None, progress: Progress = silent) -> Beside:

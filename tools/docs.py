@@ -41,7 +41,7 @@ from tools.accuracy import cases, summarized  # noqa: E402
 from tools.agreement import agreement_summary, agreement_table, need_summary  # noqa: E402
 from tools.beside import beside_summary, beside_table  # noqa: E402
 from tools.markdown import table  # noqa: E402
-from tools.measured import measured_table, probe_table  # noqa: E402
+from tools.measured import measured_table, missed_table, probe_table, seconds_table  # noqa: E402
 from tools.peers import peers_table  # noqa: E402
 from tools.published import MIB, TERMS, mean_and_worst, megatron_peaks, without  # noqa: E402
 from tools.sharded import sharded_runs  # noqa: E402
@@ -410,6 +410,8 @@ def accuracy_sharded_summary() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     **dry_runs.TABLES,
     "accuracy-measured": measured_table,
+    "accuracy-missed": missed_table,
+    "measured-seconds": seconds_table,
     "probe": probe_table,
     **families.TABLES,
     **fit.TABLES,

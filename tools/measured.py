@@ -1,16 +1,21 @@
-"""Predictions of today against every record that `measure` made: the table of docs/accuracy.md."""
+"""Predictions of today, and traces that were kept, against every record that `measure` made: tables of the docs."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from memcalc.measuring.records import read
-from memcalc.proving.summary import Errors, summary
+from memcalc.proving.afterwards import Compared, compare_records, operators_apart, run_of
+from memcalc.proving.summary import Errors, Predicted, errors_of, predicted
 from tools.markdown import table
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings" / "measured"
+TRACES = FOLDER / "traces"  # of memcalc measure --compare, a file for each file of records
 PROBES = FOLDER.with_name("probes")
+
+PARTS = ("device", "build", "steps", "again")  # of a run, as its record tells them
 
 
 def groups() -> dict[str, list[dict[str, Any]]]:
@@ -18,26 +23,81 @@ def groups() -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(FOLDER.glob("*.jsonl")):
         for record in read(path):
-            device = record["device"]
-            name = f"{device['kind']}, {device['name']}, torch {record['versions']['torch']}"
-            found.setdefault(name, []).append(record)
+            found.setdefault(group_of(record), []).append(record)
+    return found
+
+
+def group_of(record: dict[str, Any]) -> str:
+    """What records are told together."""
+    device = record["device"]
+    return f"{device['kind']}, {device['name']}, torch {record['versions']['torch']}"
+
+
+@lru_cache(maxsize=1)
+def compared() -> tuple[Compared, ...]:
+    """The files of records that have traces; none is made now."""
+    names = [path.name for path in sorted(FOLDER.glob("*.jsonl")) if (TRACES / path.name).exists()]
+    return tuple(compare_records(FOLDER / name, TRACES / name, ()) for name in names)
+
+
+def predictions() -> dict[tuple[str, str], list[Predicted]]:
+    """Runs that ended, by device and prediction: "estimate", "trace on fake", "trace on null"."""
+    found: dict[tuple[str, str], list[Predicted]] = {}
+    for name, records in groups().items():
+        found[name, "estimate"] = [run for record in records if (run := predicted(record)) is not None]
+    for each in compared():
+        for trace in ("fake", "null"):
+            for run in each.of(trace):
+                found.setdefault((group_of(run.record), f"trace on {trace}"), []).append(run)
     return found
 
 
 def measured_table() -> str:
     """A line for each total and component of each group."""
     rows = [
-        [name, each.name, str(len(each.shares)), *figures(each)]
-        for name, records in groups().items()
-        for each in summary(records)
+        [name, prediction, each.name, str(len(each.shares)), *figures(each)]
+        for (name, prediction), runs in predictions().items()
+        for each in errors_of(runs)
     ]
-    return table(["device", "figure", "runs", "median", "p95", "worst", "under"], rows)
+    return table(["device", "prediction", "figure", "runs", "median", "p95", "worst", "under", "exact"], rows)
+
+
+def missed_table() -> str:
+    """A line for each run whose traced peak is not the measured one."""
+    runs = [(name, run) for name, found in predictions().items() for run in found if run.line is not None]
+    rows = [
+        [device, prediction, f"`{run_of(run.record)}`", f"{off:+,}", ", ".join(_apart(run)) or "-"]
+        for (device, prediction), run in runs
+        if (off := run.predicted.ledger.peak_bytes - run.measured.ledger.peak_bytes)
+    ]
+    if not rows:
+        return f"All {len(runs)} traced peaks of runs that ended are the measured ones, to the byte.\n"
+    return table(["device", "prediction", "run", "trace less measured", "by operator"], rows)
+
+
+def _apart(run: Predicted) -> list[str]:
+    return [f"{name} {size:+,}" for name, size in operators_apart(run)[:3]]
+
+
+def seconds_table() -> str:
+    """How long a sitting took the host, by part."""
+    heads = ["device", "runs", *PARTS, "rest", "all"]
+    rows = []
+    for name, records in groups().items():
+        spent = [record["seconds"] for record in records if record.get("seconds")]
+        if not spent:
+            continue
+        parts = [sum(each.get(part, 0.0) for each in spent) for part in PARTS]
+        total = sum(each["all"] for each in spent)
+        shares = [*parts, total - sum(parts), total]
+        rows.append([name, str(len(spent)), *(f"{share:.1f} s" for share in shares)])
+    return table(heads, rows)
 
 
 def figures(errors: Errors) -> list[str]:
-    """Median, 95th percentile, worst, and the share of runs that held more than was said."""
+    """Median, 95th percentile, worst, the share of runs that held more than was said, and of those told to the byte."""
     shares = (errors.median, errors.p95, errors.worst)
-    return [*(f"{share:+.3%}" for share in shares), f"{errors.under:.0%}"]
+    return [*(f"{share:+.3%}" for share in shares), f"{errors.under:.0%}", f"{errors.exact:.0%}"]
 
 
 def probe_table() -> str:

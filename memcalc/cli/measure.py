@@ -24,6 +24,9 @@ def command(
     suite: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Measure every run of this file that has no record yet.")
     ] = None,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="RECORDS", help="Lay traces beside these records; nothing is measured.")
+    ] = None,
     overrides: Set = None,
     device: Device = None,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Optimizer steps to run.")] = 3,
@@ -61,10 +64,14 @@ def command(
     from memcalc.report.progress import shown_progress
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
+    for given, option in ((suite, "--suite"), (compare, "--compare")):
+        if given is not None and (config or model or overrides or (suite and compare)):
+            raise InputError("its file has the configurations.", f"Name nothing else beside {option}.", option)
     if suite is not None:
-        if config or model or overrides:
-            raise InputError("a suite has its own configurations.", "Write them into its file.", "--suite")
         _measure_suite(suite, record, device, python, form)
+        return
+    if compare is not None:
+        _compare(compare, record, _traces(trace), python, form)
         return
     if (config is None) == (model is None):
         raise InputError("measure takes one configuration.", "Give either CONFIG or --model NAME, e.g. `measure gpt2`.")
@@ -111,6 +118,22 @@ def _measure_suite(suite: Path, record: Path | None, device: str | None, python:
         print_json(suite_document(outcome))
     else:
         draw_suite(make_screen(), outcome)
+
+
+def _compare(records: Path, record: Path | None, traces: tuple[str, ...], python: str | None, form: str) -> None:
+    """Traces of what was measured before."""
+    from memcalc import api
+    from memcalc.cli.output import print_json
+    from memcalc.report.afterwards import compared_document, draw_compared
+    from memcalc.report.progress import shown_progress
+    from memcalc.report.screen import make_screen
+
+    with shown_progress() as progress:
+        compared = api.compare_records(records, *traces, record=record, python=python, progress=progress)
+    if form == "json":
+        print_json(compared_document(compared))
+    else:
+        draw_compared(make_screen(), compared)
 
 
 def _traces(given: list[str] | None) -> tuple[str, ...]:

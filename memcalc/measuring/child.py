@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -51,11 +52,13 @@ def perform(job: Job) -> dict[str, Any]:
         Unavailable: there is no such device, or it is busy.
         InputError: the step cannot run what the spec asks for.
     """
+    began = time.perf_counter()
     if job.alloc_conf:
         set_allocator(job.alloc_conf)
     target = find_device(job.device)
     device, counters = _prepared(target, job)
     gc.collect()
+    ready = time.perf_counter()
     with counters.watching():
         recorded = record_real(partial(TrainingRun, job.spec, target), job.steps, counters)
     if isinstance(counters, Unheard):
@@ -72,6 +75,7 @@ def perform(job: Job) -> dict[str, Any]:
         "buffers": buffers,
         "outcome": DONE if recorded.died is None else OUT_OF_MEMORY,
         "message": recorded.died,
+        "seconds": {"device": ready - began, **recorded.seconds, "all": time.perf_counter() - began},
     }
 
 

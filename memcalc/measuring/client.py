@@ -18,8 +18,17 @@ from memcalc.errors import InputError, MemcalcError, OutOfMemory, Unavailable
 from memcalc.measuring.job import Job, encoded
 from memcalc.measuring.measurement import Device
 
-WORKER = ("-m", "memcalc.measuring.worker")
+# Under another Python, told by PYTHONPATH where we are: what lies in the working directory has no say (-P).
+WORKER = ("-P", "-m", "memcalc.measuring.worker")
 KINDS: dict[str, type[MemcalcError]] = {"InputError": InputError, "Unavailable": Unavailable}
+
+
+def own_command() -> tuple[str, ...]:
+    """A worker under this Python that imports what this process imports, however and wherever it was started."""
+    path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 -- "" is the working directory
+    program = f"import sys; sys.path[:] = {path!r}; from memcalc.measuring.worker import main; main()"
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001 -- as multiprocessing
+    return (sys.executable, *flags, "-c", program)
 
 
 class Worker:
@@ -31,7 +40,7 @@ class Worker:
     """
 
     def __init__(self, command: Sequence[str] | None = None, variables: Mapping[str, str] | None = None) -> None:
-        self.command = tuple(command or (sys.executable, *WORKER))
+        self.command = tuple(command or own_command())
         self.variables = dict(variables or {})
         self._process: subprocess.Popen[str] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="memcalc-measure-", ignore_cleanup_errors=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -13,8 +12,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from memcalc.events.event import Event, Kind
 from memcalc.events.timeline import timeline
 from memcalc.measuring.measurement import MeasuredPhase
-
-MARK = "memcalc phase "
+from memcalc.measuring.profiled import MARK, Profiled, levels
 
 
 class Log:
@@ -30,6 +28,7 @@ class Log:
             phase = replace(
                 phase,
                 peak_allocated_bytes=max(before.peak_allocated_bytes, phase.peak_allocated_bytes),
+                inside=max(before, phase, key=lambda each: each.peak_allocated_bytes).inside,
                 peak_reserved_bytes=_higher(before.peak_reserved_bytes, phase.peak_reserved_bytes),
                 peak_requested_bytes=_higher(before.peak_requested_bytes, phase.peak_requested_bytes),
             )
@@ -93,7 +92,7 @@ class CpuCounters:
 
     def __init__(self) -> None:
         self._log = Log()
-        self._names: list[str] = []
+        self.profiled: Profiled | None = None  # of a run that is over
         self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     @property
@@ -113,24 +112,14 @@ class CpuCounters:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """See `memcalc.step.loop.Observer`."""
-        self._names.append(name)
         with record_function(MARK + name):
             yield
 
     def _read(self) -> None:
         """Lay the allocator's records over the phases' spans."""
-        names = iter(self._names)
-        level = peak = base = 0
-        first = True
-        for border in _borders(self._profiler):
-            if border.change is not None:
-                level += border.change
-                peak = max(peak, level)
-            elif border.begins:
-                peak = level
-                base, first = (level, False) if first else (base, False)
-            else:
-                self._log.add(MeasuredPhase(next(names), peak - base, level - base))
+        found = self.profiled = Profiled(self._profiler)
+        for level in levels(found.lives, found.spans):
+            self._log.add(MeasuredPhase(level.phase, level.peak, level.end, inside=level.inside))
 
 
 class Unheard:
@@ -161,23 +150,3 @@ class Unheard:
             totals = line.totals[begin:end]
             log.add(MeasuredPhase(name, max(totals), totals[-1]))
         self.phases = log.phases
-
-
-class _Border(NamedTuple):
-    """A phase's border, or bytes allocated (negative: freed)."""
-
-    time_ns: int
-    begins: bool = False
-    change: int | None = None
-
-
-def _borders(profiler: profile) -> list[_Border]:
-    found: list[_Border] = []
-    results: Any = profiler.profiler.kineto_results if profiler.profiler is not None else None
-    for event in results.events():
-        if event.name() == "[memory]":
-            found.append(_Border(event.start_ns(), change=event.nbytes()))
-        elif event.name().startswith(MARK):
-            found.append(_Border(event.start_ns(), begins=True))
-            found.append(_Border(event.end_ns()))
-    return sorted(found, key=lambda border: border.time_ns)

@@ -105,6 +105,7 @@ def measured(job: Job, answer: dict[str, Any], command: str, events: Iterable[Ev
         buffers=answer["buffers"],
         outcome=answer["outcome"],
         message=answer["message"],
+        seconds=answer.get("seconds", {}),
         events=tuple(events),
     )
 

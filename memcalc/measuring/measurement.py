@@ -26,6 +26,7 @@ class MeasuredPhase:
         peak_reserved_bytes: most that it held.
         peak_requested_bytes: most that the program had asked for at once, before the allocator's rounding.
         device_bytes: in use on the device at the end, but for what others used before the run.
+        inside: on a CPU, what of the peak operators kept to themselves, by operator; of these a trace knows nothing.
     """
 
     name: str
@@ -35,6 +36,7 @@ class MeasuredPhase:
     peak_reserved_bytes: int | None = None
     peak_requested_bytes: int | None = None
     device_bytes: int | None = None
+    inside: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class Measurement:
         rank: of several ranks, which one; 0 of one.
         ranks: how many there were.
         events: every allocation and release, attributed.
+        seconds: how long the host took, by part: "device" (its context), "build", "steps", "again" (watched), "all".
     """
 
     spec: Spec
@@ -103,6 +106,7 @@ class Measurement:
     rank: int = 0
     ranks: int = 1
     events: tuple[Event, ...] = field(default=(), repr=False)
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def peak(self) -> MeasuredPhase:

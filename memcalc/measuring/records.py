@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.errors import InputError
+from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.measuring.measurement import Measurement, as_values
 
 RECORD_VERSION = 2  # 1 told components by tensors that could be named (`held`), 2 tells all of them
+
+WORKSPACE = Component.LIBRARY_WORKSPACE.value
 
 TAIL = 1 << 16  # bytes looked at for the end of the last whole line; lines may be longer
 
@@ -35,6 +38,7 @@ def to_record(measurement: Measurement) -> dict[str, Any]:
         "spec": measurement.spec.model_dump(mode="json"),
         "steps": measurement.steps,
         "phases": [as_values(phase) | {"components": _components(ledger, phase.name)} for phase in measurement.phases],
+        "operators": by_operator(ledger, ledger.peak_phase),
         "parameters": measurement.parameters,
         "trainable": measurement.trainable,
         "buffers": measurement.buffers,
@@ -42,7 +46,17 @@ def to_record(measurement: Measurement) -> dict[str, Any]:
         "message": measurement.message,
         "rank": measurement.rank,
         "ranks": measurement.ranks,
+        "seconds": {part: round(each, 3) for part, each in measurement.seconds.items()},
     }
+
+
+def by_operator(ledger: Ledger, phase: str) -> dict[str, int]:
+    """Who had allocated what is alive in a phase's highest moment, most first; libraries' workspaces as one. Bytes."""
+    found: dict[str, int] = {}
+    for row in ledger.alive(phase):
+        name = WORKSPACE if row.component is Component.LIBRARY_WORKSPACE else row.tensor
+        found[name] = found.get(name, 0) + row.bytes
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def as_plain(value: Any) -> dict[str, Any]:

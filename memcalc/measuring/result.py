@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
@@ -97,19 +97,24 @@ def measured_ledger(recorded: Judged, phases: Sequence[MeasuredPhase]) -> Ledger
         return ledger
     on_cuda = recorded.recording.has_allocator
     plain = traced_ledger(recorded.timeline) if on_cuda else ledger
-    rest = [_rest(phase, plain.totals.get(phase.name, 0), on_cuda=on_cuda) for phase in phases]
+    rest = [row for phase in phases for row in _rest(phase, plain.totals.get(phase.name, 0), on_cuda=on_cuda)]
     names = tuple(phase.name for phase in phases)
     return Ledger([*plain.groups, Rows(row for row in rest if row.bytes)], names)
 
 
-def _rest(phase: MeasuredPhase, recorded: int, *, on_cuda: bool) -> Row:
+def _rest(phase: MeasuredPhase, recorded: int, *, on_cuda: bool) -> Iterator[Row]:
     """What the device counted in one phase beyond the record."""
     size = phase.peak_allocated_bytes - recorded
-    component, what = (
-        (Component.BLOCK_ROUNDING, "rounding and unsplit tails")
-        if on_cuda
-        else (Component.TEMPORARIES, "inside operators")
-    )
+    if on_cuda:
+        yield _row(phase, Component.BLOCK_ROUNDING, "rounding and unsplit tails", size)
+    elif phase.inside and sum(phase.inside.values()) == size:
+        for operator, inside in phase.inside.items():
+            yield _row(phase, Component.TEMPORARIES, f"inside {operator}", inside)
+    else:  # the highest moment is another one than the record's
+        yield _row(phase, Component.TEMPORARIES, "inside operators", size)
+
+
+def _row(phase: MeasuredPhase, component: Component, what: str, size: int) -> Row:
     return Row(component, "allocator", what, (size,), "uint8", 1, size, (phase.name,), "measured", CITATION)
 
 

@@ -46,10 +46,20 @@ def serve(replies: int) -> None:
         if not hasattr(os, "fork"):  # Windows: one job, then whoever asks starts another process
             _write(replies, _answered(line))
             return
+        preload(line)
         answer = _forked(line)
         if answer is None:
             return
         _write(replies, answer)
+
+
+def preload(line: str) -> None:
+    """Import what takes seconds, once for all runs that need it: transformers, when the first of its models comes."""
+    training = json.loads(line).get("spec", {}).get("training", {})
+    if training.get("implementation") == "huggingface":
+        # Any exception may come of it, and comes again in the fork, whose answer it is.
+        with contextlib.suppress(Exception):
+            importlib.import_module("memcalc.step.huggingface")
 
 
 class Lines:

@@ -72,7 +72,7 @@ def _record(
         variables = step_environment(card, memory_of, python, folder)
         variables["PYTORCH_CUDA_ALLOC_CONF"] = variables["PYTORCH_ALLOC_CONF"] = alloc_conf
         files = [str(folder / name) for name in ("spec.json", "events.jsonl", "report.json")]
-        command = [python, "-m", "memcalc.nullcuda.traced_step", *files, str(steps)]
+        command = [python, "-P", "-m", "memcalc.nullcuda.traced_step", *files, str(steps)]
         done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)  # noqa: S603 -- the user's own interpreter
         report = _report(Path(files[2]), done)
         parameters, trainable, buffers = report["sizes"]

@@ -62,13 +62,14 @@ def beside(
         estimated = estimate(spec)
     except MemcalcError as error:
         missing.append(f"estimate: {error}")
-    traced = []
+    results = []
+    on_cpu, settings = measurement.device.kind == "cpu", allocator_conf(measurement.allocator)
     for name in traces:
         try:
-            traced.append(_traced(name, spec, measurement, python, progress))
+            results.append(traced(name, spec, measurement.steps, settings, python, on_cpu=on_cpu, progress=progress))
         except MemcalcError as error:
             missing.append(f"trace on {name}: {error}")
-    return Beside(estimated, tuple(traced), measurement, tuple(missing))
+    return Beside(estimated, tuple(results), measurement, tuple(missing))
 
 
 def check_traces(traces: Sequence[str]) -> None:
@@ -88,15 +89,36 @@ def predicted_spec(measurement: Measurement) -> Spec:
     return measurement.spec if card is None else load(measurement.spec.model_dump(), (), gpu=card.name)
 
 
-def _traced(name: str, spec: Spec, measurement: Measurement, python: str | None, progress: Progress) -> Result:
-    settings = allocator_conf(measurement.allocator)
+def traced(
+    name: str,
+    spec: Spec,
+    steps: int,
+    settings: str,
+    python: str | None,
+    *,
+    on_cpu: bool,
+    progress: Progress = silent,
+) -> Result:
+    """The trace of a run.
+
+    Args:
+        name: "fake" or "null".
+        spec: the run, with its card.
+        steps: optimizer steps.
+        settings: PYTORCH_CUDA_ALLOC_CONF.
+        python: for the null device, see `memcalc.nullcuda.tracing.trace`.
+        on_cpu: whether it is to be as on a CPU.
+        progress: told how far it is.
+
+    Raises:
+        MemcalcError: it cannot be traced there.
+    """
     if name == "fake":
         from memcalc.tracing import trace
 
-        semantics = "cpu" if measurement.device.kind == "cpu" else "cuda"
-        return trace(spec, measurement.steps, semantics, settings, progress).result
-    if measurement.device.kind == "cpu":
+        return trace(spec, steps, "cpu" if on_cpu else "cuda", settings, progress).result
+    if on_cpu:
         raise InputError("a null device has CUDA's rules, and the run was on a CPU.")
     from memcalc.nullcuda.tracing import trace as trace_on_null
 
-    return trace_on_null(spec, measurement.steps, settings, python, progress).result
+    return trace_on_null(spec, steps, settings, python, progress).result

@@ -50,25 +50,30 @@ class Errors(NamedTuple):
         return max(self.shares, key=abs)
 
     @property
+    def exact(self) -> float:
+        """The share of runs that were predicted to the byte."""
+        return self.shares.count(0) / len(self.shares)
+
+    @property
     def under(self) -> float:
         """The share of runs that held more than was predicted."""
         return sum(share < 0 for share in self.shares) / len(self.shares)
 
 
 class Predicted(NamedTuple):
-    """A record and the estimate of it."""
+    """A record and what was predicted of it."""
 
     record: dict[str, Any]
-    estimate: Result
+    predicted: Result
     measured: Result
+    line: dict[str, Any] | None = None  # how the prediction is kept, where it is
 
 
 def predicted(record: dict[str, Any]) -> Predicted | None:
     """The estimate of today beside a record; None where the run did not end, or has no formulas."""
     if record["outcome"] != DONE:
         return None
-    known = Device.__dataclass_fields__
-    card = card_named(Device(**{name: value for name, value in record["device"].items() if name in known}))
+    card = card_named(device_of(record))
     try:
         return Predicted(
             record, estimate(load(record["spec"], (), gpu=None if card is None else card.name)), as_result(record, card)
@@ -77,11 +82,22 @@ def predicted(record: dict[str, Any]) -> Predicted | None:
         return None
 
 
+def device_of(record: dict[str, Any]) -> Device:
+    """The device of a record."""
+    known = Device.__dataclass_fields__
+    return Device(**{name: value for name, value in record["device"].items() if name in known})
+
+
 def summary(records: Iterable[dict[str, Any]]) -> list[Errors]:
-    """The errors of the estimate: allocated, reserved and device at the peak, then each component."""
+    """The errors of the estimate."""
+    return errors_of(filter(None, map(predicted, records)))
+
+
+def errors_of(runs: Iterable[Predicted]) -> list[Errors]:
+    """The errors of predictions: allocated, reserved and device at the peak, then each component."""
     shares: dict[str, list[float]] = {}
-    for found in filter(None, map(predicted, records)):
-        lines = compare(found.estimate, found.measured)
+    for found in runs:
+        lines = compare(found.predicted, found.measured)
         truth = found.measured.ledger.peak_bytes
         for line in lines.totals:
             difference, base = line.beyond(0, 1), line.sizes[1]
@@ -94,7 +110,7 @@ def summary(records: Iterable[dict[str, Any]]) -> list[Errors]:
 
 
 def as_result(record: dict[str, Any], card: Card | None = None) -> Result:
-    """A record as the result that all verbs share: a row for each component of each phase."""
+    """A record, of a measured run or of a trace, as the result that all verbs share: rows of phases' components."""
     phases = record["phases"]
     rows = [
         Row(Component(name), "record", name, (size,), "uint8", 1, size, (phase["name"],), "measured", "record")
@@ -102,12 +118,12 @@ def as_result(record: dict[str, Any], card: Card | None = None) -> Result:
         for name, size in (phase.get("components") or {"temporaries": phase["peak_allocated_bytes"]}).items()
     ]
     ledger = Ledger([Rows(rows)], tuple(phase["name"] for phase in phases))
-    reserved = [phase["peak_reserved_bytes"] for phase in phases if phase["peak_reserved_bytes"] is not None]
-    used = [phase["device_bytes"] for phase in phases if phase["device_bytes"] is not None]
+    reserved = _known(record.get("reserved_bytes"), *(phase.get("peak_reserved_bytes") for phase in phases))
+    used = _known(record.get("device_bytes"), *(phase.get("device_bytes") for phase in phases))
     spec = load(record["spec"], ())
     parameters = record["parameters"]
     return Result(
-        source="measure",
+        source="trace" if "trace" in record else "measure",
         device=record["device"]["identifier"],
         spec=spec,
         parameters=parameters,
@@ -119,3 +135,7 @@ def as_result(record: dict[str, Any], card: Card | None = None) -> Result:
         card=card,
         not_modelled=(),
     )
+
+
+def _known(*values: int | None) -> list[int]:
+    return [value for value in values if value is not None]

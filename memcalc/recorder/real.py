@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, Protocol
@@ -18,6 +19,8 @@ from memcalc.recorder.observer import Observed, RecordingObserver
 from memcalc.recorder.recorder import Recorder
 from memcalc.recorder.unobserved import UnobservedHistory, attributed
 from memcalc.step.loop import Observer
+
+FIRST_OF_A_STEP = "zero_grad"
 
 CPU_MESSAGE = "can't allocate memory"  # what the CPU's allocator says, c10/core/impl/alloc_cpu.cpp
 
@@ -44,6 +47,7 @@ class Recorded(NamedTuple):
     events: tuple[Event, ...]
     died: str | None  # PyTorch's message, if the memory ran out
     sizes: Sizes
+    seconds: dict[str, float]  # of the host: "build" up to the first step, "steps", "again" watched, where it ran twice
 
 
 class Observers:
@@ -59,6 +63,27 @@ class Observers:
             for observer in self._observers:
                 stack.enter_context(observer.phase(name))
             yield
+
+
+class Stopwatch:
+    """An observer that knows when building was over: when the first phase of a step began."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._built: float | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """See `memcalc.step.loop.Observer`."""
+        if self._built is None and name.startswith(FIRST_OF_A_STEP):
+            self._built = time.perf_counter()
+        yield
+
+    def seconds(self) -> dict[str, float]:
+        """Up to now."""
+        now = time.perf_counter()
+        built = now if self._built is None else self._built
+        return {"build": built - self._began, "steps": now - built}
 
 
 def record_real(make_run: Callable[[], Run], steps: int, watching: Observer) -> Recorded:
@@ -79,20 +104,25 @@ def record_real(make_run: Callable[[], Run], steps: int, watching: Observer) -> 
         return record_watched(run, steps, watching)
     device = run.device
     history = UnobservedHistory(device)
-    died = until_dead(run, steps, Observers([watching, history]))
-    events, sizes = history.close(), run.sizes()
+    watch = Stopwatch()
+    died = until_dead(run, steps, Observers([watching, history, watch]))
+    events, sizes = history.close(), run.sizes()  # waits for the device
+    seconds, begun = watch.seconds(), time.perf_counter()
     del run
     gc.collect()
+    # Libraries keep their workspaces from the first run on: the second is to take them, too, or it could not name them.
+    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 -- no public name
     torch.cuda.empty_cache()
-    return Recorded(attributed(events, record_watched(make_run(), steps).events), died, sizes)
+    found = attributed(events, record_watched(make_run(), steps).events)
+    return Recorded(found, died, sizes, seconds | {"again": time.perf_counter() - begun})
 
 
 def record_watched(run: Run, steps: int, *watching: Observer) -> Recorded:
     """Runs the step once, watched by PyTorch's dispatcher, and on CUDA by the allocator."""
-    recorder = _recorder(run.device)
+    recorder, watch = _recorder(run.device), Stopwatch()
     with recorder:
-        died = until_dead(run, steps, Observers([*watching, RecordingObserver(run, recorder)]))
-    return Recorded(recorder.events(), died, run.sizes())
+        died = until_dead(run, steps, Observers([*watching, watch, RecordingObserver(run, recorder)]))
+    return Recorded(recorder.events(), died, run.sizes(), watch.seconds())
 
 
 def until_dead(run: Run, steps: int, observer: Observer) -> str | None:

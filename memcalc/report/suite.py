@@ -13,21 +13,22 @@ from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.words import label, plural
 
 
-def error_grid(errors: Sequence[Errors]) -> Grid:
-    """The estimate's errors; components in shares of the peak, so that they add up to that of the total."""
+def error_grid(errors: Sequence[Errors], prediction: str = "estimate") -> Grid:
+    """A prediction's errors; components in shares of the peak, so that they add up to that of the total."""
     rows = [
         (
             label(each.name),
             str(len(each.shares)),
             *map(_percent, (each.median, each.p95, each.worst)),
             _share(each.under),
+            _share(each.exact),
         )
         for each in errors
     ]
-    heads = ("runs", "median", "p95", "worst", "under")
-    columns = (Column("estimate less measured"), *(Column(head, right=True) for head in heads))
+    heads = ("runs", "median", "p95", "worst", "under", "exact")
+    columns = (Column(f"{prediction} less measured"), *(Column(head, right=True) for head in heads))
     strong = frozenset(at for at, each in enumerate(errors) if each.name in ("allocated", "reserved", "device"))
-    return Grid("Errors of the estimate (components: share of the run's peak)", columns, rows, strong)
+    return Grid(f"Errors of the {prediction} (components: share of the run's peak)", columns, rows, strong)
 
 
 def largest_grid(outcome: Outcome) -> Grid:
@@ -61,22 +62,28 @@ def suite_document(outcome: Outcome) -> dict[str, Any]:
         "runs": len(outcome.records),
         "out_of_memory": sum(record["outcome"] != "done" for record in outcome.records),
         "measured_now": outcome.fresh,
-        "errors": [
-            {
-                "name": each.name,
-                "runs": len(each.shares),
-                "median": each.median,
-                "p95": each.p95,
-                "worst": each.worst,
-                "under": each.under,
-            }
-            for each in summary(outcome.records)
-        ],
+        "errors": error_values(summary(outcome.records)),
         "largest_batch": [
             {"run": search.words, "predicted": search.predicted, "found": search.found} for search in outcome.largest
         ],
         "not_measured": [{"run": words, "reason": why} for words, why in outcome.refused],
     }
+
+
+def error_values(errors: Sequence[Errors]) -> list[dict[str, Any]]:
+    """Errors for programs."""
+    return [
+        {
+            "name": each.name,
+            "runs": len(each.shares),
+            "median": each.median,
+            "p95": each.p95,
+            "worst": each.worst,
+            "under": each.under,
+            "exact": each.exact,
+        }
+        for each in errors
+    ]
 
 
 def _percent(share: float) -> str:

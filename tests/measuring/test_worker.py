@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 from memcalc.errors import MemcalcError, OutOfMemory, Unavailable
 from memcalc.measuring.client import Worker
 from memcalc.measuring.job import Job
+from memcalc.measuring.worker import preload
 from memcalc.spec.loading import load
 
 TINY = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "max_position_embeddings": 16}
@@ -41,6 +43,46 @@ def worker(body: str) -> Worker:
 
 def job(asked: Worker) -> Job:
     return Job(load({"name": "tiny", "model": TINY}), 1, "cpu", "", asked.events)
+
+
+def test_it_imports_what_this_process_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is started: files of the working directory that are called like modules have no say."""
+    for folder, text in (("here", "raise SystemExit('the working directory')"), ("path", "raise ImportError('ours')")):
+        (tmp_path / folder).mkdir()
+        for name in ("torch.py", "json.py") if folder == "here" else ("torch.py",):
+            (tmp_path / folder / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    monkeypatch.chdir(tmp_path / "here")
+
+    with Worker() as asked, pytest.raises(Unavailable, match=r"lacks a package: ours\."):
+        asked.run(job(asked))
+
+
+def test_it_keeps_the_interpreters_flags() -> None:
+    """-I: neither the environment nor the user's packages; the path is told all the same."""
+    program = "import sys; sys.path.insert(0, sys.argv[1]); from memcalc.measuring.client import own_command as own;"
+    program += "print(own()[1], sys.argv[1] in own()[-1])"
+    command = [sys.executable, "-I", "-c", program, str(Path(__file__).parents[2])]
+
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["-I", "True"]
+
+
+@pytest.mark.parametrize(("implementation", "imported"), [("huggingface", ["memcalc.step.huggingface"]), ("plain", [])])
+def test_what_takes_seconds_is_imported_before_the_fork(
+    implementation: str, imported: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers, once for all runs; that it cannot be imported is for the run to say."""
+    asked: list[str] = []
+
+    def note(name: str) -> None:
+        asked.append(name)
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("memcalc.measuring.worker.importlib.import_module", note)
+    preload(Job(load("gpt2", [f"implementation={implementation}"]), 1, "cpu", "", "events").line())
+    preload('{"describe": "cuda"}')
+
+    assert asked == imported
 
 
 def test_each_run_has_a_process_of_its_own() -> None:

@@ -1,0 +1,159 @@
+"""Traces laid beside records that were measured before: nothing is measured again, and no GPU is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memcalc.errors import InputError, MemcalcError
+from memcalc.ledger.result import Result
+from memcalc.measuring.measurement import DONE
+from memcalc.measuring.records import RECORD_VERSION, append, by_operator, read
+from memcalc.measuring.result import allocator_conf, card_named
+from memcalc.progress import Progress, silent
+from memcalc.proving.beside import check_traces, traced
+from memcalc.proving.suite import key_of_record
+from memcalc.proving.summary import Predicted, as_result, device_of
+from memcalc.spec.loading import load
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What came of laying traces beside records.
+
+    Args:
+        records: that were measured.
+        traces: of them: "fake", "null".
+        made: the record of each trace, by trace and what was traced.
+        missing: what could not be traced, and why.
+        fresh: how many traces were made now.
+    """
+
+    records: tuple[dict[str, Any], ...]
+    traces: tuple[str, ...]
+    made: dict[tuple[str, str], dict[str, Any]]
+    missing: tuple[tuple[str, str], ...]
+    fresh: int
+
+    def of(self, trace: str) -> list[Predicted]:
+        """The measured runs that ended, and the trace of each."""
+        found = []
+        for record in self.records:
+            made = self.made.get((trace, key_of_record(record)))
+            if made is not None and record["outcome"] == DONE:
+                card = card_named(device_of(record))
+                found.append(
+                    Predicted(record, as_result(made | {"spec": record["spec"]}, card), as_result(record, card), made)
+                )
+        return found
+
+    def deaths(self, trace: str) -> tuple[int, int]:
+        """Of the runs that ran out of memory: those of which the trace says so, and those that were traced."""
+        dead = [record for record in self.records if record["outcome"] != DONE]
+        made = [found for record in dead if (found := self.made.get((trace, key_of_record(record)))) is not None]
+        return sum(found["fits"] is False for found in made), len(made)
+
+
+def compare_records(
+    records: Path,
+    kept: Path,
+    traces: Sequence[str],
+    python: str | None = None,
+    progress: Progress = silent,
+) -> Compared:
+    """Traces every run of a file of records that has no trace yet; each is on the disk before the next is made.
+
+    Args:
+        records: of `measure`.
+        kept: the file that traces are read from and appended to.
+        traces: "fake", "null" or both.
+        python: for the null device, see `memcalc.nullcuda.tracing.trace`.
+        progress: told which run it is.
+
+    Raises:
+        InputError: a file holds something else than records.
+    """
+    check_traces(traces)
+    if not records.is_file():
+        raise InputError("there are no records.", "Name a file that `memcalc measure --record` wrote.", str(records))
+    measured = tuple({key_of_record(record) + str(record.get("rank")): record for record in read(records)}.values())
+    made = {(line["trace"], line["of"]): line for line in read(kept)}
+    missing: list[tuple[str, str]] = []
+    fresh = 0
+    wanted = dict.fromkeys((trace, key_of_record(record)) for trace in traces for record in measured)
+    by_key = {key_of_record(record): record for record in measured}
+    for number, (trace, key) in enumerate(wanted):
+        progress(f"{trace}: {run_of(by_key[key])}", number, len(wanted))
+        if (trace, key) in made:
+            continue
+        try:
+            line = trace_of(by_key[key], trace, python)
+        except MemcalcError as error:
+            missing.append((f"{trace}: {run_of(by_key[key])}", str(error)))
+            continue
+        append(line, kept)
+        made[trace, key] = line
+        fresh += 1
+    progress("done", len(wanted), len(wanted))
+    return Compared(measured, tuple(traces), made, tuple(missing), fresh)
+
+
+def trace_of(record: dict[str, Any], trace: str, python: str | None = None) -> dict[str, Any]:
+    """The record of a trace of a measured run, for the card that it was measured on.
+
+    Raises:
+        MemcalcError: it cannot be traced.
+    """
+    device = device_of(record)
+    card = card_named(device)
+    spec = load(record["spec"], (), gpu=None if card is None else card.name)
+    on_cpu, settings = device.kind == "cpu", allocator_conf(record["allocator"])
+    return as_line(traced(trace, spec, record["steps"], settings, python, on_cpu=on_cpu), record, trace)
+
+
+def as_line(result: Result, record: dict[str, Any], trace: str) -> dict[str, Any]:
+    """A trace as it is kept: each phase as of a measured run, and who allocated what at the measured peak."""
+    from memcalc.measuring.devices import software
+
+    ledger = result.ledger
+    peak = max(record["phases"], key=lambda phase: phase["peak_allocated_bytes"])["name"]
+    return {
+        "record": RECORD_VERSION,
+        "trace": trace,
+        "of": key_of_record(record),
+        "command": record["command"],
+        "device": {"kind": trace, "identifier": result.device, "name": ""},
+        "versions": software() if trace == "fake" else {},  # the null device runs another Python's
+        "phases": [
+            {
+                "name": name,
+                "peak_allocated_bytes": ledger.totals[name],
+                "components": {kind.value: size for kind, size in ledger.components(name).items()},
+            }
+            for name in ledger.phases
+        ],
+        "operators": by_operator(ledger, peak) if peak in ledger.phases else {},
+        "reserved_bytes": result.headline.reserved_bytes,
+        "device_bytes": result.headline.device_bytes,
+        "fits": result.fits,
+        "parameters": result.parameters,
+        "trainable": result.trainable_parameters,
+        "buffers": result.buffer_elements,
+    }
+
+
+def run_of(record: dict[str, Any]) -> str:
+    """A run as a suite names it: "gpt2 b=4"."""
+    command: str = record["command"]
+    return command.partition("measure ")[2].replace("--set ", "").partition(" --")[0]
+
+
+def operators_apart(found: Predicted) -> list[tuple[str, int]]:
+    """The operators whose allocations make the difference at the measured peak, most first. Trace less measured."""
+    traced_bytes, measured_bytes = ((line or {}).get("operators", {}) for line in (found.line, found.record))
+    apart = {
+        name: traced_bytes.get(name, 0) - measured_bytes.get(name, 0) for name in {**measured_bytes, **traced_bytes}
+    }
+    return sorted(((name, size) for name, size in apart.items() if size), key=lambda item: (-abs(item[1]), item[0]))
