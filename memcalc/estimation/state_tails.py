@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from memcalc.estimation.allocation import unsplit_tails
+from memcalc.estimation.allocation import Run, unsplit_tails
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.copies import Copy
 from memcalc.estimation.engines.gradient_buffer import buffer_sizes, lies_in_a_buffer, shard_sizes
@@ -27,7 +27,12 @@ class Built(NamedTuple):
     """Tensors that are made one after the other: in which phases they are held, and their bytes."""
 
     mask: int
-    sizes: list[int]
+    runs: tuple[Run, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of each."""
+        return [size for run in self.runs for size in run.sizes * run.times]
 
 
 def state_tails(
@@ -45,7 +50,7 @@ def state_tails(
     built = built_tensors(parameters, choice, copies, states, simulated)
     first = [each for each in built if each.mask & BIT["zero_grad_1"]]
     later = [each for each in built if not each.mask & BIT["zero_grad_1"]]
-    amounts = [*unsplit_tails(*(each.sizes for each in first)), *(unsplit_tails(each.sizes)[0] for each in later)]
+    amounts = [*unsplit_tails(*(each.runs for each in first)), *(unsplit_tails(each.runs)[0] for each in later)]
     repeats = layers > simulated and choice.engine != "megatron"
     tails: dict[int, int] = {}
     for each, amount in zip([*first, *later], amounts, strict=True):
@@ -75,15 +80,15 @@ def _copies(parameters: Parameters, choice: Choice, copies: Sequence[Copy], laye
         if choice.engine == "deepspeed" and spread.ranks > 1:
             continue
         if choice.engine == "megatron" and lies_in_a_buffer(copy.component, choice.zero_stage):
-            sizes = buffer_sizes(parameters, copy.dtype)
+            runs = _once(buffer_sizes(parameters, copy.dtype))
         elif choice.engine == "megatron" and choice.zero_stage:
-            sizes = shard_sizes(parameters, copy.dtype, choice.data_parallel, choice.expert_shards)
+            runs = _once(shard_sizes(parameters, copy.dtype, choice.data_parallel, choice.expert_shards))
         else:
             by_part: dict[str, list[int]] = {part: [] for part in PARTS}
             for held in parameters:
                 by_part[held.where].append(DTYPE_BYTES[copy.dtype] * prod(spread.shape(held)))
-            sizes = _in_order(by_part, layers)
-        found.append(Built(copy.mask, sizes))
+            runs = _in_order(by_part, layers)
+        found.append(Built(copy.mask, runs))
     return found
 
 
@@ -93,14 +98,19 @@ def _states(parameters: Parameters, choice: Choice, states: Sequence[State], lay
         return []
     update = choice.update
     if choice.engine == "megatron" and choice.zero_stage:
-        sizes = shard_sizes(parameters, state_dtype(update), choice.data_parallel, choice.expert_shards)
-        return [Built(from_phase(first_phase(update)), sizes) for _ in whole_states(update)]
+        runs = _once(shard_sizes(parameters, state_dtype(update), choice.data_parallel, choice.expert_shards))
+        return [Built(from_phase(first_phase(update)), runs) for _ in whole_states(update)]
     by_part: dict[str, list[int]] = {part: [] for part in PARTS}
     for state in states:
         by_part[part_of(state.held, update)].append(state.item.each)
     return [Built(states[0].item.mask, _in_order(by_part, layers))]
 
 
-def _in_order(by_part: dict[str, list[int]], layers: int) -> list[int]:
+def _once(sizes: list[int]) -> tuple[Run, ...]:
+    return (Run(tuple(sizes)),)
+
+
+def _in_order(by_part: dict[str, list[int]], layers: int) -> tuple[Run, ...]:
     """The sizes of one layer for so many, between those of the embedding and those of the head."""
-    return [*by_part["embedding"], *(by_part["layer"] * layers), *by_part["head"]]
+    times = {"embedding": 1, "layer": layers, "head": 1}
+    return tuple(Run(tuple(by_part[part]), count) for part, count in times.items())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memcalc.estimation.allocation import Run
 from memcalc.estimation.choice import Choice, choice_of
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
@@ -120,7 +121,7 @@ def _standing(spec: Spec, stage: Stage) -> Iterator[Built]:
     """The batch, and buffers of modules; workspaces appear with what asks for them."""
     for item in standing_items(spec, stage, None):
         if item.component is not Component.LIBRARY_WORKSPACE:
-            yield Built(item.mask, [item.each] * item.count)
+            yield Built(item.mask, (Run((item.each,), item.count),))
 
 
 def _states(parameters: Parameters, choice: Choice) -> list[Built]:

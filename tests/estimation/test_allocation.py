@@ -8,15 +8,20 @@ from hypothesis import strategies as st
 
 import memcalc
 from memcalc.estimation import allocation
-from memcalc.estimation.allocation import rounded
+from memcalc.estimation.allocation import Run, rounded
 from memcalc.ledger.component import Component
 
 MIB = 2**20
 
 
+def in_turn(*lists: list[int]) -> list[int]:
+    """Of lists of tensors, one after the other on an empty device."""
+    return allocation.unsplit_tails(*([Run(tuple(sizes))] for sizes in lists))
+
+
 def unsplit_tails(sizes: list[int]) -> int:
     """Of one list of tensors on an empty device."""
-    (tails,) = allocation.unsplit_tails(sizes)
+    (tails,) = in_turn(sizes)
     return tails
 
 
@@ -87,14 +92,27 @@ def test_a_second_copy_finds_what_the_first_has_left() -> None:
     """
     first = [2 * MIB]
 
-    assert allocation.unsplit_tails(first, [35 * MIB // 2]) == [0, MIB // 2]
-    assert allocation.unsplit_tails(first, [15 * MIB]) == [0, 0]
-    assert allocation.unsplit_tails([15 * MIB]) == [MIB]
+    assert in_turn(first, [35 * MIB // 2]) == [0, MIB // 2]
+    assert in_turn(first, [15 * MIB]) == [0, 0]
+    assert in_turn([15 * MIB]) == [MIB]
 
 
 @given(lists=st.lists(st.lists(st.integers(1, 64 * MIB), max_size=8), max_size=4))
 def test_lists_in_turn_are_one_list(lists: list[list[int]]) -> None:
-    assert sum(allocation.unsplit_tails(*lists)) == unsplit_tails([size for sizes in lists for size in sizes])
+    assert sum(in_turn(*lists)) == unsplit_tails([size for sizes in lists for size in sizes])
+
+
+layers = st.lists(st.integers(MIB // 2, 40 * MIB // 2), max_size=6)
+
+
+@given(layer=layers, times=st.integers(0, 60), around=st.tuples(layers, layers))
+def test_layers_that_are_alike_are_as_if_each_was_looked_at(
+    layer: list[int], times: int, around: tuple[list[int], list[int]]
+) -> None:
+    before, behind = around
+    runs = [Run(tuple(before)), Run(tuple(layer), times), Run(tuple(behind))]
+
+    assert allocation.unsplit_tails(runs, runs) == in_turn(*[[*before, *layer * times, *behind]] * 2)
 
 
 @given(sizes=st.lists(st.integers(MIB // 2, 24 * MIB), max_size=40))
