@@ -38,7 +38,8 @@ def command(
         typer.Option(metavar="fake|null|none", help="Traces to lay beside it; default: fake. Repeatable."),
     ] = None,
     headroom: Annotated[
-        bool, typer.Option("--headroom", help="Do not start a run that the estimate says cannot fit.")
+        bool,
+        typer.Option("--headroom", help="Do not start what cannot fit by the estimate; with --force only warn."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Start it all the same, and on a busy device.")] = False,
     record: Annotated[Path | None, typer.Option(metavar="FILE", help="Append every figure to this file.")] = None,
@@ -60,7 +61,10 @@ def command(
     """
     from memcalc import api
     from memcalc.cli.measured import check_files, print_measured, write_files
+    from memcalc.measuring.measure import RanOut
     from memcalc.measuring.ranks import measure_rank, place
+    from memcalc.proving.beside import Beside
+    from memcalc.proving.one import How, measure_one
     from memcalc.report.progress import shown_progress
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
@@ -83,16 +87,12 @@ def command(
         if here.rank == 0:
             print_measured(api.beside(measurement, *traces, python=python), form, units, ranks)
         return
-    measurement = api.measure(
-        spec,
-        device=device,
-        steps=steps,
-        record=record,
-        alloc_conf=alloc_conf,
-        python=python,
-        headroom=headroom,
-        force=force,
-    )
+    try:
+        measurement = measure_one(spec, How(device, steps, record, alloc_conf, python, headroom, force, _warn))
+    except RanOut as error:  # what was measured until then is shown; the message and the exit code are of the error
+        write_files(error.measurement, plot or (), export or (), units)
+        print_measured(Beside(None, (), error.measurement, ()), form, units)
+        raise
     write_files(measurement, plot or (), export or (), units)
     with shown_progress() as progress:
         found = api.beside(measurement, *traces, python=python, progress=progress)
@@ -134,6 +134,10 @@ def _compare(records: Path, record: Path | None, traces: tuple[str, ...], python
         print_json(compared_document(compared))
     else:
         draw_compared(make_screen(), compared)
+
+
+def _warn(text: str) -> None:
+    typer.echo(f"warning: {text}", err=True)
 
 
 def _traces(given: list[str] | None) -> tuple[str, ...]:

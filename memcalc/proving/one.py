@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from memcalc.measuring.measure import RanOut, measure
-from memcalc.measuring.measurement import Measurement
+from memcalc.measuring.measurement import Device, Measurement
 from memcalc.proving import headroom as room
 from memcalc.proving.shortage import opinion
 from memcalc.proving.workers import worker_for
@@ -26,6 +27,7 @@ class How:
         python: for a null device, an interpreter whose torch is a CUDA build.
         headroom: whether a run is stopped that the estimate says cannot fit.
         force: whether to run it all the same, and on a device that is busy.
+        warn: told what would have stopped it.
     """
 
     device: str | None = None
@@ -35,6 +37,7 @@ class How:
     python: str | None = None
     headroom: bool = False
     force: bool = False
+    warn: Callable[[str], None] | None = None
 
 
 def measure_one(spec: Spec, how: How) -> Measurement:
@@ -48,8 +51,8 @@ def measure_one(spec: Spec, how: How) -> Measurement:
     if how.device is None or not how.device.startswith("null"):
         require("measure", spec)
     with worker_for(how.device, how.python) as (worker, device):
-        if how.headroom and not how.force:
-            room.refuse(spec, worker.describe(device)[0])
+        if how.headroom:
+            _look_ahead(spec, worker.describe(device)[0], how)
         try:
             return measure(
                 spec,
@@ -63,3 +66,11 @@ def measure_one(spec: Spec, how: How) -> Measurement:
             )
         except RanOut as error:
             raise RanOut(f"{error}\n{opinion(error.measurement)}".rstrip(), error.measurement) from error
+
+
+def _look_ahead(spec: Spec, device: Device, how: How) -> None:
+    """Stops what cannot fit, or warns of it."""
+    if not how.force:
+        room.refuse(spec, device)
+    elif how.warn is not None and (found := room.warning(spec, device)) is not None:
+        how.warn(found)

@@ -65,9 +65,11 @@ class Table:
         if not found:
             return []
         rows = [(phase, *self._cells(line._replace(name=label(line.name)), other)) for phase, line in found]
-        columns = (Column("phase", wrap=True), *self._columns("component", other))
+        sizes = [Column(self.labels[at], right=True) for at in self._shown(other)]
+        how = "bytes apart" if self.exact else self._words(other)
+        columns = (Column("phase"), Column("component", wrap=True), *sizes, Column(how, right=True), _SHARE)
         words = f"{self.labels[other]} and {self.labels[self.reference]}"
-        return [Grid(f"Where {words} part most, by component", columns, rows)]
+        return [Grid(f"Where {words} part most, by component ({self.unit})", columns, rows)]
 
     def _grids(self, title: str, head: str, lines: Sequence[Line], strong: frozenset[int] = frozenset()) -> list[Grid]:
         """One table; of more than two results the differences have a table of their own."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memcalc.ledger.result import Result
+from memcalc.report.breakdown import component_grid
 from memcalc.report.comparison import comparison_grids, draw_comparison, source_label
 from memcalc.report.grid import Column, Grid
+from memcalc.report.moments import phase_grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.verdict import subject
@@ -58,13 +60,20 @@ def draw_measured(screen: Screen, results: Sequence[Result], unit: Unit, missing
     if predictions:
         draw_comparison(screen, results, unit)
     else:
+        for grid in alone_grids(measured, unit):
+            draw_grid(screen, grid)
         draw_list(screen, "Notes", measured.notes)
     draw_list(screen, "Not beside it", missing)
 
 
 def measured_grids(results: Sequence[Result], unit: Unit) -> list[Grid]:
     """The tables alone, for Markdown."""
-    return comparison_grids(results, unit) if len(results) > 1 else []
+    return comparison_grids(results, unit) if len(results) > 1 else alone_grids(results[-1], unit)
+
+
+def alone_grids(measured: Result, unit: Unit) -> list[Grid]:
+    """The tables of a run that nothing is beside."""
+    return [component_grid(measured, unit), phase_grid(measured, unit)]
 
 
 def rank_grid(ranks: Sequence[Result], unit: Unit) -> Grid:

@@ -6,9 +6,19 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+import memcalc
+from memcalc.errors import Unavailable
+from memcalc.events import read_events
+from memcalc.measuring.job import Job, encoded
+from memcalc.measuring.measure import measured, refuse_death
+from memcalc.measuring.measurement import Device
 from memcalc.report.schema import result_schema
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+from memcalc.measuring.child import answer  # noqa: E402 -- needs torch
+
+ROOT = Path(__file__).parents[2]
 
 TINY = ["gpt2", "--set", "num_layers=1", "--set", "s=32", "--set", "vocab_size=64", "--device", "cpu"]
 
@@ -47,13 +57,88 @@ def test_estimate_with_a_measurement_beside_it(run) -> None:
     assert (document["source"], document["measured"]["source"]) == ("estimate", "measure")
 
 
-def test_a_run_that_cannot_fit_is_not_started(run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a MiB of memory, as its process would describe it."""
     monkeypatch.setattr("memcalc.proving.headroom.host_bytes", lambda: 2**20)
+    monkeypatch.setattr("memcalc.measuring.client.Worker.describe", lambda *_: (Device("cpu", "cpu", "x86_64"), {}))
+
+
+@pytest.mark.usefixtures("small_host")
+def test_a_run_that_cannot_fit_is_not_started(run) -> None:
     code, out, err = run("measure", *TINY, "--headroom")
 
     assert (code, out) == (3, "")
     assert err.startswith("error: gpt2 cannot fit cpu, says the estimate: 0.")
     assert err.endswith(" of 0.00 GiB that are there. Run it all the same with --force.\n")
+
+
+@pytest.mark.usefixtures("small_host")
+def test_a_run_that_cannot_fit_is_warned_of_where_it_is_forced(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise Unavailable("it was started")
+
+    monkeypatch.setattr("memcalc.proving.one.measure", started)
+    code, _, err = run("measure", *TINY, "--headroom", "--force")
+    warning, error = err.splitlines()
+
+    assert code == 3
+    assert warning.startswith("warning: gpt2 cannot fit cpu, says the estimate: 0.")
+    assert error == "error: it was started"
+
+
+def test_what_was_measured_before_the_memory_ran_out_is_shown(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables and document of the phases until then on standard output; why, and exit code 4, beside them."""
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("memcalc.step.loop.TrainingRun._micro_batch", full)
+    spec = memcalc.load("gpt2", "num_layers=1", "s=32", "vocab_size=64", "recipe=fp32", "dtype=fp32")
+    job = Job(spec, 1, "cpu", "", str(tmp_path / "events.jsonl"))
+    dead = measured(job, json.loads(encoded(answer(job))), "memcalc measure gpt2", read_events(job.events))
+    monkeypatch.setattr("memcalc.proving.one.measure", lambda *_, **__: refuse_death(dead, None))
+    code, out, err = run("measure", *TINY)
+    document = json.loads(run("measure", *TINY, "--format", "json").out)
+
+    assert code == 4
+    assert err.startswith("error: gpt2 ran out of memory in zero_grad_1: CUDA out of memory. Tried to allocate 2.00")
+    assert "MEASURED on cpu: 30.2 MiB allocated, in input." in out
+    assert "The run ended out of memory: later phases are missing." in out
+    assert [line.split()[0] for line in out.split("Phases")[1].split("Notes")[0].splitlines()[2:] if line] == [
+        "model", "optimizer", "input", "zero_grad_1",
+    ]  # fmt: skip
+    assert document["measurement"]["outcome"] == "out of memory"
+
+
+def test_traces_beside_records(run, golden) -> None:
+    """Of the recorded rehearsal, whose traces are kept: nothing is traced anew."""
+    measured_there = ROOT / "benchmarks" / "recordings" / "measured"
+    (records,) = measured_there.glob("null-*.jsonl")
+    kept = measured_there / "traces" / records.name
+    before = kept.read_bytes()
+    code, out, _ = run("measure", "--compare", str(records), "--trace", "fake", "--record", str(kept))
+
+    assert (code, kept.read_bytes()) == (0, before)
+    golden("measure_compare", out[out.index("Errors of the trace") :])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gpt2", "--compare", "x.jsonl"], "error: --compare: its file has the configurations. Name nothing else"),
+        (["--suite", "x.yaml", "--set", "b=2"], "error: --suite: its file has the configurations. Name nothing else"),
+        (["--suite", "x.yaml", "--compare", "x.jsonl"], "error: --suite: its file has the configurations."),
+        (["--compare", "none.jsonl"], "error: none.jsonl: there are no records. Name a file that `memcalc measure"),
+    ],
+)
+def test_what_does_not_go_together(arguments: list[str], message: str, run) -> None:
+    code, out, err = run("measure", *arguments)
+
+    assert (code, out) == (2, "")
+    assert err.startswith(message)
 
 
 def test_unknown_traces_are_refused(run) -> None:

@@ -46,6 +46,18 @@ def test_three_numbers_in_every_phase_and_each_allocation(null_python: str, tmp_
 
 
 @pytest.mark.long
+def test_workspaces_are_told_from_tensors_of_their_size(null_python: str) -> None:
+    """Hopper's, 32 MiB, beside products of 2·2048·8192 bytes: every component is the trace's."""
+    sizes = ("l=2", "V=4096", "b=1", "s=2048", "recipe=pure")
+    found = memcalc.measure("llama-3.2-1b", *sizes, device="null:h100-80gb", python=null_python, steps=2)
+    (traced,) = beside(found, "null", python=null_python).traces
+
+    assert found.result.ledger.components("backward_2")[Component.LIBRARY_WORKSPACE] == 2 * 32 * 2**20
+    for phase in found.phases:
+        assert found.result.ledger.components(phase.name) == traced.ledger.components(phase.name)
+
+
+@pytest.mark.long
 def test_allocator_settings_are_honoured_and_recorded(null_python: str) -> None:
     settings = "expandable_segments:True"
     options: Any = {"device": "null:a100-80gb", "python": null_python, "steps": 1}
