@@ -333,15 +333,14 @@ def check(
         settings: a settings file; default: memcalc.toml or [tool.memcalc] in this folder or above.
         skip_others: skip files that are no configurations even where they are named.
     """
-    from memcalc.checking.amount import parse_amount
+    from memcalc.checking.amount import parse_amount, parse_budget
     from memcalc.checking.check import check as check_paths
     from memcalc.checking.finding import policy_for
     from memcalc.checking.policy import Limits
-    from memcalc.units import parse_bytes
 
     asked = Limits(
         gpu,
-        _read("--budget", budget, parse_bytes) if isinstance(budget, str) else budget,
+        _read("--budget", budget, parse_budget) if isinstance(budget, str) else budget,
         None if margin is None else _read("--margin", margin, parse_amount),
         None if max_growth is None else _read("--max-growth", max_growth, parse_amount),
         tuple(overrides),

@@ -22,6 +22,25 @@ class Amount(NamedTuple):
         return self.size - (-whole * self.numerator // self.denominator)
 
 
+FEWEST_BARE_BYTES = 2**20  # a smaller number without a unit is no number of bytes: no GPU is judged by so few
+
+
+def parse_budget(text: str) -> int:
+    """ "70GiB" or "75161927680" as bytes.
+
+    Raises:
+        InputError: it is no size; or so small a number without a unit that another one is meant: 70 for 70 GiB.
+    """
+    if _is_bare(text):
+        raise InputError(f"{text!r} has no unit.", f"Write one, such as {text.strip()}GiB (2^30 bytes).")
+    return parse_bytes(text)
+
+
+def _is_bare(text: str) -> bool:
+    number = text.strip()
+    return number.isdecimal() and len(number) < 8 and 0 < int(number) < FEWEST_BARE_BYTES
+
+
 def parse_amount(text: str) -> Amount:
     """ "5%", "2.5 %", "2GiB" or "0".
 
@@ -35,6 +54,8 @@ def parse_amount(text: str) -> Amount:
         if amount.numerator <= amount.denominator:
             return amount
         raise InputError(f"{text!r} is more than the whole.", "Write a share up to 100%.")
+    if _is_bare(text):
+        raise InputError(f"{text!r} has no unit.", f"Write one: {text.strip()}% or {text.strip()}GiB.")
     try:
         return Amount(text.strip(), size=parse_bytes(text))
     except InputError:

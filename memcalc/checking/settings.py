@@ -10,14 +10,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from memcalc.checking.amount import parse_amount
+from memcalc.checking.amount import parse_amount, parse_budget
 from memcalc.checking.finding import PROJECT
 from memcalc.checking.policy import Limits, Policy, Rule
 from memcalc.errors import InputError
 from memcalc.spec.cards import find_card
 from memcalc.spec.fields import describe, nearest
 from memcalc.spec.overrides import parse_overrides
-from memcalc.units import parse_bytes
 
 
 class _Limits(BaseModel):
@@ -104,7 +103,7 @@ def _limits(said: _Limits, label: str) -> Limits:
             value = getattr(said, name)
             amounts[name] = None if value is None else parse_amount(str(value))
         place = f"{label}: budget"
-        budget = None if said.budget is None else parse_bytes(str(said.budget))
+        budget = None if said.budget is None else parse_budget(str(said.budget))
         place = f"{label}: gpu"
         if said.gpu is not None:
             find_card(said.gpu)

@@ -35,4 +35,6 @@ def explain_usage(error: Exception) -> str:
     if about and type(error).__name__ == "MissingParameter":
         text = f"{text} It is {about[0].lower()}{about[1:]}"
     context = getattr(error, "ctx", None)
+    if text and text[-1].isalnum():  # Pydantic ends its sentences with nothing
+        text += "."
     return f"{text} Try `{context.command_path} --help`." if context is not None else text

@@ -187,7 +187,7 @@ def test_a_margin_to_the_byte(extra: int, code: int, folder: Path) -> None:
     needed = check("configs", budget="1TiB").outcomes[0].needed_bytes
     assert needed is not None
 
-    assert check("configs", budget=needed + 1000, margin=str(1000 + extra)).exit_code == code
+    assert check("configs", budget=needed + 1000, margin=f"{1000 + extra} bytes").exit_code == code
 
 
 def test_reports_beside_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,6 +263,8 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("option", "message"),
     [
         ("--budget=70 Gigs", "--budget: '70 Gigs' is not a size."),
+        ("--budget=70", "--budget: '70' has no unit. Write one, such as 70GiB (2^30 bytes)."),
+        ("--margin=5", "--margin: '5' has no unit. Write one: 5% or 5GiB."),
         ("--margin=abc", "--margin: 'abc' is neither a share nor a size. Write a share such as 5%"),
         ("--max-growth=200%", "--max-growth: '200%' is more than the whole."),
     ],

@@ -142,6 +142,7 @@ WRONG = {
     "budgets = 1": "memcalc.toml: budgets: there is no setting budgets. Did you mean budget?",
     "zzz = 1": "memcalc.toml: zzz: there is no setting zzz. Known are gpu, budget, margin, max_growth, set, paths,",
     'gpu = "h9000"': "memcalc.toml: gpu: 'h9000' is not a card in the table.",
+    "budget = 70": "memcalc.toml: budget: '70' has no unit. Write one, such as 70GiB",
     'budget = "70 Gigs"': "memcalc.toml: budget: '70 Gigs' is not a size. Write a number and a unit",
     'margin = "x"': "memcalc.toml: margin: 'x' is neither a share nor a size.",
     "margin = [1]": "memcalc.toml: margin: margin = a list is not a text.",
