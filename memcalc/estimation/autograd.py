@@ -14,7 +14,7 @@ class Backward:
 
     Source: torch 2.13 torch/csrc/autograd/engine.cpp (evaluate_function) and input_buffer.cpp (accumulate):
     an operator's saved tensors and incoming gradient are let go after its outputs exist; a second gradient of a tensor
-    is added into the first in place if nothing else refers to it, else into a third one.
+    is added into the first in place if nothing else refers to it and it is no tensor subclass's, else into a third one.
     """
 
     def __init__(
@@ -166,6 +166,7 @@ class Backward:
             if not self.references.get(total, 0):
                 self.allocate(total)
             self.let_go(parts)
+        self.let_go(node.drops)
         for index in node.completes:
             self.parameter_arrived(index)
         for index, tensor in outgoing:
@@ -214,7 +215,7 @@ class Backward:
             self.pending[tensor] = index
             return
         first = self.pending[tensor]
-        if self.references[first] == 1:
+        if self.references[first] == 1 and not tensor.subclass:
             self.release(index)
             return
         total = self.gradient_of(tensor)

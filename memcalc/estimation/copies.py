@@ -29,6 +29,10 @@ class Spread(NamedTuple):
         """One rank's share of a parameter."""
         return _share(held.axes, self.over(held), self.engine)[0]
 
+    def copy_shape(self, copy: Copy, held: Held) -> tuple[int, ...]:
+        """One rank's share of a copy of it."""
+        return _share(copy.axes(held), self.over(held), self.engine)[0]
+
 
 UNSPREAD = Spread(1, 1, "")
 
@@ -42,11 +46,16 @@ class Copy(NamedTuple):
     sharded_from_stage: int
     mask: int
     citation: str
+    as_made: bool = False  # by autograd: as large as it makes the gradient
+
+    def axes(self, held: Held) -> tuple[Axis, ...]:
+        """The axes of this copy of a parameter, before it is shared."""
+        return held.gradient if self.as_made and held.gradient else held.axes
 
 
 def copy_item(copy: Copy, held: Held, spread: Spread) -> Item:
     """The copy of one parameter on one rank."""
-    shape, elements, formula = _share(held.axes, spread.over(held), spread.engine)
+    shape, elements, formula = _share(copy.axes(held), spread.over(held), spread.engine)
     item_bytes = DTYPE_BYTES[copy.dtype]
     each = item_bytes * elements
     return Item(

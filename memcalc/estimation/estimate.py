@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from memcalc.estimation.blocks.structure import split_by_dtensor
 from memcalc.estimation.choice import choice_of
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
@@ -29,6 +30,7 @@ from memcalc.spec.families import family_omissions
 from memcalc.spec.foreign import refuse_foreign
 from memcalc.spec.kernels import card_omissions
 from memcalc.spec.spec import Spec
+from memcalc.spec.splitting import unsplittable
 
 NOT_MODELLED = (
     "fragmentation of the allocator beyond the reserve factor",
@@ -105,9 +107,6 @@ def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
     return PlannedTimeline(spec, stage, symbol_values(spec, card), gradients, around), around != Around()
 
 
-DTENSOR = ("ddp", "fsdp2")  # engines of PyTorch's, beside which layers are split by its DTensor
-
-
 def not_modelled(spec: Spec) -> tuple[str, ...]:
     """What this estimate leaves out."""
     missing = list(NOT_MODELLED)
@@ -130,8 +129,8 @@ def _parallel_omissions(spec: Spec) -> Iterator[str]:
     parallelism, megatron = spec.parallelism, spec.training.implementation == "megatron"
     if parallelism.context_parallel > 1 and parallelism.context_parallel_method == "ring":
         yield "the keys and values that travel around the ring of context parallelism"
-    if spec.training.implementation == "plain" and parallelism.tensor_parallel > 1 and parallelism.engine in DTENSOR:
-        yield "what layers split by PyTorch's DTensor keep beyond Megatron-LM's: gathered inputs, whole logits"
+    if split_by_dtensor(spec) and (found := unsplittable(spec)):
+        yield f"layers split by PyTorch's DTensor were not compared with a run here: {found[1]}"
     if megatron:
         yield "the workspace of cuDNN's attention, which is taken as that of flash attention"
     if megatron and spec.model.moe is not None:

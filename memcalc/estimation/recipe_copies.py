@@ -31,7 +31,8 @@ def kept_copies(choice: Choice, *, trains: bool) -> Iterator[Copy]:
     gradients_from = 1 if choice.engine == "deepspeed" else 2  # its stage 1 reduces and frees them as stage 2 does
     if recipe.gradients is not None:
         citation = "autograd: .grad, from backward to zero_grad"
-        yield Copy(Component.GRADIENTS, " gradient", choice.base, gradients_from, _gradient_mask(choice), citation)
+        mask = _gradient_mask(choice)
+        yield Copy(Component.GRADIENTS, " gradient", choice.base, gradients_from, mask, citation, as_made=True)
     if recipe.main_gradients is not None:
         yield from _main_gradients(choice, recipe.main_gradients, gradients_from)
     yield from average(choice.ema, choice.base, weights_from)
@@ -50,7 +51,8 @@ def _main_gradients(choice: Choice, dtype: str, gradients_from: int) -> Iterator
         yield Copy(Component.GRADIENTS, " main gradient", choice.gradients, sharded_from, mask, citation)
         mask, sharded_from = mask_of("optimizer_step_1", "optimizer_step_2"), 1
     citation = f"recipe {choice.recipe} ({recipe.imitates}): an fp32 copy of the gradients"
-    yield Copy(Component.GRADIENTS, " gradient in fp32", dtype, sharded_from, mask, citation)
+    made = recipe.main_gradients_live != "always"  # else it is made in the parameter's likeness
+    yield Copy(Component.GRADIENTS, " gradient in fp32", dtype, sharded_from, mask, citation, as_made=made)
 
 
 def _gradient_mask(choice: Choice) -> int:

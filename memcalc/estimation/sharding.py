@@ -13,7 +13,7 @@ from math import prod
 from typing import NamedTuple
 
 from memcalc.estimation.adapters import Adapters, adapters_of, base_dtype
-from memcalc.estimation.blocks.structure import layout
+from memcalc.estimation.blocks.structure import layout, table_gradient_is_whole
 from memcalc.estimation.parameters import Axis, Parameter, parameter_table
 from memcalc.estimation.stages import Stage, one_in_flight
 from memcalc.estimation.symbols import model_values
@@ -24,7 +24,8 @@ from memcalc.spec.spec import Spec
 class Held(NamedTuple):
     """A parameter tensor as one rank of a stage holds it before ZeRO: its axes after the tensor-parallel split.
 
-    `dtype` is its own, where it has another than the recipe says; `trains` whether it gets a gradient.
+    `dtype` is its own, where it has another than the recipe says; `trains` whether it gets a gradient; `gradient` the
+    axes of that, where autograd makes it larger than the parameter is.
     """
 
     module: str
@@ -34,6 +35,7 @@ class Held(NamedTuple):
     where: str
     dtype: str = ""
     trains: bool = True
+    gradient: tuple[Axis, ...] = ()
 
     @property
     def routed(self) -> bool:
@@ -87,6 +89,7 @@ class Split(NamedTuple):
     tensor: int
     expert: int  # experts are spread over so many
     expert_width: int  # and each expert over so many
+    whole_table_gradient: bool  # but the embedding's gradient is not
 
 
 def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
@@ -98,6 +101,7 @@ def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
             spec.parallelism.tensor_parallel,
             spec.parallelism.expert_parallel,
             spec.parallelism.expert_width_ranks,
+            table_gradient_is_whole(spec),
         ),
         spec.parallelism.pipeline_parallel > 1,
         _alike(spec.model, stage),
@@ -136,7 +140,9 @@ def _stage_parameters(
         elif (row.where == "embedding" and not stage.has_embedding) or (row.where == "head" and not stage.has_head):
             count = 0
         if count:
-            rows.append(Held(row.module, row.tensor, _split(row, split, shares), count, row.where))
+            gradient = row.shape if split.whole_table_gradient and row.module == "embed_tokens" else ()
+            axes = _split(row, split, shares)
+            rows.append(Held(row.module, row.tensor, axes, count, row.where, gradient=gradient))
     if pipeline and stage.has_head and model.tie_word_embeddings:
         # Tied embeddings are stored on both ends of a pipeline (Megatron-LM, arXiv 1909.08053).
         width = ("d_e", model.embedding_size) if model.embedding_size != model.hidden_size else ("d", model.hidden_size)

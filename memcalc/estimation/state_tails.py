@@ -86,7 +86,7 @@ def _copies(parameters: Parameters, choice: Choice, copies: Sequence[Copy], laye
         else:
             by_part: dict[str, list[int]] = {part: [] for part in PARTS}
             for held in parameters:
-                by_part[held.where].append(DTYPE_BYTES[copy.dtype] * prod(spread.shape(held)))
+                by_part[held.where].append(DTYPE_BYTES[copy.dtype] * prod(spread.copy_shape(copy, held)))
             runs = _in_order(by_part, layers)
         found.append(Built(copy.mask, runs))
     return found

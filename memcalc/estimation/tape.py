@@ -30,12 +30,14 @@ class Tensor:
     """A tensor on the tape: a storage seen with a shape. Views share it, but have gradients of their own.
 
     `grad` says whether a gradient flows into the tensor at all; the operator that makes the tensor settles it.
+    `subclass` says whether its gradients are of a tensor subclass, whose sums are never made in place.
     """
 
     storage: int
     shape: Shape
     dtype: str
     grad: bool = True
+    subclass: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +57,7 @@ class Node:
     caller_holds: tuple[int, ...] = ()  # not read here, but named by the Python code that called the operator
     sums: tuple[tuple[int, ...], ...] = ()  # deferred parameter gradients, each with the parts that are added to it now
     completes: tuple[int, ...] = ()  # those that get their last part here
+    drops: tuple[int, ...] = ()  # what `sums` have made and need no more
     keeps_weight: bool = False  # a frozen one, for the gradient of the input: a saved tensor, if no new memory
 
     @property

@@ -232,6 +232,11 @@ class Timeline:
                     for position in self.highest_positions(block, "backward", among=block.program.gradients):
                         made = block.program.alive("backward", position)
                         yield Candidate([*holdings, (index, made, 1)], engine, place(block, events, position))
+            if block.name == "embedding" and self.around.after_embedding:
+                done, before = block.program.alive("backward", len(events)), self.stage.first - 1
+                holdings = self._saved(index, before, "backward") + self._behind(index, before)
+                engine = self._engine_behind(block, before, after=True)
+                yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
             if block.name == "head" and self.around.backward_head:
                 yield from self._after_first_gradient(index, block)
 
@@ -331,7 +336,7 @@ class Timeline:
         elif block.name == "head":
             buffers = self.around.loss_and_head
         elif block.name == "embedding":
-            buffers = self.around.backward_embedding
+            buffers = self.around.after_embedding if after else self.around.backward_embedding
         elif block.kind is not None:
             buffers = self._around(layer, after=after)
         shares: dict[bool, int] = {}

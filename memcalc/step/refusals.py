@@ -7,6 +7,7 @@ import torch.distributed as dist
 from memcalc.errors import InputError
 from memcalc.spec.foreign import family_of_foreign
 from memcalc.spec.spec import Spec
+from memcalc.spec.splitting import unsplittable
 
 NO_KERNEL = "No available kernel"  # of torch, ATen native/transformers/attention.cpp
 
@@ -48,32 +49,15 @@ def refuse_split(spec: Spec) -> None:
     Raises:
         InputError: of the first thing that it cannot.
     """
-    model, parallelism = spec.model, spec.parallelism
-    ranks = parallelism.tensor_parallel
-    if ranks == 1:
-        return
-    each_head = model.qk_norm and model.qk_norm_width != "head"
-    cannot = {
-        "parallelism.engine": parallelism.engine == "ddp"
-        and parallelism.data_parallel > 1
-        and "DistributedDataParallel takes no parameters that are split: set engine fsdp2 and zero_stage 2 or 3",
-        "training.implementation": spec.training.implementation != "plain"
-        and f"the plan is that of the plain modules, not of {spec.training.implementation}'s",
-        "model.num_key_value_heads": model.num_key_value_heads % ranks > 0
-        and f"its {model.num_key_value_heads} key/value heads are split evenly, or not at all",
-        "model.moe": model.moe is not None and "routed experts are not split",
-        "model.position_embedding": model.position_embedding == "alibi" and "ALiBi's slopes differ from head to head",
-        "model.qk_norm_width": each_head and f"a norm of queries and keys over {model.qk_norm_width} spans the ranks",
-        "model.embedding_size": model.embedding_size != model.hidden_size
-        and "embeddings of their own width have no place in the plan",
-    }
-    for key, reason in cannot.items():
-        if reason:
-            raise InputError(
-                f"tensor_parallel = {ranks} cannot be run: {reason}.",
-                "Set tensor_parallel: 1, or use `memcalc estimate`, which has formulas for it.",
-                key,
-            )
+    ranks = spec.parallelism.tensor_parallel
+    found = unsplittable(spec) if ranks > 1 else None
+    if found is not None:
+        key, reason = found
+        raise InputError(
+            f"tensor_parallel = {ranks} cannot be run: {reason}.",
+            "Set tensor_parallel: 1, or use `memcalc estimate`, which has formulas for it.",
+            key,
+        )
 
 
 def _ranks_are_there(spec: Spec) -> bool:

@@ -162,6 +162,7 @@ def test_sequence_parallel_gpt3_holds_a_t_th_of_everything(t: int, selective: bo
     overrides = [
         f"tensor_parallel={t}",
         "sequence_parallel=true",
+        "engine=deepspeed",
         f"recompute={'selective' if selective else 'none'}",
     ]
     layer = 34 * 2048 * 12288 // t + (0 if selective else 5 * 96 * 2048**2 // t)
@@ -174,7 +175,7 @@ def test_sequence_parallel_gpt3_holds_a_t_th_of_everything(t: int, selective: bo
 
 def test_sequence_parallelism_gathers_the_sequence_in_buffers_that_are_not_kept() -> None:
     """The whole input of the MLP, 2 b s d, exists in backward beside the kept share of 2 b s/t d."""
-    split = ledger("tensor_parallel=2", "sequence_parallel=true")
+    split = ledger("tensor_parallel=2", "sequence_parallel=true", "engine=deepspeed")
     gathered = [row for row in split.rows if row.component is Component.COMMUNICATION_BUFFERS]
 
     assert gathered

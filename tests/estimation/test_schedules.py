@@ -204,7 +204,13 @@ def test_logits_of_llama_3_8b_over_two_stages_of_sixteen_chunks() -> None:
     2 + 4 + 4 bytes a logit; beside them the last norm's input and output, 2 bytes each of 2,048 x 4,096, and its
     reciprocal deviation, 4 bytes a token.
     """
-    split = ("tensor_parallel=2", "pipeline_parallel=2", "schedule=interleaved", "virtual_stages=16")
+    split = (
+        "engine=deepspeed",
+        "tensor_parallel=2",
+        "pipeline_parallel=2",
+        "schedule=interleaved",
+        "virtual_stages=16",
+    )
     ranks = {
         rank.rank["pipeline_stage"]: rank
         for rank in estimate("llama-3-8b", *split, "gradient_accumulation_steps=4").ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.estimation.blocks.splitting import Splitting
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.operators import Operators
 from memcalc.estimation.tape import Tensor
@@ -27,9 +28,18 @@ def write_loss(ops: Operators, c: Structure, x: Tensor, width: str, *, wide_logi
         else:
             ops.chunked_cross_entropy(x, (vocabulary, width), c.loss_chunks, bias=c.lm_head_bias, tied=c.tied)
         return
-    logits = ops.linear(x, "lm_head", (vocabulary, width), ("b", "s", vocabulary), bias=c.lm_head_bias, tied=c.tied)
+    split, normed = Splitting(ops, c), x
+    x = split.module_input(x, "lm_head")
+    logits = split.column(x, "lm_head", (vocabulary, width), ("b", "s", vocabulary), bias=c.lm_head_bias, tied=c.tied)
+    if c.dtensor and c.loss != "vocab-parallel":
+        logits = ops.gathered_columns(logits, "logits", ("b", "s", "V"))
+    if c.dtensor:
+        tape.still_named(normed, x)  # the head's argument, and what it is replaced by
     tape.hold(logits)
     tape.end_forward()
+    if c.loss == "vocab-parallel" and c.dtensor:
+        ops.loss_parallel(ops.cast(logits, "fp32", "logits in fp32"))
+        return
     if c.loss == "vocab-parallel":
         tape.hold(ops.mean_of_tokens(ops.vocab_parallel_cross_entropy(logits)))
         return

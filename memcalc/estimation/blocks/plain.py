@@ -7,6 +7,7 @@ of its norms; with tensor and sequence parallelism to their table 2.
 from __future__ import annotations
 
 from memcalc.estimation.blocks.losses import write_loss
+from memcalc.estimation.blocks.splitting import Splitting
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.operators import Operators
 from memcalc.estimation.tape import Shape, Tape, Tensor
@@ -28,7 +29,8 @@ class PlainBlock:
         self.experts = experts
         self.tape = Tape()
         self.ops = Operators(self.tape, structure.compute, structure.parameters, structure.autocast, structure.adapters)
-        self.stream = "s/t" if structure.sequence_split else "s"  # the sequence axis of norms and residuals
+        self.split = Splitting(self.ops, structure)
+        self.stream = self.split.stream
 
     def axis(self, name: str) -> str:
         """The axis as one tensor-parallel rank has it."""
@@ -46,6 +48,7 @@ class PlainBlock:
         if c.norms_per_layer == 4 or not before:
             attended = self.norm(attended, "attention_output_norm")
         attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        self.split.returned(normed)
         into = x if c.parallel_block else ops.add(x, attended, "attention sum")
         if not before:
             normed = into
@@ -55,6 +58,7 @@ class PlainBlock:
         if c.norms_per_layer == 4 or not before:
             fed = self.norm(fed, "mlp_output_norm")
         fed = ops.dropout(fed, "mlp dropout", c.residual_dropout)
+        self.split.returned(normed)
         if c.parallel_block:
             into = ops.add(x, attended, "attention sum")
         return self.tape, ops.add(into, fed, "layer output")
@@ -67,6 +71,7 @@ class PlainBlock:
 
     def attention(self, x: Tensor) -> Tensor:
         """Projection, core, output projection."""
+        x = self.split.module_input(x, "attention")
         if self.c.mla:
             return self.latent_attention(x)
         c, ops = self.c, self.ops
@@ -90,21 +95,21 @@ class PlainBlock:
         if c.selective:
             self.tape.recompute(core, (q, k, v))
         query_width = self.axis("d" if c.square else "h·d_h")
-        return ops.linear(
-            core, "attention.o_proj", ("d", query_width), ("b", self.stream, "d"), bias=c.output_bias, row=True
-        )
+        out = self.split.row(core, "attention.o_proj", ("d", query_width), bias=c.output_bias)
+        self.split.returned(x)
+        return out
 
     def projected(self, x: Tensor, shapes: tuple[Shape, Shape, Shape]) -> tuple[Tensor, ...]:
         """Queries, keys and values: views of one product, or of one each where adapters stand beside them."""
         c, ops = self.c, self.ops
         if c.fused_qkv:
             width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
-            qkv = ops.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.qkv_bias)
+            qkv = self.split.column(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.qkv_bias)
             return ops.split(qkv, shapes, "q, k, v")
         query = self.axis("d" if c.square else "h·d_h")
         widths = (query, *(query if not c.grouped else self.axis("h_kv·d_h"),) * 2)
         return tuple(
-            ops.linear(x, f"attention.{name}_proj", (width, "d"), shape, bias=c.qkv_bias)
+            self.split.column(x, f"attention.{name}_proj", (width, "d"), shape, bias=c.qkv_bias)
             for name, width, shape in zip("qkv", widths, shapes, strict=True)
         )
 
@@ -172,14 +177,15 @@ class PlainBlock:
         if c.query_latent:
             latent = ops.linear(x, "attention.q_a_proj", ("r_q", "d"), (*tokens, "r_q"), bias=c.qkv_bias)
             latent = self.norm(latent, "attention.q_a_norm", "r_q")
-            q = ops.linear(latent, "attention.q_b_proj", (q_width, "r_q"), (*tokens, h, "d_n+d_r"), bias=False)
+            q = self.split.column(latent, "attention.q_b_proj", (q_width, "r_q"), (*tokens, h, "d_n+d_r"), bias=False)
         else:
-            q = ops.linear(x, "attention.q_proj", (q_width, "d"), (*tokens, h, "d_n+d_r"), bias=False)
+            q = self.split.column(x, "attention.q_proj", (q_width, "d"), (*tokens, h, "d_n+d_r"), bias=False)
         joint = ops.linear(x, "attention.kv_a_proj", ("r_kv+d_r", "d"), (*tokens, "r_kv+d_r"), bias=c.qkv_bias)
         compressed, key_position = ops.split(joint, ((*tokens, "r_kv"), (*tokens, "d_r")), "latents")
         compressed = self.norm(compressed, "attention.kv_a_norm", "r_kv")
         kv_width = self.axis("h·(d_n+d_v)")
-        kv = ops.linear(compressed, "attention.kv_b_proj", (kv_width, "r_kv"), (*tokens, h, "d_n+d_v"), bias=False)
+        out = (*tokens, h, "d_n+d_v")
+        kv = self.split.column(compressed, "attention.kv_b_proj", (kv_width, "r_kv"), out, bias=False)
         key, value = ops.split(kv, ((*tokens, h, "d_n"), (*tokens, h, "d_v")), "keys and values")
         plain, position = ops.split(q, ((*tokens, h, "d_n"), (*tokens, h, "d_r")), "query parts")
         q = ops.concatenate((plain, ops.scale(position, "rotated q")), (*tokens, h, "d_n+d_r"), "q")
@@ -194,29 +200,29 @@ class PlainBlock:
         if c.selective:
             self.tape.recompute(core, (q, k, value))
         out_width = self.axis("h·d_v")
-        return ops.linear(
-            core, "attention.o_proj", ("d", out_width), ("b", self.stream, "d"), bias=c.output_bias, row=True
-        )
+        return self.split.row(core, "attention.o_proj", ("d", out_width), bias=c.output_bias)
 
     # -- MLP ---------------------------------------------------------------------------------------------------------
 
     def mlp(self, x: Tensor) -> Tensor:
         """Dense, or routed experts."""
+        x = self.split.module_input(x, "mlp")
         if self.experts:
             return self.routed(x)
-        width = "4·d" if self.c.usual_width else "F"
-        return self.dense(x, "mlp.", width, ("b", "s"), ("b", self.stream, "d"))
+        return self.dense(x, "mlp.", "4·d" if self.c.usual_width else "F")
 
-    def dense(self, x: Tensor, prefix: str, width: str, tokens: tuple[str, ...], out: tuple[str, ...]) -> Tensor:
+    def dense(self, x: Tensor, prefix: str, width: str) -> Tensor:
         """Up (and gate), activation, down."""
-        c, ops = self.c, self.ops
-        inner = self.axis(width)
+        c, inner = self.c, self.axis(width)
+        weight, into = (inner, "d"), ("b", "s", inner)
         gate = None
         if c.gated_mlp:
-            gate = ops.linear(x, f"{prefix}gate_proj", (inner, "d"), (*tokens, inner), bias=c.mlp_bias)
-        up = ops.linear(x, f"{prefix}up_proj", (inner, "d"), (*tokens, inner), bias=c.mlp_bias)
+            gate = self.split.column(x, f"{prefix}gate_proj", weight, into, bias=c.mlp_bias)
+        up = self.split.column(x, f"{prefix}up_proj", weight, into, bias=c.mlp_bias)
         product = self.activated(up, gate, prefix)
-        return ops.linear(product, f"{prefix}down_proj", ("d", inner), out, bias=c.mlp_bias, row=True)
+        out = self.split.row(product, f"{prefix}down_proj", ("d", inner), bias=c.mlp_bias)
+        self.split.returned(x)
+        return out
 
     def activated(self, up: Tensor, gate: Tensor | None, prefix: str) -> Tensor:
         """gelu(up), relu(up), or silu(gate) * up."""
@@ -248,10 +254,11 @@ class PlainBlock:
         done = ops.batched_linear(product, "mlp.experts.down", (experts, inner, "d"), (*rows, "d"), bias=bias)
         permuted_weights = ops.cast(ops.gather(weights, ("b", "s", "k"), "permuted router weights"), done.dtype)
         weighted = ops.mul(done, permuted_weights, "weighted expert outputs", copies)
-        total = ops.scattered(weighted, ("b", self.stream, "d"), "sum of experts")
+        summand = ("b", "s" if c.dtensor else self.stream, "d")
+        total = self.split.summed(ops.scattered(weighted, summand, "sum of experts"), "sum of experts")
         if not c.shared_expert:
             return total
-        common = self.dense(x, "mlp.shared_experts.", "F_s", ("b", "s"), ("b", self.stream, "d"))
+        common = self.dense(x, "mlp.shared_experts.", "F_s")
         if c.shared_gate:
             gate = ops.linear(x, "mlp.shared_expert_gate", ("1", "d"), ("b", "s", "1"), bias=False)
             common = ops.mul(common, ops.pointwise(gate, "shared gate", saves="output"), "gated shared expert")
@@ -278,7 +285,13 @@ def plain_embedding(c: Structure) -> tuple[Tape, Tensor]:
     width = "d_e" if c.own_embedding_width else "d"
     vocabulary = "V/t" if c.split else "V"
     shared_tables(tape, c)
-    x = ops.embedding("embed_tokens", (vocabulary, width), ("b", stream), tied=c.tied, view=c.head_gradient_is_a_view)
+    if c.dtensor:
+        whole = c.whole_table_gradient
+        rows = ops.split_rows("embed_tokens", width, ("b", "s"), tied=c.tied, whole_gradient=whole)
+        x = Splitting(ops, c).summed(rows, "embed_tokens output")
+    else:
+        view = c.head_gradient_is_a_view
+        x = ops.embedding("embed_tokens", (vocabulary, width), ("b", stream), tied=c.tied, view=view)
     if c.own_embedding_width:
         x = ops.linear(x, "project_in", ("d", "d_e"), ("b", stream, "d"), bias=False)
     if c.position == "learned":

@@ -60,6 +60,8 @@ class Structure(NamedTuple):
     selective: bool
     split: bool  # t > 1
     sequence_split: bool  # sequence parallelism
+    dtensor: bool  # PyTorch's DTensor splits, by memcalc/step/tensor_parallel.py; else Megatron-LM's modules do
+    whole_table_gradient: bool  # of a table whose rows are split, see `table_gradient_is_whole`
     context_split: bool  # c > 1: the rank has a part of every sequence
     all_to_all: bool  # context parallelism by an exchange of heads for tokens
     expert_split: bool  # e > 1
@@ -134,6 +136,8 @@ def structure_of(spec: Spec) -> Structure:
         selective=training.recompute == "selective",
         split=parallelism.tensor_parallel > 1,
         sequence_split=parallelism.sequence_parallel and parallelism.tensor_parallel > 1,
+        dtensor=split_by_dtensor(spec),
+        whole_table_gradient=table_gradient_is_whole(spec),
         context_split=parallelism.context_parallel > 1,
         all_to_all=parallelism.context_parallel > 1 and parallelism.context_parallel_method == "all-to-all",
         expert_split=parallelism.expert_parallel > 1,
@@ -146,6 +150,28 @@ def structure_of(spec: Spec) -> Structure:
         adapters=adapters_of(spec),
         recompute_keep=training.recompute_keep,
     )
+
+
+def split_by_dtensor(spec: Spec) -> bool:
+    """Whether PyTorch splits the layers, beside PyTorch's own engines; else they are Megatron-LM's."""
+    parallelism = spec.parallelism
+    own = spec.training.implementation == "plain" and parallelism.engine in ("ddp", "fsdp2")
+    return own and parallelism.tensor_parallel > 1
+
+
+def table_gradient_is_whole(spec: Spec) -> bool:
+    """Whether the embedding's `.grad` is that of the whole table on every rank, though its rows are split.
+
+    torch 2.13 torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy: of an output gradient
+    and indices that every rank has, so is the table's, and AccumulateGrad takes it as it is. Only a sum with a tied
+    head's gradient or with a main gradient, or FSDP2 (_fsdp_param.py, _get_grad_inner_tensor), puts it where the
+    parameter is.
+    """
+    parallelism = spec.parallelism
+    tied = spec.model.tie_word_embeddings and parallelism.pipeline_parallel == 1
+    stays = RECIPES[spec.training.recipe].gradients is not None
+    sharded = parallelism.engine == "fsdp2" and parallelism.data_parallel > 1
+    return split_by_dtensor(spec) and stays and not tied and not sharded
 
 
 def _expert_width_share(parallelism: ParallelismSpec) -> str:

@@ -33,6 +33,7 @@ class Around(NamedTuple):
     after_first_layer: tuple[Item, ...] = ()
     on_gradient: tuple[Item, ...] = ()  # in the moment in which a parameter's gradient has just been made
     backward_embedding: tuple[Item, ...] = ()
+    after_embedding: tuple[Item, ...] = ()  # in the moment after the embedding's backward
     layer_share: Mapping[bool, Item] = NONE  # of gradients that a layer leaves behind
     layer_gathered: Mapping[bool, Item] = NONE  # parameters that a layer keeps from its forward until its backward
 

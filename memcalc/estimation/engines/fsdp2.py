@@ -51,7 +51,8 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
         after_layer=(leaving, *both),
         after_last_layer=(leaving,),
         after_first_layer=(leaving, *both),
-        backward_embedding=(scattered, root_scatter),
+        backward_embedding=(scattered,),
+        after_embedding=(scattered, root_scatter),
         layer_share={kind: gradient_share(elements, choice, SOURCE) for kind, elements in layers.items()},
     )
     if choice.mixed_policy:  # torchtitan does not reshard the last layer, which would be gathered at once again

@@ -8,11 +8,13 @@ torch/csrc's autocast_mode.h say: matrix products to the autocast dtype, norms, 
 from __future__ import annotations
 
 from memcalc.estimation.operators.attention import Attention
+from memcalc.estimation.operators.collectives import Collectives
 from memcalc.estimation.operators.grouped import Grouped
+from memcalc.estimation.operators.loss_parallel import LossParallel
 from memcalc.estimation.operators.norms import Norms
 from memcalc.estimation.operators.tokenwise import TokenwiseLoss
 from memcalc.estimation.operators.transformer_engine import TransformerEngine
 
 
-class Operators(TokenwiseLoss, Norms, Attention, TransformerEngine, Grouped):
+class Operators(TokenwiseLoss, Norms, Attention, TransformerEngine, Grouped, Collectives, LossParallel):
     """A tape with the vocabulary of a module's forward."""

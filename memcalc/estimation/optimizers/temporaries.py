@@ -60,7 +60,7 @@ def step_temporaries(parameters: Parameters, update: Update, step: Step, states:
     def first_weight(moment: Moment) -> int:
         return weight(moment) + sum([states.get(part, 0) for part in moment.made])
 
-    moments = [Moment([]), *_update_moments(parameters, update)]
+    moments = [Moment([]), *_update_moments(parameters, update), *_placing(parameters, update)]
     if step.averages_with_casts:
         moments.append(_averaging(parameters))
     first, later = max(moments, key=first_weight), max(moments, key=weight)
@@ -78,6 +78,23 @@ def step_temporaries(parameters: Parameters, update: Update, step: Step, states:
             citation = citation_of(update)
             items += items_of(moment.alive, update, step.spread, step.card, mask, citation)
     return Highest(tuple(items), frozenset() if steps[0][2] else first.made)
+
+
+def _placing(parameters: Parameters, update: Update) -> Iterator[Moment]:
+    """Where the gradient of a split table is whole, each operator that reads it copies out the rank's rows first.
+
+    torch 2.13 torch/distributed/tensor/_dispatch.py, redistribute_local_args. Second moments are sums of squares, whose
+    operator reads it twice.
+    """
+    copies = 2 if second_moments(update.optimizer) and update.implementation != "fused" else 1
+    whole = [held for held in parameters if held.gradient]
+    if whole:
+        yield Moment([Alive(held, Buffer(f"gradient's own rows {n + 1}")) for held in whole for n in range(copies)])
+
+
+def second_moments(optimizer: str) -> bool:
+    """Whether an optimizer keeps means or sums of squared gradients (addcmul)."""
+    return optimizer in ("adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta")
 
 
 def part_of(held: Held, update: Update) -> str:

@@ -1,0 +1,59 @@
+"""How a block's tape exchanges what tensor-parallel ranks have, beside the matrices themselves.
+
+Megatron-LM's matrices gather and scatter inside (`operators.linear`), so that nothing stands here for them. PyTorch's
+DTensor does it between modules, by the plan of memcalc/step/tensor_parallel.py, which is torchtitan's
+(torchtitan/models/llama3/infra/parallelize.py, apply_tp).
+"""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.structure import Structure
+from memcalc.estimation.operators import Operators
+from memcalc.estimation.tape import Shape, Tensor
+
+
+class Splitting:
+    """The places where ranks meet.
+
+    Args:
+        ops: the operators, with their tape.
+        c: the choices.
+    """
+
+    def __init__(self, ops: Operators, c: Structure) -> None:
+        self.ops = ops
+        self.c = c
+        self.stream = "s/t" if c.sequence_split else "s"  # the sequence axis of norms and residuals
+        self.gathers = c.dtensor and c.sequence_split
+
+    def module_input(self, x: Tensor, name: str) -> Tensor:
+        """What attention, MLP and head read: with sequence parallelism all tokens (PrepareModuleInput)."""
+        if not self.gathers:
+            return x
+        return self.ops.all_gathered(x, f"{name} input", (x.shape[0], "s", *x.shape[2:]), view=not self.c.batched)
+
+    def column(self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, tied: bool = False) -> Tensor:
+        """A matrix split along its outputs (ColwiseParallel)."""
+        if self.c.dtensor and not self.gathers:
+            x = self.ops.replicated(x, f"{module} input")
+        return self.ops.linear(x, module, weight, out, bias=bias, tied=tied)
+
+    def row(self, x: Tensor, module: str, weight: Shape, *, bias: bool) -> Tensor:
+        """A matrix split along its inputs (RowwiseParallel): every rank has a summand of the output."""
+        if not self.c.dtensor:
+            return self.ops.linear(x, module, weight, ("b", self.stream, "d"), bias=bias, row=True)
+        return self.summed(self.ops.linear(x, module, weight, ("b", "s", "d"), bias=bias), f"{module} output")
+
+    def returned(self, *arguments: Tensor) -> None:
+        """A module's forward ends here: until now its arguments were alive, those that hooks have put in place too."""
+        if self.c.dtensor:
+            self.ops.tape.still_named(*arguments)
+
+    def summed(self, partial: Tensor, name: str) -> Tensor:
+        """The sum over ranks of what each has a summand of: all of it, or the rank's tokens."""
+        if not self.c.dtensor:
+            return partial
+        if not self.gathers:
+            return self.ops.all_reduced(partial, name)
+        part = (partial.shape[0], self.stream, *partial.shape[2:])
+        return self.ops.reduce_scattered(partial, name, part, view=not self.c.batched)

@@ -1,0 +1,147 @@
+"""What PyTorch's DTensor does when layers are split: collectives between operators, each with buffers of its own.
+
+Sources: torch 2.13 torch/distributed/_functional_collectives.py, which copies wherever the dimension is not the first;
+torch/distributed/tensor/_redistribute.py, which calls it. Its results are plain memory: what an operator saves of them
+is kept, and not gathered again in backward, as Megatron-LM's is.
+"""
+
+from __future__ import annotations
+
+from memcalc.estimation import workspaces
+from memcalc.estimation.operators.base import Base
+from memcalc.estimation.tape import NEW, SAME, Node, Shape, Tensor
+from memcalc.ledger.component import Component
+
+FUNCTIONAL = "torch 2.13 torch/distributed/_functional_collectives.py"
+
+
+class Collectives(Base):
+    """Gathers, sums and cuts, forward and backward."""
+
+    def all_gathered(self, x: Tensor, name: str, shape: Shape, *, view: bool) -> Tensor:
+        """x of all ranks, joined along the sequence; in backward the gradients of all are summed, and a part is kept.
+
+        The gradient of what was gathered is a DTensor, and of these autograd adds two up into a third.
+
+        Args:
+            x: the rank's part.
+            name: what is gathered.
+            shape: of the whole.
+            view: whether what arrives is already in order: of a single sequence.
+        """
+        tape = self.tape
+        source = f"{FUNCTIONAL}: all_gather_single, reduce_scatter_single"
+        whole = tape.new(f"{name}, gathered", shape, x.dtype, source)
+        whole.subclass = True
+        arrives = () if view else (self._passing(f"{name} as it arrives", shape, x.dtype),)
+        leaves = self._passing(f"gradient of {name}, cut for its sum", shape, x.dtype)
+        node = Node(
+            f"{name} gathered",
+            (x,),
+            (whole,),
+            (),
+            (NEW,),
+            forward_temporaries=arrives,
+            backward_temporaries=(leaves,),
+        )
+        tape.record(node)
+        return whole
+
+    def reduce_scattered(self, partial: Tensor, name: str, shape: Shape, *, view: bool) -> Tensor:
+        """The rank's part of a sum over ranks; in backward the gradient of the whole is gathered.
+
+        Args:
+            partial: the rank's summand.
+            name: what is summed.
+            shape: of the part.
+            view: as of `all_gathered`.
+        """
+        tape = self.tape
+        part = tape.new(f"{name}, summed", shape, partial.dtype, f"{FUNCTIONAL}: reduce_scatter_single")
+        leaves = self._passing(f"{name}, cut for its sum", partial.shape, partial.dtype)
+        arrives = () if view else (self._passing(f"gradient of {name} as it arrives", partial.shape, partial.dtype),)
+        node = Node(
+            f"{name} summed",
+            (partial,),
+            (part,),
+            (),
+            (NEW,),
+            forward_temporaries=(leaves,),
+            backward_temporaries=arrives,
+        )
+        tape.record(node)
+        return part
+
+    def all_reduced(self, partial: Tensor, name: str) -> Tensor:
+        """The sum over all ranks, a new tensor; its gradient is the summands'."""
+        total = self.tape.new(f"{name}, summed", partial.shape, partial.dtype, f"{FUNCTIONAL}: all_reduce")
+        self.tape.record(Node(f"{name} summed", (partial,), (total,), (), (SAME,)))
+        return total
+
+    def replicated(self, x: Tensor, name: str) -> Tensor:
+        """x as it is, which all ranks have; its gradient is summed over them, into a new tensor."""
+        seen = Tensor(x.storage, x.shape, x.dtype, x.grad)
+        self.tape.record(Node(f"{name} seen by every rank", (x,), (seen,), (), (NEW,)))
+        return seen
+
+    def gathered_columns(self, part: Tensor, name: str, shape: Shape) -> Tensor:
+        """Columns of all ranks side by side, always copied into order; of the gradient a rank copies out its own."""
+        tape = self.tape
+        whole = tape.new(f"{name}, gathered", shape, part.dtype, f"{FUNCTIONAL}: all_gather_single")
+        arrives = self._passing(f"{name} as they arrive", shape, part.dtype)
+        tape.record(Node(f"{name} gathered", (part,), (whole,), (), (NEW,), forward_temporaries=(arrives,)))
+        return whole
+
+    def split_rows(self, module: str, width: str, tokens: Shape, *, tied: bool, whole_gradient: bool) -> Tensor:
+        """Rows of a table of which the rank has V/t: zeros for tokens that are not among them.
+
+        Backward makes the gradient of the whole table, then copies the rank's rows out of it
+        (torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy: a whole gradient).
+        A tied head's gradient is added into a third tensor, as of any DTensor.
+
+        Args:
+            module: its name.
+            width: axis of a row.
+            tokens: axes of the indices.
+            tied: whether the head shares the table.
+            whole_gradient: whether the gradient of the whole table is what stays, without a cut.
+        """
+        tape = self.tape
+        y = tape.new(f"{module} output", (*tokens, width), self.parameters, "torch.nn.functional.embedding")
+        rule = workspaces.named(workspaces.embedding_backward, tokens=tokens, rows="V", width=width)
+        scratch = tape.store(f"{module} sort and sums", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
+        source = "torch 2.13 torch/distributed/tensor/_ops/_embedding_ops.py"
+        if whole_gradient:
+            gradient = self.parameter_gradient(module, "weight", ("V", width), self.parameters)
+            tape.record(Node(module, (), (y,), (), (), backward_temporaries=(scratch,), parameters=(gradient,)))
+            return y
+        whole = tape.store(f"{module} gradient of the whole table", ("V", width), self.parameters, source)
+        tape.deferred.add(whole)
+        gradient = self.parameter_gradient(module, "weight", ("V/t", width), self.parameters)
+        sums: tuple[tuple[int, ...], ...] = ((gradient, whole),)
+        drops: tuple[int, ...] = ()
+        if tied:
+            citation = "torch 2.13 autograd/input_buffer.cpp: gradients of subclasses are summed out of place"
+            rows, total = (
+                tape.store(f"{module} {name}", ("V/t", width), self.parameters, citation)
+                for name in ("gradient before the sum", "sum with the tied head's gradient")
+            )
+            sums, drops = ((rows,), (total, rows)), (total, whole)
+            tape.arrives_summed = gradient
+        node = Node(
+            module,
+            (),
+            (y,),
+            (),
+            (),
+            backward_temporaries=(scratch,),
+            parameters=(whole,),
+            sums=sums,
+            drops=drops,
+            completes=() if tied else (gradient,),
+        )
+        tape.record(node)
+        return y
+
+    def _passing(self, name: str, shape: Shape, dtype: str) -> int:
+        return self.tape.store(name, shape, dtype, FUNCTIONAL, component=Component.COMMUNICATION_BUFFERS)

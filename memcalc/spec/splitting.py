@@ -1,0 +1,27 @@
+"""Which layers PyTorch's DTensor splits over tensor-parallel ranks, by memcalc's plan for it."""
+
+from __future__ import annotations
+
+from memcalc.spec.spec import Spec
+
+
+def unsplittable(spec: Spec) -> tuple[str, str] | None:
+    """The first thing of a run that PyTorch's DTensor, or our plan for it, cannot split: its key and the reason."""
+    model, parallelism = spec.model, spec.parallelism
+    ranks = parallelism.tensor_parallel
+    each_head = model.qk_norm and model.qk_norm_width != "head"
+    cannot = {
+        "parallelism.engine": parallelism.engine == "ddp"
+        and parallelism.data_parallel > 1
+        and "DistributedDataParallel takes no parameters that are split: set engine fsdp2 and zero_stage 2 or 3",
+        "training.implementation": spec.training.implementation != "plain"
+        and f"the plan is that of the plain modules, not of {spec.training.implementation}'s",
+        "model.num_key_value_heads": model.num_key_value_heads % ranks > 0
+        and f"its {model.num_key_value_heads} key/value heads are split evenly, or not at all",
+        "model.moe": model.moe is not None and "routed experts are not split",
+        "model.position_embedding": model.position_embedding == "alibi" and "ALiBi's slopes differ from head to head",
+        "model.qk_norm_width": each_head and f"a norm of queries and keys over {model.qk_norm_width} spans the ranks",
+        "model.embedding_size": model.embedding_size != model.hidden_size
+        and "embeddings of their own width have no place in the plan",
+    }
+    return next(((key, reason) for key, reason in cannot.items() if reason), None)
