@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from memcalc.measuring.measurement import Measurement
 from memcalc.measuring.records import append
 from memcalc.spec.spec import Spec
 from memcalc.step.packages import require
+
+LETTING_GO = 0.005  # seconds, in which the thread gets to run on a machine that others use, too
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,9 @@ def process_group(backend: str, here: Place) -> Iterator[Any]:
     if backend == "nccl":
         torch.cuda.set_device(here.local)
     dist.init_process_group(backend)
+    waits = dist.Work.wait
+    if backend == "gloo":
+        dist.Work.wait = _patient(waits)  # type: ignore[method-assign]
     try:
 
         def gather(own: dict[str, Any]) -> list[dict[str, Any]]:
@@ -123,4 +129,20 @@ def process_group(backend: str, here: Place) -> Iterator[Any]:
 
         yield gather
     finally:
+        dist.Work.wait = waits  # type: ignore[method-assign]
         dist.destroy_process_group()
+
+
+def _patient(wait: Callable[..., bool]) -> Callable[..., bool]:
+    """`Work.wait` that gives gloo's thread the time to let go of a collective's buffers.
+
+    It does so after it has woken the rank (ProcessGroupGloo::runLoop); on a busy machine the rank has gone on by then,
+    and the buffers would count in what the rank holds next, now and then.
+    """
+
+    def patiently(*args: Any, **options: Any) -> bool:
+        done = wait(*args, **options)
+        time.sleep(LETTING_GO)
+        return done
+
+    return patiently

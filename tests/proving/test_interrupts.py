@@ -87,6 +87,26 @@ def test_killed_and_gone_on_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_single_run_that_is_interrupted_leaves_no_record(tmp_path: Path) -> None:
+    """A run of minutes, in the midst of it: exit code 130, one line, no file, no process."""
+    record = tmp_path / "record.jsonl"
+    command = [sys.executable, "-m", "memcalc", "measure", "gpt2", "--device", "cpu", "--steps", "1000"]
+    command += ["--set", "s=256", "--trace", "none", "--record", str(record)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        time.sleep(10)
+        assert run.poll() is None
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=60)
+
+    assert (run.returncode, out) == (130, "")
+    assert len(err.splitlines()) <= 1
+    assert not record.exists()
+    assert len(children) == 1
+    assert not Path(f"/proc/{children[0]}").exists()
+
+
+@pytest.mark.long
 def test_interrupted_fifty_times(tmp_path: Path) -> None:
     go_through(50, 20, tmp_path)
 
