@@ -1,4 +1,4 @@
-"""Run one rank of FSDP2, DDP or DeepSpeed on the null CUDA device, and append what it held, phase by phase.
+"""Run one rank of FSDP2, DDP, DeepSpeed or DTensor on the null CUDA device, and append what it held, phase by phase.
 
     python benchmarks/record_sharded.py known h100-80gb PYTHON benchmarks/recordings/sharded/FILE.jsonl
 
@@ -61,7 +61,7 @@ def run(case: str, card: str, recordings: Path) -> None:
 
     preset, *overrides = case.split()
     spec = load(preset, overrides)
-    ranks = spec.parallelism.data_parallel
+    ranks = spec.parallelism.ranks
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost"}
     os.environ.setdefault("MASTER_PORT", "29400")
     import torch
@@ -72,6 +72,8 @@ def run(case: str, card: str, recordings: Path) -> None:
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     phases = Phases()
     runner = {"fsdp2": fsdp2, "ddp": ddp, "deepspeed": deepspeed}[spec.parallelism.engine]
+    if spec.parallelism.tensor_parallel > 1:
+        runner = dtensor
     runner(spec, phases)
     record = {
         "case": case,
@@ -160,6 +162,38 @@ def fsdp2(spec: Any, phases: Phases) -> None:
     with phases.phase("optimizer"):
         optimizer = build_optimizer(spec.training, list(model.module.parameters()), [])
     train(spec, phases, model.module, optimizer, model.logits, model.loss)
+
+
+def dtensor(spec: Any, phases: Phases) -> None:
+    """Layers split by PyTorch's DTensor, by the plan of memcalc/step/tensor_parallel.py; FSDP2 around them."""
+    import torch
+
+    from memcalc.step.optimizers import build_optimizer  # its last argument names what Muon would take
+    from memcalc.step.ranks import build_sharded
+    from memcalc.step.recipes import Copies
+
+    with phases.phase("model"):
+        model = build_sharded(spec, torch.device("cuda", 0))
+    with phases.phase("optimizer"):
+        copies = Copies(model.module.parameters(), spec.training)
+        optimizer = build_optimizer(spec.training, copies.optimized, [])
+    with model.surroundings():
+        train(spec, phases, model.module, Stepped(copies, optimizer), model.logits, model.loss)
+
+
+class Stepped:
+    """The recipe's copies around an optimizer, with the two methods that the loop calls."""
+
+    def __init__(self, copies: Any, optimizer: Any) -> None:
+        self.copies, self.optimizer = copies, optimizer
+
+    def zero_grad(self) -> None:
+        """As the loop of memcalc/step does it by default."""
+        self.copies.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """The update, with what the recipe does around it."""
+        self.copies.step(self.optimizer)
 
 
 def ddp(spec: Any, phases: Phases) -> None:

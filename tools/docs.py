@@ -45,6 +45,7 @@ from tools.measured import measured_table, missed_table, probe_table, seconds_ta
 from tools.peers import peers_table  # noqa: E402
 from tools.published import MIB, TERMS, mean_and_worst, megatron_peaks, without  # noqa: E402
 from tools.sharded import sharded_runs  # noqa: E402
+from tools.split import split_summary, split_table  # noqa: E402
 
 WIDTH = 100
 BLOCK = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -419,6 +420,8 @@ TABLES: dict[str, Callable[..., str]] = {
     **published_configs.TABLES,
     "agreement": agreement_table,
     "beside": beside_table,
+    "split": split_table,
+    "split-summary": split_summary,
     "beside-summary": beside_summary,
     "agreement-summary": agreement_summary,
     "agreement-need": need_summary,
