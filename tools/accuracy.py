@@ -51,7 +51,8 @@ def cases() -> tuple[Case, ...]:
     return tuple(_case(file, record) for (file, _), record in records.items())
 
 
-def _run(record: dict[str, Any]) -> str:
+def run_of(record: dict[str, Any]) -> str:
+    """A run in words: its command without what all have."""
     command: str = record["command"]
     return command.removeprefix("memcalc measure ").replace("--set ", "")
 
@@ -67,7 +68,7 @@ def _case(file: str, record: dict[str, Any]) -> Case:
         file=file,
         device=f"{device['kind']}, {device['name']}, torch {record['versions']['torch']}",
         card=device["identifier"],
-        run=_run(record),
+        run=run_of(record),
         measured=max(peaks.values()),
         estimated=ledger.peak_bytes,
         phases={phase: (peaks[phase], total) for phase, total in ledger.totals.items() if phase in peaks},

@@ -13,7 +13,7 @@ from memcalc.estimation import allocation, communication, outside, schedules, wo
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import Structure, layout, structure_of
 from memcalc.estimation.engines import buffers, ddp, deepspeed, fsdp2, gradient_buffer, megatron
-from memcalc.estimation.estimate import NOT_MODELLED
+from memcalc.estimation.estimate import FRAGMENTATION, NOT_MODELLED
 from memcalc.estimation.items import PHASES, phases_of
 from memcalc.estimation.parameters import Parameter, count_parameters, parameter_table
 from memcalc.estimation.program import Program, alive_after, highest
@@ -356,7 +356,7 @@ def _cublas(card: str) -> str:
 
 def not_modelled_list() -> str:
     """What every estimate leaves out."""
-    return "".join(f"- {what}\n" for what in NOT_MODELLED)
+    return "".join(f"- {what}\n" for what in (FRAGMENTATION, *NOT_MODELLED))
 
 
 # -- sources ---------------------------------------------------------------------------------------------------------

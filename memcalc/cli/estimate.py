@@ -48,6 +48,10 @@ def command(
         int | None, typer.Option(min=0, help="Report this pipeline stage instead of the worst one.")
     ] = None,
     all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Add one line for each pipeline stage.")] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="Play all requests to PyTorch's allocator: reserved memory, rests of blocks."),
+    ] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Also run the step, and set both side by side.")] = False,
     device: Device = None,
 ) -> None:
@@ -65,7 +69,7 @@ def command(
 
         explain = explainable(explain)
     spec = api.load(config, *(overrides or ()), gpu=gpu)
-    result = api.estimate(spec)
+    result = api.estimate(spec, rehearse=rehearse)
     measurement = api.measure(spec, device=device) if measure else None
     if rank is not None:
         from memcalc.cli.ranks import with_headline

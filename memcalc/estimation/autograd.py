@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memcalc.estimation.program import Event
-from memcalc.estimation.tape import IN_PLACE, SAME, Node, Segment, Tape, Tensor
+from memcalc.estimation.tape import IN_PLACE, SAME, VIEW, Node, Segment, Tape, Tensor
 from memcalc.ledger.component import Component
 
 
@@ -14,7 +14,8 @@ class Backward:
 
     Source: torch 2.13 torch/csrc/autograd/engine.cpp (evaluate_function) and input_buffer.cpp (accumulate):
     an operator's saved tensors and incoming gradient are let go after its outputs exist; a second gradient of a tensor
-    is added into the first in place if nothing else refers to it and it is no tensor subclass's, else into a third one.
+    is added into the first in place if nothing else refers to it and it is neither a view nor a tensor subclass's, else
+    into a third one.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Backward:
         self.pending: dict[Tensor, int] = {}
         self.stand_ins: dict[int, int] = {}
         self.untouched: dict[Segment, list[int]] = {}  # kept results that a recomputation did not come to
+        self.views: set[int] = set()  # gradients that are not summed in place
         self.label = ""
         self.inside = {p: segment for segment in tape.segments for p in range(segment.start, segment.stop)}
         for index in kept:
@@ -100,7 +102,7 @@ class Backward:
         alive: set[int] = set()
         untouched = self.untouched[segment] = list(segment.kept)
         for position, node in enumerate(nodes[: last + 1]):
-            made = dict.fromkeys([*(tensor.storage for tensor in node.outputs), *node.also_allocates])
+            made = node.made
             stops_before_output = position == last and not set(node.saved) & set(made)
             if stops_before_output:
                 break
@@ -147,16 +149,10 @@ class Backward:
         if not incoming and node.outputs:
             self.let_go(self.current(index) for index in node.saved)
             return
-        outgoing: list[tuple[int, Tensor]] = []
-        for tensor, kind in zip(node.inputs, node.gradients, strict=True):
-            if kind is None or not tensor.grad:
-                continue
-            if kind in (SAME, IN_PLACE):
-                source = incoming[0] if kind == SAME else self.current(node.saved[0])
-                self.references[source] += 1
-                outgoing.append((source, tensor))
-            else:
-                outgoing.append((self.gradient_of(tensor), tensor))
+        if node.parameters_first:
+            for index in node.parameters:
+                self.allocate(index)
+        outgoing = self.outgoing(node, incoming)
         self.compute(node, takes=takes)
         self.let_go(incoming)
         for index in node.parameters:
@@ -172,10 +168,27 @@ class Backward:
         for index, tensor in outgoing:
             self.deposit(index, tensor)
 
+    def outgoing(self, node: Node, incoming: list[int]) -> list[tuple[int, Tensor]]:
+        """The gradients of an operator's inputs, made in order."""
+        found: list[tuple[int, Tensor]] = []
+        for tensor, kind in zip(node.inputs, node.gradients, strict=True):
+            if kind is None or not tensor.grad:
+                continue
+            if kind in (SAME, IN_PLACE):
+                source = incoming[0] if kind == SAME else self.current(node.saved[0])
+                self.references[source] += 1
+                found.append((source, tensor))
+                continue
+            made = self.gradient_of(tensor)
+            if kind == VIEW:
+                self.views.add(made)
+            found.append((made, tensor))
+        return found
+
     def compute(self, node: Node, *, takes: bool) -> None:
         """What an operator's backward makes, beside gradients of its inputs, and lets go."""
         saved = [self.current(index) for index in node.saved]
-        for index in (*node.parameters, *node.backward_temporaries):
+        for index in (*(() if node.parameters_first else node.parameters), *node.backward_temporaries):
             self.allocate(index)
         if takes and node.summed_later:
             self.let_go((*node.backward_temporaries, *saved))
@@ -215,7 +228,7 @@ class Backward:
             self.pending[tensor] = index
             return
         first = self.pending[tensor]
-        if self.references[first] == 1 and not tensor.subclass:
+        if self.references[first] == 1 and first not in self.views and not tensor.subclass:
             self.release(index)
             return
         total = self.gradient_of(tensor)

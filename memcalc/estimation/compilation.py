@@ -46,7 +46,7 @@ def compiled(
 
 def _start(tape: Tape) -> set[int]:
     """What exists when the block's forward begins: its input, and tables that are made once and held."""
-    made = {index for node in tape.nodes for index in (*(t.storage for t in node.outputs), *node.also_allocates)}
+    made = {index for node in tape.nodes for index in node.made}
     entry = set() if tape.entry is None else {tape.entry.storage}
     return entry | ((tape.held | tape.names) - made)
 
@@ -83,7 +83,7 @@ def _forward(tape: Tape, positions: range, alive: set[int], kept: set[int]) -> l
     events: list[Event] = []
     for position in positions:
         node = tape.nodes[position]
-        made = dict.fromkeys([*(tensor.storage for tensor in node.outputs), *node.also_allocates])
+        made = node.made
         new = [index for index in made if index not in alive]
         events += [Event(index, 1, node.name) for index in (*new, *node.forward_temporaries)]
         alive.update(new)

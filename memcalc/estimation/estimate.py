@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from memcalc.estimation.blocks.structure import split_by_dtensor
 from memcalc.estimation.choice import choice_of
@@ -32,8 +33,8 @@ from memcalc.spec.kernels import card_omissions
 from memcalc.spec.spec import Spec
 from memcalc.spec.splitting import unsplittable
 
+FRAGMENTATION = "fragmentation of the allocator beyond the reserve factor"
 NOT_MODELLED = (
-    "fragmentation of the allocator beyond the reserve factor",
     "temporaries of initialisation, checkpoint loading and data loading",
     "gradient scaling, evaluation, logging",
     "torch.compile and CUDA graphs",
@@ -47,19 +48,31 @@ OPTIMIZER_OMISSIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-def estimate(spec: Spec, rests: Mapping[str, int] | None = None) -> Result:
+class Played(NamedTuple):
+    """What the allocator adds to the requests of a run, where they were played to a model of it. Bytes.
+
+    Args:
+        rests: by phase, what blocks keep beside what is asked for.
+        reserved_bytes: the most that the allocator holds of the device.
+    """
+
+    rests: Mapping[str, int]
+    reserved_bytes: int
+
+
+def estimate(spec: Spec, played: Played | None = None) -> Result:
     """What each GPU of a run will hold, at which moment, and whether it fits.
 
     Args:
         spec: the run.
-        rests: bytes by phase that blocks keep beside what is asked for, where that is known better than by formula.
+        played: what the allocator adds, where that is known better than by formula.
 
     Raises:
         InputError: the family, or this implementation of it, is not modelled.
     """
     refuse_foreign(spec)
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
-    ranks = [rank_result(spec, stage, card, rests) for stage in stages_of(spec)]
+    ranks = [rank_result(spec, stage, card, played) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)  # stable: of equal stages the first one is the headline
     return Result(
         source="estimate",
@@ -70,20 +83,20 @@ def estimate(spec: Spec, rests: Mapping[str, int] | None = None) -> Result:
         buffer_elements=buffer_elements(spec.model),
         textbook=textbook(spec),
         ranks=tuple(ranks),
-        confidence="formula",
+        confidence="formula" if played is None else "replay",
         card=card,
-        not_modelled=(*card_omissions(card), *not_modelled(spec)),
+        not_modelled=(*card_omissions(card), *not_modelled(spec, played)),
         notes=notes(spec),
     )
 
 
-def rank_result(spec: Spec, stage: Stage, card: Card | None, rests: Mapping[str, int] | None = None) -> RankResult:
-    """The ledger of the ranks of one stage, and what lies around it; `rests` as of `estimate`."""
-    known = {BIT[phase]: amount for phase, amount in (rests or {}).items()}
+def rank_result(spec: Spec, stage: Stage, card: Card | None, played: Played | None = None) -> RankResult:
+    """The ledger of the ranks of one stage, and what lies around it; `played` as of `estimate`."""
+    known = {} if played is None else {BIT[phase]: amount for phase, amount in played.rests.items()}
     moving = write_rows(moving_items(spec, stage, card), "everything else", known)
-    ledger = Ledger((state_rows(spec, stage, tails=rests is None), moving), PHASES)
+    ledger = Ledger((state_rows(spec, stage, tails=played is None), moving), PHASES)
     peak = ledger.peak_bytes
-    reserved = reserved_bytes(peak)
+    reserved = reserved_bytes(peak) if played is None else played.reserved_bytes
     outside = outside_allocated(spec, card, peak, reserved)
     device = None if card is None else reserved + outside.device_context + outside.communication_library
     held = host_rows(spec, stage)
@@ -107,9 +120,9 @@ def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
     return PlannedTimeline(spec, stage, symbol_values(spec, card), gradients, around), around != Around()
 
 
-def not_modelled(spec: Spec) -> tuple[str, ...]:
+def not_modelled(spec: Spec, played: Played | None = None) -> tuple[str, ...]:
     """What this estimate leaves out."""
-    missing = list(NOT_MODELLED)
+    missing = [*(() if played else (FRAGMENTATION,)), *NOT_MODELLED]
     if spec.model.moe is not None:
         missing.insert(0, "experts that get more tokens than others: routing is taken as balanced")
     if spec.training.implementation == "plain":

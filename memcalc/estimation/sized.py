@@ -10,6 +10,8 @@ from functools import cached_property, lru_cache
 
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.program import Program, Stream, highest, highest_among
+from memcalc.estimation.workspaces import script_of
+from memcalc.workspaces import Script
 
 
 class Sized:
@@ -35,6 +37,12 @@ class Sized:
     def sizes(self) -> list[int]:
         """The same as the allocator rounds them."""
         return [rounded(size) for size in self.exact]
+
+    @cached_property
+    def scripts(self) -> dict[int, Script]:
+        """Of the storages that stand for an operator's buffers: these, one by one."""
+        storages = enumerate(self.program.storages)
+        return {index: script_of(each.rule, self._values) for index, each in storages if each.rule is not None}
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:

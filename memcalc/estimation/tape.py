@@ -22,6 +22,7 @@ Rule = Callable[[Mapping[str, int]], int]
 
 SAME = "same"  # the gradient of an input is the gradient of the output itself: no bytes
 NEW = "new"  # the gradient of an input is a new tensor of the input's shape and dtype
+VIEW = "view"  # a new tensor that is handed on as a view of what was made
 IN_PLACE = "in place"  # the gradient of an input lies where the first saved tensor is: forward has written it there
 
 
@@ -48,17 +49,24 @@ class Node:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     saved: tuple[int, ...]
-    gradients: tuple[str | None, ...]  # of each input: SAME, NEW, IN_PLACE or None
+    gradients: tuple[str | None, ...]  # of each input: SAME, NEW, VIEW, IN_PLACE or None
     forward_temporaries: tuple[int, ...] = ()
     backward_temporaries: tuple[int, ...] = ()
     summed_later: tuple[int, ...] = ()  # buffers of the engine's sums, once the operator's backward has returned
     parameters: tuple[int, ...] = ()
+    parameters_first: bool = False  # whether backward makes their gradients before those of its inputs
     also_allocates: tuple[int, ...] = ()
+    made_first: tuple[int, ...] = ()  # of these, what is there before the outputs
     caller_holds: tuple[int, ...] = ()  # not read here, but named by the Python code that called the operator
     sums: tuple[tuple[int, ...], ...] = ()  # deferred parameter gradients, each with the parts that are added to it now
     completes: tuple[int, ...] = ()  # those that get their last part here
     drops: tuple[int, ...] = ()  # what `sums` have made and need no more
     keeps_weight: bool = False  # a frozen one, for the gradient of the input: a saved tensor, if no new memory
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """What forward makes, in order."""
+        return tuple(dict.fromkeys((*self.made_first, *(y.storage for y in self.outputs), *self.also_allocates)))
 
     @property
     def unpacks(self) -> bool:

@@ -8,13 +8,31 @@ an operator is an allocation of its own, so it counts in whole blocks of the all
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
+from typing import Any
 
 from memcalc.estimation.allocation import blocks
-from memcalc.workspaces import attention, embedding, most, norms, reductions, round_up
+from memcalc.workspaces import Script, attention, embedding, most, norms, reductions, round_up
 from memcalc.workspaces.multiprocessors import Multiprocessors
 
 Values = Mapping[str, int]
+
+
+def most_of(script_of: Callable[..., Script]) -> Callable[..., int]:
+    """The rule that gives the most bytes that a script holds at once, each of its buffers in whole blocks."""
+
+    @wraps(script_of)
+    def rule(values: Values, *given: Any, **named: Any) -> int:
+        return most(blocks(script_of(values, *given, **named)))
+
+    return rule
+
+
+def script_of(rule: Callable[[Values], int], values: Values) -> Script:
+    """The buffers that a rule adds up, one by one; of a rule without a script one block, which stays."""
+    assert isinstance(rule, partial)
+    script: Callable[..., Script] | None = getattr(rule.func, "__wrapped__", None)
+    return (rule(values),) if script is None else script(values, **rule.keywords)
 
 
 def product(values: Values, axes: tuple[str, ...]) -> int:
@@ -25,13 +43,14 @@ def product(values: Values, axes: tuple[str, ...]) -> int:
     return elements
 
 
-def column_sum(values: Values, rows: tuple[str, ...], columns: tuple[str, ...]) -> int:
+@most_of
+def column_sum(values: Values, rows: tuple[str, ...], columns: tuple[str, ...]) -> Script:
     """staging and semaphores of a column sum split over thread blocks
 
     The gradient of a bias is a sum over all tokens. ATen native/cuda/Reduce.cuh: when the grid is too small for the
     card, each column is summed by several blocks, which meet in a staging buffer.
     """
-    return most(blocks(reductions.column_sum(product(values, rows), product(values, columns), _card(values))))
+    return reductions.column_sum(product(values, rows), product(values, columns), _card(values))
 
 
 def embedding_backward(values: Values, tokens: tuple[str, ...], rows: str, width: str) -> int:
@@ -45,33 +64,48 @@ def embedding_backward(values: Values, tokens: tuple[str, ...], rows: str, width
     return sorted_indices + most(blocks(embedding.after_gradient(indices, vocabulary, values[width])))
 
 
-def norm_backward(values: Values, rows: tuple[str, ...], width: str, item_bytes: int, buffers: int) -> int:
+@most_of
+def norm_backward(values: Values, rows: tuple[str, ...], width: str, item_bytes: int, buffers: int) -> Script:
     """partial column sums of a norm's backward, beyond 65536 rows
 
     ATen native/cuda/layer_norm_kernel.cu, torch 2.8 and later: for many rows and few columns the gradients of weight
     and bias are first summed in partial rows each, then these one after the other.
     """
-    return most(blocks(norms.norm_backward(product(values, rows), values[width], item_bytes, buffers, _card(values))))
+    return norms.norm_backward(product(values, rows), values[width], item_bytes, buffers, _card(values))
 
 
-def flash_backward(values: Values, heads: str, kv_heads: str, head_dim: str, length: str, item_bytes: int) -> int:
+@most_of
+def flash_forward(values: Values, heads: str, kv_heads: str, head_dim: str, length: str, item_bytes: int) -> Script:
+    """fp32 outputs and row sums of flash attention's splits: 4·splits·b·h·s·(d_h+1), where queries do not fill the card
+
+    ATen native/transformers/cuda/flash_attn/flash_api.cpp (set_params_splitkv), without dropout: the keys are split
+    over thread blocks where batch, heads and blocks of 64 queries are fewer than 0.8 times twice the multiprocessors.
+    """
+    heads_of_call = _heads(values, heads, kv_heads, head_dim, length, item_bytes)
+    taken, given_back = attention.flash_forward(heads_of_call, 0.0, values["sms"])
+    return taken + given_back
+
+
+@most_of
+def flash_backward(values: Values, heads: str, kv_heads: str, head_dim: str, length: str, item_bytes: int) -> Script:
     """fp32 accumulators of flash attention's backward: 4·b·h·s·(d_h+1), and k, v gradients at all h heads
 
     ATen native/transformers/cuda/flash_attn/flash_api.cpp (mha_bwd): row sums and the gradient of q in fp32, rows
     rounded up to 128 and the head dimension to 32 (to 64 beyond 128); with grouped heads the gradients of k and v
     are made for every query head first.
     """
-    return most(blocks(attention.flash_backward(_heads(values, heads, kv_heads, head_dim, length, item_bytes))))
+    return attention.flash_backward(_heads(values, heads, kv_heads, head_dim, length, item_bytes))
 
 
-def efficient_backward(values: Values, heads: str, head_dim: str, length: str, item_bytes: int) -> int:
+@most_of
+def efficient_backward(values: Values, heads: str, head_dim: str, length: str, item_bytes: int) -> Script:
     """row sums and accumulators of memory-efficient attention's backward
 
     ATen native/transformers/cuda/attention_backward.cu and mem_eff_attention/kernel_backward.h: the rows' products in
     fp32, and for each (batch, head) a workspace a block of queries; beyond a head dimension of 128, where 16-bit
     gradients of k and v no longer fit in registers, also one of each for every split of the keys.
     """
-    return most(blocks(attention.efficient_backward(_heads(values, heads, heads, head_dim, length, item_bytes))))
+    return attention.efficient_backward(_heads(values, heads, heads, head_dim, length, item_bytes))
 
 
 def log_sum_exp_rows(values: Values, heads: str, length: str) -> int:

@@ -17,7 +17,6 @@ from memcalc.planning.frameworks import Said, in_all_words
 from memcalc.planning.frameworks_selective import activation_bytes, in_selective_words
 from memcalc.planning.gain import HOST_BYTES_PER_SECOND, Gain, Third, gain_of, offloaded
 from memcalc.planning.plan import Plan
-from memcalc.planning.rehearsal import estimate_rehearsed
 from memcalc.planning.strategies.every_k import best_k
 from memcalc.planning.strategies.every_layer import every_layer
 from memcalc.planning.strategies.none import keep_everything
@@ -25,6 +24,7 @@ from memcalc.planning.strategies.optimal import Found, front, optimal, undominat
 from memcalc.planning.strategies.smallest import smallest
 from memcalc.planning.strategies.square_root import square_root
 from memcalc.planning.throughput import slow_down
+from memcalc.rehearsal.rehearsal import estimate_rehearsed
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.spec import Spec
 from memcalc.units import format_bytes

@@ -7,10 +7,10 @@ from memcalc.ledger.result import Result
 from memcalc.planning.configured import Configured, chain_of, with_recompute
 from memcalc.planning.evaluation import evaluate
 from memcalc.planning.plan import Plan, segmented
-from memcalc.planning.rehearsal import estimate_rehearsed
 from memcalc.planning.strategies.every_layer import every_layer
 from memcalc.planning.strategies.optimal import Found
 from memcalc.planning.strategies.selective import Product, choose
+from memcalc.rehearsal.rehearsal import estimate_rehearsed
 from memcalc.spec.products import keeps_products, layer_products
 from memcalc.spec.spec import Spec
 

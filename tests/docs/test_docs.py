@@ -17,7 +17,14 @@ TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text() for path in DOCUMEN
 SHOWN = set(re.findall(r"^\$ memcalc ([a-z-]+)", "\n".join(TEXTS.values()), re.MULTILINE))
 
 
-@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+# Rehearsals of all recorded runs take half a minute.
+SLOW = {"rehearsal.md"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.long if path.name in SLOW else (), id=path.name) for path in documents()],
+)
 def test_generated_parts_are_fresh(path: Path) -> None:
     """Every command shown is run again, and must print what is shown. `make docs` rewrites what is stale."""
     shown = path.read_text().splitlines()

@@ -39,8 +39,8 @@ def test_what_the_caller_holds_outlives_backward() -> None:
         "+gradient of lm_head output",  # log_softmax; the log-probabilities were nll_loss's too
         "-log-probabilities",
         "-gradient of log-probabilities",
-        "+gradient of x",
         "+lm_head.weight",
+        "+gradient of x",
         "-x",
         "-gradient of lm_head output",
         "-gradient of x",
@@ -86,13 +86,13 @@ def test_the_tied_embedding_makes_its_gradient_and_the_sum_beside_the_heads() ->
 
     assert story(done, done.backward) == [
         "+gradient of embed output",
-        "+embed sort and sums",
         "+embed gradient before the sum",
-        "+embed sum with the tied head's gradient",
+        "+embed sort and sums",
         "-embed sort and sums",
+        "-gradient of embed output",
+        "+embed sum with the tied head's gradient",
         "-embed gradient before the sum",
         "-embed sum with the tied head's gradient",
-        "-gradient of embed output",
         "+embed.weight in fp32",  # only now is the gradient complete
     ]
     assert {

@@ -14,8 +14,8 @@ def test_autocast_keeps_casts_of_input_and_weight_and_drops_the_biass_with_its_r
     done = compile_(ops, y)
 
     assert [(done.storages[index].name, done.storages[index].formula) for index in done.kept] == [
-        ("fc input in bf16", "2·n·k"),
         ("fc.weight in bf16 (autocast cache)", "2·m·k"),
+        ("fc input in bf16", "2·n·k"),
     ]
     assert names(done, done.region) == ["fc.bias in bf16 (autocast cache)"]
     assert set(done.saved) == {*done.kept, *done.region}
@@ -29,15 +29,15 @@ def test_a_cast_hands_back_a_gradient_in_the_old_dtype() -> None:
 
     assert story(done, done.backward) == [
         "+gradient of fc output",
+        "+gradient of fc.weight in bf16 (autocast cache)",  # mm: of mat2 before self
         "+gradient of fc input in bf16",
-        "+gradient of fc.weight in bf16 (autocast cache)",
         "-fc input in bf16",
         "-fc.weight in bf16 (autocast cache)",
         "-gradient of fc output",
+        "+gradient of x",  # the cast that was made last goes back first
+        "-gradient of fc input in bf16",
         "+fc.weight",
         "-gradient of fc.weight in bf16 (autocast cache)",
-        "+gradient of x",
-        "-gradient of fc input in bf16",
         "-gradient of x",
     ]
     dtype = {storage.name: storage.dtype for storage in done.storages}

@@ -24,6 +24,7 @@ LAYERS = (
     ("api",),
     ("proving",),
     ("checking", "search", "planning", "diagnosis", "replaying", "fitting"),
+    ("rehearsal",),
     ("engine", "changes"),
     ("estimation", "tracing", "nullcuda", "measuring"),
     ("recorder",),

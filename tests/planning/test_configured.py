@@ -13,11 +13,11 @@ from memcalc.planning.configured import chain_of, with_recompute
 from memcalc.planning.evaluation import evaluate
 from memcalc.planning.plan import Segment, kept_all
 from memcalc.planning.planning import STRATEGIES, plan_recompute
-from memcalc.planning.rehearsal import estimate_rehearsed
 from memcalc.planning.strategies.every_k import cut
 from memcalc.planning.strategies.optimal import optimal
 from memcalc.planning.strategies.smallest import smallest
 from memcalc.planning.throughput import Machine, break_even, gain, slow_down, step_seconds
+from memcalc.rehearsal.rehearsal import estimate_rehearsed
 from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
 
 GIB = 2**30
@@ -131,7 +131,7 @@ def test_an_impossible_budget_names_the_smallest_and_what_holds_it() -> None:
         memcalc.recompute("gpt2-xl", gpu="t4")
 
     assert "No plan fits 12.89 GiB of allocated memory. The smallest needs" in str(refused.value)
-    assert "in optimizer_step_2: optimizer state 11.61 GiB, gradients" in str(refused.value)
+    assert "in optimizer_step_1: optimizer state 11.61 GiB, gradients" in str(refused.value)
 
 
 @pytest.mark.parametrize(

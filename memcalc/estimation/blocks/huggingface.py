@@ -93,7 +93,7 @@ class _Family:
         """integrations/sdpa_attention.py: grouped heads go to flash as they are; others are repeated."""
         c, ops = self.c, self.ops
         if c.attention == "flash":
-            return ops.flash_attention(q, k, v, "h", "h_kv", "d_h", "s", copies=False)
+            return ops.flash_attention(q, k, v, "h", "h_kv", "d_h", "s", splits=not c.attention_dropout)
         if c.grouped:
             heads = ("b", "s", "h", "d_h")
             k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)

@@ -104,7 +104,7 @@ class MegatronLayer:
         c, ops = self.c, self.ops
         if c.all_to_all:
             q, k, v = (ops.exchanged(t, f"{name} of the rank's heads") for t, name in ((q, "q"), (k, "k"), (v, "v")))
-        core = ops.flash_attention(q, k, v, heads, kv_heads, width, "s", copies=False, out=out)
+        core = ops.flash_attention(q, k, v, heads, kv_heads, width, "s", out=out)
         if "core_attn" in c.recomputed_modules:
             self.tape.recompute(core, (q, k, v))
         return core

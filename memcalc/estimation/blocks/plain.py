@@ -44,24 +44,25 @@ class PlainBlock:
         before = c.norms_per_layer == 4 or c.norm_placement == "before"
         normed = self.norm(x, "input_norm") if before else x
         attended = self.attention(normed)
-        self.tape.still_named(normed)
         if c.norms_per_layer == 4 or not before:
             attended = self.norm(attended, "attention_output_norm")
         attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
         self.split.returned(normed)
-        into = x if c.parallel_block else ops.add(x, attended, "attention sum")
+        into = ops.add(x, attended, "attention sum")
+        given = x if c.parallel_block else into
+        named = (normed, attended) if c.parallel_block else ()  # until the layer returns
         if not before:
-            normed = into
+            normed = given
         elif c.norms_per_layer > 1:
-            normed = self.norm(into, "post_attention_norm")
+            normed = self.norm(given, "post_attention_norm")
         fed = self.mlp(normed)
         if c.norms_per_layer == 4 or not before:
             fed = self.norm(fed, "mlp_output_norm")
         fed = ops.dropout(fed, "mlp dropout", c.residual_dropout)
         self.split.returned(normed)
-        if c.parallel_block:
-            into = ops.add(x, attended, "attention sum")
-        return self.tape, ops.add(into, fed, "layer output")
+        output = ops.add(into, fed, "layer output")
+        self.split.returned(*named)
+        return self.tape, output
 
     def norm(self, x: Tensor, module: str, width: str = "d") -> Tensor:
         """LayerNorm or RMSNorm."""
@@ -90,13 +91,16 @@ class PlainBlock:
         elif c.position == "rope" and c.fused_qkv:
             v = ops.copy(v, "v")
         if c.position == "rope":
+            straight = (q, k)
             q, k = self.rotated(q, "q"), self.rotated(k, "k")
+            self.tape.still_named(*straight)
         core = self.eager_core(q, k, v) if c.attention == "eager" else self.fused_core(q, k, v)
         if c.selective:
             self.tape.recompute(core, (q, k, v))
+        by_token = ops.copy(core, "attention output by token", reorders=True) if c.attention == "eager" else core
         query_width = self.axis("d" if c.square else "h·d_h")
-        out = self.split.row(core, "attention.o_proj", ("d", query_width), bias=c.output_bias)
-        self.split.returned(x)
+        out = self.split.row(by_token, "attention.o_proj", ("d", query_width), bias=c.output_bias)
+        self.split.returned(x, q, k, v, core)
         return out
 
     def projected(self, x: Tensor, shapes: tuple[Shape, Shape, Shape]) -> tuple[Tensor, ...]:
@@ -129,8 +133,8 @@ class PlainBlock:
         """x * cos + (-second half, first half) * sin, the tables shared by all layers."""
         ops = self.ops
         half = (*x.shape[:-1], "d_h/2")
-        straight = ops.scale(x, f"{name} * cos")
         first, second = ops.split(x, (half, half), f"{name} halves")
+        straight = ops.scale(x, f"{name} * cos")
         turned = ops.concatenate((ops.scale(second, f"-{name} half"), first), x.shape, f"turned {name}")
         return ops.add(straight, ops.scale(turned, f"turned {name} * sin"), f"rotated {name}")
 
@@ -155,14 +159,15 @@ class PlainBlock:
         if c.batched and not c.grouped:
             v = ops.copy(v, "v by head")
         attended = ops.matmul(dropped, v, "attention output", heads)
-        return ops.copy(attended, "attention output by token")
+        self.tape.still_named(k, v, scores, probabilities)
+        return attended
 
     def fused_core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """One kernel; grouped heads are expanded for the memory-efficient one, which knows none."""
         c, ops = self.c, self.ops
         h, kv = self.axis("h"), self.axis("h_kv")
         if c.attention == "flash":
-            return ops.flash_attention(q, k, v, h, kv, "d_h", "s", copies=False)
+            return ops.flash_attention(q, k, v, h, kv, "d_h", "s", splits=not c.attention_dropout)
         if c.grouped:
             heads = ("b", "s", h, "d_h")
             k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
@@ -196,7 +201,7 @@ class PlainBlock:
             dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
             core = ops.copy(ops.matmul(dropped, value, "attention output", (*tokens, h, "d_v")), "output by token")
         else:
-            core = ops.flash_attention(q, k, value, h, h, "d_n+d_r", "s", copies=False, out=(*tokens, h, "d_v"))
+            core = ops.flash_attention(q, k, value, h, h, "d_n+d_r", "s", out=(*tokens, h, "d_v"))
         if c.selective:
             self.tape.recompute(core, (q, k, value))
         out_width = self.axis("h·d_v")
@@ -221,19 +226,20 @@ class PlainBlock:
         up = self.split.column(x, f"{prefix}up_proj", weight, into, bias=c.mlp_bias)
         product = self.activated(up, gate, prefix)
         out = self.split.row(product, f"{prefix}down_proj", ("d", inner), bias=c.mlp_bias)
-        self.split.returned(x)
+        self.split.returned(x, *(() if gate is None else (gate,)))
         return out
 
     def activated(self, up: Tensor, gate: Tensor | None, prefix: str) -> Tensor:
         """gelu(up), relu(up), or silu(gate) * up."""
         ops = self.ops
-        if gate is None:
-            if self.c.mlp == "relu2":
-                return ops.pointwise(ops.pointwise(up, f"{prefix}relu", saves="output"), f"{prefix}relu²")
-            saves = "output" if self.c.mlp == "relu" else "input"
-            return ops.pointwise(up, f"{prefix}{self.c.mlp}", saves=saves)
-        kind = "silu" if self.c.mlp == "swiglu" else "gelu"
-        return ops.mul(ops.pointwise(gate, f"{prefix}{kind}"), up, f"{prefix}{kind}(gate) * up")
+        if gate is not None:
+            kind = "silu" if self.c.mlp == "swiglu" else "gelu"
+            return ops.mul(ops.pointwise(gate, f"{prefix}{kind}"), up, f"{prefix}{kind}(gate) * up")
+        if self.c.mlp == "relu2":
+            squared = ops.pointwise(ops.pointwise(up, f"{prefix}relu", saves="output"), f"{prefix}relu²")
+            self.tape.still_named(up)
+            return squared
+        return ops.pointwise(up, f"{prefix}{self.c.mlp}", saves="output" if self.c.mlp == "relu" else "input")
 
     def routed(self, x: Tensor) -> Tensor:
         """Top-k experts, every one with an equal share of the token copies (memcalc/step/mlp.py)."""

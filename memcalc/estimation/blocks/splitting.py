@@ -44,10 +44,9 @@ class Splitting:
             return self.ops.linear(x, module, weight, ("b", self.stream, "d"), bias=bias, row=True)
         return self.summed(self.ops.linear(x, module, weight, ("b", "s", "d"), bias=bias), f"{module} output")
 
-    def returned(self, *arguments: Tensor) -> None:
-        """A module's forward ends here: until now its arguments were alive, those that hooks have put in place too."""
-        if self.c.dtensor:
-            self.ops.tape.still_named(*arguments)
+    def returned(self, *named: Tensor) -> None:
+        """A function ends here: until now what it names was alive, arguments that hooks have put in place too."""
+        self.ops.tape.still_named(*named)
 
     def summed(self, partial: Tensor, name: str) -> Tensor:
         """The sum over ranks of what each has a summand of: all of it, or the rank's tokens."""

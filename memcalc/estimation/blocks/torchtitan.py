@@ -57,7 +57,7 @@ def _layer(c: Structure, tape: Tape, ops: Operators) -> tuple[Tape, Tensor]:
     if c.grouped:
         heads = (*tokens, "h", "d_h")
         k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
-    core = ops.flash_attention(q, k, v, "h", "h", "d_h", "s", copies=False)
+    core = ops.flash_attention(q, k, v, "h", "h", "d_h", "s", splits=True)
     attention = tape.nodes[-1]
     products.append(ops.linear(core, "attention.o_proj", ("d", width), (*tokens, "d"), bias=False))
     x = ops.add(x, products[-1], "attention sum")

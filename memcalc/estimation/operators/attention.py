@@ -22,31 +22,26 @@ class Attention(Base):
         head_dim: str,
         length: str,
         *,
-        copies: bool,
+        splits: bool = False,
         out: Shape | None = None,
     ) -> Tensor:
         """Keeps q, k, v, its output, and fp32 log-sum-exps (flash_attn/flash_api.cpp).
 
-        `copies`: q, k, v lie head by head in memory, so backward copies the output and its gradient first.
+        `splits`: forward may split the keys over thread blocks, which it never does with dropout.
         """
         citation = "ATen native/transformers/cuda/flash_attn/flash_api.cpp"
-        q, k, v = (self.autocast_input(t, "attention") for t in (q, k, v))
+        v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))  # as `linear` does
         name = "attention"
         y = self.tape.new(f"{name} output", out or q.shape, q.dtype, citation)
         lse = self.tape.store(f"{name} log-sum-exp", ("b", heads, length), "fp32", citation)
-        rule = workspaces.named(
-            workspaces.flash_backward,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            length=length,
-            item_bytes=DTYPE_BYTES[q.dtype],
-        )
+        sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "length": length}
+        item_bytes = DTYPE_BYTES[q.dtype]
+        rule = workspaces.named(workspaces.flash_backward, **sizes, item_bytes=item_bytes)
         scratch = self.tape.store(f"{name} backward accumulators", (), "uint8", citation, rule=rule)
-        contiguous = tuple(
-            self.tape.store(f"{name} contiguous {what}", q.shape, q.dtype, citation)
-            for what in (("output", "gradient") if copies else ())
-        )
+        parts: tuple[int, ...] = ()
+        if splits:
+            rule = workspaces.named(workspaces.flash_forward, **sizes, item_bytes=item_bytes)
+            parts = (self.tape.store(f"{name} splits", (), "uint8", citation, rule=rule),)
         # 24 bytes that the paper's activations do not have: a random seed with its offset, and an unused mask.
         state, mask = (
             self.tape.store(f"{name} {what}", (count,), "int64", citation, component=Component.TEMPORARIES)
@@ -60,7 +55,8 @@ class Attention(Base):
             (*dict.fromkeys(t.storage for t in (q, k, v, y)), *kept),
             (NEW, NEW, NEW),
             also_allocates=kept,
-            backward_temporaries=(scratch, *contiguous, *self._dropped(q, k, v)),
+            forward_temporaries=parts,
+            backward_temporaries=(scratch, *self._dropped(q, k, v)),
         )
         self.tape.record(node)
         return y
@@ -73,7 +69,7 @@ class Attention(Base):
     def efficient_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: str, head_dim: str, length: str) -> Tensor:
         """Keeps q, k, v, its output, and fp32 log-sum-exps (ATen native/transformers/cuda/attention.cu)."""
         citation = "ATen native/transformers/cuda/attention.cu, attention_backward.cu"
-        q, k, v = (self.autocast_input(t, "attention") for t in (q, k, v))
+        v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))  # as `linear` does
         name = "attention"
         y = self.tape.new(f"{name} output", q.shape, q.dtype, citation)
         rows = workspaces.named(workspaces.log_sum_exp_rows, heads=heads, length=length)

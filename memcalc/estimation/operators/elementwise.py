@@ -25,11 +25,13 @@ class Elementwise(Base):
         """
         y = self.tape.new(name, shape or a.shape, wider(a.dtype, b.dtype), DERIVATIVES, grad=a.grad or b.grad)
         saved = [t.storage for t, other in ((a, b), (b, a)) if other.grad]
-        gradients = tuple(NEW if t.grad else None for t in (a, b))
+        gradients = tuple(
+            NEW if t.grad else None for t in (b, a)
+        )  # of `other` before `self` (derivatives.yaml, by name)
         temporaries: tuple[int, ...] = ()
         if reduces:
             temporaries = (self.tape.store(f"{name} gradient before its sum", a.shape, y.dtype, DERIVATIVES),)
-        self.tape.record(Node(name, (a, b), (y,), tuple(saved), gradients, backward_temporaries=temporaries))
+        self.tape.record(Node(name, (b, a), (y,), tuple(saved), gradients, backward_temporaries=temporaries))
         return y
 
     def mul_table(self, x: Tensor, name: str, dtype: str) -> Tensor:
@@ -135,13 +137,16 @@ class Elementwise(Base):
             return x
         y = self.tape.new(f"{name} output", x.shape, x.dtype, "ATen native/cuda/Dropout.cu")
         mask = self.tape.store(f"{name} mask", x.shape, "bool", "ATen native/cuda/Dropout.cu: a bool mask is saved")
-        self.tape.record(Node(name, (x,), (y,), (mask,), (NEW,), also_allocates=(mask,)))
+        self.tape.record(Node(name, (x,), (y,), (mask,), (NEW,), also_allocates=(mask,), made_first=(mask,)))
         return y
 
-    def copy(self, x: Tensor, name: str, shape: Shape | None = None) -> Tensor:
-        """A contiguous (or expanded) copy. Backward hands the gradient on, or sums it where axes were expanded."""
+    def copy(self, x: Tensor, name: str, shape: Shape | None = None, *, reorders: bool = False) -> Tensor:
+        """A contiguous (or expanded) copy. Backward hands the gradient on, or sums it where axes were expanded.
+
+        `reorders`: what made x wants its gradient contiguous, too, in the order of its own axes: a further copy.
+        """
         y = self.tape.new(name, shape or x.shape, x.dtype, "aten::clone")
-        same = shape is None or shape == x.shape
+        same = (shape is None or shape == x.shape) and not reorders
         self.tape.record(Node(name, (x,), (y,), (), (SAME if same else NEW,)))
         return y
 
@@ -198,7 +203,7 @@ class Elementwise(Base):
             a, b = self.cast(a, self.compute), self.cast(b, self.compute)
         y = self.tape.new(name, out, a.dtype, "aten::bmm")
         saved = tuple(factor.storage for factor, partner in ((a, b), (b, a)) if partner.grad)
-        self.tape.record(Node(name, (a, b), (y,), saved, (NEW, NEW)))
+        self.tape.record(Node(name, (b, a), (y,), saved, (NEW, NEW)))  # bmm_backward: of mat2 before self
         return y
 
     def split(self, x: Tensor, shapes: tuple[Shape, ...], name: str) -> tuple[Tensor, ...]:

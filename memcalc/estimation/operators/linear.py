@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from memcalc.estimation import workspaces
 from memcalc.estimation.operators.base import DERIVATIVES, Base
-from memcalc.estimation.tape import NEW, Node, Shape, Tensor
+from memcalc.estimation.tape import NEW, VIEW, Node, Shape, Tensor
 from memcalc.ledger.component import Component
+
+TIED_SUM = "sum with the tied head's gradient"  # the head's own gradient counts for it from then on
 
 
 class Linear(Base):
@@ -29,29 +31,28 @@ class Linear(Base):
             row: whether tensor parallelism splits the input axis.
             tied: the weight is the embedding's: its gradient waits for that of the embedding.
         """
-        given = x
-        x = self.autocast_input(x, module)
-        tape = self.tape
-        gathered = self._gathered(x, module) if not row else self._gathered(Tensor(-1, out, x.dtype), module)
+        given, tape, trains = x, self.tape, self.trains(module)
         dtype = self.compute if self.autocast else x.dtype
-        trains = self.trains(module)
-        y = tape.new(f"{module} output", out, dtype, "torch.nn.functional.linear")
         casts: list[Tensor] = []
         parameters: list[int] = []
         temporaries: list[int] = []
-        for tensor, shape in (("weight", weight), ("bias", (weight[0],))):
+        # Autocast casts the last argument first, as compilers order them (ATen autocast_mode.h, cached_cast(...)...).
+        for tensor, shape in (("bias", (weight[0],)), ("weight", weight)):
             if tensor == "bias" and not bias:
                 continue
             if not trains:
-                casts += [] if self.parameters == dtype else [self.cast_weight(module, tensor, shape, None)]
+                casts[:0] = [] if self.parameters == dtype else [self.cast_weight(module, tensor, shape, None)]
                 continue
             gradient = self.parameter_gradient(module, tensor, shape, self.parameters)
             if tied and tensor == "weight":
                 tape.deferred.add(gradient)
             if self.parameters == dtype:
-                parameters.append(gradient)
+                parameters.insert(0, gradient)
             else:
-                casts.append(self.cast_weight(module, tensor, shape, gradient))
+                casts.insert(0, self.cast_weight(module, tensor, shape, gradient))
+        x = self.autocast_input(x, module)
+        y = tape.new(f"{module} output", out, dtype, "torch.nn.functional.linear")
+        gathered = self._gathered(x, module) if not row else self._gathered(Tensor(-1, out, x.dtype), module)
         if bias and trains:
             # Of input and output one may be seen head by head; the other's leading axes are the tokens.
             leading = min(x.shape[:-1], out[:-1], key=len)
@@ -60,16 +61,18 @@ class Linear(Base):
             temporaries.append(tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule))
         node = Node(
             module,
-            (x, *casts),
+            (x, *casts) if bias else (*casts, x),  # addmm makes dx first, mm dW (derivatives.yaml, in order of names)
             (y,),
             # The weight's cast for dx, x for the weight's gradient; no gradient needs the bias.
             (*((x.storage,) if trains else ()), *(cast.storage for cast in casts[:1] if x.grad)),
-            (NEW, *(NEW for _ in casts)),
+            # Of more than two axes dx is seen as a view of a matrix (ATen native/Linear.cpp, _flatten_nd_linear).
+            tuple(VIEW if each is x else NEW for each in ((x, *casts) if bias else (*casts, x))),
             caller_holds=(given.storage,),
             forward_temporaries=gathered,
             backward_temporaries=gathered,
             summed_later=tuple(temporaries),
             parameters=tuple(parameters),
+            parameters_first=not bias,
             keeps_weight=not trains,
         )
         tape.record(node, trains=trains)
@@ -149,15 +152,19 @@ class Linear(Base):
         scratch = tape.store(f"{module} sort and sums", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
         gradient = self.parameter_gradient(module, "weight", table, self.parameters)
         temporaries: tuple[int, ...] = (scratch,)
+        parameters: tuple[int, ...] = (gradient,)
+        sums: tuple[tuple[int, ...], ...] = ()
         if tied:
             # The head's gradient waits for this one. It is the transpose of a product, a view, so their sum is a third
             # tensor; under autocast it is a cast of that, which nothing else refers to, and takes the sum in place, as
             # does the sum of several chunks' and what a fused loss has made.
             citation = "torch 2.13 autograd/input_buffer.cpp: a shared leaf's gradients are summed out of place"
-            names = [f"{module} gradient before the sum"]
+            part = tape.store(f"{module} gradient before the sum", table, self.parameters, citation)
+            tape.deferred.add(part)
+            parameters, sums = (part,), ((part, part),)  # let go once it is added
             if view and not self.autocast:
-                names.append(f"{module} sum with the tied head's gradient")
-            temporaries = (scratch, *(tape.store(name, table, self.parameters, citation) for name in names))
+                total = tape.store(f"{module} {TIED_SUM}", table, self.parameters, citation)
+                sums = ((total, part, total),)
             tape.arrives_summed = gradient
         kept: tuple[int, ...] = ()
         if counts:
@@ -169,8 +176,10 @@ class Linear(Base):
             kept,
             (),
             also_allocates=kept,
+            made_first=kept,
             backward_temporaries=temporaries,
-            parameters=() if tied else (gradient,),
+            parameters=parameters,
+            sums=sums,
         )
         tape.record(node, trains=True)
         return y

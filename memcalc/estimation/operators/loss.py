@@ -24,6 +24,7 @@ class Loss(Base):
                 (log_probabilities.storage, weight),
                 (NEW,),
                 also_allocates=(weight,),
+                caller_holds=(logits.storage,),
             )
         )
         tape.hold(loss)

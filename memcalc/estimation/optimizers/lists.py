@@ -30,6 +30,8 @@ LISTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "lion": (("update",), ("update",)),  # memcalc/step/lion.py
 }
 
+DROPPED_BEFORE = ("adam", "radam")  # where decayed gradients are let go before any other list is made
+
 
 def foreach_lists(update: Update) -> tuple[str, ...]:
     """The names of the lists as large as all parameters that foreach has alive at once."""

@@ -67,43 +67,43 @@ def _in_order(parameters: Parameters) -> Iterator[tuple[Held, frozenset[str]]]:
                 yield held._replace(count=1), frozenset(PARTS[:behind])
 
 
-def _gradient(update: Update) -> Script:
+def gradient_script(update: Update) -> Script:
     """`grad = grads[i]`, which lets go of the last one's, and L2 decay."""
     return (Assign("grad"), Assign("grad", Buffer(DECAYED))) if update.decays else (Assign("grad"),)
 
 
 def _sgd(update: Update, _: Held) -> Script:
     if update.optimizer != "momentum":
-        return _gradient(update)
+        return gradient_script(update)
     ahead = Assign("grad", Buffer("gradient ahead")) if update.nesterov else Assign("grad")
-    return (*_gradient(update), ahead)
+    return (*gradient_script(update), ahead)
 
 
 def _adam(update: Update, _: Held) -> Script:
     l2 = update._replace(decays=update.decays and update.optimizer == "adam")
-    return (*_gradient(l2), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
+    return (*gradient_script(l2), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
 
 
 def _adagrad(update: Update, _: Held) -> Script:
-    return (*_gradient(update), Assign("std", Buffer("sqrt of the sum")))
+    return (*gradient_script(update), Assign("std", Buffer("sqrt of the sum")))
 
 
 def _adadelta(update: Update, _: Held) -> Script:
-    return (*_gradient(update), Assign("std", Buffer("sqrt of mean square")), Assign("delta", Buffer("update")))
+    return (*gradient_script(update), Assign("std", Buffer("sqrt of mean square")), Assign("delta", Buffer("update")))
 
 
 def _adamax(update: Update, _: Held) -> Script:
-    return (*_gradient(update), Assign("", None, (Buffer("absolute gradient"),)))
+    return (*gradient_script(update), Assign("", None, (Buffer("absolute gradient"),)))
 
 
 def _nadam(update: Update, _: Held) -> Script:
-    return (*_gradient(update), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
+    return (*gradient_script(update), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
 
 
 def _radam(update: Update, _: Held) -> Script:
     """As from the sixth step on, when the variance is rectified; before, less is made."""
     return (
-        *_gradient(update),
+        *gradient_script(update),
         Assign("bias_corrected_exp_avg", Buffer("corrected first moment")),
         Assign("product", Buffer("scaled first moment")),
         Assign("rates", Buffer("learning rates"), (TEMPORARY, Buffer("reciprocal"))),
@@ -113,7 +113,7 @@ def _radam(update: Update, _: Held) -> Script:
 
 
 def _rmsprop(update: Update, _: Held) -> Script:
-    return (*_gradient(update), Assign("avg", Buffer("sqrt of mean square")))
+    return (*gradient_script(update), Assign("avg", Buffer("sqrt of mean square")))
 
 
 def _rprop(_: Update, __: Held) -> Script:
@@ -126,7 +126,7 @@ def _rprop(_: Update, __: Held) -> Script:
 
 
 def _asgd(update: Update, _: Held) -> Script:
-    return _gradient(update)  # up to step t0 = 1,000,000 the average is a copy of the parameter
+    return gradient_script(update)  # up to step t0 = 1,000,000 the average is a copy of the parameter
 
 
 def _adafactor(_: Update, held: Held) -> Script:

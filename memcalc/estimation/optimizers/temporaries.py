@@ -64,7 +64,7 @@ def step_temporaries(parameters: Parameters, update: Update, step: Step, states:
     if step.averages_with_casts:
         moments.append(_averaging(parameters))
     first, later = max(moments, key=first_weight), max(moments, key=weight)
-    clipping = _clipping(parameters, update, step) if step.clips else []
+    clipping = clipping_items(parameters, update, step) if step.clips else []
     clipped = sum(item.block * item.count for item in clipping)
     steps = (
         (mask_of("optimizer_step_1"), first, clipped > first_weight(first)),
@@ -125,7 +125,7 @@ def citation_of(update: Update) -> str:
     return f"torch/optim/{name}.py 2.13, {update.implementation}: what is alive at the highest moment"
 
 
-def _clipping(parameters: Parameters, update: Update, step: Step) -> list[Item]:
+def clipping_items(parameters: Parameters, update: Update, step: Step) -> list[Item]:
     """Partial norms of all gradients, an fp32 number a chunk, and each one's norm."""
     tensors = sum(held.count for held in parameters)
     largest = max(prod(step.spread.shape(held)) for held in parameters)

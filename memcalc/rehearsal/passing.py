@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from memcalc.estimation.operators.linear import TIED_SUM
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.program import Event
-from memcalc.estimation.timeline import BEFORE_FIRST_PRODUCT, Block, place
+from memcalc.estimation.timeline import Block
 from memcalc.ledger.component import Component
-from memcalc.planning.requests import Requests
+from memcalc.rehearsal.requests import Requests
 from memcalc.spec.segments import Segment, leaves
 
 
@@ -162,25 +163,35 @@ class Passing:
         block = self.blocks[frame.number]
         events = block.program.backward
         handed_on = -1
-        for position, event in enumerate(events, 1):
-            if position == 1 and frame.number != self.head.number:
+        for position, event in enumerate(events):
+            if not position and frame.number != self.head.number:
                 frame.held[event.storage] = gradient
             elif event.label == "end" and not block.opens:
                 handed_on = frame.held.pop(event.storage)
             elif event.sign < 0 and event.storage not in frame.held:
-                self._drop_tied(block.sized.exact[event.storage])
+                self._drop(self.head, *self._tied(block.sized.exact[event.storage]))
+            elif event.sign < 0 and block.program.storages[event.storage].name.endswith(TIED_SUM):
+                self._take_over(frame, event.storage, block.sized.exact[event.storage])
             else:
                 self._play(block, frame, event)
-                begun = "backward" in self.threads or place(block, events, position) in BEFORE_FIRST_PRODUCT
-                if event.sign > 0 and not begun:
+                if event.sign > 0 and "backward" not in self.threads and _is_product(event.label):
                     self._workspace("backward")
         return handed_on
 
-    def _drop_tied(self, size: int) -> None:
-        """The gradient of the tied head, which the embedding's backward completes, is added to one that exists."""
+    def _tied(self, size: int) -> list[int]:
+        """The gradient of the tied head, which the embedding's backward completes."""
         storages, exact = self.blocks[self.head.number].program.storages, self.blocks[self.head.number].sized.exact
-        tied = [at for at in self.head.held if storages[at].component is Component.GRADIENTS and exact[at] == size]
-        self._drop(self.head, *tied[:1])
+        tied = (at for at in self.head.held if storages[at].component is Component.GRADIENTS and exact[at] == size)
+        return [*tied][:1]
+
+    def _take_over(self, frame: Frame, total: int, size: int) -> None:
+        """The sum of a tied matrix's gradients stays in place of the head's, which goes."""
+        tied = self._tied(size)
+        self._drop(self.head, *tied)
+        for at in tied:
+            self.head.held[at] = frame.held.pop(total)
+        if not tied:
+            self._drop(frame, total)
 
     def _output(self, block: Block) -> int:
         program = block.program
@@ -189,7 +200,9 @@ class Passing:
 
     def _play(self, block: Block, frame: Frame, event: Event) -> None:
         if event.sign > 0:
-            frame.held[event.storage] = self.requests.take(block.sized.exact[event.storage])
+            script = block.sized.scripts.get(event.storage)
+            size = block.sized.exact[event.storage]
+            frame.held[event.storage] = self.requests.take(size) if script is None else self.requests.play(script)
         else:
             self._drop(frame, event.storage)
 
@@ -213,4 +226,8 @@ class Passing:
 def _multiplies(block: Block, event: Event) -> bool:
     """Whether an operator of a layer, or of the head, makes a matrix product's result."""
     made = block.program.storages[event.storage].name
-    return block.kind is not None and made == f"{event.label} output" and event.label.endswith("_proj")
+    return block.kind is not None and made == f"{event.label} output" and _is_product(event.label)
+
+
+def _is_product(operator: str) -> bool:
+    return operator.endswith(("_proj", "lm_head"))

@@ -3,10 +3,10 @@
 import pytest
 
 import memcalc
-from memcalc.estimation.estimate import estimate
+from memcalc.estimation.estimate import Played, estimate
 from memcalc.planning.configured import with_recompute
-from memcalc.planning.rehearsal import estimate_rehearsed, rehearse
-from memcalc.planning.requests import Requests
+from memcalc.rehearsal.rehearsal import estimate_rehearsed, rehearse, why_not
+from memcalc.rehearsal.requests import Requests
 
 MIB = 2**20
 GPT2 = ("b=8", "s=1024", "training.dropout=0.1")
@@ -54,8 +54,7 @@ def test_what_is_rehearsed_is_what_is_estimated(recipe: str, recompute: str | li
     """Phase by phase the most that is asked for at once is the estimate but for what blocks keep beside it."""
     spec = with_recompute(memcalc.load("gpt2", f"recipe={recipe}", *GPT2), recompute, keep)
     requests = rehearse(spec)
-    assert requests is not None
-    totals = estimate(spec, dict.fromkeys(requests.rests, 0)).ledger.totals
+    totals = estimate(spec, Played(dict.fromkeys(requests.rests, 0), 0)).ledger.totals
     assert requests.asked == totals
     rehearsed = estimate_rehearsed(spec).ledger.totals
     assert rehearsed == {phase: amount + requests.rests[phase] for phase, amount in totals.items()}
@@ -76,18 +75,26 @@ def test_what_is_rehearsed_is_what_is_estimated(recipe: str, recompute: str | li
 def test_of_any_plain_run(config: str, overrides: tuple[str, ...]) -> None:
     spec = memcalc.load(config, *overrides)
     requests = rehearse(spec)
-    assert requests is not None
-    assert requests.asked == estimate(spec, dict.fromkeys(requests.rests, 0)).ledger.totals
+    assert requests.asked == estimate(spec, Played(dict.fromkeys(requests.rests, 0), 0)).ledger.totals
 
 
 @pytest.mark.parametrize(
-    "overrides", [("data_parallel=8", "zero_stage=3"), ("gradient_accumulation_steps=4",), ("optimizer=adam-8bit",)]
+    "overrides",
+    [
+        ("data_parallel=8", "zero_stage=3"),
+        ("gradient_accumulation_steps=4",),
+        ("optimizer=adam-8bit",),
+        ("optimizer_options.paged=true",),
+        ("lora.rank=8",),
+    ],
 )
 def test_what_allocates_more_is_not_rehearsed(overrides: tuple[str, ...]) -> None:
-    """Then the estimate stands as it is."""
+    """Then the estimate stands as it is, and says so."""
     spec = memcalc.load("gpt2", *overrides)
-    assert rehearse(spec) is None
-    assert estimate_rehearsed(spec).ledger.totals == estimate(spec).ledger.totals
+    result = estimate_rehearsed(spec)
+    assert result.ledger.totals == estimate(spec).ledger.totals
+    assert result.confidence == "formula"
+    assert result.notes[-1] == f"Not rehearsed: {why_not(spec)}; what is reserved is estimated."
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,22 @@
-"""A planned run rehearsed: every request of it, in order, played to PyTorch's allocator.
+"""A run rehearsed: every request of it, in order, played to a model of PyTorch's allocator.
 
-The estimate knows what is asked for. What blocks keep beside that, rests of up to 1 MiB, depends on which blocks happen
-to be free when a request comes; so two steps are played from the first weight on, by the same programs that the
-estimate reads.
+The estimate knows what is asked for. What blocks keep beside that, rests of up to 1 MiB, and what is reserved for all,
+depends on which blocks happen to be free when a request comes; so steps are played from the first weight on, by the
+same programs that the estimate reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from memcalc.estimation.allocation import Run
 from memcalc.estimation.choice import Choice, choice_of
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.estimate import estimate
-from memcalc.estimation.items import BIT, PHASES
-from memcalc.estimation.optimizers.states import WHOLE, optimizer_states
+from memcalc.estimation.items import BIT, PHASES, STEPS
+from memcalc.estimation.optimizers.states import WHOLE
 from memcalc.estimation.passes import beside
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.recipe_copies import gradients_exist, is_made_in_backward, kept_copies
@@ -26,29 +27,36 @@ from memcalc.estimation.state_tails import Built, built_tensors
 from memcalc.estimation.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
-from memcalc.planning.passing import Passing
-from memcalc.planning.requests import Requests
+from memcalc.rehearsal.passing import Passing
+from memcalc.rehearsal.requests import Requests
+from memcalc.rehearsal.update import OptimizerStep
 from memcalc.spec.cards import find_card
+from memcalc.spec.foreign import refuse_foreign
 from memcalc.spec.segments import Segment, items_of
 from memcalc.spec.spec import Spec
 
+STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
+PLAYED = (*PHASES, *STEADY)  # the steady step twice: where it finds its blocks settles with the first one
+
 
 def estimate_rehearsed(spec: Spec) -> Result:
-    """The estimate, with what blocks keep beside what is asked for as a rehearsal finds it, where there is one."""
-    requests = rehearse(spec)
-    return estimate(spec) if requests is None else estimate(spec, requests.rests)
+    """The estimate, with what the allocator adds as a rehearsal finds it; where there is none, a note says why."""
+    refuse_foreign(spec)
+    if why := why_not(spec):
+        result = estimate(spec)
+        return replace(result, notes=(*result.notes, f"Not rehearsed: {why}; what is reserved is estimated."))
+    return estimate(spec, rehearse(spec).played)
 
 
-def rehearse(spec: Spec) -> Requests | None:
-    """Two steps of a run, played. None: more is allocated than the plan and the states, by an engine for instance."""
+def rehearse(spec: Spec) -> Requests:
+    """Three steps of a run, played; there must be no reason `why_not`."""
     stage = stages_of(spec)[0]
     choice, parameters = choice_of(spec), _as_built(spec, stage_parameters(spec, stage))
-    if not _is_plain(spec, stage, choice, parameters):
-        return None
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     values, making = symbol_values(spec, card), workspace("forward", spec, card, 0)
-    built = [*_standing(spec, stage), *_states(parameters, choice)]
+    built = [*_standing(spec, stage), *_copies(parameters, choice)]
     requests, threads = Requests(), set[str]()
+    update = OptimizerStep(requests, parameters, choice)
     alive: dict[int, list[int]] = {}
     gradients: list[int] = []
 
@@ -58,13 +66,17 @@ def rehearse(spec: Spec) -> Requests | None:
         return Passing(requests, timeline, _plan(spec), making.each, threads)
 
     step = step_of(1)
-    for phase in PHASES:
+    for phase, following in zip(PLAYED, (*PLAYED[1:], ""), strict=True):
         requests.begin(phase)
-        kind, _, number = phase.rpartition("_")
+        kind, _, number = phase.rpartition("_") if phase[-1].isdigit() else (phase, "", "")
         for index, each in enumerate(built):
             if each.mask & BIT[phase] and index not in alive:
                 alive[index] = [requests.take(size) for size in each.sizes]
-        if kind == "zero_grad" and not choice.zeroes_gradients:
+        if kind == "optimizer":
+            update.build()
+        elif kind == "optimizer_step":
+            update.run(first=phase == "optimizer_step_1")
+        elif kind == "zero_grad" and not choice.zeroes_gradients:
             requests.drop(gradients)
             gradients = []
         elif kind == "forward":
@@ -74,25 +86,26 @@ def rehearse(spec: Spec) -> Requests | None:
             step.loss()
         elif kind == "backward":
             gradients += step.backward()
-        for index in [index for index in alive if not built[index].mask & BIT[phase] << 1]:
+        for index in [index for index in alive if following and not built[index].mask & BIT[following]]:
             requests.drop(alive.pop(index))
     return requests
 
 
-def _is_plain(spec: Spec, stage: Stage, choice: Choice, parameters: Parameters) -> bool:
-    """Whether all that is allocated is known in its order."""
-    degrees = spec.parallelism
-    return (
-        stage.layers == spec.model.num_layers
-        and degrees.data_parallel == degrees.tensor_parallel == degrees.context_parallel == 1
-        and communication_buffers(spec, stage).around == Around()
-        and not choice.accumulates
-        and choice.engine != "megatron"
-        and not choice.offloads
-        and choice.update.optimizer in (*WHOLE, "sgd")
-        and spec.model.layers_with_experts(0, stage.layers) in (0, stage.layers)  # layers that are alike
-        and not any(held.dtype or not held.trains for held in parameters)
-    )
+def why_not(spec: Spec) -> str:
+    """Why the order of all that is allocated is not known; empty where it is."""
+    choice, stage = choice_of(spec), stages_of(spec)[0]
+    parameters = stage_parameters(spec, stage)
+    reasons = {
+        "several ranks": spec.parallelism.ranks > 1 or communication_buffers(spec, stage).around != Around(),
+        "Megatron's buffers": choice.engine == "megatron",
+        "offload to the host": choice.offloads,
+        "accumulation over micro-batches": choice.accumulates,
+        "states in the host's pages": choice.update.paged,
+        f"optimizer {choice.update.optimizer}": choice.update.optimizer not in (*WHOLE, "sgd"),
+        "experts in some layers only": spec.model.layers_with_experts(0, stage.layers) not in (0, stage.layers),
+        "parameters that do not train": any(held.dtype or not held.trains for held in parameters),
+    }
+    return next((f"the order of requests is not known with {reason}" for reason, is_so in reasons.items() if is_so), "")
 
 
 def _as_built(spec: Spec, parameters: Parameters) -> Parameters:
@@ -124,7 +137,6 @@ def _standing(spec: Spec, stage: Stage) -> Iterator[Built]:
             yield Built(item.mask, (Run((item.each,), item.count),))
 
 
-def _states(parameters: Parameters, choice: Choice) -> list[Built]:
+def _copies(parameters: Parameters, choice: Choice) -> list[Built]:
     copies = [copy for copy in kept_copies(choice, trains=True) if not is_made_in_backward(copy, choice)]
-    states = list(optimizer_states(parameters, choice.update, choice.spread(1)))
-    return built_tensors(parameters, choice, copies, states, max(held.count for held in parameters))
+    return built_tensors(parameters, choice, copies, (), max(held.count for held in parameters))
