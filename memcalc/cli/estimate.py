@@ -70,6 +70,10 @@ def command(
         explain = explainable(explain)
     spec = api.load(config, *(overrides or ()), gpu=gpu)
     result = api.estimate(spec, rehearse=rehearse)
+    if not rehearse:
+        from memcalc.cli.near import with_hint
+
+        result = with_hint(result)
     measurement = api.measure(spec, device=device) if measure else None
     if rank is not None:
         from memcalc.cli.ranks import with_headline

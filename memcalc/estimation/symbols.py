@@ -9,6 +9,7 @@ from memcalc.spec.cards import Card
 from memcalc.spec.kernels import multiprocessors
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
+from memcalc.workspaces import round_up
 
 MEANINGS = {
     "b": "micro-batch",
@@ -18,6 +19,7 @@ MEANINGS = {
     "h": "query heads",
     "h_kv": "key/value heads",
     "d_h": "width of a head",
+    "⌈d_h⌉₈": "width of a head, rounded up to a multiple of 8",
     "d_rot": "rotated part of a head",
     "F": "width inside the MLP",
     "V": "vocabulary",
@@ -55,6 +57,7 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
         "h": model.num_attention_heads,
         "h_kv": model.num_key_value_heads,
         "d_h": model.head_dim,
+        "⌈d_h⌉₈": round_up(model.head_dim, 8),
         "d_h/2": -(-model.head_dim // 2),
         "d_rot": model.rotary_dim,
         "d_h-d_rot": model.head_dim - model.rotary_dim,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memcalc.errors import InputError, MemcalcError
-from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
 from memcalc.measuring.measurement import Measurement
 from memcalc.measuring.result import allocator_conf, card_of
 from memcalc.progress import Progress, silent
+from memcalc.proving.predictions import estimate_on_a_card
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
 
@@ -59,7 +59,7 @@ def beside(
     missing: list[str] = []
     estimated: Result | None = None
     try:
-        estimated = estimate(spec)
+        estimated = estimate_on_a_card(spec)
     except MemcalcError as error:
         missing.append(f"estimate: {error}")
     results = []

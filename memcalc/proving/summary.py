@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from memcalc.checking.comparison import compare
 from memcalc.errors import MemcalcError
-from memcalc.estimation.estimate import estimate
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.result import Outside, RankResult, Result
@@ -16,6 +15,7 @@ from memcalc.ledger.row import Row
 from memcalc.ledger.textbook import textbook
 from memcalc.measuring.measurement import DONE, Device
 from memcalc.measuring.result import card_named
+from memcalc.proving.predictions import estimate_on_a_card
 from memcalc.spec.cards import Card
 from memcalc.spec.loading import load
 
@@ -76,7 +76,9 @@ def predicted(record: dict[str, Any]) -> Predicted | None:
     card = card_named(device_of(record))
     try:
         return Predicted(
-            record, estimate(load(record["spec"], (), gpu=None if card is None else card.name)), as_result(record, card)
+            record,
+            estimate_on_a_card(load(record["spec"], (), gpu=None if card is None else card.name)),
+            as_result(record, card),
         )
     except MemcalcError:
         return None

@@ -105,3 +105,27 @@ def test_measure_without_a_gpu_is_unavailable(run) -> None:
         pytest.skip("there is a GPU")
 
     assert run("estimate", "gpt2", "--measure").code == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "close"),
+    [
+        (("b=32",), True),  # 36.3 of 39.4 GiB
+        (("b=8",), False),  # far from it
+        (("b=32", "data_parallel=2"), False),  # cannot be rehearsed
+    ],
+)
+def test_close_to_the_card_a_rehearsal_is_offered(overrides: tuple[str, ...], close: bool, run) -> None:
+    words = [word for override in overrides for word in ("--set", override)]
+    _, out, _ = run("estimate", "gpt2", "--gpu", "a100-40gb", *words)
+
+    assert ("--rehearse plays every request" in " ".join(out.split())) is close
+
+
+def test_a_rehearsal_says_what_is_reserved(run) -> None:
+    command = ("estimate", "gpt2", "--gpu", "a100-40gb", "--set", "b=32", "--format", "json")
+    formula, rehearsed = (json.loads(run(*command, *flag)[1]) for flag in ((), ("--rehearse",)))
+
+    assert (formula["peak"]["confidence"], rehearsed["peak"]["confidence"]) == ("formula", "replay")
+    assert formula["peak"]["reserved_bytes"] != rehearsed["peak"]["reserved_bytes"]
+    assert "fragmentation of the allocator beyond the reserve factor" not in rehearsed["not_modelled"]

@@ -88,7 +88,9 @@ class PlainBlock:
         if c.qk_norm:
             q = self.head_norm(q, "attention.q_norm", self.axis("d" if c.square else "h·d_h"), by_head[0])
             k = self.head_norm(k, "attention.k_norm", self.axis("h_kv·d_h"), by_head[1])
-        elif c.position == "rope" and c.fused_qkv:
+        else:
+            q, k, v = self.by_head(q, k, v)
+        if not c.qk_norm and c.position == "rope" and c.fused_qkv:
             v = ops.copy(v, "v")
         if c.position == "rope":
             straight = (q, k)
@@ -97,7 +99,9 @@ class PlainBlock:
         core = self.eager_core(q, k, v) if c.attention == "eager" else self.fused_core(q, k, v)
         if c.selective:
             self.tape.recompute(core, (q, k, v))
-        by_token = ops.copy(core, "attention output by token", reorders=True) if c.attention == "eager" else core
+        eager, by_token = c.attention == "eager", core
+        if eager or c.pads_heads:
+            by_token = ops.copy(core, "attention output by token", reorders=eager)
         query_width = self.axis("d" if c.square else "h·d_h")
         out = self.split.row(by_token, "attention.o_proj", ("d", query_width), bias=c.output_bias)
         self.split.returned(x, q, k, v, core)
@@ -116,6 +120,17 @@ class PlainBlock:
             self.split.column(x, f"attention.{name}_proj", (width, "d"), shape, bias=c.qkv_bias)
             for name, width, shape in zip("qkv", widths, shapes, strict=True)
         )
+
+    def by_head(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Views head by head. Gradients that products of heads make, or that lose their padding, are copied back.
+
+        Not so that of k where its product makes it as wide as q's: it lies head by head within each token's stride.
+        """
+        c, ops = self.c, self.ops
+        if c.attention != "eager" and not c.pads_heads:
+            return q, k, v
+        v, q = ops.seen(v, "v"), ops.seen(q, "q")
+        return q, ops.seen(k, "k") if c.grouped or c.pads_heads else k, v
 
     def head_norm(self, heads: Tensor, module: str, width: str, out: Shape) -> Tensor:
         """A norm of query or key heads, `width` wide together."""
@@ -166,6 +181,8 @@ class PlainBlock:
         """One kernel; grouped heads are expanded for the memory-efficient one, which knows none."""
         c, ops = self.c, self.ops
         h, kv = self.axis("h"), self.axis("h_kv")
+        if c.pads_heads:
+            return ops.padded_flash_attention(q, k, v, h, kv, "s", splits=not c.attention_dropout)
         if c.attention == "flash":
             return ops.flash_attention(q, k, v, h, kv, "d_h", "s", splits=not c.attention_dropout)
         if c.grouped:

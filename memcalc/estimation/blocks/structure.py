@@ -51,6 +51,7 @@ class Structure(NamedTuple):
     router_bias: bool
     attention: str
     attention_dropout: bool
+    pads_heads: bool  # flash attention takes heads of a multiple of 8
     residual_dropout: bool
     embedding_dropout: bool
     batched: bool  # b > 1: heads cut out of a fused tensor are no longer adjacent in memory
@@ -126,6 +127,7 @@ def structure_of(spec: Spec) -> Structure:
         expert_bias=model.moe is not None and model.experts_have_bias,
         router_bias=model.moe is not None and model.moe.router_bias,
         attention=training.attention,
+        pads_heads=training.attention == "flash" and model.head_dim % 8 > 0,
         attention_dropout=bool(model.attention_dropout if rate is None else rate),
         residual_dropout=bool(model.residual_dropout if rate is None else rate),
         embedding_dropout=bool(embedding_dropout),

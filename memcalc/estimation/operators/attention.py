@@ -8,6 +8,8 @@ from memcalc.estimation.tape import NEW, Node, Shape, Tensor
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
 
+PADDED_WIDTH = "⌈d_h⌉₈"
+
 
 class Attention(Base):
     """Attention in one kernel."""
@@ -59,6 +61,26 @@ class Attention(Base):
             backward_temporaries=(scratch, *self._dropped(q, k, v)),
         )
         self.tape.record(node)
+        return y
+
+    def padded_flash_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, heads: str, kv_heads: str, length: str, *, splits: bool
+    ) -> Tensor:
+        """The same where heads are no multiple of 8 wide: on copies that are, of whose output a part is seen.
+
+        ATen native/transformers/attention.cpp: pad_last_dim<8>, and what follows it.
+        """
+        v, k, q = (self.pad_heads(t, name) for t, name in ((v, "v"), (k, "k"), (q, "q")))
+        y = self.flash_attention(q, k, v, heads, kv_heads, PADDED_WIDTH, length, splits=splits)
+        seen = Tensor(y.storage, (*y.shape[:-1], "d_h"), y.dtype)
+        self.tape.record(Node("attention output without padding", (y,), (seen,), (), (NEW,)))
+        return seen
+
+    def pad_heads(self, x: Tensor, name: str) -> Tensor:
+        """A copy with heads of a width that flash attention takes."""
+        x = self.autocast_input(x, "attention")
+        y = self.tape.new(f"{name} padded", (*x.shape[:-1], PADDED_WIDTH), x.dtype, "aten::constant_pad_nd")
+        self.tape.record(Node(f"{name} padded", (x,), (y,), (), (NEW,)))
         return y
 
     def _dropped(self, *inputs: Tensor) -> tuple[int, ...]:

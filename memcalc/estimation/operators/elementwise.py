@@ -150,6 +150,12 @@ class Elementwise(Base):
         self.tape.record(Node(name, (x,), (y,), (), (SAME if same else NEW,)))
         return y
 
+    def seen(self, x: Tensor, name: str) -> Tensor:
+        """A view whose gradient lies in another order than x's has to: backward copies it."""
+        y = Tensor(x.storage, x.shape, x.dtype)
+        self.tape.record(Node(f"{name} by head", (x,), (y,), (), (NEW if x.grad else None,)))
+        return y
+
     def broadcast_add(self, x: Tensor, rows: Tensor, name: str) -> Tensor:
         """x + rows, which are the same for every sequence: the gradient of rows is a sum over the batch."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)

@@ -117,10 +117,13 @@ def _rmsprop(update: Update, _: Held) -> Script:
 
 
 def _rprop(_: Update, __: Held) -> Script:
+    mask = Assign("", None, (Buffer("mask", dtype="bool"),))  # sign.gt(0), sign.lt(0), sign.eq(0); sign.eq(etaminus)
     return (
         Assign("grad"),
         Assign("sign", Buffer("sign"), (TEMPORARY,)),
+        *(mask, mask, mask),
         Assign("grad", Buffer("gradient")),
+        mask,
         Assign("", None, (Buffer("sign of gradient"),)),
     )
 
