@@ -64,9 +64,9 @@ def pieces_of(spec: Spec, stage: Stage) -> tuple[Stage, ...]:
 
 
 def first_workspace(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
-    """cuBLAS's workspace in the first step's last backward, where an earlier micro-batch's has made it."""
+    """cuBLAS's workspace in the first step's later micro-batches: the first one's backward has made it."""
     if choice_of(spec).accumulates and uses_torch_products(spec, stage):
-        return [workspace("backward", spec, card, mask_of("backward_1"))]
+        return [workspace("backward", spec, card, mask_of("forward_1", "loss_1", "backward_1"))]
     return []
 
 

@@ -19,7 +19,7 @@ from memcalc.estimation.items import BIT, PHASES, STEPS
 from memcalc.estimation.optimizers.states import WHOLE
 from memcalc.estimation.passes import beside
 from memcalc.estimation.planned import PlannedTimeline
-from memcalc.estimation.recipe_copies import gradients_exist, is_made_in_backward, kept_copies
+from memcalc.estimation.recipe_copies import is_made_in_backward, kept_copies
 from memcalc.estimation.sharding import Held, Parameters, stage_parameters
 from memcalc.estimation.stages import Stage, recomputed_count, stages_of
 from memcalc.estimation.standing import standing_items, workspace
@@ -50,45 +50,83 @@ def estimate_rehearsed(spec: Spec) -> Result:
 
 def rehearse(spec: Spec) -> Requests:
     """Three steps of a run, played; there must be no reason `why_not`."""
-    stage = stages_of(spec)[0]
-    choice, parameters = choice_of(spec), _as_built(spec, stage_parameters(spec, stage))
-    card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
-    values, making = symbol_values(spec, card), workspace("forward", spec, card, 0)
-    built = [*_standing(spec, stage), *_copies(parameters, choice)]
-    requests, threads = Requests(), set[str]()
-    update = OptimizerStep(requests, parameters, choice)
-    alive: dict[int, list[int]] = {}
-    gradients: list[int] = []
+    return Rehearsal(spec).play()
 
-    def step_of(number: int) -> Passing:
-        gradients = beside(spec, Around(), exist=gradients_exist(choice, number))
-        timeline = PlannedTimeline(spec, stage, values, *gradients)
-        return Passing(requests, timeline, _plan(spec), making.each, threads)
 
-    step = step_of(1)
-    for phase, following in zip(PLAYED, (*PLAYED[1:], ""), strict=True):
-        requests.begin(phase)
+class Rehearsal:
+    """A run that is played, phase by phase.
+
+    Args:
+        spec: the run.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec, self.stage, self.choice = spec, stages_of(spec)[0], choice_of(spec)
+        card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+        self.values, self.workspace = symbol_values(spec, card), workspace("forward", spec, card, 0)
+        parameters = _as_built(spec, stage_parameters(spec, self.stage))
+        self.built = [*_standing(spec, self.stage), *_copies(parameters, self.choice)]
+        self.requests = Requests()
+        self.update = OptimizerStep(self.requests, parameters, self.choice)
+        self.threads: set[str] = set()  # those that have a workspace of cuBLAS
+        self.alive: dict[int, list[int]] = {}  # storages of what is built
+        self.gradients: list[int] = []
+        self.passing: Passing | None = None  # the micro-batch under way
+
+    def play(self) -> Requests:
+        """All phases."""
+        for phase, following in zip(PLAYED, (*PLAYED[1:], ""), strict=True):
+            self.requests.begin(phase)
+            for index, each in enumerate(self.built):
+                if each.mask & BIT[phase] and index not in self.alive:
+                    self.alive[index] = [self.requests.take(size) for size in each.sizes]
+            self._run(phase)
+            for index in [index for index in self.alive if following and not self.built[index].mask & BIT[following]]:
+                self.requests.drop(self.alive.pop(index))
+        return self.requests
+
+    def _run(self, phase: str) -> None:
         kind, _, number = phase.rpartition("_") if phase[-1].isdigit() else (phase, "", "")
-        for index, each in enumerate(built):
-            if each.mask & BIT[phase] and index not in alive:
-                alive[index] = [requests.take(size) for size in each.sizes]
         if kind == "optimizer":
-            update.build()
+            self.update.build()
         elif kind == "optimizer_step":
-            update.run(first=phase == "optimizer_step_1")
-        elif kind == "zero_grad" and not choice.zeroes_gradients:
-            requests.drop(gradients)
-            gradients = []
+            self.update.run(first=phase == "optimizer_step_1")
+        elif kind == "zero_grad" and not self.choice.zeroes_gradients:
+            self.requests.drop(self.gradients)
+            self.gradients = []
         elif kind == "forward":
-            step = step_of(int(number))
-            step.forward()
+            for _ in range(self.spec.training.gradient_accumulation_steps - 1):
+                self._pass(number)
+            self._forward()
         elif kind == "loss":
-            step.loss()
+            self._loss()
         elif kind == "backward":
-            gradients += step.backward()
-        for index in [index for index in alive if following and not built[index].mask & BIT[following]]:
-            requests.drop(alive.pop(index))
-    return requests
+            self._backward()
+
+    def _pass(self, number: str) -> None:
+        """A micro-batch that is not the last one."""
+        self.requests.begin(f"forward_{number}")
+        self._forward()
+        self.requests.begin(f"loss_{number}")
+        self._loss()
+        self.requests.begin(f"backward_{number}")
+        self._backward()
+        self.requests.begin(f"forward_{number}")
+
+    def _forward(self) -> None:
+        exist = bool(self.gradients)
+        gradients = beside(self.spec, Around(), exist=exist)
+        timeline = PlannedTimeline(self.spec, self.stage, self.values, *gradients)
+        self.passing = Passing(self.requests, timeline, _plan(self.spec), self.workspace.each, self.threads)
+        self.passing.forward()
+
+    def _loss(self) -> None:
+        assert self.passing is not None
+        self.passing.loss()
+
+    def _backward(self) -> None:
+        assert self.passing is not None
+        self.gradients += self.passing.backward()
 
 
 def why_not(spec: Spec) -> str:
@@ -99,7 +137,6 @@ def why_not(spec: Spec) -> str:
         "several ranks": spec.parallelism.ranks > 1 or communication_buffers(spec, stage).around != Around(),
         "Megatron's buffers": choice.engine == "megatron",
         "offload to the host": choice.offloads,
-        "accumulation over micro-batches": choice.accumulates,
         "states in the host's pages": choice.update.paged,
         f"optimizer {choice.update.optimizer}": choice.update.optimizer not in (*WHOLE, "sgd"),
         "experts in some layers only": spec.model.layers_with_experts(0, stage.layers) not in (0, stage.layers),

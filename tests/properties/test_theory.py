@@ -57,6 +57,7 @@ def test_flash_attention_trades_the_maps_for_one_number_a_row(
 ) -> None:
     """Per layer: softmax output 2bs²h, dropout mask bs²h and output 2bs²h go; fp32 log-sum-exps 4bhs come."""
     config, _, n = case
+    config["model"]["d"] = 8 * n["h"]  # narrower heads would be padded to that
     maps = (5 if dropout else 2) * n["b"] * n["s"] ** 2 * n["h"]
     log_sum_exps = 4 * n["b"] * n["h"] * n["s"]
     eager, flash = (estimate(config, f"dropout={dropout}", f"attention={kind}") for kind in ("eager", "flash"))
@@ -156,8 +157,9 @@ def test_accumulation_keeps_whole_gradients_through_forward(
     gradient_bytes = {"fp32": 4, "amp": 4, "pure": 2, "mixed-16": 2, "mixed-18": 0, "mixed-20": 2 + 4}[recipe]
     gained = {GRADIENTS: gradient_bytes * parameters} if gradient_bytes else {}
 
+    workspace = {Component.LIBRARY_WORKSPACE: (2 * 4096 + 8 * 16) * 1024}  # the first backward's thread has made it
     for phase in ("forward_1", "loss_1", "forward_2", "loss_2"):
-        assert changes_of(once, twice, phase) == gained
+        assert changes_of(once, twice, phase) == gained | (workspace if phase.endswith("_1") else {})
     for phase in ("model", "optimizer", "optimizer_step_1", "zero_grad_2", "optimizer_step_2"):
         assert changes_of(once, twice, phase) == {}
 

@@ -16,9 +16,9 @@ def check(runs: tuple[Rehearsed, ...], worst: tuple[float, float]) -> None:
         assert max(errors.values()) <= bar, max(errors.items(), key=lambda item: item[1])
 
 
-def test_one_of_ten() -> None:
-    runs = rehearsed_runs(every=10)
-    assert len(runs) == 17
+def test_one_of_nine() -> None:
+    runs = rehearsed_runs(every=9)
+    assert len(runs) == 19
     check(runs, (0.0005, 0.03))
 
 
@@ -26,5 +26,5 @@ def test_one_of_ten() -> None:
 def test_all() -> None:
     """Allocated within 0.15 %, reserved within 4.1 %: docs/rehearsal.md has each miss."""
     runs = rehearsed_runs()
-    assert len(runs) == 173
+    assert len(runs) == 177
     check(runs, (0.0015, 0.041))

@@ -65,6 +65,9 @@ def test_what_is_rehearsed_is_what_is_estimated(recipe: str, recompute: str | li
     [
         ("gpt2", ("implementation=huggingface", "recipe=mixed-18", "recompute=full")),
         ("gpt2", ("zero_grad=zero", "optimizer=sgd")),
+        ("gpt2", ("gradient_accumulation_steps=3", "recipe=amp")),
+        ("gpt2", ("gradient_accumulation_steps=2", "zero_grad=zero", "recipe=mixed-18")),
+        ("llama-3.2-1b", ("gradient_accumulation_steps=2", "recipe=mixed-20")),
         ("gpt2", ("attention=eager", "optimizer_implementation=fused", "recompute=[0, 1, '2-5']")),
         ("llama-3.2-1b", ("implementation=huggingface", "recipe=amp", "recompute=['0-7']")),
         ("llama-3-8b", ("recipe=pure", "s=4096", "recompute=[3]", "gpu=h100-80gb")),
@@ -82,7 +85,6 @@ def test_of_any_plain_run(config: str, overrides: tuple[str, ...]) -> None:
     "overrides",
     [
         ("data_parallel=8", "zero_stage=3"),
-        ("gradient_accumulation_steps=4",),
         ("optimizer=adam-8bit",),
         ("optimizer_options.paged=true",),
         ("lora.rank=8",),
