@@ -37,6 +37,8 @@ from memcalc.spec.spec import Spec
 
 STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
 PLAYED = (*PHASES, *STEADY)  # the steady step twice: where it finds its blocks settles with the first one
+# Of a step's micro-batches the first makes gradients, the second finds them, and the third finds its blocks as all do.
+MICRO_BATCHES = 3
 
 
 def estimate_rehearsed(spec: Spec) -> Result:
@@ -95,7 +97,7 @@ class Rehearsal:
             self.requests.drop(self.gradients)
             self.gradients = []
         elif kind == "forward":
-            for _ in range(self.spec.training.gradient_accumulation_steps - 1):
+            for _ in range(min(self.spec.training.gradient_accumulation_steps, MICRO_BATCHES) - 1):
                 self._pass(number)
             self._forward()
         elif kind == "loss":

@@ -51,6 +51,7 @@ def on_the_device(python: str, cases: list[dict[str, Any]], capacity: int) -> li
     return rows
 
 
+@pytest.mark.long
 def test_the_golden_traces_are_reproduced(dry_run_here: Path, null_python: str, version: str) -> None:
     cases = [case for case in GOLDEN["cases"] if version in case["torch_versions"]]
     if not cases:

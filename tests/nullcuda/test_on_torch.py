@@ -313,6 +313,7 @@ def test_a_script_that_hangs_is_ended_with_what_it_held(dry_run_here: Path, null
     assert "FITS, as far as it came: 1.47 GiB" in out.getvalue()
 
 
+@pytest.mark.long
 def test_two_ranks_train_with_ddp(dry_run_here: Path, null_python: str) -> None:
     """4096 x 4096 x 4 bytes: weights, the broadcast's copy, gradients and buckets of 64 MiB each, and two workspaces
     of 32 MiB. The first bucket lives until NCCL's watchdog thread has seen its all-reduce done, which may be before or

@@ -52,6 +52,7 @@ def with_transformers(null_python: str, dry_run_here: Path) -> Path:
     return dry_run_here
 
 
+@pytest.mark.long
 def test_models_load_from_their_config_alone(with_transformers: Path, null_python: str) -> None:
     (with_transformers / "script.py").write_text(LOADS)
     with (with_transformers / "out").open("w") as out:

@@ -96,6 +96,7 @@ dist.all_reduce(x, group=dist.new_group([0]))
 """
 
 
+@pytest.mark.long
 def test_fake_groups_take_what_nccls_would(dry_run_here: Path, null_python: str) -> None:
     """Two of the five have more than one rank and talked: over "a" by a function, over "b" by an operator."""
     (dry_run_here / "script.py").write_text(FAKES)

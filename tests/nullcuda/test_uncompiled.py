@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import sys, torch
 from memcalc.nullcuda.uncompiled import without_compiler
@@ -33,6 +35,7 @@ assert torch._dynamo.disable(len) is not len
 """
 
 
+@pytest.mark.long
 def test_the_compiler_is_loaded_only_when_it_is_needed() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
 

@@ -123,3 +123,14 @@ def test_blocks_keep_what_they_keep_in_a_run(
     with capsys.disabled():
         print(f"\n{overrides}: {rehearsed / traced - 1:+.4%} rehearsed, {bare / traced - 1:+.4%} by formula")
     assert abs(rehearsed / traced - 1) < 0.0006
+
+
+@pytest.mark.parametrize("overrides", [("gpt2", "recipe=pure"), ("gpt2", "recipe=mixed-20", "recompute=full")])
+def test_micro_batches_beyond_three_find_what_the_third_has_found(
+    overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = memcalc.load(*overrides, "b=2", "gradient_accumulation_steps=6")
+    three = rehearse(spec).played
+    monkeypatch.setattr("memcalc.rehearsal.rehearsal.MICRO_BATCHES", 6)
+
+    assert rehearse(spec).played == three
