@@ -1,16 +1,14 @@
-"""Estimates against recordings of one rank of many: benchmarks/recordings/sharded."""
+"""Estimates against recordings of one rank of many: benchmarks/recordings/sharded, and split."""
 
 from __future__ import annotations
 
 import json
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import memcalc
 from memcalc.ledger.ledger import Ledger
-
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings" / "sharded"
+from tools.accuracy import RECORDINGS
 
 
 class ShardedRun(NamedTuple):
@@ -34,16 +32,20 @@ class ShardedRun(NamedTuple):
         return self.ledger.peak_bytes / self.measured - 1
 
 
-@lru_cache(maxsize=1)
 def sharded_runs() -> tuple[ShardedRun, ...]:
-    """Every recorded rank, in the order of files and lines."""
+    """Every recorded rank of data-parallel engines."""
+    return recorded_ranks("sharded")
+
+
+@lru_cache(maxsize=2)
+def recorded_ranks(folder: str) -> tuple[ShardedRun, ...]:
+    """Every recorded rank of a folder of recordings, in the order of files and lines."""
     found = []
-    for path in sorted(FOLDER.glob("*.jsonl")):
+    for path in sorted((RECORDINGS / folder).glob("*.jsonl")):
         for record in map(json.loads, path.read_text().splitlines()):
-            spec = record["spec"] | {"hardware": {"gpu": record["device"].removeprefix("null:")}}
-            ledger = memcalc.estimate(spec).ledger
-            spread = spec["parallelism"]
+            spec = memcalc.load(record["spec"] | {"hardware": {"gpu": record["device"].removeprefix("null:")}})
+            ledger, spread = memcalc.estimate(spec).ledger, spec.parallelism
             held_out = "held-out" in path.name
-            run = (record["case"], spread["engine"], spread["data_parallel"], held_out, record["phases"], ledger)
+            run = (record["case"], spread.engine, spread.ranks, held_out, record["phases"], ledger)
             found.append(ShardedRun(*run))
     return tuple(found)

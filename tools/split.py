@@ -2,48 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from functools import lru_cache
-from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
-import memcalc
-from memcalc.ledger.ledger import Ledger
 from tools.markdown import table
-
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings" / "split"
-
-
-class SplitRun(NamedTuple):
-    """One recorded rank: the peak of every phase in bytes, and the estimate's ledger."""
-
-    case: str
-    ranks: int
-    phases: dict[str, int]
-    ledger: Ledger
-
-    @property
-    def measured(self) -> int:
-        """The most that was allocated at any time."""
-        return max(self.phases.values())
-
-    @property
-    def error(self) -> float:
-        """How much the estimate is over (+) or under (-), as a share of what was measured."""
-        return self.ledger.peak_bytes / self.measured - 1
+from tools.sharded import ShardedRun, recorded_ranks
 
 
-@lru_cache(maxsize=1)
-def split_runs() -> tuple[SplitRun, ...]:
-    """Every recorded rank, in the order of files and lines."""
-    found = []
-    for path in sorted(FOLDER.glob("*.jsonl")):
-        for record in map(json.loads, path.read_text().splitlines()):
-            spec = memcalc.load(record["spec"] | {"hardware": {"gpu": record["device"].removeprefix("null:")}})
-            ledger = memcalc.estimate(spec).ledger
-            found.append(SplitRun(record["case"], spec.parallelism.ranks, record["phases"], ledger))
-    return tuple(found)
+def split_runs() -> tuple[ShardedRun, ...]:
+    """Every recorded rank of split layers."""
+    return recorded_ranks("split")
 
 
 def split_summary() -> str:

@@ -6,7 +6,8 @@ from statistics import median
 
 import pytest
 
-from tools.split import SplitRun, split_runs
+from tools.sharded import ShardedRun
+from tools.split import split_runs
 
 RUNS = split_runs()
 
@@ -14,13 +15,13 @@ MEDIAN, WORST = 0.002, 0.01  # as asked for
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)
-def test_each_peak(run: SplitRun) -> None:
+def test_each_peak(run: ShardedRun) -> None:
     """What is left are the rests of blocks."""
     assert abs(run.error) <= WORST
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)
-def test_the_phases_of_the_second_step(run: SplitRun) -> None:
+def test_the_phases_of_the_second_step(run: ShardedRun) -> None:
     """Loss and backward as near as the peak; the forward of runs that recompute is up to 3 % too low."""
     recomputes = "recompute" in run.case
     for phase, low in (("forward_2", 0.03 if recomputes else 0.02), ("loss_2", 0.02), ("backward_2", 0.02)):
