@@ -41,10 +41,17 @@ def compared() -> tuple[Compared, ...]:
 
 
 def predictions() -> dict[tuple[str, str], list[Predicted]]:
-    """Runs that ended, by device and prediction: "estimate", "trace on fake", "trace on null"."""
+    """Runs that ended, by device and prediction: "estimate", and those of `kept_traces`."""
+    found = {
+        (name, "estimate"): [run for record in records if (run := predicted(record)) is not None]
+        for name, records in groups().items()
+    }
+    return found | kept_traces()
+
+
+def kept_traces() -> dict[tuple[str, str], list[Predicted]]:
+    """Runs that ended, by device and trace: "trace on fake", "trace on null"."""
     found: dict[tuple[str, str], list[Predicted]] = {}
-    for name, records in groups().items():
-        found[name, "estimate"] = [run for record in records if (run := predicted(record)) is not None]
     for each in compared():
         for trace in ("fake", "null"):
             for run in each.of(trace):

@@ -85,7 +85,7 @@ def run(seed: int, samples: int, tmp_path: Path) -> list[str]:
 
 
 def test_a_few_hundred_configs(tmp_path: Path) -> None:
-    assert run(1, 400, tmp_path) == []
+    assert run(1, 200, tmp_path) == []
 
 
 @pytest.mark.long
@@ -101,8 +101,8 @@ def test_the_fuzzer_reaches_configs_that_are_right_and_wrong(tmp_path: Path) -> 
     rng = random.Random(3)
     config = tmp_path / "config.yaml"
     codes: Counter[int] = Counter()
-    for _ in range(200):
+    for _ in range(100):
         config.write_bytes(mutate(rng))
         codes[invoke(["estimate", str(config), "--format", "json"])[0]] += 1
 
-    assert min(codes[0], codes[2]) >= 20
+    assert min(codes[0], codes[2]) >= 10

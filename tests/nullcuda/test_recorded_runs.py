@@ -15,7 +15,7 @@ import yaml
 from memcalc.nullcuda import run
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-QUICK = "fsdp2-8"
+QUICK = "gpt2-fused"
 
 
 def recorded() -> list[Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from memcalc.proving.afterwards import operators_apart
-from memcalc.proving.summary import Errors, errors_of, summary
-from tools.measured import compared, groups, predictions, probes
+from memcalc.proving.summary import errors_of, summary
+from tools.measured import compared, groups, kept_traces, probes
 
 # Median and worst of the absolute errors. On a null device what is asked for is exact, and how it lies is PyTorch's.
 ALLOCATED = {"null cuda": (0.001, 0.01), "cuda": (0.01, 0.03), "cpu": (0.001, 0.02)}
@@ -14,24 +14,15 @@ ALLOCATED = {"null cuda": (0.001, 0.01), "cuda": (0.01, 0.03), "cpu": (0.001, 0.
 GROUPS = groups()
 
 
-def totals(name: str) -> dict[str, Errors]:
-    return {errors.name: errors for errors in summary(GROUPS[name])}
-
-
 @pytest.mark.parametrize("name", GROUPS)
 def test_the_estimate_is_within_the_bar_of_its_group(name: str) -> None:
-    errors = totals(name)["allocated"]
+    """And weights are exact, in shares of each run's peak."""
+    found = {errors.name: errors for errors in summary(GROUPS[name])}
     median, worst = ALLOCATED[name.partition(",")[0]]
+    allocated = found["allocated"]
 
-    assert sorted(map(abs, errors.shares))[len(errors.shares) // 2] <= median
-    assert abs(errors.worst) <= worst
-
-
-@pytest.mark.parametrize("name", GROUPS)
-def test_weights_and_states_are_exact(name: str) -> None:
-    """In shares of each run's peak."""
-    found = totals(name)
-
+    assert sorted(map(abs, allocated.shares))[len(allocated.shares) // 2] <= median
+    assert abs(allocated.worst) <= worst
     assert abs(found["weights"].worst) < 1e-6
     assert abs(found["master_weights"].worst) < 1e-6
 
@@ -47,10 +38,10 @@ def test_components_sum_to_what_the_device_counted(name: str) -> None:
 EXACT, WORST = 0.8, 0.005
 
 
-@pytest.mark.parametrize(("name", "prediction"), [key for key in predictions() if key[1].startswith("trace")])
+@pytest.mark.parametrize(("name", "prediction"), kept_traces())
 def test_traces_are_within_the_bar(name: str, prediction: str) -> None:
     """0 bytes for at least 80 % of the runs, 0.5 % for all: of those whose memory does not depend on values."""
-    runs = [run for run in predictions()[name, prediction] if run.measured.spec.model.moe is None]
+    runs = [run for run in kept_traces()[name, prediction] if run.measured.spec.model.moe is None]
     allocated = {each.name: each for each in errors_of(runs)}["allocated"]
 
     assert len(runs) >= 60
