@@ -62,15 +62,21 @@ def command(
     from memcalc import api
     from memcalc.cli.measured import check_files, print_measured, write_files
     from memcalc.measuring.measure import RanOut
-    from memcalc.measuring.ranks import measure_rank, place
+    from memcalc.measuring.ranks import place
     from memcalc.proving.beside import Beside
-    from memcalc.proving.one import How, measure_one
+    from memcalc.proving.one import How, measure_one, measure_one_rank
     from memcalc.report.progress import shown_progress
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
     for given, option in ((suite, "--suite"), (compare, "--compare")):
         if given is not None and (config or model or overrides or (suite and compare)):
             raise InputError("its file has the configurations.", f"Name nothing else beside {option}.", option)
+    here = place()
+    if here is not None and (suite or compare):
+        raise InputError(
+            f"{'--suite' if suite else '--compare'} is for one process, not for {here.ranks} ranks.",
+            "Start it without torchrun; of several ranks each configuration is a command of its own.",
+        )
     if suite is not None:
         _measure_suite(suite, record, device, python, form)
         return
@@ -82,13 +88,16 @@ def command(
     check_files(plot or (), export or ())
     traces = _traces(trace)
     spec = api.load(config or model or "", *(overrides or ()))
-    if (here := place()) is not None:
-        measurement, ranks = measure_rank(spec, here, device, steps, record, alloc_conf=alloc_conf, force=force)
-        if here.rank == 0:
+    first = here is None or here.rank == 0
+    how = How(device, steps, record, alloc_conf, python, headroom, force, _warn if first else None)
+    if here is not None:
+        measurement, ranks = measure_one_rank(spec, how, here)
+        if first:
+            write_files(measurement, plot or (), export or (), units)
             print_measured(api.beside(measurement, *traces, python=python), form, units, ranks)
         return
     try:
-        measurement = measure_one(spec, How(device, steps, record, alloc_conf, python, headroom, force, _warn))
+        measurement = measure_one(spec, how)
     except RanOut as error:  # what was measured until then is shown; the message and the exit code are of the error
         write_files(error.measurement, plot or (), export or (), units)
         print_measured(Beside(None, (), error.measurement, ()), form, units)

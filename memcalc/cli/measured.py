@@ -30,12 +30,16 @@ def print_measured(found: Beside, form: str, unit: Unit, ranks: Sequence[dict[st
     if form == "json":
         print_json(document_of(found) | ({"ranks": list(ranks)} if ranks else {}))
     elif form == "markdown":
-        from memcalc.report.measured import measured_grids, measured_verdict, prediction_verdict
+        from memcalc.proving.summary import as_result
+        from memcalc.report.measured import measured_grids, measured_verdict, prediction_verdict, rank_grid
 
         *predictions, measured = found.results
         lines = [f"**{measured_verdict(measured, unit)}**", ""]
         lines += [f"- {prediction_verdict(predicted, measured)}" for predicted in predictions]
-        tables = [line for grid in measured_grids(found.results, unit) for line in markdown_grid(grid)]
+        grids = measured_grids(found.results, unit)
+        if ranks:
+            grids.append(rank_grid([as_result(record) for record in ranks], unit))
+        tables = [line for grid in grids for line in markdown_grid(grid)]
         print_text("\n".join([*lines, "", *tables]).rstrip())
     else:
         from memcalc.report.measured import draw_measured, draw_ranks

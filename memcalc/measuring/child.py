@@ -37,12 +37,21 @@ def answer(job: Job) -> dict[str, Any]:
 def describe(name: str | None) -> dict[str, Any]:
     """What a device is, and the software around it: by which records of it are known."""
     try:
-        target = find_device(name)
-        if target.type == "cuda":
-            begin_on(target)
-        return {"device": asdict(describe_device(target)), "versions": software()}
+        return {"device": asdict(found_device(name)), "versions": software()}
     except MemcalcError as error:
         return {"refused": [type(error).__name__, str(error)]}
+
+
+def found_device(name: str | None) -> Device:
+    """What a device is.
+
+    Raises:
+        Unavailable: there is no such device.
+    """
+    target = find_device(name)
+    if target.type == "cuda":
+        begin_on(target)
+    return describe_device(target)
 
 
 def perform(job: Job) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from memcalc.events import read_events
 from memcalc.measuring.job import Job
 from memcalc.measuring.measure import measured, refuse_death, typed
 from memcalc.measuring.measurement import Measurement
-from memcalc.measuring.records import append
+from memcalc.measuring.records import append, append_all
 from memcalc.spec.spec import Spec
-from memcalc.step.packages import require
 
 LETTING_GO = 0.005  # seconds, in which the thread gets to run on a machine that others use, too
 
@@ -44,7 +43,7 @@ def place() -> Place | None:
 def measure_rank(
     spec: Spec,
     here: Place,
-    device: str | None,
+    device: str,
     steps: int,
     record: str | Path | None,
     *,
@@ -56,24 +55,22 @@ def measure_rank(
     Args:
         spec: the run, as all ranks have it.
         here: which rank this is.
-        device: "cpu" or "cuda"; None: the GPU of this rank.
+        device: of this rank, see `device_of_rank`.
         steps: optimizer steps.
         record: a file that rank 0 appends the records of all ranks to; a rank that runs out of memory its own.
         alloc_conf: see `measure`.
         force: see `measure`.
 
     Raises:
-        InputError: the spec is for another number of ranks.
+        InputError: the step cannot run what the spec asks for.
         Unavailable: something is missing or busy.
         RanOut: this rank ran out of memory.
     """
-    refuse_other_ranks(spec, here.ranks)
-    require("measure", spec)
     from memcalc.measuring.child import perform
 
-    on_cpu = device == "cpu"
-    with process_group("gloo" if on_cpu else "nccl", here) as gather, tempfile.TemporaryDirectory() as folder:
-        job = Job(spec, steps, device if on_cpu else f"cuda:{here.local}", alloc_conf, f"{folder}/events.jsonl", force)
+    backend = "gloo" if device == "cpu" else "nccl"
+    with process_group(backend, here) as gather, tempfile.TemporaryDirectory() as folder:
+        job = Job(spec, steps, device, alloc_conf, f"{folder}/events.jsonl", force)
         found = measured(job, perform(job), typed(), read_events(job.events))
         measurement = replace(found, rank=here.rank, ranks=here.ranks)
         if measurement.message is not None and record is not None:
@@ -81,9 +78,25 @@ def measure_rank(
         refuse_death(measurement, record)
         records = tuple(gather(measurement.to_record()))
     if record is not None and here.rank == 0:
-        for each in records:
-            append(each, Path(record))
+        append_all(records, Path(record))
     return measurement, records
+
+
+def device_of_rank(asked: str | None, here: Place) -> str:
+    """The device of a rank: with "cuda" or nothing asked, the GPU of its number on this machine.
+
+    Raises:
+        InputError: one device was asked for, for all.
+    """
+    if asked == "cpu":
+        return asked
+    if asked in (None, "cuda"):
+        return f"cuda:{here.local}"
+    raise InputError(
+        f"--device {asked}, for each of {here.ranks} ranks.",
+        "Say cpu or cuda: a rank takes the GPU of its own number. A null device has ranks in `memcalc dry-run`.",
+        "--device",
+    )
 
 
 def refuse_other_ranks(spec: Spec, started: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,18 +69,24 @@ def _components(ledger: Ledger, phase: str) -> dict[str, int]:
 
 
 def append(record: dict[str, Any], path: Path) -> None:
-    """Add a record to a file; when this returns, it is on the disk.
+    """Add a record to a file; when this returns, it is on the disk."""
+    append_all((record,), path)
+
+
+def append_all(records: Iterable[dict[str, Any]], path: Path) -> None:
+    """Add records that belong together, in one write; when this returns, they are on the disk.
 
     Runs that share a file wait for each other, so lines do not mix.
     """
-    line = (json.dumps(record, separators=(",", ":"), ensure_ascii=False) + "\n").encode()
+    lines = (json.dumps(record, separators=(",", ":"), ensure_ascii=False) + "\n" for record in records)
+    rest = "".join(lines).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         with locked(descriptor):
             _take_away_half_line(descriptor)
-            while line:
-                line = line[os.write(descriptor, line) :]
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
             os.fsync(descriptor)
     finally:
         os.close(descriptor)

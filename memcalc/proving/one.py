@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from memcalc.measuring.measure import RanOut, measure
 from memcalc.measuring.measurement import Device, Measurement
+from memcalc.measuring.ranks import Place, device_of_rank, measure_rank, refuse_other_ranks
 from memcalc.proving import headroom as room
 from memcalc.proving.shortage import opinion
 from memcalc.proving.workers import worker_for
@@ -65,7 +67,31 @@ def measure_one(spec: Spec, how: How) -> Measurement:
                 weight_bytes=0 if how.force or device == "cpu" else room.weight_bytes(spec),
             )
         except RanOut as error:
-            raise RanOut(f"{error}\n{opinion(error.measurement)}".rstrip(), error.measurement) from error
+            raise _explained(error) from error
+
+
+def measure_one_rank(spec: Spec, how: How, here: Place) -> tuple[Measurement, tuple[dict[str, Any], ...]]:
+    """Measures this rank of several, in this process, and gathers the records of all.
+
+    Raises:
+        Unavailable, InputError, OutOfMemory: see `measure_one`.
+    """
+    device = device_of_rank(how.device, here)
+    refuse_other_ranks(spec, here.ranks)
+    require("measure", spec)
+    if how.headroom:
+        from memcalc.measuring.child import found_device
+
+        _look_ahead(spec, found_device(device), how)
+    try:
+        return measure_rank(spec, here, device, how.steps, how.record, alloc_conf=how.alloc_conf, force=how.force)
+    except RanOut as error:
+        raise _explained(error) from error
+
+
+def _explained(error: RanOut) -> RanOut:
+    """With what the simulator says of it."""
+    return RanOut(f"{error}\n{opinion(error.measurement)}".rstrip(), error.measurement)
 
 
 def _look_ahead(spec: Spec, device: Device, how: How) -> None:

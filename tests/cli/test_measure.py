@@ -154,3 +154,13 @@ def test_without_torch_it_is_unavailable(run, monkeypatch: pytest.MonkeyPatch) -
 
     assert (code, out) == (3, "")
     assert err.startswith("error: measure runs the training step in PyTorch: pip install ")
+
+
+@pytest.mark.parametrize("words", [["--suite", "runs.yaml"], ["--compare", "records.jsonl"]])
+def test_many_runs_are_for_one_process(words: list[str], run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    outcome = run("measure", *words)
+
+    assert outcome.code == 2
+    assert f"{words[0]} is for one process, not for 4 ranks. Start it without torchrun" in outcome.err
