@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from memcalc.errors import OutOfMemory
 from memcalc.estimation.allocation import Run
 from memcalc.estimation.choice import Choice, choice_of
 from memcalc.estimation.communication import communication_buffers
@@ -41,18 +42,44 @@ PLAYED = (*PHASES, *STEADY)  # the steady step twice: where it finds its blocks 
 MICRO_BATCHES = 3
 
 
-def estimate_rehearsed(spec: Spec) -> Result:
-    """The estimate, with what the allocator adds as a rehearsal finds it; where there is none, a note says why."""
+def estimate_rehearsed(spec: Spec, alloc_conf: str = "") -> Result:
+    """The estimate, with what the allocator adds as a rehearsal finds it; where there is none, a note says why.
+
+    Args:
+        spec: the run.
+        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
+
+    Raises:
+        InputError: PyTorch's release does not take these settings.
+    """
     refuse_foreign(spec)
     if why := why_not(spec):
         result = estimate(spec)
         return replace(result, notes=(*result.notes, f"Not rehearsed: {why}; what is reserved is estimated."))
-    return estimate(spec, rehearse(spec).played)
+    return estimate(spec, rehearse(spec, alloc_conf).played)
 
 
-def rehearse(spec: Spec) -> Requests:
-    """Three steps of a run, played; there must be no reason `why_not`."""
-    return Rehearsal(spec).play()
+def rehearse(spec: Spec, alloc_conf: str = "") -> Requests:
+    """Three steps of a run, played; there must be no reason `why_not`.
+
+    On a device that never runs out; if that reserves more than the card has, on the card: there the allocator gives
+    cached blocks back before it fails. What does not live there is told as it is on the device without end.
+
+    Raises:
+        InputError: PyTorch's release does not take these settings.
+    """
+    torch = spec.training.torch_version.removeprefix("v")
+    endless = Rehearsal(spec, Requests(alloc_conf, torch)).play()
+    if spec.hardware.gpu is None:
+        return endless
+    card = find_card(spec.hardware.gpu)
+    room = card.usable_bytes - card.context_bytes
+    if endless.reserved_bytes <= room:
+        return endless
+    try:
+        return Rehearsal(spec, Requests(alloc_conf, torch, room)).play()
+    except OutOfMemory:
+        return endless
 
 
 class Rehearsal:
@@ -60,15 +87,16 @@ class Rehearsal:
 
     Args:
         spec: the run.
+        requests: what it is played to.
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, requests: Requests) -> None:
         self.spec, self.stage, self.choice = spec, stages_of(spec)[0], choice_of(spec)
         card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
         self.values, self.workspace = symbol_values(spec, card), workspace("forward", spec, card, 0)
         parameters = _as_built(spec, stage_parameters(spec, self.stage))
         self.built = [*_standing(spec, self.stage), *_copies(parameters, self.choice)]
-        self.requests = Requests()
+        self.requests = requests
         self.update = OptimizerStep(self.requests, parameters, self.choice)
         self.threads: set[str] = set()  # those that have a workspace of cuBLAS
         self.alive: dict[int, list[int]] = {}  # storages of what is built
