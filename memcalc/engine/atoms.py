@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memcalc.engine.lanes import Integers, elementwise
+from memcalc.engine.reading import changed
 from memcalc.estimation.allocation import BLOCK, rounded
 from memcalc.estimation.program import Kind, Program
 from memcalc.estimation.symbols import symbol_values
@@ -42,10 +43,9 @@ class Batches(NamedTuple):
     micro_batch_size: Integers
     sequence_length: Integers
 
-    def on(self, spec: Spec, lanes: Mapping[str, Any] | None = None) -> Spec:
-        """The spec with these arrays, or with `lanes` of them."""
-        training = spec.training.model_copy(update=self._asdict() if lanes is None else dict(lanes))
-        return spec.model_copy(update={"training": training})
+    def on(self, spec: Spec) -> Spec:
+        """The run with these arrays."""
+        return changed(spec, **self._asdict())
 
 
 class Sizes(NamedTuple):
@@ -85,18 +85,20 @@ class Atoms:
     """
 
     def __init__(self, spec: Spec, card: Card | None, batches: Batches, rules: Rules) -> None:
-        self.values = elementwise(lambda lanes: symbol_values(batches.on(spec, lanes), card), batches._asdict())
+        self.values = elementwise(lambda lanes: symbol_values(changed(spec, **lanes), card), batches._asdict())
+        self.batches = batches
         self.count = len(batches.micro_batch_size)
         self._rules = rules
         self._rows: list[Bytes] = []
         self._ranges: list[tuple[float, float]] = []
         self._numbers: dict[object, int] = {}
-        self._arrays: dict[int, tuple[Integers, int]] = {}  # by their ids, which are kept for it
+        self._arrays: dict[bytes, int] = {}
         self._table: Bytes | None = None
         self._corners: tuple[Bytes, Bytes] | None = None
         self._forms: dict[Program, list[tuple[Form, Form]]] = {}
+        self._of_kind: dict[Kind, tuple[Form, Form]] = {}
         self._sizes: dict[Program, Sizes] = {}
-        self.kept: dict[Any, Any] = {}  # what was found of phases before (tops.py)
+        self.kept: dict[Any, Any] = {}  # what was found of phases before (moving.py)
         self._add((), np.ones(self.count))
 
     @property
@@ -155,6 +157,11 @@ class Atoms:
 
     def _form(self, kind: Kind) -> tuple[Form, Form]:
         """A size, and what the allocator hands out for it."""
+        if kind not in self._of_kind:
+            self._of_kind[kind] = self._find_form(kind)
+        return self._of_kind[kind]
+
+    def _find_form(self, kind: Kind) -> tuple[Form, Form]:
         if kind.rule is not None:
             size = self._rules.bytes(kind, self.values)
             return (self.of(size),), (self.of(rounded(size)),)  # type: ignore[arg-type] # arrays add up as numbers do
@@ -186,20 +193,18 @@ class Atoms:
         return self._numbers[axes]
 
     def _array(self, size: Integers) -> int:
-        if id(size) not in self._arrays:
-            self._arrays[id(size)] = size, self._find(size)
-        return self._arrays[id(size)][1]
-
-    def _find(self, size: Integers) -> int:
-        for number, row in enumerate(self._rows):
-            if row[0] == size[0] and np.array_equal(row, size):
-                return number
-        self._checked(int(size.max()))
-        return self._add(len(self._rows), size)
+        row = size.astype(np.float64)
+        known = self._arrays.get(row.tobytes())
+        if known is None:
+            self._checked(int(size.max()))
+            known = self._add(len(self._rows), row)
+        return known
 
     def _add(self, key: object, row: Any) -> int:
+        array = np.asarray(row, dtype=np.float64)
+        self._arrays.setdefault(array.tobytes(), len(self._rows))
         self._numbers[key] = len(self._rows)
-        self._rows.append(np.asarray(row, dtype=np.float64))
+        self._rows.append(array)
         self._ranges.append((float(row.min()), float(row.max())))
         return self._numbers[key]
 
@@ -208,6 +213,12 @@ class Atoms:
         if size > LARGEST:
             raise TooLarge
         return size
+
+
+def fitted(table: Bytes, width: int) -> Bytes:
+    """A table that was made when there were fewer atoms. [rows, width]"""
+    missing = width - table.shape[1]
+    return np.concatenate([table, np.zeros((len(table), missing))], axis=1) if missing else table
 
 
 def _equal(one: Any, two: Any) -> bool:

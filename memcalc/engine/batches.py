@@ -1,10 +1,10 @@
-"""All batches of one context: every stage of the pipeline, and the one that needs most."""
+"""Batches that one set of arrays does for, and contexts that are sized together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,46 +12,65 @@ import numpy.typing as npt
 
 from memcalc.engine.atoms import Atoms, Batches, Rules, TooLarge
 from memcalc.engine.points import Context
-from memcalc.engine.stage import StageTotals
+from memcalc.engine.reading import Reader, changed
+from memcalc.engine.results import sums
+from memcalc.engine.stage import StageForms, stage_forms
 from memcalc.engine.table import COMPONENTS
+from memcalc.errors import InputError
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import Structure, structure_of
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.items import PHASES
-from memcalc.estimation.outside import outside_allocated, reserved_bytes
 from memcalc.estimation.program import Program
 from memcalc.estimation.stages import Stage, stages_of, stages_that_matter
 from memcalc.ledger.result import Result
-from memcalc.spec.cards import Card, find_card
+from memcalc.spec.cards import find_card
 from memcalc.spec.segments import has_segments
 from memcalc.spec.spec import Spec
 
 Integers = npt.NDArray[np.int64]
+NDIndices = npt.NDArray[np.intp]
 Place = tuple[Any, ...]  # an index of an array with an axis for each field of `BATCH`
 
-NUMBERS = ("peak_bytes", "peak_phase", "pipeline_stage", "reserved_bytes", "device_bytes", "usable_bytes")
-
 FEW = 6  # configurations of one context that are sized one by one: arrays pay from here on
-MOST = 65_536  # configurations whose arrays are in memory at a time
-MOST_ATOMS = 256  # tables of sizes that are kept
+MOST = 16_384  # batches whose bytes are in memory at a time
+MOST_CONTEXTS = 1024  # contexts that are weighed at a time
+MOST_KEPT = 2**20  # batches of which tables of sizes are kept
+MOST_FOUND = 65_536  # results that are kept
 
 
 class Found(NamedTuple):
-    """The results of some batches.
+    """The results of some batches of a context.
 
     Args:
+        context: which.
         where: what they are for: numbers of the values of each field of `BATCH`, or slices where these are neighbours.
-        numbers: what `NUMBERS` names, each of a shape that fits `where`. [numbers, ...]
+        peak: the number of the phase of the peak, and the pipeline stage that needs most. [2, ...]
         phases: [phases, micro_batch_size, sequence_length, 1]
         components: [components, ...] at the peak.
         ledger: [phases, components, ...], if asked for.
     """
 
+    context: Context
     where: Place
-    numbers: Integers
-    phases: Integers
-    components: Integers
-    ledger: Integers | None
+    peak: Integers
+    phases: Any
+    components: Any
+    ledger: Any
+
+
+class Job(NamedTuple):
+    """Batches of a context that one set of arrays does for.
+
+    Args:
+        context: which.
+        batches: the numbers of their values of each field of `BATCH`.
+        stages: those that may need most.
+    """
+
+    context: Context
+    batches: tuple[list[int], list[int], list[int]]
+    stages: list[StageForms]
 
 
 class Sizer:
@@ -59,111 +78,105 @@ class Sizer:
 
     def __init__(self, *, ledger: bool) -> None:
         self._ledger = ledger
+        self._forget()
+
+    def _forget(self) -> None:
+        self._reader = Reader()
         self._rules: dict[object, Rules] = {}
-        self._atoms: dict[object, tuple[Batches, Atoms]] = {}
+        self._kept = 0
 
-    def found(self, context: Context) -> Iterator[Found]:
-        """The results of a context's batches, in pieces; those that cannot be are left out or without meaning.
+    def found(self, contexts: Iterable[Context]) -> Iterator[Found]:
+        """The results of contexts, in pieces and in any order.
 
-        Raises:
-            InputError: it is not modelled.
+        Batches that cannot be are left out or without meaning, contexts that are not modelled left out.
         """
-        if context.valid.size <= FEW or has_segments(context.spec.training.recompute):
-            yield from self._one_by_one(context, np.argwhere(context.valid))
-            return
-        for micro, lengths, steps in _alike(context):
-            try:
-                yield self._together(context, micro, lengths, steps)
-            except TooLarge:
-                indices = np.array(list(product(micro, lengths, steps)))
-                yield from self._one_by_one(context, indices[context.valid[tuple(indices.T)]])
+        rest = iter(contexts)
+        while several := list(islice(rest, MOST_CONTEXTS)):
+            if self._kept > MOST_KEPT or len(self._reader) > MOST_FOUND:
+                self._forget()
+            self._reader.meet(context.spec for context in several)
+            yield from self._found(several)
 
-    def _together(self, context: Context, micro: list[int], lengths: list[int], steps: list[int]) -> Found:
+    def _found(self, contexts: list[Context]) -> Iterator[Found]:
+        waiting: dict[Atoms, list[Job]] = {}
+        for context in contexts:
+            alone: list[NDIndices] = []
+            try:
+                for atoms, job in [*self._jobs(context, alone)]:
+                    waiting.setdefault(atoms, []).append(job)
+                yield from [found for indices in alone for found in self._one_by_one(context, indices)]
+            except InputError:  # it is not modelled
+                continue
+        for atoms, jobs in waiting.items():
+            yield from self._together(atoms, jobs)
+
+    def _jobs(self, context: Context, alone: list[NDIndices]) -> Iterator[tuple[Atoms, Job]]:
+        """The batches of a context that are sized together; what is sized one by one is added to `alone`."""
+        if context.valid.size <= FEW or has_segments(context.spec.training.recompute):
+            alone.append(np.argwhere(context.valid))
+            return
+        for batches in _alike(context):
+            try:
+                yield self._job(context, batches)
+            except TooLarge:
+                alone.append(_indices(context, batches))
+
+    def _job(self, context: Context, batches: tuple[list[int], list[int], list[int]]) -> tuple[Atoms, Job]:
+        micro, lengths, steps = batches
         b, s, m = context.batch
-        own = (tuple(b[i] for i in micro), tuple(s[i] for i in lengths))
+        own = (tuple([b[i] for i in micro]), tuple([s[i] for i in lengths]))
         update = {
             "micro_batch_size": own[0][0],
             "sequence_length": own[1][0],
             "gradient_accumulation_steps": m[steps[0]],
         }
-        spec = context.spec.model_copy(update={"training": context.spec.training.model_copy(update=update)})
+        spec = changed(context.spec, **update)
         card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
-        batches, atoms = self._sizes(spec, card, own)
-        peak: npt.NDArray[np.float64] | None = None
-        count = len(batches.micro_batch_size)
-        stage = np.zeros(count, dtype=np.int64)
-        of_kinds = stages_that_matter(spec)
-        over = batches.on(spec)
-        stages = [StageTotals(spec, over, atoms, each, card) for each in of_kinds]
-        for number, each in enumerate(stages):
-            highest = each.peak
-            if peak is None:
-                peak, totals = highest, each.totals
-            else:
-                if number == 1:
-                    peak, totals = peak.copy(), totals.copy()
-                more = highest > peak
-                if more.any():
-                    stage[more] = number
-                    np.copyto(peak, highest, where=more)
-                    np.copyto(totals, each.totals, where=more)
-        assert peak is not None
-        phase = np.zeros(count, dtype=np.int64)
-        for number in range(len(PHASES) - 1, -1, -1):  # the first of equal ones is written last
-            phase[totals[number] == peak] = number
-        number_of = np.array([each.index for each in of_kinds])
-        shape = (len(micro), len(lengths), 1)
-        bytes_ = peak.astype(np.int64)
-        reserved: Integers = reserved_bytes(bytes_)  # type: ignore[arg-type,assignment] # arrays count as numbers do
-        outside = outside_allocated(spec, card, bytes_, reserved)  # type: ignore[arg-type]
-        device = reserved + outside.device_context + outside.communication_library
-        usable = np.full(count, -1 if card is None else card.usable_bytes)
-        return Found(
-            _place(micro, lengths, steps),
-            np.array([bytes_, phase, number_of[stage], reserved, device, usable]).reshape(-1, *shape),
-            totals.astype(np.int64).reshape(-1, *shape),
-            _components(stages, stage, phase).reshape(-1, *shape),
-            self._everything(stages, stage).reshape(len(PHASES), -1, *shape) if self._ledger else None,
-        )
+        find = self._reader.find
+        atoms = find(("atoms", own), spec, lambda run: self._atoms(run, own))
+        stages = find("stages", spec, stages_that_matter)
+        # Nothing but the stages depends on how many micro-batches there are, only on whether there are several.
+        alike = changed(spec, gradient_accumulation_steps=min(m[steps[0]], 2))
+        forms = [stage_forms(self._reader, alike, atoms, each, card) for each in stages]
+        return atoms, Job(context, batches, forms)
 
-    def _sizes(
-        self, spec: Spec, card: Card | None, own: tuple[tuple[int, ...], tuple[int, ...]]
-    ) -> tuple[Batches, Atoms]:
-        training, parallelism = spec.training, spec.parallelism
-        key = (
-            *own,
-            spec.model,
-            card,
-            training.implementation,
-            training.loss_chunks,
-            training.lora,
-            parallelism.tensor_parallel,
-            parallelism.context_parallel,
-            parallelism.expert_parallel,
-            parallelism.expert_width_ranks,
-            parallelism.sequence_parallel,
-        )
-        if key not in self._atoms:
-            while len(self._atoms) >= MOST_ATOMS:
-                del self._atoms[next(iter(self._atoms))]
-            b, s = np.meshgrid(*(np.array(each, dtype=np.int64) for each in own), indexing="ij")
-            batches = Batches(b.ravel(), s.ravel())
-            rules = self._rules.setdefault(own, Rules())
-            self._atoms[key] = batches, Atoms(spec, card, batches, rules)
-        return self._atoms[key]
+    def _atoms(self, run: Spec, own: tuple[tuple[int, ...], ...]) -> Atoms:
+        b, s = np.meshgrid(*(np.array(each, dtype=np.int64) for each in own), indexing="ij")
+        self._kept += b.size
+        card = None if run.hardware.gpu is None else find_card(run.hardware.gpu)
+        return Atoms(run, card, Batches(b.ravel(), s.ravel()), self._rules.setdefault(own, Rules()))
 
-    def _everything(self, stages: list[StageTotals], stage: Integers) -> Integers:
-        table = np.empty((len(PHASES), len(COMPONENTS), len(stage)), dtype=np.int64)
-        for phase in range(len(PHASES)):
-            table[phase] = _components(stages, stage, np.full(len(stage), phase))
-        return table
+    def _together(self, atoms: Atoms, jobs: list[Job]) -> Iterator[Found]:
+        for job, found in zip(jobs, sums([job.stages for job in jobs], atoms, ledger=self._ledger), strict=True):
+            if found is None:
+                yield from self._one_by_one(job.context, _indices(job.context, job.batches))
+                continue
+            micro, lengths, _ = job.batches
+            shape = (len(micro), len(lengths), 1)
+            peak = np.empty((2, atoms.count), dtype=np.int64)
+            peak[0], peak[1] = found.phase, found.stage
+            yield Found(
+                job.context,
+                _place(*job.batches),
+                peak.reshape(-1, *shape),
+                found.phases.reshape(-1, *shape),
+                found.components.reshape(-1, *shape),
+                None if found.ledger is None else found.ledger.reshape(len(PHASES), -1, *shape),
+            )
 
-    def _one_by_one(self, context: Context, indices: npt.NDArray[np.intp]) -> Iterator[Found]:
+    def _one_by_one(self, context: Context, indices: NDIndices) -> Iterator[Found]:
         b, s, m = context.batch
         for i, j, k in indices.tolist():
             update = {"micro_batch_size": b[i], "sequence_length": s[j], "gradient_accumulation_steps": m[k]}
-            spec = context.spec.model_copy(update={"training": context.spec.training.model_copy(update=update)})
-            yield _single(_place([i], [j], [k]), estimate(spec), ledger=self._ledger)
+            spec = changed(context.spec, **update)
+            yield _single(context, _place([i], [j], [k]), estimate(spec), ledger=self._ledger)
+
+
+def _indices(context: Context, batches: tuple[list[int], list[int], list[int]]) -> NDIndices:
+    """Those of some batches that can be."""
+    indices: NDIndices = np.array(list(product(*batches)))
+    can: NDIndices = indices[context.valid[tuple(indices.T)]]
+    return can
 
 
 def _place(*several: list[int]) -> Place:
@@ -173,34 +186,21 @@ def _place(*several: list[int]) -> Place:
     return np.ix_(*several)
 
 
-def _single(where: Place, result: Result, *, ledger: bool) -> Found:
-    rank, peak = result.headline, result.ledger.peak_bytes
-    device = peak + rank.outside.cached_segments + rank.outside.device_context + rank.outside.communication_library
-    usable = -1 if result.card is None else result.card.usable_bytes
-    phase, stage = PHASES.index(result.ledger.peak_phase), rank.rank["pipeline_stage"]
-    numbers = (peak, phase, stage, rank.reserved_bytes or 0, device, usable)
+def _single(context: Context, where: Place, result: Result, *, ledger: bool) -> Found:
+    phase, stage = PHASES.index(result.ledger.peak_phase), result.headline.rank["pipeline_stage"]
     table = np.array(
         [[result.ledger.components_by_phase[each].get(part, 0) for part in COMPONENTS] for each in PHASES],
         dtype=np.int64,
     )
     one = (1, 1, 1)
     return Found(
+        context,
         where,
-        np.array(numbers, dtype=np.int64).reshape(-1, *one),
+        np.array([phase, stage]).reshape(-1, *one),
         table.sum(axis=1).reshape(-1, *one),
         table[phase].reshape(-1, *one),
         table.reshape(*table.shape, *one) if ledger else None,
     )
-
-
-def _components(stages: list[StageTotals], stage: Integers, phase: Integers) -> Integers:
-    """Bytes by component of the headline stage in a phase of each configuration. [components, n]"""
-    table = np.empty((len(COMPONENTS), len(stage)), dtype=np.int64)
-    pairs = stage * len(PHASES) + phase
-    for pair in np.flatnonzero(np.bincount(pairs)).tolist():
-        lanes = np.flatnonzero(pairs == pair)
-        table[:, lanes] = stages[pair // len(PHASES)].components(pair % len(PHASES), lanes)
-    return table
 
 
 def _alike(context: Context) -> Iterator[tuple[list[int], list[int], list[int]]]:

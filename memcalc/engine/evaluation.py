@@ -8,14 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from memcalc.engine.batches import NUMBERS, Sizer
+from memcalc.engine.batches import Sizer
 from memcalc.engine.grid import Grid, Value
-from memcalc.engine.points import BATCH, Points, Source
+from memcalc.engine.points import Context, Points, Source
+from memcalc.engine.reading import BATCH
 from memcalc.engine.table import COMPONENTS, Table
-from memcalc.errors import InputError
 from memcalc.estimation.items import PHASES
+from memcalc.estimation.outside import reserved_bytes
 
 Axes = Mapping[Any, Iterable[Value]]  # Any: mappings of names and of tuples of names alike
+
+# The first columns of a block: the phase and the stage of the peak, bytes outside the allocator, usable ones.
+NUMBERS = ("peak_phase", "pipeline_stage", "outside_bytes", "usable_bytes")
 
 BLOCK = 1_048_576  # configurations that are in memory at a time, a quarter of a kilobyte each
 
@@ -97,37 +101,37 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
     inner = sorted(points.inner)
     order = [inner.index(number) for field in BATCH for number, own in points.inner.items() if own == field]
     absent = tuple(number for number, field in enumerate(BATCH) if field not in points.inner.values())
-    for steps in np.ndindex(*(shape[number] for number in outer)):
-        values: dict[str, Any] = {}
-        place: list[Any] = [slice(None)] * len(axes)
-        for number, step in zip(outer, steps, strict=True):
-            place[number] = step
-            values |= zip(axes[number].fields, axes[number].values[ranges[number][step]], strict=True)
-        context = points.context(values, batch)
-        if context is None:
-            continue
-        here = tuple(place)
+    places: dict[int, tuple[Any, ...]] = {}  # of contexts, by their ids
 
-        def seen(array: np.ndarray[Any, Any], leading: int = 0, at: tuple[Any, ...] = here) -> np.ndarray[Any, Any]:
-            """The part of an array that is this context's, with all three axes of batches."""
-            part = array[(*(slice(None),) * leading, *at, None)]  # None: a view, also where nothing is left to vary
-            part = part.transpose(*range(leading), *(leading + number for number in (*order, len(order))))
-            view: np.ndarray[Any, Any] = np.expand_dims(part, tuple(leading + number for number in absent))[..., 0]
-            return view
+    def contexts() -> Iterator[Context]:
+        for steps in np.ndindex(*(shape[number] for number in outer)):
+            values: dict[str, Any] = {}
+            place: list[Any] = [slice(None)] * len(axes)
+            for number, step in zip(outer, steps, strict=True):
+                place[number] = step
+                values |= zip(axes[number].fields, axes[number].values[ranges[number][step]], strict=True)
+            context = points.context(values, batch)
+            if context is not None:
+                places[id(context)] = tuple(place)
+                yield context
 
-        try:
-            found = list(sizer.found(context))
-        except InputError:  # it is not modelled
-            continue
-        seen(valid)[...] = context.valid
-        place_of = seen(columns, 1)
-        for each in found:
-            rows = 0
-            for part in (each.numbers, each.phases, each.components):
-                place_of[(slice(rows, rows + len(part)), *each.where)] = part
-                rows += len(part)
-            if table is not None:
-                seen(table, 2)[(slice(None), slice(None), *each.where)] = each.ledger
+    def seen(array: np.ndarray[Any, Any], leading: int, at: tuple[Any, ...]) -> np.ndarray[Any, Any]:
+        """The part of an array that is a context's, with all three axes of batches."""
+        part = array[(*(slice(None),) * leading, *at, None)]  # None: a view, also where nothing is left to vary
+        part = part.transpose(*range(leading), *(leading + number for number in (*order, len(order))))
+        view: np.ndarray[Any, Any] = np.expand_dims(part, tuple(leading + number for number in absent))[..., 0]
+        return view
+
+    for found in sizer.found(contexts()):
+        context, at = found.context, places[id(found.context)]
+        seen(valid, 0, at)[...] = context.valid
+        place_of = seen(columns, 1, at)
+        rows = 0
+        for part in (found.peak, context.outside, found.phases, found.components):
+            place_of[(slice(rows, rows + len(part)), *found.where)] = part
+            rows += len(part)
+        if table is not None:
+            seen(table, 2, at)[(slice(None), slice(None), *found.where)] = found.ledger
     missing = ~valid
     if missing.any():
         columns[:, missing] = 0
@@ -135,7 +139,9 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
             table[:, :, missing] = 0
     flat = columns.reshape(len(columns), -1)
     numbers, phases, components = np.split(flat, [len(NUMBERS), len(NUMBERS) + len(PHASES)])
-    peak, phase, stage, reserved, device, usable = numbers
+    phase, stage, outside, usable = numbers
+    peak = phases.max(axis=0)
+    reserved: Any = reserved_bytes(peak)  # arrays count as numbers do
     return Table(
         points.grid,
         start,
@@ -144,7 +150,7 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         phase,
         stage,
         reserved,
-        device,
+        reserved + outside,
         usable,
         phases.T,
         components.T,

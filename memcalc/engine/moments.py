@@ -18,11 +18,15 @@ from memcalc.estimation.blocks.catalogue import Gradients
 from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import Item
+from memcalc.estimation.passes import Pass
 from memcalc.estimation.program import Program, Stream
 from memcalc.estimation.stages import Kind, Stage, composition, one_in_flight, runs_of
 from memcalc.estimation.timeline import BEFORE_FIRST_PRODUCT, Block, Candidate, Holding, Timeline, others_of
 from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
+
+# Of each place of `Around` the slots of its buffers, then those of its two mappings.
+Pattern = tuple[tuple[tuple[int, ...], ...], tuple[tuple[bool, int], ...], tuple[tuple[bool, int], ...]]
 
 Counts = npt.NDArray[np.float64]
 
@@ -50,14 +54,14 @@ class Phase(NamedTuple):
     Args:
         candidates: the moments.
         counts: how many tensors of each size are alive, those of one block after those of another. [moments, sizes]
-        buffers: the engine's buffers around each, as numbers of slots, with their counts.
+        buffers: how many of each of the engine's buffers are around them, by slot. [moments, slots]
         groups: the numbers of the moments that have the same buffers.
     """
 
     candidates: list[Candidate]
     counts: Counts
-    buffers: list[tuple[tuple[int, int], ...]]
-    groups: list[tuple[tuple[tuple[int, int], ...], npt.NDArray[np.intp]]]
+    buffers: Counts
+    groups: list[npt.NDArray[np.intp]]
 
 
 class Course:
@@ -74,28 +78,22 @@ class Course:
         self._slots = slots
         self._phases: dict[tuple[Stream, bool], Phase] = {}
 
-    def phase(self, stream: Stream, *, workspace: bool) -> Phase:
-        """The moments of one phase; with a workspace that the first matrix product makes, or without."""
-        key = (stream, workspace)
+    def phase_of(self, which: Pass) -> Phase:
+        """The moments of one pass."""
+        key = (which.stream, which.workspace is not None)
         if key not in self._phases:
-            candidates = list(self.timeline.candidates(stream, self._slots[-1] if workspace else None))
+            workspace = None if which.workspace is None else self._slots[-1]
+            candidates = list(self.timeline.candidates(which.stream, workspace))
             counts = self.counts(*(each.holdings for each in candidates))
-            buffers = [tuple((self._numbers[id(item)], n) for item, n in each.engine) for each in candidates]
-            alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
-            for number, around in enumerate(buffers):
-                alike.setdefault(around, []).append(number)
-            groups = [(around, np.array(several)) for around, several in alike.items()]
+            buffers = np.zeros((len(candidates), len(self._slots)))
+            alike: dict[bytes, list[int]] = {}
+            for number, each in enumerate(candidates):
+                for item, count in each.engine:
+                    buffers[number, self._numbers[id(item)]] += count
+                alike.setdefault(buffers[number].tobytes(), []).append(number)
+            groups = [np.array(several) for several in alike.values()]
             self._phases[key] = Phase(candidates, counts, buffers, groups)
         return self._phases[key]
-
-    def learn(self, atoms: Atoms) -> None:
-        """Make sure that the sizes of its blocks can be told.
-
-        Raises:
-            TooLarge: one is beyond what arrays hold exactly.
-        """
-        for block in self.timeline.blocks:
-            atoms.learn(block.program)
 
     def sizes(self, atoms: Atoms) -> Bytes:
         """What the allocator hands out for each size of each block, which were learnt. [sizes, atoms]"""
@@ -143,6 +141,40 @@ MOST_COURSES = 4096  # that are kept
 _COURSES: dict[object, Course] = {}
 
 
+class Surroundings(NamedTuple):
+    """What becomes of gradients on arrival, and the engine's buffers around the layers.
+
+    Args:
+        gradients: on arrival.
+        pattern: where there are buffers, as numbers of slots.
+        items: the buffer of each slot.
+    """
+
+    gradients: Gradients
+    pattern: Pattern
+    items: tuple[Item, ...]
+
+
+def surroundings_of(gradients: Gradients, around: Around) -> Surroundings:
+    """Buffers, told apart from where they are."""
+    numbers: dict[int, int] = {}
+    items: list[Item] = []
+
+    def slot(item: Item) -> int:
+        if id(item) not in numbers:
+            numbers[id(item)] = len(items)
+            items.append(item)
+        return numbers[id(item)]
+
+    *places, shares, gathered = around
+    pattern = (
+        tuple([tuple([slot(item) for item in place]) for place in places]),
+        tuple([(kind, slot(item)) for kind, item in shares.items()]),
+        tuple([(kind, slot(item)) for kind, item in gathered.items()]),
+    )
+    return Surroundings(gradients, pattern, tuple(items))
+
+
 class Use(NamedTuple):
     """A course as one chunk of a run has it.
 
@@ -153,7 +185,7 @@ class Use(NamedTuple):
     """
 
     course: Course
-    items: list[Item]
+    items: tuple[Item, ...]
     stage: Stage
 
     @property
@@ -171,42 +203,29 @@ class Use(NamedTuple):
         ]
 
 
-def course_of(spec: Spec, stage: Stage, gradients: Gradients, around: Around) -> Use:
+def course_of(spec: Spec, stage: Stage, gradients: Gradients, pattern: Pattern) -> Course:
     """The course of a stage, or of one chunk of it.
 
     Raises:
         InputError: the implementation is not modelled.
     """
-    numbers: dict[int, int] = {}
-    items: list[Item] = []
-
-    def slot(item: Item) -> int:
-        if id(item) not in numbers:
-            numbers[id(item)] = len(items)
-            items.append(item)
-        return numbers[id(item)]
-
-    *places, shares, gathered = around
-    pattern = (
-        tuple([tuple([slot(item) for item in place]) for place in places]),
-        tuple([(kind, slot(item)) for kind, item in shares.items()]),
-        tuple([(kind, slot(item)) for kind, item in gathered.items()]),
-    )
     alone = _alone(spec, stage)
     key = (spec.model, structure_of(spec), spec.training.recompute, spec.parallelism.engine, alone, gradients, pattern)
     if key not in _COURSES:
         while len(_COURSES) >= MOST_COURSES:
             del _COURSES[next(iter(_COURSES))]
-        slots = [_slot(number) for number in range(len(items) + 1)]
+        places, shares, gathered = pattern
+        used = [number for place in places for number in place] + [number for _, number in (*shares, *gathered)]
+        slots = [_slot(number) for number in range(max(used, default=-1) + 2)]
         empty = Around._make(
             (
-                *(tuple(slots[number] for number in place) for place in pattern[0]),
-                {kind: slots[number] for kind, number in pattern[1]},
-                {kind: slots[number] for kind, number in pattern[2]},
+                *(tuple(slots[number] for number in place) for place in places),
+                {kind: slots[number] for kind, number in shares},
+                {kind: slots[number] for kind, number in gathered},
             )
         )
         _COURSES[key] = Course(Unsized(spec, alone, {}, gradients, empty), slots)
-    return Use(_COURSES[key], items, stage)
+    return _COURSES[key]
 
 
 def _alone(spec: Spec, stage: Stage) -> Stage:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,22 +12,22 @@ import numpy.typing as npt
 
 from memcalc.engine.grid import Axis, Grid, Value, assignments
 from memcalc.engine.lanes import elementwise
+from memcalc.engine.reading import BATCH, Reader, changed
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
+from memcalc.estimation.outside import outside_allocated
 from memcalc.importers.loading import import_file, load, opened
 from memcalc.spec.broken import Broken
 from memcalc.spec.cards import find_card
-from memcalc.spec.loading import Opened, load_opened
+from memcalc.spec.loading import Opened, load_opened, load_parallelism
 from memcalc.spec.overrides import parse_overrides
 from memcalc.spec.reading import read_source
-from memcalc.spec.rules import RULES
+from memcalc.spec.rules import RULES, Rule
 from memcalc.spec.spec import Spec
+from memcalc.spec.training import ParallelismSpec
 from memcalc.spec.yaml_source import Path as Place
 
 Source = Spec | str | Path | Mapping[str, Any]
-
-# What a batch is made of, in the order in which results are computed: fields of `training`.
-BATCH = ("micro_batch_size", "sequence_length", "gradient_accumulation_steps")
 
 MOST_CONTEXTS = 16384  # that are kept
 
@@ -38,11 +39,13 @@ class Context(NamedTuple):
         spec: one of them; its rules were not asked.
         batch: the values of each field of `BATCH`.
         valid: whether the rules hold. [micro_batch_size, sequence_length, gradient_accumulation_steps]
+        outside: bytes outside the allocator, and those that a process can use of the card; -1: none was named. [2]
     """
 
     spec: Spec
     batch: tuple[tuple[int, ...], ...]
     valid: npt.NDArray[np.bool_]
+    outside: npt.NDArray[np.int64]
 
 
 class Points:
@@ -62,9 +65,17 @@ class Points:
             find_card(gpu)
         self._source = source if isinstance(source, Spec | Mapping) else _read(source, overrides)
         tied = ("training", "global_batch_size") in changes or "training.global_batch_size" in grid.fields
-        self.inner = {} if tied or self._ties_batches() else _inner(grid.axes)
+        self._tied = tied or self._ties_batches()
+        self.inner = {} if self._tied else _inner(grid.axes)
         self._opened: Opened | None = None
-        self._parsed: dict[str, dict[Place, Any]] = {}  # by the words of an assignment
+        self._known: dict[str, dict[Place, Any]] = {}  # by the words of an assignment
+        self._forget()
+
+    def _forget(self) -> None:
+        self._reader = Reader()
+        self._runs: dict[tuple[str, ...], Spec] = {}  # by the words that are not of parallelism
+        self._parallelisms: dict[object, ParallelismSpec] = {}
+        self._lanes: dict[object, dict[str, npt.NDArray[np.int64]]] = {}
         self._contexts: dict[tuple[object, ...], Context | None] = {}
 
     def spec(self, number: int) -> Spec:
@@ -97,8 +108,8 @@ class Points:
         """
         key = (tuple(map(repr, outer.values())), tuple(batch.items()))
         if key not in self._contexts:
-            while len(self._contexts) >= MOST_CONTEXTS:
-                del self._contexts[next(iter(self._contexts))]
+            if len(self._contexts) >= MOST_CONTEXTS:
+                self._forget()
             self._contexts[key] = self._load(outer, batch)
         return self._contexts[key]
 
@@ -106,36 +117,64 @@ class Points:
         first = {f"training.{field}": values[0] for field, values in batch.items()}
         try:
             spec = self._loaded({**outer, **first})
-            if spec.hardware.gpu is not None:
-                find_card(spec.hardware.gpu)
+            card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
         except InputError:
             return None
         values = tuple(batch.get(field, (getattr(spec.training, field),)) for field in BATCH)
-        mesh = np.meshgrid(*(np.array(each, dtype=np.int64) for each in values), indexing="ij")
+        valid = self._valid(spec, values)
+        if not valid.any():
+            return None
+        outside = outside_allocated(spec, card, 0, 0)
+        beside = outside.device_context + outside.communication_library
+        usable = -1 if card is None else card.usable_bytes
+        return Context(spec, values, valid, np.array([beside, usable]).reshape(2, 1, 1, 1))
 
-        def broken(lanes: dict[str, Any]) -> dict[str, int]:
-            some = spec.model_copy(update={"training": spec.training.model_copy(update=lanes)})
-            rules = (*RULES, self._node)
-            return {"": int(any(True for rule in rules for _ in rule(some)))}
+    def _valid(self, spec: Spec, batch: tuple[tuple[int, ...], ...]) -> npt.NDArray[np.bool_]:
+        """Whether the rules hold, each of which is asked once for all runs that agree in what it reads."""
+        if batch not in self._lanes:
+            mesh = np.meshgrid(*(np.array(each, dtype=np.int64) for each in batch), indexing="ij")
+            self._lanes[batch] = {field: array.ravel() for field, array in zip(BATCH, mesh, strict=True)}
+        lanes = self._lanes[batch]
 
-        found = elementwise(broken, {field: array.ravel() for field, array in zip(BATCH, mesh, strict=True)})[""]
-        valid = np.broadcast_to(np.equal(found, 0), mesh[0].size).reshape(mesh[0].shape)
-        return Context(spec, values, valid) if valid.any() else None
+        def broken(run: Spec, rule: Rule) -> int | npt.NDArray[np.int64]:
+            return elementwise(lambda some: {"": int(any(True for _ in rule(changed(run, **some))))}, lanes)[""]
+
+        self._reader.meet((spec,))
+        valid = np.ones(tuple(map(len, batch)), dtype=np.bool_)
+        for rule in (*RULES, self._node):
+            found = self._reader.find((rule, id(lanes)), spec, partial(broken, rule=rule))
+            if not isinstance(found, int) or found:
+                valid &= np.broadcast_to(np.equal(found, 0), valid.size).reshape(valid.shape)
+        return valid
 
     def _loaded(self, values: dict[str, Value]) -> Spec:
-        """The run with these values, not asked for its rules.
+        """The run with these values, not asked for its rules; blocks that were loaded before are not loaded again.
 
         Raises:
             InputError: it cannot be.
         """
         if self._opened is None:
             self._opened = opened(self._source, (*self._overrides, *(f"{field}=null" for field in self.grid.fields)))
+        words = assignments(values)
+        spread = tuple([word for word in words if word.startswith("parallelism.")])
+        rest = tuple([word for word in words if not word.startswith("parallelism.")])
+        if self._tied or rest not in self._runs:
+            spec = self._runs[rest] = load_opened(self._opened, self._parsed(words), gpu=self._gpu, check=_unchecked)
+            return spec
+        run = self._runs[rest]
+        key = (spread, run.training.implementation)
+        if key not in self._parallelisms:
+            self._parallelisms[key] = load_parallelism(self._opened, self._parsed(spread), run.training)
+        return run.model_copy(update={"parallelism": self._parallelisms[key]})
+
+    def _parsed(self, words: Iterable[str]) -> dict[Place, Any]:
+        """The values of overrides and of these assignments."""
         changes = {**self._changes}
-        for word in assignments(values):
-            if word not in self._parsed:
-                self._parsed[word] = parse_overrides((word,))
-            changes |= self._parsed[word]
-        return load_opened(self._opened, changes, gpu=self._gpu, check=_unchecked)
+        for word in words:
+            if word not in self._known:
+                self._known[word] = parse_overrides((word,))
+            changes |= self._known[word]
+        return changes
 
     def _node(self, spec: Spec) -> list[Broken]:
         """The rule that tensor parallelism stays inside a node, if it was asked for."""

@@ -1,20 +1,23 @@
-"""One pipeline stage over many batches: what `estimation.estimate` adds up row by row, added up by component."""
+"""One pipeline stage over many batches: what `estimation.estimate` adds up row by row, as sums of atoms."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.engine.atoms import LARGEST, ONE, Atoms, Bytes, TooLarge
-from memcalc.engine.moments import NUMBER, ROUNDING, course_of
+from memcalc.engine.atoms import ONE, Atoms, Bytes, fitted
+from memcalc.engine.moments import NUMBER, ROUNDING, Course, Surroundings, Use, course_of, surroundings_of
+from memcalc.engine.moving import Alike, Moving, phases_in
+from memcalc.engine.reading import Reader
 from memcalc.engine.table import COMPONENTS
-from memcalc.engine.tops import Asked, Top, fitted, highest
 from memcalc.estimation.communication import communication_buffers
+from memcalc.estimation.engines.buffers import Around, Buffers
 from memcalc.estimation.items import PHASES, Item
-from memcalc.estimation.passes import beside, first_workspace, passes_of, pieces_of
-from memcalc.estimation.stages import Stage
+from memcalc.estimation.passes import Pass, beside, first_workspace, passes_of, pieces_of
+from memcalc.estimation.stages import Stage, one_in_flight
 from memcalc.estimation.standing import standing_items
 from memcalc.estimation.states import state_sums
 from memcalc.spec.cards import Card
@@ -22,68 +25,120 @@ from memcalc.spec.spec import Spec
 
 PHASE_NUMBER = {phase: number for number, phase in enumerate(PHASES)}
 
+Passes = tuple[tuple[bool, tuple[Pass, ...]], ...]
 Numbers = npt.NDArray[np.intp]
 
 
-class StageTotals:
-    """The bytes of one stage by phase; by component for those who ask.
+class Standing:
+    """What stands through phases.
 
     Args:
+        components: how often each phase has each atom, by component. [phases, components, atoms]
+    """
+
+    def __init__(self, components: Bytes) -> None:
+        self.components = components
+        self.totals: Bytes = components.sum(axis=1)  # [phases, atoms]
+
+
+class StageForms(NamedTuple):
+    """The bytes of one stage by phase and component, as sums of atoms."""
+
+    number: int
+    standing: Standing
+    moving: Moving
+
+    def moments(self, width: int) -> Bytes:
+        """The bytes of each moment. [moments, atoms]"""
+        standing, moving = self.standing, self.moving
+        return fitted(standing.totals, width)[moving.phase] + fitted(moving.forms, width)
+
+    def components(self, atoms: Atoms, moment: int) -> Bytes:
+        """What is alive in one of the moments, by component: how often each has each atom. [components, atoms]"""
+        still = fitted(self.standing.components[self.moving.phase[moment]], len(atoms))
+        moving = self.moving.components(atoms, moment)
+        return still if moving is None else still + fitted(moving, len(atoms))
+
+
+def stage_forms(reader: Reader, spec: Spec, atoms: Atoms, stage: Stage, card: Card | None) -> StageForms:
+    """The forms of one stage.
+
+    Args:
+        reader: remembers what was found of other runs.
         spec: the run, with any of the batches.
-        over: the same with arrays of all of them.
         atoms: what sizes are made of.
         stage: the stage.
         card: the card.
 
     Raises:
-        TooLarge: a size or a sum is beyond what float64 holds exactly.
+        TooLarge: a size is beyond what float64 holds exactly.
+        InputError: it is not modelled.
     """
 
-    def __init__(self, spec: Spec, over: Spec, atoms: Atoms, stage: Stage, card: Card | None) -> None:
-        self._atoms = atoms
-        buffers = communication_buffers(over, stage)
-        standing = [*buffers.steady, *standing_items(over, stage, card), *first_workspace(spec, stage, card)]
-        asked: list[tuple[Asked, int]] = []
-        for exist, passes in passes_of(spec, stage, card):
-            surroundings = beside(over, buffers.around, exist=exist)
-            courses = [course_of(spec, piece, *surroundings) for piece in pieces_of(spec, stage)]
-            asked += [(Asked(courses, each.stream, each.workspace), each.mask) for each in passes]
-        self._tops: list[Top | None] = [None] * len(PHASES)
-        tops = highest([each for each, _ in asked], atoms)
-        self._still = _still(spec, stage, standing, atoms)
-        self.totals = self._still.sum(axis=1) @ atoms.table
-        for top, (_, mask) in zip(tops, asked, strict=True):
-            for phase in phases_in(mask):
-                self._tops[phase] = top
-                self.totals[phase] += top.bytes
-        self.peak = self.totals.max(axis=0)
-        if self.peak.max() > LARGEST:
-            raise TooLarge
+    def buffers_of(run: Spec) -> Buffers:
+        found = communication_buffers(atoms.batches.on(run), stage)
+        return found._replace(around=reader.same(_around_key(found.around), found.around))
 
-    def components(self, phase: int, lanes: Numbers) -> Bytes:
-        """Bytes by component in the highest moment of a phase, for some configurations. [components, lanes]"""
-        still, top = self._still[phase], self._tops[phase]
-        found: Bytes
-        if top is None:
-            found = still @ self._atoms.table[: still.shape[1], lanes]
-            return found
-        alone = top.winner
-        if isinstance(alone, int):
-            table = _sum(still, top.components(self._atoms, alone))
-            found = table @ self._atoms.table[: table.shape[1], lanes]
-            return found
-        found = np.empty((len(COMPONENTS), len(lanes)))
-        winner = alone[lanes]
-        for number in np.flatnonzero(np.bincount(winner)).tolist():
-            chosen = np.flatnonzero(winner == number)
-            table = _sum(still, top.components(self._atoms, number))
-            found[:, chosen] = table @ self._atoms.table[: table.shape[1], lanes[chosen]]
-        return found
+    def passes(run: Spec) -> Passes:
+        found = tuple(passes_of(run, stage, card))
+        return reader.same(found, found)
+
+    buffers = reader.find(("buffers", stage, atoms), spec, buffers_of)
+    alike = reader.find(("passes", stage, atoms), spec, passes)
+    standing = reader.find(
+        ("standing", stage, atoms, id(buffers)), spec, lambda run: _standing(run, buffers, stage, atoms, card)
+    )
+    moving = reader.find(
+        ("moving", stage, atoms, id(buffers.around), id(alike)),
+        spec,
+        lambda run: _moving(reader, run, buffers.around, alike, stage, atoms),
+    )
+    return StageForms(stage.index, standing, moving)
 
 
-def _sum(one: Bytes, two: Bytes) -> Bytes:
-    width = max(one.shape[1], two.shape[1])
-    return fitted(one, width) + fitted(two, width)
+def _around_key(around: Around) -> object:
+    """Equal for buffers that are alike; those with an array for each batch are like no others."""
+    *places, shares, gathered = around
+    several = [item for place in places for item in place]
+    if any(isinstance(item.each, np.ndarray) for item in several):
+        return id(around)
+    return (*places, tuple(shares.items()), tuple(gathered.items()))
+
+
+def _moving(reader: Reader, run: Spec, around: Around, alike: Passes, stage: Stage, atoms: Atoms) -> Moving:
+    several: list[Alike] = []
+    for exist, passes in alike:
+        key = ("surroundings", id(around), exist, atoms)
+        beside_it = reader.find(key, run, partial(_surroundings, around=around, exist=exist, atoms=atoms))
+        gradients, pattern, items = beside_it
+        uses = []
+        for piece in pieces_of(run, stage):
+            course_key = ("course", one_in_flight(piece), gradients, pattern, atoms)
+            find = partial(_course, stage=piece, surroundings=beside_it, atoms=atoms)
+            uses.append(Use(reader.find(course_key, run, find), items, piece))
+        several.append(Alike(uses, passes))
+    return Moving(several)
+
+
+def _surroundings(run: Spec, around: Around, *, exist: bool, atoms: Atoms) -> Surroundings:
+    found = surroundings_of(*beside(run, around, exist=exist))
+    for item in found.items:  # their sizes can be told
+        atoms.of(item.each)
+        atoms.of(item.block)
+    return found
+
+
+def _course(run: Spec, stage: Stage, surroundings: Surroundings, atoms: Atoms) -> Course:
+    found = course_of(run, stage, surroundings.gradients, surroundings.pattern)
+    for block in found.timeline.blocks:
+        atoms.learn(block.program)
+    return found
+
+
+def _standing(run: Spec, buffers: Buffers, stage: Stage, atoms: Atoms, card: Card | None) -> Standing:
+    over = atoms.batches.on(run)
+    standing = [*buffers.steady, *standing_items(over, stage, card), *first_workspace(run, stage, card)]
+    return Standing(_still(run, stage, standing, atoms))
 
 
 def _still(spec: Spec, stage: Stage, standing: list[Item], atoms: Atoms) -> Bytes:
@@ -119,9 +174,3 @@ def _rows(mask: int) -> Numbers | slice:
     if numbers and numbers[-1] - numbers[0] == len(numbers) - 1:
         return slice(numbers[0], numbers[-1] + 1)
     return np.array(numbers, dtype=np.intp)
-
-
-@lru_cache(maxsize=1024)
-def phases_in(mask: int) -> tuple[int, ...]:
-    """The numbers of the phases of a mask."""
-    return tuple(number for number in range(len(PHASES)) if mask >> number & 1)

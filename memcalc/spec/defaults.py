@@ -44,13 +44,13 @@ def default_training(training: dict[str, Any], model: dict[str, Any]) -> dict[st
     return default_finetuning(default_optimizer(filled))
 
 
-def default_parallelism(parallelism: dict[str, Any], training: dict[str, Any]) -> dict[str, Any]:
+def default_parallelism(parallelism: dict[str, Any], implementation: object) -> dict[str, Any]:
     """The parallelism block with its derived engine: ddp, deepspeed or fsdp2 by ZeRO stage, megatron for Megatron."""
     filled = dict(parallelism)
     model_parallel = any(filled.get(f"{kind}_parallel", 1) != 1 for kind in ("tensor", "pipeline", "context", "expert"))
-    if training.get("implementation") == "megatron" and (model_parallel or filled.get("zero_stage") == 1):
+    if implementation == "megatron" and (model_parallel or filled.get("zero_stage") == 1):
         filled.setdefault("engine", "megatron")
-    if training.get("implementation") == "torchtitan":
+    if implementation == "torchtitan":
         filled.setdefault("zero_stage", 3)
     stage = filled.get("zero_stage", 0)
     filled.setdefault("engine", _ENGINE_OF_STAGE.get(stage, "ddp") if isinstance(stage, int) else "ddp")

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from memcalc.errors import InputError
 from memcalc.spec.defaults import default_parallelism, default_training, tie_batch
 from memcalc.spec.derive import derive_model
@@ -22,6 +24,7 @@ from memcalc.spec.presets import presets_folder
 from memcalc.spec.reading import find_config, read_source
 from memcalc.spec.rules import check_rules
 from memcalc.spec.spec import Spec
+from memcalc.spec.training import ParallelismSpec, TrainingSpec
 from memcalc.spec.validation import validated
 from memcalc.spec.yaml_source import Path as Place
 from memcalc.spec.yaml_source import Source
@@ -100,6 +103,20 @@ def load_opened(
     return spec
 
 
+def load_parallelism(opened: Opened, changes: Mapping[Place, Any], training: TrainingSpec) -> ParallelismSpec:
+    """The parallelism block alone of a configuration that was read, with those of these overrides that are its own.
+
+    Raises:
+        InputError: a value cannot be; `load_opened` says which.
+    """
+    blocks = {"parallelism": dict(opened.blocks.get("parallelism", {}))}
+    apply_overrides(blocks, {path: value for path, value in changes.items() if path[0] == "parallelism"})
+    try:
+        return ParallelismSpec(**default_parallelism(blocks["parallelism"], training.implementation))
+    except ValidationError as error:
+        raise InputError(str(error), "See `memcalc schema`.", "parallelism") from None
+
+
 def _blocks(source: Source) -> dict[str, Any]:
     """The blocks of a file under their full names; a Hugging Face config.json becomes a model block."""
     data = source.data
@@ -133,7 +150,7 @@ def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
     model = _derived(merged(_model_base(blocks, folder, source), blocks.get("model", {})), source)
     training = blocks.get("training", {})
     training = default_training(_training_base(blocks) | training, model)
-    parallelism = default_parallelism(blocks.get("parallelism", {}), training)
+    parallelism = default_parallelism(blocks.get("parallelism", {}), training.get("implementation"))
     training = tie_batch(training, parallelism, source.where(("training", "global_batch_size")))
     return validated(
         {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from memcalc.errors import InputError
 from memcalc.spec import offload_rules, parallel_rules
@@ -16,6 +16,8 @@ from memcalc.spec.products import kept_products_rules
 from memcalc.spec.segments import Segment, has_segments, in_order, leaves
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path, Source
+
+Rule = Callable[[Spec], Iterable[Broken]]
 
 MOST_MIXED_LAYERS = 4096  # each is looked at by itself
 
@@ -244,7 +246,7 @@ def _modelled(spec: Spec) -> Iterator[Broken]:
         yield Broken(key, f"{key[-1]} = {value} is not modelled yet.", f"Modelled today: {known}.")
 
 
-RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
+RULES: tuple[Rule, ...] = (
     _heads,
     _experts,
     _foreign,

@@ -146,12 +146,10 @@ def test_the_engine_follows_from_the_stage(stage: int, engine: str) -> None:
 
 @pytest.mark.parametrize("kind", ["tensor", "pipeline", "context", "expert"])
 def test_megatron_is_its_own_engine_once_the_model_is_split(kind: str) -> None:
-    megatron = {"implementation": "megatron"}
-
-    assert default_parallelism({f"{kind}_parallel": 2}, megatron)["engine"] == "megatron"
-    assert default_parallelism({f"{kind}_parallel": 2}, {"implementation": "plain"})["engine"] == "ddp"
-    assert default_parallelism({"data_parallel": 2}, megatron)["engine"] == "ddp"
-    assert default_parallelism({"data_parallel": 2, "zero_stage": 1}, megatron)["engine"] == "megatron"
+    assert default_parallelism({f"{kind}_parallel": 2}, "megatron")["engine"] == "megatron"
+    assert default_parallelism({f"{kind}_parallel": 2}, "plain")["engine"] == "ddp"
+    assert default_parallelism({"data_parallel": 2}, "megatron")["engine"] == "ddp"
+    assert default_parallelism({"data_parallel": 2, "zero_stage": 1}, "megatron")["engine"] == "megatron"
 
 
 def test_a_release_of_torch_may_stand_in_quotes_without_its_v() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.engine.groups import first_highest, not_lower
+from memcalc.engine.dominance import first_highest, not_lower
 
 
 class Table:
