@@ -56,7 +56,9 @@ def load(source: Source, *overrides: str, gpu: str | None = None) -> Spec:
     return load_spec(source, overrides, gpu=gpu)
 
 
-def estimate(source: Source, *overrides: str, gpu: str | None = None, rehearse: bool = False) -> Result:
+def estimate(
+    source: Source, *overrides: str, gpu: str | None = None, rehearse: bool = False, alloc_conf: str = ""
+) -> Result:
     """What each GPU will hold, from closed formulas: no torch, no GPU, a tenth of a second.
 
     Of a family that only transformers knows there are no formulas: its step is traced, and the result says so.
@@ -67,6 +69,7 @@ def estimate(source: Source, *overrides: str, gpu: str | None = None, rehearse: 
         gpu: as for `load`.
         rehearse: whether to play every request of three steps to a model of PyTorch's allocator, for the rests of
             blocks and for reserved memory; where their order is not known, a note says why.
+        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF, for the rehearsal.
     """
     spec = load(source, *overrides, gpu=gpu)
     if spec.model.transformers_config is not None:
@@ -76,7 +79,7 @@ def estimate(source: Source, *overrides: str, gpu: str | None = None, rehearse: 
     if rehearse:
         from memcalc.rehearsal.rehearsal import estimate_rehearsed
 
-        return estimate_rehearsed(spec)
+        return estimate_rehearsed(spec, alloc_conf)
     from memcalc.estimation.estimate import estimate as estimate_spec
 
     return estimate_spec(spec)

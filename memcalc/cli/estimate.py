@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from memcalc.cli.options import Config, Device, Gpu, Set, Units
+from memcalc.errors import InputError
 
 EXPLAIN_HELP = (
     "Open every number, or those of one component, into formula, factors and source. `parameters`: by module."
@@ -52,6 +53,9 @@ def command(
         bool,
         typer.Option("--rehearse", help="Play all requests to PyTorch's allocator: reserved memory, rests of blocks."),
     ] = False,
+    alloc_conf: Annotated[
+        str, typer.Option("--alloc-conf", metavar="SETTINGS", help="With --rehearse: as PYTORCH_CUDA_ALLOC_CONF.")
+    ] = "",
     measure: Annotated[bool, typer.Option("--measure", help="Also run the step, and set both side by side.")] = False,
     device: Device = None,
 ) -> None:
@@ -69,7 +73,13 @@ def command(
 
         explain = explainable(explain)
     spec = api.load(config, *(overrides or ()), gpu=gpu)
-    result = api.estimate(spec, rehearse=rehearse)
+    if alloc_conf and not rehearse:
+        raise InputError(
+            f"--alloc-conf {alloc_conf}: by formula no setting of the allocator is known.",
+            "Add --rehearse.",
+            "--alloc-conf",
+        )
+    result = api.estimate(spec, rehearse=rehearse, alloc_conf=alloc_conf)
     if not rehearse:
         from memcalc.cli.near import with_hint
 

@@ -26,6 +26,7 @@ def compiled(
         main_gradient_dtype: dtype of a second copy made as each gradient arrives (mixed-20), or None.
         runs_again: whether its forward runs a second time, with other blocks' behind it, and backward then.
     """
+    _hold_leaves(tape, output)
     kept = _kept(tape)
     boundary = tape.boundary or len(tape.nodes)
     alive = _start(tape)
@@ -42,6 +43,16 @@ def compiled(
     )
     region, names = tuple(sorted(tape.region - kept)), tuple(sorted(tape.names - kept - tape.region))
     return Program(storages, tuple(forward), tuple(loss), tuple(backward), region, names)
+
+
+def _hold_leaves(tape: Tape, output: Tensor | None) -> None:
+    """A leaf is held by its AccumulateGrad node until backward has come to it, whoever reads it.
+
+    Source: torch 2.13 torch/csrc/autograd/functions/accumulate_grad.h, `variable`. The output is the next block's.
+    """
+    for storage, node in tape.leaves.items():
+        if output is None or storage != output.storage:
+            node.saved = (storage,)
 
 
 def _start(tape: Tape) -> set[int]:

@@ -56,14 +56,14 @@ def beside(
     """
     check_traces(traces)
     spec = predicted_spec(measurement)
+    on_cpu, settings = measurement.device.kind == "cpu", allocator_conf(measurement.allocator)
     missing: list[str] = []
     estimated: Result | None = None
     try:
-        estimated = estimate_on_a_card(spec)
+        estimated = estimate_on_a_card(spec, settings)
     except MemcalcError as error:
         missing.append(f"estimate: {error}")
     results = []
-    on_cpu, settings = measurement.device.kind == "cpu", allocator_conf(measurement.allocator)
     for name in traces:
         try:
             results.append(traced(name, spec, measurement.steps, settings, python, on_cpu=on_cpu, progress=progress))

@@ -14,7 +14,7 @@ from memcalc.ledger.result import Outside, RankResult, Result
 from memcalc.ledger.row import Row
 from memcalc.ledger.textbook import textbook
 from memcalc.measuring.measurement import DONE, Device
-from memcalc.measuring.result import card_named
+from memcalc.measuring.result import allocator_conf, card_named
 from memcalc.proving.predictions import estimate_on_a_card
 from memcalc.spec.cards import Card
 from memcalc.spec.loading import load
@@ -77,7 +77,9 @@ def predicted(record: dict[str, Any]) -> Predicted | None:
     try:
         return Predicted(
             record,
-            estimate_on_a_card(load(record["spec"], (), gpu=None if card is None else card.name)),
+            estimate_on_a_card(
+                load(record["spec"], (), gpu=None if card is None else card.name), allocator_conf(record["allocator"])
+            ),
             as_result(record, card),
         )
     except MemcalcError:

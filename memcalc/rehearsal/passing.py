@@ -164,7 +164,7 @@ class Passing:
         events = block.program.backward
         handed_on = -1
         for position, event in enumerate(events):
-            if not position and frame.number != self.head.number:
+            if not position and gradient >= 0:  # none comes to the loss, nor to embeddings that nothing below trains
                 frame.held[event.storage] = gradient
             elif event.label == "end" and not block.opens:
                 handed_on = frame.held.pop(event.storage)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, starmap
 
+from memcalc.errors import OutOfMemory
 from memcalc.estimation.allocation import Run
-from memcalc.estimation.choice import Choice, choice_of
+from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.items import BIT, PHASES, STEPS
-from memcalc.estimation.optimizers.states import WHOLE
 from memcalc.estimation.passes import beside
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.recipe_copies import is_made_in_backward, kept_copies
@@ -27,9 +28,9 @@ from memcalc.estimation.state_tails import Built, built_tensors
 from memcalc.estimation.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
+from memcalc.rehearsal.optimizer_step import OptimizerStep
 from memcalc.rehearsal.passing import Passing
 from memcalc.rehearsal.requests import Requests
-from memcalc.rehearsal.update import OptimizerStep
 from memcalc.spec.cards import find_card
 from memcalc.spec.foreign import refuse_foreign
 from memcalc.spec.segments import Segment, items_of
@@ -39,20 +40,47 @@ STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
 PLAYED = (*PHASES, *STEADY)  # the steady step twice: where it finds its blocks settles with the first one
 # Of a step's micro-batches the first makes gradients, the second finds them, and the third finds its blocks as all do.
 MICRO_BATCHES = 3
+NOT_COMPARED = ("adam-4bit", "galore")  # with any recorded run
 
 
-def estimate_rehearsed(spec: Spec) -> Result:
-    """The estimate, with what the allocator adds as a rehearsal finds it; where there is none, a note says why."""
+def estimate_rehearsed(spec: Spec, alloc_conf: str = "") -> Result:
+    """The estimate, with what the allocator adds as a rehearsal finds it; where there is none, a note says why.
+
+    Args:
+        spec: the run.
+        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
+
+    Raises:
+        InputError: PyTorch's release does not take these settings.
+    """
     refuse_foreign(spec)
     if why := why_not(spec):
         result = estimate(spec)
         return replace(result, notes=(*result.notes, f"Not rehearsed: {why}; what is reserved is estimated."))
-    return estimate(spec, rehearse(spec).played)
+    return estimate(spec, rehearse(spec, alloc_conf).played)
 
 
-def rehearse(spec: Spec) -> Requests:
-    """Three steps of a run, played; there must be no reason `why_not`."""
-    return Rehearsal(spec).play()
+def rehearse(spec: Spec, alloc_conf: str = "") -> Requests:
+    """Three steps of a run, played; there must be no reason `why_not`.
+
+    On a device that never runs out; if that reserves more than the card has, on the card: there the allocator gives
+    cached blocks back before it fails. What does not live there is told as it is on the device without end.
+
+    Raises:
+        InputError: PyTorch's release does not take these settings.
+    """
+    torch = spec.training.torch_version.removeprefix("v")
+    endless = Rehearsal(spec, Requests(alloc_conf, torch)).play()
+    if spec.hardware.gpu is None:
+        return endless
+    card = find_card(spec.hardware.gpu)
+    room = card.usable_bytes - card.context_bytes
+    if endless.reserved_bytes <= room:
+        return endless
+    try:
+        return Rehearsal(spec, Requests(alloc_conf, torch, room)).play()
+    except OutOfMemory:
+        return endless
 
 
 class Rehearsal:
@@ -60,16 +88,18 @@ class Rehearsal:
 
     Args:
         spec: the run.
+        requests: what it is played to.
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, requests: Requests) -> None:
         self.spec, self.stage, self.choice = spec, stages_of(spec)[0], choice_of(spec)
         card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
         self.values, self.workspace = symbol_values(spec, card), workspace("forward", spec, card, 0)
-        parameters = _as_built(spec, stage_parameters(spec, self.stage))
-        self.built = [*_standing(spec, self.stage), *_copies(parameters, self.choice)]
-        self.requests = Requests()
-        self.update = OptimizerStep(self.requests, parameters, self.choice)
+        parts = [*groups(_as_built(spec, stage_parameters(spec, self.stage)), self.choice)]
+        self.built = [*_standing(spec, self.stage), *chain.from_iterable(starmap(_copies, parts))]
+        self.requests = requests
+        trained = [(parameters, own) for parameters, own, trains in parts if trains]
+        self.step = OptimizerStep(requests, trained)
         self.threads: set[str] = set()  # those that have a workspace of cuBLAS
         self.alive: dict[int, list[int]] = {}  # storages of what is built
         self.gradients: list[int] = []
@@ -90,9 +120,9 @@ class Rehearsal:
     def _run(self, phase: str) -> None:
         kind, _, number = phase.rpartition("_") if phase[-1].isdigit() else (phase, "", "")
         if kind == "optimizer":
-            self.update.build()
+            self.step.build()
         elif kind == "optimizer_step":
-            self.update.run(first=phase == "optimizer_step_1")
+            self.step.run(first=phase == "optimizer_step_1")
         elif kind == "zero_grad" and not self.choice.zeroes_gradients:
             self.requests.drop(self.gradients)
             self.gradients = []
@@ -134,15 +164,12 @@ class Rehearsal:
 def why_not(spec: Spec) -> str:
     """Why the order of all that is allocated is not known; empty where it is."""
     choice, stage = choice_of(spec), stages_of(spec)[0]
-    parameters = stage_parameters(spec, stage)
     reasons = {
         "several ranks": spec.parallelism.ranks > 1 or communication_buffers(spec, stage).around != Around(),
         "Megatron's buffers": choice.engine == "megatron",
         "offload to the host": choice.offloads,
-        "states in the host's pages": choice.update.paged,
-        f"optimizer {choice.update.optimizer}": choice.update.optimizer not in (*WHOLE, "sgd"),
+        f"optimizer {choice.update.optimizer}": choice.update.optimizer in NOT_COMPARED,
         "experts in some layers only": spec.model.layers_with_experts(0, stage.layers) not in (0, stage.layers),
-        "parameters that do not train": any(held.dtype or not held.trains for held in parameters),
     }
     return next((f"the order of requests is not known with {reason}" for reason, is_so in reasons.items() if is_so), "")
 
@@ -176,6 +203,6 @@ def _standing(spec: Spec, stage: Stage) -> Iterator[Built]:
             yield Built(item.mask, (Run((item.each,), item.count),))
 
 
-def _copies(parameters: Parameters, choice: Choice) -> list[Built]:
-    copies = [copy for copy in kept_copies(choice, trains=True) if not is_made_in_backward(copy, choice)]
+def _copies(parameters: Parameters, choice: Choice, trains: bool) -> list[Built]:
+    copies = [copy for copy in kept_copies(choice, trains=trains) if not is_made_in_backward(copy, choice)]
     return built_tensors(parameters, choice, copies, (), max(held.count for held in parameters))

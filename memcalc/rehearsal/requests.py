@@ -5,20 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memcalc.allocator.blocks import Block
+from memcalc.allocator.driver import Driver
 from memcalc.allocator.pytorch.caching import CachingAllocator
+from memcalc.allocator.pytorch.settings import parse_settings
+from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, parse_version
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.estimate import Played
 from memcalc.workspaces import Script
 
 
 class Requests:
-    """Storages with their owners, on a device that never runs out.
+    """Storages with their owners. A storage is a number; it is freed when its last owner lets it go.
 
-    A storage is a number; it is freed when its last owner lets it go.
+    Args:
+        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
+        torch: the release of PyTorch whose allocator it is, such as "2.13".
+        room: bytes that the allocator can have of the device; None: of a device that never runs out.
+
+    Raises:
+        InputError: the release does not take these settings.
+        OutOfMemory: by what plays a request that the room has no place for.
     """
 
-    def __init__(self) -> None:
-        self._allocator = CachingAllocator()
+    def __init__(self, alloc_conf: str = "", torch: str = DEFAULT_VERSION, room: int | None = None) -> None:
+        version = parse_version(torch)
+        self._allocator = CachingAllocator(parse_settings(alloc_conf, version), version, Driver(room))
         self._blocks: list[tuple[Block, ...]] = []  # of each storage
         self._asked_of: list[int] = []  # bytes of each storage, rounded up to blocks
         self._owners: list[int] = []

@@ -1,4 +1,4 @@
-"""The optimizer step as requests: norms for clipping, states, the update's lists or buffers, an average's casts.
+"""The update of parameters by one optimizer, as requests: states, and the step's lists or buffers.
 
 What the highest moment holds is known to `memcalc.estimation.optimizers`; this is the order in which it comes.
 """
@@ -6,39 +6,40 @@ What the highest moment holds is known to `memcalc.estimation.optimizers`; this 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from math import prod
 
-from memcalc.estimation.choice import Choice
 from memcalc.estimation.copies import UNSPREAD
 from memcalc.estimation.optimizers.buffers import Alive, Buffer, item_of
 from memcalc.estimation.optimizers.lists import DECAYED, DROPPED_BEFORE, foreach_lists
 from memcalc.estimation.optimizers.loops import SCRIPTS, gradient_script, makes_states_on_the_way
-from memcalc.estimation.optimizers.states import first_phase, optimizer_states
-from memcalc.estimation.optimizers.temporaries import Step, clipping_items
+from memcalc.estimation.optimizers.states import first_phase, own_states, shared_states
+from memcalc.estimation.optimizers.update import Update
 from memcalc.estimation.sharding import Held, Parameters
 from memcalc.rehearsal.requests import Requests
-from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.workspaces.multiprocessors import Multiprocessors
 
 
-class OptimizerStep:
-    """Every step of a run; the first one makes the states.
+class Updating:
+    """Every update of a run; the first one makes the states.
 
     Args:
         requests: what they are asked of.
-        parameters: all of them, as modules make them.
-        choice: of the run.
+        parameters: those that the optimizer has, as modules make them.
+        update: how it updates them.
+        card: for the scratch of its sums.
     """
 
-    def __init__(self, requests: Requests, parameters: Parameters, choice: Choice) -> None:
+    def __init__(self, requests: Requests, parameters: Parameters, update: Update, card: Multiprocessors) -> None:
         self.requests = requests
         self.parameters = parameters
-        self.choice = choice
-        self.update = choice.update
-        self.lazy = first_phase(self.update) != "optimizer"
+        self.update = update
+        self.card = card
+        self.lazy = first_phase(update) != "optimizer"
         self.sizes: dict[Held, list[int]] = {}  # of one parameter's states
         for held in dict.fromkeys(parameters):
-            states = optimizer_states(Parameters((held,)), self.update, UNSPREAD)
+            states = own_states(held, update, UNSPREAD)
             self.sizes[held] = [state.item.each for state in states if not state.paged]
+        shared = (state.item for state in shared_states(parameters, update, UNSPREAD))
+        self.shared = [item.each for item in shared for _ in range(item.count)]  # made with the first parameter's
 
     def build(self) -> None:
         """States that are there as soon as the optimizer is."""
@@ -47,35 +48,29 @@ class OptimizerStep:
 
     def run(self, *, first: bool) -> None:
         """One step."""
-        self._clip()
         foreach = self.update.implementation == "foreach"
         decayed_before = foreach and self.update.optimizer == "momentum" and self.update.decays
         on_the_way = makes_states_on_the_way(self.update) and not foreach
         lists: list[int] = self._list(DECAYED) if decayed_before else []
         if first and self.lazy and not on_the_way:
             self._make_states(in_order(self.parameters))
-        if foreach:
+        if foreach and self.update.optimizer == "adafactor":
+            self._factored()
+        elif foreach:
             self._foreach(lists)
         elif self.update.implementation == "for-loop" and not self.update.paged:
             self._loop(makes=first and self.lazy and on_the_way)
         elif first and self.lazy and on_the_way:
             self._make_states(in_order(self.parameters))
-        self._average()
 
     def _make_states(self, parameters: Iterable[Held]) -> None:
         for held in parameters:
-            for size in self.sizes[held]:
+            for size in (*self.shared, *self.sizes[held]):
                 self.requests.take(size)
-
-    def _clip(self) -> None:
-        if not self.choice.clips:
-            return
-        step = Step(clips=True, averages_with_casts=False, spread=UNSPREAD, card=self.choice.card)
-        items = clipping_items(self.parameters, self.update, step)
-        self.requests.drop([self.requests.take(item.each) for item in items for _ in range(item.count)])
+            self.shared = []
 
     def _list(self, name: str) -> list[int]:
-        return [self.requests.take(self._bytes(held, Buffer(name))) for held in in_order(self.parameters)]
+        return [self._take(held, Buffer(name)) for held in in_order(self.parameters)]
 
     def _foreach(self, lists: list[int]) -> None:
         """`lists`: those that are there already."""
@@ -86,10 +81,27 @@ class OptimizerStep:
             lists += self._list(name)
         if self.update.optimizer == "rprop":  # torch/optim/rprop.py: four times torch.where of each parameter
             for held in in_order(self.parameters):
-                condition = self._bytes(held, Buffer("condition", dtype="bool"))
-                chosen = self._bytes(held, Buffer("chosen"))
-                self.requests.drop([self.requests.take(condition), self.requests.take(chosen)])
+                condition = self._take(held, Buffer("condition", dtype="bool"))
+                self.requests.drop([condition, self._take(held, Buffer("chosen"))])
         self.requests.drop(lists)
+
+    def _factored(self) -> None:
+        """torch/optim/_adafactor.py, _multi_tensor_adafactor: matrices, then vectors; their updates end together."""
+        matrices = [held for held in in_order(self.parameters) if len(held.axes) > 1]
+        vectors = [held for held in in_order(self.parameters) if len(held.axes) == 1]
+        self.requests.drop([self._take(held, Buffer("means of the rows", "rows")) for held in matrices])
+        means: list[int] = []
+        for held in matrices:
+            columns = held._replace(axes=held.axes[1:])
+            means.append(self._take(columns, Buffer("means of the columns")))
+            self.requests.drop([self._take(held, Buffer("norms of the columns", "stage", "uint8"))])
+        self.requests.drop(means)
+        updates = [self._take(held, Buffer("update")) for held in matrices]
+        number = Buffer("mean of the row means")
+        self.requests.drop([self._take(held._replace(axes=()), number) for held in matrices])
+        self.requests.drop([self._take(held, Buffer("square of gradient")) for held in vectors])
+        updates += [self._take(held, Buffer("update")) for held in vectors]
+        self.requests.drop(updates)
 
     def _loop(self, *, makes: bool) -> None:
         """One parameter after the other; names hold what they are bound to until they are bound anew."""
@@ -101,8 +113,8 @@ class OptimizerStep:
             for position, statement in enumerate(script):
                 if makes and position == before:
                     self._make_states([held])
-                temporaries = [self.requests.take(self._bytes(held, buffer)) for buffer in statement.temporaries]
-                made = None if statement.result is None else self.requests.take(self._bytes(held, statement.result))
+                temporaries = [self._take(held, buffer) for buffer in statement.temporaries]
+                made = None if statement.result is None else self._take(held, statement.result)
                 self.requests.drop(temporaries)
                 if statement.target in bound:
                     self.requests.drop([bound.pop(statement.target)])
@@ -112,16 +124,9 @@ class OptimizerStep:
                 self._make_states([held])
         self.requests.drop(bound.values())
 
-    def _average(self) -> None:
-        """memcalc/step/averages.py: what is not in fp32 is cast, one parameter after the other."""
-        if self.choice.ema != "fp32" or self.update.dtype == "fp32":
-            return
-        for held in in_order(self.parameters):
-            self.requests.drop([self.requests.take(DTYPE_BYTES["fp32"] * prod(held.shape))])
-
-    def _bytes(self, held: Held, buffer: Buffer) -> int:
+    def _take(self, held: Held, buffer: Buffer) -> int:
         alive = Alive(held._replace(count=1), buffer)
-        return item_of(alive, self.update, UNSPREAD, self.choice.card, 0, "").each
+        return self.requests.take(item_of(alive, self.update, UNSPREAD, self.card, 0, "").each)
 
 
 def in_order(parameters: Parameters) -> Iterator[Held]:

@@ -129,3 +129,12 @@ def test_a_rehearsal_says_what_is_reserved(run) -> None:
     assert (formula["peak"]["confidence"], rehearsed["peak"]["confidence"]) == ("formula", "replay")
     assert formula["peak"]["reserved_bytes"] != rehearsed["peak"]["reserved_bytes"]
     assert "fragmentation of the allocator beyond the reserve factor" not in rehearsed["not_modelled"]
+
+
+def test_settings_of_the_allocator_are_for_rehearsals(run) -> None:
+    code, out, err = run("estimate", "gpt2", "--alloc-conf", "expandable_segments:True")
+    assert (code, out) == (2, "")
+    assert err.rstrip().endswith("by formula no setting of the allocator is known. Add --rehearse.")
+    code, _, err = run("estimate", "gpt2", "--rehearse", "--alloc-conf", "expandable:True")
+    assert code == 2
+    assert "has no allocator option 'expandable'" in err

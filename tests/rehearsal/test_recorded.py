@@ -12,13 +12,13 @@ def check(runs: tuple[Rehearsed, ...], worst: tuple[float, float]) -> None:
     for kind, bar in zip((0, 1), worst, strict=True):
         errors = {run.run: abs(run.errors(2)[kind]) for run in runs}
         assert statistics.median(errors.values()) == 0
-        assert sum(error == 0 for error in errors.values()) >= 0.75 * len(runs)
+        assert sum(error == 0 for error in errors.values()) >= 0.7 * len(runs)
         assert max(errors.values()) <= bar, max(errors.items(), key=lambda item: item[1])
 
 
 def test_one_of_nine() -> None:
     runs = rehearsed_runs(every=9)
-    assert len(runs) == 19
+    assert len(runs) == 25
     check(runs, (0.0005, 0.03))
 
 
@@ -26,5 +26,5 @@ def test_one_of_nine() -> None:
 def test_all() -> None:
     """Allocated within 0.15 %, reserved within 4.1 %: docs/rehearsal.md has each miss."""
     runs = rehearsed_runs()
-    assert len(runs) == 177
+    assert len(runs) == 225
     check(runs, (0.0015, 0.041))

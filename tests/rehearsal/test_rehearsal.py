@@ -3,6 +3,7 @@
 import pytest
 
 import memcalc
+from memcalc.errors import OutOfMemory
 from memcalc.estimation.estimate import Played, estimate
 from memcalc.planning.configured import with_recompute
 from memcalc.rehearsal.rehearsal import estimate_rehearsed, rehearse, why_not
@@ -24,6 +25,33 @@ def test_a_rest_of_a_mebibyte_stays_and_a_larger_one_is_split_off() -> None:
     requests.begin("backward_1")
     requests.take(14 * MIB)  # of the same segment: 2 MiB are split off
     assert requests.rests == {"forward_1": MIB, "backward_1": 0}
+
+
+def test_settings_of_the_allocator_hold() -> None:
+    """An expandable segment grows by 20 MiB; else a segment of 15 MiB is one of 16."""
+    for settings, reserved in (("", 16 * MIB), ("expandable_segments:True", 20 * MIB)):
+        requests = Requests(settings)
+        requests.take(15 * MIB)
+        assert requests.reserved_bytes == reserved
+
+
+def test_on_a_card_cached_blocks_go_before_it_fails() -> None:
+    """24 MiB find no place in a free segment of 20: without end there are two, in 32 MiB the first one goes."""
+    for room, reserved in ((None, 44 * MIB), (32 * MIB, 24 * MIB)):
+        requests = Requests(room=room)
+        requests.drop((requests.take(20 * MIB),))
+        requests.take(24 * MIB)
+        assert requests.reserved_bytes == reserved
+    with pytest.raises(OutOfMemory):
+        requests.take(16 * MIB)
+
+
+def test_a_run_that_fills_its_card_reserves_what_the_card_has() -> None:
+    """Llama-3-8B on 80 GB, as recorded on the null device; on a smaller card it dies, and is told without an end."""
+    run = ("b=1", "s=2048", "attention=flash", "recipe=pure")
+    large, small = (memcalc.estimate("llama-3-8b", *run, gpu=gpu, rehearse=True) for gpu in ("a100-80gb", "a100-40gb"))
+    assert (large.headline.reserved_bytes, large.fits) == (84_364_230_656, True)
+    assert (small.headline.reserved_bytes, small.fits) == (86_085_992_448, False)
 
 
 def test_a_storage_is_freed_by_its_last_owner() -> None:
@@ -73,6 +101,13 @@ def test_what_is_rehearsed_is_what_is_estimated(recipe: str, recompute: str | li
         ("llama-3-8b", ("recipe=pure", "s=4096", "recompute=[3]", "gpu=h100-80gb")),
         ("codegen-350m", ("recipe=amp", "recompute=every-2")),
         ("mixtral-8x7b", ("recipe=amp", "l=2", "recompute=[1]")),
+        ("llama-3.2-1b", ("lora.rank=8", "recipe=pure")),
+        ("gpt2", ("lora.rank=8", "recompute=full", "implementation=huggingface", "training.dropout=0.1")),
+        ("llama-3.2-1b", ("qlora.block_size=64", "recompute=full")),
+        ("gpt2", ("optimizer=adam-8bit",)),
+        ("gpt2", ("optimizer=adam-8bit", "optimizer_options.paged=true")),
+        ("gpt2", ("optimizer=adafactor", "recipe=pure", "b=1", "s=256")),
+        ("gpt2", ("optimizer=muon", "recipe=pure", "b=1", "s=256")),
     ],
 )
 def test_of_any_plain_run(config: str, overrides: tuple[str, ...]) -> None:
@@ -85,9 +120,8 @@ def test_of_any_plain_run(config: str, overrides: tuple[str, ...]) -> None:
     "overrides",
     [
         ("data_parallel=8", "zero_stage=3"),
-        ("optimizer=adam-8bit",),
-        ("optimizer_options.paged=true",),
-        ("lora.rank=8",),
+        ("data_parallel=2", "zero_stage=2", "offload=optimizer"),
+        ("optimizer=galore",),
     ],
 )
 def test_what_allocates_more_is_not_rehearsed(overrides: tuple[str, ...]) -> None:

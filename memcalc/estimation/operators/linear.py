@@ -144,9 +144,12 @@ class Linear(Base):
         y = tape.new(f"{module} output", (*tokens, table[1]), self.parameters, "torch.nn.functional.embedding")
         if not self.trains(module):
             indices = tape.store(f"{module} indices", tokens, "int64", DERIVATIVES)
-            tape.record(Node(module, (), (y,), (), (), also_allocates=(indices,) if counts else ()))
+            node = Node(module, (), (y,), (), (), also_allocates=(indices,) if counts else ())
+            tape.record(node)
             # torch.Tensor.requires_grad_ on the output: it is a leaf then, and its gradient is thrown away.
             y.grad = module == "embed_tokens" and self.adapters is not None and self.adapters.input_gradient
+            if y.grad:
+                tape.leaves[y.storage] = node
             return y
         rule = workspaces.named(workspaces.embedding_backward, tokens=tokens, rows=table[0], width=table[1])
         scratch = tape.store(f"{module} sort and sums", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)

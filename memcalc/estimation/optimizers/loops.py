@@ -30,6 +30,7 @@ class Assign(NamedTuple):
 
 
 Script = tuple[Assign, ...]
+NEWTON_SCHULZ_STEPS = 5  # torch.optim.Muon, ns_steps
 
 
 def makes_states_on_the_way(update: Update) -> bool:
@@ -150,13 +151,16 @@ def _lamb(update: Update, _: Held) -> Script:
 
 
 def _muon(update: Update, _: Held) -> Script:
-    """torch/optim/_muon.py: five Newton-Schulz iterations in bf16 on the whole matrix; highest from the second on."""
-    ahead = Assign("update", Buffer("update")) if update.nesterov else Assign("update")
+    """torch/optim/_muon.py: Newton-Schulz iterations in bf16 on the whole matrix.
+
+    What they return is the update, so that the last matrix's is there until this one's is.
+    """
+    ahead = (Assign("update", Buffer("update")),) if update.nesterov else ()
     orthogonal, gram = Buffer("orthogonal update", dtype="bf16"), Buffer("gram matrix", "gram", "bf16")
-    made = (("ortho_grad", orthogonal), ("gram_matrix", gram), ("gram_update", gram), ("next", orthogonal))
-    iteration = tuple(Assign(name, buffer) for name, buffer in made)
-    returned = (*(Assign(name) for name, _ in made), Assign("update", orthogonal))
-    return (ahead, *iteration, *returned)
+    cast = () if update.dtype == "bf16" else (Assign("ortho_grad", orthogonal),)
+    iteration = (Assign("gram_matrix", gram), Assign("gram_update", gram), Assign("ortho_grad", orthogonal))
+    returned = tuple(Assign(name) for name in ("update", "gram_matrix", "gram_update"))
+    return (*ahead, Assign("ortho_grad"), *cast, *iteration * NEWTON_SCHULZ_STEPS, *returned)
 
 
 def _galore(update: Update, held: Held) -> Script:

@@ -87,11 +87,12 @@ def first_phase(update: Update) -> str:
 def optimizer_states(parameters: Parameters, update: Update, spread: Spread) -> Iterator[State]:
     """Every state of a rank."""
     for held in parameters:
-        yield from _states(held, update, spread)
-    yield from _maps(parameters, update, spread)
+        yield from own_states(held, update, spread)
+    yield from shared_states(parameters, update, spread)
 
 
-def _states(held: Held, update: Update, spread: Spread) -> Iterator[State]:
+def own_states(held: Held, update: Update, spread: Spread) -> Iterator[State]:
+    """Those of one parameter."""
     optimizer = update.optimizer
     if optimizer == "muon":
         hidden = is_hidden_matrix(held)
@@ -176,7 +177,7 @@ def _quantised(update: Update) -> tuple[str, ...]:
     return ("momentum",) if update.optimizer == "lion-8bit" else ("first moment", "second moment")
 
 
-def _maps(parameters: Parameters, update: Update, spread: Spread) -> Iterator[State]:
+def shared_states(parameters: Parameters, update: Update, spread: Spread) -> Iterator[State]:
     """The values that 8 bits stand for: bitsandbytes has one map for signed and one for unsigned states."""
     if update.optimizer not in ("adam-8bit", "lion-8bit"):
         return

@@ -1,0 +1,69 @@
+"""The optimizer step of all parameters as requests: norms for clipping, the updates, an average's casts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from memcalc.estimation.choice import Choice
+from memcalc.estimation.copies import UNSPREAD
+from memcalc.estimation.optimizers.states import is_hidden_matrix
+from memcalc.estimation.optimizers.temporaries import Step, clipping_items
+from memcalc.estimation.sharding import Parameters
+from memcalc.rehearsal.requests import Requests
+from memcalc.rehearsal.update import Updating, in_order
+from memcalc.spec.recipes import DTYPE_BYTES
+
+
+class OptimizerStep:
+    """Every step of a run.
+
+    Args:
+        requests: what they are asked of.
+        groups: parameters that are held alike, as modules make them, and the choice with their dtype.
+    """
+
+    def __init__(self, requests: Requests, groups: Sequence[tuple[Parameters, Choice]]) -> None:
+        self.requests = requests
+        self.groups = groups
+        self.updates = [each for parameters, choice in groups for each in _updates(requests, parameters, choice)]
+
+    def build(self) -> None:
+        """States that are there as soon as the optimizer is."""
+        for each in self.updates:
+            each.build()
+
+    def run(self, *, first: bool) -> None:
+        """One step."""
+        for parameters, choice in self.groups:
+            self._clip(parameters, choice)
+        for each in self.updates:
+            each.run(first=first)
+        for parameters, choice in self.groups:
+            self._average(parameters, choice)
+
+    def _clip(self, parameters: Parameters, choice: Choice) -> None:
+        if not choice.clips:
+            return
+        step = Step(clips=True, averages_with_casts=False, spread=UNSPREAD, card=choice.card)
+        items = clipping_items(parameters, choice.update, step)
+        self.requests.drop([self.requests.take(item.each) for item in items for _ in range(item.count)])
+
+    def _average(self, parameters: Parameters, choice: Choice) -> None:
+        """memcalc/step/averages.py: what is not in fp32 is cast, one parameter after the other."""
+        if choice.ema != "fp32" or choice.update.dtype == "fp32":
+            return
+        for held in in_order(parameters):
+            self.requests.drop([self.requests.take(DTYPE_BYTES["fp32"] * prod(held.shape))])
+
+
+def _updates(requests: Requests, parameters: Parameters, choice: Choice) -> Iterator[Updating]:
+    """One for all, but for Muon: it updates the matrices of the layers one by one, and AdamW what is left."""
+    update, card = choice.update, choice.card
+    if update.optimizer != "muon":
+        yield Updating(requests, parameters, update, card)
+        return
+    hidden = [held for held in parameters if is_hidden_matrix(held)]
+    others = [held for held in parameters if not is_hidden_matrix(held)]
+    yield Updating(requests, Parameters(hidden), update._replace(implementation="for-loop"), card)
+    yield Updating(requests, Parameters(others), update._replace(optimizer="adamw"), card)
