@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from memcalc.progress import Progress, silent
+from memcalc.spec.inference_rules import of_training
 from memcalc.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -80,6 +81,10 @@ def estimate(
         from memcalc.rehearsal.rehearsal import estimate_rehearsed
 
         return estimate_rehearsed(spec, alloc_conf)
+    if spec.inference is not None:
+        from memcalc.estimation.generation.largest import estimate_with_largest
+
+        return estimate_with_largest(spec)
     from memcalc.estimation.estimate import estimate as estimate_spec
 
     return estimate_spec(spec)
@@ -163,7 +168,7 @@ def trace(
             "Write them into the configuration's training block.",
             "trace",
         )
-    spec = load(cast("Source", source), *given, gpu=gpu)
+    spec = of_training(load(cast("Source", source), *given, gpu=gpu), "trace")
     if device == "null":
         from memcalc.nullcuda.tracing import trace as trace_on_null
 
@@ -204,7 +209,7 @@ def measure(
     from memcalc.proving.one import How, measure_one
 
     how = How(device, steps, record, alloc_conf, python, headroom, force)
-    return measure_one(load(source, *overrides, gpu=gpu), how)
+    return measure_one(of_training(load(source, *overrides, gpu=gpu), "measure"), how)
 
 
 def measure_suite(
@@ -316,7 +321,7 @@ def replay(
     from memcalc.spec.cards import find_card
 
     path = source if isinstance(source, str | Path) else None
-    opened = open_source(path, lambda: load(source, *overrides, gpu=gpu), device, progress)
+    opened = open_source(path, lambda: of_training(load(source, *overrides, gpu=gpu), "replay"), device, progress)
     named = gpu or opened.gpu
     return replaying(opened, find_card(named) if named is not None else None, **options)
 
@@ -428,7 +433,7 @@ def fit(
     from memcalc.fitting.fit import fit as fit_spec
 
     question = Question(gpus=gpus, maximize=maximize, minimize=minimize, hold=tuple(hold), **options)
-    return fit_spec(load(source, *overrides, gpu=gpu), question)
+    return fit_spec(of_training(load(source, *overrides, gpu=gpu), "fit"), question)
 
 
 def recompute(
@@ -459,7 +464,8 @@ def recompute(
     from memcalc.units import parse_bytes
 
     limit = parse_bytes(budget) if isinstance(budget, str) else budget
-    spec, link = load(source, *overrides, gpu=gpu), round(host_gb_per_second * 10**9)
+    spec = of_training(load(source, *overrides, gpu=gpu), "recompute")
+    link = round(host_gb_per_second * 10**9)
     return plan_recompute(spec, limit, strategy, maximize=maximize, host_bytes_per_second=link)
 
 
@@ -521,6 +527,6 @@ def oom(
     from memcalc.diagnosis.diagnosis import diagnose
     from memcalc.diagnosis.streams import open_log
 
-    spec = None if config is None else load(config, *overrides, gpu=gpu)
+    spec = None if config is None else of_training(load(config, *overrides, gpu=gpu), "oom")
     with open_log(log) as (name, stream):
         return diagnose(name, stream, spec, report)

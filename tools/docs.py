@@ -36,7 +36,7 @@ from memcalc.spec.cards import all_cards  # noqa: E402
 from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402
 from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
-from tools import dry_runs, families, fit, formulas, published_configs, rehearsed  # noqa: E402
+from tools import dry_runs, families, fit, formulas, generation, published_configs, rehearsed  # noqa: E402
 from tools.accuracy import cases, summarized  # noqa: E402
 from tools.agreement import agreement_summary, agreement_table, need_summary  # noqa: E402
 from tools.beside import beside_summary, beside_table  # noqa: E402
@@ -417,6 +417,7 @@ TABLES: dict[str, Callable[..., str]] = {
     **families.TABLES,
     **fit.TABLES,
     **formulas.TABLES,
+    **generation.TABLES,
     **published_configs.TABLES,
     "agreement": agreement_table,
     "beside": beside_table,

@@ -15,7 +15,7 @@ HINT = "Close to the card's memory: --rehearse plays every request to PyTorch's 
 def with_hint(result: Result) -> Result:
     """The estimate, with a note where it is close to the card and a rehearsal would say more."""
     headroom = result.headroom_bytes
-    if result.card is None or headroom is None or result.confidence != "formula":
+    if result.card is None or headroom is None or result.confidence != "formula" or result.generation is not None:
         return result
     if abs(headroom) * 100 > result.card.usable_bytes * NEAR_PERCENT:
         return result

@@ -19,6 +19,7 @@ from memcalc.estimation.outside import outside_allocated
 from memcalc.importers.loading import import_file, load, opened
 from memcalc.spec.broken import Broken
 from memcalc.spec.cards import find_card
+from memcalc.spec.inference_rules import of_training
 from memcalc.spec.loading import Opened, load_opened, load_parallelism
 from memcalc.spec.overrides import parse_overrides
 from memcalc.spec.reading import read_source
@@ -85,7 +86,7 @@ class Points:
             InputError: it cannot be.
         """
         words = (*self._overrides, *assignments(self.grid.point(number)))
-        spec = load(self._source, words, gpu=self._gpu)
+        spec = of_training(load(self._source, words, gpu=self._gpu), "sweep")
         for broken in self._node(spec):
             raise InputError(broken.problem, broken.remedy, ".".join(map(str, broken.key)))
         return spec
@@ -116,7 +117,7 @@ class Points:
     def _load(self, outer: dict[str, Any], batch: dict[str, tuple[int, ...]]) -> Context | None:
         first = {f"training.{field}": values[0] for field, values in batch.items()}
         try:
-            spec = self._loaded({**outer, **first})
+            spec = of_training(self._loaded({**outer, **first}), "sweep")
             card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
         except InputError:
             return None

@@ -44,11 +44,21 @@ class Adapters(NamedTuple):
 def adapters_of(spec: Spec) -> Adapters | None:
     """The adapters of a run; None where everything trains."""
     training = spec.training
+    if spec.inference is not None:
+        return frozen_for(spec.inference.quantization)
     if training.lora is None:
         return None
     return _adapters(
         training.lora, training.qlora, spec.model, training.implementation, training.dtype, training.recipe
     )
+
+
+@lru_cache(maxsize=8)
+def frozen_for(quantization: str) -> Adapters:
+    """Of generation: nothing trains, and no adapter stands beside the matrices."""
+    # transformers' BitsAndBytesConfig: blocks of 64 elements, scales not quantised, the head left as it is.
+    quantised = None if quantization == "none" else Quantised(block_size=64, nested=False, head=False)
+    return Adapters((), 0, "", 0.0, (), quantised, input_gradient=False)
 
 
 @lru_cache(maxsize=256)

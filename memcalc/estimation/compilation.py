@@ -15,6 +15,7 @@ def compiled(
     keeps_gradients: bool,
     main_gradient_dtype: str | None,
     runs_again: bool = False,
+    trains: bool = True,
 ) -> Program:
     """The tape as streams of allocations and releases.
 
@@ -25,6 +26,7 @@ def compiled(
             is added to one that exists already.
         main_gradient_dtype: dtype of a second copy made as each gradient arrives (mixed-20), or None.
         runs_again: whether its forward runs a second time, with other blocks' behind it, and backward then.
+        trains: whether there is a backward.
     """
     _hold_leaves(tape, output)
     kept = _kept(tape)
@@ -35,7 +37,9 @@ def compiled(
     forward += _forward(tape, range(boundary), alive, kept | tape.region | tape.names | set(head))
     loss = _forward(tape, range(boundary, len(tape.nodes)), alive, kept | tape.region)
     forward += [Event(index, -1, "end") for index in head if index not in kept]  # it is the next block's input
-    backward = Backward(tape, kept, keeps_gradients, main_gradient_dtype, runs_again=runs_again).run(output)
+    backward: list[Event] = []
+    if trains:
+        backward = Backward(tape, kept, keeps_gradients, main_gradient_dtype, runs_again=runs_again).run(output)
     saved = {index for node in tape.nodes for index in node.saved} | kept
     storages = tuple(
         storage if storage.component is not None else storage._replace(component=_component(tape, index, saved))
@@ -59,7 +63,7 @@ def _start(tape: Tape) -> set[int]:
     """What exists when the block's forward begins: its input, and tables that are made once and held."""
     made = {index for node in tape.nodes for index in node.made}
     entry = set() if tape.entry is None else {tape.entry.storage}
-    return entry | ((tape.held | tape.names) - made)
+    return entry | tape.given | ((tape.held | tape.names) - made)
 
 
 def _kept(tape: Tape) -> set[int]:

@@ -70,6 +70,10 @@ def estimate(spec: Spec, played: Played | None = None) -> Result:
     Raises:
         InputError: the family, or this implementation of it, is not modelled.
     """
+    if spec.inference is not None:
+        from memcalc.estimation.generation.sizing import generation  # what a training step does not need
+
+        return generation(spec)
     refuse_foreign(spec)
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     ranks = [rank_result(spec, stage, card, played) for stage in stages_of(spec)]
@@ -154,6 +158,15 @@ def _parallel_omissions(spec: Spec) -> Iterator[str]:
         yield f"schedule {parallelism.schedule} was not compared with a run; what is in flight is its papers' count"
 
 
+def family_notes(spec: Spec) -> Iterator[str]:
+    """Attention kernels that PyTorch has not for this dtype or these positions."""
+    training = spec.training
+    if training.attention == "flash" and training.dtype == "fp32":
+        yield "PyTorch's flash attention has no fp32 kernel; a run needs eager or memory-efficient attention."
+    if spec.model.position_embedding == "alibi" and training.attention != "eager":
+        yield "PyTorch's fused attention kernels cannot add ALiBi's bias; a run needs eager attention."
+
+
 def notes(spec: Spec) -> tuple[str, ...]:
     """How the configuration was read, memory that is not the GPU's, and options that change nothing here."""
     found = list(spec.notes)
@@ -162,10 +175,7 @@ def notes(spec: Spec) -> tuple[str, ...]:
         found.append("sequence_parallel has no effect without tensor_parallel.")
     if parallelism.zero_stage and parallelism.data_parallel == 1:
         found.append(f"zero_stage = {parallelism.zero_stage} shards nothing over data_parallel = 1.")
-    if training.attention == "flash" and training.dtype == "fp32":
-        found.append("PyTorch's flash attention has no fp32 kernel; a run needs eager or memory-efficient attention.")
-    if spec.model.position_embedding == "alibi" and training.attention != "eager":
-        found.append("PyTorch's fused attention kernels cannot add ALiBi's bias; a run needs eager attention.")
+    found += family_notes(spec)
     if training.recompute == "selective" and training.attention != "eager":
         found.append("recompute = selective saves little with a fused attention kernel, which keeps no maps.")
     return (*paging_notes(spec), *found)

@@ -29,9 +29,9 @@ def from_phase(first: str) -> int:
 
 
 @lru_cache(maxsize=4096)
-def phases_of(mask: int) -> tuple[str, ...]:
+def phases_of(mask: int, phases: tuple[str, ...] = PHASES) -> tuple[str, ...]:
     """The phases of a mask, in order."""
-    return tuple(phase for phase in PHASES if mask & BIT[phase])
+    return tuple(phase for bit, phase in enumerate(phases) if mask >> bit & 1)
 
 
 class Item(NamedTuple):
@@ -49,8 +49,8 @@ class Item(NamedTuple):
     formula: str
     citation: str
 
-    def row(self, count: int, mask: int) -> Row:
-        """The finished row, for `count` such tensors in the phases of `mask`."""
+    def row(self, count: int, mask: int, phases: tuple[str, ...] = PHASES) -> Row:
+        """The finished row, for `count` such tensors in those of `phases` that `mask` names."""
         return Row(
             self.component,
             self.module,
@@ -59,7 +59,7 @@ class Item(NamedTuple):
             self.dtype,
             count,
             count * self.each,
-            phases_of(mask),
+            phases_of(mask, phases),
             self.formula,
             self.citation,
         )

@@ -98,7 +98,7 @@ def buffer_elements(model: ModelSpec) -> int:
     elements = buffers.scalars
     if model.moe is not None and model.moe.router_correction_bias and not model.moe.router_correction_parameter:
         elements += model.layers_with_experts(0, model.num_layers) * model.moe.num_experts
-    elements += {"model": 1, "layer": model.num_layers, None: 0}[buffers.masks] * model.max_position_embeddings**2
+    elements += mask_elements(model)
     if model.position_embedding != "rope" and not buffers.unused_rotary:
         return elements
     if buffers.sinusoids:
@@ -107,6 +107,12 @@ def buffer_elements(model: ModelSpec) -> int:
     rotated = int(model.rotary_dim * buffers.rotary_fraction)
     # One frequency for each pair of rotated dimensions; `inv_freq` and the copy `original_inv_freq`.
     return elements + 2 * ((rotated + 1) // 2) * buffers.rotary_tables
+
+
+def mask_elements(model: ModelSpec) -> int:
+    """Those of them that are causal masks, of a byte each."""
+    masks = {"model": 1, "layer": model.num_layers, None: 0}[family_buffers(model.architecture).masks]
+    return masks * model.max_position_embeddings**2
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,19 @@ from memcalc.ledger.row import Row
 ROUNDING_SOURCE = "torch 2.13 c10/cuda/CUDACachingAllocator.cpp: round_size, should_split"
 
 
-def write_rows(items: Iterable[Item], what: str, tails: Mapping[int, int] = MappingProxyType({})) -> Rows:
+def write_rows(
+    items: Iterable[Item],
+    what: str,
+    tails: Mapping[int, int] = MappingProxyType({}),
+    phases: tuple[str, ...] = PHASES,
+) -> Rows:
     """One row for all tensors that are alike and alive together, then what the allocator adds to them.
 
     Args:
         items: what is alive at some time.
         what: names these items in the row of what the allocator adds.
         tails: bytes by phase mask of blocks' rests that are not split off.
+        phases: what the bits of masks stand for.
     """
     together: dict[tuple[object, ...], tuple[Item, int]] = {}
     rounding = dict(tails)
@@ -38,12 +44,12 @@ def write_rows(items: Iterable[Item], what: str, tails: Mapping[int, int] = Mapp
             alike = (*alike, "another")
         mask = merged[alike][2] if alike in merged else 0
         merged[alike] = (item, count, mask | item.mask)
-    rows = [item.row(count, mask) for item, count, mask in merged.values()]
-    return Rows(rows + _rounding_rows(rounding, what))
+    rows = [item.row(count, mask, phases) for item, count, mask in merged.values()]
+    return Rows(rows + _rounding_rows(rounding, what, phases))
 
 
-def _rounding_rows(rounding: Mapping[int, int], what: str) -> list[Row]:
-    amounts = [sum([amount for mask, amount in rounding.items() if mask >> bit & 1]) for bit in range(len(PHASES))]
+def _rounding_rows(rounding: Mapping[int, int], what: str, phases: tuple[str, ...]) -> list[Row]:
+    amounts = [sum([amount for mask, amount in rounding.items() if mask >> bit & 1]) for bit in range(len(phases))]
     masks: dict[int, int] = {}
     for bit, amount in enumerate(amounts):
         if amount:
@@ -57,7 +63,7 @@ def _rounding_rows(rounding: Mapping[int, int], what: str) -> list[Row]:
             "uint8",
             1,
             amount,
-            phases_of(mask),
+            phases_of(mask, phases),
             "requests rounded up to 512 bytes; rests of up to 1 MiB that are not split off",
             ROUNDING_SOURCE,
         )

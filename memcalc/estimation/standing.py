@@ -7,7 +7,7 @@ from memcalc.estimation.choice import choice_of
 from memcalc.estimation.engines import megatron
 from memcalc.estimation.frozen import adapters_follow_the_head
 from memcalc.estimation.items import Item, from_phase, mask_of
-from memcalc.estimation.parameters import buffer_elements
+from memcalc.estimation.parameters import buffer_elements, mask_elements
 from memcalc.estimation.remembered import remembered
 from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stages import Stage
@@ -43,7 +43,8 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
     """
     if spec.training.implementation != "huggingface":
         return []
-    elements = buffer_elements(spec.model) * stage.layers // spec.model.num_layers
+    masks = mask_elements(spec.model) * stage.layers // spec.model.num_layers
+    elements = (buffer_elements(spec.model) - mask_elements(spec.model)) * stage.layers // spec.model.num_layers
     each = 4 * elements
     citation = "transformers 5.23: nn.Buffer in the modelling files"
     mask = from_phase("model")
@@ -51,6 +52,9 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
     items = [
         Item(Component.WEIGHTS, "buffers", name, (elements,), "fp32", 1, each, rounded(each), mask, "4·n", citation)
     ]
+    if masks:
+        each, name = rounded(masks), "causal masks"
+        items.append(Item(Component.WEIGHTS, "buffers", name, (masks,), "bool", 1, masks, each, mask, "1·n", citation))
     # A model that is loaded in 4 bits is made without weights, so no head is made in vain.
     in_vain = spec.training.finetune == "full" or adapters_follow_the_head(spec)
     if spec.model.tie_word_embeddings and stage.has_head and in_vain:

@@ -40,6 +40,11 @@ MEANINGS = {
     "e": "expert-parallel ranks",
     "c": "context-parallel ranks",
     "r": "rank of an adapter",
+    "n_0": "tokens of a prompt",
+    "n_c": "tokens that a layer's cache has room for",
+    "n_b": "the same before the forward",
+    "n_p": "tokens of a sequence in whole blocks of a paged cache",
+    "n_w": "the same of a window",
     "T/n": "tokens of a chunk of the loss, b·s/n rounded up",
     "T_f": "rows of logits of a fused loss, 2^k >= b·s/(V/d)",
 }

@@ -75,13 +75,20 @@ def norm_backward(values: Values, rows: tuple[str, ...], width: str, item_bytes:
 
 
 @most_of
-def flash_forward(values: Values, heads: str, kv_heads: str, head_dim: str, length: str, item_bytes: int) -> Script:
+def flash_forward(
+    values: Values, heads: str, kv_heads: str, head_dim: str, length: str, item_bytes: int, keys: str | None = None
+) -> Script:
     """fp32 outputs and row sums of flash attention's splits: 4·splits·b·h·s·(d_h+1), where queries do not fill the card
 
     ATen native/transformers/cuda/flash_attn/flash_api.cpp (set_params_splitkv), without dropout: the keys are split
     over thread blocks where batch, heads and blocks of 64 queries are fewer than 0.8 times twice the multiprocessors.
+    A single query of grouped heads is taken as a query for each head of a group (seqlenq_ngroups_swapped).
     """
     heads_of_call = _heads(values, heads, kv_heads, head_dim, length, item_bytes)
+    if keys is not None:
+        heads_of_call = heads_of_call._replace(t=values[keys])
+        if heads_of_call.s == 1 and heads_of_call.h > heads_of_call.kv:
+            heads_of_call = heads_of_call._replace(h=heads_of_call.kv, s=heads_of_call.h // heads_of_call.kv)
     taken, given_back = attention.flash_forward(heads_of_call, 0.0, values["sms"])
     return taken + given_back
 

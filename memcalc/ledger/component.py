@@ -13,6 +13,7 @@ class Component(StrEnum):
     GRADIENTS = "gradients"  # of parameters, in every precision they are held in
     OPTIMIZER_STATE = "optimizer_state"  # moments and what else the update rule remembers
     ACTIVATIONS = "activations"  # what the layers save for backward
+    KV_CACHE = "kv_cache"  # of generation: keys and values of the tokens so far, in every layer
     LOGITS_AND_LOSS = "logits_and_loss"  # from the final norm's input to the loss, and its backward
     INPUTS = "inputs"  # token ids and labels
     TEMPORARIES = "temporaries"  # made and freed inside one phase

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from memcalc.ledger.ledger import Ledger
@@ -62,6 +63,7 @@ def document(result: Result) -> dict[str, Any]:
         "headroom_bytes": result.headroom_bytes,
         "not_modelled": list(result.not_modelled),
         **({} if headline.host is None else {"host": _host(headline.host)}),
+        **({} if result.generation is None else {"kv_cache": asdict(result.generation)}),
     }
 
 

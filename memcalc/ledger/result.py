@@ -45,6 +45,30 @@ class RankResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Largest:
+    """What a card holds at most; one more of either does not fit. 0: not even 1 does."""
+
+    batch_size: int  # with the context of the run
+    context_length: int  # with its batch, and as many new tokens
+    all_positions: bool  # whether the context ends where the model's positions do
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The cache of keys and values in numbers: bytes of one sequence, over all layers, on one tensor-parallel rank.
+
+    Args:
+        bytes_per_token: of a sequence that has just begun: a window grows no further when it is full.
+        bytes_per_sequence: at the end of its context.
+        largest: what the card holds, where one is named.
+    """
+
+    bytes_per_token: int
+    bytes_per_sequence: int
+    largest: Largest | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """The answer to "what will each GPU hold?"; `ranks[0]` is the headline, the worst of them."""
 
@@ -60,6 +84,7 @@ class Result:
     card: Card | None
     not_modelled: tuple[str, ...]
     notes: tuple[str, ...] = field(default=())  # options that were accepted but have no effect here
+    generation: Generation | None = None  # of inference
 
     @property
     def headline(self) -> RankResult:

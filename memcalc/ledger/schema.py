@@ -89,6 +89,22 @@ class Host(Block):
     ledger: list[LedgerRow]
 
 
+class LargestFit(Block):
+    """What the card holds at most; one more of either does not fit."""
+
+    batch_size: int = Field(description="with the context of the run; 0: not even 1 fits")
+    context_length: int = Field(description="with its batch, and as many new tokens; 0: not even one token of prompt")
+    all_positions: bool = Field(description="whether the context ends where the model's positions do")
+
+
+class KvCache(Block):
+    """Bytes of one sequence, over all layers, on one tensor-parallel rank."""
+
+    bytes_per_token: int
+    bytes_per_sequence: int = Field(description="at the end of its context, in whole blocks")
+    largest: LargestFit | None
+
+
 class Document(Block):
     """What `--format json` prints."""
 
@@ -109,6 +125,7 @@ class Document(Block):
     headroom_bytes: int | None
     not_modelled: list[str]
     host: Host | None = Field(None, description="left out where the run puts nothing there")
+    kv_cache: KvCache | None = Field(None, description="of inference alone")
 
 
 class ComparedDocument(Document):

@@ -7,7 +7,7 @@ b micro-batch, s sequence length, P parameters, N data-parallel ranks.
 from __future__ import annotations
 
 from memcalc.ledger.result import Textbook
-from memcalc.spec.recipes import RECIPES
+from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
 
 
@@ -116,6 +116,14 @@ def latent_cache_bytes(l: int, r_kv: int, d_r: int, tokens: int, item_bytes: int
     Source: DeepSeek-V2 (arXiv 2405.04434) section 2.1.
     """
     return l * (r_kv + d_r) * tokens * item_bytes
+
+
+def generation_textbook(spec: Spec) -> Textbook:
+    """The closed forms of generation: weights in their dtype; nothing is kept for a backward."""
+    assert spec.inference is not None
+    model, each = spec.model, DTYPE_BYTES[spec.inference.dtype]
+    count = parameters(model.num_layers, model.hidden_size, model.vocab_size)
+    return Textbook(count, model_state_bytes(count, each), activation_bytes=0, bytes_per_parameter=each)
 
 
 def textbook(spec: Spec) -> Textbook:

@@ -24,6 +24,7 @@ from memcalc.measuring.records import append, read
 from memcalc.measuring.result import allocator_conf
 from memcalc.progress import Progress, silent
 from memcalc.proving.largest import Search
+from memcalc.spec.inference_rules import of_training
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
 
@@ -53,7 +54,7 @@ class Run:
         """The run that it describes."""
         source, *own = self.words.split()
         path = Path(self.folder, source)
-        return load(str(path) if path.is_file() else source, (*own, *overrides))
+        return of_training(load(str(path) if path.is_file() else source, (*own, *overrides)), "measure")
 
     def command(self, *overrides: str) -> str:
         """What measures it alone."""

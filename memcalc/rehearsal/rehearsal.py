@@ -165,6 +165,7 @@ def why_not(spec: Spec) -> str:
     """Why the order of all that is allocated is not known; empty where it is."""
     choice, stage = choice_of(spec), stages_of(spec)[0]
     reasons = {
+        "generation": spec.inference is not None,
         "several ranks": spec.parallelism.ranks > 1 or communication_buffers(spec, stage).around != Around(),
         "Megatron's buffers": choice.engine == "megatron",
         "offload to the host": choice.offloads,

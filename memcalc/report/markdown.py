@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from memcalc.ledger.result import Result
 from memcalc.report.breakdown import component_grid
+from memcalc.report.generation import generation_grid
 from memcalc.report.grid import Column, Grid, markdown_grid
 from memcalc.report.moments import phase_grid, rank_grid
 from memcalc.report.textbook import textbook_grid
@@ -22,7 +23,7 @@ def sizing_markdown(result: Result, unit: Unit = "GiB", *, all_ranks: bool = Fal
     if all_ranks:
         lines += markdown_grid(rank_grid(result, unit))
     lines += markdown_grid(phase_grid(result, unit))
-    lines += markdown_grid(textbook_grid(result, unit))
+    lines += markdown_grid(generation_grid(result, unit) if result.generation else textbook_grid(result, unit))
     if explain is not None:
         lines += _explanation(result, unit, explain)
     lines += _items("Notes", result.notes)

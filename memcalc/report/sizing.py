@@ -6,6 +6,7 @@ from itertools import groupby
 
 from memcalc.ledger.result import Result
 from memcalc.report.breakdown import bar_lines, component_grid, host_grid
+from memcalc.report.generation import generation_grid
 from memcalc.report.moments import phase_grid, rank_grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
@@ -34,7 +35,7 @@ def draw_sizing(
     if all_ranks:
         draw_grid(screen, rank_grid(result, unit))
     draw_grid(screen, phase_grid(result, unit))
-    draw_grid(screen, textbook_grid(result, unit))
+    draw_grid(screen, generation_grid(result, unit) if result.generation else textbook_grid(result, unit))
     if explain is not None:
         _draw_explanation(screen, result, unit, explain)
     draw_list(screen, "Notes", result.notes)

@@ -18,11 +18,17 @@ def symbol_values(result: Result) -> dict[str, int]:
     from memcalc.estimation.symbols import symbol_values as model_values
 
     parallelism = result.spec.parallelism
+    generation = {}
+    if result.spec.inference is not None:
+        from memcalc.estimation.generation.pools import symbols_of
+
+        generation = symbols_of(result.spec)
     return model_values(result.spec, result.card) | {
         "N": parallelism.data_parallel,
         "p": parallelism.pipeline_parallel,
         "c": parallelism.context_parallel,
         "e": parallelism.expert_parallel,
+        **generation,
     }
 
 

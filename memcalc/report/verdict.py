@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.ledger.result import Result
 from memcalc.report.grid import Column, Grid
 from memcalc.report.words import count, plural, rank_text
+from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.segments import words
 from memcalc.spec.spec import Spec
 from memcalc.units import Unit, format_bytes, format_number
@@ -13,11 +14,29 @@ from memcalc.units import Unit, format_bytes, format_number
 def subject(result: Result) -> str:
     """The run in two lines: the model and its step; then how it is spread."""
     spec = result.spec
+    if spec.inference is not None:
+        return _generation(result, spec.inference)
     training = spec.training
     step = f"b={training.micro_batch_size}, s={training.sequence_length}, {training.dtype}, {training.recipe}"
     how = f"{training.optimizer}, {training.attention} attention, recompute {words(training.recompute)}"
     modules = f"{training.implementation} modules"
     return f"{spec.name}: {count(result.parameters)} parameters; {step}\n{how}, {modules}; {_spread(spec)}"
+
+
+def _generation(result: Result, inference: InferenceSpec) -> str:
+    """The same of generation: the model and its batch; then its cache."""
+    spec = result.spec
+    sizes = f"b={inference.batch_size}, {inference.prompt_length:,} tokens of prompt and {inference.new_tokens:,} new"
+    weights = inference.dtype if inference.quantization == "none" else f"{inference.quantization}, {inference.dtype}"
+    blocks = f" in blocks of {inference.block}" if inference.cache == "paged" else ""
+    kept = "" if inference.kv_cache_dtype == "compute" else f", in {inference.kv_cache_dtype}"
+    chunk = f" in pieces of {inference.chunk:,}" if inference.chunk < inference.prompt_length else ""
+    how = f"{inference.cache} cache{blocks}{kept}, prompt read{chunk or ' at once'}, {inference.attention} attention"
+    modules = f"{inference.implementation} modules"
+    return (
+        f"{spec.name}: {count(result.parameters)} parameters; inference, {sizes}, {weights}\n"
+        f"{how}, {modules}; {_spread(spec)}"
+    )
 
 
 def _spread(spec: Spec) -> str:
@@ -33,7 +52,8 @@ def _spread(spec: Spec) -> str:
         words.append(f"experts over {parallelism.expert_parallel}")
     if parallelism.zero_stage:
         words.append(f"ZeRO {parallelism.zero_stage}")
-    return plural(parallelism.ranks, "GPU") + (f" ({', '.join([*words, parallelism.engine])})" if words else "")
+    engine = [parallelism.engine] if spec.inference is None else []
+    return plural(parallelism.ranks, "GPU") + (f" ({', '.join([*words, *engine])})" if words else "")
 
 
 def needed_bytes(result: Result) -> tuple[int, str]:

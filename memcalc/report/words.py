@@ -11,6 +11,7 @@ _PARTS: dict[str, tuple[str, str, str]] = {
     Component.GRADIENTS: ("G", "green", "of parameters, every copy of them"),
     Component.OPTIMIZER_STATE: ("O", "magenta", "what the update rule remembers"),
     Component.ACTIVATIONS: ("A", "yellow", "what the layers save for backward"),
+    Component.KV_CACHE: ("V", "bright_green", "keys and values of the tokens so far"),
     Component.LOGITS_AND_LOSS: ("L", "red", "from the last norm to the loss"),
     Component.INPUTS: ("I", "white", "token ids and labels"),
     Component.TEMPORARIES: ("T", "bright_yellow", "made and freed inside the phase"),

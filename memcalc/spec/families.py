@@ -11,7 +11,7 @@ from functools import lru_cache
 from memcalc.errors import InputError
 from memcalc.spec.family_files import Buffers, Rule, family_named, names
 from memcalc.spec.family_reading import check_requirements, value_of
-from memcalc.spec.family_values import BOOLEANS, CHOICES, PROBABILITIES, shown
+from memcalc.spec.family_values import BOOLEANS, CHOICES, PROBABILITIES, WINDOWS, shown
 from memcalc.spec.foreign import can_read_foreign, foreign_block
 
 
@@ -130,7 +130,7 @@ def _defaults(architecture: str) -> dict[str, object]:
     block: dict[str, object] = copy.deepcopy(family.fixed)
     for field in family.rules:
         # A size of some default checkpoint says nothing about the user's model.
-        if field in BOOLEANS or field in PROBABILITIES or field in CHOICES:
+        if field in BOOLEANS or field in PROBABILITIES or field in CHOICES or field in WINDOWS:
             value = value_of(family, field, {}, architecture)
             if value is not None:
                 put_at(block, field, value)

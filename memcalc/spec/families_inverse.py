@@ -114,9 +114,21 @@ def _settle(keys: dict[str, Any], field: str, rule: Rule, wanted: dict[str, Any]
         needs[rule.keys[-1]] = share if int(head * share) == value else (value + 0.5) / head
     elif rule.how == "except":
         needs[rule.keys[0]] = [layer for layer in range(wanted["num_layers"]) if layer not in value] if value else None
+    elif rule.how == "every":
+        needs[rule.keys[0]] = _layer_types(wanted)
+    elif rule.how == "others":
+        if value:
+            needs[rule.keys[0]] = _layer_types(wanted)
     elif rule.how == "after":
         needs[rule.keys[0]] = min(value) - 1 if value else None
     return all(keys.setdefault(key, needed) == needed for key, needed in needs.items())
+
+
+def _layer_types(wanted: dict[str, Any]) -> list[str]:
+    """A word for each layer: whether it attends to all tokens or to a window of them."""
+    interval, layers = wanted["full_attention_interval"], wanted["full_attention_layers"]
+    whole = [bool(interval and (layer + 1) % interval == 0) or layer in layers for layer in range(wanted["num_layers"])]
+    return ["full_attention" if each else "sliding_attention" for each in whole]
 
 
 def _theirs(value: Any, table: dict[Any, Any] | None) -> Any:

@@ -60,6 +60,9 @@ def _computed(family: Family, field: str, rule: Rule, config: dict[str, object],
             head = hidden // heads
         assert isinstance(share, float) and isinstance(head, int)  # noqa: PT018 - likewise
         return int(head * share)
+    if rule.how in ("every", "others"):
+        interval, layers = _whole_layers(key, value, where)
+        return interval if rule.how == "every" else layers
     return _other_layers(family, rule.how, key, value, config, where)
 
 
@@ -80,6 +83,19 @@ def _other_layers(
     named = checked(key, value, "layers", where)
     assert isinstance(named, list)
     return sorted(set(range(layers)) - set(named))
+
+
+def _whole_layers(key: str, value: object, where: str) -> tuple[int, list[int]]:
+    """Which layers attend to all tokens: n if each n-th one does, else 0 and the layers."""
+    if value is None:
+        return 0, []
+    if not isinstance(value, list) or len(value) > _MOST_NAMED_LAYERS or not all(isinstance(v, str) for v in value):
+        raise InputError(f"{key} = {shown(value)} is no list of words.", "Write one word a layer.", f"{where}: {key}")
+    full = [layer for layer, word in enumerate(value) if word == "full_attention"]
+    interval = full[0] + 1 if full else 0
+    if full == list(range(interval - 1, len(value), interval or 1)) or not full:
+        return interval, []
+    return 0, full
 
 
 def _looked_up(config: dict[str, object], key: str) -> object:

@@ -33,6 +33,8 @@ PROBABILITIES = frozenset({"attention_dropout", "residual_dropout", "embedding_d
 COUNTS = frozenset(
     {
         "position_embedding_offset",
+        "sliding_window",
+        "full_attention_interval",
         "moe.shared_expert_intermediate_size",
         "moe.first_dense_layers",
         "mla.q_lora_rank",
@@ -49,7 +51,9 @@ CHOICES = frozenset(
         "mlp",
     }
 )
-LAYERS = frozenset({"moe.dense_layers"})
+# Sizes that are of the family, not of one checkpoint of it.
+WINDOWS = frozenset({"sliding_window", "full_attention_interval"})
+LAYERS = frozenset({"moe.dense_layers", "full_attention_layers"})
 
 _LARGEST_SIZE = 2**40
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.spec.finetuning import LoraSpec, QloraSpec
+from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.model import Block, MlaSpec, ModelSpec, MoeSpec
 from memcalc.spec.optimizers import OptimizerOptions
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
@@ -16,7 +17,11 @@ BLOCKS: dict[str, type[Block]] = {
     "training": TrainingSpec,
     "parallelism": ParallelismSpec,
     "hardware": HardwareSpec,
+    "inference": InferenceSpec,
 }
+
+# Named by their path alone: a bare name must not turn a training step into something else.
+BY_PATH = ("inference",)
 
 # Blocks inside a block, by name, and the block that each belongs to. Names are unique: `--set lora.rank=8` is enough.
 NESTED: dict[str, type[Block]] = {
@@ -96,7 +101,7 @@ def find_field(name: str) -> Path | None:
         return (name,)
     for candidate, model in BLOCKS.items():
         field = SYMBOLS.get(candidate, {}).get(name, name)
-        if field in model.model_fields:
+        if field in model.model_fields and candidate not in BY_PATH:
             return (candidate, field)
     return None
 
@@ -105,7 +110,8 @@ def all_field_names() -> list[str]:
     """Every bare field name and symbol, for suggestions."""
     names = ["name", *MODEL_SOURCES, *(f"{block}.{field}" for block in NESTED for field in NESTED[block].model_fields)]
     for block, model in BLOCKS.items():
-        names += [*model.model_fields, *(f"{block}.{field}" for field in model.model_fields), *SYMBOLS.get(block, {})]
+        names += [] if block in BY_PATH else [*model.model_fields, *SYMBOLS.get(block, {})]
+        names += [f"{block}.{field}" for field in model.model_fields]
     return names
 
 

@@ -19,6 +19,8 @@ from memcalc.spec.defaults import default_parallelism, default_training, tie_bat
 from memcalc.spec.derive import derive_model
 from memcalc.spec.families import read_hf_config
 from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, NESTED, canonical_block, describe, unknown_top_level
+from memcalc.spec.inference import default_inference, forward_of
+from memcalc.spec.inference_rules import LEFT_ASIDE, refuse_training_fields
 from memcalc.spec.overrides import apply_overrides, parse_overrides
 from memcalc.spec.presets import presets_folder
 from memcalc.spec.reading import find_config, read_source
@@ -130,6 +132,8 @@ def _blocks(source: Source) -> dict[str, Any]:
         return {"model": read_hf_config(data, source.label)}
     blocks: dict[str, Any] = {}
     for key, value in data.items():
+        if key == "inference" and value is None:  # a training run, written out in full
+            continue
         if key in BLOCKS:
             blocks[key] = canonical_block(key, value, source)
         elif key not in ("name", *MODEL_SOURCES):
@@ -148,20 +152,32 @@ def _blocks(source: Source) -> dict[str, Any]:
 
 def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
     model = _derived(merged(_model_base(blocks, folder, source), blocks.get("model", {})), source)
-    training = blocks.get("training", {})
-    training = default_training(_training_base(blocks) | training, model)
+    given = _training_base(blocks) | blocks.get("training", {})
+    inference: dict[str, Any] | None = None
+    left_aside: dict[str, Any] = {}
+    if "inference" in blocks:
+        refuse_training_fields(source.overridden)
+        left_aside = given
+        inference = default_inference(blocks["inference"], model, source.where(("inference", "context_length")))
+        given = forward_of(inference)
+    training = default_training(given, model)
     parallelism = default_parallelism(blocks.get("parallelism", {}), training.get("implementation"))
     training = tie_batch(training, parallelism, source.where(("training", "global_batch_size")))
-    return validated(
+    spec = validated(
         {
             "name": blocks["name"],
             "model": model,
             "training": training,
             "parallelism": parallelism,
             "hardware": blocks.get("hardware", {}),
+            "inference": inference,
         },
         source,
     )
+    written_out = left_aside == spec.training.model_dump(exclude_none=True)  # a run that was resolved before
+    if not left_aside or written_out:
+        return spec
+    return spec.with_notes((LEFT_ASIDE,))
 
 
 def _derived(model: dict[str, Any], source: Source) -> dict[str, Any]:

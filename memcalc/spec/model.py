@@ -88,6 +88,9 @@ class ModelSpec(Block):
     output_bias: bool = Field(True, description="bias of the attention's output projection")
     mlp_bias: bool = Field(True, description="bias of the MLP's projections")
     lm_head_bias: bool = Field(False, description="bias of the output head")
+    sliding_window: Count = Field(0, description="(w) tokens that layers attend to at most; 0: all before")
+    full_attention_interval: Count = Field(0, description="each n-th layer attends to all tokens; 0: none of them")
+    full_attention_layers: Layers = Field((), description="layers, counted from 0, that do so besides those")
     attention_sinks: bool = Field(False, description="a learned logit for each query head (gpt-oss)")
     qk_norm: bool = Field(False, description="a norm on each query head and key head (Qwen3)")
     qk_norm_width: Literal["head", "each-head", "all-heads"] = Field(
@@ -116,6 +119,12 @@ class ModelSpec(Block):
     def key_value_size(self) -> int:
         """Width of all key heads (and of all value heads) together."""
         return self.num_key_value_heads * self.head_dim
+
+    def has_window(self, layer: int) -> bool:
+        """Whether this layer, counted from 0, attends to a window of tokens alone."""
+        interval = self.full_attention_interval
+        full = (interval and (layer + 1) % interval == 0) or layer in self.full_attention_layers
+        return self.sliding_window > 0 and not full
 
     def layers_with_experts(self, lo: int, hi: int) -> int:
         """How many of the layers from `lo` up to but not including `hi` have experts."""

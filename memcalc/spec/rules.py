@@ -10,6 +10,7 @@ from memcalc.spec.broken import Broken, divisors
 from memcalc.spec.cards import find_card
 from memcalc.spec.finetuning_rules import finetuning
 from memcalc.spec.foreign import family_of_foreign
+from memcalc.spec.inference_rules import inference
 from memcalc.spec.loss_rules import loss
 from memcalc.spec.optimizer_rules import optimizing
 from memcalc.spec.products import kept_products_rules
@@ -28,7 +29,7 @@ def check_rules(spec: Spec, source: Source) -> None:
     Raises:
         InputError: with key, value, rule and remedy; an unknown card included.
     """
-    for rule in RULES:
+    for rule in RULES if spec.inference is None else INFERENCE_RULES:
         for broken in rule(spec):
             raise InputError(broken.problem, broken.remedy, source.where(broken.key))
     if spec.hardware.gpu is not None:
@@ -266,4 +267,14 @@ RULES: tuple[Rule, ...] = (
     loss,
     optimizing,
     _modelled,
+)
+
+# Of generation those that know nothing of a step.
+INFERENCE_RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
+    inference,
+    _heads,
+    _experts,
+    _layers,
+    _tensor_parallel,
+    parallel_rules.experts,
 )

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from pydantic import Field, PrivateAttr
 
+from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.model import Block, ModelSpec
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
 
 
 class Spec(Block):
-    """One training run. Every default is filled in: nothing downstream guesses."""
+    """One run: a training step, or generation. Every default is filled in: nothing downstream guesses."""
 
     name: str = Field("unnamed", description="shown in reports")
     model: ModelSpec
     training: TrainingSpec
     parallelism: ParallelismSpec
     hardware: HardwareSpec
+    inference: InferenceSpec | None = Field(
+        None, description="generation in place of training; `training` is then its forward pass"
+    )
 
     _notes: tuple[str, ...] = PrivateAttr(())
 

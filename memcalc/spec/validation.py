@@ -32,7 +32,9 @@ def validated(raw: dict[str, Any], source: Source) -> Spec:
     try:
         return Spec(**raw)
     except ValidationError as error:
-        finding = error.errors(include_url=False)[0]
+        findings = error.errors(include_url=False)
+        # Of generation the training block is made from the inference block, whose keys the user knows.
+        finding = next((each for each in findings if each["loc"][0] == "inference"), findings[0])
         location: Path = tuple(part for part in finding["loc"] if not _is_union_branch(part))
         raise _in_our_words(finding, location, source.where(location)) from None
 

@@ -259,6 +259,7 @@ def test_each_family_speaks_of_fields_that_exist(name: str) -> None:
         | family_values.COUNTS
         | family_values.CHOICES
         | family_values.LAYERS
+        | family_values.WINDOWS
     )
     assert not set(family.read) & set(family_files.flattened(family.fixed))
     assert all(not rules[-1].when for rules in family.rules.values())
@@ -268,7 +269,7 @@ def test_each_family_speaks_of_fields_that_exist(name: str) -> None:
 def test_a_family_settles_everything_but_sizes(name: str) -> None:
     """`architecture: X` alone gives every flag and choice that distinguishes X, and not one size."""
     defaults = family_files.flattened(family_defaults(name))
-    kinds = family_values.BOOLEANS | family_values.PROBABILITIES | family_values.CHOICES
+    kinds = family_values.BOOLEANS | family_values.PROBABILITIES | family_values.CHOICES | family_values.WINDOWS
     fixed = set(family_files.flattened(family_files.parsed(name).fixed))
 
     assert set(defaults) - kinds <= fixed

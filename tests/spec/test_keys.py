@@ -39,7 +39,7 @@ from tests.spec.files import SIZES, refusal
             f"model: {SIZES}\nxyzzy: 1\n",
             (
                 "run.yaml:2: xyzzy: 'xyzzy' is no field of a configuration. "
-                "Known are name, model, training, parallelism, hardware, preset, hf_config."
+                "Known are name, model, training, parallelism, hardware, inference, preset, hf_config."
             ),
         ),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memcalc.errors import InputError
-from memcalc.spec.fields import BLOCKS, HOME, NESTED, SYMBOLS
+from memcalc.spec.fields import BLOCKS, BY_PATH, HOME, NESTED, SYMBOLS
 from memcalc.spec.loading import load
 from memcalc.spec.overrides import apply_overrides, parse_overrides
 
@@ -57,13 +57,16 @@ def test_a_field_is_found_by_each_of_its_names(name: str, path: tuple[str, ...])
 
 
 def test_every_field_is_found_by_its_bare_name_and_by_its_path() -> None:
-    """No two blocks have a field of one name, so the bare name is enough."""
-    paths = {(block, field) for block, model in BLOCKS.items() for field in model.model_fields}
+    """No two blocks have a field of one name, so the bare name is enough; those of generation have paths alone."""
+    paths = {(block, field) for block, model in BLOCKS.items() for field in model.model_fields if block not in BY_PATH}
     names = [field for _, field in paths]
 
     assert len(names) == len(set(names))
     for block, field in paths:
         assert parse_overrides([f"{field}=1"]) == parse_overrides([f"{block}.{field}=1"]) == {(block, field): 1}
+    for block in BY_PATH:
+        for field in BLOCKS[block].model_fields:
+            assert parse_overrides([f"{block}.{field}=1"]) == {(block, field): 1}
     for nested, model in NESTED.items():
         for field in model.model_fields:
             assert parse_overrides([f"{nested}.{field}=1"]) == {(HOME[nested], nested, field): 1}

@@ -43,7 +43,7 @@ def program(
     """
     if part == "tables":
         return _split(structure, _tables(structure))
-    if structure.implementation == "huggingface":
+    if structure.implementation == "huggingface" and has_own_tape(structure):
         if structure.family not in huggingface.FAMILIES:
             raise InputError(
                 f"implementation = huggingface is not modelled for architecture = {structure.family or 'none'}.",
@@ -69,8 +69,17 @@ def program(
         keeps_gradients=gradients.kept,
         main_gradient_dtype=gradients.main_dtype,
         runs_again=runs_again,
+        trains=structure.cache is None,
     )
     return _split(structure, block)
+
+
+def has_own_tape(structure: Structure) -> bool:
+    """Whether a family's modules are written down for themselves; for generation the plain block stands for others.
+
+    CodeGen's, too, whose own tape knows no cache.
+    """
+    return structure.cache is None or structure.family in set(huggingface.FAMILIES) - {"codegen"}
 
 
 def _split(structure: Structure, block: Program) -> Program:
@@ -80,9 +89,9 @@ def _split(structure: Structure, block: Program) -> Program:
 def _tables(structure: Structure) -> Program:
     """The mask and the rotary tables alone: made when a micro-batch arrives, let go when its backward has passed."""
     tape = Tape()
-    if structure.implementation == "huggingface":
+    if structure.implementation == "huggingface" and has_own_tape(structure):
         huggingface.shared_tables(tape, structure)
-    elif structure.implementation == "plain":  # of the others the table is the module's
+    elif structure.implementation in ("plain", "huggingface"):  # of the others the table is the module's
         shared_tables(tape, structure)
     made = tuple(Event(index, 1, "start") for index in sorted(tape.held | tape.names))
     gone = tuple(Event(index, -1, "end") for index in sorted(tape.held))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.estimation.blocks.caching import cached, cached_attention, write_mask, write_next_token
 from memcalc.estimation.blocks.losses import write_loss
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.operators import Operators
@@ -19,9 +20,11 @@ def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
         return _embedding(c)
     if part == "head":
         return _head(c)
-    tape, output = _LAYERS.get(c.family, _Llama)(c).layer()
+    block = _LAYERS.get(c.family, _Llama)(c)
+    tape, output = block.layer()
     assert tape.entry is not None
-    tape.still_named(tape.entry)  # the model's loop over layers holds a layer's input until it returns
+    # The model's loop over layers holds a layer's input until it returns, and the layer what attention returns.
+    tape.still_named(tape.entry, *block.weights)
     return tape, output
 
 
@@ -41,10 +44,11 @@ def _embedding(c: Structure) -> tuple[Tape, Tensor]:
 
 def shared_tables(tape: Tape, c: Structure) -> None:
     """The mask and the rotary tables, made once in each forward and shared by all layers."""
+    write_mask(tape, c)
     citation = _SOURCE.format(c.family)
     if c.attention == "eager":
         # masking_utils.py: an additive mask in the dtype of the embeddings; the sum with the scores does not keep it
-        mask = tape.store("causal mask", ("b", "s", "s"), c.parameters, citation, component=Component.TEMPORARIES)
+        mask = tape.store("causal mask", ("b", "s", c.keys), c.parameters, citation, component=Component.TEMPORARIES)
         tape.names.add(mask)
     if c.family not in ("gpt2", "codegen"):
         for name in ("cosines", "sines"):
@@ -60,7 +64,10 @@ def _head(c: Structure) -> tuple[Tape, None]:
     given = x
     x = ops.layer_norm(x, "norm", "d") if c.normalization == "layernorm" else block.rms_norm(x, "norm", "d")
     tape.still_named(given)
-    write_loss(ops, c, x, "d", wide_logits=c.family == "codegen")
+    if c.cache is not None:
+        write_next_token(ops, c, x, "d")
+    else:
+        write_loss(ops, c, x, "d", wide_logits=c.family == "codegen")
     return tape, None
 
 
@@ -69,6 +76,7 @@ class _Family:
 
     def __init__(self, c: Structure, tape: Tape | None = None) -> None:
         self.c = c
+        self.weights: tuple[Tensor, ...] = ()  # of attention, returned where they exist and nothing trains
         self.tape = tape or Tape()
         self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters)
 
@@ -92,6 +100,8 @@ class _Family:
     def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """integrations/sdpa_attention.py: grouped heads go to flash as they are; others are repeated."""
         c, ops = self.c, self.ops
+        if c.cache is not None:
+            return cached_attention(ops, c, q, k, v, ("h", "h_kv", "d_h"))
         if c.attention == "flash":
             return ops.flash_attention(q, k, v, "h", "h_kv", "d_h", "s", splits=not c.attention_dropout)
         if c.grouped:
@@ -102,9 +112,9 @@ class _Family:
     def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:
         """eager_attention_forward of gpt2 and llama."""
         c, ops = self.c, self.ops
-        heads, scores_shape = ("b", "s", "h", "d_h"), ("b", "h", "s", "s")
+        heads, keys, scores_shape = ("b", "s", "h", "d_h"), ("b", c.keys, "h", "d_h"), ("b", "h", "s", c.keys)
         if c.grouped:
-            k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
+            k, v = ops.copy(k, "k for each head", keys), ops.copy(v, "v for each head", keys)
         if c.batched:
             q = ops.copy(q, "q by head")
             k = k if c.grouped else ops.copy(k, "k by head")
@@ -117,6 +127,7 @@ class _Family:
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
         if c.batched and not c.grouped:
             v = ops.copy(v, "v by head")
+        self.weights = (dropped,) if c.cache is not None else ()
         return ops.copy(ops.matmul(dropped, v, "attention output", heads), "attention output by token")
 
     def layer(self) -> tuple[Tape, Tensor]:
@@ -134,6 +145,8 @@ class _Gpt2(_Family):
         qkv = ops.linear(normed, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "3·d"), bias=True)
         heads = ("b", "s", "h", "d_h")
         q, k, v = ops.split(qkv, (heads, heads, heads), "q, k, v")
+        if c.cache is not None:
+            k, v = cached(ops, c.cache, k, v)
         core = (
             self.eager(q, k, v, softmax_in_fp32=False) if c.attention == "eager" else self.scaled_dot_product(q, k, v)
         )
@@ -147,7 +160,7 @@ class _Gpt2(_Family):
         down = ops.linear(self.new_gelu(up), "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=True)
         fed = ops.dropout(down, "mlp dropout", c.residual_dropout)
         output = ops.add(x, fed, "layer output")
-        self.tape.still_named(normed)
+        self.tape.still_named(normed, *(() if c.cache is None else (attended,)))  # autograd drops attn_output sooner
         return self.tape, output
 
 
@@ -229,6 +242,8 @@ class _Llama(_Family):
                 parts[name] = self.rms_norm(parts[name], f"attention.{name}_norm", "d_h")
         q, k, v = self.rotated(parts["q"], "q"), self.rotated(parts["k"], "k"), parts["v"]
         self.tape.still_named(parts["q"], parts["k"])
+        if c.cache is not None:
+            k, v = cached(ops, c.cache, k, v)
         core = self.eager(q, k, v, softmax_in_fp32=True) if c.attention == "eager" else self.scaled_dot_product(q, k, v)
         y = ops.linear(core, "attention.o_proj", ("d", q_width), ("b", "s", "d"), bias=c.output_bias)
         self.tape.still_named(q, k, v)

@@ -6,6 +6,8 @@ of its norms; with tensor and sequence parallelism to their table 2.
 
 from __future__ import annotations
 
+from memcalc.estimation.blocks.caching import cached, cached_attention, write_mask, write_next_token
+from memcalc.estimation.blocks.grouped_experts import grouped_products
 from memcalc.estimation.blocks.losses import write_loss
 from memcalc.estimation.blocks.splitting import Splitting
 from memcalc.estimation.blocks.structure import Structure
@@ -27,6 +29,7 @@ class PlainBlock:
     def __init__(self, structure: Structure, *, experts: bool) -> None:
         self.c = structure
         self.experts = experts
+        self.weights: tuple[Tensor, ...] = ()  # of attention, which transformers' modules return
         self.tape = Tape()
         self.ops = Operators(self.tape, structure.compute, structure.parameters, structure.autocast, structure.adapters)
         self.split = Splitting(self.ops, structure)
@@ -48,6 +51,8 @@ class PlainBlock:
             attended = self.norm(attended, "attention_output_norm")
         attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
         self.split.returned(normed)
+        if c.implementation == "huggingface" and c.parallel_block:
+            return self.tape, self.side_by_side(x, normed, attended)
         into = ops.add(x, attended, "attention sum")
         given = x if c.parallel_block else into
         named = (normed, attended) if c.parallel_block else ()  # until the layer returns
@@ -62,7 +67,17 @@ class PlainBlock:
         self.split.returned(normed)
         output = ops.add(into, fed, "layer output")
         self.split.returned(*named)
+        if c.implementation == "huggingface":
+            self.split.returned(x, *self.weights)  # the model's loop holds the input, the layer what attention returns
         return self.tape, output
+
+    def side_by_side(self, x: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
+        """transformers' parallel blocks: three summands, added when all are there."""
+        given = normed if self.c.norms_per_layer == 1 else self.norm(x, "post_attention_norm")
+        fed = self.mlp(given)
+        output = self.ops.add(self.ops.add(x, attended, "attention sum"), fed, "layer output")
+        self.split.returned(x, normed, attended, given, *self.weights)
+        return output
 
     def norm(self, x: Tensor, module: str, width: str = "d") -> Tensor:
         """LayerNorm or RMSNorm."""
@@ -96,6 +111,8 @@ class PlainBlock:
             straight = (q, k)
             q, k = self.rotated(q, "q"), self.rotated(k, "k")
             self.tape.still_named(*straight)
+        if c.cache is not None:
+            k, v = cached(ops, c.cache, k, v)
         core = self.eager_core(q, k, v) if c.attention == "eager" else self.fused_core(q, k, v)
         if c.selective:
             self.tape.recompute(core, (q, k, v))
@@ -157,10 +174,10 @@ class PlainBlock:
         """softmax(q k^T * scale) v as separate operators."""
         c, ops = self.c, self.ops
         h = self.axis("h")
-        heads = ("b", "s", h, "d_h")
-        scores_shape = ("b", h, "s", "s")
+        heads, keys = ("b", "s", h, "d_h"), ("b", c.keys, h, "d_h")
+        scores_shape = ("b", h, "s", c.keys)
         if c.grouped:
-            k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
+            k, v = ops.copy(k, "k for each head", keys), ops.copy(v, "v for each head", keys)
         if c.batched:  # bmm wants heads one after the other
             q = ops.copy(q, "q by head")
             k, v = (k, v) if c.grouped else (ops.copy(k, "k by head"), v)
@@ -169,7 +186,18 @@ class PlainBlock:
         if c.position == "alibi":
             scores = ops.shift(scores, "biased scores")
         scores = ops.scale(scores, "masked scores")
-        probabilities = ops.softmax(scores, "attention probabilities")
+        if c.implementation == "huggingface" and c.attention_sinks:  # gpt-oss: a column more, in the scores' dtype
+            given = scores
+            scores = ops.shift(ops.copy(scores, "scores beside sinks"), "scores less their maximum")
+            probabilities = ops.softmax(scores, "attention probabilities")
+            self.tape.still_named(given)
+            self.weights = (probabilities,)
+        elif c.implementation == "huggingface":  # softmax(..., dtype=torch.float32).to(query.dtype)
+            wide = ops.softmax(ops.cast(scores, "fp32", "scores in fp32"), "attention probabilities in fp32")
+            probabilities = ops.cast(wide, q.dtype, "attention probabilities")
+            self.weights = (probabilities,)
+        else:
+            probabilities = ops.softmax(scores, "attention probabilities")
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
         if c.batched and not c.grouped:
             v = ops.copy(v, "v by head")
@@ -181,6 +209,8 @@ class PlainBlock:
         """One kernel; grouped heads are expanded for the memory-efficient one, which knows none."""
         c, ops = self.c, self.ops
         h, kv = self.axis("h"), self.axis("h_kv")
+        if c.cache is not None:
+            return cached_attention(ops, c, q, k, v, (h, kv, "d_h"))
         if c.pads_heads:
             return ops.padded_flash_attention(q, k, v, h, kv, "s", splits=not c.attention_dropout)
         if c.attention == "flash":
@@ -206,17 +236,22 @@ class PlainBlock:
         compressed, key_position = ops.split(joint, ((*tokens, "r_kv"), (*tokens, "d_r")), "latents")
         compressed = self.norm(compressed, "attention.kv_a_norm", "r_kv")
         kv_width = self.axis("h·(d_n+d_v)")
-        out = (*tokens, h, "d_n+d_v")
+        if c.cache is not None:
+            compressed, key_position = cached(ops, c.cache, compressed, key_position)
+        read = ("b", c.keys)
+        out = (*read, h, "d_n+d_v")
         kv = self.split.column(compressed, "attention.kv_b_proj", (kv_width, "r_kv"), out, bias=False)
-        key, value = ops.split(kv, ((*tokens, h, "d_n"), (*tokens, h, "d_v")), "keys and values")
+        key, value = ops.split(kv, ((*read, h, "d_n"), (*read, h, "d_v")), "keys and values")
         plain, position = ops.split(q, ((*tokens, h, "d_n"), (*tokens, h, "d_r")), "query parts")
         q = ops.concatenate((plain, ops.scale(position, "rotated q")), (*tokens, h, "d_n+d_r"), "q")
-        k = ops.concatenate((key, ops.scale(key_position, "rotated k")), (*tokens, h, "d_n+d_r"), "k")
+        k = ops.concatenate((key, ops.scale(key_position, "rotated k")), (*read, h, "d_n+d_r"), "k")
         if c.attention == "eager":
-            scores = ops.scale(ops.matmul(q, k, "scores", ("b", h, "s", "s")), "scaled scores")
+            scores = ops.scale(ops.matmul(q, k, "scores", ("b", h, "s", c.keys)), "scaled scores")
             probabilities = ops.softmax(ops.scale(scores, "masked scores"), "attention probabilities")
             dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
             core = ops.copy(ops.matmul(dropped, value, "attention output", (*tokens, h, "d_v")), "output by token")
+        elif c.cache is not None:
+            core = cached_attention(ops, c, q, k, value, (h, h, "d_n+d_r"), (*tokens, h, "d_v"))
         else:
             core = ops.flash_attention(q, k, value, h, h, "d_n+d_r", "s", out=(*tokens, h, "d_v"))
         if c.selective:
@@ -238,6 +273,22 @@ class PlainBlock:
         c, inner = self.c, self.axis(width)
         weight, into = (inner, "d"), ("b", "s", inner)
         gate = None
+        if c.gated_mlp and c.implementation == "huggingface":  # down(act(gate(x)) * up(x)), in which nothing has a name
+            kind = f"{prefix}{'silu' if c.mlp == 'swiglu' else 'gelu'}"
+            if c.fused_gate_up:
+                both = ("b", "s", f"2·{inner}")
+                gate = up = self.split.column(x, f"{prefix}gate_up_proj", (both[-1], "d"), both, bias=c.mlp_bias)
+                gate = Tensor(gate.storage, into, gate.dtype, grad=False)
+            else:
+                gate = self.split.column(x, f"{prefix}gate_proj", weight, into, bias=c.mlp_bias)
+            gate = self.ops.pointwise(gate, kind)
+            if not c.fused_gate_up:
+                up = self.split.column(x, f"{prefix}up_proj", weight, into, bias=c.mlp_bias)
+            product = self.ops.mul(gate, up, f"{kind}(gate) * up")
+            self.split.returned(*((up,) if c.fused_gate_up else ()))
+            out = self.split.row(product, f"{prefix}down_proj", ("d", inner), bias=c.mlp_bias)
+            self.split.returned(x)
+            return out
         if c.gated_mlp:
             gate = self.split.column(x, f"{prefix}gate_proj", weight, into, bias=c.mlp_bias)
         up = self.split.column(x, f"{prefix}up_proj", weight, into, bias=c.mlp_bias)
@@ -261,6 +312,8 @@ class PlainBlock:
     def routed(self, x: Tensor) -> Tensor:
         """Top-k experts, every one with an equal share of the token copies (memcalc/step/mlp.py)."""
         c, ops = self.c, self.ops
+        if c.implementation == "huggingface":
+            return self.with_shared_expert(x, grouped_products(ops, c, x))
         experts = "E/e" if c.expert_split else "E"
         copies, rows = ("b", "s", "k", "d"), (experts, "R")
         inner, bias = f"F_e{c.expert_width_share}", c.expert_bias
@@ -279,6 +332,11 @@ class PlainBlock:
         weighted = ops.mul(done, permuted_weights, "weighted expert outputs", copies)
         summand = ("b", "s" if c.dtensor else self.stream, "d")
         total = self.split.summed(ops.scattered(weighted, summand, "sum of experts"), "sum of experts")
+        return self.with_shared_expert(x, total)
+
+    def with_shared_expert(self, x: Tensor, total: Tensor) -> Tensor:
+        """The routed experts' output, and beside it that of the expert which every token visits."""
+        c, ops = self.c, self.ops
         if not c.shared_expert:
             return total
         common = self.dense(x, "mlp.shared_experts.", "F_s")
@@ -327,10 +385,11 @@ def plain_embedding(c: Structure) -> tuple[Tape, Tensor]:
 
 def shared_tables(tape: Tape, c: Structure) -> None:
     """The causal mask and the rotary tables, made once a forward and kept by every layer until backward has passed."""
+    write_mask(tape, c)
     citation = "made once in each forward, shared by all layers"
     tables: list[tuple[str, tuple[str, ...], str]] = []
     if c.attention == "eager":
-        tables.append(("causal mask", ("s", "s"), "bool"))
+        tables.append(("causal mask", ("s", c.keys), "bool"))
     if c.position == "rope" and not c.mla:
         tables += [("cosines", ("s", "d_h"), c.compute), ("sines", ("s", "d_h"), c.compute)]
     for name, shape, dtype in tables:
@@ -352,5 +411,8 @@ def plain_head(c: Structure) -> tuple[Tape, None]:
     if c.own_embedding_width:
         width = "d_e"
         x = ops.linear(x, "project_out", ("d_e", "d"), ("b", stream, "d_e"), bias=False)
-    write_loss(ops, c, x, width)
+    if c.cache is not None:
+        write_next_token(ops, c, x, width)
+    else:
+        write_loss(ops, c, x, width)
     return tape, None

@@ -12,6 +12,30 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.training import ParallelismSpec
 
 
+class Cached(NamedTuple):
+    """How one forward of generation finds and leaves the keys and values of a layer.
+
+    Args:
+        kind: "dynamic", "static" or "paged".
+        first: whether nothing is kept before.
+        keys: axis of the tokens that attention reads.
+        window: whether the layer attends to a window of tokens.
+        masked: whether a mask keeps flash attention from running.
+        repeats: whether keys and values are copied for every query head first.
+        slides: whether a static window is full, and moves by one token.
+        passes: whether a static window is shorter than the prompt, which attention then reads as it is.
+    """
+
+    kind: str
+    first: bool
+    keys: str
+    window: bool = False
+    masked: bool = False
+    repeats: bool = False
+    slides: bool = False
+    passes: bool = False
+
+
 class Structure(NamedTuple):
     """The choices that decide which operators run, on tensors of which dtypes and axes."""
 
@@ -75,6 +99,13 @@ class Structure(NamedTuple):
     adapters: Adapters | None  # what trains where the rest is frozen
     recompute_keep: tuple[str, ...] = ()  # operators whose results recomputed layers keep
     detached: bool = False  # the layer's input needs no gradient: nothing before it trains
+    cache: Cached | None = None  # of generation: where keys and values are kept
+    fused_gate_up: bool = False  # of generation: one matrix for gate and up
+
+    @property
+    def keys(self) -> str:
+        """The axis of keys and values: the tokens of this forward, or all that the cache shows it."""
+        return "s" if self.cache is None else self.cache.keys
 
     @property
     def head_gradient_is_a_view(self) -> bool:
@@ -89,6 +120,7 @@ def structure_of(spec: Spec) -> Structure:
     recipe = RECIPES[training.recipe]
     rate = training.dropout
     huggingface = training.implementation == "huggingface"
+    theirs = huggingface and spec.inference is not None  # modules of all families, by the plain block
     embedding_dropout = (model.embedding_dropout if rate is None else rate) if huggingface else 0.0
     offset = model.position_embedding_offset
     return Structure(
@@ -147,10 +179,12 @@ def structure_of(spec: Spec) -> Structure:
         recomputed_modules=training.recompute_modules if training.recompute == "selective" else (),
         loss=training.loss,
         loss_chunks=training.loss_chunks if training.loss == "chunked" else 1,
-        composite_norms=training.torch < (2, 9),
-        fused_qkv=model.fused_qkv or training.lora is None,
+        composite_norms=training.torch < (2, 9) or theirs,
+        fused_qkv=model.fused_qkv or (training.lora is None and not theirs),
         adapters=adapters_of(spec),
         recompute_keep=training.recompute_keep,
+        detached=spec.inference is not None,
+        fused_gate_up=theirs and model.fused_gate_up,
     )
 
 
@@ -158,7 +192,7 @@ def split_by_dtensor(spec: Spec) -> bool:
     """Whether PyTorch splits the layers, beside PyTorch's own engines; else they are Megatron-LM's."""
     parallelism = spec.parallelism
     own = spec.training.implementation == "plain" and parallelism.engine in ("ddp", "fsdp2")
-    return own and parallelism.tensor_parallel > 1
+    return own and spec.inference is None and parallelism.tensor_parallel > 1
 
 
 def table_gradient_is_whole(spec: Spec) -> bool:

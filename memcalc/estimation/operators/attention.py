@@ -22,18 +22,20 @@ class Attention(Base):
         heads: str,
         kv_heads: str,
         head_dim: str,
-        length: str,
+        length: str | tuple[str, str],
         *,
         splits: bool = False,
         out: Shape | None = None,
     ) -> Tensor:
         """Keeps q, k, v, its output, and fp32 log-sum-exps (flash_attn/flash_api.cpp).
 
-        `splits`: forward may split the keys over thread blocks, which it never does with dropout.
+        `splits`: forward may split the keys over thread blocks, which it never does with dropout. `length`: axis of the
+        tokens; of queries and of keys where these are others.
         """
         citation = "ATen native/transformers/cuda/flash_attn/flash_api.cpp"
         v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))  # as `linear` does
         name = "attention"
+        length, keys = (length, None) if isinstance(length, str) else length
         y = self.tape.new(f"{name} output", out or q.shape, q.dtype, citation)
         lse = self.tape.store(f"{name} log-sum-exp", ("b", heads, length), "fp32", citation)
         sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "length": length}
@@ -42,7 +44,7 @@ class Attention(Base):
         scratch = self.tape.store(f"{name} backward accumulators", (), "uint8", citation, rule=rule)
         parts: tuple[int, ...] = ()
         if splits:
-            rule = workspaces.named(workspaces.flash_forward, **sizes, item_bytes=item_bytes)
+            rule = workspaces.named(workspaces.flash_forward, **sizes, item_bytes=item_bytes, keys=keys)
             parts = (self.tape.store(f"{name} splits", (), "uint8", citation, rule=rule),)
         # 24 bytes that the paper's activations do not have: a random seed with its offset, and an unused mask.
         state, mask = (

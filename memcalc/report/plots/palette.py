@@ -15,6 +15,7 @@ _COLOURS: dict[Component | None, str] = {
     Component.GRADIENTS: "#117733",
     Component.OPTIMIZER_STATE: "#AA4499",
     Component.ACTIVATIONS: "#DDCC77",
+    Component.KV_CACHE: "#8822EE",  # beside the scheme: as far from all of it as there is
     Component.LOGITS_AND_LOSS: "#CC6677",
     Component.INPUTS: "#999933",
     Component.TEMPORARIES: "#44AA99",

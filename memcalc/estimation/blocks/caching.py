@@ -1,0 +1,145 @@
+"""What generation adds to a block's forward: keys and values kept for later tokens, and the next token's logits.
+
+Sources: transformers 5.23 cache_utils.py, DynamicLayer.update, DynamicSlidingWindowLayer.update, StaticLayer.update;
+integrations/sdpa_attention.py; generation/utils.py, GenerationMixin._sample. Of a paged cache vLLM's, whose kernels
+write and read its blocks in place (vllm/v1/attention/backends/flash_attn.py).
+"""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.splitting import Splitting
+from memcalc.estimation.blocks.structure import Cached, Structure
+from memcalc.estimation.operators import Operators
+from memcalc.estimation.tape import NEW, Node, Shape, Tape, Tensor
+from memcalc.ledger.component import Component
+
+CACHE = "transformers 5.23 cache_utils.py"
+WITHOUT_GROUPS = ("falcon",)  # it gives fewer key heads than queries to a kernel that is not told so
+KEPT, SO_FAR = "n_c", "n_b"  # tokens that a layer's cache has room for after this forward, and before it
+
+
+def write_mask(tape: Tape, c: Structure) -> None:
+    """Where a kernel needs one: made once in each forward, shared by all layers and sequences."""
+    if c.cache is not None and c.cache.masked:
+        mask = tape.store("mask", ("s", c.keys), "bool", "transformers 5.23 masking_utils.py: sdpa_mask")
+        tape.held.add(mask)
+
+
+def cached(ops: Operators, cache: Cached, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of this forward go to the cache; what attention reads comes back.
+
+    A dynamic cache is made anew, one token longer, of what it was and what is new: the old one goes when the new one
+    is there. The other kinds stay where they are.
+    """
+    if cache.kind == "paged":
+        return key, value  # the kernel takes the blocks; the pool stands beside all layers
+    keys, *before = _kept(ops, cache, "keys", key)
+    values, *_ = _kept(ops, cache, "values", value)
+    ops.tape.still_named(key, value)  # until the attention module has both
+    if cache.window:  # of a window both are made before either takes its old one's place
+        ops.tape.still_named(*before)
+    return (key, value) if cache.passes else (keys, values)
+
+
+def _kept(ops: Operators, cache: Cached, name: str, x: Tensor) -> tuple[Tensor, ...]:
+    """What is kept of x and all before it; then what was kept before, where that is another tensor."""
+    tape = ops.tape
+
+    def store(axis: str, label: str = name, component: Component = Component.KV_CACHE) -> Tensor:
+        shape = (x.shape[0], axis, *x.shape[2:])
+        return Tensor(tape.store(label, shape, x.dtype, CACHE, component=component), shape, x.dtype, grad=False)
+
+    made = store(KEPT)
+    tape.held.add(made.storage)
+    if cache.kind == "static":
+        if cache.first:
+            tape.record(Node(f"{name} of the cache", (x,), (made,), (), (None,)))
+            return (made,)
+        tape.given.add(made.storage)
+        rolled = (store(KEPT, f"{name} moved by a token", Component.TEMPORARIES),) if cache.slides else ()
+        held = tuple(each.storage for each in rolled)
+        seen = Tensor(made.storage, made.shape, x.dtype, grad=False)
+        tape.record(Node(f"{name} of the cache", (x, made), (seen,), (), (None, None), forward_temporaries=held))
+        return (seen,)
+    before: tuple[Tensor, ...] = ()
+    if not cache.first:
+        before = (store(SO_FAR, f"{name} so far"),)
+        tape.given.add(before[0].storage)
+    tape.record(Node(f"{name} of the cache", (*before, x), (made,), (), (None,) * (1 + len(before))))
+    return made, *before
+
+
+def cached_attention(
+    ops: Operators,
+    c: Structure,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    axes: tuple[str, str, str],
+    out: Shape | None = None,
+) -> Tensor:
+    """One kernel over all that the cache shows; with a mask the memory-efficient one.
+
+    Args:
+        ops: the operators.
+        c: the choices.
+        q: queries.
+        k: keys.
+        v: values.
+        axes: query heads, key/value heads and the width of one.
+        out: the output's shape where it is not that of q.
+    """
+    cache = c.cache
+    assert cache is not None
+    heads, kv_heads, width = axes
+    if c.family in WITHOUT_GROUPS and c.grouped:
+        return _in_separate_operators(ops, q, k, v, heads, cache.keys)
+    if not cache.masked and c.attention == "flash" and not c.pads_heads:
+        return ops.flash_attention(q, k, v, heads, kv_heads, width, ("s", cache.keys), splits=True, out=out)
+    tape = ops.tape
+    if cache.repeats:
+        k = ops.copy(k, "k for each head", ("b", cache.keys, heads, width))
+        v = ops.copy(v, "v for each head", ("b", cache.keys, heads, width))
+    temporaries: tuple[int, ...] = ()
+    if cache.masked:
+        # ATen native/transformers/attention.cpp, convert_boolean_attn_mask
+        citation = "ATen native/transformers/attention.cpp"
+        temporaries = (tape.store("mask in dtype", ("b", "s", cache.keys), q.dtype, citation),)
+    y = tape.new("attention output", out or q.shape, q.dtype, "ATen native/transformers/cuda/attention.cu")
+    tape.record(Node("attention", (q, k, v), (y,), (), (NEW,) * 3, forward_temporaries=temporaries))
+    return y
+
+
+def _in_separate_operators(ops: Operators, q: Tensor, k: Tensor, v: Tensor, heads: str, keys: str) -> Tensor:
+    """ATen native/transformers/attention.cpp, _scaled_dot_product_attention_math: 16 bits are computed in fp32.
+
+    Keys and values are spread over the query heads by the products, in a copy each.
+    """
+    tape, shape = ops.tape, ("b", heads, "s", keys)
+    given = q
+    q, k, v = (ops.cast(each, "fp32") for each in (q, k, v))
+    whole = ops.copy(k, "k for each head", ("b", keys, heads, "d_h"))
+    scores = ops.matmul(q, whole, "scores", shape)
+    citation = "ATen native/transformers/attention.cpp: _safe_softmax looks for rows without a key"
+    probabilities = tape.new("attention probabilities", shape, "fp32", citation)
+    masked = tape.store("masked scores", shape, "bool", citation)
+    node = Node("attention probabilities", (scores,), (probabilities,), (), (None,), forward_temporaries=(masked,))
+    tape.record(node)
+    spread = ops.copy(v, "v for each head", ("b", keys, heads, "d_h"))
+    return ops.cast(ops.matmul(probabilities, spread, "attention output", given.shape), given.dtype)
+
+
+def write_next_token(ops: Operators, c: Structure, x: Tensor, width: str) -> None:
+    """The last token's hidden state to logits, and their copy in fp32, of which the next token is chosen."""
+    tape, split = ops.tape, Splitting(ops, c)
+    vocabulary = "V/t" if c.split else "V"
+    last = Tensor(x.storage, ("b", "1", width), x.dtype, grad=False)
+    tape.record(Node("last token", (x,), (last,), (), (None,)))
+    logits = split.column(last, "lm_head", (vocabulary, width), ("b", "1", vocabulary), bias=c.lm_head_bias)
+    whole = logits
+    if c.split:
+        whole = tape.new("logits of all ranks", ("b", "1", "V"), logits.dtype, "all_gather along the vocabulary")
+        tape.record(Node("logits of all ranks", (logits,), (whole,), (), (None,)))
+    wide = tape.new("logits in fp32", ("b", "V"), "fp32", "transformers 5.23 generation/utils.py: _sample")
+    tape.record(Node("logits in fp32", (whole,), (wide,), (), (None,)))
+    tape.still_named(x, logits)  # of the model's output

@@ -1,0 +1,112 @@
+"""The forwards of a generation that matter for its memory, and how each finds and leaves the cache of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memcalc.estimation.blocks.caching import KEPT, SO_FAR
+from memcalc.estimation.blocks.structure import Cached
+from memcalc.spec.inference import InferenceSpec
+from memcalc.spec.model import ModelSpec
+from memcalc.spec.spec import Spec
+
+PREFILL, FIRST, LAST = "prefill", "decode_1", "decode_last"
+PHASES = ("model", "input", PREFILL, FIRST, LAST)
+
+
+class Forward(NamedTuple):
+    """One forward: `tokens` of each sequence are read when `before` of them are in the cache."""
+
+    phase: str
+    tokens: int
+    before: int
+
+    @property
+    def after(self) -> int:
+        """Tokens of a sequence that have been read when it has ended."""
+        return self.before + self.tokens
+
+
+class LayerCache(NamedTuple):
+    """The cache of one layer around a forward: how it is used, and for how many tokens it has room."""
+
+    how: Cached
+    before: int
+    after: int
+
+    @property
+    def values(self) -> dict[str, int]:
+        """The symbols of its axes."""
+        return {SO_FAR: self.before, KEPT: self.after}
+
+
+def phases_of(inference: InferenceSpec) -> tuple[str, ...]:
+    """The phases of a run; one that makes no token has no forward after the prompt's."""
+    return PHASES if inference.new_tokens else PHASES[:3]
+
+
+def forwards_of(inference: InferenceSpec) -> Iterator[Forward]:
+    """Of the prompt's pieces the first, the last whole one and the rest; of the new tokens the first and the last."""
+    prompt, chunk = inference.prompt_length, inference.chunk
+    whole, rest = divmod(prompt, chunk)
+    starts = dict.fromkeys((0, (whole - 1) * chunk))
+    yield from (Forward(PREFILL, chunk, start) for start in starts)
+    if rest:
+        yield Forward(PREFILL, rest, whole * chunk)
+    if inference.new_tokens:
+        yield Forward(FIRST, 1, prompt)
+        yield Forward(LAST, 1, inference.context_length - 1)
+
+
+def layer_cache(spec: Spec, forward: Forward, *, windowed: bool) -> LayerCache:
+    """How a forward finds and leaves the cache of a layer, by the kind that is asked for."""
+    inference = spec.inference
+    assert inference is not None
+    if inference.cache == "paged":
+        axis = "s" if spec.model.mla is not None else KEPT
+        visible = forward.before
+        if windowed:
+            visible = min(visible, spec.model.sliding_window - 1)
+        return LayerCache(Cached("paged", first=forward.before == 0, keys=axis), visible, visible + forward.tokens)
+    grouped = spec.model.num_key_value_heads != spec.model.num_attention_heads
+    kind = _dynamic if inference.cache == "dynamic" else _static
+    found = kind(spec.model, inference, forward, windowed=windowed)
+    # A single query of grouped heads becomes one for each head of its group (sdpa_attention.py, pack_gqa).
+    unfit = spec.model.mla is not None or spec.model.head_dim > FLASH_WIDTH
+    repeats = grouped and forward.tokens > 1 and (found.how.masked or unfit) and spec.model.mla is None
+    return found._replace(how=found.how._replace(repeats=repeats))
+
+
+FLASH_WIDTH = 256  # torch 2.13 ATen native/transformers/cuda/sdp_utils.cpp: the widest head of flash attention
+
+
+def _dynamic(model: ModelSpec, inference: InferenceSpec, forward: Forward, *, windowed: bool) -> LayerCache:
+    """A window shows what it has of the past, and is kept in the storage that was made for all it showed.
+
+    transformers 5.23 cache_utils.py, DynamicSlidingWindowLayer: the last w - 1 tokens are a view of that.
+    """
+    first = forward.before == 0
+    if not windowed:
+        return LayerCache(Cached("dynamic", first, KEPT), forward.before, forward.after)
+    seen = model.sliding_window - 1
+    visible = min(forward.before, seen)
+    in_prompt = forward.before == inference.prompt_length
+    storage = forward.before if first or in_prompt else min(forward.before - 1, seen) + 1
+    shown = visible + forward.tokens
+    # masking_utils.py, _ignore_causal_mask_sdpa: a window that is not longer than what is shown needs its mask.
+    masked = inference.attention != "eager" and shown >= model.sliding_window
+    return LayerCache(Cached("dynamic", first, KEPT, window=True, masked=masked), storage, shown)
+
+
+def _static(model: ModelSpec, inference: InferenceSpec, forward: Forward, *, windowed: bool) -> LayerCache:
+    """One size from the first forward on; tokens that are not there yet are masked, but in the prompt's forward."""
+    first, eager = forward.before == 0, inference.attention == "eager"
+    room = min(model.sliding_window, inference.context_length) if windowed else inference.context_length
+    passes = first and forward.tokens > room
+    full = windowed and room == model.sliding_window
+    masked = not eager and (not first or full)
+    keys = KEPT if (eager or not first or full) and not passes else "s"
+    slides = full and not first and forward.before >= room
+    how = Cached("static", first, keys, windowed, masked, slides=slides, passes=passes)
+    return LayerCache(how, 0 if first else room, room)

@@ -1,0 +1,69 @@
+"""The most that a card holds: the largest batch, and the longest context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from memcalc.estimation.generation.sizing import device_bytes, generation
+from memcalc.estimation.stages import stages_of
+from memcalc.ledger.result import Largest, Result
+from memcalc.spec.cards import Card
+from memcalc.spec.spec import Spec
+
+MOST_SEQUENCES = 2**20
+
+
+def largest(spec: Spec, card: Card) -> Largest:
+    """The largest batch with the context of the run, and the longest context with its batch."""
+    inference = spec.inference
+    assert inference is not None
+
+    def fits(run: Spec) -> bool:
+        return all(device_bytes(run, stage, card) <= card.usable_bytes for stage in stages_of(run))
+
+    most_tokens = max(spec.model.max_position_embeddings - inference.new_tokens, 1)
+    batch = _most(lambda value: fits(with_sizes(spec, batch_size=value)), MOST_SEQUENCES)
+    prompt = _most(lambda value: fits(with_sizes(spec, prompt_length=value)), most_tokens)
+    return Largest(
+        batch_size=batch,
+        context_length=prompt + inference.new_tokens if prompt else 0,
+        all_positions=prompt == most_tokens,
+    )
+
+
+def with_sizes(spec: Spec, *, batch_size: int | None = None, prompt_length: int | None = None) -> Spec:
+    """The run with another batch, or another prompt and as many new tokens."""
+    inference = spec.inference
+    assert inference is not None
+    batch, prompt = batch_size or inference.batch_size, prompt_length or inference.prompt_length
+    changed = inference.model_copy(
+        update={"batch_size": batch, "prompt_length": prompt, "context_length": prompt + inference.new_tokens}
+    )
+    training = spec.training.model_copy(update={"micro_batch_size": batch, "sequence_length": changed.chunk})
+    return spec.model_copy(update={"inference": changed, "training": training})
+
+
+def _most(fits: Callable[[int], bool], most: int) -> int:
+    """A value that fits and whose successor does not, up to `most`; 0: not even 1 does. Doubled, then halved."""
+    if not fits(1):
+        return 0
+    known, beyond = 1, 2
+    while beyond <= most and fits(beyond):
+        known, beyond = beyond, 2 * beyond
+    if beyond > most:
+        if known == most or fits(most):
+            return most
+        beyond = most
+    while beyond - known > 1:
+        middle = (known + beyond) // 2
+        known, beyond = (middle, beyond) if fits(middle) else (known, middle)
+    return known
+
+
+def estimate_with_largest(spec: Spec) -> Result:
+    """The estimate of a run, and where a card is named the most that it holds."""
+    result = generation(spec)
+    if result.card is None or result.generation is None:
+        return result
+    return replace(result, generation=replace(result.generation, largest=largest(spec, result.card)))

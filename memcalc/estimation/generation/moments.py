@@ -1,0 +1,170 @@
+"""One forward through a stage: its highest moment, and what is alive in it.
+
+Layer after layer the cache of those before has been written, that of those behind has not; beside them stand what the
+embedding has left for all layers, and what the layer itself makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from memcalc.estimation.blocks.catalogue import Gradients, Part, has_own_tape, program
+from memcalc.estimation.blocks.structure import Structure, structure_of
+from memcalc.estimation.generation.forwards import Forward, LayerCache, layer_cache
+from memcalc.estimation.items import Item
+from memcalc.estimation.program import Program
+from memcalc.estimation.sized import Sized, sizer_of
+from memcalc.estimation.stages import Stage
+from memcalc.estimation.symbols import symbol_values
+from memcalc.ledger.component import Component
+from memcalc.spec.cards import Card
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.spec import Spec
+
+NOTHING_TRAINS = Gradients(kept=True, main_dtype=None)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of the stage, compiled and sized."""
+
+    name: str
+    program: Program
+    sized: Sized
+    written: tuple[int, ...] = ()  # its cache, when its forward has ended
+    found: tuple[int, ...] = ()  # and before it
+
+    @property
+    def top(self) -> tuple[int, tuple[int, ...]]:
+        """Its highest moment: bytes, and what is alive."""
+        alive = self.program.alive("forward", self.sized.highest_since("forward"))
+        return self.sized.bytes_of(alive), alive
+
+
+class Held(NamedTuple):
+    """Storages of a block, as often as they are alive."""
+
+    block: Block
+    storages: tuple[int, ...]
+    count: int  # type: ignore[assignment] # hides tuple.count, which nothing here needs
+
+
+class Moment(NamedTuple):
+    """The highest moment of a forward: bytes beside what stands, and what is alive."""
+
+    bytes: int
+    held: tuple[Held, ...]
+
+
+def highest(spec: Spec, stage: Stage, card: Card | None, forward: Forward) -> Moment:
+    """The highest moment of one forward on a stage."""
+    parts = _Parts(spec, card, forward)
+    kinds = [(parts.experts(layer), spec.model.has_window(layer)) for layer in range(stage.first, stage.stop)]
+    left = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    done = dict.fromkeys(left, 0)
+    layers = {kind: parts.layer(*kind, several=len(left) > 1) for kind in left}
+    opening = parts.block("embedding", "embedding") if stage.has_embedding else parts.block("shared tables", "tables")
+    best = Moment(0, ())
+    if stage.has_embedding:
+        best = _better(best, _around(layers, done, left), opening, opening.top[1])
+    standing = Held(opening, opening.program.after_forward, 1)
+    named = Held(opening, parts.named(opening.program), 1)
+    first = stage.has_embedding
+    for kind in kinds:
+        left[kind] -= 1
+        if not (left[kind] and done[kind]):  # of layers that are alike the first or the last one is at the top
+            beside = (standing,) if first else (standing, named)
+            best = _better(best, (*beside, *_around(layers, done, left)), layers[kind], layers[kind].top[1])
+        done[kind] += 1
+        first = False
+    if stage.has_head:
+        head = parts.block("head", "head")
+        best = _better(best, (standing, named, *_around(layers, done, left)), head, head.top[1])
+    return best
+
+
+def _better(best: Moment, around: tuple[Held, ...], block: Block, alive: tuple[int, ...]) -> Moment:
+    held = (*around, Held(block, alive, 1))
+    held = tuple(each for each in held if each.count and each.storages)
+    total = sum(each.block.sized.bytes_of(each.storages) * each.count for each in held)
+    return Moment(total, held) if total > best.bytes else best
+
+
+def _around(
+    layers: dict[tuple[bool, bool], Block], done: dict[tuple[bool, bool], int], left: dict[tuple[bool, bool], int]
+) -> tuple[Held, ...]:
+    """The caches of the layers before, and of those behind."""
+    before = (Held(block, block.written, done[kind]) for kind, block in layers.items())
+    behind = (Held(block, block.found, left[kind]) for kind, block in layers.items())
+    return (*before, *behind)
+
+
+class _Parts:
+    """The blocks of one forward."""
+
+    def __init__(self, spec: Spec, card: Card | None, forward: Forward) -> None:
+        training = spec.training.model_copy(update={"sequence_length": forward.tokens})
+        self.spec = spec.model_copy(update={"training": training})
+        self.forward = forward
+        self.structure = structure_of(self.spec)
+        self.values = symbol_values(self.spec, card)
+
+    def named(self, opening: Program) -> tuple[int, ...]:
+        """What the embedding hands on is transformers' `inputs_embeds`, which has its name until the model returns."""
+        if self.structure.implementation != "huggingface":
+            return ()
+        handed = [event.storage for event in opening.forward if event.sign < 0 and event.label == "end"]
+        return tuple(i for i in handed if i in opening.names or not has_own_tape(self.cached))
+
+    @property
+    def cached(self) -> Structure:
+        """The structure with the cache of layers without a window."""
+        return self.structure._replace(cache=layer_cache(self.spec, self.forward, windowed=False).how)
+
+    def experts(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        moe = self.spec.model.moe
+        return moe is not None and moe.has_experts(layer)
+
+    def block(self, name: str, part: Part) -> Block:
+        """A part that is no layer; what it makes for all layers is a mask, which those with a window need."""
+        model = self.spec.model
+        fused = self.spec.training.attention != "eager"
+        windowed = any(model.has_window(layer) and fused for layer in range(model.num_layers))
+        return self._block(name, part, layer_cache(self.spec, self.forward, windowed=windowed))
+
+    def _block(self, name: str, part: Part, cache: LayerCache) -> Block:
+        compiled = program(self.structure._replace(cache=cache.how), part, False, NOTHING_TRAINS)
+        sized = sizer_of(self.values | cache.values).sized(compiled)
+        caches = [i for i, each in enumerate(compiled.storages) if each.component is Component.KV_CACHE]
+        written = tuple(i for i in caches if i in compiled.kept)
+        started = {event.storage for event in compiled.forward if event.sign > 0 and event.label == "start"}
+        return Block(name, compiled, sized, written, tuple(i for i in caches if i in started))
+
+    def layer(self, experts: bool, windowed: bool, *, several: bool) -> Block:
+        """A layer of one kind."""
+        words = []
+        if several:
+            moe = self.spec.model.moe
+            words += [] if moe is None else ["moe" if experts else "dense"]
+            words += [] if not self.spec.model.sliding_window else ["window" if windowed else "full"]
+        cache = layer_cache(self.spec, self.forward, windowed=windowed)
+        name = f"layers.{'.'.join([*words, '*'])}"
+        return self._block(name, "expert layer" if experts else "dense layer", cache)
+
+
+def moment_items(moment: Moment, mask: int) -> Iterator[Item]:
+    """What is alive in a moment, as items."""
+    for block, storages, count in moment.held:
+        sizes, exact, shapes = block.sized.sizes, block.sized.exact, block.sized.shapes
+        for number in storages:
+            each = exact[number]
+            if not each:
+                continue
+            component, name, dtype, formula, citation = block.program.labels[number]
+            if component is Component.ACTIVATIONS:  # nothing is kept for a backward: what a forward holds to its end
+                component = Component.TEMPORARIES
+            shape = shapes[number] or (each // DTYPE_BYTES[dtype],)
+            yield Item(component, block.name, name, shape, dtype, count, each, sizes[number], mask, formula, citation)

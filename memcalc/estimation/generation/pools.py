@@ -1,0 +1,116 @@
+"""The cache in numbers: bytes a token, bytes a sequence, and the blocks of a paged cache."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.estimation.allocation import rounded
+from memcalc.estimation.items import Item
+from memcalc.estimation.stages import Stage
+from memcalc.ledger.component import Component
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.spec import Spec
+
+VLLM = "vllm/v1/kv_cache_interface.py: FullAttentionSpec, SlidingWindowSpec, MLAAttentionSpec"
+
+
+class Width(NamedTuple):
+    """What one layer keeps of one token on one rank."""
+
+    elements: int
+    formula: str
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of it."""
+        return self.elements * item_bytes(self.dtype)
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of one element of a cache."""
+    return 1 if dtype == "fp8" else DTYPE_BYTES[dtype]
+
+
+def token_width(spec: Spec) -> Width:
+    """A key and a value of every key/value head of the rank; of latent attention the latent that they share."""
+    assert spec.inference is not None
+    model, ranks = spec.model, spec.parallelism.tensor_parallel
+    dtype = spec.inference.dtype if spec.inference.kv_cache_dtype == "compute" else spec.inference.kv_cache_dtype
+    if model.mla is not None:  # whole on every rank: all heads read it
+        return Width(model.mla.kv_lora_rank + model.mla.qk_rope_head_dim, "(r_kv+d_r)", dtype)
+    heads = max(model.num_key_value_heads // ranks, 1)  # more ranks than heads hold copies of them
+    return Width(2 * heads * model.head_dim, "2·h_kv·d_h" if ranks == 1 else "2·h_kv/t·d_h", dtype)
+
+
+def windowed_layers(spec: Spec, first: int, stop: int) -> int:
+    """How many of the layers from `first` up to but not including `stop` attend to a window alone."""
+    return sum(spec.model.has_window(layer) for layer in range(first, stop)) if spec.model.sliding_window else 0
+
+
+def kept_tokens(spec: Spec, tokens: int, *, windowed: bool) -> int:
+    """Tokens of one sequence that a layer keeps when `tokens` have been read, in whole blocks of a paged cache.
+
+    Of a window vLLM keeps what the next forward shows, and a block more, since it may begin inside one.
+    """
+    inference = spec.inference
+    assert inference is not None
+    block = inference.block
+    if windowed and spec.model.sliding_window < tokens:
+        if inference.cache != "paged":
+            return min(tokens, spec.model.sliding_window)
+        shown = min(spec.model.sliding_window - 1 + inference.chunk, tokens)
+        return (-(-shown // block) + 1) * block
+    return -(-tokens // block) * block
+
+
+def symbols_of(spec: Spec) -> dict[str, int]:
+    """The symbols of formulas at the end of the context."""
+    inference = spec.inference
+    assert inference is not None
+    tokens = inference.context_length
+    return {
+        "n_0": inference.prompt_length,
+        "n_c": tokens,
+        "n_b": tokens - 1,
+        "n_p": kept_tokens(spec, tokens, windowed=False),
+        "n_w": kept_tokens(spec, tokens, windowed=True),
+    }
+
+
+def pool_items(spec: Spec, stage: Stage, mask: int) -> list[Item]:
+    """The blocks of a paged cache on a rank of a stage: one tensor a layer, for the whole context of all sequences."""
+    inference = spec.inference
+    assert inference is not None
+    if inference.cache != "paged":
+        return []
+    width, items = token_width(spec), []
+    slide = windowed_layers(spec, stage.first, stage.stop)
+    for windowed, count in ((False, stage.layers - slide), (True, slide)):
+        kept = kept_tokens(spec, inference.context_length, windowed=windowed)
+        tokens = inference.batch_size * kept
+        each = tokens * width.bytes
+        name = "blocks of a window" if windowed else "blocks"
+        formula = f"{item_bytes(width.dtype)}·b·{'n_w' if windowed else 'n_p'}·{width.formula}"
+        shape = (tokens // inference.block, inference.block, width.elements)
+        dtype = "uint8" if width.dtype == "fp8" else width.dtype
+        item = Item(Component.KV_CACHE, "layers.*", name, shape, dtype, count, each, rounded(each), mask, formula, VLLM)
+        items += [item] if count else []
+    return items
+
+
+def cache_bytes(spec: Spec, tokens: int, layers: int | None = None) -> int:
+    """Bytes of the cache of one sequence with `tokens` in it, over all layers, on one tensor-parallel rank.
+
+    What holds the tokens: a dynamic cache of a window stays for a while in larger storages than that.
+
+    Args:
+        spec: the run.
+        tokens: read so far.
+        layers: of a stage that has fewer; all where the model has windows.
+    """
+    total = spec.model.num_layers if layers is None else layers
+    slide = windowed_layers(spec, 0, total)
+    width = token_width(spec).bytes
+    full = (total - slide) * kept_tokens(spec, tokens, windowed=False)
+    return (full + slide * kept_tokens(spec, tokens, windowed=True)) * width

@@ -1,0 +1,160 @@
+"""Spec in, Result out, for generation: weights, caches, the highest moments of reading prompts and making tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.estimation.allocation import rounded
+from memcalc.estimation.choice import Choice, choice_of, groups
+from memcalc.estimation.copies import UNSPREAD, Copy, copy_item
+from memcalc.estimation.estimate import FRAGMENTATION, family_notes
+from memcalc.estimation.frozen import all_parameters
+from memcalc.estimation.generation.forwards import forwards_of, phases_of
+from memcalc.estimation.generation.moments import Moment, highest, moment_items
+from memcalc.estimation.generation.pools import cache_bytes, pool_items
+from memcalc.estimation.items import Item
+from memcalc.estimation.outside import outside_allocated, reserved_bytes
+from memcalc.estimation.parameters import buffer_elements
+from memcalc.estimation.recipe_copies import kept_copies
+from memcalc.estimation.rows import write_rows
+from memcalc.estimation.sharding import Parameters, stage_parameters
+from memcalc.estimation.stages import Stage, stages_of
+from memcalc.estimation.standing import registered_buffers, workspace
+from memcalc.estimation.state_tails import state_tails
+from memcalc.ledger.component import Component
+from memcalc.ledger.ledger import Ledger
+from memcalc.ledger.result import Generation, RankResult, Result
+from memcalc.ledger.textbook import generation_textbook
+from memcalc.spec.cards import Card, find_card
+from memcalc.spec.kernels import card_omissions
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.spec import Spec
+
+NOT_MODELLED = (
+    "loading of the checkpoint; tokens, scores and masks of a sampler beyond greedy choice",
+    "beam search, speculative decoding, prefix sharing",
+    "torch.compile and CUDA graphs",
+)
+
+
+def generation(spec: Spec) -> Result:
+    """What each GPU will hold while prompts are read and tokens are made, and whether it fits."""
+    card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+    ranks = [rank_result(spec, stage, card) for stage in stages_of(spec)]
+    ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)
+    inference = spec.inference
+    assert inference is not None
+    return Result(
+        source="estimate",
+        device=None,
+        spec=spec,
+        parameters=all_parameters(spec),
+        trainable_parameters=0,
+        buffer_elements=buffer_elements(spec.model),
+        textbook=generation_textbook(spec),
+        ranks=tuple(ranks),
+        confidence="formula",
+        card=card,
+        not_modelled=(*card_omissions(card), *_omissions(spec)),
+        notes=(*spec.notes, *_notes(spec)),
+        generation=Generation(
+            bytes_per_token=cache_bytes(spec, inference.block) // inference.block,
+            bytes_per_sequence=cache_bytes(spec, inference.context_length),
+        ),
+    )
+
+
+def rank_result(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
+    """The ledger of the ranks of one stage, and what lies around it."""
+    assert spec.inference is not None
+    phases = phases_of(spec.inference)
+    items = list(_standing(spec, stage, card, phases))
+    for phase, moment in highest_moments(spec, stage, card).items():
+        items += moment_items(moment, 1 << phases.index(phase))
+    ledger = Ledger((write_rows(items, "all tensors", {(1 << len(phases)) - 1: _tails(spec, stage)}, phases),), phases)
+    peak = ledger.peak_bytes
+    reserved = reserved_bytes(peak)
+    outside = outside_allocated(spec, card, peak, reserved)
+    device = None if card is None else reserved + outside.device_context + outside.communication_library
+    return RankResult({"pipeline_stage": stage.index}, ledger, reserved, device, outside)
+
+
+def device_bytes(spec: Spec, stage: Stage, card: Card) -> int:
+    """What the ranks of a stage take of the card, without the rows that say what it is."""
+    assert spec.inference is not None
+    phases = phases_of(spec.inference)
+    moments = highest_moments(spec, stage, card)
+    tails = _tails(spec, stage)
+    totals = {phase: tails + (moments[phase].bytes if phase in moments else 0) for phase in phases}
+    for item in _standing(spec, stage, card, phases):
+        for bit, phase in enumerate(phases):
+            totals[phase] += item.block * item.count * (item.mask >> bit & 1)
+    peak = max(totals.values())
+    reserved = reserved_bytes(peak)
+    outside = outside_allocated(spec, card, peak, reserved)
+    return reserved + outside.device_context + outside.communication_library
+
+
+def highest_moments(spec: Spec, stage: Stage, card: Card | None) -> dict[str, Moment]:
+    """The highest moment of each phase that runs the model."""
+    assert spec.inference is not None
+    found: dict[str, Moment] = {}
+    for forward in forwards_of(spec.inference):
+        moment = highest(spec, stage, card, forward)
+        if forward.phase not in found or moment.bytes > found[forward.phase].bytes:
+            found[forward.phase] = moment
+    return found
+
+
+def _standing(spec: Spec, stage: Stage, card: Card | None, phases: tuple[str, ...]) -> Iterator[Item]:
+    """What stands through phases: weights, buffers, the prompt, a paged cache, cuBLAS's workspace."""
+    inference = spec.inference
+    assert inference is not None
+    always = (1 << len(phases)) - 1
+    for group, _, copies in _weights(spec, stage):
+        yield from (copy_item(copy._replace(mask=always), held, UNSPREAD) for copy in copies for held in group)
+    for item in registered_buffers(spec, stage):
+        if item.component is Component.WEIGHTS:
+            yield item._replace(mask=always)
+    from_input, from_prefill = always - 1, always - 3
+    shape = (inference.batch_size, inference.prompt_length)
+    each = DTYPE_BYTES["int64"] * shape[0] * shape[1]
+    citation = "torch.int64 token ids"
+    yield Item(
+        Component.INPUTS, "batch", "token ids", shape, "int64", 1, each, rounded(each), from_input, "8·b·n_0", citation
+    )
+    yield from pool_items(spec, stage, from_input)
+    yield workspace("forward", spec, card, from_prefill)
+
+
+def _weights(spec: Spec, stage: Stage) -> Iterator[tuple[Parameters, Choice, list[Copy]]]:
+    """The parameters of a rank by how they are held, each with the one copy of them."""
+    for group, choice, _ in groups(stage_parameters(spec, stage), choice_of(spec)):
+        yield group, choice, list(kept_copies(choice, trains=False))
+
+
+def _tails(spec: Spec, stage: Stage) -> int:
+    """Bytes of the rests that blocks keep when weights are placed one after the other."""
+    found = (state_tails(group, choice, copies, ()) for group, choice, copies in _weights(spec, stage))
+    return sum(amount for each in found for amount in each.values())
+
+
+def _omissions(spec: Spec) -> Iterator[str]:
+    inference = spec.inference
+    assert inference is not None
+    yield FRAGMENTATION
+    yield from NOT_MODELLED
+    if inference.cache == "paged":
+        yield "a serving engine's own buffers: vLLM was read, not measured; it takes what the card has left as cache"
+    if spec.model.moe is not None:
+        yield "experts that get more tokens than others: routing is taken as balanced"
+    if inference.quantization != "none":
+        yield "weights in 4 bits were not compared with a generation"
+    if spec.parallelism.tensor_parallel > 1 or spec.parallelism.pipeline_parallel > 1:
+        yield "what several ranks exchange; generation over several GPUs was not compared with a run"
+
+
+def _notes(spec: Spec) -> Iterator[str]:
+    yield from family_notes(spec)
+    if spec.parallelism.data_parallel > 1:
+        yield f"data_parallel = {spec.parallelism.data_parallel}: as many replicas, each with a batch of its own."

@@ -1,0 +1,110 @@
+"""The inference block: generation in place of a training step, and the forward pass in training's words."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from memcalc.errors import InputError
+from memcalc.spec.model import Block, Count, Size
+from memcalc.spec.training import Attention, Dtype, TorchVersion
+
+Cache = Literal["dynamic", "static", "paged"]
+CacheDtype = Literal["compute", "fp8"]
+Quantization = Literal["none", "nf4", "fp4"]
+
+DEFAULT_CONTEXT = 2048  # tokens, where the model's positions reach as far
+DEFAULT_NEW_TOKENS = 128
+DEFAULT_BLOCK = 16  # vLLM's block_size (vllm/config/cache.py)
+
+
+class InferenceSpec(Block):
+    """Generation: a prompt is read, then token after token is made and kept in the cache."""
+
+    batch_size: Size = Field(1, description="sequences at once, in each replica")
+    prompt_length: Size = Field(description="tokens of each prompt; default: context_length - new_tokens")
+    new_tokens: Count = Field(DEFAULT_NEW_TOKENS, description="tokens that are made and read again, one by one")
+    context_length: Size = Field(
+        description="tokens a sequence has in the cache at the end; default: prompt_length + new_tokens, else "
+        "min(2048, max_position_embeddings)"
+    )
+    dtype: Dtype = Field("bf16", description="of weights and activations")
+    quantization: Quantization = Field("none", description="linear layers in 4 bits: none | nf4 | fp4 (bitsandbytes)")
+    cache: Cache = Field(
+        "dynamic", description="dynamic (grows by copying) | static (one size, transformers) | paged (blocks, vLLM)"
+    )
+    kv_cache_dtype: CacheDtype = Field("compute", description="of keys and values: compute (as dtype) | fp8 (paged)")
+    block_size: Size | None = Field(None, description="tokens of a block of a paged cache; default: 16")
+    prefill_chunk: Size | None = Field(None, description="tokens of the prompt in one forward; default: all of it")
+    implementation: Literal["plain", "huggingface"] = Field(
+        description="whose modules run; default: plain for a paged cache, else huggingface"
+    )
+    attention: Attention = Field("flash", description="the attention kernel")
+    torch_version: TorchVersion = Field("v2.13", description="PyTorch's release: workspaces, fused norms")
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block of a paged cache; of the others there are no blocks."""
+        return (self.block_size or DEFAULT_BLOCK) if self.cache == "paged" else 1
+
+    @property
+    def chunk(self) -> int:
+        """The most tokens of a prompt in one forward."""
+        return min(self.prefill_chunk or self.prompt_length, self.prompt_length)
+
+
+def default_inference(inference: dict[str, Any], model: dict[str, Any], where: str) -> dict[str, Any]:
+    """The block with its derived defaults; values of a wrong type are left for validation to refuse.
+
+    Raises:
+        InputError: prompt, new tokens and context are given and do not agree.
+    """
+    filled = dict(inference)
+    filled.setdefault("implementation", "plain" if filled.get("cache") == "paged" else "huggingface")
+    positions = model.get("max_position_embeddings", DEFAULT_CONTEXT)
+    prompt, made, context = (filled.get(name) for name in ("prompt_length", "new_tokens", "context_length"))
+    if not all(value is None or type(value) is int for value in (prompt, made, context, positions)):
+        filled.setdefault("prompt_length", 1)
+        filled.setdefault("context_length", 1)
+        return filled
+    if made is None:
+        made = _new_tokens(prompt, context, positions)
+    if prompt is None:
+        prompt = (context or min(DEFAULT_CONTEXT, positions)) - made
+    if context is None:
+        context = prompt + made
+    if prompt < 1 or prompt + made != context:
+        raise InputError(
+            f"context_length = {context} with new_tokens = {made}"
+            + (f" and prompt_length = {prompt}." if prompt > 0 else " leaves no token for the prompt."),
+            "The context is the prompt and the new tokens: leave one of the three out to have it computed.",
+            where,
+        )
+    return filled | {"prompt_length": prompt, "new_tokens": made, "context_length": context}
+
+
+def _new_tokens(prompt: int | None, context: int | None, positions: int) -> int:
+    """What is left of the context for new tokens; no more than usual where the prompt gives way."""
+    if prompt is not None and context is not None:
+        return max(context - prompt, 0)
+    if prompt is not None:
+        return DEFAULT_NEW_TOKENS
+    return min(DEFAULT_NEW_TOKENS, (context or positions) // 2)
+
+
+def forward_of(inference: dict[str, Any]) -> dict[str, Any]:
+    """The forward pass as a training block: its sizes, dtypes and kernels; nothing in it trains."""
+    dtype = inference.get("dtype", "bf16")
+    chunk, prompt = inference.get("prefill_chunk"), inference["prompt_length"]
+    return {
+        "micro_batch_size": inference.get("batch_size", 1),
+        "sequence_length": min(chunk, prompt) if type(chunk) is int and type(prompt) is int else prompt,
+        "dtype": dtype,
+        "recipe": "fp32" if dtype == "fp32" else "pure",
+        "implementation": inference["implementation"],
+        "attention": inference.get("attention", "flash"),
+        "torch_version": inference.get("torch_version", "v2.13"),
+        "dropout": 0.0,
+        "optimizer": "sgd",
+    }

@@ -1,0 +1,150 @@
+"""The rules of generation: which caches, dtypes and splits go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.errors import InputError
+from memcalc.spec.broken import Broken
+from memcalc.spec.foreign import family_of_foreign
+from memcalc.spec.spec import Spec
+from memcalc.spec.yaml_source import Path
+
+# What only a training step has, and the one value that says nothing of it.
+OF_TRAINING = {
+    "zero_stage": 0,
+    "context_parallel": 1,
+    "sequence_parallel": False,
+    "data_parallel_replicate": 1,
+    "virtual_stages": 1,
+    "schedule": "1f1b",
+    "offload": "none",
+}
+
+
+def inference(spec: Spec) -> Iterator[Broken]:
+    """All of them."""
+    asked = spec.inference
+    if asked is None:
+        return
+    if spec.model.transformers_config is not None:
+        yield Broken(
+            ("inference",),
+            f"inference of {family_of_foreign(spec.model)}, of which memcalc has no formulas.",
+            "Size its generation script: `memcalc dry-run --gpu CARD -- python script.py`.",
+        )
+    positions = spec.model.max_position_embeddings
+    if spec.model.position_embedding == "learned" and asked.context_length > positions:
+        yield Broken(
+            ("inference", "context_length"),
+            f"context_length = {asked.context_length} (prompt {asked.prompt_length} + new tokens {asked.new_tokens}) "
+            f"is longer than the {positions} learned positions.",
+            f"Lower it to {positions}, or raise model.max_position_embeddings.",
+        )
+    yield from _cache(spec)
+    yield from _spread(spec)
+
+
+def _cache(spec: Spec) -> Iterator[Broken]:
+    asked = spec.inference
+    assert asked is not None
+    if asked.cache == "paged":
+        for field, value in (("implementation", "plain"), ("attention", "flash")):
+            if (given := getattr(asked, field)) != value:
+                yield Broken(
+                    ("inference", field),
+                    f"{field} = {given} with cache = paged, whose kernel reads keys and values block by block.",
+                    f"Set {field}: {value}, or cache: dynamic.",
+                )
+        return
+    if asked.block_size is not None:
+        yield Broken(
+            ("inference", "block_size"),
+            f"block_size = {asked.block_size} with cache = {asked.cache}, which has no blocks.",
+            "Set cache: paged, or leave block_size out.",
+        )
+    if asked.kv_cache_dtype != "compute":
+        yield Broken(
+            ("inference", "kv_cache_dtype"),
+            f"kv_cache_dtype = {asked.kv_cache_dtype} with cache = {asked.cache}: transformers' caches keep keys and "
+            "values as the model makes them.",
+            "Set cache: paged, or kv_cache_dtype: compute.",
+        )
+    if asked.prefill_chunk is not None and asked.prefill_chunk < asked.prompt_length:
+        yield Broken(
+            ("inference", "prefill_chunk"),
+            f"prefill_chunk = {asked.prefill_chunk} with cache = {asked.cache} is not modelled: later pieces of the "
+            "prompt need a mask, with which other kernels run.",
+            "Set cache: paged, or leave prefill_chunk out.",
+        )
+
+
+def _spread(spec: Spec) -> Iterator[Broken]:
+    asked, parallelism = spec.inference, spec.parallelism
+    assert asked is not None
+    for field, neutral in OF_TRAINING.items():
+        if (value := getattr(parallelism, field)) != neutral:
+            yield Broken(
+                ("parallelism", field),
+                f"{field} = {value} belongs to training; inference is asked for.",
+                "Leave it out: weights and caches are split by tensor_parallel, pipeline_parallel and expert_parallel.",
+            )
+    if asked.implementation == "huggingface" and parallelism.tensor_parallel > 1:
+        yield Broken(
+            ("parallelism", "tensor_parallel"),
+            f"tensor_parallel = {parallelism.tensor_parallel} with transformers' modules is not modelled.",
+            "Set inference.implementation: plain.",
+        )
+    if asked.quantization != "none" and parallelism.tensor_parallel > 1:
+        yield Broken(
+            ("inference", "quantization"),
+            f"quantization = {asked.quantization} with tensor_parallel = {parallelism.tensor_parallel} is not "
+            "modelled: bitsandbytes packs a matrix as a whole.",
+            "Set tensor_parallel: 1, or quantization: none.",
+        )
+
+
+def of_training(spec: Spec, verb: str) -> Spec:
+    """The run, for the verbs that know a training step alone.
+
+    Raises:
+        InputError: the configuration asks for inference.
+    """
+    if spec.inference is not None:
+        raise InputError(
+            f"{verb} knows training steps, but this configuration asks for inference.",
+            REMEDIES.get(verb, "Size it with `memcalc estimate`; or leave its inference: block out."),
+            "inference",
+        )
+    return spec
+
+
+REMEDIES = {
+    "fit": "`memcalc estimate --gpu CARD` says the largest batch and the longest context that fit.",
+    "measure": "`memcalc dry-run --gpu CARD -- python script.py` sizes a script that generates.",
+    "trace": "`memcalc dry-run --gpu CARD -- python script.py` sizes a script that generates.",
+}
+
+
+LEFT_ASIDE = "The training: block has no effect: inference is asked for."
+
+
+def refuse_training_fields(overridden: dict[Path, str]) -> None:
+    """For fields of a training step that were set on the command line.
+
+    Raises:
+        InputError: there is one.
+    """
+    from memcalc.spec.inference import InferenceSpec
+
+    names = {"micro_batch_size": "batch_size", "sequence_length": "prompt_length"}
+    for path, where in overridden.items():
+        if path[0] == "training":
+            name = str(path[-1])
+            own = names.get(name, name)
+            remedy = (
+                f"Set inference.{own} instead."
+                if own in InferenceSpec.model_fields
+                else "Leave it out: nothing trains."
+            )
+            raise InputError(f"{name} is set, a field of training, but inference is asked for.", remedy, where)

@@ -1,0 +1,102 @@
+"""`memcalc` with an inference block: screens, documents, exit codes."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from memcalc.report.schema import result_schema
+
+SCREENS = {
+    "llama": [
+        *["llama-3-8b", "--gpu", "h100-80gb", "--set", "inference.batch_size=16"],
+        *["--set", "inference.context_length=8192"],
+    ],
+    "gemma_does_not_fit": [
+        *["gemma-3-1b", "--gpu", "l4", "--set", "inference.batch_size=64", "--set", "inference.cache=static"],
+        *["--set", "inference.context_length=32768", "--explain", "kv_cache"],
+    ],
+    "deepseek_ranks": [
+        *["deepseek-v3", "--gpu", "h200", "--set", "inference.cache=paged", "--set", "inference.batch_size=32"],
+        *["--set", "inference.prefill_chunk=2048", "--set", "inference.context_length=8192"],
+        *["--set", "inference.kv_cache_dtype=fp8", "--set", "tensor_parallel=8", "--set", "pipeline_parallel=2"],
+        "--all-ranks",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_screens(name: str, run, golden) -> None:
+    code, out, err = run("estimate", *SCREENS[name])
+
+    assert (code, err) == (0, "")
+    golden(f"inference_{name}_80", out)
+
+
+def test_the_document(run) -> None:
+    code, out, _ = run("estimate", *SCREENS["llama"], "--format", "json")
+    document = json.loads(out)
+
+    assert code == 0
+    jsonschema.validate(document, result_schema())
+    assert sum(document["components"].values()) == document["peak"]["allocated_bytes"]
+    assert (
+        sum(row["bytes"] for row in document["ledger"] if document["peak"]["phase"] in row["phases"])
+        == (document["peak"]["allocated_bytes"])
+    )
+    assert document["kv_cache"] == {
+        "bytes_per_token": 131_072,
+        "bytes_per_sequence": 8192 * 131_072,
+        "largest": {"batch_size": 30, "context_length": 8192, "all_positions": True},
+    }
+    assert document["spec"]["inference"]["prompt_length"] == 8064
+    assert "kv_cache" not in json.loads(run("estimate", "gpt2", "--format", "json").out)
+
+
+def test_other_forms(run) -> None:
+    words = ["gpt2", "--set", "inference.batch_size=2"]
+
+    assert "Cache of keys and values" in run("estimate", *words, "--format", "markdown").out
+    assert "kv_cache" in run("estimate", *words, "--format", "csv").out
+
+
+REFUSED = {
+    ("fit",): "error: inference: fit knows training steps",
+    ("trace",): "error: inference: trace knows training steps",
+    ("recompute",): "error: inference: recompute knows training steps",
+    ("estimate", "--measure"): "error: inference: measure knows training steps",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_commands_of_training_refuse(words: tuple[str, ...], run) -> None:
+    verb, *options = words
+    code, out, err = run(verb, "gpt2", "--gpu", "l4", *options, "--set", "inference.batch_size=2")
+
+    assert (code, out) == (2, "")
+    assert err.startswith(REFUSED[words])
+
+
+def test_a_rehearsal_says_why_not(run) -> None:
+    code, out, _ = run("estimate", "gpt2", "--rehearse", "--set", "inference.batch_size=2")
+
+    assert code == 0
+    assert "Not rehearsed: the order of requests is not known with generation" in " ".join(out.split())
+
+
+def test_check_judges_them(run, tmp_path: Path) -> None:
+    fits, too_large = tmp_path / "fits.yaml", tmp_path / "too-large.yaml"
+    fits.write_text("preset: llama-3-8b\ninference: {batch_size: 4}\n")
+    too_large.write_text("preset: llama-3-8b\ninference: {batch_size: 64, context_length: 8192}\n")
+
+    assert run("check", str(fits), "--gpu", "h100-80gb").code == 0
+    assert run("check", str(too_large), "--gpu", "h100-80gb").code == 1
+
+
+def test_diff_lays_two_beside_each_other(run) -> None:
+    words = ["--set", "inference.batch_size=8", "--set-b", "inference.cache=static"]
+    code, out, _ = run("diff", "llama-3-8b", "llama-3-8b", *words)
+
+    assert code == 0
+    assert "decode_last" in out

@@ -1,0 +1,96 @@
+"""The tables of docs/inference.md: recorded runs of benchmarks/record_generation.py beside the estimate of today."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+import memcalc
+from memcalc.estimation.estimate import estimate
+from memcalc.ledger.result import Result
+from tools.markdown import table
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+RECORDINGS = BENCHMARKS / "recordings" / "generation"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One recorded run."""
+
+    case: str
+    held_out: bool
+    recorded: dict[str, Any]
+
+    @cached_property
+    def result(self) -> Result:
+        """The estimate of the same."""
+        preset, *words = self.case.split()
+        card = self.recorded["device"].partition(":")[2]
+        return estimate(memcalc.load(preset, *(f"inference.{word}" for word in words), gpu=card))
+
+    @property
+    def measured(self) -> int:
+        """The highest allocated bytes of the recorded run."""
+        phases: dict[str, int] = self.recorded["phases"]
+        return max(phases.values())
+
+    @property
+    def error(self) -> float:
+        """Of the estimated peak, against it."""
+        return self.result.ledger.peak_bytes / self.measured - 1
+
+    @property
+    def cache_bytes(self) -> int:
+        """The estimated cache of all sequences."""
+        assert self.result.generation is not None
+        assert self.result.spec.inference is not None
+        return self.result.generation.bytes_per_sequence * self.result.spec.inference.batch_size
+
+
+@lru_cache(maxsize=1)
+def runs() -> tuple[Run, ...]:
+    """All of them, in the order of the list of cases."""
+    roles = yaml.safe_load((BENCHMARKS / "generation_cases.yaml").read_text())
+    order = {case: role == "held-out" for role, cases in roles.items() for case in cases}
+    lines = [line for path in sorted(RECORDINGS.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    found = {record["case"]: record for record in map(json.loads, lines)}
+    return tuple(Run(case, held_out, found[case]) for case, held_out in order.items() if case in found)
+
+
+def generation_table() -> str:
+    """One line for each run, the worst first."""
+    return table(
+        ["run", "held out", "measured bytes", "estimated bytes", "error", "cache"],
+        [
+            [
+                f"`{run.case}`",
+                "yes" if run.held_out else "",
+                f"{run.measured:,}",
+                f"{run.result.ledger.peak_bytes:,}",
+                f"{run.error:+.3%}",
+                "exact" if run.cache_bytes == run.recorded["cache_bytes"] else "differs",
+            ]
+            for run in sorted(runs(), key=lambda run: -abs(run.error))
+        ],
+    )
+
+
+def generation_summary() -> str:
+    """Median and worst error."""
+    rows = []
+    for held_out in (False, True):
+        errors = [abs(run.error) for run in runs() if run.held_out is held_out]
+        exact = sum(run.cache_bytes == run.recorded["cache_bytes"] for run in runs() if run.held_out is held_out)
+        role = "**held out**" if held_out else "written against"
+        rows.append([role, len(errors), f"{median(errors):.3%}", f"{max(errors):.2%}", f"{exact} of {len(errors)}"])
+    return table(["the formulas were", "runs", "median error", "worst error", "caches to the byte"], rows)
+
+
+TABLES = {"generation-table": generation_table, "generation-summary": generation_summary}
