@@ -85,6 +85,7 @@ def run(case: str, card: str, recordings: Path) -> None:
         },
         "spec": spec.model_dump(mode="json"),
         "phases": phases.found,
+        **({"pinned_bytes": pinned_bytes()} if spec.parallelism.weights_on_host else {}),
     }
     recordings.parent.mkdir(parents=True, exist_ok=True)
     with recordings.open("a") as file:
@@ -96,6 +97,13 @@ def version(package: str) -> str:
     from importlib.metadata import version as installed
 
     return installed(package)
+
+
+def pinned_bytes() -> int:
+    """What of the host's memory is pinned and in use after the last step: its gradients still are."""
+    import torch
+
+    return int(torch.cuda.host_memory_stats()["active_bytes.current"])
 
 
 class Phases:
@@ -144,21 +152,12 @@ def train(spec: Any, phases: Phases, module: Any, optimizer: Any, forward: Any, 
 def fsdp2(spec: Any, phases: Phases) -> None:
     """Every layer a unit, the rest the root's; built on the meta device, so that only shards ever exist."""
     import torch
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
-    from memcalc.step.causal_lm import build
     from memcalc.step.optimizers import build_optimizer  # its last argument names what Muon would take
+    from memcalc.step.ranks import build_sharded
 
-    ranks, groups = spec.parallelism.data_parallel, spec.parallelism.data_parallel_replicate
-    mesh = init_device_mesh("cuda", (groups, ranks // groups) if groups > 1 else (ranks,))
-    reshard = spec.parallelism.zero_stage == 3
     with phases.phase("model"):
-        model = build(spec, torch.device("meta"))
-        for layer in model.module.get_submodule("layers").children():
-            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
-        fully_shard(model.module, mesh=mesh, reshard_after_forward=None if reshard else False)
-        model.module.to_empty(device="cuda")
+        model = build_sharded(spec, torch.device("cuda"))
     with phases.phase("optimizer"):
         optimizer = build_optimizer(spec.training, list(model.module.parameters()), [])
     train(spec, phases, model.module, optimizer, model.logits, model.loss)

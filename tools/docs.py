@@ -36,7 +36,16 @@ from memcalc.spec.cards import all_cards  # noqa: E402
 from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402
 from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
-from tools import dry_runs, families, fit, formulas, generation, published_configs, rehearsed  # noqa: E402
+from tools import (  # noqa: E402
+    dry_runs,
+    families,
+    fit,
+    formulas,
+    generation,
+    offload,
+    published_configs,
+    rehearsed,
+)
 from tools.accuracy import cases, summarized  # noqa: E402
 from tools.agreement import agreement_summary, agreement_table, need_summary  # noqa: E402
 from tools.beside import beside_summary, beside_table  # noqa: E402
@@ -418,6 +427,7 @@ TABLES: dict[str, Callable[..., str]] = {
     **fit.TABLES,
     **formulas.TABLES,
     **generation.TABLES,
+    **offload.TABLES,
     **published_configs.TABLES,
     "agreement": agreement_table,
     "beside": beside_table,

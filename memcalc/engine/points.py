@@ -158,7 +158,8 @@ class Points:
             self._opened = opened(self._source, (*self._overrides, *(f"{field}=null" for field in self.grid.fields)))
         words = assignments(values)
         spread = tuple([word for word in words if word.startswith("parallelism.")])
-        rest = tuple([word for word in words if not word.startswith("parallelism.")])
+        # Offload decides a default of training.
+        rest = tuple([word for word in words if word not in spread or word.startswith("parallelism.offload=")])
         if self._tied or rest not in self._runs:
             spec = self._runs[rest] = load_opened(self._opened, self._parsed(words), gpu=self._gpu, check=_unchecked)
             return spec

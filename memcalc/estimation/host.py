@@ -1,35 +1,30 @@
-"""Host memory of a rank whose optimizer is offloaded (ZeRO-Offload, arXiv 2101.06840), as DeepSpeed 0.19 holds it.
+"""Host memory of a rank that is offloaded: by DeepSpeed's ZeRO-Offload, or by FSDP2's CPUOffloadPolicy.
 
-runtime/zero/stage_1_and_2.py and stage3.py with offload_optimizer.device = cpu: fp32 masters, their gradients and the
-states of the update are tensors of the CPU, which knows no blocks: bytes are those asked for. Each reduced gradient is
-copied there as it arrives; the step runs there; what it has updated comes back as the device's 16-bit weights.
+The CPU knows no blocks of 512 bytes: bytes are those asked for, but for pinned memory (memcalc/workspaces/pinned.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from memcalc.estimation.choice import Choice, choice_of, groups
-from memcalc.estimation.copies import Copy, copy_item
-from memcalc.estimation.items import Item, from_phase
-from memcalc.estimation.optimizers.states import optimizer_states
-from memcalc.estimation.recipe_copies import kept_copies
+from memcalc.estimation.copies import Copy
+from memcalc.estimation.engines import fsdp2_host, zero_offload
+from memcalc.estimation.items import Item
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.sharding import Parameters, stage_parameters
 from memcalc.estimation.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Rows
-from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
-
-SOURCE = "DeepSpeed 0.19 runtime/zero/"
-_MOVED = (Component.MASTER_WEIGHTS, Component.GRADIENTS)
+from memcalc.workspaces.pinned import SOURCE, pinned_block
 
 
 def is_on_host(copy: Copy, choice: Choice) -> bool:
-    """Whether a copy of the parameters is the host's: what the update reads and writes."""
-    return choice.offloads and copy.component in _MOVED
+    """Whether a copy of the parameters is the host's: what the update reads and writes; with the weights, all."""
+    updated = (Component.MASTER_WEIGHTS, Component.GRADIENTS)
+    return choice.weights_on_host or (choice.offloads and copy.component in updated)
 
 
 def host_rows(spec: Spec, stage: Stage) -> Rows | None:
@@ -40,49 +35,28 @@ def host_rows(spec: Spec, stage: Stage) -> Rows | None:
 
 @lru_cache(maxsize=1024)
 def _host_rows(parameters: Parameters, choice: Choice) -> Rows:
-    items: list[Item] = []
-    for group, own, _ in groups(parameters, choice):
-        for copy in _copies(own):
-            items += (copy_item(copy, held, own.spread(copy.sharded_from_stage)) for held in group)
-        items += (state.item for state in optimizer_states(group, own.update, own.spread(1)))
-    items += _buffers(parameters, choice)
+    pinned: list[Item] = []
+    pageable: list[Item] = []
+    for group, own, trains in groups(parameters, choice):
+        if own.weights_on_host:
+            locked, others = fsdp2_host.held(group, own, trains=trains)
+            pinned += locked
+            pageable += others
+        elif trains:
+            pageable += zero_offload.held(group, own)
+    if not choice.weights_on_host:
+        pageable += zero_offload.buffers(parameters, choice)
+    items = [*pinned, *pageable, *_rounding(pinned)]
     return write_rows([item._replace(block=item.each) for item in items], "the host")
 
 
-def _copies(choice: Choice) -> Iterator[Copy]:
-    """The masters, and their gradients in fp32, which are there from the beginning."""
-    yield from (copy for copy in kept_copies(choice, trains=True) if copy.component is Component.MASTER_WEIGHTS)
-    whole = from_phase("optimizer")
-    citation = f"{SOURCE}: the gradients of the fp32 masters, pinned"
-    yield Copy(Component.GRADIENTS, " gradient in fp32", "fp32", 1, whole, citation)
-    if choice.zero_stage == 3:
-        citation = f"{SOURCE}stage3.py: grad_partitions_flat_buffer"
-        yield Copy(Component.GRADIENTS, " gradient", choice.base, 1, whole, citation)
-    elif choice.accumulates:
-        citation = f"{SOURCE}stage_1_and_2.py: accumulated_grads_in_cpu"
-        yield Copy(Component.GRADIENTS, " gradient, accumulated", choice.base, 1, whole, citation)
-
-
-def _buffers(parameters: Parameters, choice: Choice) -> Iterator[Item]:
-    """Stage 2 passes gradients through a pinned buffer as large as the largest parameter."""
-    if choice.zero_stage < 3:
-        yield gradient_passage(parameters, choice, "temp_grad_buffer_for_cpu_offload")
-
-
-def gradient_passage(parameters: Parameters, choice: Choice, name: str) -> Item:
-    """The buffer, one on the device and one on the host, that gradients pass through on their way."""
-    elements = max(held.elements for held in parameters)
-    each = elements * DTYPE_BYTES[choice.compute]
-    return Item(
-        Component.COMMUNICATION_BUFFERS,
-        "engine",
-        "gradient on its way to the host",
-        (elements,),
-        choice.compute,
-        1,
-        each,
-        each,
-        from_phase("optimizer"),
-        f"{DTYPE_BYTES[choice.compute]}·P_matrix",
-        f"{SOURCE}stage_1_and_2.py: {name}",
-    )
+def _rounding(pinned: Iterable[Item]) -> Iterator[Item]:
+    """What blocks of a power of two add."""
+    amounts: dict[int, int] = {}
+    for item in pinned:
+        more = item.count * (pinned_block(item.each) - item.each)
+        amounts[item.mask] = amounts.get(item.mask, 0) + more
+    for mask, amount in amounts.items():
+        name, formula = "rounding of pinned memory", "blocks of a power of two"
+        kind = Component.BLOCK_ROUNDING
+        yield Item(kind, "allocator", name, (amount,), "uint8", 1, amount, amount, mask, formula, SOURCE)

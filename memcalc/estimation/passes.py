@@ -15,6 +15,7 @@ from memcalc.estimation.recipe_copies import gradients_exist
 from memcalc.estimation.stages import Stage, composition
 from memcalc.estimation.standing import uses_torch_products, workspace
 from memcalc.estimation.timeline import gradients_on_arrival
+from memcalc.ledger.component import Component
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 
@@ -74,8 +75,11 @@ def beside(spec: Spec, around: Around, *, exist: bool) -> tuple[Gradients, Aroun
     """What becomes of gradients on arrival, and the engine's buffers around the layers."""
     gradients = gradients_on_arrival(spec, exist=exist, sharded=bool(around.layer_share))
     if exist:  # a layer's share is added to the gradients that are there
-        nothing = {experts: share._replace(each=0, block=0) for experts, share in around.layer_share.items()}
-        around = around._replace(layer_share=nothing)
+        added = {
+            experts: share._replace(each=0, block=0) if share.component is Component.GRADIENTS else share
+            for experts, share in around.layer_share.items()
+        }
+        around = around._replace(layer_share=added)
     return gradients, around
 
 

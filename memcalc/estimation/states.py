@@ -6,22 +6,22 @@ large a rank's share is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.copies import copy_item
 from memcalc.estimation.host import is_on_host
-from memcalc.estimation.items import BIT, Item, phases_of
-from memcalc.estimation.optimizers.states import State, optimizer_states
-from memcalc.estimation.optimizers.temporaries import Step, part_of, step_temporaries
+from memcalc.estimation.items import Item, phases_of
+from memcalc.estimation.optimizers.states import optimizer_states
 from memcalc.estimation.recipe_copies import kept_copies
 from memcalc.estimation.remembered import remembered
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.sharding import Parameters, stage_parameters
 from memcalc.estimation.stages import Stage
 from memcalc.estimation.state_tails import state_tails
+from memcalc.estimation.stepping import step_items
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Rows
 from memcalc.spec.spec import Spec
@@ -93,25 +93,7 @@ def _state_items(parameters: Parameters, choice: Choice) -> tuple[tuple[Item, ..
         states = []
         if stays:
             states = [state for state in optimizer_states(group, own.update, own.spread(1)) if not state.paged]
-            items += _step_items(group, own, states)
+            items += step_items(group, own, states)
         for mask, amount in state_tails(group, own, copies, states).items():
             tails[mask] = tails.get(mask, 0) + amount
     return tuple(items), MappingProxyType(tails)
-
-
-def _step_items(parameters: Parameters, choice: Choice, states: Sequence[State]) -> Iterator[Item]:
-    """States, and the temporaries of the step; those states that its first highest moment has not yet, later."""
-    update = choice.update
-    made: dict[str, int] = {}
-    for state in states:
-        if not state.item.mask & BIT["optimizer"]:
-            part = part_of(state.held, update)
-            made[part] = made.get(part, 0) + state.item.block * state.item.count
-    casts = choice.ema == "fp32" and update.dtype != "fp32"
-    step = Step(choice.clips, casts, choice.spread(1), choice.card)
-    highest = step_temporaries(parameters, update, step, made)
-    for state in states:
-        item = state.item
-        late = part_of(state.held, update) not in highest.made
-        yield item._replace(mask=item.mask & ~BIT["optimizer_step_1"]) if late else item
-    yield from highest.items

@@ -219,6 +219,11 @@ class Timeline:
             tops = list(self.highest_positions(block, "backward"))
             for layer in self._turning_points(block):
                 holdings = self._saved(index, layer, "backward") + self._behind(index, layer)
+                sent_for = self._before(block, layer)
+                if sent_for:
+                    given = block.program.alive("backward", 1)  # what it has saved, and the gradient that comes in
+                    engine = self._engine_behind(block, layer, beside=(*self._around(layer, after=False), *sent_for))
+                    yield Candidate([*holdings, (index, given, 1)], engine, f"{block.name}: parameters arrive")
                 for position in tops:
                     alive = block.program.alive("backward", position)
                     engine = self._engine_behind(block, layer)
@@ -316,6 +321,12 @@ class Timeline:
                 holdings.append((later, block.left, count))
         return holdings
 
+    def _before(self, block: Block, layer: int) -> tuple[Item, ...]:
+        """What an engine holds as a layer's backward begins, beside what it does in it."""
+        if block.kind is None:
+            return ()
+        return self.around.before_first_backward if layer == self.stage.first else self.around.before_backward
+
     def _around(self, layer: int, *, after: bool) -> tuple[Item, ...]:
         """The engine's buffers in (or right after) the backward of a layer; only one layer is both first and last."""
         around = self.around
@@ -346,7 +357,8 @@ class Timeline:
                     later = count_between(self.spec, other.kind, max(layer + 1, self.stage.first), self.stage.stop)
                     shares[other.kind.experts] = shares.get(other.kind.experts, 0) + later
         shared = tuple((self.around.layer_share[experts], count) for experts, count in shares.items() if count)
-        return (*((item, 1) for item in buffers), *shared, *self._gathered(layer))
+        gathered = self._gathered(layer - 1 if after else layer)  # its own are let go before its gradients leave
+        return (*((item, 1) for item in buffers), *shared, *gathered)
 
     def _best(self, moments: Iterable[Candidate]) -> Highest:
         total, best = max(((self._weight(moment), moment) for moment in moments), key=itemgetter(0))

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from memcalc.ledger.component import Component
 
+# In place of a stream, of memory that is the host's: any, and pages that are locked for the device to reach them.
+PAGEABLE, PINNED = -1, -2
+
 
 class Kind(StrEnum):
     """What happened. The words are those of PyTorch's memory history, where it has one."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.importers.offload import place_optimizer
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
-from memcalc.spec.offload_rules import ON_THE_CPU
 
 _DEVICE = "what is offloaded is counted on the device"
 
@@ -125,20 +125,6 @@ def finish_deepspeed(draft: Draft) -> None:
     draft.default("parallelism.engine", "deepspeed")
     draft.default("training.implementation", "huggingface")
     place_optimizer(draft, draft.facts.get("offload") or ("cpu" if draft.facts.get("cpu_offload") is True else None))
-
-
-def place_optimizer(draft: Draft, device: object) -> None:
-    """Masters and optimizer states on the host, where the run is one whose offload is modelled."""
-    if device not in ("cpu", "nvme"):
-        return
-    stage, optimizer = draft.values.get("parallelism.zero_stage", 0), draft.values.get("training.optimizer", "adamw")
-    alone = draft.values.get("parallelism.data_parallel") == 1
-    if stage not in (2, 3) or optimizer not in ON_THE_CPU or alone:
-        draft.notes.append("not modelled: offload_optimizer of such a run; what is offloaded is counted on the device")
-        return
-    draft.default("parallelism.offload", "optimizer")
-    if device == "nvme":
-        draft.notes.append("not modelled: offload_optimizer to NVMe; it is counted on the host")
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memcalc.importers.deepspeed import place_optimizer
 from memcalc.importers.models import named_model, place_model
+from memcalc.importers.offload import place_optimizer, place_shards
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
 
 # transformers 4.57, training_args.py (OptimizerNames).
@@ -229,7 +229,7 @@ def _sharding(draft: Draft) -> int:
         if settings.get("fsdp_activation_checkpointing") or settings.get("activation_checkpointing"):
             draft.values["training.recompute"] = "full"
         if settings.get("fsdp_offload_params") or settings.get("offload_params") or "offload" in words:
-            draft.notes.append("not modelled: shards that are offloaded to the host; they are counted on the device")
+            place_shards(draft)
         return stage
     return 0
 

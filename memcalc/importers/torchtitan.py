@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers.models import preset_of
+from memcalc.importers.offload import place_shards
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
 
 # torchtitan 0.2, torchtitan/config/job_config.py.
@@ -22,7 +23,7 @@ FIELDS: dict[str, Meaning] = {
     "training.compile": lacking("torch.compile"),
     "compile.enable": lacking("torch.compile"),
     "compile*": nothing("part of torch.compile"),
-    "training.enable_cpu_offload": lacking("weights that are offloaded to the host"),
+    "training.enable_cpu_offload": fact("offload", "parallelism.offload"),
     "training*": nothing(),
     "optimizer.name": to("training.optimizer", {"adamw": "adamw", "adam": "adam"}),
     "optimizer.implementation": to(
@@ -94,6 +95,8 @@ def _finish(draft: Draft) -> None:
     if draft.values.get("parallelism.pipeline_parallel", 1) == 1:
         draft.values.pop("parallelism.schedule", None)  # named for the day that there are stages
     _sharding(draft)
+    if facts.get("offload") is True:
+        place_shards(draft)
     own = half and name in _LLAMAS and _is_fsdp_alone(draft)
     if own:
         draft.default("training.implementation", "torchtitan")

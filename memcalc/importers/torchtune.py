@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers.models import preset_of
+from memcalc.importers.offload import place_shards
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
 
 _DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
@@ -37,8 +38,8 @@ FIELDS: dict[str, Meaning] = {
     "model.use_dora": lacking("DoRA"),
     "optimizer_in_bwd": lacking("an optimizer that steps within backward: gradients are counted all at once"),
     "enable_activation_offloading": lacking("activations that are kept on the host"),
-    "fsdp_cpu_offload": lacking("weights that are offloaded to the host"),
-    "fsdp.cpu_offload": lacking("weights that are offloaded to the host"),
+    "fsdp_cpu_offload": fact("offload", "parallelism.offload"),
+    "fsdp.cpu_offload": fact("offload", "parallelism.offload"),
     "compile*": lacking("torch.compile"),
     "ac_mode": lacking("checkpointing by operator"),
     "ac_option": lacking("checkpointing by operator"),
@@ -167,6 +168,8 @@ def _sharding(draft: Draft) -> None:
     if whole and {"parallelism.data_parallel"} & (draft.values.keys() | draft.overridden):
         draft.default("parallelism.zero_stage", 2 if facts.get("reshard") is False else 3)
         draft.default("parallelism.engine", "fsdp2")
+    if facts.get("offload") is True:
+        place_shards(draft)
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

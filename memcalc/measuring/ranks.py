@@ -68,7 +68,9 @@ def measure_rank(
     """
     from memcalc.measuring.child import perform
 
-    backend = "gloo" if device == "cpu" else "nccl"
+    # What is offloaded is reduced on the host, too: norms of gradients, where they are clipped.
+    on_device = "cpu:gloo,cuda:nccl" if spec.parallelism.weights_on_host else "nccl"
+    backend = "gloo" if device == "cpu" else on_device
     with process_group(backend, here) as gather, tempfile.TemporaryDirectory() as folder:
         job = Job(spec, steps, device, alloc_conf, f"{folder}/events.jsonl", force)
         found = measured(job, perform(job), typed(), read_events(job.events))
@@ -126,7 +128,7 @@ def process_group(backend: str, here: Place) -> Iterator[Any]:
     import torch
     import torch.distributed as dist
 
-    if backend == "nccl":
+    if backend != "gloo":
         torch.cuda.set_device(here.local)
     dist.init_process_group(backend)
     waits = dist.Work.wait

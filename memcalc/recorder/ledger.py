@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.events.event import Event, Kind
+from memcalc.events.event import PINNED, Event, Kind
 from memcalc.events.groups import Group, groups
 from memcalc.events.notebook import BASELINE, notebook
 from memcalc.events.timeline import Timeline
+from memcalc.events.timeline import timeline as added_up
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.row import Row
+from memcalc.workspaces.pinned import pinned_block
 
 CITATION = "traced"
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "float64": 8, "bool": 1, "uint8": 1, "int8": 1}
@@ -34,6 +36,23 @@ def traced_ledger(timeline: Timeline, allocated: Sequence[int] | None = None) ->
     for (group, _), phases in phases_of.items():
         merged.setdefault(group, []).extend(phases)
     return Ledger([Rows(_row(group, phases) for group, phases in merged.items())], tuple(moments))
+
+
+def host_ledger(events: Sequence[Event]) -> Ledger | None:
+    """The rows of what a run held of the host's memory; None where it put nothing there."""
+    if not events:
+        return None
+    handed_out: list[int] = []
+    blocks: dict[int, int] = {}
+    total = 0
+    for event in events:
+        if event.kind is Kind.ALLOC:
+            blocks[event.storage] = pinned_block(event.bytes) if event.stream == PINNED else event.bytes
+            total += blocks[event.storage]
+        elif event.kind is Kind.FREE:
+            total -= blocks.pop(event.storage)
+        handed_out.append(total)
+    return traced_ledger(added_up(events), handed_out)
 
 
 def highest_moments(timeline: Timeline, allocated: Sequence[int] | None = None) -> dict[str, int]:

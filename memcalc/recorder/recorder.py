@@ -42,6 +42,8 @@ class Recorder(TorchDispatchMode):
         kernels: what the device does beyond its operators' outputs.
         counts: whether a tensor lies in the memory that is recorded; None: every one does.
         progress: told the phase and the number of events so far.
+        on_host: of a tensor that does not count, whether it is the host's, and in which kind of memory
+            (memcalc.events.event); None: no such tensor is recorded.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Recorder(TorchDispatchMode):
         kernels: Kernels | None = None,
         counts: Callable[[Tensor], bool] | None = None,
         progress: Progress = silent,
+        on_host: Callable[[Tensor], int | None] = lambda _: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels = kernels or Kernels()
@@ -57,6 +60,8 @@ class Recorder(TorchDispatchMode):
         self.purposes = Purposes()
         self.phase = ""
         self._counts = counts
+        self._on_host = on_host
+        self._hosted: set[Number] = set()
         self._progress = progress
         self._log: list[tuple[Any, ...]] = []
         self._storages = Storages(self._ended)
@@ -137,7 +142,7 @@ class Recorder(TorchDispatchMode):
         place: Place | None = None
         fresh: list[tuple[int, Number, Tensor]] = []
         for position, tensor in enumerate(self.kernels.outputs(operator, output)):
-            if not is_made_of_tensors(tensor) and (self._counts is None or self._counts(tensor)):
+            if self._is_recorded(tensor):
                 number = self._storages.see(tensor)
                 if number is not None:
                     fresh.append((position, number, tensor))
@@ -165,9 +170,18 @@ class Recorder(TorchDispatchMode):
             # Autocast keeps it through forward, but it is no activation: it says nothing that the weight does not.
             self.purposes.mark(fresh[0][1], Component.TEMPORARIES)
 
+    def _is_recorded(self, tensor: Tensor) -> bool:
+        if is_made_of_tensors(tensor):
+            return False
+        return self._counts is None or self._counts(tensor) or self._on_host(tensor) is not None
+
     def _allocated(self, number: Number, tensor: Tensor, name: str, place: Place) -> None:
         size = tensor.untyped_storage().nbytes()
-        stream = self.kernels.stream
+        stream = self._on_host(tensor)
+        if stream is None:
+            stream = self.kernels.stream
+        else:
+            self._hosted.add(number)
         self._log.append(
             (Kind.ALLOC, self._now(), number, size, name, place, tuple(tensor.shape), tensor.dtype, self.phase, stream)
         )
@@ -224,11 +238,17 @@ class Recorder(TorchDispatchMode):
 
     def events(self) -> tuple[Event, ...]:
         """What happened so far, each allocation with what it turned out to be for."""
-        return tuple(self._events())
+        return tuple(self._events(hosted=False))
 
-    def _events(self) -> Iterator[Event]:
+    def host_events(self) -> tuple[Event, ...]:
+        """The same of the host's memory; nothing, where the run has put nothing there."""
+        return tuple(self._events(hosted=True)) if self._hosted else ()
+
+    def _events(self, *, hosted: bool) -> Iterator[Event]:
         purposes = self.purposes.settled()
         for kind, now, *what in self._log:
+            if kind in (Kind.ALLOC, Kind.FREE) and (what[0] in self._hosted) is not hosted:
+                continue
             if kind is Kind.ALLOC:
                 number, size, name, place, shape, dtype, phase, stream = what
                 yield Event(

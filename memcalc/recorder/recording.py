@@ -22,6 +22,7 @@ class Recording:
         reserved_bytes: the most that it held.
         has_allocator: whether the device's memory goes through PyTorch's caching allocator.
         died: PyTorch's message, where the run died on the card; these events are then of one without bounds.
+        host_events: what happened in the host's memory, where the run has offloaded something and it was seen.
     """
 
     device: str
@@ -34,3 +35,4 @@ class Recording:
     reserved_bytes: int | None = None
     has_allocator: bool = True
     died: str | None = None
+    host_events: tuple[Event, ...] = ()

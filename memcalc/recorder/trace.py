@@ -9,6 +9,7 @@ from memcalc.ledger.result import Confidence, Outside, RankResult, Result
 from memcalc.ledger.textbook import textbook
 from memcalc.progress import Progress, silent
 from memcalc.recorder.judged import Judged, judge
+from memcalc.recorder.ledger import host_ledger
 from memcalc.recorder.recording import Recording
 from memcalc.spec.cards import find_card
 from memcalc.spec.spec import Spec
@@ -53,6 +54,7 @@ def make_trace(
         reserved,
         None if card is None or reserved is None else reserved + context,
         Outside(0 if reserved is None else reserved - judged.ledger.peak_bytes, context, 0),
+        host_ledger(recording.host_events),
     )
     result = Result(
         source="trace",

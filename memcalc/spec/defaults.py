@@ -17,9 +17,11 @@ MEGATRON = {"recipe": "mixed-18", "optimizer_implementation": "fused", "loss": "
 _ENGINE_OF_STAGE = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
 
 
-def default_training(training: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
+def default_training(training: dict[str, Any], model: dict[str, Any], offload: object = "none") -> dict[str, Any]:
     """The training block with its derived defaults; values of a wrong type are left for validation to refuse."""
     filled = dict(training)
+    if offload == "all":  # torch.optim takes its lists by default on devices only
+        filled.setdefault("optimizer_implementation", "for-loop")
     positions = model.get("max_position_embeddings", DEFAULT_SEQUENCE_LENGTH)
     if isinstance(positions, int):
         filled.setdefault("sequence_length", min(DEFAULT_SEQUENCE_LENGTH, positions))
@@ -54,6 +56,8 @@ def default_parallelism(parallelism: dict[str, Any], implementation: object) -> 
         filled.setdefault("zero_stage", 3)
     stage = filled.get("zero_stage", 0)
     filled.setdefault("engine", _ENGINE_OF_STAGE.get(stage, "ddp") if isinstance(stage, int) else "ddp")
+    if filled.get("offload", "none") != "none":
+        filled.setdefault("offload_pin_memory", filled["engine"] == "fsdp2")  # DeepSpeed's pin_memory: false
     return filled
 
 

@@ -160,8 +160,9 @@ def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
         left_aside = given
         inference = default_inference(blocks["inference"], model, source.where(("inference", "context_length")))
         given = forward_of(inference)
-    training = default_training(given, model)
-    parallelism = default_parallelism(blocks.get("parallelism", {}), training.get("implementation"))
+    parallelism = blocks.get("parallelism", {})
+    training = default_training(given, model, parallelism.get("offload"))
+    parallelism = default_parallelism(parallelism, training.get("implementation"))
     training = tie_batch(training, parallelism, source.where(("training", "global_batch_size")))
     spec = validated(
         {

@@ -18,7 +18,7 @@ Attention = Literal["eager", "flash", "memory-efficient"]
 Loss = Literal["materialized", "chunked", "fused", "vocab-parallel"]
 Engine = Literal["ddp", "fsdp2", "deepspeed", "megatron"]
 ContextMethod = Literal["ring", "all-to-all"]
-Offload = Literal["none", "optimizer"]
+Offload = Literal["none", "optimizer", "all"]
 Schedule = Literal[
     "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v"
 ]
@@ -97,7 +97,19 @@ class ParallelismSpec(Block):
     virtual_stages: Size = Field(1, description="v: chunks of layers that each stage holds under interleaved")
     data_parallel_replicate: Size = Field(1, description="HSDP: groups of N/this ranks, each of which shards by itself")
     zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(0, description="1: optimizer, 2: + gradients, 3: + weights")
-    offload: Offload = Field("none", description="optimizer: masters, gradients and states on the host (ZeRO-Offload)")
+    offload: Offload = Field(
+        "none",
+        description="optimizer: masters, gradients and states on the host (ZeRO-Offload) | all: weights, too "
+        "(FSDP2's CPUOffloadPolicy)",
+    )
+    offload_pin_memory: bool = Field(
+        False, description="whether they lie in pinned memory; default: true under fsdp2, as PyTorch's policy has it"
+    )
+
+    @property
+    def weights_on_host(self) -> bool:
+        """Whether a rank's shards of the parameters are the host's, which the step runs on."""
+        return self.offload == "all"
 
     @property
     def ranks(self) -> int:

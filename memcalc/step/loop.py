@@ -18,10 +18,11 @@ from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
 from memcalc.step.averages import Average, build_average
 from memcalc.step.causal_lm import CausalLM, build
+from memcalc.step.host import HOST
 from memcalc.step.optimizers import build_optimizer, hidden_matrices, state_tensors
 from memcalc.step.quantised import quantised_tensors
 from memcalc.step.recipes import Copies, autocast
-from memcalc.step.refusals import NO_KERNEL, engine_of, no_kernel, refuse_parallel, stopped
+from memcalc.step.refusals import NO_KERNEL, engine_of, no_kernel, refuse_offload, refuse_parallel, stopped
 from memcalc.step.sizes import sizes_of
 
 SHARDING = ("fsdp2", "dtensor")  # engines under which a rank's parameters are parts, DTensors
@@ -44,6 +45,7 @@ class TrainingRun:
 
     def __init__(self, spec: Spec, device: torch.device) -> None:
         refuse_parallel(spec)
+        refuse_offload(spec, device)
         self.spec = spec
         self.engine = engine_of(spec)
         self.device = device
@@ -153,7 +155,7 @@ class TrainingRun:
             found[Component.LOGITS_AND_LOSS] = [self.logits]
         # Adam counts its steps in CPU tensors, which are no concern of a GPU.
         return {
-            component: [tensor for tensor in tensors if tensor.device.type == self.device.type]
+            component: [t for t in tensors if t.device.type == self.device.type or t.device == HOST]
             for component, tensors in found.items()
         }
 

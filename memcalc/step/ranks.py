@@ -9,11 +9,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from memcalc.spec.spec import Spec
 from memcalc.step.causal_lm import CausalLM, build
+from memcalc.step.host import HOST
 
 
 def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
@@ -26,18 +27,31 @@ def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
         model = split_over(model, spec, mesh["tensor"])
     if spec.parallelism.data_parallel > 1:
         _shard(model.module, spec, mesh)
-    model.module.to_empty(device=device)
+    _give_memory(model.module, spec, device)
     return model
 
 
 def _shard(module: nn.Module, spec: Spec, mesh: DeviceMesh) -> None:
     """FSDP2: every layer a unit, the rest the root's."""
-    ranks = mesh["replicate", "shard"] if spec.parallelism.data_parallel_replicate > 1 else mesh["shard"]
-    gathered_again = spec.parallelism.zero_stage == 3
+    parallelism = spec.parallelism
+    ranks = mesh["replicate", "shard"] if parallelism.data_parallel_replicate > 1 else mesh["shard"]
+    gathered_again = parallelism.zero_stage == 3
+    policy = CPUOffloadPolicy(parallelism.offload_pin_memory) if parallelism.weights_on_host else OffloadPolicy()
     for layer in layers_of(module):
-        fully_shard(layer, mesh=ranks, reshard_after_forward=gathered_again)
+        fully_shard(layer, mesh=ranks, reshard_after_forward=gathered_again, offload_policy=policy)
     # PyTorch's default for the root: what backward needs first is not let go.
-    fully_shard(module, mesh=ranks, reshard_after_forward=None if gathered_again else False)
+    fully_shard(module, mesh=ranks, reshard_after_forward=None if gathered_again else False, offload_policy=policy)
+
+
+def _give_memory(module: nn.Module, spec: Spec, device: torch.device) -> None:
+    """Memory for a module without: on the device, or for parameters that are offloaded on the host."""
+    if not spec.parallelism.weights_on_host:
+        module.to_empty(device=device)
+        return
+    module.to_empty(device=HOST)
+    for part in module.modules():  # buffers are not the policy's: forward reads them on the device
+        for name, buffer in part.named_buffers(recurse=False):
+            setattr(part, name, torch.empty_like(buffer, device=device))
 
 
 def replicated(model: CausalLM, device: torch.device) -> CausalLM:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 
 from memcalc.errors import InputError
@@ -41,6 +42,20 @@ def refuse_parallel(spec: Spec) -> None:
                 f"Set {name}: 1, or use `memcalc estimate`, which knows sharding.",
                 f"parallelism.{name}",
             )
+
+
+def refuse_offload(spec: Spec, device: torch.device) -> None:
+    """What is offloaded from the host to itself.
+
+    Raises:
+        InputError: the step runs on the CPU, and its parameters are to be offloaded there.
+    """
+    if spec.parallelism.weights_on_host and device.type == "cpu":
+        raise InputError(
+            f"offload = {spec.parallelism.offload} on the CPU, where the step already is.",
+            "Set offload: none, or run it on a device; trace has CUDA's semantics by default.",
+            "parallelism.offload",
+        )
 
 
 def refuse_split(spec: Spec) -> None:

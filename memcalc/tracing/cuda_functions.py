@@ -2,8 +2,9 @@
 
 Fake tensors on "cuda" need a PyTorch that is built for CUDA as soon as backward runs, so these are on "cpu" for
 PyTorch's C++ and on "cuda" for everybody's Python. Tensors that Python puts on the CPU (Adam's step counts) stay real:
-they are small, and what reads their values gets them. What PyTorch does otherwise on CUDA is steered here: attention,
-dropout, RMSNorm and autocast; what its kernels do otherwise, in cuda_kernels.py.
+they are small, and what reads their values gets them; but what is offloaded there is fake, too (host.py). What PyTorch
+does otherwise on CUDA is steered here: attention, dropout, RMSNorm and autocast; what its kernels do otherwise, in
+cuda_kernels.py.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memcalc.recorder.storages import is_made_of_tensors
+from memcalc.step.host import HOST
 from memcalc.tracing.attention import attention
 from memcalc.tracing.autocast import Autocast
+from memcalc.tracing.host import Host, on_host
 from memcalc.tracing.norms import rms_norm
 from memcalc.tracing.readbacks import READS, zero_for
 
@@ -34,8 +37,10 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 def on_device(value: Any) -> bool:
     """Whether a tensor lies on the device that is not there."""
     if isinstance(value, FakeTensor):
-        return value.fake_device.type != "meta"  # what is built there gets its memory later
-    return is_made_of_tensors(value)
+        device = value.fake_device
+        return device.type != "meta" and device != HOST  # what is built on meta gets its memory later
+    part = getattr(value, "_local_tensor", None)
+    return is_made_of_tensors(value) if part is None else on_device(part)
 
 
 def shown_device(kind: type[Tensor]) -> property:
@@ -62,6 +67,7 @@ class CudaFunctions(TorchFunctionMode):
     def __init__(self, capability: tuple[int, int]) -> None:
         super().__init__()
         self.autocast = Autocast(on_device)
+        self.host = Host()
         self.readbacks = 0
         self.placing = False  # a function runs that was told to make its tensor on the device
         self._steered: dict[Any, Callable[..., Any]] = {
@@ -93,6 +99,8 @@ class CudaFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in ANSWERS:
             return ANSWERS[function](args[0]) if on_device(args[0]) else function(*args, **kwargs)
+        if function in self.host.answers and on_host(args[0]):
+            return self.host.answers[function](args[0])
         if function in READS:
             return self._read(function, args, kwargs)
         device = _device(function, args, kwargs)
@@ -114,8 +122,9 @@ class CudaFunctions(TorchFunctionMode):
         if device.type not in ("cuda", "cpu"):  # meta: no memory, on either side
             with _disable_current_modes():
                 return function(*args, **kwargs)
-        args = tuple(CPU if _is_device(value) else value for value in args)
-        kwargs = {name: CPU if name == "device" else value for name, value in kwargs.items()}
+        there = HOST if device == HOST else CPU
+        args = tuple(there if _is_device(value) else value for value in args)
+        kwargs = {name: there if name == "device" else value for name, value in kwargs.items()}
         moved = args[0] if args and isinstance(args[0], Tensor) and function in MOVES else None
         if function is Tensor.cuda:
             function, args, kwargs = Tensor.to, (args[0], CPU), {}
@@ -127,6 +136,11 @@ class CudaFunctions(TorchFunctionMode):
                 return function(*args, **kwargs)
             finally:
                 self.placing = False
+        if there is HOST:
+            self.host.is_fake = True
+            return function(*args, **kwargs)
+        if self.host.is_fake and moved is not None and isinstance(moved, FakeTensor):
+            return self.host.fetched(moved, kwargs)
         if moved is not None and on_device(moved):  # to the host: its values do not exist
             self.readbacks += 1
             with _disable_current_modes():
@@ -136,6 +150,8 @@ class CudaFunctions(TorchFunctionMode):
 
     def _uploaded(self, tensor: Tensor, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """A host tensor's copy on the device."""
+        if on_host(tensor):
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=CPU)
         with _disable_current_modes():
             there = (
                 function(tensor.to("meta"), *args[1:], **{**kwargs, "device": torch.device("meta")})
@@ -158,7 +174,7 @@ class CudaFunctions(TorchFunctionMode):
 
     def _read(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A value of the device, asked for by the host: zero, as on a device that computes nothing."""
-        if on_device(args[0]):
+        if on_device(args[0]) or on_host(args[0]):
             self.readbacks += 1
             return zero_for(function, args, kwargs)
         with _disable_current_modes():

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from memcalc.ledger.component import Component
-from memcalc.recorder.kernels import Hidden
+from memcalc.recorder.kernels import Hidden, tensors
 from memcalc.spec.cards import Card
 from memcalc.spec.kernels import capability, multiprocessors
 from memcalc.tracing.cuda_workspaces import WORKSPACES
 from memcalc.tracing.fake_kernels import FakeKernels
+from memcalc.tracing.host import on_host
 from memcalc.tracing.streams import Streams
 from memcalc.workspaces.blas import cublas_workspace
 
@@ -90,6 +92,8 @@ class CudaKernels(FakeKernels):
     def hidden(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
         """What the kernel allocates beside its outputs."""
         packet = operator.overloadpacket
+        if any(on_host(tensor) for tensor in islice(tensors(args), 1)):
+            return ()
         if packet in PRODUCTS:
             return self._product()
         rule = WORKSPACES.get(packet)

@@ -49,7 +49,7 @@ def record_fake(
     with _session(card, progress, ranks, cuda=cuda) as session:
         run = make_run(session.device)
         run.execute(steps, RecordingObserver(run, session.recorder))
-        events = session.recorder.events()
+        events, host_events = session.recorder.events(), session.recorder.host_events()
         parameters, trainable, buffers = run.sizes()
     return Recording(
         device="fake:cuda" if cuda else "fake:cpu",
@@ -59,6 +59,7 @@ def record_fake(
         buffers=buffers,
         readbacks=session.readbacks,
         has_allocator=cuda,
+        host_events=host_events,
     )
 
 

@@ -72,7 +72,8 @@ def fake_cuda(card: Card, progress: Progress = silent, world_size: int = 1) -> I
 @contextmanager
 def _cuda(card: Card, progress: Progress, streams: Streams | None) -> Iterator[Session]:
     functions = CudaFunctions(capability(card))
-    recorder = Recorder(CudaKernels(card, streams, lambda: functions.placing), on_device, progress)
+    kernels = CudaKernels(card, streams, lambda: functions.placing)
+    recorder = Recorder(kernels, on_device, progress, functions.host.memory)
     with (
         mock.patch.object(torch.cuda, "empty_cache", recorder.empty_cache),
         mock.patch.object(torch.cuda, "synchronize", return_value=None),

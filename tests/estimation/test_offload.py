@@ -115,15 +115,22 @@ def test_it_says_that_it_was_not_compared() -> None:
         (
             ("engine=fsdp2", "zero_stage=3"),
             (
-                "parallelism.offload: offload = optimizer with engine = fsdp2 and zero_stage = 3; what is modelled is "
-                "DeepSpeed's, from stage 2 on. Set engine: deepspeed and zero_stage: 2 or 3."
+                "parallelism.offload: offload = optimizer with engine = fsdp2, whose CPUOffloadPolicy takes parameters "
+                "along. Set offload: all, or engine: deepspeed."
             ),
         ),
         (
             ("zero_stage=2", "data_parallel=1"),
             (
-                "parallelism.offload: offload = optimizer on one rank is not modelled: ZeRO's buffers are those of several. "
+                "parallelism.offload: offload = optimizer on one rank is not modelled: an engine's buffers are those of several. "
                 "Set data_parallel: 2 or more, or offload: none to count it on the device."
+            ),
+        ),
+        (
+            ("zero_stage=3", "offload=all"),
+            (
+                "parallelism.offload: offload = all with engine = deepspeed; what is modelled is FSDP2's CPUOffloadPolicy. "
+                "Set engine: fsdp2, or offload: optimizer with engine: deepspeed."
             ),
         ),
         (

@@ -99,7 +99,7 @@ def test_the_lists_of_axolotl(tmp_path: Path) -> None:
     assert [path for path, _ in found.not_modelled] == ["liger_rope"]
     assert [path for path, _ in found.no_effect] == ["plugins", "datasets", "learning_rate"]
     assert [path for path, _ in found.missing] == ["parallelism.data_parallel"]
-    assert any("offloaded to the host" in note for note in found.notes)
+    assert found.blocks["parallelism"]["offload"] == "all"
 
 
 def test_what_is_switched_off_changes_nothing(tmp_path: Path) -> None:
@@ -180,6 +180,18 @@ def test_deepspeeds_optimizer_on_the_host(zero: str, more: str, offload: str, no
     assert spec.parallelism.offload == offload
     assert (NO_OFFLOAD in spec.notes) is noted
     assert any("to NVMe" in note for note in spec.notes) is ("nvme" in zero)
+
+
+@pytest.mark.parametrize("how", ["offload_params: true", "fsdp_offload_params: true"])
+def test_fsdps_shards_on_the_host(how: str, tmp_path: Path) -> None:
+    """With them come gradients and states, where the optimizer has kernels there and nothing is frozen."""
+    text = f"distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 4\nfsdp_config: {{{how}}}\n"
+    spec = load(written(tmp_path, "fsdp.yaml", text), ("preset=gpt2",))
+
+    assert (spec.parallelism.offload, spec.parallelism.offload_pin_memory) == ("all", True)
+    alone = load(written(tmp_path, "one.yaml", text.replace("s: 4", "s: 1")), ("preset=gpt2",))
+    assert alone.parallelism.offload == "none"
+    assert "not modelled: offload of such a run's shards; they are counted on the device" in alone.notes
 
 
 def test_a_word_of_zero_that_the_table_does_not_know_is_unknown(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_a_silent_file_has_these_values() -> None:
         "data_parallel_replicate": 1,
         "zero_stage": 0,
         "offload": "none",
+        "offload_pin_memory": False,
     }
     assert spec.hardware.gpu is None
 

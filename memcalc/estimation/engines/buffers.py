@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ class Around(NamedTuple):
     before_first_layer: tuple[Item, ...] = ()
     loss_and_head: tuple[Item, ...] = ()  # in the loss and in the head's backward
     backward_head: tuple[Item, ...] = ()  # from the head's first parameter gradient on
+    before_backward: tuple[Item, ...] = ()  # beside these as a layer's backward begins, when the next one is sent for
+    before_first_backward: tuple[Item, ...] = ()  # when there is no next one, but its own parameters arrive
     backward_layer: tuple[Item, ...] = ()
     backward_last_layer: tuple[Item, ...] = ()  # the first one that backward reaches
     backward_first_layer: tuple[Item, ...] = ()  # and the last one
@@ -72,6 +75,19 @@ def gradient_share(elements: int, choice: Choice, source: str) -> Item:
     share = buffer("gradient share of a layer", elements, "uint8", 0, "P_layer/N", f"{source}: reduced gradients")
     size = elements * each
     return share._replace(component=Component.GRADIENTS, shape=(size,), each=size, block=rounded(size))
+
+
+def host_shards(parameters: Parameters, choice: Choice, dtype: str, source: str) -> Item:
+    """A rank's shards of a layer that come from the host, one tensor a parameter, until they are gathered."""
+    kinds: dict[str, list[int]] = {}
+    for held in parameters:
+        if held.where == "layer":
+            size = DTYPE_BYTES[dtype] * prod(choice.spread(2).shape(held))
+            kinds.setdefault(held.module.partition("*")[0], []).append(size)
+    sizes = max(kinds.values(), key=sum, default=[])
+    shards = buffer("layer's shards from the host", 0, dtype, 0, "P_layer/N", source)
+    block = sum(map(rounded, sizes))
+    return shards._replace(shape=(sum(sizes) // DTYPE_BYTES[dtype],), each=sum(sizes), block=block)
 
 
 def buffer(name: str, elements: int, dtype: str, mask: int, symbol: str, citation: str) -> Item:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.engines.buffers import Around, Buffers, buffer, gradient_share, root_unit, units
-from memcalc.estimation.host import gradient_passage
+from memcalc.estimation.engines.zero_offload import gradient_passage
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.sharding import Parameters
 from memcalc.ledger.component import Component

@@ -4,18 +4,37 @@ A unit's parameters are gathered into one buffer and copied out of it. Python's 
 order is fixed: in forward a buffer lives until the next unit's copy-out; in backward it goes after its own copy-out,
 and the next one is gathered at once. Gradients are copied into the input of a reduce-scatter, which lives until the
 next one is made.
+
+With CPUOffloadPolicy the shards are the host's: each parameter's is copied to the device for the all-gather and let go
+when that is under way, and each reduced gradient leaves for the host at once.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from memcalc.estimation.choice import Choice
-from memcalc.estimation.engines.buffers import Around, Buffers, buffer, gradient_share, root_unit, units
-from memcalc.estimation.items import Item, mask_of
+from memcalc.estimation.engines.buffers import (
+    Around,
+    Buffers,
+    buffer,
+    gradient_share,
+    host_shards,
+    root_unit,
+    units,
+)
+from memcalc.estimation.items import Item
 from memcalc.estimation.sharding import Parameters
 
 SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py"
+PARAM = "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py"
 
-PASSES = ("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "backward_2")
+# The moments of a step around which the root's parameters are there.
+BESIDE_ROOT = (
+    *("forward_layer", "forward_head", "before_layer", "before_first_layer", "loss_and_head"),
+    *("backward_layer", "backward_last_layer", "backward_first_layer", "backward_embedding"),
+    *("after_layer", "after_last_layer", "after_first_layer"),
+)
 
 
 def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
@@ -40,9 +59,7 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
     leaving = layer("reduce-scatter input of a layer", "post_backward", reduced)
     root_gather = buffer("all-gather of the root", root, gathered, 0, "P_root", f"{SOURCE}: unshard")
     root_scatter = buffer("reduce-scatter input of the root", root, reduced, 0, "P_root", f"{SOURCE}: post_backward")
-    stays = buffer(
-        "root parameters, gathered", root, gathered, mask_of(*PASSES), "P_root", f"{SOURCE}: the root is not resharded"
-    )
+    stays = buffer("root parameters, gathered", root, gathered, 0, "P_root", f"{SOURCE}: the root is not resharded")
     # torch 2.12 lets the last input go only after the next one exists; all others before.
     both = (scattered,) if choice.torch[:2] == (2, 12) else ()
     around = Around(
@@ -52,11 +69,12 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
         after_last_layer=(leaving,),
         after_first_layer=(leaving, *both),
         backward_embedding=(scattered,),
-        after_embedding=(scattered, root_scatter),
-        layer_share={kind: gradient_share(elements, choice, SOURCE) for kind, elements in layers.items()},
+        after_embedding=(root_scatter, *both),  # as of a layer: its parameters are let go before
+        layer_share={kind: _left_behind(elements, choice, reduced) for kind, elements in layers.items()},
     )
     if choice.mixed_policy:  # torchtitan does not reshard the last layer, which would be gathered at once again
         around = around._replace(loss_and_head=(own,))
+    sent_for = host_shards(parameters, choice, gathered, f"{PARAM}: all_gather_inputs")
     if choice.zero_stage < 3:
         keep = {
             kind: buffer("layer parameters, gathered", elements, gathered, 0, "P_layer", f"{SOURCE}: not resharded")
@@ -69,7 +87,7 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
             before_first_layer=(root_gather, arriving),
             layer_gathered=keep,
         )
-        return Buffers((stays,), around)
+        return Buffers((), _beside_root(around, stays))
     around = around._replace(
         forward_layer=(own, arriving),
         forward_head=(own, arriving) if choice.mixed_policy else (arriving,),
@@ -80,5 +98,29 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
         backward_first_layer=(own, scattered),
         after_layer=(arriving, leaving, *both),
         after_last_layer=(arriving, leaving),
+        before_backward=(sent_for,) if choice.weights_on_host else (),
+        before_first_backward=(arriving,),
     )
-    return Buffers((stays,), around)
+    return Buffers((), _beside_root(around, stays))
+
+
+def _beside_root(around: Around, root: Item) -> Around:
+    """The root's parameters beside all others, from the first layer's arrival until the root's own gradients leave."""
+    there: dict[str, Any] = {name: (root, *getattr(around, name)) for name in BESIDE_ROOT}
+    return around._replace(**there)
+
+
+def _left_behind(elements: int, choice: Choice, reduced: str) -> Item:
+    """What a layer's backward leaves on the device until that of the model has ended.
+
+    Its share of the gradients; of those that go to the host nothing, but under HSDP what the groups have added up.
+    """
+    share = gradient_share(elements, choice, SOURCE)
+    if not choice.weights_on_host:
+        return share
+    if not choice.replicates:
+        return share._replace(each=0, block=0)
+    detail = f"{SOURCE}: _all_reduce_state"
+    return buffer(
+        "all-reduced gradients of a layer", -(-elements // choice.data_parallel), reduced, 0, "P_layer/N", detail
+    )

@@ -1,0 +1,71 @@
+"""Estimates against recordings of FSDP2's CPUOffloadPolicy: benchmarks/recordings/offload."""
+
+from __future__ import annotations
+
+import json
+from statistics import median
+from typing import NamedTuple
+
+import memcalc
+from memcalc.ledger.component import Component
+from tools.accuracy import RECORDINGS
+from tools.markdown import table
+from tools.sharded import ShardedRun, recorded_ranks
+
+
+class OffloadedRun(NamedTuple):
+    """One recorded rank, and the pinned memory of the host that PyTorch counted after the last step."""
+
+    run: ShardedRun
+    pinned_measured: int
+    pinned_estimated: int
+    host_estimated: int  # at the highest moment, pageable memory too
+
+
+def offloaded_runs() -> tuple[OffloadedRun, ...]:
+    """Every recorded rank."""
+    found = []
+    paths = sorted((RECORDINGS / "offload").glob("*.jsonl"))
+    lines = [line for path in paths for line in path.read_text().splitlines()]
+    for run, record in zip(recorded_ranks("offload"), map(json.loads, lines), strict=True):
+        spec = memcalc.load(record["spec"])
+        host = memcalc.estimate(spec).headline.host
+        assert host is not None
+        after = host.components("zero_grad_2")
+        kinds = (Component.WEIGHTS, Component.GRADIENTS, Component.BLOCK_ROUNDING)
+        pinned = sum(after.get(kind, 0) for kind in kinds) if spec.parallelism.offload_pin_memory else 0
+        found.append(OffloadedRun(run, record["pinned_bytes"], pinned, host.peak_bytes))
+    return tuple(found)
+
+
+def offload_summary() -> str:
+    """One sentence."""
+    runs = offloaded_runs()
+    errors = [abs(each.run.error) for each in runs]
+    same = sum(each.pinned_measured == each.pinned_estimated for each in runs)
+    return (
+        f"{len(errors)} runs: the device's peak within {median(errors):.3%} in the median and {max(errors):.3%} at "
+        f"worst; pinned memory of the host the same to the byte in {same}.\n"
+    )
+
+
+def offload_table() -> str:
+    """A line for each run."""
+    rows = [
+        [
+            f"`{run.case}`",
+            str(run.ranks),
+            f"{run.measured:,}",
+            f"{run.ledger.peak_bytes:,}",
+            f"{run.error:+.3%}",
+            f"{measured:,}",
+            f"{estimated:,}",
+            f"{host:,}",
+        ]
+        for run, measured, estimated, host in offloaded_runs()
+    ]
+    of_host = ["pinned bytes, measured", "estimated", "host's peak, estimated"]
+    return table(["run", "ranks", "measured bytes", "estimated bytes", "error", *of_host], rows)
+
+
+TABLES = {"offload": offload_table, "offload-summary": offload_summary}
