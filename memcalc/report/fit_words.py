@@ -102,8 +102,9 @@ def maximum_lines(found: Maximum, unit: Unit) -> list[str]:
     if found.what == "parameters":
         size = f"{count(found.parameters)} parameters ({found.value:,} query heads)"
     lines = [size if found.value else f"{_NAMES[found.what]}: 0, for not even {found.next_value or 1:,} fits"]
-    if found.result is not None and found.result.headline.device_bytes is not None:
-        lines.append(f"needs {format_bytes(found.result.headline.device_bytes, unit)}; {_next(found, unit)}")
+    needed = None if found.result is None else found.result.headline.device_bytes
+    if needed is not None:
+        lines.append(f"needs {format_bytes(needed, unit)}; {_next(found, needed, unit)}")
     elif found.next_bytes is not None:
         lines.append(f"{found.next_value:,} needs {format_bytes(found.next_bytes, unit)}")
     elif found.end:
@@ -115,12 +116,15 @@ def maximum_lines(found: Maximum, unit: Unit) -> list[str]:
     return lines
 
 
-def _next(found: Maximum, unit: Unit) -> str:
+def _next(found: Maximum, needed: int, unit: Unit) -> str:
     if found.next_value is None:
         return f"there is no larger one: {found.end}"
     if found.next_bytes is None:
         return f"{found.next_value:,} cannot be: {found.end}"
-    return f"{found.next_value:,} would need {format_bytes(found.next_bytes, unit)}"
+    following = format_bytes(found.next_bytes, unit)
+    if following == format_bytes(needed, unit):  # the card ends between the two
+        following = f"{found.next_bytes - needed:,} bytes more"
+    return f"{found.next_value:,} would need {following}"
 
 
 def nearest_title(answer: Fit) -> str:
