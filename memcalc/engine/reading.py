@@ -7,7 +7,7 @@ to say what it depends on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from memcalc.spec.model import Block
@@ -40,7 +40,7 @@ class Reader:
 
     def __init__(self) -> None:
         self._first: Spec | None = None
-        self._varied: frozenset[Field] = frozenset(("training", field) for field in BATCH)
+        self._know({("training", field) for field in BATCH})
         self._trees: dict[object, _Node] = {}
         self._same: dict[object, Any] = {}
         self._known = 0
@@ -64,9 +64,13 @@ class Reader:
                     if field not in _BLOCKS and value is not mine and value != mine:
                         varied.add((block, field))
         if len(varied) > len(self._varied):
-            self._varied = frozenset(varied)
+            self._know(varied)
             self._trees.clear()
             self._known = 0
+
+    def _know(self, varied: set[Field]) -> None:
+        self._varied = varied
+        self._behind = {block: {field for where, field in varied if where == block} for block in ("", *_BLOCKS)}
 
     def same(self, key: object, value: Found) -> Found:
         """The first value that was given for this key."""
@@ -94,7 +98,7 @@ class Reader:
 
     def _learn(self, node: _Node, spec: Spec, function: Callable[[Spec], object]) -> _Node:
         read: dict[Field, None] = {}
-        result = function(_watched(spec, self._varied, read))
+        result = function(_watched(spec, self._behind, read))
         for field in read:
             assert node.field in (None, field), "it reads what it read before, in the same order"
             node.field = field
@@ -130,13 +134,14 @@ def _like(block: Block, values: dict[str, Any], kind: type[Watched]) -> Watched:
     return copy
 
 
-def _watched(spec: Spec, varied: Iterable[Field], read: dict[Field, None]) -> Spec:
-    """The run; what is read of some fields is noted, in order."""
+def _watched(spec: Spec, behind: Mapping[str, set[str]], read: dict[Field, None]) -> Spec:
+    """The run; what is read of some fields of its blocks is noted, in order."""
 
     def without(name: str, block: Block) -> dict[str, Any]:
         """Its values but for those that are watched."""
-        behind = {field for where, field in varied if where == name}
-        values = {field: value for field, value in block.__dict__.items() if field not in behind}
+        values = dict(block.__dict__)
+        for field in behind[name]:
+            values.pop(field, None)
         values[_BEHIND] = name, block, read
         return values
 
