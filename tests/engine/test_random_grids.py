@@ -43,6 +43,15 @@ def test_tables_over_layouts_equal_single_estimates(data):
         "schedule": ["1f1b", "gpipe", "zb-h1", "zb-v"],
         "optimizer": ["adamw", "lion", "sgd"],
         "attention": ["eager", "flash"],
+        "implementation": ["plain", "huggingface", "megatron", "torchtitan"],
+        "engine": ["ddp", "fsdp2", "deepspeed", "megatron"],
+        "recipe": ["mixed-16", "mixed-18", "pure"],
+        "context_parallel": [1, 2],
+        "sequence_parallel": [False, True],
+        "num_layers": [4, 6],
+        "vocab_size": [1000, 1024],
+        "ema": ["none", "fp32"],
+        "torch_version": ["v2.12", "v2.13"],
     }
     chosen = data.draw(st.lists(st.sampled_from(sorted(several)), min_size=2, max_size=3, unique=True))
     axes: dict[str, Any] = {name: several[name] for name in chosen}
