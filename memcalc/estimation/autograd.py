@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memcalc.estimation.program import Event
-from memcalc.estimation.tape import IN_PLACE, SAME, VIEW, Node, Segment, Tape, Tensor
+from memcalc.estimation.tape import CAST, IN_PLACE, SAME, VIEW, Node, Segment, Tape, Tensor
 from memcalc.ledger.component import Component
 
 
@@ -169,8 +169,12 @@ class Backward:
             self.deposit(index, tensor)
 
     def outgoing(self, node: Node, incoming: list[int]) -> list[tuple[int, Tensor]]:
-        """The gradients of an operator's inputs, made in order."""
+        """The gradients of an operator's inputs, made in order; then the engine casts those of another dtype.
+
+        Source: torch 2.13 torch/csrc/autograd/engine.cpp, validate_outputs.
+        """
         found: list[tuple[int, Tensor]] = []
+        wide: list[int] = []
         for tensor, kind in zip(node.inputs, node.gradients, strict=True):
             if kind is None or not tensor.grad:
                 continue
@@ -179,10 +183,16 @@ class Backward:
                 self.references[source] += 1
                 found.append((source, tensor))
                 continue
-            made = self.gradient_of(tensor)
+            made = self.gradient_of(tensor, node.outputs[0].dtype if kind == CAST else tensor.dtype)
             if kind == VIEW:
                 self.views.add(made)
+            if kind == CAST:
+                wide.append(len(found))
             found.append((made, tensor))
+        for place in wide:
+            made, tensor = found[place]
+            found[place] = (self.gradient_of(tensor, tensor.dtype), tensor)
+            self.release(made)
         return found
 
     def compute(self, node: Node, *, takes: bool) -> None:
@@ -200,10 +210,11 @@ class Backward:
             self.allocate(index)
         self.let_go((*node.backward_temporaries, *node.summed_later, *saved))
 
-    def gradient_of(self, tensor: Tensor) -> int:
-        """A new storage for the gradient of a tensor, allocated."""
+    def gradient_of(self, tensor: Tensor, dtype: str = "") -> int:
+        """A new storage for the gradient of a tensor, allocated; in its dtype, if no other is named."""
         name = f"gradient of {self.tape.storages[tensor.storage].name}"
-        index = self.tape.store(name, tensor.shape, tensor.dtype, "autograd: the gradient has its tensor's shape")
+        shape, citation = tensor.shape, "autograd: the gradient has its tensor's shape"
+        index = self.tape.store(name, shape, dtype or tensor.dtype, citation)
         self.allocate(index)
         return index
 

@@ -23,6 +23,7 @@ Rule = Callable[[Mapping[str, int]], int]
 SAME = "same"  # the gradient of an input is the gradient of the output itself: no bytes
 NEW = "new"  # the gradient of an input is a new tensor of the input's shape and dtype
 VIEW = "view"  # a new tensor that is handed on as a view of what was made
+CAST = "cast"  # a new tensor of the output's dtype, which the engine casts to the input's
 IN_PLACE = "in place"  # the gradient of an input lies where the first saved tensor is: forward has written it there
 
 
@@ -49,7 +50,7 @@ class Node:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     saved: tuple[int, ...]
-    gradients: tuple[str | None, ...]  # of each input: SAME, NEW, VIEW, IN_PLACE or None
+    gradients: tuple[str | None, ...]  # of each input: SAME, NEW, VIEW, CAST, IN_PLACE or None
     forward_temporaries: tuple[int, ...] = ()
     backward_temporaries: tuple[int, ...] = ()
     summed_later: tuple[int, ...] = ()  # buffers of the engine's sums, once the operator's backward has returned

@@ -13,6 +13,8 @@ from memcalc.ledger.component import Component
 from memcalc.rehearsal.requests import Requests
 from memcalc.spec.segments import Segment, leaves
 
+HEAD = "lm_head"
+
 
 class Frame(NamedTuple):
     """A block that has run forward: its number, and the storages of its program that it holds."""
@@ -62,7 +64,6 @@ class Passing:
         for item in self.plan:
             hidden = self.forward_of(item, hidden)
         self.run(self.head, hidden)
-        self._let_go("names")
 
     def loss(self) -> None:
         """Until backward begins, outside the autocast region."""
@@ -149,7 +150,12 @@ class Passing:
                 self.requests.hold(self.shared[name])
             elif event.label == "end":
                 output = frame.held.pop(event.storage)
+                if event.storage in program.names:
+                    frame.held[event.storage] = output
+                    self.requests.hold(output)
             else:
+                if frame is self.head and event.label.startswith(HEAD):
+                    self._let_go("names")  # the model without its head has returned
                 self._play(block, frame, event)
                 if event.sign > 0 and "forward" not in self.threads and _multiplies(block, event):
                     self._workspace("forward")

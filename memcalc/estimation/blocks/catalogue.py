@@ -11,6 +11,7 @@ from memcalc.estimation.blocks.context import over_context_ranks
 from memcalc.estimation.blocks.plain import PlainBlock, plain_embedding, plain_head, shared_tables
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.compilation import compiled
+from memcalc.estimation.operators import Operators
 from memcalc.estimation.program import Event, Program
 from memcalc.estimation.tape import Tape
 
@@ -90,7 +91,8 @@ def _tables(structure: Structure) -> Program:
     """The mask and the rotary tables alone: made when a micro-batch arrives, let go when its backward has passed."""
     tape = Tape()
     if structure.implementation == "huggingface" and has_own_tape(structure):
-        huggingface.shared_tables(tape, structure)
+        ops = Operators(tape, structure.compute, structure.parameters, structure.autocast)
+        huggingface.shared_tables(ops, structure)
     elif structure.implementation in ("plain", "huggingface"):  # of the others the table is the module's
         shared_tables(tape, structure)
     made = tuple(Event(index, 1, "start") for index in sorted(tape.held | tape.names))

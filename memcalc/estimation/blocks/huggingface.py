@@ -31,7 +31,6 @@ def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
 def _embedding(c: Structure) -> tuple[Tape, Tensor]:
     tape = Tape()
     ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
-    shared_tables(tape, c)
     x = ops.embedding("embed_tokens", ("V", "d"), ("b", "s"), tied=c.tied, view=c.head_gradient_is_a_view)
     if c.position == "learned":
         positions = ops.embedding("embed_positions", ("S", "d"), ("s",), counts=True)
@@ -39,21 +38,20 @@ def _embedding(c: Structure) -> tuple[Tape, Tensor]:
         x = ops.broadcast_add(x, positions, "embedding sum")
     else:
         tape.names.add(x.storage)  # inputs_embeds
+    shared_tables(ops, c)
     return tape, ops.dropout(x, "embedding dropout", c.embedding_dropout)
 
 
-def shared_tables(tape: Tape, c: Structure) -> None:
+def shared_tables(ops: Operators, c: Structure) -> None:
     """The mask and the rotary tables, made once in each forward and shared by all layers."""
-    write_mask(tape, c)
+    write_mask(ops.tape, c)
     citation = _SOURCE.format(c.family)
     if c.attention == "eager":
         # masking_utils.py: an additive mask in the dtype of the embeddings; the sum with the scores does not keep it
-        mask = tape.store("causal mask", ("b", "s", c.keys), c.parameters, citation, component=Component.TEMPORARIES)
-        tape.names.add(mask)
+        ops.tape.names.add(ops.table("causal mask", ("b", "s", c.keys), c.parameters, citation).storage)
     if c.family not in ("gpt2", "codegen"):
         for name in ("cosines", "sines"):
-            table = tape.store(name, ("s", "d_h"), c.parameters, citation, component=Component.TEMPORARIES)
-            tape.held.add(table)
+            ops.tape.hold(ops.table(name, ("s", "d_h"), c.parameters, citation))
 
 
 def _head(c: Structure) -> tuple[Tape, None]:
@@ -95,7 +93,9 @@ class _Family:
         cube = ops.scale(ops.pow(x, "gelu x^3"), "gelu 0.044715 x^3")
         inner = ops.scale(ops.add(x, cube, "gelu sum"), "gelu argument")
         factor = ops.shift(ops.pointwise(inner, "gelu tanh", saves="output"), "gelu 1 + tanh")
-        return ops.mul(half, factor, "gelu output")
+        output = ops.mul(half, factor, "gelu output")
+        self.tape.still_named(x)
+        return output
 
     def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """integrations/sdpa_attention.py: grouped heads go to flash as they are; others are repeated."""
@@ -119,16 +119,18 @@ class _Family:
             q = ops.copy(q, "q by head")
             k = k if c.grouped else ops.copy(k, "k by head")
         scores = ops.scale(ops.matmul(q, k, "scores", scores_shape), "scaled scores")
-        scores = ops.shift(scores, "masked scores")
-        dtype = scores.dtype
+        masked = scores = ops.shift(scores, "masked scores")
         if softmax_in_fp32:
             scores = ops.cast(scores, "fp32", "scores in fp32")
-        probabilities = ops.cast(ops.softmax(scores, "attention probabilities"), dtype, "probabilities in dtype")
+        probabilities = ops.cast(ops.softmax(scores, "attention probabilities"), masked.dtype, "probabilities in dtype")
+        if softmax_in_fp32:
+            self.tape.still_named(masked)  # attn_weights, until they are probabilities in dtype
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
         if c.batched and not c.grouped:
             v = ops.copy(v, "v by head")
         self.weights = (dropped,) if c.cache is not None else ()
-        return ops.copy(ops.matmul(dropped, v, "attention output", heads), "attention output by token")
+        core = ops.matmul(dropped, v, "attention output", heads)
+        return ops.copy(core, "attention output by token", reorders=c.batched)
 
     def layer(self) -> tuple[Tape, Tensor]:
         """The tape of a layer, and its output."""
@@ -147,6 +149,8 @@ class _Gpt2(_Family):
         q, k, v = ops.split(qkv, (heads, heads, heads), "q, k, v")
         if c.cache is not None:
             k, v = cached(ops, c.cache, k, v)
+        if c.attention == "eager":  # gradients come head by head; that of k transposed, which is a view of rows
+            v, q = ops.seen(v, "v"), ops.seen(q, "q")
         core = (
             self.eager(q, k, v, softmax_in_fp32=False) if c.attention == "eager" else self.scaled_dot_product(q, k, v)
         )
@@ -160,8 +164,11 @@ class _Gpt2(_Family):
         down = ops.linear(self.new_gelu(up), "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=True)
         fed = ops.dropout(down, "mlp dropout", c.residual_dropout)
         output = ops.add(x, fed, "layer output")
-        self.tape.still_named(normed, *(() if c.cache is None else (attended,)))  # autograd drops attn_output sooner
+        self.tape.still_named(normed, attended)
         return self.tape, output
+
+
+_ROTATED = (("b", "s", "h", "d_rot"), ("b", "s", "h", "d_h-d_rot"))
 
 
 class _CodeGen(_Family):
@@ -171,42 +178,60 @@ class _CodeGen(_Family):
         c, ops = self.c, self.ops
         x = self.entry()
         normed = ops.layer_norm(x, "input_norm", "d")
-        attended = ops.dropout(self.attention(normed), "attention dropout", c.residual_dropout)
+        attended = self.attention(normed)
         inner = "4·d" if c.usual_width else "F"
         up = ops.linear(normed, "mlp.up_proj", (inner, "d"), ("b", "s", inner), bias=True)
         down = ops.linear(self.new_gelu(up), "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=True)
         fed = ops.dropout(down, "mlp dropout", c.residual_dropout)
-        return self.tape, ops.add(ops.add(attended, fed, "block sum"), x, "layer output")
+        output = ops.add(ops.add(attended, fed, "block sum"), x, "layer output")
+        self.tape.still_named(normed, attended, fed)
+        return self.tape, output
 
     def attention(self, x: Tensor) -> Tensor:
+        """CodeGenAttention.forward, whose variables hold what it has made until it returns."""
         c, ops = self.c, self.ops
-        heads = ("b", "s", "h", "d_h")
+        heads, scores_shape = ("b", "s", "h", "d_h"), ("b", "h", "s", "s")
         qkv = ops.linear(x, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "3·d"), bias=False)
         q, v, k = ops.split(qkv, (heads, heads, heads), "q, v, k")
-        k, q = self.rotated(k, "k"), self.rotated(q, "q")
-        q, k = ops.cast(q, "fp32", "q in fp32"), ops.cast(k, "fp32", "k in fp32")
+        q, k = ops.copy(q, "q by group"), ops.copy(k, "k by group")
+        v = ops.copy(v, "v by group", reorders=True)
+        tables = ops.table("sines and cosines", ("s", "d_rot"), "fp32")
+        parts = {name: ops.slices(x, _ROTATED, name) for name, x in (("k", k), ("q", q))}
+        rotated = {name: self.rotated(turning, name) for name, (turning, _) in parts.items()}
+        joined = {
+            name: ops.concatenate(
+                (rotated[name], ops.cast(passing, "fp32", f"{name} passed in fp32")), heads, f"{name} joined"
+            )
+            for name, (_, passing) in parts.items()
+        }
+        dtype = c.compute if c.autocast else "fp32"
+        k_cast, q_cast = (ops.cast(joined[name], dtype, f"{name} for the product") for name in ("k", "q"))
         if c.batched:
-            q, k = ops.copy(q, "q by head"), ops.copy(k, "k by head")
-        scores = ops.matmul(q, k, "scores", ("b", "h", "s", "s"))
-        scores = ops.scale(ops.shift(scores, "masked scores"), "scaled scores")
+            q_read, k_read = ops.copy(q_cast, "q by head"), ops.copy(k_cast, "k by head")
+        else:
+            q_read, k_read = q_cast, k_cast
+        scores = ops.matmul(q_read, k_read, "scores", scores_shape)
+        self.tape.still_named(q_cast, k_cast)
+        scores = ops.scale(ops.shift(scores, "masked scores", c.parameters), "scaled scores")
         probabilities = ops.cast(ops.softmax(scores, "attention probabilities"), v.dtype, "probabilities in dtype")
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
-        core = ops.matmul(dropped, ops.copy(v, "v by head"), "attention output", heads)
-        core = ops.copy(core, "attention output by token")
-        return ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=False)
+        v_read = ops.copy(v, "v by head") if c.batched else v
+        core = ops.matmul(dropped, v_read, "attention output", heads)
+        core = ops.copy(core, "attention output by token", reorders=c.batched)
+        attended = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=False)
+        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        self.tape.still_named(qkv, q, k, v, tables, *rotated.values(), *joined.values())
+        return attended
 
-    def rotated(self, x: Tensor, name: str) -> Tensor:
-        """The first rotary_dim features of each head are rotated, with fp32 tables, the others joined to them again.
-
-        The layer keeps a sine and a cosine table for each of q and k, repeated for pairs of features.
-        """
+    def rotated(self, turning: Tensor, name: str) -> Tensor:
+        """apply_rotary_pos_emb, with fp32 tables that are repeated for pairs of features, for each of q and k anew."""
         ops = self.ops
-        turning, passing = ops.slices(x, (("b", "s", "h", "d_rot"), ("b", "s", "h", "d_h-d_rot")), name)
-        straight = ops.mul_table(turning, f"{name} * cos", "fp32")
-        turned = ops.mul_table(ops.copy(turning, f"{name} pairs swapped"), f"{name} swapped * sin", "fp32")
-        for table in ("cosines", "sines"):
-            ops.keep(turned, f"{name} {table}", ("s", "d_rot"), "fp32")
-        return ops.concatenate((ops.add(straight, turned, f"rotated {name}"), passing), x.shape, f"{name} joined")
+        half = (*turning.shape[:-1], "d_rot/2")
+        sines, cosines = (ops.table(f"{name} {table}", ("s", "d_rot"), "fp32") for table in ("sines", "cosines"))
+        straight = ops.mul(turning, cosines, f"{name} * cos")
+        first, second = ops.slices(turning, (half, half), f"{name} pairs")
+        pairs = ops.concatenate((ops.scale(second, f"{name} negated"), first), turning.shape, f"{name} pairs swapped")
+        return ops.add(straight, ops.mul(pairs, sines, f"{name} swapped * sin"), f"rotated {name}")
 
 
 class _Llama(_Family):
@@ -238,6 +263,8 @@ class _Llama(_Family):
         for name, width, heads in (("q", q_width, "h"), ("k", kv_width, kv_heads), ("v", kv_width, kv_heads)):
             out = ("b", "s", heads, "d_h")
             parts[name] = ops.linear(x, f"attention.{name}_proj", (width, "d"), out, bias=c.qkv_bias)
+            if c.attention == "eager":
+                parts[name] = ops.seen(parts[name], name)
             if c.qk_norm and name != "v":
                 parts[name] = self.rms_norm(parts[name], f"attention.{name}_norm", "d_h")
         q, k, v = self.rotated(parts["q"], "q"), self.rotated(parts["k"], "k"), parts["v"]

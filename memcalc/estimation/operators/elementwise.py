@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from memcalc.estimation import workspaces
 from memcalc.estimation.operators.base import DERIVATIVES, Base, wider
-from memcalc.estimation.tape import NEW, SAME, Node, Shape, Tensor
+from memcalc.estimation.tape import CAST, NEW, SAME, Node, Shape, Tensor
+from memcalc.ledger.component import Component
 
 
 class Elementwise(Base):
@@ -25,9 +26,8 @@ class Elementwise(Base):
         """
         y = self.tape.new(name, shape or a.shape, wider(a.dtype, b.dtype), DERIVATIVES, grad=a.grad or b.grad)
         saved = [t.storage for t, other in ((a, b), (b, a)) if other.grad]
-        gradients = tuple(
-            NEW if t.grad else None for t in (b, a)
-        )  # of `other` before `self` (derivatives.yaml, by name)
+        # Of `other` before `self` (derivatives.yaml, by name).
+        gradients = tuple((NEW if t.dtype == y.dtype else CAST) if t.grad else None for t in (b, a))
         temporaries: tuple[int, ...] = ()
         if reduces:
             temporaries = (self.tape.store(f"{name} gradient before its sum", a.shape, y.dtype, DERIVATIVES),)
@@ -37,7 +37,14 @@ class Elementwise(Base):
     def mul_table(self, x: Tensor, name: str, dtype: str) -> Tensor:
         """x times a table of `dtype` that needs no gradient and is shared by all layers: keeps nothing of its own."""
         y = self.tape.new(name, x.shape, wider(x.dtype, dtype), DERIVATIVES)
-        self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
+        self.tape.record(Node(name, (x,), (y,), (), (NEW if x.dtype == y.dtype else CAST,)))
+        return y
+
+    def table(self, name: str, shape: Shape, dtype: str, citation: str = DERIVATIVES) -> Tensor:
+        """A tensor that is made here and needs no gradient."""
+        storage = self.tape.store(name, shape, dtype, citation, component=Component.TEMPORARIES)
+        y = Tensor(storage, shape, dtype, grad=False)
+        self.tape.record(Node(name, (), (y,), (), ()))
         return y
 
     def times_weight(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
@@ -102,10 +109,13 @@ class Elementwise(Base):
         """x times (or plus) a number; keeps nothing."""
         return self._unary(x, name, saves_input=False)
 
-    def shift(self, x: Tensor, name: str) -> Tensor:
-        """x plus a number or a tensor without gradient: a new tensor forward, the same gradient backward."""
-        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
+    def shift(self, x: Tensor, name: str, dtype: str = "") -> Tensor:
+        """x plus a number, or a tensor of `dtype` without gradient: a new tensor forward, the same gradient backward.
+
+        Cast, where the sum has another dtype.
+        """
+        y = self.tape.new(name, x.shape, wider(x.dtype, dtype or x.dtype), DERIVATIVES)
+        self.tape.record(Node(name, (x,), (y,), (), (SAME if x.dtype == y.dtype else NEW,)))
         return y
 
     def pow(self, x: Tensor, name: str) -> Tensor:
