@@ -85,7 +85,7 @@ def run(case: str, card: str, recordings: Path) -> None:
         },
         "spec": spec.model_dump(mode="json"),
         "phases": phases.found,
-        **({"pinned_bytes": pinned_bytes()} if spec.parallelism.weights_on_host else {}),
+        **({"pinned_bytes": pinned_bytes()} if spec.parallelism.offload != "none" else {}),
     }
     recordings.parent.mkdir(parents=True, exist_ok=True)
     with recordings.open("a") as file:
@@ -213,6 +213,14 @@ def ddp(spec: Any, phases: Phases) -> None:
     train(spec, phases, wrapped, optimizer, wrapped, model.loss)
 
 
+def offloaded(spec: Any) -> dict[str, Any]:
+    """DeepSpeed's words for what is on the host."""
+    where = {"device": "cpu", "pin_memory": spec.parallelism.offload_pin_memory}
+    optimizer, parameters = ("offload_optimizer",), ("offload_param",)
+    words = {"optimizer": optimizer, "parameters": parameters, "all": optimizer + parameters}
+    return dict.fromkeys(words[spec.parallelism.offload], where) if spec.parallelism.offload in words else {}
+
+
 def deepspeed(spec: Any, phases: Phases) -> None:
     """ZeRO with DeepSpeed's defaults, bf16, and the optimizer handed over."""
     import deepspeed as ds
@@ -226,8 +234,9 @@ def deepspeed(spec: Any, phases: Phases) -> None:
         "train_micro_batch_size_per_gpu": spec.training.micro_batch_size,
         "gradient_accumulation_steps": spec.training.gradient_accumulation_steps,
         "bf16": {"enabled": True},
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": {"stage": stage} | offloaded(spec),
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's own is compiled on the way
     }
     with phases.phase("model"):
         if stage == 3:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -24,16 +26,26 @@ class OffloadedRun(NamedTuple):
 
 def offloaded_runs() -> tuple[OffloadedRun, ...]:
     """Every recorded rank."""
+    return _recorded("offload", (Component.WEIGHTS, Component.GRADIENTS, Component.BLOCK_ROUNDING))
+
+
+def zero_runs() -> tuple[OffloadedRun, ...]:
+    """Every recorded rank of DeepSpeed's offload, which pins weights whatever it is told."""
+    return _recorded("zero-offload", (Component.WEIGHTS, Component.BLOCK_ROUNDING))
+
+
+def _recorded(folder: str, kinds: tuple[Component, ...]) -> tuple[OffloadedRun, ...]:
+    """The ranks of a folder; `kinds`: what of the host's memory is pinned, where anything is."""
     found = []
-    paths = sorted((RECORDINGS / "offload").glob("*.jsonl"))
+    paths = sorted((RECORDINGS / folder).glob("*.jsonl"))
     lines = [line for path in paths for line in path.read_text().splitlines()]
-    for run, record in zip(recorded_ranks("offload"), map(json.loads, lines), strict=True):
+    for run, record in zip(recorded_ranks(folder), map(json.loads, lines), strict=True):
         spec = memcalc.load(record["spec"])
         host = memcalc.estimate(spec).headline.host
         assert host is not None
         after = host.components("zero_grad_2")
-        kinds = (Component.WEIGHTS, Component.GRADIENTS, Component.BLOCK_ROUNDING)
-        pinned = sum(after.get(kind, 0) for kind in kinds) if spec.parallelism.offload_pin_memory else 0
+        pins = spec.parallelism.offload_pin_memory or spec.parallelism.engine == "deepspeed"
+        pinned = sum(after.get(kind, 0) for kind in kinds) if pins else 0
         found.append(OffloadedRun(run, record["pinned_bytes"], pinned, host.peak_bytes))
     return tuple(found)
 
@@ -49,7 +61,7 @@ def offload_summary() -> str:
     )
 
 
-def offload_table() -> str:
+def offload_table(runs: Callable[[], tuple[OffloadedRun, ...]] = offloaded_runs) -> str:
     """A line for each run."""
     rows = [
         [
@@ -62,10 +74,14 @@ def offload_table() -> str:
             f"{estimated:,}",
             f"{host:,}",
         ]
-        for run, measured, estimated, host in offloaded_runs()
+        for run, measured, estimated, host in runs()
     ]
     of_host = ["pinned bytes, measured", "estimated", "host's peak, estimated"]
     return table(["run", "ranks", "measured bytes", "estimated bytes", "error", *of_host], rows)
 
 
-TABLES = {"offload": offload_table, "offload-summary": offload_summary}
+TABLES: dict[str, Callable[..., str]] = {
+    "offload": offload_table,
+    "offload-summary": offload_summary,
+    "zero-offload": partial(offload_table, zero_runs),
+}

@@ -39,7 +39,7 @@ class Choice(NamedTuple):
     mixed_policy: bool = False  # FSDP2 gathers in the compute dtype what it holds in fp32, and reduces in fp32
     late_adapters: bool = False  # adapters are made when the model is past its largest moment
     offloads: bool = False  # masters, gradients and the optimizer's states are on the host
-    weights_on_host: bool = False  # and the weights, too
+    weights_on_host: bool = False  # the weights are
     pins: bool = False  # in pinned memory
     replicates: bool = False  # HSDP: there are several groups, which add up what each has reduced
 
@@ -90,7 +90,7 @@ def choice_of(spec: Spec) -> Choice:
         training.torch,
         training.implementation == "torchtitan" and spec.parallelism.engine == "fsdp2",
         adapters_follow_the_head(spec),
-        spec.parallelism.offload != "none",
+        spec.parallelism.offload in ("optimizer", "all"),
         spec.parallelism.weights_on_host,
         spec.parallelism.offload_pin_memory,
         spec.parallelism.data_parallel_replicate > 1,

@@ -152,8 +152,8 @@ def _parallel_omissions(spec: Spec) -> Iterator[str]:
         yield "the workspace of cuDNN's attention, which is taken as that of flash attention"
     if megatron and spec.model.moe is not None:
         yield "Megatron-Core's experts were not compared with a run yet"
-    if parallelism.offload == "optimizer":
-        yield "offload to the host was not compared with a run; pages and pinned memory that DeepSpeed holds beside it"
+    if parallelism.offload != "none" and parallelism.engine == "deepspeed":
+        yield "pages and pinned memory of the host that DeepSpeed holds beside what it offloads"
     if parallelism.schedule not in ("1f1b", "gpipe"):
         yield f"schedule {parallelism.schedule} was not compared with a run; what is in flight is its papers' count"
 

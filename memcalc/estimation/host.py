@@ -22,15 +22,17 @@ from memcalc.workspaces.pinned import SOURCE, pinned_block
 
 
 def is_on_host(copy: Copy, choice: Choice) -> bool:
-    """Whether a copy of the parameters is the host's: what the update reads and writes; with the weights, all."""
+    """Whether a copy of the parameters is the host's: what the update reads and writes; the weights; or all."""
+    if copy.component is Component.WEIGHTS:
+        return choice.weights_on_host
     updated = (Component.MASTER_WEIGHTS, Component.GRADIENTS)
-    return choice.weights_on_host or (choice.offloads and copy.component in updated)
+    return choice.offloads and (choice.weights_on_host or copy.component in updated)
 
 
 def host_rows(spec: Spec, stage: Stage) -> Rows | None:
     """What one rank of a stage holds of the host's memory; None without offload."""
     choice = choice_of(spec)
-    return _host_rows(stage_parameters(spec, stage), choice) if choice.offloads else None
+    return _host_rows(stage_parameters(spec, stage), choice) if choice.offloads or choice.weights_on_host else None
 
 
 @lru_cache(maxsize=1024)
@@ -38,15 +40,17 @@ def _host_rows(parameters: Parameters, choice: Choice) -> Rows:
     pinned: list[Item] = []
     pageable: list[Item] = []
     for group, own, trains in groups(parameters, choice):
-        if own.weights_on_host:
+        if own.engine == "fsdp2":
             locked, others = fsdp2_host.held(group, own, trains=trains)
             pinned += locked
             pageable += others
-        elif trains:
-            pageable += zero_offload.held(group, own)
-    if not choice.weights_on_host:
+        else:
+            pageable += zero_offload.held(group, own, trains=trains)
+    blocks = pinned
+    if choice.engine == "deepspeed":
         pageable += zero_offload.buffers(parameters, choice)
-    items = [*pinned, *pageable, *_rounding(pinned)]
+        blocks = zero_offload.in_one_piece(pageable)
+    items = [*pinned, *pageable, *_rounding(blocks)]
     return write_rows([item._replace(block=item.each) for item in items], "the host")
 
 

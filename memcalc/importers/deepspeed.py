@@ -8,8 +8,6 @@ from typing import Any
 from memcalc.importers.offload import place_optimizer
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
 
-_DEVICE = "what is offloaded is counted on the device"
-
 _HOW = (  # DeepSpeed's words for the way in which ZeRO works
     "allgather_partitions",
     "contiguous_gradients",
@@ -59,8 +57,8 @@ FIELDS: dict[str, Meaning] = {
     ),
     "zero_optimization.offload_optimizer.device": fact("offload", "parallelism.offload"),
     "zero_optimization.cpu_offload": fact("cpu_offload", "parallelism.offload"),
-    "zero_optimization.offload_param.device": lacking(_DEVICE),
-    "zero_optimization.cpu_offload_param": lacking(_DEVICE),
+    "zero_optimization.offload_param.device": fact("offload_param", "parallelism.offload"),
+    "zero_optimization.cpu_offload_param": fact("cpu_offload_param", "parallelism.offload"),
     "zero_optimization.offload_optimizer*": nothing("part of the offload"),
     "zero_optimization.offload_param*": nothing("part of the offload"),
     "zero_optimization.reduce_bucket_size": lacking("a bucket of its own size: the default of the engine is counted"),
@@ -124,7 +122,12 @@ def finish_deepspeed(draft: Draft) -> None:
     draft.default("parallelism.zero_stage", 0)
     draft.default("parallelism.engine", "deepspeed")
     draft.default("training.implementation", "huggingface")
-    place_optimizer(draft, draft.facts.get("offload") or ("cpu" if draft.facts.get("cpu_offload") is True else None))
+    place_optimizer(draft, _place(draft, "offload", "cpu_offload"), _place(draft, "offload_param", "cpu_offload_param"))
+
+
+def _place(draft: Draft, device: str, older: str) -> object:
+    """Where something is offloaded to, by its block or by the word of former releases."""
+    return draft.facts.get(device) or ("cpu" if draft.facts.get(older) is True else None)
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

@@ -215,7 +215,7 @@ def _sharding(draft: Draft) -> int:
         if stage is not None:
             draft.default("parallelism.zero_stage", stage)
             draft.default("parallelism.engine", "deepspeed")
-            place_optimizer(draft, draft.facts.get("offload"))
+            place_optimizer(draft, draft.facts.get("offload"), draft.facts.get("offload_param"))
             return stage
     words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
     config = draft.facts.get("fsdp_config")
@@ -252,9 +252,7 @@ def _deepspeed_stage(draft: Draft, deepspeed: Any) -> int | None:
     zero = config.get("zero_optimization")
     zero = zero if isinstance(zero, Mapping) else {}
     offload = {name: _device(zero.get(f"offload_{name}")) for name in ("optimizer", "param")}
-    if offload["param"] in ("cpu", "nvme"):
-        draft.notes.append("not modelled: offload_param; what is offloaded is counted on the device")
-    draft.facts["offload"] = offload["optimizer"]
+    draft.facts["offload"], draft.facts["offload_param"] = offload["optimizer"], offload["param"]
     stage = zero.get("stage", 0)
     return stage if type(stage) is int and 0 <= stage <= 3 else None
 

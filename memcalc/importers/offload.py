@@ -5,32 +5,43 @@ from __future__ import annotations
 from memcalc.importers.table import Draft
 from memcalc.spec.offload_rules import DEEPSPEED_ON_THE_CPU, TORCH_ON_THE_CPU
 
+WORDS = {"optimizer": "optimizer", "param": "parameters"}  # DeepSpeed's and ours
 
-def place_optimizer(draft: Draft, device: object) -> None:
-    """DeepSpeed's masters and optimizer states on the host, where the run is one whose offload is modelled."""
-    if device not in ("cpu", "nvme"):
-        return
-    stage = draft.values.get("parallelism.zero_stage", 0)
-    if stage not in (2, 3) or not _is_spread(draft, DEEPSPEED_ON_THE_CPU):
-        draft.notes.append("not modelled: offload_optimizer of such a run; what is offloaded is counted on the device")
-        return
-    draft.default("parallelism.offload", "optimizer")
-    if device == "nvme":
-        draft.notes.append("not modelled: offload_optimizer to NVMe; it is counted on the host")
+
+def place_optimizer(draft: Draft, device: object, parameters: object = None) -> None:
+    """DeepSpeed's masters and optimizer states, and its parameters, on the host, where that is modelled."""
+    where = {name: on for name, on in (("optimizer", device), ("param", parameters)) if on in ("cpu", "nvme")}
+    stage, placed = draft.values.get("parallelism.zero_stage", 0), []
+    several = draft.values.get("parallelism.data_parallel") != 1
+    for name, place in where.items():
+        stages = (2, 3) if name == "optimizer" else (3,)
+        if (
+            stage not in stages
+            or not several
+            or ("optimizer" in where and not _has_kernels(draft, DEEPSPEED_ON_THE_CPU))
+        ):
+            what = f"offload_{name} of such a run; what is offloaded is counted on the device"
+            draft.notes.append(f"not modelled: {what}")
+            continue
+        placed.append(name)
+        if place == "nvme":
+            draft.notes.append(f"not modelled: offload_{name} to NVMe; it is counted on the host")
+    if placed:
+        draft.default("parallelism.offload", "all" if len(placed) == 2 else WORDS[placed[0]])
 
 
 def place_shards(draft: Draft) -> None:
     """FSDP2's shards on the host, and with them gradients and optimizer states, where that is modelled."""
     engine = draft.values.get("parallelism.engine")
     whole = draft.values.get("training.finetune", "full") == "full"
-    if engine != "fsdp2" or not whole or not _is_spread(draft, TORCH_ON_THE_CPU):
+    several = draft.values.get("parallelism.data_parallel") != 1
+    if engine != "fsdp2" or not whole or not several or not _has_kernels(draft, TORCH_ON_THE_CPU):
         draft.notes.append("not modelled: offload of such a run's shards; they are counted on the device")
         return
     draft.default("parallelism.offload", "all")
 
 
-def _is_spread(draft: Draft, optimizers: tuple[str, ...]) -> bool:
-    """Whether there are several GPUs, as far as is known, and an optimizer that the host has kernels for."""
-    known = draft.values.get("training.optimizer", "adamw") in optimizers
+def _has_kernels(draft: Draft, optimizers: tuple[str, ...]) -> bool:
+    """Whether the host has kernels for the optimizer."""
     paged = draft.values.get("training.optimizer_options.paged", False)
-    return known and not paged and draft.values.get("parallelism.data_parallel") != 1
+    return draft.values.get("training.optimizer", "adamw") in optimizers and not paged

@@ -16,52 +16,39 @@ TORCH_ON_THE_CPU = (
     *("asgd", "adafactor", "lion"),
 )
 
+# DeepSpeed's stages that shard what is offloaded.
+LEAST_STAGE = {"optimizer": 2, "parameters": 3, "all": 3}
+
 KEY: Path = ("parallelism", "offload")
 
 
 def offload(spec: Spec) -> Iterator[Broken]:
-    """DeepSpeed's optimizer on the host, from stage 2 on; FSDP2's CPUOffloadPolicy, which takes all there is."""
+    """DeepSpeed's optimizer on the host, from stage 2 on, and its parameters at stage 3; FSDP2's policy takes all."""
     parallelism = spec.parallelism
-    if parallelism.offload == "none":
+    what, engine, stage = parallelism.offload, parallelism.engine, parallelism.zero_stage
+    if what == "none":
         return
-    if parallelism.offload == "all":
-        yield from _everything(spec)
-    else:
-        yield from _optimizer(spec)
+    if engine == "fsdp2" and what != "all":
+        yield Broken(
+            KEY,
+            f"offload = {what} with engine = fsdp2, whose CPUOffloadPolicy takes parameters, gradients and states.",
+            "Set offload: all, or engine: deepspeed.",
+        )
+    elif engine not in ("fsdp2", "deepspeed") or (engine == "deepspeed" and stage < LEAST_STAGE[what]):
+        yield Broken(
+            KEY,
+            f"offload = {what} with engine = {engine} and zero_stage = {stage}; what is modelled is DeepSpeed's, from "
+            f"stage {LEAST_STAGE[what]} on{', and FSDP2' if what == 'all' else ''}.",
+            f"Set engine: deepspeed and zero_stage: {'3' if LEAST_STAGE[what] == 3 else '2 or 3'}.",
+        )
     if parallelism.shards == 1:
         yield Broken(
             KEY,
-            f"offload = {parallelism.offload} on one rank is not modelled: an engine's buffers are those of several.",
+            f"offload = {what} on one rank is not modelled: an engine's buffers are those of several.",
             "Set data_parallel: 2 or more, or offload: none to count it on the device.",
         )
-    yield from _kernels(spec, TORCH_ON_THE_CPU if parallelism.engine == "fsdp2" else DEEPSPEED_ON_THE_CPU)
-
-
-def _optimizer(spec: Spec) -> Iterator[Broken]:
-    parallelism = spec.parallelism
-    if parallelism.engine == "fsdp2":
-        yield Broken(
-            KEY,
-            f"offload = {parallelism.offload} with engine = fsdp2, whose CPUOffloadPolicy takes parameters along.",
-            "Set offload: all, or engine: deepspeed.",
-        )
-    elif parallelism.engine != "deepspeed" or parallelism.zero_stage < 2:
-        yield Broken(
-            KEY,
-            f"offload = {parallelism.offload} with engine = {parallelism.engine} and zero_stage = "
-            f"{parallelism.zero_stage}; what is modelled is DeepSpeed's, from stage 2 on.",
-            "Set engine: deepspeed and zero_stage: 2 or 3.",
-        )
-
-
-def _everything(spec: Spec) -> Iterator[Broken]:
-    parallelism = spec.parallelism
-    if parallelism.engine != "fsdp2":
-        yield Broken(
-            KEY,
-            f"offload = all with engine = {parallelism.engine}; what is modelled is FSDP2's CPUOffloadPolicy.",
-            "Set engine: fsdp2, or offload: optimizer with engine: deepspeed.",
-        )
+    if what != "parameters":
+        yield from _kernels(spec, TORCH_ON_THE_CPU if engine == "fsdp2" else DEEPSPEED_ON_THE_CPU)
 
 
 def _kernels(spec: Spec, optimizers: tuple[str, ...]) -> Iterator[Broken]:

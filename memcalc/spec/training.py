@@ -18,7 +18,7 @@ Attention = Literal["eager", "flash", "memory-efficient"]
 Loss = Literal["materialized", "chunked", "fused", "vocab-parallel"]
 Engine = Literal["ddp", "fsdp2", "deepspeed", "megatron"]
 ContextMethod = Literal["ring", "all-to-all"]
-Offload = Literal["none", "optimizer", "all"]
+Offload = Literal["none", "optimizer", "parameters", "all"]
 Schedule = Literal[
     "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v"
 ]
@@ -99,8 +99,8 @@ class ParallelismSpec(Block):
     zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(0, description="1: optimizer, 2: + gradients, 3: + weights")
     offload: Offload = Field(
         "none",
-        description="optimizer: masters, gradients and states on the host (ZeRO-Offload) | all: weights, too "
-        "(FSDP2's CPUOffloadPolicy)",
+        description="on the host: optimizer: masters, gradients and states (ZeRO-Offload) | parameters: weights alone "
+        "(ZeRO-Infinity) | all: both (FSDP2's CPUOffloadPolicy)",
     )
     offload_pin_memory: bool = Field(
         False, description="whether they lie in pinned memory; default: true under fsdp2, as PyTorch's policy has it"
@@ -108,8 +108,8 @@ class ParallelismSpec(Block):
 
     @property
     def weights_on_host(self) -> bool:
-        """Whether a rank's shards of the parameters are the host's, which the step runs on."""
-        return self.offload == "all"
+        """Whether a rank's shards of the parameters are the host's."""
+        return self.offload in ("parameters", "all")
 
     @property
     def ranks(self) -> int:

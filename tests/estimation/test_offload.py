@@ -14,6 +14,8 @@ from memcalc.ledger.document import document
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.schema import Document
 from memcalc.ledger.textbook import deepspeed_gpu_bytes, deepspeed_host_bytes
+from memcalc.workspaces.pinned import pinned_block
+from tools.offload import OffloadedRun, zero_runs
 
 P = 6_738_415_616  # parameters of Llama-2-7B; each of its tensors divides by 8
 LARGEST = 32000 * 4096  # the embedding
@@ -60,6 +62,28 @@ def test_the_host_of_stage_3() -> None:
     assert host.peak_bytes == (4 + 4 + 8 + 2) * P // 8
 
 
+@pytest.mark.parametrize("run", zero_runs(), ids=lambda run: run.run.case)
+def test_recorded_runs(run: OffloadedRun) -> None:
+    """DeepSpeed 0.19.6 on the null device; stage 3 gathers less than its bound, as without offload. Pinned to the byte."""
+    assert -0.0005 <= run.run.error <= 0.012
+    assert run.pinned_measured == run.pinned_estimated
+
+
+@pytest.mark.parametrize(("without", "offload"), [("none", "parameters"), ("optimizer", "all")])
+def test_parameters_on_the_host(without: str, offload: str) -> None:
+    """The rank's 16-bit weights, 2P/N, go from the device to one pinned block of the host; the step stays."""
+    before, after = sized("zero_stage=3", offload=without), sized("zero_stage=3", offload=offload)
+
+    assert Component.WEIGHTS in before.ledger.components("zero_grad_2")
+    held = {part: size for part, size in after.ledger.components("zero_grad_2").items() if "rounding" not in part.value}
+    assert held.get(Component.WEIGHTS, 0) == 512  # two rotary tables, 64 x 4
+    assert host_of(after).components("zero_grad_2")[Component.WEIGHTS] == 2 * P // 8
+    host = 0 if without == "none" else host_of(before).peak_bytes
+    assert host_of(after).peak_bytes - host == pinned_block(2 * P // 8) == 2**31
+    for part in (Component.MASTER_WEIGHTS, Component.OPTIMIZER_STATE):
+        assert (part in held) == (offload == "parameters")
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_what_the_device_is_rid_of(stage: int) -> None:
     """Between steps: masters and moments; at stage 2 the passage of gradients comes, at stage 3 their buffer goes."""
@@ -97,7 +121,7 @@ def test_the_document_has_the_host_apart() -> None:
     assert "host" not in document(sized("zero_stage=2", offload="none"))
 
 
-def test_it_says_that_it_was_not_compared() -> None:
+def test_it_says_what_is_left_out() -> None:
     assert any("offload" in line for line in sized("zero_stage=2").not_modelled)
     assert not any("offload" in line for line in sized("zero_stage=2", offload="none").not_modelled)
 
@@ -115,8 +139,8 @@ def test_it_says_that_it_was_not_compared() -> None:
         (
             ("engine=fsdp2", "zero_stage=3"),
             (
-                "parallelism.offload: offload = optimizer with engine = fsdp2, whose CPUOffloadPolicy takes parameters "
-                "along. Set offload: all, or engine: deepspeed."
+                "parallelism.offload: offload = optimizer with engine = fsdp2, whose CPUOffloadPolicy takes parameters, "
+                "gradients and states. Set offload: all, or engine: deepspeed."
             ),
         ),
         (
@@ -127,10 +151,10 @@ def test_it_says_that_it_was_not_compared() -> None:
             ),
         ),
         (
-            ("zero_stage=3", "offload=all"),
+            ("zero_stage=2", "offload=all"),
             (
-                "parallelism.offload: offload = all with engine = deepspeed; what is modelled is FSDP2's CPUOffloadPolicy. "
-                "Set engine: fsdp2, or offload: optimizer with engine: deepspeed."
+                "parallelism.offload: offload = all with engine = deepspeed and zero_stage = 2; what is modelled is "
+                "DeepSpeed's, from stage 3 on, and FSDP2. Set engine: deepspeed and zero_stage: 3."
             ),
         ),
         (

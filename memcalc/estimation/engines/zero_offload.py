@@ -1,13 +1,14 @@
-"""What ZeRO-Offload (arXiv 2101.06840) has on the host, as DeepSpeed 0.19 holds it.
+"""What ZeRO-Offload (arXiv 2101.06840) and ZeRO-Infinity (arXiv 2104.07857) have on the host, as DeepSpeed 0.19 does.
 
 runtime/zero/stage_1_and_2.py and stage3.py with offload_optimizer.device = cpu: fp32 masters, their gradients and the
 states of the update are tensors of the CPU. Each reduced gradient is copied there as it arrives; the step runs there;
-what it has updated comes back as the device's 16-bit weights.
+what it has updated comes back as the device's 16-bit weights. With offload_param.device = cpu these are the host's, in
+one piece, and a rank's share of each is copied to the device as it is gathered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.copies import Copy, copy_item
@@ -21,11 +22,24 @@ from memcalc.spec.recipes import DTYPE_BYTES
 SOURCE = "DeepSpeed 0.19 runtime/zero/"
 
 
-def held(parameters: Parameters, choice: Choice) -> Iterator[Item]:
-    """Masters, gradients and states, of parameters that are held alike."""
+def held(parameters: Parameters, choice: Choice, *, trains: bool) -> Iterator[Item]:
+    """Weights, and masters, gradients and states, of parameters that are held alike."""
+    if choice.weights_on_host:
+        weights = next(copy for copy in kept_copies(choice, trains=False) if copy.component is Component.WEIGHTS)
+        weights = weights._replace(citation=f"{SOURCE}stage3.py: _create_param_groups_fp16_flat_cpu_memory")
+        yield from (copy_item(weights, each, choice.spread(3)) for each in parameters)
+    if not choice.offloads or not trains:
+        return
     for copy in _copies(choice):
         yield from (copy_item(copy, each, choice.spread(copy.sharded_from_stage)) for each in parameters)
     yield from (state.item for state in optimizer_states(parameters, choice.update, choice.spread(1)))
+
+
+def in_one_piece(items: Iterable[Item]) -> list[Item]:
+    """The weights among what is on the host: one tensor, which is pinned whatever pin_memory says (stage3.py)."""
+    weights = [item for item in items if item.component is Component.WEIGHTS]
+    each = sum(item.each * item.count for item in weights)
+    return [item._replace(each=each, count=1) for item in weights[:1]]
 
 
 def _copies(choice: Choice) -> Iterator[Copy]:
