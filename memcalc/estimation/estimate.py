@@ -152,6 +152,8 @@ def _parallel_omissions(spec: Spec) -> Iterator[str]:
         yield "the workspace of cuDNN's attention, which is taken as that of flash attention"
     if megatron and spec.model.moe is not None:
         yield "Megatron-Core's experts were not compared with a run yet"
+    if spec.training.fp8 != "none":
+        yield "matrix products in 8 bits were read from Transformer Engine's source, not compared with a run"
     if parallelism.offload != "none" and parallelism.engine == "deepspeed":
         yield "pages and pinned memory of the host that DeepSpeed holds beside what it offloads"
     if parallelism.schedule not in ("1f1b", "gpipe"):

@@ -123,6 +123,11 @@ def log_sum_exp_rows(values: Values, heads: str, length: str) -> int:
     return 4 * values["b"] * values[heads] * round_up(values[length], 32)
 
 
+def mxfp8_scales(values: Values, axes: tuple[str, ...]) -> int:
+    """a byte for each 32 elements"""
+    return product(values, axes) // 32
+
+
 def named(rule: Callable[..., int], **arguments: object) -> partial[int]:
     """A rule with its axes filled in; reports read the rule's docstring through it."""
     filled = partial(rule, **arguments)

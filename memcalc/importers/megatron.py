@@ -75,7 +75,10 @@ FIELDS: dict[str, Meaning] = {
     "use-flash-attn": nothing("its attention is one fused kernel"),
     "transformer-impl": nothing("Transformer Engine's modules are counted"),
     "use-mcore-models": nothing("Megatron-Core is counted"),
-    "fp8*": lacking("matrix products in 8 bits"),
+    "fp8-format": fact("fp8", "training.fp8"),
+    "fp8-recipe": fact("fp8_recipe", "training.fp8"),
+    "fp8-param-gather": lacking("weights in 8 bits alone"),
+    "fp8*": nothing("how scales are found, not what is kept"),
     "fp4*": lacking("matrix products in 4 bits"),
     "cross-entropy-loss-fusion": nothing("how it is done"),
     "cross-entropy-fusion-impl": nothing("how it is done"),
@@ -144,6 +147,12 @@ def _finish(draft: Draft) -> None:
         draft.default("model.moe.num_experts_per_token", 2)  # arguments.py: moe_router_topk
         if "model.moe.expert_intermediate_size" not in values and "model.intermediate_size" in values:
             values["model.moe.expert_intermediate_size"] = values["model.intermediate_size"]
+    if facts.get("fp8"):
+        recipe = facts.get("fp8_recipe", "delayed")  # arguments.py: its default
+        if recipe in ("delayed", "tensorwise", "mxfp8"):
+            values["training.fp8"] = recipe
+        else:
+            draft.notes.append(f"not modelled: fp8-recipe {recipe}")
     _recompute(draft)
     _ranks(draft)
 

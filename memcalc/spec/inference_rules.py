@@ -19,6 +19,7 @@ OF_TRAINING = {
     "virtual_stages": 1,
     "schedule": "1f1b",
     "offload": "none",
+    "offload_pin_memory": False,
 }
 
 

@@ -10,6 +10,7 @@ from memcalc.spec.broken import Broken, divisors
 from memcalc.spec.cards import find_card
 from memcalc.spec.finetuning_rules import finetuning
 from memcalc.spec.foreign import family_of_foreign
+from memcalc.spec.fp8_rules import fp8
 from memcalc.spec.inference_rules import inference
 from memcalc.spec.loss_rules import loss
 from memcalc.spec.optimizer_rules import optimizing
@@ -264,6 +265,7 @@ RULES: tuple[Rule, ...] = (
     offload_rules.offload,
     parallel_rules.schedule,
     finetuning,
+    fp8,
     loss,
     optimizing,
     _modelled,

@@ -16,6 +16,7 @@ Recipe = Literal["fp32", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
 Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
 Attention = Literal["eager", "flash", "memory-efficient"]
 Loss = Literal["materialized", "chunked", "fused", "vocab-parallel"]
+Fp8 = Literal["none", "delayed", "tensorwise", "mxfp8"]
 Engine = Literal["ddp", "fsdp2", "deepspeed", "megatron"]
 ContextMethod = Literal["ring", "all-to-all"]
 Offload = Literal["none", "optimizer", "parameters", "all"]
@@ -39,6 +40,10 @@ class TrainingSpec(Block):
     global_batch_size: Size | None = Field(None, description="b * accumulation * data_parallel, checked if given")
     dtype: Dtype = Field("bf16", description="what forward and backward compute in")
     recipe: Recipe = Field("mixed-20", description="which copies of weights and gradients exist, and when")
+    fp8: Fp8 = Field(
+        "none",
+        description="8-bit matrix products of Transformer Engine, by how they scale (implementation megatron)",
+    )
     implementation: Implementation = Field("plain", description="whose modules run")
     optimizer: Optimizer = Field("adamw", description="the update rule, hence its states")
     optimizer_implementation: OptimizerImplementation = Field(

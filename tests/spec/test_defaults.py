@@ -28,6 +28,7 @@ def test_a_silent_file_has_these_values() -> None:
         "global_batch_size": None,
         "dtype": "bf16",
         "recipe": "mixed-20",
+        "fp8": "none",
         "implementation": "plain",
         "optimizer": "adamw",
         "optimizer_implementation": "foreach",

@@ -51,6 +51,7 @@ class MegatronLayer:
         self.experts = experts
         self.tape = Tape()
         self.ops = Operators(self.tape, structure.compute, structure.parameters, autocast=False)
+        self.ops.fp8, self.ops.fp8_columns = structure.fp8, structure.fp8_columns
         self.stream = _stream(structure)
 
     def axis(self, name: str) -> str:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from memcalc.estimation.adapters import Adapters, adapters_of, base_dtype
 from memcalc.estimation.remembered import remembered
+from memcalc.spec.cards import Card, find_card
+from memcalc.spec.kernels import needs_columns
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
@@ -101,6 +103,8 @@ class Structure(NamedTuple):
     detached: bool = False  # the layer's input needs no gradient: nothing before it trains
     cache: Cached | None = None  # of generation: where keys and values are kept
     fused_gate_up: bool = False  # of generation: one matrix for gate and up
+    fp8: str = "none"  # how Transformer Engine scales what it multiplies in 8 bits
+    fp8_columns: bool = False  # and whether it makes a second copy for backward's products
 
     @property
     def keys(self) -> str:
@@ -185,7 +189,13 @@ def structure_of(spec: Spec) -> Structure:
         recompute_keep=training.recompute_keep,
         detached=spec.inference is not None,
         fused_gate_up=theirs and model.fused_gate_up,
+        fp8=training.fp8,
+        fp8_columns=training.fp8 != "none" and needs_columns(training.fp8, _card(spec)),
     )
+
+
+def _card(spec: Spec) -> Card | None:
+    return None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
 
 
 def split_by_dtensor(spec: Spec) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.estimation.allocation import rounded
+from memcalc.estimation.engines.transformer_engine import weight_caches
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.sharding import Parameters
 from memcalc.estimation.stages import Stage
@@ -29,6 +30,7 @@ def standing(spec: Spec, stage: Stage, parameters: Parameters, card: Card | None
     """All of it that stands through whole phases, for one stage."""
     yield from weight_gradient_scratch(spec, parameters)
     yield engine_workspace(card)
+    yield from weight_caches(spec, parameters, card)
     if spec.model.position_embedding == "rope":
         yield rotary_table(spec)
     if spec.parallelism.sequence_parallel and spec.parallelism.tensor_parallel > 1 and stage.has_head:

@@ -11,7 +11,7 @@ from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 
-VLLM = "vllm/v1/kv_cache_interface.py: FullAttentionSpec, SlidingWindowSpec, MLAAttentionSpec"
+VLLM = "vllm 001cabc1 vllm/v1/kv_cache_interface.py: FullAttentionSpec, SlidingWindowSpec, MLAAttentionSpec"
 
 
 class Width(NamedTuple):

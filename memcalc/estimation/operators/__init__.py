@@ -13,8 +13,7 @@ from memcalc.estimation.operators.grouped import Grouped
 from memcalc.estimation.operators.loss_parallel import LossParallel
 from memcalc.estimation.operators.norms import Norms
 from memcalc.estimation.operators.tokenwise import TokenwiseLoss
-from memcalc.estimation.operators.transformer_engine import TransformerEngine
 
 
-class Operators(TokenwiseLoss, Norms, Attention, TransformerEngine, Grouped, Collectives, LossParallel):
+class Operators(TokenwiseLoss, Norms, Attention, Grouped, Collectives, LossParallel):
     """A tape with the vocabulary of a module's forward."""

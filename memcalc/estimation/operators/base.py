@@ -28,6 +28,7 @@ class Base:
         self.compute = compute
         self.parameters = parameters
         self.autocast = autocast
+        self.fp8, self.fp8_columns = "none", False  # of Transformer Engine's matrices
 
     def trains(self, module: str) -> bool:
         """Whether a module's own parameters get gradients."""

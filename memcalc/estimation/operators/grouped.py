@@ -6,14 +6,14 @@ Sources: Megatron-LM core_r0.14 core/transformer/moe/{router,token_dispatcher,ex
 
 from __future__ import annotations
 
-from memcalc.estimation.operators.base import Base
+from memcalc.estimation.operators.transformer_engine import TransformerEngine
 from memcalc.estimation.tape import NEW, Node, Shape, Tensor
 
 PERMUTATION = "Transformer Engine 2.11 pytorch/permutation.py: saves row_id_map"
 GROUPED = "Transformer Engine 2.11 pytorch/module/grouped_linear.py: saves inputmats"
 
 
-class Grouped(Base):
+class Grouped(TransformerEngine):
     """Permutations of tokens, one matrix for each expert, matrices that are not split."""
 
     def duplicated(self, x: Tensor, module: str, width: str, out: Shape, *, bias: bool, fused: bool = True) -> Tensor:
@@ -46,7 +46,20 @@ class Grouped(Base):
         """One matrix for each expert of the rank; keeps x. Weights' gradients are added where main gradients lie."""
         y = self.tape.new(f"{module} output", out, x.dtype, GROUPED)
         gradients = (self.parameter_gradient(module, "bias", weight, self.parameters),) if bias else ()
-        self.tape.nodes.append(Node(module, (x,), (y,), (x.storage,), (NEW,), parameters=gradients))
+        kept, made = self._kept_input(x, module)
+        self.tape.nodes.append(
+            Node(
+                module,
+                (x,),
+                (y,),
+                kept,
+                (NEW,),
+                also_allocates=kept if kept != (x.storage,) else (),
+                forward_temporaries=made,
+                backward_temporaries=self._output_gradient(out, module),
+                parameters=gradients,
+            )
+        )
         return y
 
     def weighted_glu(self, x: Tensor, weights: Tensor, name: str, out: Shape) -> Tensor:

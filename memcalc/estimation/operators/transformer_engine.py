@@ -7,6 +7,7 @@ where that lies (gradient_accumulation_fusion), so it makes no gradient of its o
 
 from __future__ import annotations
 
+from memcalc.estimation import workspaces
 from memcalc.estimation.operators.base import Base
 from memcalc.estimation.tape import IN_PLACE, NEW, Node, Shape, Tensor
 from memcalc.ledger.component import Component
@@ -49,10 +50,12 @@ class TransformerEngine(Base):
         """
         citation = f"{TE}module/linear.py: gather_along_first_dim, reduce_scatter_along_first_dim"
         whole = self._whole(x.shape)
+        kept, made = self._kept_input(x, module)
+        travels = x.dtype if self.fp8 == "none" else "uint8"
         gathered: tuple[int, ...] = ()
         unscattered: tuple[int, ...] = ()
         if whole is not None:
-            gathered = () if shared else (self._transfer(f"{module} gathered input", whole, x.dtype, citation),)
+            gathered = () if shared else (self._transfer(f"{module} gathered input", whole, travels, citation),)
             unscattered = (self._transfer(f"{module} input gradient before its scatter", whole, x.dtype, citation),)
         y = self.tape.new(f"{module} output", out, x.dtype, citation)
         self.tape.nodes.append(
@@ -60,10 +63,11 @@ class TransformerEngine(Base):
                 module,
                 (x,),
                 (y,),
-                (x.storage,),
+                kept,
                 (NEW,),
-                forward_temporaries=gathered,
-                backward_temporaries=(*gathered, *unscattered),
+                also_allocates=kept if kept != (x.storage,) else (),
+                forward_temporaries=(*gathered, *made),
+                backward_temporaries=(*gathered, *unscattered, *self._output_gradient(out, module)),
                 parameters=self._bias(module, weight, bias),
             )
         )
@@ -82,20 +86,56 @@ class TransformerEngine(Base):
         if whole is not None:
             product = (self._transfer(f"{module} output before its scatter", whole, x.dtype, citation),)
             gradient = (self._transfer(f"{module} gathered output gradient", whole, x.dtype, citation),)
+        kept, made = self._kept_input(x, module)
         y = self.tape.new(f"{module} output", out, x.dtype, citation)
         self.tape.nodes.append(
             Node(
                 module,
                 (x,),
                 (y,),
-                (x.storage,),
+                kept,
                 (NEW,),
-                forward_temporaries=product,
-                backward_temporaries=gradient,
+                also_allocates=kept if kept != (x.storage,) else (),
+                forward_temporaries=(*product, *made),
+                # An input that is kept in 16 bits is made of 8 again.
+                backward_temporaries=(
+                    *gradient,
+                    *self._output_gradient(whole or out, module),
+                    *(made if kept == (x.storage,) else ()),
+                ),
                 parameters=self._bias(module, out[-1], bias),
             )
         )
         return y
+
+    def _kept_input(self, x: Tensor, module: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What is kept of a matrix's input for its gradient, and what forward makes of it besides.
+
+        In 8 bits a byte an element: of two layouts forward's goes when the product is done (pytorch/module/linear.py,
+        update_usage). Attention keeps its own output, so where its scale needs no history Megatron-Core lets the
+        projection keep that (core/transformer/attention.py: set_save_original_input).
+        """
+        if self.fp8 == "none" or (self.fp8 != "delayed" and module.endswith("attention.o_proj")):
+            made = () if self.fp8 == "none" else (self._in_8_bits(x.shape, f"{module} input"),)
+            return (x.storage,), made
+        kept = (self._in_8_bits(x.shape, f"{module} input"), *self._scales(x.shape, f"{module} input"))
+        return kept, (self._in_8_bits(x.shape, f"{module} input in forward's layout"),) if self.fp8_columns else ()
+
+    def _output_gradient(self, shape: Shape, module: str) -> tuple[int, ...]:
+        """The gradient of a matrix's output in 8 bits, in the layouts of both products of backward."""
+        if self.fp8 == "none":
+            return ()
+        names = (f"{module} output gradient", f"{module} output gradient, other layout")
+        return tuple(self._in_8_bits(shape, name) for name in names[: 1 + self.fp8_columns])
+
+    def _in_8_bits(self, shape: Shape, name: str) -> int:
+        return self.tape.store(f"{name} in 8 bits", shape, "uint8", f"{TE}tensor/float8_tensor.py: make_empty")
+
+    def _scales(self, shape: Shape, name: str) -> tuple[int, ...]:
+        if self.fp8 != "mxfp8":
+            return ()
+        rule = workspaces.named(workspaces.mxfp8_scales, axes=shape)
+        return (self.tape.store(f"{name} scales", (), "uint8", f"{TE}tensor/mxfp8_tensor.py: make_empty", rule=rule),)
 
     def fused_glu(self, x: Tensor, name: str, out: Shape) -> Tensor:
         """act(gate) * up of one tensor that holds both, in one kernel each way: keeps that tensor alone."""

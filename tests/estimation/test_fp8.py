@@ -1,0 +1,166 @@
+"""Matrix products in 8 bits: what Transformer Engine keeps beside the weights in 16, by its source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memcalc.api import estimate, load
+from memcalc.errors import InputError
+from memcalc.ledger.component import Component
+from memcalc.ledger.result import Result
+
+L, D, H, KV, F, V, B, S = 2, 512, 8, 2, 1536, 1024, 2, 256
+LLAMA: dict[str, Any] = {
+    "l": L,
+    "d": D,
+    "h": H,
+    "num_key_value_heads": KV,
+    "intermediate_size": F,
+    "V": V,
+    "mlp": "swiglu",
+    "position_embedding": "rope",
+    "normalization": "rmsnorm",
+    "tie_word_embeddings": False,
+    "qkv_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+}
+HEAD = D // H
+MATRICES = L * ((H + 2 * KV) * HEAD * D + D * D + 3 * D * F)  # qkv, output, gate and up, down
+TOKENS = B * S
+
+
+def run(fp8: str, gpu: str = "h100-80gb", **parallelism: Any) -> Result:
+    training = {"implementation": "megatron", "b": B, "s": S, "fp8": fp8}
+    return estimate({"model": LLAMA, "training": training, "parallelism": parallelism}, gpu=gpu)
+
+
+def held(result: Result, component: Component, phase: str = "loss_1", word: str = "") -> int:
+    return sum(row.bytes for row in result.ledger.alive(phase, component) if word in row.tensor)
+
+
+@pytest.mark.parametrize(("gpu", "copies"), [("h100-80gb", 2), ("l4", 2), ("b200", 1)])
+def test_a_byte_an_element_and_another_for_a_transposed_copy(gpu: str, copies: int) -> None:
+    """Hopper and Ada multiply 8 bits in one layout alone; Blackwell in any. Table, head and norms stay in 16 bits."""
+    added = held(run("tensorwise", gpu), Component.WEIGHTS) - held(run("none", gpu), Component.WEIGHTS)
+
+    assert added == copies * MATRICES
+
+
+def test_mxfp8_scales_32_elements_each_way() -> None:
+    added = held(run("mxfp8", "b200"), Component.WEIGHTS) - held(run("none", "b200"), Component.WEIGHTS)
+
+    assert added == 2 * (MATRICES + MATRICES // 32)
+
+
+def test_delayed_scaling_remembers_largest_values() -> None:
+    """1024 steps of three tensors in forward and two in backward, fp32, of each of four matrices a layer."""
+    delayed, tensorwise = run("delayed"), run("tensorwise")
+
+    assert held(delayed, Component.WEIGHTS) - held(tensorwise, Component.WEIGHTS) == 4 * L * 4 * 1024 * 3
+    assert held(delayed, Component.WEIGHTS, "zero_grad_2") - held(tensorwise, Component.WEIGHTS, "zero_grad_2") == (
+        4 * L * 4 * 1024 * (3 + 2)
+    )
+
+
+def test_inputs_are_kept_in_a_byte() -> None:
+    """Of both norms' outputs and of the activation; attention keeps its own output in 16 bits, delayed or not."""
+    saved = {recipe: held(run(recipe), Component.ACTIVATIONS) for recipe in ("none", "tensorwise", "delayed")}
+
+    assert saved["none"] - saved["tensorwise"] == L * TOKENS * (D + D + F)
+    assert saved["delayed"] - saved["tensorwise"] == L * TOKENS * D
+
+
+def test_ranks_split_the_caches() -> None:
+    splits: list[dict[str, Any]] = [
+        {},
+        {"tensor_parallel": 2, "sequence_parallel": True},
+        {"pipeline_parallel": 2},
+    ]
+    caches = [held(run("tensorwise", **split), Component.WEIGHTS, word="8 bits") for split in splits]
+
+    assert caches == [2 * MATRICES, MATRICES, MATRICES]
+
+
+def test_the_vendors_example() -> None:
+    """A matrix [1024, 1024], 1024 tokens (Transformer Engine's documentation): 2 + 1 + 1 + 2 MB, and 2 + 2 + 2 MB.
+
+    Weight, its 8 bits, the input that is kept, the output; where no transposed copy is made.
+    """
+    model = {"l": 1, "d": 1024, "h": 8, "intermediate_size": 1024, "V": 1024, "position_embedding": "rope"}
+    sums = {}
+    for fp8 in ("none", "tensorwise"):
+        training = {"implementation": "megatron", "b": 1, "s": 1024, "fp8": fp8, "loss": "fused"}
+        ledger = estimate({"model": model, "training": training}, gpu="b200").ledger
+        rows = [row for row in ledger.rows if "loss_1" in row.phases and "mlp.up_proj" in f"{row.module}.{row.tensor}"]
+        normed = [row for row in ledger.rows if "post_attention_norm output" in row.tensor and "loss_1" in row.phases]
+        wanted = ("weight", "weight in 8 bits", "mlp.up_proj input in 8 bits", "mlp.up_proj output")
+        found = [row.bytes for row in rows if row.tensor in wanted and row.component != Component.GRADIENTS]
+        sums[fp8] = sorted([*found, *(row.bytes for row in normed)])
+
+    mb = 1024 * 1024
+    assert sums["none"] == [2 * mb, 2 * mb, 2 * mb]
+    assert sums["tensorwise"] == [1 * mb, 1 * mb, 2 * mb, 2 * mb]
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise", "mxfp8"])
+def test_sums_hold_with_experts_and_recomputation(recipe: str) -> None:
+    moe = {"num_experts": 8, "num_experts_per_token": 2, "expert_intermediate_size": 512}
+    for recompute in ("none", "full", "selective"):
+        training = {"implementation": "megatron", "s": 256, "fp8": recipe, "recompute": recompute}
+        result = estimate({"model": LLAMA | {"moe": moe}, "training": training}, gpu="b200")
+        for phase in result.ledger.phases:
+            assert sum(result.ledger.components(phase).values()) == result.ledger.totals[phase]
+    assert any("not compared with a run" in line and "8 bits" in line for line in result.not_modelled)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
+    "modules": (
+        {"implementation": "plain"},
+        None,
+        (
+            "fp8 = delayed with implementation = plain; what is modelled are Transformer Engine's matrices. Set "
+            "implementation: megatron, or fp8: none."
+        ),
+    ),
+    "an older card": (
+        {},
+        "a100-80gb",
+        "fp8 = delayed needs compute capability 8.9; NVIDIA A100 80GB SXM has 8.0. Name a newer card, or set fp8: none.",
+    ),
+    "a card without blocks of scales": (
+        {"fp8": "mxfp8"},
+        "h100-80gb",
+        "fp8 = mxfp8 needs compute capability 10.0; NVIDIA H100 SXM has 9.0. Name a newer card, or set fp8: none.",
+    ),
+    "tokens": (
+        {"s": 4, "b": 1},
+        None,
+        (
+            "fp8 = delayed takes a multiple of 8 tokens; b·s is 4 on a rank. Choose another sequence_length, or set fp8: "
+            "none."
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    training, gpu, message = REFUSED[name]
+    base: dict[str, Any] = {"implementation": "megatron", "fp8": "delayed"}
+    with pytest.raises(InputError) as raised:
+        load({"model": LLAMA, "training": base | training}, gpu=gpu)
+
+    assert str(raised.value).endswith(message)
+
+
+def test_sides_are_multiples_of_16() -> None:
+    with pytest.raises(InputError, match=r"multiples of 16; intermediate_size is 1544 on a rank\."):
+        load(
+            {
+                "model": LLAMA | {"intermediate_size": 1544},
+                "training": {"implementation": "megatron", "fp8": "tensorwise"},
+            }
+        )
