@@ -75,6 +75,7 @@ def test_a_rank_holds_what_was_recorded(record: dict[str, object]) -> None:
     assert {phase: result.ledger.totals[phase] for phase in STEADY} == {phase: phases[phase] for phase in STEADY}
 
 
+@pytest.mark.long
 def test_a_large_model_costs_the_host_that_traces_it_nothing() -> None:
     """Two layers of 405B on two ranks: 5 billion bf16 weights each. SGD has no states."""
     words = ("llama-3.1-405b", "l=2", "s=16", "recipe=pure", "optimizer=sgd", "engine=fsdp2", "zero_stage=3")
