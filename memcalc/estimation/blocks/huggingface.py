@@ -48,10 +48,11 @@ def shared_tables(ops: Operators, c: Structure) -> None:
     citation = _SOURCE.format(c.family)
     if c.attention == "eager":
         # masking_utils.py: an additive mask in the dtype of the embeddings; the sum with the scores does not keep it
-        ops.tape.names.add(ops.table("causal mask", ("b", "s", c.keys), c.parameters, citation).storage)
+        mask = ops.table("causal mask", ("b", "s", c.keys), c.parameters, citation, Component.TEMPORARIES)
+        ops.tape.names.add(mask.storage)
     if c.family not in ("gpt2", "codegen"):
         for name in ("cosines", "sines"):
-            ops.tape.hold(ops.table(name, ("s", "d_h"), c.parameters, citation))
+            ops.tape.hold(ops.table(name, ("s", "d_h"), c.parameters, citation, Component.TEMPORARIES))
 
 
 def _head(c: Structure) -> tuple[Tape, None]:
@@ -198,12 +199,11 @@ class _CodeGen(_Family):
         tables = ops.table("sines and cosines", ("s", "d_rot"), "fp32")
         parts = {name: ops.slices(x, _ROTATED, name) for name, x in (("k", k), ("q", q))}
         rotated = {name: self.rotated(turning, name) for name, (turning, _) in parts.items()}
-        joined = {
-            name: ops.concatenate(
-                (rotated[name], ops.cast(passing, "fp32", f"{name} passed in fp32")), heads, f"{name} joined"
-            )
-            for name, (_, passing) in parts.items()
-        }
+        joined: dict[str, Tensor] = {}
+        for name, (_, passing) in parts.items():
+            # Autocast's cat wants one dtype; without it the kernel reads both.
+            beside = ops.cast(passing, "fp32", f"{name} passed in fp32") if c.autocast else passing
+            joined[name] = ops.concatenate((rotated[name], beside), heads, f"{name} joined")
         dtype = c.compute if c.autocast else "fp32"
         k_cast, q_cast = (ops.cast(joined[name], dtype, f"{name} for the product") for name in ("k", "q"))
         if c.batched:

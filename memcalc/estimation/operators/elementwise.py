@@ -40,9 +40,11 @@ class Elementwise(Base):
         self.tape.record(Node(name, (x,), (y,), (), (NEW if x.dtype == y.dtype else CAST,)))
         return y
 
-    def table(self, name: str, shape: Shape, dtype: str, citation: str = DERIVATIVES) -> Tensor:
-        """A tensor that is made here and needs no gradient."""
-        storage = self.tape.store(name, shape, dtype, citation, component=Component.TEMPORARIES)
+    def table(
+        self, name: str, shape: Shape, dtype: str, citation: str = DERIVATIVES, component: Component | None = None
+    ) -> Tensor:
+        """A tensor that is made here and needs no gradient; its component, where it is not that of what is saved."""
+        storage = self.tape.store(name, shape, dtype, citation, component=component)
         y = Tensor(storage, shape, dtype, grad=False)
         self.tape.record(Node(name, (), (y,), (), ()))
         return y
