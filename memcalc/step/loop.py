@@ -22,7 +22,15 @@ from memcalc.step.host import HOST
 from memcalc.step.optimizers import build_optimizer, hidden_matrices, state_tensors
 from memcalc.step.quantised import quantised_tensors
 from memcalc.step.recipes import Copies, autocast
-from memcalc.step.refusals import NO_KERNEL, engine_of, no_kernel, refuse_offload, refuse_parallel, stopped
+from memcalc.step.refusals import (
+    NO_KERNEL,
+    engine_of,
+    no_kernel,
+    no_split_update,
+    refuse_offload,
+    refuse_parallel,
+    stopped,
+)
 from memcalc.step.sizes import sizes_of
 
 SHARDING = ("fsdp2", "dtensor")  # engines under which a rank's parameters are parts, DTensors
@@ -60,8 +68,9 @@ class TrainingRun:
         """Build everything, then train.
 
         Raises:
-            InputError: the device has no kernel for the attention that the spec asks for, or the code of a family
-                that only transformers knows ends in an error.
+            InputError: the device has no kernel for the attention that the spec asks for, PyTorch cannot update
+                parameters that are split with the optimizer, or the code of a family that only transformers knows
+                ends in an error.
         """
         try:
             self._execute(steps, observer)
@@ -96,9 +105,19 @@ class TrainingRun:
                 for _ in range(self.spec.training.gradient_accumulation_steps):
                     self._micro_batch(model, self.inputs, step, observer)
                 with observer.phase(f"optimizer_step_{step}"):
-                    copies.step(optimizer)
+                    self._update(copies, optimizer)
                     if average is not None:
                         average.update()
+
+    def _update(self, copies: Copies, optimizer: torch.optim.Optimizer) -> None:
+        try:
+            copies.step(optimizer)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # NotImplementedError is one, too
+            if self.engine in SHARDING:
+                raise no_split_update(self.spec, error) from error
+            raise
 
     def _build(self) -> CausalLM:
         if self.engine in SHARDING:

@@ -99,6 +99,18 @@ def no_kernel(spec: Spec) -> InputError:
     )
 
 
+def no_split_update(spec: Spec, error: Exception) -> InputError:
+    """What to say when an optimizer's operators are not those that DTensor can run on parts of tensors."""
+    training = spec.training
+    reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+    return InputError(
+        f"optimizer = {training.optimizer} ({training.optimizer_implementation}): PyTorch {torch.__version__} cannot "
+        f"update parameters that are split over ranks with it: {reason}.",
+        "Set another optimizer, such as adamw, or engine: ddp, which splits none.",
+        "training.optimizer",
+    )
+
+
 def stopped(spec: Spec, error: Exception) -> InputError:
     """What to say when the code of a family that only transformers knows ends in an error of its own."""
     return InputError(

@@ -64,3 +64,31 @@ def test_what_the_step_cannot_spread_is_refused() -> None:
     """Stages of a pipeline have no engine here."""
     with pytest.raises(InputError, match="pipeline_parallel = 2, but the step runs on one device"):
         memcalc.trace("llama-3.2-1b", "pipeline_parallel=2")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "implementation"), [("adafactor", "foreach"), ("adafactor", "for-loop"), ("rprop", "foreach")]
+)
+def test_an_optimizer_that_cannot_update_parts_is_refused(optimizer: str, implementation: str) -> None:
+    """By PyTorch's DTensor, in the middle of the step: one message with its reason, not its traceback."""
+    with pytest.raises(InputError) as refused:
+        memcalc.trace(
+            "gpt2",
+            "l=1",
+            "d=64",
+            "h=4",
+            "V=96",
+            "s=32",
+            "engine=fsdp2",
+            "zero_stage=3",
+            "data_parallel=4",
+            f"optimizer={optimizer}",
+            f"optimizer_implementation={implementation}",
+            steps=1,
+        )
+
+    message = str(refused.value)
+    assert "cannot update parameters that are split over ranks with it: " in message
+    assert f"optimizer = {optimizer} ({implementation}): PyTorch 2." in message
+    assert len(message) < 400
+    assert message.endswith("Set another optimizer, such as adamw, or engine: ddp, which splits none.")
