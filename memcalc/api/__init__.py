@@ -1,0 +1,37 @@
+"""The verbs of memcalc for programs; the command line says the same words and calls these.
+
+Each takes a `source`: a path to a YAML file or a Hugging Face config.json, the name of a preset, a mapping of the same
+shape as the YAML, or a Spec that was loaded before. Overrides are written as on the command line: "b=4",
+"parallelism.zero_stage=3". Wrong input raises `InputError`; nothing is printed.
+"""
+
+from __future__ import annotations
+
+from memcalc.api.measuring import beside, compare_records, measure, measure_suite
+from memcalc.api.recomputing import describes_chain, recompute, recompute_chain, verified
+from memcalc.api.running import dry_run, replay, trace
+from memcalc.api.searching import check, fit, oom, sweep
+from memcalc.api.sizing import diff, estimate
+from memcalc.api.sources import Source, load
+
+__all__ = [
+    "Source",
+    "beside",
+    "check",
+    "compare_records",
+    "describes_chain",
+    "diff",
+    "dry_run",
+    "estimate",
+    "fit",
+    "load",
+    "measure",
+    "measure_suite",
+    "oom",
+    "recompute",
+    "recompute_chain",
+    "replay",
+    "sweep",
+    "trace",
+    "verified",
+]

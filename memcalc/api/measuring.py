@@ -1,0 +1,110 @@
+"""The step run on a device that is there, and predictions beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memcalc.api.sources import Source, load
+from memcalc.progress import Progress, silent
+from memcalc.spec.inference_rules import of_training
+
+if TYPE_CHECKING:
+    from memcalc.measuring import Measurement
+    from memcalc.proving.afterwards import Compared
+    from memcalc.proving.beside import Beside
+    from memcalc.proving.suite import Outcome
+
+
+def measure(
+    source: Source,
+    *overrides: str,
+    gpu: str | None = None,
+    device: str | None = None,
+    steps: int = 3,
+    record: str | Path | None = None,
+    alloc_conf: str = "",
+    python: str | None = None,
+    headroom: bool = False,
+    force: bool = False,
+) -> Measurement:
+    """What a device really holds while it runs the training step, in a process of its own. Needs torch.
+
+    Args:
+        source: as for `load`.
+        overrides: as for `load`.
+        gpu: as for `load`.
+        device: "cuda", "cuda:1" or "cpu"; "null:<card>" for a rehearsal on a card that is not there; default: the GPU.
+        steps: optimizer steps to run.
+        record: a file that every figure is appended to, for later comparison.
+        alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "" leaves what the environment says.
+        python: for a null device, an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON or this one.
+        headroom: do not start a run that the estimate says cannot fit.
+        force: start it all the same, and on a device that others use.
+    """
+    from memcalc.proving.one import How, measure_one
+
+    how = How(device, steps, record, alloc_conf, python, headroom, force)
+    return measure_one(of_training(load(source, *overrides, gpu=gpu), "measure"), how)
+
+
+def measure_suite(
+    suite: str | Path,
+    record: str | Path,
+    *,
+    device: str | None = None,
+    python: str | None = None,
+    progress: Progress = silent,
+) -> Outcome:
+    """Many runs measured, one after the other; what the file of records has of this device is not measured again.
+
+    Args:
+        suite: a file of runs, see docs/measure.md.
+        record: the file that each record is appended to as soon as it is made.
+        device: as for `measure`.
+        python: as for `measure`.
+        progress: told which run it is.
+    """
+    from memcalc.proving.suite import load_suite, run_suite
+    from memcalc.proving.workers import worker_for
+
+    runs = load_suite(suite)
+    with worker_for(device, python) as (worker, name):
+        return run_suite(runs, worker, name, Path(record), progress)
+
+
+def compare_records(
+    records: str | Path,
+    *traces: str,
+    record: str | Path | None = None,
+    python: str | None = None,
+    progress: Progress = silent,
+) -> Compared:
+    """Traces of runs that were measured before, anywhere, laid beside their records. Nothing is measured again.
+
+    Args:
+        records: a file that `measure` wrote.
+        traces: "fake", "null" or both; without any, the estimate alone.
+        record: the file that traces are read from and appended to; None: beside the records, "-traces" in its name.
+        python: as for `measure`.
+        progress: told which run it is.
+    """
+    from memcalc.proving.afterwards import compare_records as lay_beside
+
+    source = Path(records)
+    kept = source.with_name(f"{source.stem}-traces{source.suffix}") if record is None else Path(record)
+    return lay_beside(source, kept, traces, python, progress)
+
+
+def beside(measurement: Measurement, *traces: str, python: str | None = None, progress: Progress = silent) -> Beside:
+    """The estimate, and traces on devices that are not there, beside a measured run.
+
+    Args:
+        measurement: of `measure`.
+        traces: "fake", "null" or both; without any, the estimate alone.
+        python: as for `measure`.
+        progress: told how far the traces are.
+    """
+    from memcalc.proving.beside import beside as lay_beside
+
+    return lay_beside(measurement, traces, python, progress)

@@ -1,0 +1,89 @@
+"""Plans of recomputation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.api.sources import Source, load
+from memcalc.spec.inference_rules import of_training
+
+if TYPE_CHECKING:
+    from memcalc.planning.described import ChainPlanning
+    from memcalc.planning.planning import Planning
+    from memcalc.planning.verification import Verified
+
+
+def recompute(
+    source: Source,
+    *overrides: str,
+    gpu: str | None = None,
+    budget: int | str | None = None,
+    strategy: str = "optimal",
+    maximize: bool = False,
+    host_gb_per_second: float = 25.0,
+) -> Planning:
+    """Which activations to keep, and which to compute a second time. No torch.
+
+    Args:
+        source: as for `load`; what it says of recomputation is left aside.
+        overrides: as for `load`.
+        gpu: as for `load`.
+        budget: bytes that a GPU may hold, or "70GiB"; None: the card's.
+        strategy: "optimal"; "selective", inside the layers, for which it needs SciPy; or a rule: "none",
+            "every-layer", "sqrt", "every-k", "smallest".
+        maximize: whether to raise micro_batch_size as far as a plan fits.
+        host_gb_per_second: 10^9 bytes a second each way to the host, for offload beside it; PCIe 4.0 x16 may reach 25.
+
+    Raises:
+        DoesNotFit: no plan is small enough; the message says what the smallest needs, and what holds it.
+    """
+    from memcalc.planning.planning import plan_recompute
+    from memcalc.units import parse_bytes
+
+    limit = parse_bytes(budget) if isinstance(budget, str) else budget
+    spec = of_training(load(source, *overrides, gpu=gpu), "recompute")
+    link = round(host_gb_per_second * 10**9)
+    return plan_recompute(spec, limit, strategy, maximize=maximize, host_bytes_per_second=link)
+
+
+def describes_chain(path: str) -> bool:
+    """Whether this is a file that describes a chain of blocks (docs/recompute.md), not a model."""
+    from memcalc.planning.described import describes_chain as looks_like_one
+
+    return looks_like_one(path)
+
+
+def recompute_chain(
+    path: str, *, gpu: str | None = None, budget: int | str | None = None, strategy: str = "optimal"
+) -> ChainPlanning:
+    """Which blocks of a chain to keep that a YAML file describes. No torch.
+
+    Args:
+        path: of the file.
+        gpu: the card, less its context and what the allocator cannot use.
+        budget: bytes that may be allocated, or "20GiB".
+        strategy: as of `recompute`, but for "selective".
+
+    Raises:
+        DoesNotFit: no plan is small enough.
+    """
+    from memcalc.planning.described import plan_chain
+    from memcalc.units import parse_bytes
+
+    return plan_chain(path, parse_bytes(budget) if isinstance(budget, str) else budget, gpu, strategy)
+
+
+def verified(
+    planning: Planning, devices: tuple[str, ...] = ("fake", "null"), python: str | None = None
+) -> list[Verified]:
+    """A planned step traced: on each device the phases with their planned and their traced bytes. Needs torch.
+
+    Args:
+        planning: of `recompute`.
+        devices: "fake": tensors without values; "null": PyTorch's CUDA build without a GPU, told as missing where it
+            is not there and not asked for alone.
+        python: as for `trace`.
+    """
+    from memcalc.planning.verification import verified as trace_planned
+
+    return trace_planned(planning, devices, python)

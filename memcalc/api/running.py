@@ -1,0 +1,164 @@
+"""The step run, or its requests played again, where no GPU is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, overload
+
+from memcalc.api.sources import Source, load
+from memcalc.progress import Progress, silent
+from memcalc.spec.inference_rules import of_training
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from memcalc.nullcuda.options import Options
+    from memcalc.nullcuda.result import DryRun
+    from memcalc.recorder.judged import Judged
+    from memcalc.recorder.trace import Trace
+    from memcalc.replaying import Replay
+    from memcalc.replaying.options import Question
+    from memcalc.tracing.module import ModuleOptions, UserModule
+
+
+@overload
+def trace(
+    source: Source,
+    *overrides: str,
+    gpu: str | None = None,
+    device: str = "fake",
+    steps: int = 3,
+    semantics: str = "cuda",
+    alloc_conf: str = "",
+    python: str | None = None,
+    progress: Progress = silent,
+) -> Trace: ...
+
+
+@overload
+def trace(
+    source: UserModule,
+    inputs: Any,
+    /,
+    *,
+    gpu: str | None = None,
+    steps: int = 3,
+    semantics: str = "cuda",
+    alloc_conf: str = "",
+    progress: Progress = silent,
+    **options: Unpack[ModuleOptions],
+) -> Judged: ...
+
+
+def trace(
+    source: Source | UserModule,
+    *given: Any,
+    gpu: str | None = None,
+    device: str = "fake",
+    steps: int = 3,
+    semantics: str = "cuda",
+    alloc_conf: str = "",
+    python: str | None = None,
+    progress: Progress = silent,
+    **options: Any,
+) -> Trace | Judged:
+    """The real training step on a device that is not there. Needs torch.
+
+    Of a configuration, or of any `torch.nn.Module`: `trace(module, inputs)`. A module has no configuration to size, so
+    what comes back has all that a trace has but `result`: events, timeline, replay, ledger, verdict.
+
+    Args:
+        source: as for `load`, or a module. A module may lie anywhere; it stays as it is.
+        given: overrides, as for `load`; or the module's inputs: a tuple of positional arguments, a mapping of keyword
+            arguments, or one argument, in which tensors are replaced by their like on the device.
+        gpu: as for `load`.
+        device: "fake": tensors without values, anywhere; "null": PyTorch's CUDA build on stub libraries, on Linux.
+            Modules run on the fake one.
+        steps: optimizer steps to run.
+        semantics: "cuda" or "cpu": whose operators run on fake tensors.
+        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
+        python: for the null device, an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON or this one.
+        progress: told how far the work is.
+        options: of a module's step: loss, optimizer, autocast, zero_grad, gradient_accumulation_steps; see
+            `memcalc.step.module_run.ModuleStep`.
+    """
+    from memcalc.errors import InputError
+    from memcalc.tracing.module import is_module, trace_module
+
+    if is_module(source):
+        if device != "fake" or len(given) != 1:
+            raise InputError(
+                f"a module was given with device = {device!r} and {len(given)} inputs.",
+                "Call trace(module, inputs), several inputs as one tuple; modules run on the fake device.",
+                "module",
+            )
+        return trace_module(source, given[0], gpu, steps, semantics, alloc_conf, progress, **options)
+    if options:
+        raise InputError(
+            f"{', '.join(options)}: only a module is traced with these.",
+            "Write them into the configuration's training block.",
+            "trace",
+        )
+    spec = of_training(load(cast("Source", source), *given, gpu=gpu), "trace")
+    if device == "null":
+        from memcalc.nullcuda.tracing import trace as trace_on_null
+
+        return trace_on_null(spec, steps, alloc_conf, python, progress)
+    if device != "fake":
+        raise InputError(f"device = {device!r} is not known to trace.", "Name fake or null.", "--device")
+    from memcalc.tracing import trace as trace_on_fake
+
+    return trace_on_fake(spec, steps, semantics, alloc_conf, progress)
+
+
+def dry_run(
+    command: Sequence[str],
+    *,
+    gpu: str,
+    gpus: int = 1,
+    timeout: float | None = None,
+    **options: Unpack[Options],
+) -> DryRun:
+    """Any training command on GPUs that are not there, each process of it sized. Needs Linux and a C compiler.
+
+    Args:
+        command: the program and its arguments; its Python has a CUDA build of torch.
+        gpu: a card of `memcalc gpus`.
+        gpus: how many of it.
+        timeout: seconds after which the command and all that it started is ended.
+        options: steps, skip_init, random_weights, delayed_events, world_size, rank, history: see
+            `memcalc.nullcuda.options.Options`.
+    """
+    from memcalc.nullcuda import run
+
+    return run(command, gpu, gpus=gpus, timeout=timeout, **options)
+
+
+def replay(
+    source: Source,
+    *overrides: str,
+    gpu: str | None = None,
+    device: int | None = None,
+    progress: Progress = silent,
+    **options: Unpack[Question],
+) -> Replay:
+    """A run's memory through an allocator, and beside other settings and allocators.
+
+    Args:
+        source: a file of events, a memory snapshot of PyTorch, or what `load` takes, which is traced.
+        overrides: as for `load`.
+        gpu: the card; None for that of the configuration, else for a device that never runs out.
+        device: the number of the device in a snapshot.
+        progress: told how far a trace is.
+        options: allocator, alloc_conf, release, memory_fraction, sweep, compare: see
+            `memcalc.replaying.options.Question`.
+    """
+    from memcalc.replaying import replaying
+    from memcalc.replaying.sources import open_source
+    from memcalc.spec.cards import find_card
+
+    path = source if isinstance(source, str | Path) else None
+    opened = open_source(path, lambda: of_training(load(source, *overrides, gpu=gpu), "replay"), device, progress)
+    named = gpu or opened.gpu
+    return replaying(opened, find_card(named) if named is not None else None, **options)

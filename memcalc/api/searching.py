@@ -1,0 +1,143 @@
+"""Many runs: what fits, tables of them, a repository's, and why one ran out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from memcalc.api.sources import Source, load
+from memcalc.spec.inference_rules import of_training
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from memcalc.checking.report import CheckReport
+    from memcalc.diagnosis.diagnosis import Diagnosis
+    from memcalc.engine import Grid, Table
+    from memcalc.fitting.answer import Cluster, Fit
+
+_T = TypeVar("_T")
+
+
+def sweep(
+    source: Source,
+    axes: Mapping[Any, Iterable[object]] | Grid,
+    *overrides: str,
+    gpu: str | None = None,
+    gpus_per_node: int | None = None,
+) -> Table:
+    """Every configuration of a grid, sized as `estimate` sizes it: arrays with an entry for each. Loads NumPy.
+
+    Args:
+        source: as for `load`.
+        axes: the values of each field: {"b": range(1, 65), "recompute": ["none", "full"]}. A tuple of names with tuples
+            of values is one axis: fields that change together.
+        overrides: as for `load`, applied to all.
+        gpu: as for `load`.
+        gpus_per_node: leave out what splits tensors over more GPUs than a node has.
+    """
+    from memcalc.engine import evaluate
+
+    return evaluate(source, axes, *overrides, gpu=gpu, gpus_per_node=gpus_per_node)
+
+
+def fit(
+    source: Source,
+    *overrides: str,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    maximize: str | None = None,
+    minimize: str | None = None,
+    hold: Sequence[str] = (),
+    **options: Unpack[Cluster],
+) -> Fit:
+    """What fits: the largest batch and sequence, the fewest cards, the best layouts, the smallest changes.
+
+    Args:
+        source: as for `load`.
+        overrides: as for `load`.
+        gpu: as for `load`; a card must be named here or in the configuration.
+        gpus: how many of them; None: as many as the configuration is spread over.
+        maximize: one quantity alone: micro_batch_size, sequence_length, layers or parameters.
+        minimize: one quantity alone: gpus, gpu_kind or recompute.
+        hold: fields of the parallelism, `micro_batch_size` or `recompute`, that every layout keeps as they are.
+        options: node, nic_gbit, top: see `memcalc.fitting.answer.Question`.
+    """
+    from memcalc.fitting.answer import Question
+    from memcalc.fitting.fit import fit as fit_spec
+
+    question = Question(gpus=gpus, maximize=maximize, minimize=minimize, hold=tuple(hold), **options)
+    return fit_spec(of_training(load(source, *overrides, gpu=gpu), "fit"), question)
+
+
+def _read(option: str, text: str, parse: Callable[[str], _T]) -> _T:
+    """A value in words, and in a message about it the option that it was given for."""
+    from memcalc.errors import InputError
+
+    try:
+        return parse(text)
+    except InputError as error:
+        raise error.located(option) from None
+
+
+def check(
+    *paths: str | Path,
+    overrides: Iterable[str] = (),
+    gpu: str | None = None,
+    budget: int | str | None = None,
+    margin: str | None = None,
+    baseline: str | Path | None = None,
+    max_growth: str | None = None,
+    jobs: int | None = None,
+    settings: str | Path | None = None,
+    skip_others: bool = False,
+) -> CheckReport:
+    """Whether every configuration under `paths` fits.
+
+    Args:
+        paths: files, folders and patterns; none: those of the settings.
+        overrides: as for `load`, for all of them.
+        gpu: the card to judge all by; default: the settings', else each file's own.
+        budget: what no GPU may exceed, in bytes or as "70GiB".
+        margin: what must stay free below card and budget: "5%", "2GiB".
+        baseline: the JSON of an earlier check, to compare with.
+        max_growth: by how much a peak may exceed the baseline's: "1%", "0"; default: by any.
+        jobs: processes; default: one a core where there is enough to do.
+        settings: a settings file; default: memcalc.toml or [tool.memcalc] in this folder or above.
+        skip_others: skip files that are no configurations even where they are named.
+    """
+    from memcalc.checking.amount import parse_amount, parse_budget
+    from memcalc.checking.check import check as check_paths
+    from memcalc.checking.finding import policy_for
+    from memcalc.checking.policy import Limits
+
+    asked = Limits(
+        gpu,
+        _read("--budget", budget, parse_budget) if isinstance(budget, str) else budget,
+        None if margin is None else _read("--margin", margin, parse_amount),
+        None if max_growth is None else _read("--max-growth", max_growth, parse_amount),
+        tuple(overrides),
+    )
+    policy = policy_for(settings)
+    return check_paths(paths, asked, policy, baseline=baseline, jobs=jobs, skip_others=skip_others)
+
+
+def oom(
+    log: str | Path, config: Source | None = None, *overrides: str, gpu: str | None = None, report: int = 1
+) -> Diagnosis:
+    """Why the run that wrote `log` ran out of memory, and what to try.
+
+    Args:
+        log: a path, or "-" for standard input; read as a stream, so that its size does not matter.
+        config: the run's configuration, as for `load`: the advice becomes numbers.
+        overrides: as for `load`.
+        gpu: as for `load`.
+        report: which of the log's reports to explain, from 1.
+    """
+    from memcalc.diagnosis.diagnosis import diagnose
+    from memcalc.diagnosis.streams import open_log
+
+    spec = None if config is None else of_training(load(config, *overrides, gpu=gpu), "oom")
+    with open_log(log) as (name, stream):
+        return diagnose(name, stream, spec, report)
