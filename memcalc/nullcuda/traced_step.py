@@ -16,12 +16,12 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str) -> None
 
     from memcalc.errors import MemcalcError
     from memcalc.events import write_events
-    from memcalc.nullcuda.uncompiled import without_compiler
     from memcalc.recorder.real import record_watched
     from memcalc.spec.loading import load
     from memcalc.step.loop import TrainingRun
+    from memcalc.step.uncompiled import without_compiler
 
-    without_compiler(torch)
+    without_compiler()
     report: dict[str, object] = {"torch": torch.__version__}
     try:
         device = torch.device("cuda", 0)

@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 
 from memcalc.events.event import Event, Kind
-from memcalc.nullcuda.uncompiled import without_compiler
 from memcalc.recorder.real import record_watched, until_dead
 from memcalc.recorder.unobserved import UnobservedHistory
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
 from memcalc.step.loop import TrainingRun
+from memcalc.step.uncompiled import without_compiler
 
-without_compiler(torch)
+without_compiler()
 
 
 def stream(events: Sequence[Event]) -> list[int]:

@@ -9,13 +9,13 @@ import pytest
 
 CODE = """
 import sys, torch
-from memcalc.nullcuda.uncompiled import without_compiler
+from memcalc.step.uncompiled import without_compiler
 
 def loaded():
     return "torch._dynamo.convert_frame" in sys.modules
 
 assert not loaded()
-without_compiler(torch)
+without_compiler()
 weight = torch.ones(3, requires_grad=True)
 optimizer = torch.optim.AdamW([weight])
 weight.sum().backward()
@@ -26,11 +26,14 @@ assert marked([1, 2]) == 2
 assert torch._dynamo.disable(recursive=False)(len) is len
 assert not loaded()
 assert torch._dynamo.config.suppress_errors is False
+from torch._dynamo.source import ConstantSource
+assert not loaded()
+assert torch._dynamo.reset.__module__ == "torch._dynamo"
 assert loaded()
 import torch._dynamo
 assert torch._dynamo is sys.modules["torch._dynamo"]
 assert torch._dynamo.disable(len) is not len
-without_compiler(torch)
+without_compiler()
 assert torch._dynamo.disable(len) is not len
 """
 
