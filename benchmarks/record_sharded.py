@@ -1,4 +1,4 @@
-"""Run one rank of FSDP2, DDP, DeepSpeed or DTensor on the null CUDA device, and append what it held, phase by phase.
+"""Run a rank of FSDP2, DDP, DeepSpeed or DTensor, or one GPU, on the null CUDA device; append what it held by phase.
 
     python benchmarks/record_sharded.py known h100-80gb PYTHON benchmarks/recordings/sharded/FILE.jsonl
 
@@ -74,6 +74,8 @@ def run(case: str, card: str, recordings: Path) -> None:
     runner = {"fsdp2": fsdp2, "ddp": ddp, "deepspeed": deepspeed}[spec.parallelism.engine]
     if spec.parallelism.tensor_parallel > 1:
         runner = dtensor
+    if ranks == 1:
+        runner = alone
     runner(spec, phases)
     record = {
         "case": case,
@@ -86,6 +88,7 @@ def run(case: str, card: str, recordings: Path) -> None:
         "spec": spec.model_dump(mode="json"),
         "phases": phases.found,
         **({"pinned_bytes": pinned_bytes()} if spec.parallelism.offload != "none" else {}),
+        **({"pinned_bytes": pinned_peak()} if spec.training.offload_activations != "none" else {}),
     }
     recordings.parent.mkdir(parents=True, exist_ok=True)
     with recordings.open("a") as file:
@@ -104,6 +107,13 @@ def pinned_bytes() -> int:
     import torch
 
     return int(torch.cuda.host_memory_stats()["active_bytes.current"])
+
+
+def pinned_peak() -> int:
+    """The most that was pinned and in use: activations are there between forward and backward."""
+    import torch
+
+    return int(torch.cuda.host_memory_stats()["active_bytes.peak"])
 
 
 class Phases:
@@ -147,6 +157,15 @@ def train(spec: Any, phases: Phases, module: Any, optimizer: Any, forward: Any, 
                 del loss
         with phases.phase(f"optimizer_step_{step}"):
             (module if hasattr(module, "backward") else optimizer).step()
+
+
+def alone(spec: Any, phases: Phases) -> None:
+    """One GPU: the step as `memcalc measure` runs it."""
+    import torch
+
+    from memcalc.step.loop import TrainingRun
+
+    TrainingRun(spec, torch.device("cuda", 0)).execute(STEPS, phases)
 
 
 def fsdp2(spec: Any, phases: Phases) -> None:

@@ -1,4 +1,4 @@
-"""Estimates against recordings of FSDP2's CPUOffloadPolicy: benchmarks/recordings/offload."""
+"""Estimates against recordings of offload: benchmarks/recordings/offload, zero-offload and activation-offload."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ def zero_runs() -> tuple[OffloadedRun, ...]:
     return _recorded("zero-offload", (Component.WEIGHTS, Component.BLOCK_ROUNDING))
 
 
+def activation_runs() -> tuple[OffloadedRun, ...]:
+    """Every recorded run of save_on_cpu; the pinned memory is that between forward and backward."""
+    return _recorded("activation-offload", (Component.ACTIVATIONS, Component.LOGITS_AND_LOSS, Component.BLOCK_ROUNDING))
+
+
 def _recorded(folder: str, kinds: tuple[Component, ...]) -> tuple[OffloadedRun, ...]:
     """The ranks of a folder; `kinds`: what of the host's memory is pinned, where anything is."""
     found = []
@@ -43,8 +48,9 @@ def _recorded(folder: str, kinds: tuple[Component, ...]) -> tuple[OffloadedRun, 
         spec = memcalc.load(record["spec"])
         host = memcalc.estimate(spec).headline.host
         assert host is not None
-        after = host.components("zero_grad_2")
-        pins = spec.parallelism.offload_pin_memory or spec.parallelism.engine == "deepspeed"
+        saves = spec.training.offload_activations
+        after = host.components("zero_grad_2" if saves == "none" else "backward_2")
+        pins = spec.parallelism.offload_pin_memory or spec.parallelism.engine == "deepspeed" or saves == "pinned"
         pinned = sum(after.get(kind, 0) for kind in kinds) if pins else 0
         found.append(OffloadedRun(run, record["pinned_bytes"], pinned, host.peak_bytes))
     return tuple(found)
@@ -83,5 +89,6 @@ def offload_table(runs: Callable[[], tuple[OffloadedRun, ...]] = offloaded_runs)
 TABLES: dict[str, Callable[..., str]] = {
     "offload": offload_table,
     "offload-summary": offload_summary,
+    "activation-offload": partial(offload_table, activation_runs),
     "zero-offload": partial(offload_table, zero_runs),
 }

@@ -37,7 +37,7 @@ def sharded_runs() -> tuple[ShardedRun, ...]:
     return recorded_ranks("sharded")
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=5)
 def recorded_ranks(folder: str) -> tuple[ShardedRun, ...]:
     """Every recorded rank of a folder of recordings, in the order of files and lines."""
     found = []

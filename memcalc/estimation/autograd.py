@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memcalc.estimation.program import Event
+from memcalc.estimation.saving import SOURCE
 from memcalc.estimation.tape import CAST, IN_PLACE, SAME, VIEW, Node, Segment, Tape, Tensor
 from memcalc.ledger.component import Component
 
@@ -45,7 +46,7 @@ class Backward:
             if position not in self.inside:
                 self.hold(node.saved)
         for segment in tape.segments:
-            self.hold((*segment.inputs, *segment.kept))
+            self.hold((*segment.on_device, *segment.kept))
         self.hold(tape.held)
 
     def hold(self, storages: Iterable[int]) -> None:
@@ -71,7 +72,7 @@ class Backward:
                 recomputed.add(segment)
             self.step(node, takes=self.runs_again or segment is not None)
             if segment is not None and position == segment.start:
-                self.let_go((*segment.inputs, *self.untouched.pop(segment, segment.kept)))
+                self.let_go((*segment.on_device, *self.untouched.pop(segment, segment.kept)))
         if self.tape.arrives_summed is not None:
             # The tied head's gradient, which its block counts, is now complete.
             self.references[self.tape.arrives_summed] = 1
@@ -99,6 +100,7 @@ class Backward:
             for tensor in (*node.inputs, *node.outputs):
                 uses[tensor.storage] = position
             uses.update(dict.fromkeys(node.caller_holds, position))
+        self.fetch(segment.on_host)
         alive: set[int] = set()
         untouched = self.untouched[segment] = list(segment.kept)
         for position, node in enumerate(nodes[: last + 1]):
@@ -121,6 +123,16 @@ class Backward:
         for node in nodes:
             self.hold(self.current(index) for index in node.saved)
         self.let_go(self.current(index) for index in sorted(alive))
+        self.let_go(self.current(index) for index in segment.on_host)
+
+    def fetch(self, inputs: Iterable[int]) -> None:
+        """Copies of a segment's inputs, from the host, which stand for them from now on."""
+        self.label = "recompute"
+        for index in inputs:
+            storage = self.tape.storages[index]
+            copy = self.tape.store(f"{storage.name}, fetched", storage.shape, storage.dtype, SOURCE, rule=storage.rule)
+            self.stand_ins[index] = copy
+            self.allocate(copy)
 
     def make_again(self, index: int) -> None:
         """Allocate a storage of a segment anew, or a stand-in for it where the first one is still alive."""
@@ -149,6 +161,8 @@ class Backward:
         if not incoming and node.outputs:
             self.let_go(self.current(index) for index in node.saved)
             return
+        for index in node.fetched:
+            self.allocate(index)
         if node.parameters_first:
             for index in node.parameters:
                 self.allocate(index)
@@ -197,7 +211,8 @@ class Backward:
 
     def compute(self, node: Node, *, takes: bool) -> None:
         """What an operator's backward makes, beside gradients of its inputs, and lets go."""
-        saved = [self.current(index) for index in node.saved]
+        saved = [*(self.current(index) for index in node.saved), *node.fetched]
+        takes = takes or bool(node.fetched)
         for index in (*(() if node.parameters_first else node.parameters), *node.backward_temporaries):
             self.allocate(index)
         if takes and node.summed_later:

@@ -36,7 +36,8 @@ def compiled(
     forward = [Event(index, 1, "start") for index in alive]
     forward += _forward(tape, range(boundary), alive, kept | tape.region | tape.names | set(head))
     loss = _forward(tape, range(boundary, len(tape.nodes)), alive, kept | tape.region)
-    forward += [Event(index, -1, "end") for index in head if index not in kept]  # it is the next block's input
+    stays = kept | tape.names if tape.packed else kept
+    forward += [Event(index, -1, "end") for index in head if index not in stays]  # it is the next block's input
     backward: list[Event] = []
     if trains:
         backward = Backward(tape, kept, keeps_gradients, main_gradient_dtype, runs_again=runs_again).run(output)
@@ -46,7 +47,8 @@ def compiled(
         for index, storage in enumerate(tape.storages)
     )
     region, names = tuple(sorted(tape.region - kept)), tuple(sorted(tape.names - kept - tape.region))
-    return Program(storages, tuple(forward), tuple(loss), tuple(backward), region, names)
+    packed = tuple(tape.packed)
+    return Program(storages, tuple(forward), tuple(loss), tuple(backward), region, names, packed)
 
 
 def _hold_leaves(tape: Tape, output: Tensor | None) -> None:
@@ -71,7 +73,7 @@ def _kept(tape: Tape) -> set[int]:
     kept = set(tape.held)
     inside = {position for segment in tape.segments for position in range(segment.start, segment.stop)}
     for segment in tape.segments:
-        kept.update((*segment.inputs, *segment.kept))
+        kept.update((*segment.on_device, *segment.kept))
     for position, node in enumerate(tape.nodes):
         if position not in inside:
             kept.update(node.saved)
@@ -100,9 +102,12 @@ def _forward(tape: Tape, positions: range, alive: set[int], kept: set[int]) -> l
         node = tape.nodes[position]
         made = node.made
         new = [index for index in made if index not in alive]
+        events += [Event(index, sign, node.name) for index in node.staged_first for sign in (1, -1)]
         events += [Event(index, 1, node.name) for index in (*new, *node.forward_temporaries)]
         alive.update(new)
         gone = [index for index in sorted(alive) if index not in kept and last_use.get(index, position) <= position]
-        events += [Event(index, -1, node.name) for index in (*node.forward_temporaries, *gone)]
+        events += [Event(index, -1, node.name) for index in node.forward_temporaries]
+        events += [Event(index, sign, node.name) for index in node.staged_last for sign in (1, -1)]
+        events += [Event(index, -1, node.name) for index in gone]
         alive.difference_update(gone)
     return events

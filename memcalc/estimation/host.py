@@ -8,15 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
+from memcalc.estimation.blocks.catalogue import Gradients
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.copies import Copy
 from memcalc.estimation.engines import fsdp2_host, zero_offload
-from memcalc.estimation.items import Item
+from memcalc.estimation.engines.buffers import Around
+from memcalc.estimation.items import STEPS, Item, mask_of
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.sharding import Parameters, stage_parameters
 from memcalc.estimation.stages import Stage
+from memcalc.estimation.symbols import symbol_values
+from memcalc.estimation.timeline import Timeline
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Rows
+from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.workspaces.pinned import SOURCE, pinned_block
 
@@ -32,6 +37,8 @@ def is_on_host(copy: Copy, choice: Choice) -> bool:
 def host_rows(spec: Spec, stage: Stage) -> Rows | None:
     """What one rank of a stage holds of the host's memory; None without offload."""
     choice = choice_of(spec)
+    if spec.training.offload_activations != "none":
+        return activation_rows(spec, stage)
     return _host_rows(stage_parameters(spec, stage), choice) if choice.offloads or choice.weights_on_host else None
 
 
@@ -52,6 +59,23 @@ def _host_rows(parameters: Parameters, choice: Choice) -> Rows:
         blocks = zero_offload.in_one_piece(pageable)
     items = [*pinned, *pageable, *_rounding(blocks)]
     return write_rows([item._replace(block=item.each) for item in items], "the host")
+
+
+def activation_rows(spec: Spec, stage: Stage) -> Rows:
+    """What autograd has saved on the host, from forward until backward has come to it: most at the end of forward."""
+    timeline = Timeline(spec, stage, symbol_values(spec, None), Gradients(kept=True, main_dtype=None), Around())
+    phases = mask_of(*(f"{phase}_{step}" for phase in ("forward", "loss", "backward") for step in range(1, STEPS + 1)))
+    items = []
+    for block in timeline.blocks:
+        count = 1 if block.kind is None else block.kind.count
+        kind = Component.LOGITS_AND_LOSS if block.name == "head" else Component.ACTIVATIONS
+        for index in block.program.packed:
+            _, name, dtype, formula, citation = block.program.labels[index]
+            each = block.sized.exact[index]
+            shape = block.sized.shapes[index] or (each // DTYPE_BYTES[dtype],)
+            items.append(Item(kind, block.name, name, shape, dtype, count, each, each, phases, formula, citation))
+    rounding = _rounding(items) if spec.training.offload_activations == "pinned" else ()
+    return write_rows([*items, *rounding], "the host")
 
 
 def _rounding(pinned: Iterable[Item]) -> Iterator[Item]:

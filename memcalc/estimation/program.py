@@ -88,6 +88,7 @@ class Program:
     backward: tuple[Event, ...]
     region: tuple[int, ...] = ()
     names: tuple[int, ...] = ()
+    packed: tuple[int, ...] = ()  # what it keeps on the host between forward and backward
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:

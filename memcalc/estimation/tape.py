@@ -20,6 +20,7 @@ from memcalc.ledger.component import Component
 Shape = tuple[str, ...]
 Rule = Callable[[Mapping[str, int]], int]
 
+OF_THE_HOST = -2  # in place of a storage: a tensor that no device has
 SAME = "same"  # the gradient of an input is the gradient of the output itself: no bytes
 NEW = "new"  # the gradient of an input is a new tensor of the input's shape and dtype
 VIEW = "view"  # a new tensor that is handed on as a view of what was made
@@ -33,6 +34,7 @@ class Tensor:
 
     `grad` says whether a gradient flows into the tensor at all; the operator that makes the tensor settles it.
     `subclass` says whether its gradients are of a tensor subclass, whose sums are never made in place.
+    `strided` says of a saved tensor whether it lies in another order than that of its axes, as transposed ones do.
     """
 
     storage: int
@@ -40,6 +42,7 @@ class Tensor:
     dtype: str
     grad: bool = True
     subclass: bool = False
+    strided: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +66,12 @@ class Node:
     completes: tuple[int, ...] = ()  # those that get their last part here
     drops: tuple[int, ...] = ()  # what `sums` have made and need no more
     keeps_weight: bool = False  # a frozen one, for the gradient of the input: a saved tensor, if no new memory
+    variables: tuple[Tensor, ...] | None = (
+        None  # what autograd saves, where this is not `saved` one by one: weights, views
+    )
+    staged_first: tuple[int, ...] = ()  # made one by one, on the way to the host, before the operator runs
+    staged_last: tuple[int, ...] = ()  # and after it has
+    fetched: tuple[int, ...] = ()  # copies of what is saved on the host, there while its backward runs
 
     @property
     def made(self) -> tuple[int, ...]:
@@ -82,6 +91,17 @@ class Segment(NamedTuple):
     stop: int
     inputs: tuple[int, ...]
     kept: tuple[int, ...] = ()
+    fetched: bool = False  # the inputs are on the host, and fetched when it runs again
+
+    @property
+    def on_device(self) -> tuple[int, ...]:
+        """The inputs that the device keeps."""
+        return () if self.fetched else self.inputs
+
+    @property
+    def on_host(self) -> tuple[int, ...]:
+        """The inputs that the host keeps."""
+        return self.inputs if self.fetched else ()
 
 
 @dataclass(slots=True)
@@ -102,6 +122,7 @@ class Tape:
     deferred: set[int] = field(default_factory=set)  # parameter gradients that wait for another block's (tied)
     arrives_summed: int | None = None  # the parameter gradient that this block completes (tied)
     segments: list[Segment] = field(default_factory=list)
+    packed: list[int] = field(default_factory=list)  # what the host keeps, by the storages it is fetched into
     leaves: dict[int, Node] = field(default_factory=dict)  # results that were told to need a gradient, and of what
     boundary: int = 0  # number of nodes that belong to forward; the rest is the loss
     entry: Tensor | None = None
@@ -142,13 +163,28 @@ class Tape:
         if not (trains or node.parameters or any(tensor.grad for tensor in node.inputs)):
             for tensor in node.outputs:
                 tensor.grad = False
-            node.saved, node.backward_temporaries, node.keeps_weight = (), (), False
+            node.saved, node.backward_temporaries, node.keeps_weight, node.variables = (), (), False, None
             node.gradients = (None,) * len(node.inputs)
         self.nodes.append(node)
 
     def still_named(self, *tensors: Tensor) -> None:
         """Tensors that a Python variable held until here, though no operator reads them any more."""
         self.nodes[-1].caller_holds += tuple(tensor.storage for tensor in tensors)
+
+    def also_saves(self, *tensors: Tensor) -> None:
+        """What the last operator saves beside, and many others, too: a mask, a table. No new memory of the device."""
+        node = self.nodes[-1]
+        node.variables = (*self.variables_of(node), *tensors)
+
+    def variables_of(self, node: Node) -> tuple[Tensor, ...]:
+        """The tensors that an operator saves, each as it sees it."""
+        if node.variables is not None:
+            return node.variables
+        return tuple(self.whole(index) for index in node.saved)
+
+    def whole(self, index: int) -> Tensor:
+        """A storage seen as it is."""
+        return Tensor(index, self.storages[index].shape, self.storages[index].dtype)
 
     def hold(self, tensor: Tensor) -> None:
         """Keep a tensor alive until the step lets it go after backward."""

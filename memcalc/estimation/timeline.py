@@ -143,7 +143,9 @@ class Timeline:
                 yield from self._arrivals(index, block)
             for position in self.highest_positions(block, "forward"):
                 alive = block.program.alive("forward", position)
-                holdings = [*self._saved(index, layer, "forward"), (index, alive, 1)]
+                # What the layers' Python names, beside what is saved, goes before the head is reached.
+                gone = block.name == "head" and bool(block.program.packed)
+                holdings = [*self._saved(index, layer, "loss" if gone else "forward"), (index, alive, 1)]
                 where = place(block, block.program.forward, position)
                 yield Candidate(holdings, (*((item, 1) for item in engine), *self._gathered(layer)), where)
 

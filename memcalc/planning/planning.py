@@ -110,6 +110,12 @@ def plan_recompute(
     if strategy not in (*SEARCHES, *STRATEGIES):
         known = ", ".join((*SEARCHES, *STRATEGIES))
         raise InputError(f"strategy = {strategy!r} is not known.", f"Known are {known}.", "--strategy")
+    if spec.training.offload_activations != "none":
+        raise InputError(
+            f"offload_activations = {spec.training.offload_activations}; what is planned is what the device keeps.",
+            "Set offload_activations: none; the answer says what offload in the plan's place would cost.",
+            "training.offload_activations",
+        )
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     if limit is None and card is None:
         raise InputError("nothing says how much memory there is.", "Name a card with --gpu, or a size with --budget.")

@@ -168,7 +168,7 @@ def why_not(spec: Spec) -> str:
         "generation": spec.inference is not None,
         "several ranks": spec.parallelism.ranks > 1 or communication_buffers(spec, stage).around != Around(),
         "Megatron's buffers": choice.engine == "megatron",
-        "offload to the host": choice.offloads,
+        "offload to the host": choice.offloads or spec.training.offload_activations != "none",
         f"optimizer {choice.update.optimizer}": choice.update.optimizer in NOT_COMPARED,
         "experts in some layers only": spec.model.layers_with_experts(0, stage.layers) not in (0, stage.layers),
     }

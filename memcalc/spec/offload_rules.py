@@ -1,4 +1,4 @@
-"""The rules of offload to the host: whose engine does it, and with which optimizers."""
+"""The rules of offload to the host: whose engine does it, with which optimizers; and what saves activations there."""
 
 from __future__ import annotations
 
@@ -65,3 +65,37 @@ def _kernels(spec: Spec, optimizers: tuple[str, ...]) -> Iterator[Broken]:
             f"paged = true with offload = {spec.parallelism.offload}: bitsandbytes' kernels run on a device.",
             "Set paged: false; the states are on the host then.",
         )
+
+
+def activations(spec: Spec) -> Iterator[Broken]:
+    """What was compared with runs: a whole model's own step on one GPU, its layers kept or each recomputed."""
+    training = spec.training
+    if training.offload_activations == "none" or spec.inference is not None:
+        return
+    combined: dict[Path, tuple[bool, str, str]] = {
+        ("parallelism",): (spec.parallelism.ranks > 1, f"{spec.parallelism.ranks} ranks", "Run it on one GPU"),
+        ("training", "implementation"): (
+            training.implementation not in ("plain", "huggingface"),
+            f"implementation = {training.implementation}",
+            "Set implementation: plain or huggingface",
+        ),
+        ("training", "recompute"): (
+            training.recompute not in ("none", "full") or bool(training.recompute_keep),
+            f"recompute = {training.recompute}" + (" and recompute_keep" if training.recompute_keep else ""),
+            "Set recompute: none or full, without recompute_keep",
+        ),
+        ("training", "finetune"): (
+            training.finetune != "full",
+            f"finetune = {training.finetune}",
+            "Set finetune: full",
+        ),
+        ("model", "moe"): (spec.model.moe is not None, "experts", "Take a dense model"),
+        ("model", "mla"): (spec.model.mla is not None, "latent attention", "Take another model"),
+    }
+    for key, (is_so, what, remedy) in combined.items():
+        if is_so:
+            yield Broken(
+                key,
+                f"offload_activations = {training.offload_activations} with {what} is not modelled.",
+                f"{remedy}, or set offload_activations: none.",
+            )

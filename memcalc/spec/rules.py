@@ -263,6 +263,7 @@ RULES: tuple[Rule, ...] = (
     parallel_rules.experts,
     parallel_rules.replicas,
     offload_rules.offload,
+    offload_rules.activations,
     parallel_rules.schedule,
     finetuning,
     fp8,

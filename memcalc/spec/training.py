@@ -20,6 +20,7 @@ Fp8 = Literal["none", "delayed", "tensorwise", "mxfp8"]
 Engine = Literal["ddp", "fsdp2", "deepspeed", "megatron"]
 ContextMethod = Literal["ring", "all-to-all"]
 Offload = Literal["none", "optimizer", "parameters", "all"]
+OffloadActivations = Literal["none", "pinned", "pageable"]
 Schedule = Literal[
     "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v"
 ]
@@ -63,6 +64,9 @@ class TrainingSpec(Block):
     )
     recompute_keep: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (), description="operators whose results recomputed layers keep all the same (docs/recompute.md)"
+    )
+    offload_activations: OffloadActivations = Field(
+        "none", description="what forward saves, kept in that memory of the host (PyTorch's save_on_cpu); one GPU"
     )
     attention: Attention = Field("flash", description="the attention kernel")
     dropout: Probability | None = Field(None, description="one rate for all of the block's dropouts; default: model's")

@@ -18,7 +18,7 @@ from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
 from memcalc.step.averages import Average, build_average
 from memcalc.step.causal_lm import CausalLM, build
-from memcalc.step.host import HOST
+from memcalc.step.host import HOST, saving
 from memcalc.step.optimizers import build_optimizer, hidden_matrices, state_tensors
 from memcalc.step.quantised import quantised_tensors
 from memcalc.step.recipes import Copies, autocast
@@ -130,7 +130,7 @@ class TrainingRun:
     def _micro_batch(self, model: CausalLM, inputs: tuple[Tensor, Tensor], step: int, observer: Observer) -> None:
         input_ids, labels = inputs
         with autocast(self.spec.training, self.device):
-            with observer.phase(f"forward_{step}"):
+            with observer.phase(f"forward_{step}"), saving(self.spec):
                 self.logits = model.logits(input_ids)
             with observer.phase(f"loss_{step}"):
                 loss = model.loss(self.logits, labels)

@@ -48,9 +48,17 @@ def refuse_offload(spec: Spec, device: torch.device) -> None:
     """What is offloaded from the host to itself.
 
     Raises:
-        InputError: the step runs on the CPU, and its parameters are to be offloaded there.
+        InputError: the step runs on the CPU, and its parameters or activations are to be offloaded there.
     """
-    if spec.parallelism.weights_on_host and device.type == "cpu":
+    if device.type != "cpu":
+        return
+    if spec.training.offload_activations != "none":
+        raise InputError(
+            f"offload_activations = {spec.training.offload_activations} on the CPU, where they already are.",
+            "Set offload_activations: none, or run it on a device; trace has CUDA's semantics by default.",
+            "training.offload_activations",
+        )
+    if spec.parallelism.weights_on_host:
         raise InputError(
             f"offload = {spec.parallelism.offload} on the CPU, where the step already is.",
             "Set offload: none, or run it on a device; trace has CUDA's semantics by default.",

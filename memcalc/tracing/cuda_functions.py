@@ -88,6 +88,7 @@ class CudaFunctions(TorchFunctionMode):
             self.autocast.available(),
             mock.patch.object(FakeTensor, "device", shown_device(FakeTensor)),
             mock.patch.object(torch.autograd, "_engine_run_backward", run_backward),
+            mock.patch.object(torch.autograd.graph, "save_on_cpu", self.host.save_on_cpu(self)),
             mock.patch.object(torch.utils, "swap_tensors", partial(_take_over, torch.utils.swap_tensors)),
             self,
         ):
@@ -101,6 +102,10 @@ class CudaFunctions(TorchFunctionMode):
             return ANSWERS[function](args[0]) if on_device(args[0]) else function(*args, **kwargs)
         if function in self.host.answers and on_host(args[0]):
             return self.host.answers[function](args[0])
+        if self.host.is_fake and function is torch.empty and kwargs.get("pin_memory"):
+            return self.host.page_locked(*args, **kwargs)
+        if self.host.is_fake and function is Tensor.cpu and on_device(args[0]):
+            return self.host.fetched(args[0], kwargs)
         if function in READS:
             return self._read(function, args, kwargs)
         device = _device(function, args, kwargs)
@@ -151,7 +156,7 @@ class CudaFunctions(TorchFunctionMode):
     def _uploaded(self, tensor: Tensor, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """A host tensor's copy on the device."""
         if on_host(tensor):
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=CPU)
+            return torch.empty_like(tensor, device=CPU)
         with _disable_current_modes():
             there = (
                 function(tensor.to("meta"), *args[1:], **{**kwargs, "device": torch.device("meta")})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -93,7 +93,7 @@ class CudaKernels(FakeKernels):
         """What the kernel allocates beside its outputs."""
         packet = operator.overloadpacket
         if any(on_host(tensor) for tensor in islice(tensors(args), 1)):
-            return ()
+            return [Hidden((size, -size)) for size in staged(packet, args)]
         if packet in PRODUCTS:
             return self._product()
         rule = WORKSPACES.get(packet)
@@ -109,3 +109,12 @@ class CudaKernels(FakeKernels):
             return ()
         self._threads.add(in_autograd)
         return (Hidden((self._workspace,), component=Component.LIBRARY_WORKSPACE),)
+
+
+def staged(packet: Any, args: tuple[Any, ...]) -> Iterator[int]:
+    """What a copy to the host takes on the device: one in order of the axes, where the source is not.
+
+    Source: torch 2.13 aten/src/ATen/native/cuda/Copy.cu, copy_requires_temporaries, copy_kernel_cuda.
+    """
+    if packet is torch.ops.aten.copy_ and not on_host(args[1]) and not args[1].is_contiguous():
+        yield args[1].numel() * args[1].element_size()

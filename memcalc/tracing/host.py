@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -62,10 +64,33 @@ class Host:
     def _pin(self, tensor: Tensor) -> Tensor:
         return tensor if self.is_pinned(tensor) else self._made(tensor, pinned=True)
 
+    def page_locked(self, *size: Any, **kwargs: Any) -> Tensor:
+        """What `torch.empty(..., pin_memory=True)` gives."""
+        return self._made(torch.empty(*size, dtype=kwargs.get("dtype"), device="meta"), pinned=True)
+
+    def save_on_cpu(self, mode: AbstractContextManager[object]) -> type[torch.autograd.graph.save_on_cpu]:
+        """PyTorch's own, whose hooks run inside a mode, as they do not by themselves where an operator calls them."""
+        host = self
+
+        class Played(torch.autograd.graph.save_on_cpu):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                host.is_fake = True
+                pack, unpack = self.pack_hook, self.unpack_hook
+                self.pack_hook = lambda tensor: inside(pack, tensor)
+                self.unpack_hook = lambda packed: inside(unpack, packed)
+
+        def inside(hook: Callable[[Any], Any], given: Any) -> Any:
+            active = torch._C._len_torch_function_stack() > 0  # noqa: SLF001 -- as in backward, see `run_backward`
+            with nullcontext() if active else mode, mock.patch.object(torch.cuda, "is_available", return_value=True):
+                return hook(given)
+
+        return Played
+
     def _made(self, like: Tensor, *, pinned: bool) -> Tensor:
         self._pins = pinned
         try:
-            found = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=HOST)
+            found = torch.empty_like(like, device=HOST)  # dense, in the order of its axes
         finally:
             self._pins = False
         if pinned:

@@ -48,6 +48,7 @@ def test_a_silent_file_has_these_values() -> None:
         "recompute": "none",
         "recompute_modules": ("core_attn",),
         "recompute_keep": (),
+        "offload_activations": "none",
         "attention": "flash",
         "dropout": None,
         "loss": "materialized",

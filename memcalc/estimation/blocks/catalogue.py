@@ -13,6 +13,7 @@ from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.compilation import compiled
 from memcalc.estimation.operators import Operators
 from memcalc.estimation.program import Event, Program
+from memcalc.estimation.saving import save_on_host
 from memcalc.estimation.tape import Tape
 
 # "tables" is what all layers share, on a stage that has no embedding to make it.
@@ -64,6 +65,10 @@ def program(
         tape, output = PlainBlock(structure, experts=part == "expert layer").layer()
     if recomputed:
         tape.recompute_all(tape.made_by(structure.recompute_keep))
+    if structure.saves_on_host != "none":
+        first = output if part == "embedding" else None
+        pinned = structure.saves_on_host == "pinned"
+        save_on_host(tape, first, frees_tables=structure.frees_tables, pinned=pinned)
     block = compiled(
         tape,
         output,

@@ -145,7 +145,7 @@ class _Gpt2(_Family):
         c, ops = self.c, self.ops
         x = self.entry()
         normed = ops.layer_norm(x, "input_norm", "d")
-        qkv = ops.linear(normed, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "3·d"), bias=True)
+        qkv = ops.linear(normed, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "3·d"), bias=True, conv1d=True)
         heads = ("b", "s", "h", "d_h")
         q, k, v = ops.split(qkv, (heads, heads, heads), "q, k, v")
         if c.cache is not None:
@@ -155,14 +155,14 @@ class _Gpt2(_Family):
         core = (
             self.eager(q, k, v, softmax_in_fp32=False) if c.attention == "eager" else self.scaled_dot_product(q, k, v)
         )
-        attended = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=True)
+        attended = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=True, conv1d=True)
         attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
         self.tape.still_named(normed, q, k, v)
         x = ops.add(attended, x, "attention sum")
         normed = ops.layer_norm(x, "post_attention_norm", "d")
         inner = "4·d" if c.usual_width else "F"
-        up = ops.linear(normed, "mlp.up_proj", (inner, "d"), ("b", "s", inner), bias=True)
-        down = ops.linear(self.new_gelu(up), "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=True)
+        up = ops.linear(normed, "mlp.up_proj", (inner, "d"), ("b", "s", inner), bias=True, conv1d=True)
+        down = ops.linear(self.new_gelu(up), "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=True, conv1d=True)
         fed = ops.dropout(down, "mlp dropout", c.residual_dropout)
         output = ops.add(x, fed, "layer output")
         self.tape.still_named(normed, attended)

@@ -166,9 +166,13 @@ class PlainBlock:
         ops = self.ops
         half = (*x.shape[:-1], "d_h/2")
         first, second = ops.split(x, (half, half), f"{name} halves")
+        table = Tensor(-1, ("s", "d_h"), self.c.compute)
         straight = ops.scale(x, f"{name} * cos")
+        self.tape.also_saves(table)
         turned = ops.concatenate((ops.scale(second, f"-{name} half"), first), x.shape, f"turned {name}")
-        return ops.add(straight, ops.scale(turned, f"turned {name} * sin"), f"rotated {name}")
+        by_sines = ops.scale(turned, f"turned {name} * sin")
+        self.tape.also_saves(table)
+        return ops.add(straight, by_sines, f"rotated {name}")
 
     def eager_core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(q k^T * scale) v as separate operators."""
@@ -186,6 +190,7 @@ class PlainBlock:
         if c.position == "alibi":
             scores = ops.shift(scores, "biased scores")
         scores = ops.scale(scores, "masked scores")
+        self.tape.also_saves(Tensor(-1, ("s", c.keys), "bool"))
         if c.implementation == "huggingface" and c.attention_sinks:  # gpt-oss: a column more, in the scores' dtype
             given = scores
             scores = ops.shift(ops.copy(scores, "scores beside sinks"), "scores less their maximum")

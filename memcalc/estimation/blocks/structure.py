@@ -104,6 +104,8 @@ class Structure(NamedTuple):
     cache: Cached | None = None  # of generation: where keys and values are kept
     fused_gate_up: bool = False  # of generation: one matrix for gate and up
     fp8: str = "none"  # how Transformer Engine scales what it multiplies in 8 bits
+    saves_on_host: str = "none"  # in which memory of the host what autograd saves is
+    frees_tables: bool = False  # so nothing on the device refers to the layers' tables, once forward has returned
     fp8_columns: bool = False  # and whether it makes a second copy for backward's products
 
     @property
@@ -125,6 +127,7 @@ def structure_of(spec: Spec) -> Structure:
     rate = training.dropout
     huggingface = training.implementation == "huggingface"
     theirs = huggingface and spec.inference is not None  # modules of all families, by the plain block
+    saves_on_host = "none" if spec.inference is not None else training.offload_activations
     embedding_dropout = (model.embedding_dropout if rate is None else rate) if huggingface else 0.0
     offset = model.position_embedding_offset
     return Structure(
@@ -189,6 +192,9 @@ def structure_of(spec: Spec) -> Structure:
         recompute_keep=training.recompute_keep,
         detached=spec.inference is not None,
         fused_gate_up=theirs and model.fused_gate_up,
+        saves_on_host=saves_on_host,
+        frees_tables=saves_on_host != "none"
+        and training.recompute == "none",  # a checkpoint's closure has them as an argument
         fp8=training.fp8,
         fp8_columns=training.fp8 != "none" and needs_columns(training.fp8, _card(spec)),
     )

@@ -16,12 +16,21 @@ class Adapted(Linear, Elementwise):
     """Linear layers as QLoRA and PEFT replace them; where nothing is frozen, torch's own."""
 
     def linear(
-        self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, row: bool = False, tied: bool = False
+        self,
+        x: Tensor,
+        module: str,
+        weight: Shape,
+        out: Shape,
+        *,
+        bias: bool,
+        row: bool = False,
+        tied: bool = False,
+        conv1d: bool = False,
     ) -> Tensor:
         """See `Linear.linear`; then the adapter's x A^T B^T, scaled and added."""
         adapters = self.adapters
         if adapters is None:
-            return super().linear(x, module, weight, out, bias=bias, row=row, tied=tied)
+            return super().linear(x, module, weight, out, bias=bias, row=row, tied=tied, conv1d=conv1d)
         if adapters.holds_in_4_bits(module):
             base = self._quantised(x, module, weight, out)
         else:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from memcalc.estimation import workspaces
 from memcalc.estimation.operators.base import Base
-from memcalc.estimation.tape import NEW, Node, Shape, Tensor
+from memcalc.estimation.tape import NEW, OF_THE_HOST, Node, Shape, Tensor
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
 
+# ATen native/transformers/cuda/attention.cu, _efficient_attention_forward: scalars of the CPU, saved with the rest.
+SEED_AND_OFFSET = (Tensor(OF_THE_HOST, ("1",), "int64"), Tensor(OF_THE_HOST, ("1",), "int64"))
 PADDED_WIDTH = "⌈d_h⌉₈"
 
 
@@ -61,6 +63,7 @@ class Attention(Base):
             also_allocates=kept,
             forward_temporaries=parts,
             backward_temporaries=(scratch, *self._dropped(q, k, v)),
+            variables=(*_by_head(q, k, v, y), *(self.tape.whole(index) for index in kept)),
         )
         self.tape.record(node)
         return y
@@ -115,6 +118,12 @@ class Attention(Base):
             (NEW, NEW, NEW),
             also_allocates=(lse,),
             backward_temporaries=(scratch, *self._dropped(q, k, v)),
+            variables=(*_by_head(q, k, v, y), self.tape.whole(lse), *SEED_AND_OFFSET),
         )
         self.tape.record(node)
         return y
+
+
+def _by_head(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """As the kernels are given them: heads before tokens, which is not how they lie."""
+    return tuple(Tensor(tensor.storage, tensor.shape, tensor.dtype, strided=True) for tensor in tensors)

@@ -25,19 +25,22 @@ class Elementwise(Base):
         `reduces`: b is broadcast along the last axis, so its gradient is first made as large as a, then summed.
         """
         y = self.tape.new(name, shape or a.shape, wider(a.dtype, b.dtype), DERIVATIVES, grad=a.grad or b.grad)
-        saved = [t.storage for t, other in ((a, b), (b, a)) if other.grad]
+        saved = tuple(t for t, other in ((a, b), (b, a)) if other.grad)
         # Of `other` before `self` (derivatives.yaml, by name).
         gradients = tuple((NEW if t.dtype == y.dtype else CAST) if t.grad else None for t in (b, a))
         temporaries: tuple[int, ...] = ()
         if reduces:
             temporaries = (self.tape.store(f"{name} gradient before its sum", a.shape, y.dtype, DERIVATIVES),)
-        self.tape.record(Node(name, (b, a), (y,), tuple(saved), gradients, backward_temporaries=temporaries))
+        storages = tuple(t.storage for t in saved)
+        node = Node(name, (b, a), (y,), storages, gradients, backward_temporaries=temporaries, variables=saved)
+        self.tape.record(node)
         return y
 
     def mul_table(self, x: Tensor, name: str, dtype: str) -> Tensor:
         """x times a table of `dtype` that needs no gradient and is shared by all layers: keeps nothing of its own."""
         y = self.tape.new(name, x.shape, wider(x.dtype, dtype), DERIVATIVES)
         self.tape.record(Node(name, (x,), (y,), (), (NEW if x.dtype == y.dtype else CAST,)))
+        self.tape.also_saves(Tensor(-1, ("s", "d_h"), dtype))
         return y
 
     def table(
@@ -66,6 +69,7 @@ class Elementwise(Base):
         temporaries = (product, staging)
         node = Node(module, (x,), (y,), (x.storage,), (NEW,), backward_temporaries=temporaries, parameters=(gradient,))
         tape.record(node)
+        tape.also_saves(Tensor(-1, (width,), self.parameters))
         return y
 
     def composite_rms_norm(
@@ -139,8 +143,8 @@ class Elementwise(Base):
     def pointwise(self, x: Tensor, name: str, *, saves: str = "input") -> Tensor:
         """gelu, silu, relu, tanh...: keeps its input or its output."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        saved = x.storage if saves == "input" else y.storage
-        self.tape.record(Node(name, (x,), (y,), (saved,), (NEW,)))
+        saved = x if saves == "input" else y
+        self.tape.record(Node(name, (x,), (y,), (saved.storage,), (NEW,), variables=(saved,)))
         return y
 
     def dropout(self, x: Tensor, name: str, rate: float) -> Tensor:
@@ -220,8 +224,10 @@ class Elementwise(Base):
         if self.autocast:
             a, b = self.cast(a, self.compute), self.cast(b, self.compute)
         y = self.tape.new(name, out, a.dtype, "aten::bmm")
-        saved = tuple(factor.storage for factor, partner in ((a, b), (b, a)) if partner.grad)
-        self.tape.record(Node(name, (b, a), (y,), saved, (NEW, NEW)))  # bmm_backward: of mat2 before self
+        saved = tuple(factor for factor, partner in ((a, b), (b, a)) if partner.grad)
+        storages = tuple(factor.storage for factor in saved)
+        # bmm_backward: of mat2 before self.
+        self.tape.record(Node(name, (b, a), (y,), storages, (NEW, NEW), variables=saved))
         return y
 
     def split(self, x: Tensor, shapes: tuple[Shape, ...], name: str) -> tuple[Tensor, ...]:

@@ -14,7 +14,16 @@ class Linear(Base):
     """Matrix products with parameters, and tables of rows."""
 
     def linear(
-        self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, row: bool = False, tied: bool = False
+        self,
+        x: Tensor,
+        module: str,
+        weight: Shape,
+        out: Shape,
+        *,
+        bias: bool,
+        row: bool = False,
+        tied: bool = False,
+        conv1d: bool = False,
     ) -> Tensor:
         """y = x W^T + b. Keeps x (and W, which is no new memory); backward makes dx, dW and db.
 
@@ -30,6 +39,7 @@ class Linear(Base):
             bias: whether there is one.
             row: whether tensor parallelism splits the input axis.
             tied: the weight is the embedding's: its gradient waits for that of the embedding.
+            conv1d: whether the weight is stored as it is multiplied, [in, out] (transformers' GPT-2).
         """
         given, tape, trains = x, self.tape, self.trains(module)
         dtype = self.compute if self.autocast else x.dtype
@@ -59,6 +69,7 @@ class Linear(Base):
             tokens = tuple("s" if axis == "s/t" else axis for axis in leading)
             rule = workspaces.named(workspaces.column_sum, rows=tokens, columns=(weight[0],))
             temporaries.append(tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule))
+        seen = Tensor(casts[0].storage if casts else -1, weight, dtype, strided=not conv1d)
         node = Node(
             module,
             (x, *casts) if bias else (*casts, x),  # addmm makes dx first, mm dW (derivatives.yaml, in order of names)
@@ -74,6 +85,7 @@ class Linear(Base):
             parameters=tuple(parameters),
             parameters_first=not bias,
             keeps_weight=not trains,
+            variables=(*((x,) if trains else ()), *((seen,) if x.grad else ())),
         )
         tape.record(node, trains=trains)
         return y
@@ -183,6 +195,7 @@ class Linear(Base):
             backward_temporaries=temporaries,
             parameters=parameters,
             sums=sums,
+            variables=(Tensor(-1, tokens, "int64"),),
         )
         tape.record(node, trains=True)
         return y

@@ -53,6 +53,7 @@ class Norms(Base):
             buffers=len(tensors),
         )
         scratch = tape.store(f"{module} partial sums", (), "uint8", citation, rule=rule)
+        affine = tuple(Tensor(-1, (width,), self.parameters) for _ in tensors)
         # A frozen weight has no gradient, so no sums over all rows are made.
         tensors = tensors if self.trains(module) else ()
         gradients = tuple(self.parameter_gradient(module, t, (width,), self.parameters) for t in tensors)
@@ -66,5 +67,6 @@ class Norms(Base):
             backward_temporaries=(scratch,) if tensors else (),
             parameters=gradients,
         )
+        node.variables = (Tensor(x.storage, x.shape, x.dtype), *tape.variables_of(node)[1:], *affine)
         tape.record(node)
         return y

@@ -1,0 +1,67 @@
+"""What autograd saves, on the host: torch.autograd.graph.save_on_cpu around a model's forward, on a tape.
+
+Source: torch 2.13 torch/csrc/autograd/saved_variable.cpp: every tensor that an operator saves goes through the hooks,
+leaves and outputs among them, by itself: what two operators save is there twice, and a view without its base.
+checkpoint() has hooks of its own inside; what it saves outside, its inputs, is the host's, too.
+"""
+
+from __future__ import annotations
+
+from memcalc.estimation.tape import OF_THE_HOST, Tape, Tensor
+
+SOURCE = "torch 2.13 torch/autograd/graph.py: save_on_cpu"
+
+COPY = "torch 2.13 aten/src/ATen/native/cuda/Copy.cu: copy_requires_temporaries"
+
+
+def save_on_host(tape: Tape, first: Tensor | None, *, frees_tables: bool, pinned: bool) -> None:
+    """The tape's forward keeps nothing on the device any more; its backward fetches a copy of what it asks for.
+
+    The loss, which is behind the model's forward, keeps what it did. Python's variables show, which held before what
+    was saved as well: a layer's input until it returns, what the layers begin with until all of them have.
+
+    Args:
+        tape: as it is without.
+        first: of the embedding, what the layers begin with.
+        frees_tables: whether tables that layers share go with the model's forward, as nothing else refers to them.
+        pinned: whether into pinned memory, in order of the axes; what lies in another order is copied into that first
+            (aten/src/ATen/native/cuda/Copy.cu, copy_requires_temporaries). Pageable copies keep the order.
+    """
+    if tape.entry is not None and not tape.boundary:  # a layer
+        tape.still_named(tape.entry)
+    if first is not None:
+        tape.names.add(first.storage)
+        if frees_tables:
+            tape.names |= tape.held
+            tape.held.clear()
+    inside = {position for segment in tape.segments for position in range(segment.start, segment.stop)}
+    boundary = tape.boundary or len(tape.nodes)
+    for position, node in enumerate(tape.nodes[:boundary]):
+        if position in inside:
+            continue
+        copies = [(tensor, _copy(tape, tensor, node.name)) for tensor in tape.variables_of(node)]
+        tape.packed += [copy for _, copy in copies]
+        node.fetched = tuple(copy for tensor, copy in copies if tensor.storage != OF_THE_HOST)
+        node.saved = ()
+        if pinned:
+            strided = [tensor for tensor in tape.variables_of(node) if tensor.strided]
+            node.staged_first = tuple(_staged(tape, t, node.name) for t in strided if t.storage not in node.made)
+            node.staged_last = tuple(_staged(tape, t, node.name) for t in strided if t.storage in node.made)
+    for place, segment in enumerate(tape.segments):
+        if segment.start < boundary:
+            tape.packed += [_copy(tape, tape.whole(index), "checkpoint") for index in segment.inputs]
+            tape.segments[place] = segment._replace(fetched=True)
+
+
+def _copy(tape: Tape, tensor: Tensor, operator: str) -> int:
+    """A copy of a tensor, dense whatever it is a view of."""
+    if tensor.storage < 0:
+        return tape.store(f"saved by {operator}", tensor.shape, tensor.dtype, SOURCE)
+    of = tape.storages[tensor.storage]
+    rule = of.rule if tensor.shape == of.shape else None
+    return tape.store(f"{of.name}, saved", tensor.shape, tensor.dtype, SOURCE, rule=rule)
+
+
+def _staged(tape: Tape, tensor: Tensor, operator: str) -> int:
+    """A copy in order of the axes, on its way to the host."""
+    return tape.store(f"in order, saved by {operator}", tensor.shape, tensor.dtype, COPY)

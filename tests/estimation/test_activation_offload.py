@@ -1,0 +1,115 @@
+"""What autograd saves on the host (save_on_cpu): the host's bytes, the device's, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.engine import evaluate
+from memcalc.errors import InputError
+from memcalc.ledger.component import Component
+from memcalc.ledger.document import document
+from memcalc.ledger.schema import Document
+from memcalc.rehearsal.rehearsal import why_not
+from memcalc.workspaces.pinned import pinned_block
+from tests.engine.test_evaluation import assert_same
+from tools.offload import OffloadedRun, activation_runs
+
+B, S, D, H, V, LAYERS = 2, 128, 768, 12, 50257, 12  # gpt2, two short sequences
+N = B * S
+
+
+def host(*overrides: str) -> Any:
+    return memcalc.estimate("gpt2", f"b={B}", f"s={S}", "recipe=pure", "dropout=0", *overrides).headline.host
+
+
+def test_the_host_holds_every_saved_tensor_and_every_matrix() -> None:
+    """34bsd, as on the device, but q, k, v are there beside their norm's output: and 24d² of weights in 16 bit.
+
+    A layer: norm x, qkv x, q k v y, o x, norm x, up x, gelu x (4), down x (4), of 2 bytes each:
+    (1 + 1 + 4 + 1 + 1 + 1 + 4 + 4) 2bsd = 34bsd; mean and reciprocal deviation of two norms 16bs, log-sum-exp 4bsh,
+    a random state of 24 bytes; matrices 3d² + d² + 4d² + 4d², two norms' weights and biases 4d, of 2 bytes.
+    """
+    found = host("offload_activations=pageable")
+
+    layer = 34 * N * D + 16 * N + 4 * N * H + 24 + 24 * D * D + 8 * D
+    assert found.components("backward_2") == {
+        Component.ACTIVATIONS: 8 * N + 8 * S + LAYERS * layer,  # of the embeddings their indices
+        Component.LOGITS_AND_LOSS: 2 * N * D + 8 * N + 4 * D + 2 * N * D + 2 * V * D,
+    }
+    for phase in ("zero_grad_2", "optimizer_step_2"):
+        assert found.totals[phase] == 0
+
+
+def test_a_recomputed_layer_leaves_its_input() -> None:
+    found = host("offload_activations=pageable", "recompute=full")
+
+    assert found.components("loss_1")[Component.ACTIVATIONS] == 8 * N + 8 * S + LAYERS * 2 * N * D
+
+
+def test_pinned_blocks_are_powers_of_two() -> None:
+    found = host("offload_activations=pinned", "recompute=full")
+
+    parts = [8 * N, 8 * S, *[2 * N * D] * LAYERS, 2 * N * D, 4 * N, 4 * N, 2 * D, 2 * D, 2 * N * D, 2 * V * D]
+    assert found.peak_bytes == sum(map(pinned_block, parts))
+
+
+def test_the_device_keeps_nothing_between_forward_and_backward() -> None:
+    kept, gone = (
+        memcalc.estimate("gpt2", "b=8", "recipe=pure", f"offload_activations={where}").ledger.components("loss_2")
+        for where in ("none", "pinned")
+    )
+
+    assert Component.ACTIVATIONS in kept
+    assert Component.ACTIVATIONS not in gone
+
+
+def test_the_document_has_it() -> None:
+    found = document(memcalc.estimate("gpt2", "offload_activations=pinned"))
+    Document.model_validate(json.loads(json.dumps(found)))
+
+    assert found["host"]["bytes"] == sum(found["host"]["components"].values()) > 0
+
+
+def test_a_grid_equals_the_scalar_estimates() -> None:
+    axes: dict[Any, Any] = {"offload_activations": ["none", "pinned"], "recompute": ["none", "selective"], "b": [1, 4]}
+
+    assert_same("gpt2", evaluate("gpt2", axes, gpu="a100-40gb"), gpu="a100-40gb")
+
+
+@pytest.mark.parametrize("run", activation_runs(), ids=lambda run: run.run.case)
+def test_recorded_runs(run: OffloadedRun) -> None:
+    """The rests of blocks are all that differs on the device; pinned memory is the same to the byte."""
+    assert abs(run.run.error) <= 0.006
+    assert run.pinned_measured == run.pinned_estimated
+
+
+def test_it_is_not_rehearsed() -> None:
+    assert "offload to the host" in why_not(memcalc.load("gpt2", "offload_activations=pinned"))
+
+
+def test_recomputation_is_planned_for_the_device() -> None:
+    with pytest.raises(InputError, match="offload_activations = pinned; what is planned is what the device keeps"):
+        memcalc.recompute("gpt2", "offload_activations=pinned", gpu="a100-40gb")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("data_parallel=2",), "with 2 ranks is not modelled. Run it on one GPU, or set offload_activations: none."),
+        (
+            ("recompute=selective",),
+            "with recompute = selective is not modelled. Set recompute: none or full, without recompute_keep, or set",
+        ),
+        (("implementation=megatron",), "with implementation = megatron is not modelled. Set implementation: plain or"),
+        (("finetune=lora",), "with finetune = lora is not modelled. Set finetune: full, or set"),
+    ],
+)
+def test_what_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        memcalc.estimate("llama-3.2-1b", "offload_activations=pinned", *overrides)
+
+    assert f"offload_activations = pinned {message}" in str(refused.value)
