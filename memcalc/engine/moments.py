@@ -18,10 +18,11 @@ from memcalc.estimation.blocks.catalogue import Gradients
 from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import Item
+from memcalc.estimation.moments import Block, Candidate, Holding, others_of
 from memcalc.estimation.passes import Pass
 from memcalc.estimation.program import Program, Stream
 from memcalc.estimation.stages import Kind, Stage, composition, one_in_flight, runs_of
-from memcalc.estimation.timeline import BEFORE_FIRST_PRODUCT, Block, Candidate, Holding, Timeline, others_of
+from memcalc.estimation.timeline import BEFORE_FIRST_PRODUCT, Timeline
 from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
 

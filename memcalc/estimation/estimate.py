@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from memcalc.estimation.arriving import gradients_on_arrival
 from memcalc.estimation.blocks.structure import split_by_dtensor
 from memcalc.estimation.choice import choice_of
 from memcalc.estimation.communication import communication_buffers
@@ -22,7 +23,6 @@ from memcalc.estimation.rows import write_rows
 from memcalc.estimation.stages import Stage, stages_of
 from memcalc.estimation.states import state_rows
 from memcalc.estimation.symbols import symbol_values
-from memcalc.estimation.timeline import gradients_on_arrival
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import RankResult, Result
 from memcalc.ledger.textbook import textbook

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import PHASES, Item, phases_of
+from memcalc.estimation.moments import Highest
 from memcalc.estimation.passes import beside, first_workspace, passes_of, pieces_of
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.stages import Stage
 from memcalc.estimation.standing import standing_items
 from memcalc.estimation.states import state_sums
 from memcalc.estimation.symbols import symbol_values
-from memcalc.estimation.timeline import Highest, Timeline
+from memcalc.estimation.timeline import Timeline
 from memcalc.spec.cards import Card
 from memcalc.spec.segments import has_segments
 from memcalc.spec.spec import Spec

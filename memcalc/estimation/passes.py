@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
+from memcalc.estimation.arriving import gradients_on_arrival
 from memcalc.estimation.blocks.catalogue import Gradients
 from memcalc.estimation.choice import choice_of
 from memcalc.estimation.engines.buffers import Around
@@ -14,7 +15,6 @@ from memcalc.estimation.program import Stream
 from memcalc.estimation.recipe_copies import gradients_exist
 from memcalc.estimation.stages import Stage, composition
 from memcalc.estimation.standing import uses_torch_products, workspace
-from memcalc.estimation.timeline import gradients_on_arrival
 from memcalc.ledger.component import Component
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec

@@ -13,9 +13,10 @@ from memcalc.errors import InputError
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.engines.buffers import Around
+from memcalc.estimation.moments import Candidate, Holding, held, place
 from memcalc.estimation.program import Stream, highest
 from memcalc.estimation.stages import Kind, Stage, starts_detached
-from memcalc.estimation.timeline import Candidate, Holding, Timeline, held, place
+from memcalc.estimation.timeline import Timeline
 from memcalc.spec.segments import Segment, has_segments, items_of, leaves
 from memcalc.spec.spec import Spec
 

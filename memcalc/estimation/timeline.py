@@ -8,64 +8,25 @@ recompute, it can lie in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from operator import itemgetter
-from typing import NamedTuple
 
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import Item
-from memcalc.estimation.program import Event, Program, Stream
-from memcalc.estimation.sized import Sized, sizer_of
+from memcalc.estimation.moments import Block, Candidate, Highest, Holding, held, layer_name, others_of, place
+from memcalc.estimation.program import Stream
+from memcalc.estimation.sized import sizer_of
 from memcalc.estimation.stages import Kind, Stage, count_between, kinds_of, runs_of
-from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
+from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 
 Counts = dict[tuple[int, int], int]  # (block, storage) -> how many are alive
-Holding = tuple[int, tuple[int, ...], int]  # (block, storages, how many of each are alive)
 
 # The moments of backward before its first matrix product, hence before cuBLAS has a workspace in autograd's thread.
 BEFORE_FIRST_PRODUCT = ("head", "head: ", "head: nll_loss", "head: log_softmax")
-
-
-class Candidate(NamedTuple):
-    """A moment that may be the highest: what blocks hold, what the engine holds around them, and where it is."""
-
-    holdings: list[Holding]
-    engine: tuple[tuple[Item, int], ...]
-    where: str
-
-
-class Block(NamedTuple):
-    """A part of the stage with its sizes; `kind` says which layers are alike, if it is one."""
-
-    name: str
-    program: Program
-    sized: Sized
-    kind: Kind | None
-    left: tuple[int, ...]  # what its backward leaves behind, gradients that are sharded left out
-    others: tuple[tuple[tuple[int, ...], int], ...]  # what other micro-batches in flight hold of it, and how many do
-
-    @property
-    def sizes(self) -> list[int]:
-        """Bytes of each storage, rounded as the allocator rounds."""
-        return self.sized.sizes
-
-    @property
-    def opens(self) -> bool:
-        """Whether it stands before all layers."""
-        return self.name in ("embedding", "shared tables")
-
-
-class Highest(NamedTuple):
-    """The highest moment of a phase: bytes beside the resident ones, what is alive, and where it is."""
-
-    bytes: int
-    holdings: list[Holding]
-    engine: tuple[tuple[Item, int], ...]
-    where: str
 
 
 class Timeline:
@@ -395,71 +356,9 @@ class Timeline:
             yield Item(component, block.name, name, shape, dtype, count, each, size, mask, formula, citation)
 
 
-def others_of(
-    stage: Stage, name: str, program: Program, kind: Kind | None, tables: Program
-) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """What the other micro-batches in flight hold of a block, and how many of them do.
-
-    They have left forward and its autocast region, and wait for their backward. Of a stage with several chunks
-    fewer hold its ends of the model than its layers; the tables that layers share are made for every chunk.
-    """
-    layers = stage.in_flight - 1
-    if name == "head":
-        found = [(program.kept, stage.heads - 1), (program.awaited, stage.waiting)]
-    elif name == "embedding":
-        names = {label[1] for label in tables.labels}
-        shared = tuple(storage for storage in program.kept if program.labels[storage][1] in names)
-        own = tuple(storage for storage in program.kept if storage not in shared)
-        found = [(shared, layers), (own, stage.embeddings - 1)]
-    else:
-        found = [(program.kept, layers * (1 if kind is None else kind.count))]
-    return tuple((storages, count) for storages, count in found if count)
-
-
 def _counts(holdings: list[Holding]) -> Counts:
     counts: Counts = {}
     for block, storages, count in holdings:
         for storage in storages:
             counts[block, storage] = counts.get((block, storage), 0) + count
     return counts
-
-
-def gradients_on_arrival(spec: Spec, *, exist: bool, sharded: bool) -> Gradients:
-    """What becomes of a gradient: kept, or added to one that exists; with a second copy in fp32, or without.
-
-    Sharded gradients are whole until their layer's backward has passed; copies are made of the share.
-    """
-    if sharded:
-        # DeepSpeed copies each into its bucket and frees it at once; FSDP2 waits for the whole layer.
-        return Gradients(kept=spec.parallelism.engine != "deepspeed", main_dtype=None)
-    recipe = RECIPES[spec.training.recipe]
-    if exist or recipe.gradients is None:
-        return Gradients(kept=False, main_dtype=None)
-    main = recipe.main_gradients if recipe.main_gradients_live == "backward" else None
-    return Gradients(kept=True, main_dtype=main)
-
-
-def layer_name(spec: Spec, kind: Kind, kinds: int) -> str:
-    """ "layers.*", or more exactly where layers differ."""
-    if kind.detached:
-        return f"layers.{kind.first}.*"
-    if kinds == 1:
-        return "layers.*"
-    words = []
-    if spec.model.moe is not None and (spec.model.moe.first_dense_layers or spec.model.moe.mixed):
-        words.append("moe" if kind.experts else "dense")
-    if spec.training.recompute not in ("none", "selective", "full"):
-        words.append("recomputed" if kind.recomputed else "kept")
-    return f"layers.{'.'.join(words)}.*"
-
-
-def held(program: Program, phase: str) -> tuple[int, ...]:
-    """What a block that has run forward holds in a phase."""
-    if phase == "backward":
-        return program.kept
-    return program.after_forward if phase == "forward" else program.saved
-
-
-def place(block: Block, events: Sequence[Event], position: int) -> str:
-    """Where a moment is: the block, and the operator."""
-    return f"{block.name}: {events[position - 1].label}" if position else block.name

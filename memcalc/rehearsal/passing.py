@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from memcalc.estimation.moments import Block
 from memcalc.estimation.operators.linear import TIED_SUM
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.program import Event
-from memcalc.estimation.timeline import Block
 from memcalc.ledger.component import Component
 from memcalc.rehearsal.requests import Requests
 from memcalc.spec.segments import Segment, leaves

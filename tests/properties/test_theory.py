@@ -14,9 +14,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from memcalc.api import estimate, load
+from memcalc.estimation.moments import Block
 from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stages import stages_of
-from memcalc.estimation.timeline import Block, Timeline
+from memcalc.estimation.timeline import Timeline
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.ledger.row import Row
