@@ -113,6 +113,7 @@ def test_what_was_measured_before_the_memory_ran_out_is_shown(
     assert document["measurement"]["outcome"] == "out of memory"
 
 
+@pytest.mark.long
 def test_traces_beside_records(run, golden) -> None:
     """Of the recorded rehearsal, whose traces are kept: nothing is traced anew."""
     measured_there = ROOT / "benchmarks" / "recordings" / "measured"

@@ -128,6 +128,7 @@ print(min(times))
 )
 
 
+@pytest.mark.long
 def test_a_gpt2_step_takes_milliseconds(dry_run: Script, dry_run_here: Path) -> None:
     result = dry_run(STEPS)
 
@@ -354,6 +355,7 @@ def test_weights_that_are_not_initialised_cost_the_host_nothing(dry_run: Script,
     assert int(most[1]) < 2 * 2**20
 
 
+@pytest.mark.long
 def test_the_environment_is_the_programs_own(dry_run: Script, dry_run_here: Path) -> None:
     """Its sitecustomize runs, torch can be looked for without being imported, and it can see where it is."""
     (dry_run_here / "site").mkdir()
@@ -388,6 +390,7 @@ print(torch.cuda.memory_reserved(1))
 """
 
 
+@pytest.mark.long
 def test_expandable_segments_grow_and_shrink(
     dry_run: Script, dry_run_here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,7 +414,7 @@ for _ in range(20):
 """
 
 
-@pytest.mark.parametrize(("delayed", "blocks"), [(False, 1), (True, 20)])
+@pytest.mark.parametrize(("delayed", "blocks"), [(False, 1), pytest.param(True, 20, marks=pytest.mark.long)])
 def test_events_bound_the_reuse_of_streams_memory(dry_run: Script, delayed: bool, blocks: int) -> None:
     """Complete at once, one block serves all twenty; delayed, none is free before the host waits."""
     result = dry_run(STREAMS, delayed_events=delayed)

@@ -63,7 +63,7 @@ sys.exit(max(rank.exitcode for rank in ranks))
 """
 
 
-@pytest.mark.parametrize("groups", ["anew", "split"])
+@pytest.mark.parametrize("groups", ["anew", pytest.param("split", marks=pytest.mark.long)])
 def test_small_messages_reach_the_other_ranks(dry_run_here: Path, null_python: str, groups: str) -> None:
     """1 + 2 + 3 = 6; rank 0 makes a file a second late, and the barrier holds the others back until then."""
     (dry_run_here / "script.py").write_text(TALKS)

@@ -15,7 +15,6 @@ import yaml
 from memcalc.nullcuda import run
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-QUICK = "gpt2-fused"
 
 
 def recorded() -> list[Any]:
@@ -27,8 +26,7 @@ def recorded() -> list[Any]:
             record = json.loads(line)
             alone = record["gpus"] == 1 or ("world_size" in record["options"] and not record["case"].startswith("ddp"))
             if set(listed[record["case"]]["packages"]) <= {"torch", "transformers"} and alone:
-                marks = [] if record["case"] == QUICK else [pytest.mark.long]
-                found.append(pytest.param(record, id=record["case"], marks=marks))
+                found.append(pytest.param(record, id=record["case"], marks=pytest.mark.long))
     return found
 
 

@@ -131,6 +131,7 @@ def test_shards_are_gathered_and_reduced_in_the_same_blocks(split: tuple[str, ..
     assert fake.result.ledger.totals == null.result.ledger.totals
 
 
+@pytest.mark.long
 def test_the_replay_holds_what_the_real_allocator_held(null_python: str) -> None:
     """PyTorch's own counters at the end of the run against the simulator's, over the same events."""
     trace = memcalc.trace(
@@ -144,6 +145,7 @@ def test_the_replay_holds_what_the_real_allocator_held(null_python: str) -> None
     assert trace.result.confidence == "allocator"
 
 
+@pytest.mark.long
 def test_a_run_that_dies_is_told_with_pytorchs_own_words(null_python: str) -> None:
     """The ledger is that of a card which has the memory; the message is that of the one which has not."""
     overrides = ("b=8", "s=1024", "l=8", "training.attention=eager")

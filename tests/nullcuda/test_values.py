@@ -23,6 +23,7 @@ print(json.dumps([list(picked.shape), list(mask.nonzero().shape), len(torch.wher
 """
 
 
+@pytest.mark.long
 def test_masks_are_full(dry_run_here: Path, null_python: str) -> None:
     """4 x 8 = 32 elements; an index has two numbers, which the kernel stores by dimension: stride 32 between them."""
     (dry_run_here / "script.py").write_text(MASKS)
