@@ -12,23 +12,30 @@ from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 
 MOST_SEQUENCES = 2**20
+MOST_TOKENS = 2**24
 
 
 def largest(spec: Spec, card: Card) -> Largest:
-    """The largest batch with the context of the run, and the longest context with its batch."""
+    """The largest batch with the context of the run, and the longest context with its batch.
+
+    No longer than the model has positions; but rotary ones can be stretched, and of a run that is beyond them already
+    memory alone says how far.
+    """
     inference = spec.inference
     assert inference is not None
 
     def fits(run: Spec) -> bool:
         return all(device_bytes(run, stage, card) <= card.usable_bytes for stage in stages_of(run))
 
-    most_tokens = max(spec.model.max_position_embeddings - inference.new_tokens, 1)
+    within = inference.context_length <= spec.model.max_position_embeddings
+    positions = spec.model.max_position_embeddings if within else MOST_TOKENS
+    most_tokens = max(positions - inference.new_tokens, 1)
     batch = _most(lambda value: fits(with_sizes(spec, batch_size=value)), MOST_SEQUENCES)
     prompt = _most(lambda value: fits(with_sizes(spec, prompt_length=value)), most_tokens)
     return Largest(
         batch_size=batch,
         context_length=prompt + inference.new_tokens if prompt else 0,
-        all_positions=prompt == most_tokens,
+        all_positions=within and prompt == most_tokens,
     )
 
 

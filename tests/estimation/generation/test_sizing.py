@@ -170,6 +170,18 @@ def test_the_longest_context_fits_and_one_more_token_does_not(preset: str) -> No
         assert found.fits is fits
 
 
+def test_a_run_beyond_the_models_positions_is_asked_what_memory_allows() -> None:
+    """Rotary positions can be stretched: 9,000 tokens of 8,192 are sized, and the longest context is no shorter."""
+    beyond = asked("llama-3-8b", "context_length=9000", gpu="a100-80gb").generation
+    within = asked("llama-3-8b", "context_length=8000", gpu="a100-80gb").generation
+
+    assert beyond is not None and beyond.largest is not None  # noqa: PT018 -- for the type checker
+    assert within is not None and within.largest is not None  # noqa: PT018 -- likewise
+    assert (within.largest.context_length, within.largest.all_positions) == (8192, True)
+    assert beyond.largest.context_length > 9000
+    assert not beyond.largest.all_positions
+
+
 def test_weights_alone_may_be_too_large() -> None:
     result = asked("llama-3-70b", "batch_size=1", gpu="a100-80gb")
 
