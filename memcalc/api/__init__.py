@@ -7,10 +7,11 @@ shape as the YAML, or a Spec that was loaded before. Overrides are written as on
 
 from __future__ import annotations
 
+from memcalc.api.diagnosing import oom
 from memcalc.api.measuring import beside, compare_records, measure, measure_suite
 from memcalc.api.recomputing import describes_chain, recompute, recompute_chain, verified
 from memcalc.api.running import dry_run, replay, trace
-from memcalc.api.searching import check, fit, oom, sweep
+from memcalc.api.searching import check, fit, sweep
 from memcalc.api.sizing import diff, estimate
 from memcalc.api.sources import Source, load
 

@@ -1,4 +1,4 @@
-"""Many runs: what fits, tables of them, a repository's, and why one ran out."""
+"""Many runs: which of them fit, tables of them, and those of a repository."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from memcalc.checking.report import CheckReport
-    from memcalc.diagnosis.diagnosis import Diagnosis
     from memcalc.engine import Grid, Table
     from memcalc.fitting.answer import Cluster, Fit
 
@@ -121,23 +120,3 @@ def check(
     )
     policy = policy_for(settings)
     return check_paths(paths, asked, policy, baseline=baseline, jobs=jobs, skip_others=skip_others)
-
-
-def oom(
-    log: str | Path, config: Source | None = None, *overrides: str, gpu: str | None = None, report: int = 1
-) -> Diagnosis:
-    """Why the run that wrote `log` ran out of memory, and what to try.
-
-    Args:
-        log: a path, or "-" for standard input; read as a stream, so that its size does not matter.
-        config: the run's configuration, as for `load`: the advice becomes numbers.
-        overrides: as for `load`.
-        gpu: as for `load`.
-        report: which of the log's reports to explain, from 1.
-    """
-    from memcalc.diagnosis.diagnosis import diagnose
-    from memcalc.diagnosis.streams import open_log
-
-    spec = None if config is None else of_training(load(config, *overrides, gpu=gpu), "oom")
-    with open_log(log) as (name, stream):
-        return diagnose(name, stream, spec, report)

@@ -1,0 +1,32 @@
+"""Why a run died of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memcalc.api.sources import Source, load
+from memcalc.spec.inference_rules import of_training
+
+if TYPE_CHECKING:
+    from memcalc.diagnosis.diagnosis import Diagnosis
+
+
+def oom(
+    log: str | Path, config: Source | None = None, *overrides: str, gpu: str | None = None, report: int = 1
+) -> Diagnosis:
+    """Why the run that wrote `log` ran out of memory, and what to try.
+
+    Args:
+        log: a path, or "-" for standard input; read as a stream, so that its size does not matter.
+        config: the run's configuration, as for `load`: the advice becomes numbers.
+        overrides: as for `load`.
+        gpu: as for `load`.
+        report: which of the log's reports to explain, from 1.
+    """
+    from memcalc.diagnosis.diagnosis import diagnose
+    from memcalc.diagnosis.streams import open_log
+
+    spec = None if config is None else of_training(load(config, *overrides, gpu=gpu), "oom")
+    with open_log(log) as (name, stream):
+        return diagnose(name, stream, spec, report)
