@@ -60,14 +60,16 @@ def command(
     from memcalc.cli.ranks import one_of
     from memcalc.cli.traced import check_files, print_trace, write_files
     from memcalc.report.progress import shown_progress
-    from memcalc.step.uncompiled import without_compiler
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
     check_files(plot or (), export or ())
     given = tuple(overrides or ())
     ranks = () if world_size is None else one_of(world_size, api.load(config, *given).parallelism.tensor_parallel)
     spec = api.load(config, *ranks, *given, gpu=gpu)
-    without_compiler()  # this process is the command's own
+    if device == "fake":  # torch runs in this process, which is the command's own
+        from memcalc.step.uncompiled import without_compiler
+
+        without_compiler()
     with shown_progress() as progress:
         traced = api.trace(
             spec,

@@ -5,6 +5,7 @@ traced_step SPEC.json EVENTS.jsonl REPORT.json STEPS
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -12,20 +13,26 @@ from pathlib import Path
 
 def main(spec_file: str, events_file: str, report_file: str, steps: str) -> None:
     """Record, and leave the events and what else is known in two files."""
-    import torch
-
+    gc.disable()  # nothing that start-up makes is garbage
     from memcalc.errors import MemcalcError
     from memcalc.events import write_events
-    from memcalc.recorder.real import record_watched
     from memcalc.spec.loading import load
-    from memcalc.step.loop import TrainingRun
-    from memcalc.step.uncompiled import without_compiler
+    from memcalc.step.uncompiled import without_compiler, without_meta_kernels
 
+    spec = load(json.loads(Path(spec_file).read_text()), ())
+    if spec.parallelism.ranks == 1:  # DTensor finds shapes on fake tensors
+        without_meta_kernels()
     without_compiler()
+    import torch
+
+    from memcalc.recorder.real import record_watched
+    from memcalc.step.loop import TrainingRun
+
+    gc.freeze()
+    gc.enable()
     report: dict[str, object] = {"torch": torch.__version__}
     try:
         device = torch.device("cuda", 0)
-        spec = load(json.loads(Path(spec_file).read_text()), ())
         if spec.parallelism.ranks > 1:
             from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.errors import Unavailable
 from memcalc.events.event import Event, Kind
@@ -193,4 +194,5 @@ def _last_allocations(history: list[dict[str, Any]]) -> frozenset[int]:
 
 
 def _on_cuda(tensor: Tensor) -> bool:
-    return tensor.is_cuda
+    """Whether a tensor has memory there: DTensor finds shapes on fake tensors of the whole."""
+    return tensor.is_cuda and not isinstance(tensor, FakeTensor)

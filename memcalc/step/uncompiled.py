@@ -1,7 +1,9 @@
-"""Keeps PyTorch from loading its compiler in a process that compiles nothing: a fifth of its time.
+"""Keeps PyTorch from loading what a process of ours has no use for: a third of its time.
 
-torch._dynamo is imported by the first optimizer step and by transformers' masks, for decorators that change a function
-only when it is compiled. It takes 1.7 s.
+torch._dynamo, the compiler, is imported by the first optimizer step and by transformers' masks, for decorators that
+change a function only when it is compiled. It takes 1.7 s.
+torch._meta_registrations, the shapes that operators give to tensors without values, is imported with torch. It takes
+0.8 s, and a run on tensors of a device never asks it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 NAME = "torch._dynamo"
+META_KERNELS = "torch._meta_registrations"
 DECORATORS = frozenset({"allow_in_graph", "assume_constant_result", "disable", "graph_break", "nonstrict_trace"})
 
 
@@ -25,13 +28,35 @@ class Stub(types.ModuleType):
         """A decorator that does nothing, one of its modules alone, or what the real one has."""
         if name in DECORATORS:
             return unchanged
+        if name == "trace_rules":
+            return RULES
         if name.startswith("__"):  # what inspect asks of every module
             raise AttributeError(name)
         if importlib.util.find_spec(f"{NAME}.{name}") is not None:
             return importlib.import_module(f"{NAME}.{name}")
-        if sys.modules.get(NAME) is self:
-            del sys.modules[NAME]
-        return getattr(importlib.import_module(NAME), name)
+        return getattr(_real(), name)
+
+
+class Rules:
+    """torch._dynamo.trace_rules: a process group that begins empties its caches."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Nothing to empty; else what the real one has."""
+        return _nothing if name == "clear_lru_cache" else getattr(_real().trace_rules, name)
+
+
+RULES = Rules()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _real() -> Any:
+    """The compiler after all."""
+    if isinstance(sys.modules.get(NAME), Stub):
+        del sys.modules[NAME]
+    return importlib.import_module(NAME)
 
 
 def unchanged(function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:
@@ -53,3 +78,12 @@ def without_compiler() -> None:
     stub.__spec__ = importlib.machinery.ModuleSpec(NAME, None, is_package=True)
     sys.modules[NAME] = stub
     torch._dynamo = stub  # noqa: SLF001 -- where torch's own code looks
+
+
+def without_meta_kernels() -> None:
+    """Leave out what operators do to fake tensors and on the meta device; torch must not have been imported.
+
+    Where such a tensor comes by nevertheless, most operators raise NotImplementedError: they have no kernel.
+    """
+    if "torch" not in sys.modules:
+        sys.modules[META_KERNELS] = types.ModuleType(META_KERNELS)

@@ -208,6 +208,7 @@ for step in range(1000):
     optimizer.zero_grad()
     torch.cuda.empty_cache()
     print(step, loss.item(), flush=True)
+    assert "torch._dynamo" not in sys.modules  # what nobody uses is not loaded, for seconds
 open("checkpoint", "w").close()
 sys.exit(7)
 """
@@ -244,6 +245,33 @@ def test_the_command_stops_after_steps_and_keeps_a_record(
     assert lines["script.py:8 forward"] == (128 + 32) * MIB
     assert document["peak"]["allocated_bytes"] > 128 * MIB
     assert document["fits"]
+
+
+COMPILES = """
+import torch
+from torch._compile import _disable_dynamo
+@_disable_dynamo
+def double(x):
+    return 2 * x
+weight = torch.ones(4, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+def step(x):
+    double(weight * x).sum().backward()
+    optimizer.step()
+step(1)
+assert not hasattr(double.__wrapped__, "__dynamo_disable")
+torch.compile(lambda x: double(x + 1) * 3, backend="eager")(weight)
+step(1)
+assert hasattr(double.__wrapped__, "__dynamo_disable")
+from torch._dynamo.utils import counters
+assert len(counters["graph_break"]) == 1, counters
+"""
+
+
+@pytest.mark.long
+def test_a_program_that_compiles_finds_the_compiler_told_where_not_to_look(dry_run: Script) -> None:
+    """One graph on either side of what must not be looked into, as without the null device."""
+    assert dry_run(COMPILES).outcome == DONE
 
 
 def test_a_script_that_fails_passes_its_code_on(dry_run: Script) -> None:

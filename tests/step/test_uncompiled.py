@@ -28,8 +28,12 @@ assert not loaded()
 assert torch._dynamo.config.suppress_errors is False
 from torch._dynamo.source import ConstantSource
 assert not loaded()
-assert torch._dynamo.reset.__module__ == "torch._dynamo"
+from torch.testing._internal.distributed.fake_pg import FakeStore
+torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+assert not loaded()
+assert torch._dynamo.trace_rules.__name__ == "torch._dynamo.trace_rules"
 assert loaded()
+assert torch._dynamo.reset.__module__ == "torch._dynamo"
 import torch._dynamo
 assert torch._dynamo is sys.modules["torch._dynamo"]
 assert torch._dynamo.disable(len) is not len

@@ -27,8 +27,8 @@ from typing import Any, Callable, Optional  # noqa: UP035 -- runs on Python 3.9 
 # ruff: noqa: UP045, B905 -- Python 3.9 has neither X | None nor zip(strict=)
 
 # By name: they lie beside this file, on PYTHONPATH, and belong to no package.
-groups, masks, objects, peak, weights = (
-    importlib.import_module(f"memcalc_{name}") for name in ("groups", "masks", "objects", "peak", "weights")
+compiler, groups, masks, objects, peak, weights = (
+    importlib.import_module(f"memcalc_{name}") for name in ("compiler", "groups", "masks", "objects", "peak", "weights")
 )
 
 FOLDER = os.environ["MEMCALC_NULL_DEVICE"]  # of the stub libraries
@@ -300,6 +300,9 @@ def nothing(*_: Any) -> None:
 watch = Watch()
 AROUND: dict[str, tuple[Callable[[], None], Callable[[Any], None]]] = {
     "torch": (watch.load_libraries, watch.arrange),
+    "torch._compile": (nothing, compiler.spare_disabled),
+    "torch.optim.optimizer": (nothing, compiler.spare_steps),
+    "torch._dynamo": (compiler.begin, nothing),
     "torch.testing._internal.distributed.fake_pg": (nothing, watch.count_fake_groups),
 }
 if ALONE:

@@ -26,6 +26,7 @@ def run(name: str, places: list[str]) -> None:
         spec.loader.exec_module(module)
 
 
-run("sitecustomize", [entry for entry in sys.path if os.path.abspath(entry) != HERE])  # noqa: PTH100 -- likewise
+# Another installation of memcalc may have put its own here, as when a watched command watches one in turn.
+run("sitecustomize", [e for e in sys.path if not os.path.exists(os.path.join(e, "memcalc_watch.py"))])  # noqa: PTH110,PTH118 -- likewise
 if "MEMCALC_NULL_DEVICE" in os.environ:
     run("memcalc_watch", [HERE])
