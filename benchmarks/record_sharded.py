@@ -2,9 +2,10 @@
 
     python benchmarks/record_sharded.py known h100-80gb PYTHON benchmarks/recordings/sharded/FILE.jsonl
 
-PYTHON is an interpreter with PyTorch's CUDA build (and DeepSpeed, for its cases). The other ranks are PyTorch's fake
-process group: collectives return at once, buffers are real. Cases are a list in sharded_cases.yaml; recorded ones are
-skipped. The step is the reference decoder's (memcalc/step); the engine is put around it as its documentation says.
+PYTHON is an interpreter with PyTorch's CUDA build (and DeepSpeed or torchao, for their cases). The other ranks are
+PyTorch's fake process group: collectives return at once, buffers are real. Cases are a list in sharded_cases.yaml;
+recorded ones are skipped. The step is the reference decoder's (memcalc/step); the engine is put around it as its
+documentation says.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ def run(case: str, card: str, recordings: Path) -> None:
         "versions": {
             "torch": torch.__version__,
             **({"deepspeed": version("deepspeed")} if runner is deepspeed else {}),
+            **({"torchao": version("torchao")} if spec.training.fp8 != "none" else {}),
         },
         "spec": spec.model_dump(mode="json"),
         "phases": phases.found,

@@ -49,6 +49,7 @@ from tools import (  # noqa: E402
 from tools.accuracy import cases, summarized  # noqa: E402
 from tools.agreement import agreement_summary, agreement_table, need_summary  # noqa: E402
 from tools.beside import beside_summary, beside_table  # noqa: E402
+from tools.float8 import float8_summary, float8_table  # noqa: E402
 from tools.markdown import table  # noqa: E402
 from tools.measured import measured_table, missed_table, probe_table, seconds_table  # noqa: E402
 from tools.peers import peers_table  # noqa: E402
@@ -431,6 +432,8 @@ TABLES: dict[str, Callable[..., str]] = {
     **published_configs.TABLES,
     "agreement": agreement_table,
     "beside": beside_table,
+    "float8": float8_table,
+    "float8-summary": float8_summary,
     "split": split_table,
     "split-summary": split_summary,
     "beside-summary": beside_summary,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from memcalc.estimation.program import Event
@@ -166,7 +167,9 @@ class Backward:
         if node.parameters_first:
             for index in node.parameters:
                 self.allocate(index)
+        self.play(node.prepares)
         outgoing = self.outgoing(node, incoming)
+        self.play(node.between)
         self.compute(node, takes=takes)
         self.let_go(incoming)
         for index in node.parameters:
@@ -211,7 +214,9 @@ class Backward:
 
     def compute(self, node: Node, *, takes: bool) -> None:
         """What an operator's backward makes, beside gradients of its inputs, and lets go."""
-        saved = [*(self.current(index) for index in node.saved), *node.fetched]
+        made = Counter(index for index, sign in (*node.prepares, *node.between) for _ in range(max(sign, 0)))
+        made.subtract(index for index, sign in (*node.prepares, *node.between) if sign < 0)
+        saved = [*made.elements(), *(self.current(index) for index in node.saved), *node.fetched]
         takes = takes or bool(node.fetched)
         for index in (*(() if node.parameters_first else node.parameters), *node.backward_temporaries):
             self.allocate(index)
@@ -224,6 +229,14 @@ class Backward:
         for index in node.summed_later:
             self.allocate(index)
         self.let_go((*node.backward_temporaries, *node.summed_later, *saved))
+
+    def play(self, steps: Iterable[tuple[int, int]]) -> None:
+        """What an operator makes and drops on its way."""
+        for index, sign in steps:
+            if sign > 0:
+                self.allocate(index)
+            else:
+                self.release(index)
 
     def gradient_of(self, tensor: Tensor, dtype: str = "") -> int:
         """A new storage for the gradient of a tensor, allocated; in its dtype, if no other is named."""

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memcalc.estimation.adapters import base_dtype
+from memcalc.estimation.blocks.structure import float8_of
 from memcalc.estimation.copies import Spread
+from memcalc.estimation.engines.transformer_engine import in_8_bits
 from memcalc.estimation.frozen import adapters_follow_the_head
+from memcalc.estimation.operators.float8 import Float8
 from memcalc.estimation.optimizers.update import Update, update_of
 from memcalc.estimation.remembered import remembered
 from memcalc.estimation.sharding import Held, Parameters
@@ -42,6 +45,9 @@ class Choice(NamedTuple):
     weights_on_host: bool = False  # the weights are
     pins: bool = False  # in pinned memory
     replicates: bool = False  # HSDP: there are several groups, which add up what each has reduced
+    fp8_weights: bool = False  # Transformer Engine's matrices have weights in 8 bits alone
+    held_in: str = ""  # dtype of the weights that are held, where it is not `base`
+    narrow_gather: Float8 | None = None  # torchao's layers, where FSDP2 gathers their weights in 8 bits
 
     @property
     def partitions_gradients(self) -> bool:
@@ -94,6 +100,8 @@ def choice_of(spec: Spec) -> Choice:
         spec.parallelism.weights_on_host,
         spec.parallelism.offload_pin_memory,
         spec.parallelism.data_parallel_replicate > 1,
+        training.fp8_params,
+        narrow_gather=float8_of(spec) if training.fp8_all_gather else None,
     )
 
 
@@ -103,6 +111,11 @@ def groups(parameters: Parameters, choice: Choice) -> Iterator[tuple[Parameters,
     for held in parameters:
         found.setdefault((held.dtype, held.trains), []).append(held)
     if len(found) == 1 and ("", True) in found:
+        if choice.fp8_weights:  # buffers of their own (Megatron-LM core/distributed/param_and_grad_buffer.py)
+            narrow = Parameters(each for each in parameters if in_8_bits(each))
+            yield Parameters(each for each in parameters if not in_8_bits(each)), choice, True
+            yield narrow, choice._replace(held_in="uint8"), True
+            return
         yield parameters, choice, True
         return
     for (dtype, trains), rows in found.items():

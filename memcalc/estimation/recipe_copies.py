@@ -20,7 +20,8 @@ def kept_copies(choice: Choice, *, trains: bool) -> Iterator[Copy]:
     weights_from = 2 if choice.engine == "fsdp2" else 3
     citation = "the parameters that forward reads"
     made = "optimizer" if choice.late_adapters else "model"
-    yield Copy(Component.WEIGHTS, "", choice.base, weights_from, from_phase(made), citation)
+    held_in = choice.held_in or choice.base
+    yield Copy(Component.WEIGHTS, "", held_in, weights_from, from_phase(made), citation)
     if not trains:
         return
     recipe = RECIPES[choice.recipe]

@@ -56,6 +56,8 @@ class Node:
     gradients: tuple[str | None, ...]  # of each input: SAME, NEW, VIEW, CAST, IN_PLACE or None
     forward_temporaries: tuple[int, ...] = ()
     backward_temporaries: tuple[int, ...] = ()
+    prepares: tuple[tuple[int, int], ...] = ()  # (storage, +1 or -1): what backward makes and drops before its results
+    between: tuple[tuple[int, int], ...] = ()  # and after its inputs' gradients, before those of its parameters
     summed_later: tuple[int, ...] = ()  # buffers of the engine's sums, once the operator's backward has returned
     parameters: tuple[int, ...] = ()
     parameters_first: bool = False  # whether backward makes their gradients before those of its inputs

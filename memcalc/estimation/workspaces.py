@@ -12,7 +12,7 @@ from functools import partial, wraps
 from typing import Any
 
 from memcalc.estimation.allocation import blocks
-from memcalc.workspaces import Script, attention, embedding, most, norms, reductions, round_up
+from memcalc.workspaces import Script, attention, ceil_div, embedding, most, norms, reductions, round_up
 from memcalc.workspaces.multiprocessors import Multiprocessors
 
 Values = Mapping[str, int]
@@ -126,6 +126,14 @@ def log_sum_exp_rows(values: Values, heads: str, length: str) -> int:
 def mxfp8_scales(values: Values, axes: tuple[str, ...]) -> int:
     """a byte for each 32 elements"""
     return product(values, axes) // 32
+
+
+def block_scales(values: Values, along: tuple[str, ...], across: tuple[str, ...]) -> int:
+    """4 bytes for each 128 elements along an axis, the other in steps of 4
+
+    Transformer Engine 2.11 pytorch/tensor/float8_blockwise_tensor.py: get_scale_shape, blocks of 1 x 128.
+    """
+    return 4 * ceil_div(product(values, along), 128) * round_up(product(values, across), 4)
 
 
 def named(rule: Callable[..., int], **arguments: object) -> partial[int]:

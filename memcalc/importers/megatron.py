@@ -77,7 +77,7 @@ FIELDS: dict[str, Meaning] = {
     "use-mcore-models": nothing("Megatron-Core is counted"),
     "fp8-format": fact("fp8", "training.fp8"),
     "fp8-recipe": fact("fp8_recipe", "training.fp8"),
-    "fp8-param-gather": lacking("weights in 8 bits alone"),
+    "fp8-param-gather": to("training.fp8_params"),
     "fp8*": nothing("how scales are found, not what is kept"),
     "fp4*": lacking("matrix products in 4 bits"),
     "cross-entropy-loss-fusion": nothing("how it is done"),
@@ -149,7 +149,7 @@ def _finish(draft: Draft) -> None:
             values["model.moe.expert_intermediate_size"] = values["model.intermediate_size"]
     if facts.get("fp8"):
         recipe = facts.get("fp8_recipe", "delayed")  # arguments.py: its default
-        if recipe in ("delayed", "tensorwise", "mxfp8"):
+        if recipe in ("delayed", "tensorwise", "mxfp8", "blockwise"):
             values["training.fp8"] = recipe
         else:
             draft.notes.append(f"not modelled: fp8-recipe {recipe}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import selectors
@@ -54,9 +55,13 @@ def serve(replies: int) -> None:
 
 
 def preload(line: str) -> None:
-    """Import what takes seconds, once for all runs that need it: transformers, when the first of its models comes."""
+    """Import what takes seconds, once for all runs that need it: transformers, when the first of its models comes.
+
+    Not where torchao is installed, which transformers then imports: it asks for the card's capability as it is
+    imported, and a CUDA that has been asked cannot be forked.
+    """
     training = json.loads(line).get("spec", {}).get("training", {})
-    if training.get("implementation") == "huggingface":
+    if training.get("implementation") == "huggingface" and importlib.util.find_spec("torchao") is None:
         # Any exception may come of it, and comes again in the fork, whose answer it is.
         with contextlib.suppress(Exception):
             importlib.import_module("memcalc.step.huggingface")

@@ -36,10 +36,10 @@ def needs_columns(recipe: str, card: Card | None) -> bool:
     """Whether a second copy is made for the products of backward.
 
     Before Blackwell, and on its consumer cards, the tensor cores take 8 bits in one layout alone, so a transposed copy
-    is made; of MXFP8 one with its scales along the other axis. Without a card Hopper's is counted.
+    is made; of MXFP8 and of blocks of 128 one with its scales along the other axis. Without a card Hopper's is counted.
 
     Transformer Engine 2.11 pytorch/utils.py: is_non_tn_fp8_gemm_supported.
     """
     capability = None if card is None else card.compute_capability
     in_any_layout = capability is not None and ((10, 0) <= capability < (12, 0) or capability >= (13, 0))
-    return recipe == "mxfp8" or not in_any_layout
+    return recipe in ("mxfp8", "blockwise") or not in_any_layout

@@ -16,7 +16,7 @@ Recipe = Literal["fp32", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
 Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
 Attention = Literal["eager", "flash", "memory-efficient"]
 Loss = Literal["materialized", "chunked", "fused", "vocab-parallel"]
-Fp8 = Literal["none", "delayed", "tensorwise", "mxfp8"]
+Fp8 = Literal["none", "delayed", "tensorwise", "mxfp8", "blockwise", "rowwise", "rowwise-gw-hp"]
 Engine = Literal["ddp", "fsdp2", "deepspeed", "megatron"]
 ContextMethod = Literal["ring", "all-to-all"]
 Offload = Literal["none", "optimizer", "parameters", "all"]
@@ -43,7 +43,15 @@ class TrainingSpec(Block):
     recipe: Recipe = Field("mixed-20", description="which copies of weights and gradients exist, and when")
     fp8: Fp8 = Field(
         "none",
-        description="8-bit matrix products of Transformer Engine, by how they scale (implementation megatron)",
+        description="8-bit matrix products, by how they scale: Transformer Engine's (implementation megatron), else "
+        "torchao's",
+    )
+    fp8_skip: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        ("lm_head", "mlp.router"), description="linear layers that torchao leaves as they are: parts of their names"
+    )
+    fp8_all_gather: bool = Field(False, description="FSDP2 gathers torchao's weights in 8 bits (fp8: tensorwise)")
+    fp8_params: bool = Field(
+        False, description="Megatron-LM's --fp8-param-gather: weights in 8 bits alone, with no copy in 16"
     )
     implementation: Implementation = Field("plain", description="whose modules run")
     optimizer: Optimizer = Field("adamw", description="the update rule, hence its states")

@@ -15,6 +15,7 @@ from memcalc.spec.spec import Spec
 from memcalc.step.adapters import add_adapters
 from memcalc.step.decoder import Decoder
 from memcalc.step.dtypes import weight_dtype
+from memcalc.step.float8 import convert
 from memcalc.step.losses import Head, tokenwise_loss, vocab_parallel
 from memcalc.step.quantised import quantise
 
@@ -47,7 +48,7 @@ def build(spec: Spec, device: torch.device) -> CausalLM:
 
     Raises:
         InputError: the implementation cannot be run here, or does not know the model.
-        Unavailable: PEFT or bitsandbytes is missing.
+        Unavailable: PEFT, bitsandbytes or torchao is missing.
     """
     quantised = spec.training.finetune == "qlora"
     model = build_base(spec, torch.device("meta") if quantised else device, device)
@@ -55,6 +56,8 @@ def build(spec: Spec, device: torch.device) -> CausalLM:
         quantise(model.module, spec, device)
     if spec.training.lora is not None:
         model = replace(model, module=add_adapters(model.module, spec))
+    if spec.training.fp8 != "none":
+        convert(model.module, spec)
     return with_loss(model, spec)
 
 

@@ -55,6 +55,42 @@ def test_mxfp8_scales_32_elements_each_way() -> None:
     assert added == 2 * (MATRICES + MATRICES // 32)
 
 
+def test_blocks_of_128_by_128_share_an_fp32_scale() -> None:
+    """Sides of 512, 768, 1536 and 3072 are 4, 6, 12 and 24 blocks; the second one in steps of 4. Both ways.
+
+    qkv [768, 512]: 6·4, and 4·8; output [512, 512]: 4·4 twice; gate and up [3072, 512]: 24·4 twice; down [512, 1536]:
+    4·12 twice.
+    """
+    added = held(run("blockwise"), Component.WEIGHTS) - held(run("none"), Component.WEIGHTS)
+
+    scales = L * (6 * 4 + 4 * 8 + 2 * 4 * 4 + 2 * 24 * 4 + 2 * 4 * 12)
+    assert added == 2 * MATRICES + 4 * scales
+
+
+def test_blockwise_inputs_have_a_scale_for_128_tokens() -> None:
+    """Beside a byte an element, in the layout of backward: 512 tokens are 4 blocks, of each feature."""
+    saved = {recipe: held(run(recipe), Component.ACTIVATIONS) for recipe in ("blockwise", "tensorwise")}
+
+    assert saved["blockwise"] - saved["tensorwise"] == L * 4 * (TOKENS // 128) * (D + D + F)
+
+
+@pytest.mark.parametrize(("recipe", "gpu", "copies"), [("tensorwise", "h100-80gb", 2), ("tensorwise", "b200", 1)])
+def test_weights_in_8_bits_alone(recipe: str, gpu: str, copies: int) -> None:
+    """The 16-bit copy of the matrices is gone, from the start on; masters stay as they were, and so do gradients."""
+    options = {"implementation": "megatron", "b": B, "s": S, "fp8": recipe}
+    spread = {"zero_stage": 1, "data_parallel": 2}
+    both, alone = (
+        estimate({"model": LLAMA, "training": options | {"fp8_params": only}, "parallelism": spread}, gpu=gpu)
+        for only in (False, True)
+    )
+
+    assert held(both, Component.WEIGHTS) - held(alone, Component.WEIGHTS) == 2 * MATRICES
+    plain = held(both, Component.WEIGHTS, "model")  # no cache yet
+    assert plain - held(alone, Component.WEIGHTS, "model") == (2 - copies) * MATRICES
+    for component in (Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE):
+        assert held(both, component, "zero_grad_2") == held(alone, component, "zero_grad_2")
+
+
 def test_delayed_scaling_remembers_largest_values() -> None:
     """1024 steps of three tensors in forward and two in backward, fp32, of each of four matrices a layer."""
     delayed, tensorwise = run("delayed"), run("tensorwise")
@@ -105,7 +141,7 @@ def test_the_vendors_example() -> None:
     assert sums["tensorwise"] == [1 * mb, 1 * mb, 2 * mb, 2 * mb]
 
 
-@pytest.mark.parametrize("recipe", ["delayed", "tensorwise", "mxfp8"])
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise", "mxfp8", "blockwise"])
 def test_sums_hold_with_experts_and_recomputation(recipe: str) -> None:
     moe = {"num_experts": 8, "num_experts_per_token": 2, "expert_intermediate_size": 512}
     for recompute in ("none", "full", "selective"):
@@ -121,8 +157,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
         {"implementation": "plain"},
         None,
         (
-            "fp8 = delayed with implementation = plain; what is modelled are Transformer Engine's matrices. Set "
-            "implementation: megatron, or fp8: none."
+            "fp8 = delayed with implementation = plain, whose matrices would be torchao's. Set fp8: tensorwise or rowwise "
+            "or rowwise-gw-hp, or implementation: megatron."
         ),
     ),
     "an older card": (
@@ -134,6 +170,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
         {"fp8": "mxfp8"},
         "h100-80gb",
         "fp8 = mxfp8 needs compute capability 10.0; NVIDIA H100 SXM has 9.0. Name a newer card, or set fp8: none.",
+    ),
+    "weights in 8 bits without their optimizer": (
+        {"fp8_params": True},
+        None,
+        (
+            "fp8_params with zero_stage = 0; Megatron-LM has it with its distributed optimizer alone. Set fp8_params: "
+            "false, or zero_stage: 1."
+        ),
     ),
     "tokens": (
         {"s": 4, "b": 1},

@@ -20,14 +20,25 @@ def read(tmp_path: Path, words: str) -> memcalc.Spec:
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [("", "delayed"), (" --fp8-recipe tensorwise", "tensorwise"), (" --fp8-recipe mxfp8", "mxfp8")],
+    [
+        ("", "delayed"),
+        (" --fp8-recipe tensorwise", "tensorwise"),
+        (" --fp8-recipe mxfp8", "mxfp8"),
+        (" --fp8-recipe blockwise", "blockwise"),
+    ],
 )
 def test_format_and_recipe(words: str, expected: str, tmp_path: Path) -> None:
     assert read(tmp_path, ARGUMENTS + words).training.fp8 == expected
 
 
 def test_a_recipe_that_is_not_modelled_is_told(tmp_path: Path) -> None:
-    spec = read(tmp_path, ARGUMENTS + " --fp8-recipe blockwise")
+    spec = read(tmp_path, ARGUMENTS + " --fp8-recipe custom")
 
     assert spec.training.fp8 == "none"
-    assert any("fp8-recipe blockwise" in note for note in spec.notes)
+    assert any("fp8-recipe custom" in note for note in spec.notes)
+
+
+def test_weights_in_8_bits_alone(tmp_path: Path) -> None:
+    spec = read(tmp_path, ARGUMENTS + " --fp8-param-gather --use-distributed-optimizer")
+
+    assert spec.training.fp8_params

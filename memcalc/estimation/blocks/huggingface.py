@@ -31,6 +31,7 @@ def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
 def _embedding(c: Structure) -> tuple[Tape, Tensor]:
     tape = Tape()
     ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
+    ops.float8 = c.float8
     x = ops.embedding("embed_tokens", ("V", "d"), ("b", "s"), tied=c.tied, view=c.head_gradient_is_a_view)
     if c.position == "learned":
         positions = ops.embedding("embed_positions", ("S", "d"), ("s",), counts=True)
@@ -78,6 +79,7 @@ class _Family:
         self.weights: tuple[Tensor, ...] = ()  # of attention, returned where they exist and nothing trains
         self.tape = tape or Tape()
         self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters)
+        self.ops.float8 = c.float8
 
     def entry(self) -> Tensor:
         dtype, citation = self.c.parameters, _SOURCE.format(self.c.family)

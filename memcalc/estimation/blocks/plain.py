@@ -32,6 +32,7 @@ class PlainBlock:
         self.weights: tuple[Tensor, ...] = ()  # of attention, which transformers' modules return
         self.tape = Tape()
         self.ops = Operators(self.tape, structure.compute, structure.parameters, structure.autocast, structure.adapters)
+        self.ops.float8 = structure.float8
         self.split = Splitting(self.ops, structure)
         self.stream = self.split.stream
 
@@ -367,6 +368,7 @@ def plain_embedding(c: Structure) -> tuple[Tape, Tensor]:
     """Token and position rows, summed; what all layers share."""
     tape = Tape()
     ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
+    ops.float8 = c.float8
     stream = "s/t" if c.sequence_split else "s"
     width = "d_e" if c.own_embedding_width else "d"
     vocabulary = "V/t" if c.split else "V"
@@ -405,6 +407,7 @@ def plain_head(c: Structure) -> tuple[Tape, None]:
     """Final norm, output projection, and the loss on fp32 logits."""
     tape = Tape(kind=Component.LOGITS_AND_LOSS)
     ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
+    ops.float8 = c.float8
     stream = "s/t" if c.sequence_split else "s"
     dtype = c.parameters if c.autocast else c.compute
     x = tape.input("head input", ("b", stream, "d"), dtype, f"{PAPER}.3")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memcalc.estimation.adapters import Adapters, adapters_of, base_dtype
+from memcalc.estimation.operators.float8 import Float8
 from memcalc.estimation.remembered import remembered
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.kernels import needs_columns
@@ -107,6 +108,7 @@ class Structure(NamedTuple):
     saves_on_host: str = "none"  # in which memory of the host what autograd saves is
     frees_tables: bool = False  # so nothing on the device refers to the layers' tables, once forward has returned
     fp8_columns: bool = False  # and whether it makes a second copy for backward's products
+    float8: Float8 | None = None  # and how torchao's linear layers do
 
     @property
     def keys(self) -> str:
@@ -125,7 +127,7 @@ def structure_of(spec: Spec) -> Structure:
     model, training, parallelism = spec.model, spec.training, spec.parallelism
     recipe = RECIPES[training.recipe]
     rate = training.dropout
-    huggingface = training.implementation == "huggingface"
+    huggingface, megatron = (training.implementation == each for each in ("huggingface", "megatron"))
     theirs = huggingface and spec.inference is not None  # modules of all families, by the plain block
     saves_on_host = "none" if spec.inference is not None else training.offload_activations
     embedding_dropout = (model.embedding_dropout if rate is None else rate) if huggingface else 0.0
@@ -195,9 +197,18 @@ def structure_of(spec: Spec) -> Structure:
         saves_on_host=saves_on_host,
         frees_tables=saves_on_host != "none"
         and training.recompute == "none",  # a checkpoint's closure has them as an argument
-        fp8=training.fp8,
-        fp8_columns=training.fp8 != "none" and needs_columns(training.fp8, _card(spec)),
+        fp8=training.fp8 if megatron else "none",
+        fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _card(spec)),
+        float8=float8_of(spec),
     )
+
+
+def float8_of(spec: Spec) -> Float8 | None:
+    """How torchao multiplies, where it does."""
+    training = spec.training
+    if training.fp8 == "none" or training.implementation == "megatron" or spec.inference is not None:
+        return None
+    return Float8(training.fp8, training.fp8_skip, training.fp8_all_gather)
 
 
 def _card(spec: Spec) -> Card | None:

@@ -18,6 +18,7 @@ def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
     """The tape of one part of the model, and its output."""
     tape = Tape(kind=Component.LOGITS_AND_LOSS if part == "head" else Component.ACTIVATIONS)
     ops = Operators(tape, c.compute, c.compute, autocast=False)
+    ops.float8 = c.float8
     if part == "embedding":
         return tape, ops.embedding("embed_tokens", ("V", "d"), ("b", "s"))
     if part == "head":

@@ -96,3 +96,11 @@ def buffer(name: str, elements: int, dtype: str, mask: int, symbol: str, citatio
     formula = f"{DTYPE_BYTES[dtype]}·{symbol}"
     component = Component.COMMUNICATION_BUFFERS
     return Item(component, "engine", name, (elements,), dtype, 1, each, rounded(each), mask, formula, citation)
+
+
+def mixed_buffer(name: str, elements: int, narrow: int, dtype: str, symbol: str, citation: str) -> Item:
+    """One of parameters of which some are in 8 bits; then it is one of bytes (_fsdp_collectives.py: uint8)."""
+    if not narrow:
+        return buffer(name, elements, dtype, 0, symbol, citation)
+    whole = buffer(name, narrow + (elements - narrow) * DTYPE_BYTES[dtype], "uint8", 0, symbol, citation)
+    return whole._replace(formula=f"1·{symbol}, {DTYPE_BYTES[dtype]}· what torchao does not convert")

@@ -20,6 +20,7 @@ from memcalc.estimation.engines.buffers import (
     buffer,
     gradient_share,
     host_shards,
+    mixed_buffer,
     root_unit,
     units,
 )
@@ -48,18 +49,24 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
     reduced = "fp32" if choice.mixed_policy else gathered
     layers, root = units(parameters), root_unit(parameters)
     unit = max(layers.values(), default=0)
+    narrow = converted_elements(parameters, choice)
 
     def layer(name: str, detail: str, dtype: str = gathered) -> Item:
         return buffer(name, unit, dtype, 0, "P_layer", f"{SOURCE}: {detail}")
 
-    own = layer("layer parameters, gathered", "unshard")
-    arriving = layer("all-gather of a layer", "prefetch")
-    before = layer("all-gather of the layer before", "its buffer lives until this copy-out")
+    def whole(name: str, detail: str, unit: str = "layer") -> Item:
+        elements = root if unit == "root" else max(layers.values(), default=0)
+        few = narrow.get(unit, 0)
+        return mixed_buffer(name, elements, few, gathered, f"P_{unit}", f"{SOURCE}: {detail}")
+
+    own = whole("layer parameters, gathered", "unshard")
+    arriving = whole("all-gather of a layer", "prefetch")
+    before = whole("all-gather of the layer before", "its buffer lives until this copy-out")
     scattered = layer("reduce-scatter input of the last layer", "post_backward", reduced)
     leaving = layer("reduce-scatter input of a layer", "post_backward", reduced)
-    root_gather = buffer("all-gather of the root", root, gathered, 0, "P_root", f"{SOURCE}: unshard")
+    root_gather = whole("all-gather of the root", "unshard", "root")
     root_scatter = buffer("reduce-scatter input of the root", root, reduced, 0, "P_root", f"{SOURCE}: post_backward")
-    stays = buffer("root parameters, gathered", root, gathered, 0, "P_root", f"{SOURCE}: the root is not resharded")
+    stays = whole("root parameters, gathered", "the root is not resharded", "root")
     # torch 2.12 lets the last input go only after the next one exists; all others before.
     both = (scattered,) if choice.torch[:2] == (2, 12) else ()
     around = Around(
@@ -77,7 +84,10 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
     sent_for = host_shards(parameters, choice, gathered, f"{PARAM}: all_gather_inputs")
     if choice.zero_stage < 3:
         keep = {
-            kind: buffer("layer parameters, gathered", elements, gathered, 0, "P_layer", f"{SOURCE}: not resharded")
+            kind: mixed_buffer(
+                *("layer parameters, gathered", elements, narrow.get("layer", 0), gathered),
+                *("P_layer", f"{SOURCE}: not resharded"),
+            )
             for kind, elements in layers.items()
         }
         around = around._replace(
@@ -102,6 +112,23 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
         before_first_backward=(arriving,),
     )
     return Buffers((), _beside_root(around, stays))
+
+
+def converted_elements(parameters: Parameters, choice: Choice) -> dict[str, int]:
+    """Elements of a layer and of the root that are gathered in 8 bits (torchao's fsdp_pre_all_gather)."""
+    found = {"layer": 0, "root": 0}
+    kinds: dict[str, int] = {}
+    for held in parameters:
+        if choice.narrow_gather is None or len(held.shape) != len(("out", "in")) or held.tensor != "weight":
+            continue
+        if held.module.startswith("embed") or not choice.narrow_gather.converts(held.module):
+            continue
+        if held.where == "layer":
+            kind = held.module.partition("*")[0]
+            kinds[kind] = kinds.get(kind, 0) + held.elements
+        else:
+            found["root"] += held.count * held.elements
+    return found | {"layer": max(kinds.values(), default=0)}
 
 
 def _beside_root(around: Around, root: Item) -> Around:

@@ -1,7 +1,8 @@
-"""What Transformer Engine holds for matrix products in 8 bits, beside the weights in 16 that stay.
+"""What Transformer Engine holds for matrix products in 8 bits: beside weights in 16 that stay, or in their place.
 
 Sources: Transformer Engine 2.11 pytorch/module/base.py (get_weight_workspace, quantization.py),
-pytorch/tensor/float8_tensor.py, mxfp8_tensor.py. Read, not measured.
+pytorch/tensor/float8_tensor.py, mxfp8_tensor.py, float8_blockwise_tensor.py; Megatron-LM core_r0.14
+core/fp8_utils.py, core/distributed/param_and_grad_buffer.py (fp8_param_gather). Read, not measured.
 """
 
 from __future__ import annotations
@@ -10,45 +11,69 @@ from collections.abc import Iterator
 
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.items import Item, from_phase
-from memcalc.estimation.sharding import Parameters
+from memcalc.estimation.sharding import Held, Parameters
 from memcalc.ledger.component import Component
 from memcalc.spec.cards import Card
 from memcalc.spec.kernels import needs_columns
 from memcalc.spec.spec import Spec
+from memcalc.workspaces import ceil_div, round_up
 
 WITHOUT_FP8 = ("embed_tokens", "embed_positions", "lm_head", "mlp.router", "shared_expert_gate")
 MXFP8_BLOCK = 32  # elements that share a scale of one byte
+BLOCK = 128  # sides of the square of a weight that shares an fp32 scale (Float8BlockScaling: w_block_scaling_dim 2)
 HISTORY = 1024  # common/recipe/__init__.py, DelayedScaling: amax_history_len
 
 
+def in_8_bits(held: Held) -> bool:
+    """Whether a parameter is a matrix that is multiplied in 8 bits; stacked experts are one each."""
+    shape = held.shape[1:] if held.routed else held.shape
+    return len(shape) == len(("out", "in")) and not held.module.endswith(WITHOUT_FP8)
+
+
 def weight_caches(spec: Spec, parameters: Parameters, card: Card | None) -> Iterator[Item]:
-    """A byte an element for the products of forward, another for those of backward; kept from the first forward on."""
+    """A byte an element for the products of forward, another for those of backward; kept from the first forward on.
+
+    Where the weights themselves are in 8 bits (--fp8-param-gather), they are forward's, and backward's are made with
+    them (get_weight_workspace hands on what is quantised already; quantized_model_init has both usages).
+    """
     recipe = spec.training.fp8
     if recipe == "none":
         return
     citation = "Transformer Engine 2.11 pytorch/module/base.py: get_weight_workspace"
-    mask = from_phase("forward_1")
+    primary = spec.training.fp8_params
+    mask = from_phase("model" if primary else "forward_1")
     names = ["weight in 8 bits", *(["weight in 8 bits for backward"] if needs_columns(recipe, card) else [])]
     matrices = 0
     for held in parameters:
-        shape = held.shape[1:] if held.routed else held.shape
-        if len(shape) != len(("out", "in")) or held.module.endswith(WITHOUT_FP8):
+        if not in_8_bits(held):
             continue
         experts = held.shape[0] if held.routed else 1
         matrices += held.count * experts
-        scales = held.elements // MXFP8_BLOCK if recipe == "mxfp8" else 0
-        for name in names:
-            yield Item(
-                *(Component.WEIGHTS, held.module, name, held.shape, "uint8", held.count, held.elements),
-                *(rounded(held.elements), mask, f"1·{held.formula}", citation),
-            )
-            if scales:
+        for by_columns, name in enumerate(names):
+            if by_columns or not primary:
                 yield Item(
-                    *(Component.WEIGHTS, held.module, f"scales of {name}", (scales,), "uint8", held.count, scales),
-                    *(rounded(scales), mask, f"1·{held.formula}/{MXFP8_BLOCK}", citation),
+                    *(Component.WEIGHTS, held.module, name, held.shape, "uint8", held.count, held.elements),
+                    *(rounded(held.elements), mask, f"1·{held.formula}", citation),
+                )
+            if scales := _scales(recipe, held, experts, by_columns=bool(by_columns)):
+                each, formula = scales
+                yield Item(
+                    *(Component.WEIGHTS, held.module, f"scales of {name}", (each,), "uint8", held.count, each),
+                    *(rounded(each), mask, formula, citation),
                 )
     if recipe == "delayed":
         yield from _histories(matrices)
+
+
+def _scales(recipe: str, held: Held, experts: int, *, by_columns: bool) -> tuple[int, str] | None:
+    """Bytes of the scales of a weight, and their formula: none where it has a single one."""
+    if recipe == "mxfp8":
+        return held.elements // MXFP8_BLOCK, f"1·{held.formula}/{MXFP8_BLOCK}"
+    if recipe != "blockwise":
+        return None
+    rows, columns = (ceil_div(side, BLOCK) for side in held.shape[-2:])
+    first, second = (columns, rows) if by_columns else (rows, columns)
+    return 4 * experts * first * round_up(second, 4), f"4·{held.formula}/{BLOCK}², in steps of 4"
 
 
 def _histories(matrices: int) -> Iterator[Item]:

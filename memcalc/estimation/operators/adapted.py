@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.estimation import workspaces
 from memcalc.estimation.operators.elementwise import Elementwise
-from memcalc.estimation.operators.linear import Linear
+from memcalc.estimation.operators.float8 import InFloat8
 from memcalc.estimation.tape import NEW, Node, Shape, Tensor
 from memcalc.workspaces import ceil_div
 
@@ -12,7 +12,7 @@ PEFT = "PEFT 0.21 tuners/lora/layer.py"
 BITSANDBYTES = "bitsandbytes 0.50 autograd/_functions.py, MatMul4Bit"
 
 
-class Adapted(Linear, Elementwise):
+class Adapted(InFloat8, Elementwise):
     """Linear layers as QLoRA and PEFT replace them; where nothing is frozen, torch's own."""
 
     def linear(
@@ -27,7 +27,7 @@ class Adapted(Linear, Elementwise):
         tied: bool = False,
         conv1d: bool = False,
     ) -> Tensor:
-        """See `Linear.linear`; then the adapter's x A^T B^T, scaled and added."""
+        """See `InFloat8.linear`; then the adapter's x A^T B^T, scaled and added."""
         adapters = self.adapters
         if adapters is None:
             return super().linear(x, module, weight, out, bias=bias, row=row, tied=tied, conv1d=conv1d)

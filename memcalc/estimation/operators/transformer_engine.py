@@ -126,16 +126,30 @@ class TransformerEngine(Base):
         if self.fp8 == "none":
             return ()
         names = (f"{module} output gradient", f"{module} output gradient, other layout")
-        return tuple(self._in_8_bits(shape, name) for name in names[: 1 + self.fp8_columns])
+        made = [self._in_8_bits(shape, name) for name in names[: 1 + self.fp8_columns]]
+        if self.fp8 == "blockwise":
+            made += [self._block_scales(shape, name, by_columns=name == names[1]) for name in names]
+        return tuple(made)
 
     def _in_8_bits(self, shape: Shape, name: str) -> int:
         return self.tape.store(f"{name} in 8 bits", shape, "uint8", f"{TE}tensor/float8_tensor.py: make_empty")
 
     def _scales(self, shape: Shape, name: str) -> tuple[int, ...]:
+        """Of what is kept, in the layout of backward."""
+        if self.fp8 == "blockwise":
+            return (self._block_scales(shape, name, by_columns=True),)
         if self.fp8 != "mxfp8":
             return ()
         rule = workspaces.named(workspaces.mxfp8_scales, axes=shape)
         return (self.tape.store(f"{name} scales", (), "uint8", f"{TE}tensor/mxfp8_tensor.py: make_empty", rule=rule),)
+
+    def _block_scales(self, shape: Shape, name: str, *, by_columns: bool) -> int:
+        """Of blocks of 128 features of a token, or of 128 tokens of a feature."""
+        tokens, width = shape[:-1], shape[-1:]
+        along, across = (tokens, width) if by_columns else (width, tokens)
+        rule = workspaces.named(workspaces.block_scales, along=along, across=across)
+        citation = f"{TE}tensor/float8_blockwise_tensor.py: get_scale_shape"
+        return self.tape.store(f"{name} scales", (), "uint8", citation, rule=rule)
 
     def fused_glu(self, x: Tensor, name: str, out: Shape) -> Tensor:
         """act(gate) * up of one tensor that holds both, in one kernel each way: keeps that tensor alone."""

@@ -1,0 +1,169 @@
+"""Linear layers as torchao's Float8Linear multiplies them: in 8 bits, of casts that are made for each product.
+
+Source: torchao 0.18 float8/float8_linear.py (matmul_with_hp_or_float8_args). Nothing of a cast outlives its product:
+autograd keeps the input and the weight as they were given, so no activation gets smaller. A cast passes through fp32,
+scaled and clamped, which is nine bytes an element for a moment (float8_training_tensor.py, _ToFloat8ConstrFunc). All of
+this is eager execution; torch.compile fuses it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.estimation import workspaces
+from memcalc.estimation.operators.linear import Linear
+from memcalc.estimation.tape import SAME, VIEW, Node, Shape, Tensor
+
+SOURCE = "torchao 0.18 float8/float8_linear.py"
+CAST = "torchao 0.18 float8/float8_training_tensor.py: _ToFloat8ConstrFunc"
+PRODUCT = "torchao 0.18 float8/float8_ops.py"
+
+Steps = tuple[tuple[int, int], ...]
+
+
+class Float8(NamedTuple):
+    """How torchao's matrices scale.
+
+    Args:
+        recipe: "tensorwise", "rowwise", or "rowwise-gw-hp", which makes weights' gradients in 16 bits.
+        skip: parts of the names of the layers that stay as they are.
+        gathered: whether the weights come in 8 bits already (FSDP2's float8 all-gather).
+    """
+
+    recipe: str
+    skip: tuple[str, ...]
+    gathered: bool
+
+    def converts(self, module: str) -> bool:
+        """Whether a linear layer is one of torchao's."""
+        return not any(part in module for part in self.skip)
+
+
+class InFloat8(Linear):
+    """Linear layers that torchao has exchanged; the others are torch's own."""
+
+    float8: Float8 | None = None
+
+    def linear(
+        self,
+        x: Tensor,
+        module: str,
+        weight: Shape,
+        out: Shape,
+        *,
+        bias: bool,
+        row: bool = False,
+        tied: bool = False,
+        conv1d: bool = False,
+    ) -> Tensor:
+        """See `Linear.linear`. transformers' Conv1D is no nn.Linear, so torchao leaves it alone."""
+        choice = self.float8
+        if choice is None or conv1d or not choice.converts(module):
+            return super().linear(x, module, weight, out, bias=bias, row=row, tied=tied, conv1d=conv1d)
+        given, x = x, self.autocast_input(x, module)
+        y = self._float8_product(x, given, module, weight, out, choice)
+        return self._plus_bias(y, module, weight[0]) if bias else y
+
+    def _float8_product(
+        self, x: Tensor, given: Tensor, module: str, weight: Shape, out: Shape, choice: Float8
+    ) -> Tensor:
+        """Casts of both sides, their product, and in backward casts of three tensors, the gradient's twice."""
+        tokens = _tokens(x, out)
+        rows, columns = (*tokens, weight[1]), (*tokens, weight[0])
+        small = self._float8_cast(x, f"{module} input", rows, tokens)
+        sides = (
+            [*small] if choice.gathered else [*small, *self._float8_cast(None, f"{module}.weight", weight, weight[:1])]
+        )
+        y = self.tape.new(f"{module} output", out, x.dtype, SOURCE)
+        gradient = self.parameter_gradient(module, "weight", weight, self.parameters)
+        copied = self._float8_bytes(f"{module}.weight, by columns", weight)
+        prepares = [*self._float8_casting(f"{module} output gradient", columns, tokens)]
+        if not choice.gathered:
+            per_row = () if choice.recipe == "rowwise-gw-hp" else weight[1:]
+            prepares += self._float8_casting(f"{module}.weight in backward", weight, per_row)
+        prepares += self._float8_scaled_later(f"{module} input gradient", rows)
+        prepares.append((copied, 1))
+        between = [(copied, -1)]
+        between += [(index, -1) for index, _ in prepares if self.tape.storages[index].name.endswith(" scales")]
+        if choice.recipe != "rowwise-gw-hp":
+            between += self._float8_casting(f"{module} output gradient by columns", columns, weight[:1])
+            between += self._float8_casting(f"{module} input in backward", rows, weight[1:])
+            between += self._float8_scaled_later(f"{module}.weight gradient", weight)
+            sides_copied = (f"{module} output gradient, by rows", columns), (f"{module} input, by columns", rows)
+            between += [(self._float8_bytes(name, shape), 1) for name, shape in sides_copied]
+        if self.parameters != x.dtype:  # made in what forward computes in, and cast by the engine
+            wide = self.tape.store(f"{module}.weight gradient in {x.dtype}", weight, x.dtype, SOURCE)
+            between.append((wide, 1))
+        node = Node(
+            module,
+            (x, *sides),
+            (y,),
+            (x.storage,),
+            (VIEW, *(None for _ in sides)),
+            caller_holds=(given.storage,),
+            prepares=tuple(prepares),
+            between=tuple(between),
+            parameters=(gradient,),
+            variables=(x, Tensor(-1, weight, self.parameters, strided=True)),
+        )
+        self.tape.record(node)
+        return y
+
+    def _plus_bias(self, y: Tensor, module: str, width: str) -> Tensor:
+        """The bias is added to the product, in a tensor of its own."""
+        total = self.tape.new(f"{module} output with bias", y.shape, y.dtype, SOURCE)
+        gradient = self.parameter_gradient(module, "bias", (width,), self.parameters)
+        rule = workspaces.named(workspaces.column_sum, rows=_tokens(y, y.shape), columns=(width,))
+        sums = self.tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
+        node = Node(f"{module} bias", (y,), (total,), (), (SAME,), summed_later=(sums,), parameters=(gradient,))
+        self.tape.record(node)
+        return total
+
+    def _float8_cast(self, x: Tensor | None, name: str, shape: Shape, scales: Shape) -> tuple[Tensor, Tensor]:
+        """A cast in forward and its scale, without gradients; of a weight (None) nothing is read from the tape."""
+        *moments, small = self._float8_moments(name, shape)
+        made = (
+            Tensor(small, shape, "uint8", grad=False),
+            Tensor(self._float8_scale(name, scales), scales, "fp32", grad=False),
+        )
+        read, gradients = ((), ()) if x is None else ((x,), (None,))
+        self.tape.nodes.append(Node(f"{name} in 8 bits", read, made, (), gradients, forward_temporaries=tuple(moments)))
+        return made
+
+    def _float8_casting(self, name: str, shape: Shape, scales: Shape) -> list[tuple[int, int]]:
+        """A cast in backward: its scale, fp32, clamped, then 8 bits, which stay."""
+        scaled, clamped, small = self._float8_moments(name, shape)
+        return [
+            (self._float8_scale(name, scales), 1),
+            (scaled, 1),
+            (clamped, 1),
+            (small, 1),
+            (clamped, -1),
+            (scaled, -1),
+        ]
+
+    def _float8_moments(self, name: str, shape: Shape) -> tuple[int, int, int]:
+        """Scaled in fp32; the same, clamped; in 8 bits."""
+        scaled, clamped = (self.tape.store(f"{name} {how}", shape, "fp32", CAST) for how in ("scaled", "clamped"))
+        return scaled, clamped, self._float8_bytes(name, shape)
+
+    def _float8_bytes(self, name: str, shape: Shape) -> int:
+        return self.tape.store(f"{name} in 8 bits", shape, "uint8", CAST)
+
+    def _float8_scale(self, name: str, axes: Shape) -> int:
+        """A number for the whole tensor, or one for each row."""
+        assert self.float8 is not None
+        shape = () if self.float8.recipe == "tensorwise" else axes
+        return self.tape.store(f"{name} scale", shape, "fp32", CAST)
+
+    def _float8_scaled_later(self, name: str, shape: Shape) -> list[tuple[int, int]]:
+        """Scales by rows and columns, as a whole matrix: without fast accumulation a product is scaled afterwards."""
+        assert self.float8 is not None
+        if self.float8.recipe == "tensorwise":
+            return []
+        return [(self.tape.store(f"{name} scales", shape, "fp32", f"{PRODUCT}: addmm_float8_unwrapped"), 1)]
+
+
+def _tokens(x: Tensor, out: Shape) -> Shape:
+    """The axes of tokens. Of input and output one may be seen head by head; the other's leading axes are the tokens."""
+    return min(x.shape[:-1], out[:-1], key=len)

@@ -1,0 +1,37 @@
+"""torchao's linear layers in place of torch's own: what multiplies in 8 bits."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+from torch import nn
+
+from memcalc.errors import Unavailable
+from memcalc.spec.spec import Spec
+from memcalc.step.adapters import module_name
+
+RECIPES = {"tensorwise": "tensorwise", "rowwise": "rowwise", "rowwise-gw-hp": "rowwise_with_gw_hp"}
+
+
+def convert(module: nn.Module, spec: Spec) -> nn.Module:
+    """The module with Float8Linear for every nn.Linear that the spec does not skip; it is changed in place.
+
+    Raises:
+        Unavailable: torchao is not installed.
+    """
+    if importlib.util.find_spec("torchao") is None:
+        raise Unavailable("fp8 runs torchao's linear layers: pip install 'llm-memcalc[torchao]'")
+    float8: Any = importlib.import_module("torchao.float8")
+    training = spec.training
+    config = float8.Float8LinearConfig.from_recipe_name(RECIPES[training.fp8])
+    if training.fp8_all_gather:
+        config = float8.Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    skipped = [module_name(spec, name) for name in training.fp8_skip]
+
+    def wanted(_: nn.Module, path: str) -> bool:
+        return not any(name in path for name in skipped)
+
+    converted: nn.Module = float8.convert_to_float8_training(module, module_filter_fn=wanted, config=config)
+    return converted
