@@ -12,10 +12,10 @@ ARGUMENTS = (
 )
 
 
-def read(tmp_path: Path, words: str) -> memcalc.Spec:
+def read(tmp_path: Path, words: str, *overrides: str) -> memcalc.Spec:
     script = tmp_path / "train.sh"
     script.write_text(f"torchrun --nproc-per-node 1 pretrain_gpt.py {words}\n")
-    return memcalc.load(str(script), "vocab_size=1024")
+    return memcalc.load(str(script), "vocab_size=1024", *overrides)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,6 @@ def test_a_recipe_that_is_not_modelled_is_told(tmp_path: Path) -> None:
 
 
 def test_weights_in_8_bits_alone(tmp_path: Path) -> None:
-    spec = read(tmp_path, ARGUMENTS + " --fp8-param-gather --use-distributed-optimizer")
+    spec = read(tmp_path, ARGUMENTS + " --fp8-param-gather --use-distributed-optimizer", "data_parallel=2")
 
     assert spec.training.fp8_params
