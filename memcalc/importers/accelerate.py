@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.importers import float8
 from memcalc.importers.huggingface import finish_trainer
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
 
@@ -19,7 +20,9 @@ FIELDS: dict[str, Meaning] = {
     "parallelism_config*": lacking("parallelism other than data"),
     "megatron_lm_config*": lacking("Megatron-LM below accelerate: give its own arguments instead"),
     "dynamo_config*": lacking("torch.compile"),
-    "fp8_config*": lacking("matrix products in 8 bits"),
+    "fp8_config.backend": fact("fp8_backend", "training.fp8"),
+    "fp8_config.enable_fsdp_float8_all_gather": float8.GATHER,
+    "fp8_config*": nothing("how scales are found, not what is kept"),
     "tpu*": nothing(),
     "compute_environment": nothing(),
     "debug": nothing(),
@@ -43,7 +46,8 @@ def _finish(draft: Draft) -> None:
     facts = draft.facts
     kind = str(facts.get("kind", "NO")).upper()
     precision = facts.get("precision")
-    facts["bf16"], facts["fp16"] = precision == "bf16", precision == "fp16"
+    # accelerator.py: under fp8 the rest computes in bf16
+    facts["bf16"], facts["fp16"] = precision in ("bf16", "fp8"), precision == "fp16"
     if kind == "DEEPSPEED":
         config = facts.get("deepspeed_config")
         config = config if isinstance(config, Mapping) else {}
@@ -61,6 +65,18 @@ def _finish(draft: Draft) -> None:
     if kind != "FSDP":
         facts.pop("fsdp_config", None)
     finish_trainer(draft, upcast=False)
+    if precision == "fp8":
+        _in_8_bits(draft)
+
+
+def _in_8_bits(draft: Draft) -> None:
+    """torchao's, where it is named, or where nothing is: accelerator.py looks for it first."""
+    backend = str(draft.facts.get("fp8_backend", "AO")).upper()
+    if backend in ("AO", "TORCHAO"):
+        gathers = draft.facts.get("fp8_gather", True) is True  # utils/dataclasses.py, AORecipeKwargs
+        float8.multiply_in_8_bits(draft, "tensorwise", gathers=gathers, note=float8.FIRST_LAYER)
+    else:
+        draft.notes.append(f"not modelled: matrix products in 8 bits by {backend}")
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

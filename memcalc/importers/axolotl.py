@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.importers import float8
 from memcalc.importers.huggingface import ATTENTION, GPUS, RECOMPUTE, TRAINER, finish_trainer
 from memcalc.importers.models import named_model
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
@@ -43,7 +44,8 @@ FIELDS: dict[str, Meaning] = {
     "lora_o_kernel": lacking("fused kernels of adapters"),
     "activation_offloading": lacking("activations that are kept on the host"),
     "torch_compile": lacking("torch.compile"),
-    "fp8": lacking("matrix products in 8 bits"),
+    "fp8": float8.FLAG,
+    "fp8_enable_fsdp_float8_all_gather": float8.GATHER,
     "qat*": lacking("training that imitates quantization"),
     "unfrozen_parameters": lacking("freezing of layers"),
     "use_kernels": lacking("kernels from the hub"),
@@ -128,7 +130,13 @@ def _finish(draft: Draft) -> None:
         replicas = draft.facts["replicas"]
         draft.values["parallelism.data_parallel"] = draft.values.get("parallelism.data_parallel", 1) * replicas
         draft.values["parallelism.data_parallel_replicate"] = replicas
+    in_8_bits = draft.facts.get("fp8") is True
+    if in_8_bits:
+        draft.facts.setdefault("bf16", True)  # Accelerate's autocast for what stays
     finish_trainer(draft, weights_follow=True, upcast=False)
+    if in_8_bits:  # core/trainers/base.py, additional_accelerator_args
+        gathers = draft.facts.get("fp8_gather") is True
+        float8.multiply_in_8_bits(draft, "tensorwise", gathers=gathers, note=float8.FIRST_LAYER)
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.importers import float8
 from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
 
@@ -30,7 +31,9 @@ FIELDS: dict[str, Meaning] = {
     "enable_liger_kernel": lacking("Liger's fused kernels: activations and logits are smaller than estimated"),
     "use_kt": lacking("KTransformers: experts on the host"),
     "kt_*": nothing("part of KTransformers"),
-    "fp8": lacking("matrix products in 8 bits"),
+    "fp8": float8.FLAG,
+    "fp8_backend": fact("fp8_backend", "training.fp8"),
+    "fp8_enable_fsdp_float8_all_gather": nothing("it is logged, and handed to nobody"),
     "fp8_*": nothing("part of fp8"),
     "use_adam_mini": lacking("Adam-mini"),
     "use_muon": lacking("Muon"),
@@ -95,6 +98,12 @@ def _finish(draft: Draft) -> None:
     draft.default("training.recompute", "full")
     # model/adapter.py: weights that train are cast up to fp32 unless pure_bf16, ZeRO 3 or FSDP
     finish_trainer(draft, weights_follow=True, upcast=not facts.get("pure"))
+    if facts.get("fp8") is True:  # train/fp8_utils.py, create_fp8_kwargs
+        backend = facts.get("fp8_backend", "auto")
+        if backend in ("auto", "torchao"):
+            float8.multiply_in_8_bits(draft, "rowwise", skip=["lm_head"])
+        else:
+            draft.notes.append(f"not modelled: matrix products in 8 bits by {backend}")
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

@@ -47,7 +47,9 @@ FIELDS: dict[str, Meaning] = {
     "model.megatron_amp_O2": fact("o2", "training.recipe"),
     "model.mcore_gpt": nothing("Megatron-Core is counted"),
     "model.transformer_engine": nothing("Transformer Engine's modules are counted"),
-    "model.fp8*": lacking("matrix products in 8 bits"),
+    "model.fp8": fact("in_8_bits", "training.fp8"),
+    "model.fp8_params": fact("fp8_params", "training.fp8_params"),
+    "model.fp8*": nothing("how scales are found, not what is kept"),
     "model.peft*": lacking("NeMo's adapters"),
     "model.cpu_offloading*": lacking("activations on the host"),
     "model*": nothing("not about memory"),
@@ -85,6 +87,10 @@ def _finish(draft: Draft) -> None:
         draft.notes.append(
             "without megatron_amp_O2 NeMo keeps fp32 weights under autocast: counted as Megatron's recipe"
         )
+    if facts.get("in_8_bits") is True:  # Transformer Engine's, by delayed scaling
+        facts["fp8"] = True
+        if facts.get("fp8_params") is True and draft.values.get("parallelism.zero_stage"):
+            draft.values["training.fp8_params"] = True
     virtual = facts.get("virtual")
     if type(virtual) is int and virtual > 1:
         draft.values["parallelism.virtual_stages"] = virtual

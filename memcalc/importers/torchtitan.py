@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.importers import float8
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import place_shards
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
@@ -13,7 +14,7 @@ from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, no
 FIELDS: dict[str, Meaning] = {
     "model.name": fact("name", "model"),
     "model.flavor": fact("flavor", "model"),
-    "model.converters": lacking("modules that are exchanged (float8, ...)"),
+    "model.converters": fact("converters", "training.fp8"),
     "training.batch_size": to("training.micro_batch_size"),
     "training.local_batch_size": to("training.micro_batch_size"),
     "training.global_batch_size": fact("global", "training.global_batch_size"),
@@ -54,9 +55,18 @@ FIELDS: dict[str, Meaning] = {
     "activation_checkpoint.mode": fact("checkpoint", "training.recompute"),
     "activation_checkpoint.selective_ac_option": fact("option", "training.recompute"),
     "activation_checkpoint*": nothing("how it is done"),
-    "float8.enable_fsdp_float8_all_gather": lacking("weights that are gathered in 8 bits"),
-    "float8*": nothing("part of float8"),
-    "quantize*": lacking("matrix products in 8 bits"),
+    **{
+        f"{section}.{name}": meaning
+        for section in ("float8", "quantize.linear.float8")
+        for name, meaning in (
+            ("enable_fsdp_float8_all_gather", float8.GATHER),
+            ("recipe_name", fact("fp8_recipe", "training.fp8")),
+            ("filter_fqns", fact("fp8_filter", "training.fp8_skip")),
+        )
+    },
+    "float8*": nothing("how scales are found, not what is kept"),
+    "quantize.linear.float8*": nothing("how scales are found, not what is kept"),
+    "quantize*": nothing("part of a converter, which model.converters names"),
     "job*": nothing(),
     "profiling*": nothing("logging"),
     "metrics*": nothing("logging"),
@@ -106,6 +116,7 @@ def _finish(draft: Draft) -> None:
         draft.notes.append("torchtitan's own modules are modelled for Llama under FSDP2 alone: counted as plain ones")
         if half:
             draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes a parameter")
+    float8.torchtitan(draft, facts.get("converters", []))
     _recompute(draft, by_operator=own)
 
 

@@ -1,0 +1,89 @@
+"""torchao's matrix products in 8 bits, as other frameworks ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from memcalc.importers.table import Draft, Meaning, fact
+
+KEY = "training.fp8"
+
+FLAG: Meaning = fact("fp8", KEY)
+GATHER: Meaning = fact("fp8_gather", "training.fp8_all_gather")
+
+# Beside them each of these leaves layers whose sides are no multiples of 16 as they are.
+FIRST_LAYER = "Accelerate leaves the first linear layer in 16 bits as well: it is counted in 8"
+
+# torchtitan's names of linear layers, with the table's.
+TORCHTITAN_NAMES = {
+    "output": "lm_head",
+    "router.gate": "mlp.router",
+    "wq": "q_proj",
+    "wk": "k_proj",
+    "wv": "v_proj",
+    "wo": "o_proj",
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+    "feed_forward": "mlp.",
+    "attention": "attention.",
+}
+
+
+def multiply_in_8_bits(
+    draft: Draft, recipe: str, *, gathers: bool = False, skip: Sequence[str] | None = None, note: str = ""
+) -> None:
+    """Set the recipe where the estimate has it; else tell what is not modelled.
+
+    Args:
+        draft: our configuration in the making, with its adapters and its sharding.
+        recipe: ours.
+        gathers: whether FSDP2 gathers weights in 8 bits.
+        skip: layers that stay, by our names; None: our default.
+        note: what to tell beside.
+    """
+    values = draft.values
+    beside = [
+        *(["adapters"] if values.get("training.finetune", "full") != "full" else []),
+        *(["tensor parallelism"] if values.get("parallelism.tensor_parallel", 1) != 1 else []),
+    ]
+    if beside:
+        draft.notes.append(f"not modelled: torchao's matrix products in 8 bits with {' and '.join(beside)}")
+        return
+    draft.default(KEY, recipe)
+    if skip is not None:
+        draft.default("training.fp8_skip", list(skip))
+    sharded = values.get("parallelism.engine") == "fsdp2" and values.get("parallelism.data_parallel", 2) != 1
+    if gathers and sharded and recipe == "tensorwise":
+        draft.default("training.fp8_all_gather", True)
+    if note:
+        draft.notes.append(note)
+
+
+def torchtitan(draft: Draft, named: Any) -> None:
+    """torchtitan's converters: what they exchange, and how.
+
+    Args:
+        draft: our configuration in the making.
+        named: `model.converters`.
+    """
+    facts = draft.facts
+    converters = named if isinstance(named, list) else [each.strip() for each in str(named).split(",") if each.strip()]
+    others = [each for each in converters if not str(each).endswith("float8") or "grouped_mm" in str(each)]
+    if others:
+        draft.notes.append(f"not modelled: model.converters {', '.join(map(str, others))}")
+    if len(others) == len(converters):
+        return
+    recipe = str(facts.get("fp8_recipe") or "tensorwise").replace("_with_gw_hp", "-gw-hp")
+    filtered = facts.get("fp8_filter", [])
+    filtered = filtered if isinstance(filtered, list) else [filtered]
+    skip = []
+    for each in map(str, filtered):
+        end = each.rpartition(".")[2]
+        ours = TORCHTITAN_NAMES.get(each) or TORCHTITAN_NAMES.get(end)
+        if ours is None:
+            draft.notes.append(f"not modelled: filter_fqns {each}: which layers it leaves in 16 bits")
+        else:
+            skip.append(ours)
+    multiply_in_8_bits(draft, recipe, gathers=facts.get("fp8_gather") is True, skip=skip)
