@@ -7,7 +7,7 @@ what operators take inside. Before each operator the recorder writes the operato
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from memcalc.events.event import Event, Kind
 from memcalc.ledger.component import Component
 from memcalc.recorder.kernels import Kernels
 from memcalc.recorder.places import Place
-from memcalc.recorder.recorder import Recorder, line_of, word_of
+from memcalc.recorder.recorder import RESIZED, Recorder, line_of, word_of
 from memcalc.recorder.storages import Number
 
 ENTRIES = 20_000_000  # of the history's ring buffer: more than a few steps of the largest model make
@@ -92,6 +92,14 @@ class HistoryRecorder(Recorder):  # type: ignore[no-untyped-call] # the mode's _
     def _allocated(self, number: Number, tensor: Tensor, name: str, place: Place) -> None:
         key = (self.numbering.operator, tensor.untyped_storage().data_ptr())
         self._owners[key] = Owner(number, name, place, tuple(tensor.shape), tensor.dtype, self.phase)
+        self.purposes.born(number, self.phase, place)
+
+    def _resize(self, resize: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.numbering.run(resize, args, kwargs)
+
+    def _taken_anew(self, number: Number, storage: torch.UntypedStorage, place: Place) -> None:
+        key = (self.numbering.operator, storage.data_ptr())
+        self._owners[key] = Owner(number, RESIZED, place, (storage.nbytes(),), torch.uint8, self.phase)
         self.purposes.born(number, self.phase, place)
 
     def _ended(self, number: Number) -> None:

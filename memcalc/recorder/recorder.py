@@ -27,6 +27,8 @@ PROGRESS_EVERY = 256  # events: tenths of a second on fake tensors
 WHERE = torch.ops.prim.device.default  # PyTorch's engine asks fake tensors, more often than it computes
 CAST = torch.ops.aten._to_copy.default  # noqa: SLF001 -- an operator's name
 
+RESIZED = "resize_"  # of a storage: a method of Python's, in no list of operators
+
 HIDDEN_FROM = 2**40  # numbers of what operators allocate inside, far from those of storages
 
 
@@ -113,7 +115,7 @@ class Recorder(TorchDispatchMode):
     def __enter__(self) -> Self:
         """Starts recording."""
         self._around.enter_context(self.places.following())
-        self._around.enter_context(watching_resizes(self._resized))
+        self._around.enter_context(watching_resizes(self._resized, self._resize))
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
@@ -216,14 +218,19 @@ class Recorder(TorchDispatchMode):
         first = next(tensors(output), None)
         self._layers_output = None if first is None else self._storages.number(first)
 
+    def _resize(self, resize: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return resize(*args, **kwargs)
+
     def _resized(self, storage: torch.UntypedStorage) -> None:
         number = self._storages.changed(storage)
         if number is not None:
-            place = self.places.here(newest_node())
-            size = storage.nbytes()
-            what = (number, size, "resize_", place, (size,), torch.uint8, self.phase, self.kernels.stream)
-            self._log.append((Kind.ALLOC, self._now(), *what))
-            self.purposes.born(number, self.phase, place)
+            self._taken_anew(number, storage, self.places.here(newest_node()))
+
+    def _taken_anew(self, number: Number, storage: torch.UntypedStorage, place: Place) -> None:
+        size = storage.nbytes()
+        what = (number, size, RESIZED, place, (size,), torch.uint8, self.phase, self.kernels.stream)
+        self._log.append((Kind.ALLOC, self._now(), *what))
+        self.purposes.born(number, self.phase, place)
 
     def _now(self) -> int:
         return (time.perf_counter_ns() - self._started) // 1000

@@ -90,12 +90,19 @@ class Storages:
 
 
 @contextmanager
-def watching_resizes(changed: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """Calls `changed` after each `storage.resize_()` inside, which is no operator: FSDP2 frees its buffers so."""
+def watching_resizes(
+    changed: Callable[[torch.UntypedStorage], None], run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+) -> Iterator[None]:
+    """Calls `changed` after each `storage.resize_()` inside, which is no operator: FSDP2 frees its buffers so.
+
+    Args:
+        changed: told of the storage.
+        run: called with what resizes and its arguments, calls it, and gives what it gives.
+    """
     original = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-        result = original(storage, size)
+        result = run(original, (storage, size), {})
         changed(storage)
         return result
 
