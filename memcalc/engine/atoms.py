@@ -90,11 +90,10 @@ class Atoms:
         self.count = len(batches.micro_batch_size)
         self._rules = rules
         self._rows: list[Bytes] = []
-        self._ranges: list[tuple[float, float]] = []
+        self._largest: list[int] = []
         self._numbers: dict[object, int] = {}
         self._arrays: dict[bytes, int] = {}
         self._table: Bytes | None = None
-        self._corners: tuple[Bytes, Bytes] | None = None
         self._forms: dict[Program, list[tuple[Form, Form]]] = {}
         self._of_kind: dict[Kind, tuple[Form, Form]] = {}
         self._sizes: dict[Program, Sizes] = {}
@@ -111,20 +110,6 @@ class Atoms:
     def __len__(self) -> int:
         """How many there are."""
         return len(self._rows)
-
-    @property
-    def ranges(self) -> tuple[Bytes, Bytes]:
-        """The smallest and the largest number of each. [atoms], [atoms]"""
-        if self._corners is None or len(self._corners[0]) != len(self):
-            low, high = np.array(self._ranges).T
-            self._corners = low, high
-        return self._corners
-
-    def samples(self, most: int) -> Bytes:
-        """The arrays of a few configurations: the ends, and some in between. [atoms, at most `most`]"""
-        lanes = sorted({number * (self.count - 1) // (most - 1) for number in range(most)})
-        found: Bytes = self.table[:, lanes]
-        return found
 
     def learn(self, program: Program) -> None:
         """Make sure that the program's sizes can be told.
@@ -176,7 +161,7 @@ class Atoms:
         if not varied:
             return ((self._checked(number), ONE),), ((self._checked(rounded(number)), ONE),)
         atom = self._product(tuple(sorted(varied)))
-        self._checked(number * int(self._ranges[atom][1]))
+        self._checked(number * self._largest[atom])
         own = (number, atom)
         if number % BLOCK == 0:
             return (own,), (own,)
@@ -205,7 +190,7 @@ class Atoms:
         self._arrays.setdefault(array.tobytes(), len(self._rows))
         self._numbers[key] = len(self._rows)
         self._rows.append(array)
-        self._ranges.append((float(row.min()), float(row.max())))
+        self._largest.append(int(row.max()))
         return self._numbers[key]
 
     @staticmethod
@@ -216,9 +201,9 @@ class Atoms:
 
 
 def fitted(table: Bytes, width: int) -> Bytes:
-    """A table that was made when there were fewer atoms. [rows, width]"""
-    missing = width - table.shape[1]
-    return np.concatenate([table, np.zeros((len(table), missing))], axis=1) if missing else table
+    """A table that was made when there were fewer atoms. [..., width]"""
+    missing = width - table.shape[-1]
+    return np.concatenate([table, np.zeros((*table.shape[:-1], missing))], axis=-1) if missing else table
 
 
 def _equal(one: Any, two: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import islice, product
+from itertools import groupby, islice, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,31 +45,54 @@ class Found(NamedTuple):
     Args:
         context: which.
         where: what they are for: numbers of the values of each field of `BATCH`, or slices where these are neighbours.
-        peak: the number of the phase of the peak, and the pipeline stage that needs most. [2, ...]
-        phases: [phases, micro_batch_size, sequence_length, 1]
-        components: [components, ...] at the peak.
+        rows: of results (results.py). [rows, micro_batch_size, sequence_length, 1]
         ledger: [phases, components, ...], if asked for.
     """
 
     context: Context
     where: Place
-    peak: Integers
-    phases: Any
-    components: Any
+    rows: npt.NDArray[np.float64] | Integers
     ledger: Any
 
 
+class Alike(NamedTuple):
+    """Batches of a context that have the same tapes and as many micro-batches in flight.
+
+    Args:
+        micro: the numbers of their values of each field of `BATCH`.
+        lengths: likewise.
+        steps: likewise.
+        beside: the micro-batches whose sizes are in the same arrays; those of `micro` are neighbours there.
+    """
+
+    micro: list[int]
+    lengths: list[int]
+    steps: list[int]
+    beside: list[int]
+
+    @property
+    def numbers(self) -> tuple[list[int], list[int], list[int]]:
+        """Those of their values."""
+        return self.micro, self.lengths, self.steps
+
+    @property
+    def lanes(self) -> range:
+        """Where they are in these arrays."""
+        first = self.beside.index(self.micro[0])
+        return range(first * len(self.lengths), (first + len(self.micro)) * len(self.lengths))
+
+
 class Job(NamedTuple):
-    """Batches of a context that one set of arrays does for.
+    """Batches of a context that are sized together.
 
     Args:
         context: which.
-        batches: the numbers of their values of each field of `BATCH`.
+        batches: which of its batches.
         stages: those that may need most.
     """
 
     context: Context
-    batches: tuple[list[int], list[int], list[int]]
+    batches: Alike
     stages: list[StageForms]
 
 
@@ -98,35 +121,36 @@ class Sizer:
             yield from self._found(several)
 
     def _found(self, contexts: list[Context]) -> Iterator[Found]:
-        waiting: dict[Atoms, list[Job]] = {}
+        waiting: dict[tuple[Atoms, range], list[Job]] = {}
         for context in contexts:
             alone: list[NDIndices] = []
             try:
                 for atoms, job in [*self._jobs(context, alone)]:
-                    waiting.setdefault(atoms, []).append(job)
+                    waiting.setdefault((atoms, job.batches.lanes), []).append(job)
                 yield from [found for indices in alone for found in self._one_by_one(context, indices)]
             except InputError:  # it is not modelled
                 continue
-        for atoms, jobs in waiting.items():
-            yield from self._together(atoms, jobs)
+        for (atoms, lanes), jobs in waiting.items():
+            yield from self._together(atoms, lanes, jobs)
 
     def _jobs(self, context: Context, alone: list[NDIndices]) -> Iterator[tuple[Atoms, Job]]:
         """The batches of a context that are sized together; what is sized one by one is added to `alone`."""
         if context.valid.size <= FEW or has_segments(context.spec.training.recompute):
             alone.append(np.argwhere(context.valid))
             return
-        for batches in _alike(context):
+        differs = self._reader.find("differs", context.spec, _differs_from_one)
+        for batches in _alike(context, differs=differs):
             try:
                 yield self._job(context, batches)
             except TooLarge:
                 alone.append(_indices(context, batches))
 
-    def _job(self, context: Context, batches: tuple[list[int], list[int], list[int]]) -> tuple[Atoms, Job]:
-        micro, lengths, steps = batches
+    def _job(self, context: Context, batches: Alike) -> tuple[Atoms, Job]:
+        micro, lengths, steps = batches.numbers
         b, s, m = context.batch
-        own = (tuple([b[i] for i in micro]), tuple([s[i] for i in lengths]))
+        own = (tuple([b[i] for i in batches.beside]), tuple([s[i] for i in lengths]))
         update = {
-            "micro_batch_size": own[0][0],
+            "micro_batch_size": b[micro[0]],
             "sequence_length": own[1][0],
             "gradient_accumulation_steps": m[steps[0]],
         }
@@ -137,8 +161,13 @@ class Sizer:
         stages = find("stages", spec, stages_that_matter)
         # Nothing but the stages depends on how many micro-batches there are, only on whether there are several.
         alike = changed(spec, gradient_accumulation_steps=min(m[steps[0]], 2))
-        forms = [stage_forms(self._reader, alike, atoms, each, card) for each in stages]
+        structure = find("structure", alike, self._structure)
+        forms = [stage_forms(self._reader, alike, structure, atoms, each, card) for each in stages]
         return atoms, Job(context, batches, forms)
+
+    def _structure(self, run: Spec) -> Structure:
+        found = structure_of(run)
+        return self._reader.same(found, found)
 
     def _atoms(self, run: Spec, own: tuple[tuple[int, ...], ...]) -> Atoms:
         b, s = np.meshgrid(*(np.array(each, dtype=np.int64) for each in own), indexing="ij")
@@ -146,23 +175,15 @@ class Sizer:
         card = None if run.hardware.gpu is None else find_card(run.hardware.gpu)
         return Atoms(run, card, Batches(b.ravel(), s.ravel()), self._rules.setdefault(own, Rules()))
 
-    def _together(self, atoms: Atoms, jobs: list[Job]) -> Iterator[Found]:
-        for job, found in zip(jobs, sums([job.stages for job in jobs], atoms, ledger=self._ledger), strict=True):
+    def _together(self, atoms: Atoms, lanes: range, jobs: list[Job]) -> Iterator[Found]:
+        several = sums([job.stages for job in jobs], atoms, lanes, ledger=self._ledger)
+        for job, found in zip(jobs, several, strict=True):
             if found is None:
                 yield from self._one_by_one(job.context, _indices(job.context, job.batches))
                 continue
-            micro, lengths, _ = job.batches
-            shape = (len(micro), len(lengths), 1)
-            peak = np.empty((2, atoms.count), dtype=np.int64)
-            peak[0], peak[1] = found.phase, found.stage
-            yield Found(
-                job.context,
-                _place(*job.batches),
-                peak.reshape(-1, *shape),
-                found.phases.reshape(-1, *shape),
-                found.components.reshape(-1, *shape),
-                None if found.ledger is None else found.ledger.reshape(len(PHASES), -1, *shape),
-            )
+            shape = (len(job.batches.micro), len(job.batches.lengths), 1)
+            ledger = None if found.ledger is None else found.ledger.reshape(len(PHASES), -1, *shape)
+            yield Found(job.context, _place(*job.batches.numbers), found.rows.reshape(-1, *shape), ledger)
 
     def _one_by_one(self, context: Context, indices: NDIndices) -> Iterator[Found]:
         b, s, m = context.batch
@@ -172,9 +193,9 @@ class Sizer:
             yield _single(context, _place([i], [j], [k]), estimate(spec), ledger=self._ledger)
 
 
-def _indices(context: Context, batches: tuple[list[int], list[int], list[int]]) -> NDIndices:
+def _indices(context: Context, batches: Alike) -> NDIndices:
     """Those of some batches that can be."""
-    indices: NDIndices = np.array(list(product(*batches)))
+    indices: NDIndices = np.array(list(product(*batches.numbers)))
     can: NDIndices = indices[context.valid[tuple(indices.T)]]
     return can
 
@@ -196,33 +217,32 @@ def _single(context: Context, where: Place, result: Result, *, ledger: bool) -> 
     return Found(
         context,
         where,
-        np.array([phase, stage]).reshape(-1, *one),
-        table.sum(axis=1).reshape(-1, *one),
-        table[phase].reshape(-1, *one),
+        np.array([phase, stage, *table.sum(axis=1), *table[phase]]).reshape(-1, *one),
         table.reshape(*table.shape, *one) if ledger else None,
     )
 
 
-def _alike(context: Context) -> Iterator[tuple[list[int], list[int], list[int]]]:
-    """Batches that one set of arrays does for: the numbers of their values.
+def _alike(context: Context, *, differs: bool) -> Iterator[Alike]:
+    """Batches that are sized together; `differs`: the tapes of several sequences are others than those of one.
 
-    One sequence or several are other tapes; of accumulation counts whether there is any, and how many micro-batches
-    are in flight. Sequence lengths that no rule allows are left out.
+    Of accumulation counts whether there is any, and how many micro-batches are in flight. Sequence lengths that no rule
+    allows are left out.
     """
     b, s, m = context.batch
     lengths = [number for number in range(len(s)) if context.valid[:, number].any()]
     step = max(MOST // len(lengths), 1)
-    micro = [list(range(len(b)))]
-    if _differs_from_one(context.spec):
-        micro = [[n for n, size in enumerate(b) if (size > 1) == several] for several in (False, True)]
+    several = {number: differs and size > 1 for number, size in enumerate(b)}
+    micro = sorted(several, key=several.__getitem__)
     steps: dict[object, list[int]] = {}
     for number, count in enumerate(m):
         flights = tuple([_in_flight(stage) for stage in stages_of(context.spec, count)])
         steps.setdefault((count > 1, flights), []).append(number)
-    for some in micro:
-        for start in range(0, len(some), step):
+    for start in range(0, len(micro), step):
+        beside = micro[start : start + step]
+        for _, some in groupby(beside, several.__getitem__):
+            own = list(some)
             for alike in steps.values():
-                yield some[start : start + step], lengths, alike
+                yield Alike(own, lengths, alike, beside)
 
 
 def _differs_from_one(spec: Spec) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -12,14 +14,15 @@ from memcalc.engine.batches import Sizer
 from memcalc.engine.grid import Grid, Value
 from memcalc.engine.points import Context, Points, Source
 from memcalc.engine.reading import BATCH
+from memcalc.engine.results import AT_PEAK, BY_PHASE, PHASE, STAGE, WIDTH
 from memcalc.engine.table import COMPONENTS, Table
 from memcalc.estimation.items import PHASES
 from memcalc.estimation.outside import reserved_bytes
 
 Axes = Mapping[Any, Iterable[Value]]  # Any: mappings of names and of tuples of names alike
 
-# The first columns of a block: the phase and the stage of the peak, bytes outside the allocator, usable ones.
-NUMBERS = ("peak_phase", "pipeline_stage", "outside_bytes", "usable_bytes")
+# The first columns of a block: bytes outside the allocator, and usable ones; then the rows of results.
+OUTSIDE = ("outside_bytes", "usable_bytes")
 
 BLOCK = 1_048_576  # configurations that are in memory at a time, a quarter of a kilobyte each
 
@@ -66,7 +69,21 @@ def blocks(
     points = Points(source, grid, overrides, gpu, gpus_per_node)
     sizer = Sizer(ledger=ledger)
     for start, ranges in _slabs(grid.shape, size):
-        yield _sized(points, sizer, start, ranges, ledger=ledger)
+        with _uncollected():
+            table = _sized(points, sizer, start, ranges, ledger=ledger)
+        yield table
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's collector of cycles, which would walk through all that is remembered again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _slabs(shape: tuple[int, ...], size: int) -> Iterator[tuple[int, tuple[range, ...]]]:
@@ -89,7 +106,7 @@ def _slabs(shape: tuple[int, ...], size: int) -> Iterator[tuple[int, tuple[range
 def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], *, ledger: bool) -> Table:
     shape = tuple(map(len, ranges))
     valid = np.zeros(shape, dtype=np.bool_)
-    columns = np.zeros((len(NUMBERS) + len(PHASES) + len(COMPONENTS), *shape), dtype=np.int64)
+    columns = np.zeros((len(OUTSIDE) + WIDTH, *shape), dtype=np.int64)
     table = np.zeros((len(PHASES), len(COMPONENTS), *shape), dtype=np.int64) if ledger else None
     axes = points.grid.axes
     batch = {
@@ -101,7 +118,7 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
     inner = sorted(points.inner)
     order = [inner.index(number) for field in BATCH for number, own in points.inner.items() if own == field]
     absent = tuple(number for number, field in enumerate(BATCH) if field not in points.inner.values())
-    places: dict[int, tuple[Any, ...]] = {}  # of contexts, by their ids
+    places: dict[int, tuple[Any, ...]] = {}  # of contexts, by their ids: where their results go
 
     def contexts() -> Iterator[Context]:
         for steps in np.ndindex(*(shape[number] for number in outer)):
@@ -112,7 +129,10 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
                 values |= zip(axes[number].fields, axes[number].values[ranges[number][step]], strict=True)
             context = points.context(values, batch)
             if context is not None:
-                places[id(context)] = tuple(place)
+                at = tuple(place)
+                seen(columns[: len(OUTSIDE)], 1, at)[...] = context.outside
+                ledgers = None if table is None else seen(table, 2, at)
+                places[id(context)] = seen(valid, 0, at), seen(columns[len(OUTSIDE) :], 1, at), ledgers
                 yield context
 
     def seen(array: np.ndarray[Any, Any], leading: int, at: tuple[Any, ...]) -> np.ndarray[Any, Any]:
@@ -123,23 +143,19 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         return view
 
     for found in sizer.found(contexts()):
-        context, at = found.context, places[id(found.context)]
-        seen(valid, 0, at)[...] = context.valid
-        place_of = seen(columns, 1, at)
-        rows = 0
-        for part in (found.peak, context.outside, found.phases, found.components):
-            place_of[(slice(rows, rows + len(part)), *found.where)] = part
-            rows += len(part)
-        if table is not None:
-            seen(table, 2, at)[(slice(None), slice(None), *found.where)] = found.ledger
+        can, rows, ledgers = places[id(found.context)]
+        can[...] = found.context.valid
+        rows[(slice(None), *found.where)] = found.rows
+        if ledgers is not None:
+            ledgers[(slice(None), slice(None), *found.where)] = found.ledger
     missing = ~valid
     if missing.any():
         columns[:, missing] = 0
         if table is not None:
             table[:, :, missing] = 0
     flat = columns.reshape(len(columns), -1)
-    numbers, phases, components = np.split(flat, [len(NUMBERS), len(NUMBERS) + len(PHASES)])
-    phase, stage, outside, usable = numbers
+    (outside, usable), rows = np.split(flat, [len(OUTSIDE)])
+    phase, stage, phases, components = rows[PHASE], rows[STAGE], rows[BY_PHASE], rows[AT_PEAK]
     peak = phases.max(axis=0)
     reserved: Any = reserved_bytes(peak)  # arrays count as numbers do
     return Table(

@@ -1,8 +1,4 @@
-"""The moments that may be the highest of a phase, as rows of counts: how many of each size are alive.
-
-`estimation.timeline` says which moments there are. With sizes at hand it looks at the one position of a block where
-most is alive; here sizes are not known yet, so it is given every position that no other one contains.
-"""
+"""The moments that may be the highest of a phase, as rows of counts: how many of each size are alive."""
 
 from __future__ import annotations
 
@@ -14,55 +10,58 @@ import numpy.typing as npt
 
 from memcalc.engine.atoms import Atoms, Bytes
 from memcalc.engine.table import COMPONENTS
-from memcalc.estimation.blocks.catalogue import Gradients
-from memcalc.estimation.blocks.structure import structure_of
-from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import Item
-from memcalc.estimation.moments import Block, Candidate, Holding, others_of
-from memcalc.estimation.passes import Pass
+from memcalc.estimation.moments import Candidate, Holding
 from memcalc.estimation.program import Program, Stream
-from memcalc.estimation.stages import Kind, Stage, composition, one_in_flight, runs_of
-from memcalc.estimation.timeline import BEFORE_FIRST_PRODUCT, Timeline
+from memcalc.estimation.timeline import Timeline
 from memcalc.ledger.component import Component
-from memcalc.spec.spec import Spec
-
-# Of each place of `Around` the slots of its buffers, then those of its two mappings.
-Pattern = tuple[tuple[tuple[int, ...], ...], tuple[tuple[bool, int], ...], tuple[tuple[bool, int], ...]]
 
 Counts = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.intp]
+
+Streams = tuple[tuple[Stream, bool], ...]  # phases, and whether the first matrix product makes a workspace
+
+# The layers of a stage that stands for all that have three or more: so many that in what is counted layers can be told
+# from other things.
+MANY = 2**20
 
 NUMBER = {component: number for number, component in enumerate(COMPONENTS)}
 ROUNDING = NUMBER[Component.BLOCK_ROUNDING]
 
 
-class Unsized(Timeline):
-    """A timeline whose sizes are not known, and not asked for."""
+class Family(NamedTuple):
+    """Moments of a phase that differ in what one block holds, and in nothing else.
 
-    def highest_positions(
-        self, block: Block, stream: Stream, since: int = 0, among: frozenset[int] | None = None
-    ) -> Iterable[int]:
-        """Every position that may be the highest for some sizes."""
-        return _tops(block.program, block.name, stream, since, among)
+    Args:
+        program: the block's.
+        counts: how many tensors of each of its sizes it holds in each. [moments, sizes]
+        moments: their numbers, in order.
+        key: equal for families of which the same ones are the highest.
+    """
 
-    def highest_layers(self, kind: Kind, stage: Stage) -> Iterable[int]:
-        """Both ends of every run of such layers, between which the sum is linear."""
-        return {layer for run in runs_of(self.spec, stage) if run[:2] == kind[:2] for layer in (run.first, run.last)}
+    program: Program
+    counts: Counts
+    moments: list[int]
+    key: tuple[int, ...]
 
 
-class Phase(NamedTuple):
-    """The moments of one phase that may be its highest, in order.
+class Moments(NamedTuple):
+    """The moments of some phases that may be their highest, those of one phase after those of another.
 
     Args:
         candidates: the moments.
-        counts: how many tensors of each size are alive, those of one block after those of another. [moments, sizes]
-        buffers: how many of each of the engine's buffers are around them, by slot. [moments, slots]
-        groups: the numbers of the moments that have the same buffers.
+        ends: where those of each phase begin, and where the last ones end. [phases + 1]
+        counts: how many tensors of each size are alive, those of one block after those of another: however many layers
+            there are, and for each layer. [2, moments, sizes]
+        buffers: how many of each of the engine's buffers are around them, by slot, likewise. [2, moments, slots]
+        families: all of them, once.
     """
 
     candidates: list[Candidate]
+    ends: Numbers
     counts: Counts
     buffers: Counts
-    groups: list[npt.NDArray[np.intp]]
+    families: list[Family]
 
 
 class Course:
@@ -77,24 +76,41 @@ class Course:
         self.timeline = timeline
         self._numbers = {id(slot): number for number, slot in enumerate(slots)}
         self._slots = slots
-        self._phases: dict[tuple[Stream, bool], Phase] = {}
+        self._known: dict[Streams, Moments] = {}
 
-    def phase_of(self, which: Pass) -> Phase:
-        """The moments of one pass."""
-        key = (which.stream, which.workspace is not None)
-        if key not in self._phases:
-            workspace = None if which.workspace is None else self._slots[-1]
-            candidates = list(self.timeline.candidates(which.stream, workspace))
+    def moments(self, streams: Streams) -> Moments:
+        """The moments of some phases."""
+        if streams not in self._known:
+            several = [
+                list(self.timeline.candidates(stream, self._slots[-1] if makes_workspace else None))
+                for stream, makes_workspace in streams
+            ]
+            candidates = [each for candidates in several for each in candidates]
             counts = self.counts(*(each.holdings for each in candidates))
             buffers = np.zeros((len(candidates), len(self._slots)))
-            alike: dict[bytes, list[int]] = {}
             for number, each in enumerate(candidates):
                 for item, count in each.engine:
                     buffers[number, self._numbers[id(item)]] += count
-                alike.setdefault(buffers[number].tobytes(), []).append(number)
-            groups = [np.array(several) for several in alike.values()]
-            self._phases[key] = Phase(candidates, counts, buffers, groups)
-        return self._phases[key]
+            ends = np.cumsum([0, *map(len, several)])
+            families = self._families(candidates, np.repeat(np.arange(len(several)), np.diff(ends)).tolist())
+            self._known[streams] = Moments(candidates, ends, counts, by_layer(buffers), families)
+        return self._known[streams]
+
+    def _families(self, candidates: list[Candidate], phases: list[int]) -> list[Family]:
+        found: dict[object, list[int]] = {}
+        for number, (phase, each) in enumerate(zip(phases, candidates, strict=True)):
+            *around, (block, _, count) = each.holdings
+            beside = [(index, id(storages), many) for index, storages, many in around]
+            engine = [(id(item), many) for item, many in each.engine]
+            found.setdefault((phase, block, count, *beside, *engine), []).append(number)
+        families = []
+        for numbers in found.values():
+            block = candidates[numbers[0]].holdings[-1][0]
+            storages = [candidates[number].holdings[-1][1] for number in numbers]
+            program = self.timeline.blocks[block].program
+            alive = np.array([alive_counts(program, each) for each in storages])
+            families.append(Family(program, alive, numbers, (id(program), *map(id, storages))))
+        return families
 
     def sizes(self, atoms: Atoms) -> Bytes:
         """What the allocator hands out for each size of each block, which were learnt. [sizes, atoms]"""
@@ -108,7 +124,7 @@ class Course:
         return sizes
 
     def counts(self, *moments: Iterable[Holding]) -> Counts:
-        """How many tensors of each size the blocks hold in some moments. [moments, sizes]"""
+        """How many tensors of each size the blocks hold in some moments, as of `Moments`. [2, moments, sizes]"""
         programs = [block.program for block in self.timeline.blocks]
         ends = np.cumsum([0, *(len(program.kinds) for program in programs)]).tolist()
         held: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}  # moments hold the same tensors again and again
@@ -123,122 +139,29 @@ class Course:
         for number, holdings in enumerate(moments):
             for block, storages, count in holdings:
                 times[number, column[block, id(storages)]] += count
-        return times @ sizes
+        return by_layer(times) @ sizes
 
-    def components(self, atoms: Atoms, holdings: Iterable[Holding]) -> Bytes:
+    def components(self, atoms: Atoms, holdings: Iterable[Holding], of_layers: int) -> Bytes:
         """What blocks hold, by component: how often each has each atom. [components, atoms]"""
         table = np.zeros((len(COMPONENTS), len(atoms)))
         for block, storages, count in holdings:
-            program = self.timeline.blocks[block].program
-            exact, blocks = atoms.sizes(program)
-            counts = component_alive(program, storages)
-            table += count * counts @ exact
-            table[ROUNDING] += count * (counts.sum(axis=0) @ (blocks - exact))
+            each = round(count / MANY)
+            table += (count - each * MANY + each * of_layers) * held_components(
+                self.timeline.blocks[block].program, storages, atoms
+            )
         return table
 
 
-MOST_COURSES = 4096  # that are kept
-
-_COURSES: dict[object, Course] = {}
-
-
-class Surroundings(NamedTuple):
-    """What becomes of gradients on arrival, and the engine's buffers around the layers.
-
-    Args:
-        gradients: on arrival.
-        pattern: where there are buffers, as numbers of slots.
-        items: the buffer of each slot.
-    """
-
-    gradients: Gradients
-    pattern: Pattern
-    items: tuple[Item, ...]
+def by_layer(counts: Counts) -> Counts:
+    """Counts on a stage of `MANY` layers: what is there however many layers there are, and for each layer. [2, ...]"""
+    each = np.rint(counts / MANY)
+    return np.stack([counts - MANY * each, each])
 
 
-def surroundings_of(gradients: Gradients, around: Around) -> Surroundings:
-    """Buffers, told apart from where they are."""
-    numbers: dict[int, int] = {}
-    items: list[Item] = []
-
-    def slot(item: Item) -> int:
-        if id(item) not in numbers:
-            numbers[id(item)] = len(items)
-            items.append(item)
-        return numbers[id(item)]
-
-    *places, shares, gathered = around
-    pattern = (
-        tuple([tuple([slot(item) for item in place]) for place in places]),
-        tuple([(kind, slot(item)) for kind, item in shares.items()]),
-        tuple([(kind, slot(item)) for kind, item in gathered.items()]),
-    )
-    return Surroundings(gradients, pattern, tuple(items))
-
-
-class Use(NamedTuple):
-    """A course as one chunk of a run has it.
-
-    Args:
-        course: of one micro-batch.
-        items: what its slots stand for.
-        stage: the chunk, with its micro-batches in flight.
-    """
-
-    course: Course
-    items: tuple[Item, ...]
-    stage: Stage
-
-    @property
-    def flights(self) -> tuple[int, ...]:
-        """How many micro-batches are in flight: of layers, of the embedding, of the head, and behind the head."""
-        return self.stage.in_flight, self.stage.embeddings, self.stage.heads, self.stage.waiting
-
-    def others(self) -> list[Holding]:
-        """What the other micro-batches in flight hold, whatever the moment is."""
-        timeline = self.course.timeline
-        return [
-            (number, storages, count)
-            for number, block in enumerate(timeline.blocks)
-            for storages, count in others_of(self.stage, block.name, block.program, block.kind, timeline.tables)
-        ]
-
-
-def course_of(spec: Spec, stage: Stage, gradients: Gradients, pattern: Pattern) -> Course:
-    """The course of a stage, or of one chunk of it.
-
-    Raises:
-        InputError: the implementation is not modelled.
-    """
-    alone = _alone(spec, stage)
-    key = (spec.model, structure_of(spec), spec.training.recompute, spec.parallelism.engine, alone, gradients, pattern)
-    if key not in _COURSES:
-        while len(_COURSES) >= MOST_COURSES:
-            del _COURSES[next(iter(_COURSES))]
-        places, shares, gathered = pattern
-        used = [number for place in places for number in place] + [number for _, number in (*shares, *gathered)]
-        slots = [_slot(number) for number in range(max(used, default=-1) + 2)]
-        empty = Around._make(
-            (
-                *(tuple(slots[number] for number in place) for place in places),
-                {kind: slots[number] for kind, number in shares},
-                {kind: slots[number] for kind, number in gathered},
-            )
-        )
-        _COURSES[key] = Course(Unsized(spec, alone, {}, gradients, empty), slots)
-    return _COURSES[key]
-
-
-def _alone(spec: Spec, stage: Stage) -> Stage:
-    """The stage with one micro-batch in flight; at the beginning of the model, where it does not matter where it is."""
-    alike = composition(spec, stage)
-    first = 0 if alike == (stage.stop - stage.first, stage.has_embedding, stage.has_head) else stage.first
-    stop = stage.stop - stage.first + first
-    return one_in_flight(stage)._replace(first=first, stop=stop, pieces=())
-
-
-def _slot(number: int) -> Item:
-    return Item(Component.COMMUNICATION_BUFFERS, "engine", f"slot {number}", (), "uint8", 1, 0, 0, 0, "", "")
+def at_layers(counts: Counts, many: int) -> Counts:
+    """Counts on a stage of so many layers."""
+    found: Counts = counts[0] + many * counts[1]
+    return found
 
 
 def add_item(table: Bytes, atoms: Atoms, item: Item, count: int) -> None:
@@ -250,77 +173,26 @@ def add_item(table: Bytes, atoms: Atoms, item: Item, count: int) -> None:
     table[ROUNDING, atom] -= count * each
 
 
-def not_contained(counts: Counts, never_zero: npt.NDArray[np.bool_]) -> list[int]:
-    """The same where nothing is known of sizes, but that some are never zero."""
-    contains = (counts[:, None, :] >= counts[None, :, :]).all(axis=2)
-    higher = (counts[:, None, never_zero] > counts[None, :, never_zero]).any(axis=2)
-    earlier = np.tri(len(counts), k=-1, dtype=np.bool_).T
-    contained = (contains & (higher | earlier)).any(axis=0)
-    return [int(index) for index in np.flatnonzero(~contained)]
-
-
-# -- of programs, kept as long as these -------------------------------------------------------------------------------
-
-
-def _kept(program: Program, what: str) -> dict[Any, Any]:
-    kept: dict[Any, Any] = program.findings.setdefault(what, {})
-    return kept
-
-
 def alive_counts(program: Program, storages: tuple[int, ...]) -> Counts:
     """How many of some storages have each of the program's sizes. [sizes]"""
-    found = _kept(program, "alive")
+    found: dict[Any, Counts] = program.findings.setdefault("alive", {})
     if storages not in found:
         kinds = [program.kind_of[storage] for storage in storages]
         found[storages] = np.bincount(kinds, minlength=len(program.kinds)).astype(float)
-    counts: Counts = found[storages]
-    return counts
+    return found[storages]
 
 
-def component_alive(program: Program, storages: tuple[int, ...]) -> Counts:
-    """The same by component. [components, sizes]"""
-    found = _kept(program, "components")
-    if storages not in found:
+def held_components(program: Program, storages: tuple[int, ...], atoms: Atoms) -> Bytes:
+    """The bytes of some storages by component, their rounding among them. [components, atoms]"""
+    key = ("components", id(program), id(storages))
+    known = atoms.kept.get(key)
+    if known is None or known[1].shape[1] != len(atoms):
+        exact, blocks = atoms.sizes(program)
         counts = np.zeros((len(COMPONENTS), len(program.kinds)))
         for storage in storages:
             counts[NUMBER[program.labels[storage][0]], program.kind_of[storage]] += 1
-        found[storages] = counts
-    known: Counts = found[storages]
-    return known
-
-
-def _tops(program: Program, block: str, stream: Stream, since: int, among: frozenset[int] | None) -> tuple[int, ...]:
-    key = (block == "head", stream, since, among)
-    found = _kept(program, "tops")
-    if key not in found:
-        found[key] = _find_tops(program, block, stream, since, among)
-    positions: tuple[int, ...] = found[key]
-    return positions
-
-
-def _find_tops(
-    program: Program, block: str, stream: Stream, since: int, among: frozenset[int] | None
-) -> tuple[int, ...]:
-    """The positions that no other one contains, among those at which something is made."""
-    current = np.zeros(len(program.kinds))
-    heights: list[Counts] = []
-    positions: list[int] = []
-    early: list[bool] = []  # the workspace of matrix products is not there yet
-    for position, event in enumerate(program.stream(stream), 1):
-        current[program.kind_of[event.storage]] += event.sign
-        if (event.sign > 0 and position >= since) if among is None else position in among:
-            heights.append(current.copy())
-            positions.append(position)
-            early.append(f"{block}: {event.label}" in BEFORE_FIRST_PRODUCT)
-    tops: list[int] = []
-    for state in (True, False):
-        alike = [index for index, each in enumerate(early) if each is state]
-        if alike:
-            kept = not_contained(np.array([heights[index] for index in alike]), _never_zero(program))
-            tops += [positions[alike[index]] for index in kept]
-    return tuple(sorted(tops)) or (since,)
-
-
-def _never_zero(program: Program) -> npt.NDArray[np.bool_]:
-    """Of each of its sizes; a rule may give none, and a difference of axes may be none."""
-    return np.array([kind.rule is None and not any("-" in axis for axis in kind.axes) for kind in program.kinds])
+        table = counts @ exact
+        table[ROUNDING] += counts.sum(axis=0) @ (blocks - exact)
+        known = atoms.kept[key] = (program, storages), table
+    found: Bytes = known[1]
+    return found

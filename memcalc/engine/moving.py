@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from memcalc.engine.atoms import Atoms, Bytes, fitted
-from memcalc.engine.dominance import Numbers, not_lower
-from memcalc.engine.moments import Use, add_item
-from memcalc.estimation.items import PHASES
+from memcalc.engine.courses import Use, flights, layers
+from memcalc.engine.moments import Counts, Family, Numbers, Streams, add_item, at_layers
+from memcalc.estimation.items import PHASES, Item
 from memcalc.estimation.passes import Pass
-
-Streams = tuple[tuple[str, bool], ...]  # phases: their stream, and whether the first matrix product makes a workspace
 
 
 class Alike(NamedTuple):
@@ -30,236 +25,189 @@ class Alike(NamedTuple):
     uses: list[Use]
     passes: tuple[Pass, ...]
 
+    @property
+    def streams(self) -> Streams:
+        """The passes as a course knows them."""
+        return tuple([(each.stream, each.workspace is not None) for each in self.passes])
 
-class Moments(NamedTuple):
-    """Moments of some phases of a course: those that may be the highest, whatever the sizes of buffers are.
+
+class Sized(NamedTuple):
+    """The moments of some phases of a course, without those that another one exceeds for all batches.
 
     Args:
-        forms: what blocks hold: how often it has each atom. [moments, atoms]
-        buffers: how many of each of the engine's buffers stand around it, and of the workspace. [moments, slots]
-        passes: the number of the phase. [moments]
-        numbers: which of the phase's moments it is. [moments]
+        forms: what blocks hold: how often it has each atom, however many layers there are, and for each layer.
+            [2, moments, atoms]
+        buffers: how many of each of the engine's buffers stand around it, and of the workspace, likewise.
+            [2, moments, slots]
+        numbers: which of the course's moments it is. [moments]
+        ends: where those of each phase begin, and where the last ones end. [phases + 1]
     """
 
     forms: Bytes
-    buffers: Bytes
-    passes: Numbers
+    buffers: Counts
     numbers: Numbers
+    ends: Numbers
 
 
-class Piece(NamedTuple):
-    """Moments that were found together.
+class Known(NamedTuple):
+    """The moments of some passes over all chunks of a stage, in order of the passes.
 
     Args:
-        alike: the passes that they are of.
-        chunks: which of the stage's chunks each is of. [moments]
-        passes: the number of its phase. [moments]
-        numbers: which of the phase's moments it is. [moments]
+        forms: their bytes. [moments, atoms]
+        ends: where those of each pass begin, and where the last ones end. [passes + 1]
+        chunks: which of the chunks each is of. [moments]
+        numbers: which of the course's moments it is. [moments]
     """
 
-    alike: Alike
+    forms: Bytes
+    ends: Numbers
     chunks: Numbers
-    passes: Numbers
     numbers: Numbers
-
-
-class Source(NamedTuple):
-    """Moments that were weighed together.
-
-    Args:
-        forms: their bytes; the last row is nothing. [moments + 1, atoms]
-        pieces: what they are.
-        starts: where each piece begins, and where the last one ends. [pieces + 1]
-    """
-
-    forms: Bytes
-    pieces: list[Piece]
-    starts: list[int]
 
 
 class Moving:
-    """The moments of one stage that may be the highest of their phases, in order of these; known once `settle` ran.
+    """The moments of one stage that may be the highest of their phases.
 
     Args:
         several: all passes.
+        atoms: what sizes are made of.
 
     Attributes:
-        forms: the bytes of each moment; a phase in which nothing moves has one of none. [moments, atoms]
-        phase: the number of its phase. [moments]
-        ends: where the moments of each phase begin, and where the last ones end. [phases + 1]
+        forms: the bytes of each moment, those of one pass after those of another. [moments, atoms]
+        sizes: how many moments each pass has. [passes]
+        pass_of: the number of the pass of each phase; that behind the last one where nothing moves. [phases]
     """
 
-    forms: Bytes
-    phase: Numbers
-    ends: Numbers
+    def __init__(self, several: list[Alike], atoms: Atoms) -> None:
+        self._known = [(alike, _known(alike, atoms)) for alike in several]
+        self.forms: Bytes = np.concatenate([known.forms for _, known in self._known])
+        self.sizes: Numbers = np.concatenate([np.diff(known.ends) for _, known in self._known])
+        self.pass_of = _pass_of(tuple([which.mask for alike in several for which in alike.passes]))
+        self._components: dict[tuple[int, int], Bytes] = {}
 
-    def __init__(self, several: list[Alike]) -> None:
-        self.several = several
-        self._rows: list[int] | None = None
-        self._components: dict[int, Bytes] = {}
-
-    @property
-    def passes(self) -> int:
-        """How many there are."""
-        return sum([len(alike.passes) for alike in self.several])
-
-    @property
-    def pass_of(self) -> tuple[int | None, ...]:
-        """The number of the pass of each phase, if anything moves in it. [phases]"""
-        return _pass_of(tuple([which.mask for alike in self.several for which in alike.passes]))
-
-    @property
-    def settled(self) -> bool:
-        """Whether its moments are known."""
-        return self._rows is not None
-
-    def take(self, source: Source, phases: list[Numbers]) -> None:
-        """Take the moments of each phase, as rows of what was weighed with others."""
-        self._source = source
-        rows = np.concatenate(phases)
-        lengths = [len(several) for several in phases]
-        self._rows = rows.tolist()
-        self.forms = source.forms[rows]
-        self.phase = np.repeat(np.arange(len(PHASES)), lengths)
-        self.ends = np.cumsum([0, *lengths])
-
-    def components(self, atoms: Atoms, moment: int) -> Bytes | None:
-        """What is alive in one of the moments, by component; None: nothing. [components, atoms]"""
-        assert self._rows is not None, "settled"
-        row = self._rows[moment]
-        if row == self._source.starts[-1]:
+    def components(self, atoms: Atoms, phase: int, moment: int) -> Bytes | None:
+        """What is alive in one of the moments of a phase, by component; None: nothing. [components, atoms]"""
+        number = int(self.pass_of[phase])
+        if number == len(self.sizes):
             return None
-        if moment not in self._components:
-            piece = bisect_right(self._source.starts, row) - 1
-            self._components[moment] = _components(self._source.pieces[piece], row - self._source.starts[piece], atoms)
-        return self._components[moment]
+        key = (number, moment)
+        if key not in self._components:
+            self._components[key] = self._find_components(atoms, number, moment)
+        return self._components[key]
+
+    def _find_components(self, atoms: Atoms, number: int, moment: int) -> Bytes:
+        for alike, known in self._known:
+            if number < len(alike.passes):
+                row = known.ends[number] + moment
+                use = alike.uses[known.chunks[row]]
+                return _components(use, alike, number, int(known.numbers[row]), atoms)
+            number -= len(alike.passes)
+        raise IndexError(number)
 
 
-def _components(piece: Piece, row: int, atoms: Atoms) -> Bytes:
-    use = piece.alike.uses[piece.chunks[row]]
-    which = piece.alike.passes[piece.passes[row]]
-    phase = use.course.phase_of(which)
-    number = int(piece.numbers[row])
-    table: Bytes = use.course.components(atoms, [*phase.candidates[number].holdings, *use.others()])
-    items = [*use.items, which.workspace]
-    for slot, count in enumerate(phase.buffers[number].tolist()):
+def _known(alike: Alike, atoms: Atoms) -> Known:
+    """Chunks of a stage run one after the other: the one with the highest counts, of equal ones the first."""
+    sized = [_sized(use, alike.streams, atoms) for use in alike.uses]
+    forms = [_forms(use, own, alike, atoms) for use, own in zip(alike.uses, sized, strict=True)]
+    if len(sized) == 1:
+        (own,) = sized
+        return Known(forms[0], own.ends, np.zeros_like(own.numbers), own.numbers)
+    passes = np.concatenate([np.repeat(np.arange(len(alike.passes)), np.diff(own.ends)) for own in sized])
+    order = np.argsort(passes, kind="stable")
+    chunks = np.repeat(np.arange(len(sized)), [len(own.numbers) for own in sized])
+    numbers = np.concatenate([own.numbers for own in sized])
+    ends = np.searchsorted(passes[order], np.arange(len(alike.passes) + 1))
+    return Known(np.concatenate(forms)[order], ends, chunks[order], numbers[order])
+
+
+def _components(use: Use, alike: Alike, which: int, moment: int, atoms: Atoms) -> Bytes:
+    moments = use.course.moments(alike.streams)
+    holdings = [*moments.candidates[moment].holdings, *use.others()]
+    table: Bytes = use.course.components(atoms, holdings, layers(use.stage))
+    items = [*use.items, alike.passes[which].workspace]
+    for slot, count in enumerate(at_layers(moments.buffers[:, moment], layers(use.stage)).tolist()):
         item = items[slot]
         if count and item is not None:
             add_item(table, atoms, item, count)
     return table
 
 
-def settle(movings: Sequence[Moving], atoms: Atoms) -> None:
-    """Find the moments of several stages. All are weighed at once, which takes hardly longer than those of one.
-
-    Chunks of a stage run one after the other: the one with the highest counts. Of moments that are equally high the
-    first is meant, as in `estimation.timeline`.
-    """
-    if not movings:
-        return
-    several = [alike for moving in movings for alike in moving.several]
-    _learn({(id(use.course), _streams(alike)): (use, alike) for alike in several for use in alike.uses}, atoms)
-    forms: list[Bytes] = []
-    pieces: list[Piece] = []
-    lengths: list[Numbers] = []
-    for alike in several:
-        form, piece = _piece(alike, atoms)
-        forms.append(form)
-        pieces.append(piece)
-        lengths.append(np.bincount(piece.passes, minlength=len(alike.passes)))
-    rows = np.concatenate([*forms, np.zeros((1, len(atoms)))])
-    ends = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-    kept = not_lower(rows[:-1], ends, atoms)
-    parts = np.searchsorted(kept, ends).tolist()
-    source = Source(rows, pieces, np.cumsum([0, *map(len, forms)]).tolist())
-    nothing = np.array([len(rows) - 1])
-    first = 0
-    for moving in movings:
-        own = [kept[start:stop] for start, stop in pairwise(parts[first : first + moving.passes + 1])]
-        moving.take(source, [nothing if number is None else own[number] for number in moving.pass_of])
-        first += moving.passes
-
-
-def _piece(alike: Alike, atoms: Atoms) -> tuple[Bytes, Piece]:
-    """The moments of some passes over all chunks, with the engine's buffers and other micro-batches in flight."""
-    streams = _streams(alike)
+def _forms(use: Use, sized: Sized, alike: Alike, atoms: Atoms) -> Bytes:
+    """The moments of one chunk, with the engine's buffers and other micro-batches in flight. [moments, atoms]"""
+    forms = at_layers(sized.forms, layers(use.stage))
     workspace = next((each.workspace for each in alike.passes if each.workspace is not None), None)
-    found: list[Moments] = []
-    forms: list[Bytes] = []
-    for use in alike.uses:
-        moments: Moments = atoms.kept["moments", id(use.course), streams][1]
-        form = fitted(moments.forms, len(atoms))
-        items = [*use.items, *(() if workspace is None else (workspace,))]
-        if items:
-            sizes = np.zeros((moments.buffers.shape[1], len(atoms)))
-            for slot, item in enumerate(items):
-                size, atom = atoms.of(item.block)
-                sizes[slot, atom] = size
-            form = form + moments.buffers @ sizes
-        if max(use.flights) > 1:
-            form = form + _others(use, atoms)
-        found.append(moments)
-        forms.append(form)
-    if len(found) == 1:
-        own = found[0]
-        return forms[0], Piece(alike, np.zeros(len(own.numbers), dtype=np.intp), own.passes, own.numbers)
-    passes = np.concatenate([own.passes for own in found])
-    order = np.argsort(passes, kind="stable")
-    chunks = np.repeat(np.arange(len(found)), [len(own.numbers) for own in found])
-    numbers = np.concatenate([own.numbers for own in found])
-    return np.concatenate(forms)[order], Piece(alike, chunks[order], passes[order], numbers[order])
+    if use.items or workspace is not None:
+        forms += at_layers(sized.buffers, layers(use.stage)) @ _slots(
+            use.items, workspace, sized.buffers.shape[2], atoms
+        )
+    return forms if max(flights(use.stage)) == 1 else forms + fitted(others(use, atoms).totals, len(atoms))
 
 
-def _learn(asked: dict[tuple[int, Streams], tuple[Use, Alike]], atoms: Atoms) -> None:
-    """Weigh the moments of courses that have the same buffers around them."""
-    missing = {key: each for key, each in asked.items() if ("moments", *key) not in atoms.kept}
-    if not missing:
-        return
-    segments: list[tuple[int, Numbers, Bytes]] = []  # the number of the pass, its moments, and their forms
-    ends: list[int] = [0]
-    for use, alike in missing.values():
-        sizes = use.course.sizes(atoms)
-        for number, which in enumerate(alike.passes):
-            phase = use.course.phase_of(which)
-            forms = phase.counts @ sizes
-            segments += [(number, several, forms[several]) for several in phase.groups]
-        ends.append(len(segments))
-    rows = np.concatenate([forms for _, _, forms in segments])
-    numbers = np.concatenate([several for _, several, _ in segments])
-    row_ends = np.cumsum([0, *(len(several) for _, several, _ in segments)])
-    passes = np.repeat([number for number, _, _ in segments], np.diff(row_ends))
-    kept = not_lower(rows, row_ends, atoms)
-    parts = np.searchsorted(kept, row_ends)[ends].tolist()
-    for (key, (use, alike)), (start, stop) in zip(missing.items(), pairwise(parts), strict=True):
-        own = kept[start:stop]
-        own = own[np.lexsort((numbers[own], passes[own]))]
-        phases = [use.course.phase_of(which) for which in alike.passes]
-        buffers = np.array([phases[which].buffers[n] for which, n in zip(passes[own], numbers[own], strict=True)])
-        atoms.kept["moments", *key] = use.course, Moments(rows[own], buffers, passes[own], numbers[own])
-
-
-def _streams(alike: Alike) -> Streams:
-    return tuple([(each.stream, each.workspace is not None) for each in alike.passes])
-
-
-def _others(use: Use, atoms: Atoms) -> Bytes:
-    """What other micro-batches in flight hold. [1, atoms]"""
-    key = ("others", id(use.course), use.flights)
+def _slots(items: tuple[Item, ...], workspace: Item | None, count: int, atoms: Atoms) -> Bytes:
+    """The bytes of the engine's buffers, and of the workspace. [slots, atoms]"""
+    key = ("slots", id(items), id(workspace), count)
     if key not in atoms.kept:
-        atoms.kept[key] = use.course, use.course.counts(use.others()) @ use.course.sizes(atoms)
+        sizes = np.zeros((count, len(atoms)))
+        for slot, item in enumerate((*items, *(() if workspace is None else (workspace,)))):
+            size, atom = atoms.of(item.block)
+            sizes[slot, atom] = size
+        atoms.kept[key] = (items, workspace), sizes
     found: Bytes = atoms.kept[key][1]
     return fitted(found, len(atoms))
 
 
+def _sized(use: Use, streams: Streams, atoms: Atoms) -> Sized:
+    """The moments of a course; `forms` are as wide as there are atoms."""
+    key = ("sized", id(use.course), streams)
+    if key not in atoms.kept:
+        moments = use.course.moments(streams)
+        numbers = np.array(sorted(number for family in moments.families for number in _highest_of(family, atoms)))
+        forms = moments.counts[:, numbers] @ use.course.sizes(atoms)
+        ends = np.searchsorted(numbers, moments.ends)
+        atoms.kept[key] = use.course, Sized(forms, moments.buffers[:, numbers], numbers, ends)
+    sized: Sized = atoms.kept[key][1]
+    if sized.forms.shape[2] != len(atoms):
+        sized = sized._replace(forms=fitted(sized.forms, len(atoms)))
+        atoms.kept[key] = use.course, sized
+    return sized
+
+
+def _highest_of(family: Family, atoms: Atoms) -> list[int]:
+    """The moments of a family that are its highest for some batch."""
+    if len(family.moments) == 1:
+        return family.moments
+    if family.key not in atoms.kept:
+        forms = family.counts @ atoms.sizes(family.program).rounded
+        winners = (atoms.table.T @ forms.T).argmax(axis=1)  # the first of equal ones
+        atoms.kept[family.key] = family, np.flatnonzero(np.bincount(winners)).tolist()
+    return [family.moments[number] for number in atoms.kept[family.key][1]]
+
+
+class Others(NamedTuple):
+    """What other micro-batches in flight hold, whatever the moment is.
+
+    Args:
+        totals: their bytes. [atoms]
+        components: the same by component. [components, atoms]
+    """
+
+    totals: Bytes
+    components: Bytes
+
+
+def others(use: Use, atoms: Atoms) -> Others:
+    """Those of a chunk."""
+    key = ("others", id(use.course), flights(use.stage), layers(use.stage))
+    if key not in atoms.kept:
+        components = use.course.components(atoms, use.others(), layers(use.stage))
+        atoms.kept[key] = use.course, Others(components.sum(axis=0), components)
+    found: Others = atoms.kept[key][1]
+    return found
+
+
 @lru_cache(maxsize=1024)
-def _pass_of(masks: tuple[int, ...]) -> tuple[int | None, ...]:
+def _pass_of(masks: tuple[int, ...]) -> Numbers:
     """The number of the mask that each phase is in."""
-    return tuple(
-        next((n for n, mask in enumerate(masks) if phase in phases_in(mask)), None) for phase in range(len(PHASES))
+    return np.array(
+        [next((n for n, mask in enumerate(masks) if mask >> phase & 1), len(masks)) for phase in range(len(PHASES))]
     )
-
-
-@lru_cache(maxsize=1024)
-def phases_in(mask: int) -> tuple[int, ...]:
-    """The numbers of the phases of a mask."""
-    return tuple(number for number in range(len(PHASES)) if mask >> number & 1)

@@ -8,6 +8,7 @@ to say what it depends on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from memcalc.spec.model import Block
@@ -87,7 +88,7 @@ class Reader:
         """
         node = root = self._trees.setdefault(key, _Node())
         while node.field is not None:
-            following = node.children.get(_value(spec, node.field))
+            following = node.children.get(_VALUE[node.field](spec))
             if following is None:
                 break
             node = following
@@ -102,7 +103,7 @@ class Reader:
         for field in read:
             assert node.field in (None, field), "it reads what it read before, in the same order"
             node.field = field
-            node = node.children.setdefault(_value(spec, field), _Node())
+            node = node.children.setdefault(_VALUE[field](spec), _Node())
         node.result = result
         self._known += 1
         return node
@@ -118,11 +119,6 @@ _BLOCKS = ("training", "parallelism")
 
 # What an instance of Pydantic's has beside its fields.
 _SLOTS = ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
-
-
-def _value(spec: Spec, field: Field) -> Any:
-    block, name = field
-    return getattr(getattr(spec, block) if block else spec, name)
 
 
 def _like(block: Block, values: dict[str, Any], kind: type[Watched]) -> Watched:
@@ -180,3 +176,6 @@ _FIELDS = frozenset(
     for name, block in (("training", TrainingSpec), ("parallelism", ParallelismSpec), ("", Spec))
     for field in block.model_fields
 )
+
+# What gives the value of a field of a run.
+_VALUE = {(block, name): attrgetter(f"{block}.{name}" if block else name) for block, name in _FIELDS}

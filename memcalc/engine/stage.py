@@ -9,10 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from memcalc.engine.atoms import ONE, Atoms, Bytes, fitted
-from memcalc.engine.moments import NUMBER, ROUNDING, Course, Surroundings, Use, course_of, surroundings_of
-from memcalc.engine.moving import Alike, Moving, phases_in
+from memcalc.engine.courses import (
+    Surroundings,
+    Use,
+    course_of,
+    flights,
+    layers,
+    stands_for,
+    surroundings_of,
+)
+from memcalc.engine.moments import NUMBER, ROUNDING, Course
+from memcalc.engine.moving import Alike, Moving, Others, others
 from memcalc.engine.reading import Reader
 from memcalc.engine.table import COMPONENTS
+from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around, Buffers
 from memcalc.estimation.items import PHASES, Item
@@ -47,25 +57,27 @@ class StageForms(NamedTuple):
     number: int
     standing: Standing
     moving: Moving
+    others: Others | None  # what other micro-batches in flight hold in phases in which something moves
 
-    def moments(self, width: int) -> Bytes:
-        """The bytes of each moment. [moments, atoms]"""
-        standing, moving = self.standing, self.moving
-        return fitted(standing.totals, width)[moving.phase] + fitted(moving.forms, width)
-
-    def components(self, atoms: Atoms, moment: int) -> Bytes:
-        """What is alive in one of the moments, by component: how often each has each atom. [components, atoms]"""
-        still = fitted(self.standing.components[self.moving.phase[moment]], len(atoms))
-        moving = self.moving.components(atoms, moment)
-        return still if moving is None else still + fitted(moving, len(atoms))
+    def components(self, atoms: Atoms, phase: int, moment: int) -> Bytes:
+        """What is alive in a moment of a phase, by component: how often each has each atom. [components, atoms]"""
+        still = fitted(self.standing.components[phase], len(atoms))
+        moving = self.moving.components(atoms, phase, moment)
+        if moving is None:
+            return still
+        found = still + fitted(moving, len(atoms))
+        return found if self.others is None else found + fitted(self.others.components, len(atoms))
 
 
-def stage_forms(reader: Reader, spec: Spec, atoms: Atoms, stage: Stage, card: Card | None) -> StageForms:
+def stage_forms(
+    reader: Reader, spec: Spec, structure: Structure, atoms: Atoms, stage: Stage, card: Card | None
+) -> StageForms:
     """The forms of one stage.
 
     Args:
         reader: remembers what was found of other runs.
         spec: the run, with any of the batches.
+        structure: its structure, the same object for runs of which it is the same.
         atoms: what sizes are made of.
         stage: the stage.
         card: the card.
@@ -74,26 +86,47 @@ def stage_forms(reader: Reader, spec: Spec, atoms: Atoms, stage: Stage, card: Ca
         TooLarge: a size is beyond what float64 holds exactly.
         InputError: it is not modelled.
     """
-
-    def buffers_of(run: Spec) -> Buffers:
-        found = communication_buffers(atoms.batches.on(run), stage)
-        return found._replace(around=reader.same(_around_key(found.around), found.around))
-
-    def passes(run: Spec) -> Passes:
-        found = tuple(passes_of(run, stage, card))
-        return reader.same(found, found)
-
-    buffers = reader.find(("buffers", stage, atoms), spec, buffers_of)
-    alike = reader.find(("passes", stage, atoms), spec, passes)
-    standing = reader.find(
-        ("standing", stage, atoms, id(buffers)), spec, lambda run: _standing(run, buffers, stage, atoms, card)
+    alone = _alone(stage)
+    frame = reader.find(
+        ("frame", alone, atoms), spec, partial(_frame, reader=reader, stage=alone, atoms=atoms, card=card)
     )
-    moving = reader.find(
-        ("moving", stage, atoms, id(buffers.around), id(alike)),
-        spec,
-        lambda run: _moving(reader, run, buffers.around, alike, stage, atoms),
-    )
-    return StageForms(stage.index, standing, moving)
+    chunks = pieces_of(spec, stage) if stage.pieces else (stage,)
+    courses = _courses(reader, spec, structure, atoms, chunks, frame)
+    if len(courses) == len(chunks) == 1:  # no moment is the highest because of other micro-batches
+        (chunk,) = chunks
+        waiting = others(Use(*courses[0].places[0], chunk), atoms) if max(flights(chunk)) > 1 else None
+        chunks = (one_in_flight(chunk),)
+    else:
+        waiting = None
+    key = ("moving", id(courses), *((flights(chunk), layers(chunk)) for chunk in chunks))
+    if key not in atoms.kept:
+        several = [
+            Alike([Use(*place, chunk) for place, chunk in zip(each.places, chunks, strict=True)], each.passes)
+            for each in courses
+        ]
+        atoms.kept[key] = courses, Moving(several, atoms)
+    return StageForms(stage.index, frame.standing, atoms.kept[key][1], waiting)
+
+
+@lru_cache(maxsize=4096)
+def _alone(stage: Stage) -> Stage:
+    """The stage without its micro-batches in flight: what stands there knows them as little as engines do."""
+    return one_in_flight(stage)._replace(index=min(stage.index, 1), pieces=tuple(map(one_in_flight, stage.pieces)))
+
+
+class _Frame(NamedTuple):
+    """What is on a stage whatever its layers do: the engine's buffers around them, the passes, and what stands."""
+
+    around: Around
+    passes: Passes
+    standing: Standing
+
+
+def _frame(run: Spec, reader: Reader, stage: Stage, atoms: Atoms, card: Card | None) -> _Frame:
+    buffers = communication_buffers(atoms.batches.on(run), stage)
+    around = reader.same(_around_key(buffers.around), buffers.around)
+    passes = tuple(passes_of(run, stage, card))
+    return _Frame(around, reader.same(passes, passes), _standing(run, buffers, stage, atoms, card))
 
 
 def _around_key(around: Around) -> object:
@@ -105,33 +138,41 @@ def _around_key(around: Around) -> object:
     return (*places, tuple(shares.items()), tuple(gathered.items()))
 
 
-def _moving(reader: Reader, run: Spec, around: Around, alike: Passes, stage: Stage, atoms: Atoms) -> Moving:
-    several: list[Alike] = []
-    for exist, passes in alike:
-        key = ("surroundings", id(around), exist, atoms)
-        beside_it = reader.find(key, run, partial(_surroundings, around=around, exist=exist, atoms=atoms))
-        gradients, pattern, items = beside_it
-        uses = []
-        for piece in pieces_of(run, stage):
-            course_key = ("course", one_in_flight(piece), gradients, pattern, atoms)
-            find = partial(_course, stage=piece, surroundings=beside_it, atoms=atoms)
-            uses.append(Use(reader.find(course_key, run, find), items, piece))
-        several.append(Alike(uses, passes))
-    return Moving(several)
+class _Courses(NamedTuple):
+    """Passes before which gradients do, or do not, exist; of each chunk the course, and what its slots stand for."""
+
+    passes: tuple[Pass, ...]
+    places: list[tuple[Course, tuple[Item, ...]]]
 
 
-def _surroundings(run: Spec, around: Around, *, exist: bool, atoms: Atoms) -> Surroundings:
+def _courses(
+    reader: Reader, spec: Spec, structure: Structure, atoms: Atoms, chunks: tuple[Stage, ...], frame: _Frame
+) -> list[_Courses]:
+    wholes = tuple([stands_for(spec, chunk) for chunk in chunks])
+    engine, recompute = spec.parallelism.engine, spec.training.recompute
+    key = ("courses", spec.model, id(structure), engine, recompute, wholes, id(frame.around), id(frame.passes))
+    if key not in atoms.kept:
+        found = []
+        for exist, passes in frame.passes:
+            surroundings = partial(_surroundings, around=frame.around, exist=exist, atoms=atoms)
+            gradients, pattern, items = reader.find(
+                ("surroundings", id(frame.around), exist, atoms), spec, surroundings
+            )
+            courses = [course_of(spec, structure, whole, gradients, pattern) for whole in wholes]
+            for course in courses:
+                for block in course.timeline.blocks:
+                    atoms.learn(block.program)
+            found.append(_Courses(passes, [(course, items) for course in courses]))
+        atoms.kept[key] = found
+    known: list[_Courses] = atoms.kept[key]
+    return known
+
+
+def _surroundings(run: Spec, around: Around, exist: bool, atoms: Atoms) -> Surroundings:
     found = surroundings_of(*beside(run, around, exist=exist))
     for item in found.items:  # their sizes can be told
         atoms.of(item.each)
         atoms.of(item.block)
-    return found
-
-
-def _course(run: Spec, stage: Stage, surroundings: Surroundings, atoms: Atoms) -> Course:
-    found = course_of(run, stage, surroundings.gradients, surroundings.pattern)
-    for block in found.timeline.blocks:
-        atoms.learn(block.program)
     return found
 
 
@@ -170,7 +211,7 @@ def _states(spec: Spec, stage: Stage, atoms: Atoms) -> Bytes:
 @lru_cache(maxsize=1024)
 def _rows(mask: int) -> Numbers | slice:
     """The phases of a mask, as neighbours where they are."""
-    numbers = phases_in(mask)
+    numbers = [number for number in range(len(PHASES)) if mask >> number & 1]
     if numbers and numbers[-1] - numbers[0] == len(numbers) - 1:
         return slice(numbers[0], numbers[-1] + 1)
     return np.array(numbers, dtype=np.intp)

@@ -63,6 +63,7 @@ class Card:
     source: str
 
 
+@lru_cache(maxsize=256)
 def find_card(name: str) -> Card:
     """The card of that name or alias; case, spaces and the maker's name do not matter.
 

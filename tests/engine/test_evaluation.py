@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import memcalc
-from memcalc.engine import blocks, evaluate
+from memcalc.engine import batches, blocks, evaluate
 from memcalc.engine.grid import assignments
 from memcalc.engine.table import COMPONENTS, Table
 from memcalc.errors import InputError
@@ -102,6 +102,20 @@ def test_what_cannot_be_is_pruned_with_the_message_of_loading_it():
     assert table.valid.tolist() == [True, False]
     assert table.reason(0) == ""
     assert table.reason(1).startswith("parallelism.tensor_parallel: tensor_parallel = 6 does not divide")
+
+
+def test_stages_of_any_number_of_layers_follow_from_one(monkeypatch):
+    """Stages of one and of two layers have no layer between their first and their last; of three on all are alike."""
+    monkeypatch.setattr(batches, "FEW", 0)
+    axes: dict[Any, Any] = {"num_layers": [1, 2, 3, 4, 5, 30], "zero_stage": [0, 3], "b": [1, 2]}
+    assert_same("llama-3-8b", evaluate("llama-3-8b", axes, "data_parallel=8"), "data_parallel=8")
+
+
+def test_what_is_not_modelled_is_pruned_among_what_is(monkeypatch):
+    monkeypatch.setattr(batches, "FEW", 0)
+    axes: dict[Any, Any] = {"implementation": ["plain", "huggingface"], "b": [1, 2]}
+    table = evaluate("mpt-7b", axes)
+    assert_same("mpt-7b", table)
 
 
 def test_a_source_that_is_none_is_an_error():

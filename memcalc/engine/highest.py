@@ -1,0 +1,40 @@
+"""The highest of several sums of atoms, for each of many batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.intp]
+
+COLUMNS = 2048  # batches whose sums are held against each other at a time: they stay in the processor's cache
+
+
+def highest(forms: Bytes, ends: Numbers, atoms: Bytes) -> tuple[Bytes, Numbers]:
+    """The largest of each segment of forms, and which one it is: the first of equal ones.
+
+    Args:
+        forms: how often each has each atom. [forms, atoms]
+        ends: where segments begin, and where the last one ends; none is empty. [segments + 1]
+        atoms: the arrays. [atoms, n]
+
+    Returns:
+        [segments, n], [segments, n]: numbers within the segment.
+    """
+    count, sizes = atoms.shape[1], np.diff(ends)
+    order = np.argsort(-sizes, kind="stable")  # so that those with a further form are the first ones
+    firsts = ends[:-1][order]
+    further = np.searchsorted(-sizes[order], -np.arange(1, sizes.max(initial=1))).tolist()
+    heights = np.empty((len(sizes), count))
+    winners = np.zeros((len(sizes), count), dtype=np.intp)
+    for start in range(0, count, COLUMNS):
+        lanes = slice(start, start + COLUMNS)
+        rows = forms @ atoms[:, lanes]
+        heights[:, lanes] = rows[firsts]
+        for level, several in enumerate(further, 1):
+            own, best = rows[firsts[:several] + level], heights[:several, lanes]
+            np.copyto(winners[:several, lanes], level, where=own > best)
+            np.maximum(own, best, out=best)
+    back = np.argsort(order)
+    return heights[back], winners[back]
