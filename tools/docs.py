@@ -379,6 +379,16 @@ def accuracy_megatron() -> str:
     )
 
 
+def accuracy_megatron_experts() -> str:
+    """The same for models with experts and latent attention."""
+    peaks = megatron_peaks("megatron-b200-experts")
+    rows = [
+        [peak.run, f"{peak.measured / MIB:,.2f}", f"{peak.ledger.peak_bytes / MIB:,.2f}", f"{peak.error:+.3%}"]
+        for peak in peaks
+    ]
+    return table(["run", "measured MiB", "estimated MiB", "error"], rows)
+
+
 def accuracy_megatron_terms() -> str:
     """What the estimate of those runs would be off by without each of its terms."""
     peaks = megatron_peaks()
@@ -441,6 +451,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "agreement-need": need_summary,
     "peers": peers_table,
     "accuracy-megatron": accuracy_megatron,
+    "accuracy-megatron-experts": accuracy_megatron_experts,
     "accuracy-megatron-terms": accuracy_megatron_terms,
     "accuracy-phases": accuracy_phases,
     "accuracy-requested": accuracy_requested,

@@ -89,21 +89,22 @@ TERMS = (
 )
 
 
-@lru_cache(maxsize=1)
-def megatron_peaks() -> tuple[Peak, ...]:
-    """Every stage of the Megatron-LM runs on B200s."""
-    return tuple(_megatron_peaks())
+@lru_cache(maxsize=2)
+def megatron_peaks(name: str = "megatron-b200") -> tuple[Peak, ...]:
+    """Every stage of the Megatron-LM runs on B200s; those with experts are in "megatron-b200-experts"."""
+    return tuple(_megatron_peaks(name))
 
 
-def _megatron_peaks() -> Iterator[Peak]:
-    document = yaml.safe_load((FOLDER / "megatron-b200.yaml").read_text())
+def _megatron_peaks(name: str) -> Iterator[Peak]:
+    document = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
     for row in document["rows"]:
         result = memcalc.estimate(megatron_config(document, row))
         ledgers = {rank.rank["pipeline_stage"]: rank.ledger for rank in result.ranks}
         for stage, mib in enumerate(row["mib"]):
-            run = f"{row['model']}, {row['l']} layers, t {row['t']}, p {row['p']}, c {row['c']}, s {row['s']}"
+            ranks = f"t {row['t']}, p {row['p']}, c {row['c']}" + (f", e {row['e']}" if "e" in row else "")
+            run = f"{row['model']}, {row['l']} layers, {ranks}, s {row['s']}"
             where = f", stage {stage}" if row["p"] > 1 else ""
-            yield Peak(run + where, row["t12"], round(mib * MIB), ledgers[stage])
+            yield Peak(run + where, row.get("t12", False), round(mib * MIB), ledgers[stage])
 
 
 def megatron_config(document: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +120,7 @@ def megatron_config(document: dict[str, Any], row: dict[str, Any]) -> dict[str, 
             "tensor_parallel": row["t"],
             "pipeline_parallel": row["p"],
             "context_parallel": row["c"],
+            "expert_parallel": row.get("e", 1),
             "data_parallel": row["N"],
             "sequence_parallel": row["t"] > 1,
         },

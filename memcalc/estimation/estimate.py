@@ -141,7 +141,7 @@ def not_modelled(spec: Spec, played: Played | None = None) -> tuple[str, ...]:
     missing[:0] = OPTIMIZER_OMISSIONS.get(spec.training.optimizer, ())
     if spec.model.attention_sinks:
         missing.insert(0, "the activations of attention sinks")
-    if spec.model.mla is not None:
+    if spec.model.mla is not None and spec.training.implementation != "megatron":
         missing.insert(0, "latent attention was not compared with a run yet")
     missing[:0] = _parallel_omissions(spec)
     if communication_library_bytes(spec):
@@ -157,8 +157,8 @@ def _parallel_omissions(spec: Spec) -> Iterator[str]:
         yield f"layers split by PyTorch's DTensor were not compared with a run here: {found[1]}"
     if megatron:
         yield "the workspace of cuDNN's attention, which is taken as that of flash attention"
-    if megatron and spec.model.moe is not None:
-        yield "Megatron-Core's experts were not compared with a run yet"
+    if megatron and spec.model.moe is not None and parallelism.tensor_parallel > 1:
+        yield "Megatron-Core's experts under tensor parallelism were not compared with a run yet"
     if spec.training.fp8 != "none":
         yield FP8_OMISSIONS[megatron]
     if parallelism.offload != "none" and parallelism.engine == "deepspeed":

@@ -161,4 +161,5 @@ def _expert_values(spec: Spec, values: dict[str, int]) -> dict[str, int]:
         "F_e/t_e": -(-values["F_e"] // width_ranks),
         "2·F_e/t_e": 2 * -(-values["F_e"] // width_ranks),
         "R": -(-tokens * values["k"] * e // values["E"]),
+        "2·E+1": 2 * values["E"] + 1,
     }

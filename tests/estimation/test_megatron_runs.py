@@ -26,6 +26,25 @@ def test_the_twelve_runs_of_t12() -> None:
     assert mean_and_worst(errors) <= (MEAN, WORST)
 
 
+EXPERTS = megatron_peaks("megatron-b200-experts")
+
+# What SimuMax itself is off by on these runs: 0.50 to 0.81 %.
+EXPERTS_MEAN, EXPERTS_WORST = 0.0015, 0.0025
+
+
+def test_experts_and_latent_attention() -> None:
+    """DeepSeek-V2 and V3: the peak is in forward, where the tokens exist four times around the grouped matrices.
+
+    0.1 to 0.2 % are missing, 60 to 140 MiB, which no source that was read accounts for.
+    """
+    errors = [peak.error for peak in EXPERTS]
+
+    assert len(errors) == 6
+    assert mean_and_worst(errors) <= (EXPERTS_MEAN, EXPERTS_WORST)
+    assert all(error < 0 for error in errors)
+    assert {peak.ledger.peak_phase for peak in EXPERTS} <= {"forward_1", "forward_2"}
+
+
 def test_runs_that_t12_does_not_name() -> None:
     """Longer sequences over tensor and context parallelism together: nothing in them is new."""
     others = [peak.error for peak in PEAKS if not peak.t12]

@@ -29,21 +29,25 @@ class Experts:
         inner, both = f"F_e{c.expert_width_share}", f"2·F_e{c.expert_width_share}"
         router = ops.duplicated(x, "mlp.router", "E", (*tokens, "E"), bias=c.router_bias, fused=False)
         scores = ops.softmax(ops.cast(router, "fp32"), "router probabilities")
-        weights = ops.permuted(scores, (*tokens, "k"), "router weights")
+        weights = ops.permuted(scores, (*tokens, "k"), "router weights", "E")
         weights = ops.regrouped(ops.exchanged(weights, "exchanged router weights"), rows, "router weights by expert")
-        permuted = ops.exchanged(ops.permuted(x, (*tokens, "k", "d"), "permuted tokens"), "exchanged tokens")
-        permuted = ops.regrouped(permuted, (*rows, "d"), "tokens by expert")
+        permuted = ops.permuted(x, (*tokens, "k", "d"), "permuted tokens")
+        exchanged = ops.exchanged(permuted, "exchanged tokens")
+        shared = layer.dense(x, "mlp.shared_experts.", "F_s") if c.shared_expert else None
+        sent = ops.regrouped(exchanged, (*rows, "d"), "tokens by expert")
         both = both if c.gated_mlp else inner
-        up = ops.grouped(permuted, "mlp.experts.up", (experts, both), (*rows, both), bias=c.expert_bias)
+        up = ops.grouped(sent, "mlp.experts.up", (experts, both), (*rows, both), bias=c.expert_bias)
         # The router's weights are applied inside the activation, so nothing after it is kept for them.
         product = ops.weighted_glu(up, weights, "mlp.experts.activation", (*rows, inner))
         if "moe_act" in c.recomputed_modules:
             layer.tape.recompute(product, (up, weights))
         done = ops.grouped(product, "mlp.experts.down", (experts, "d"), (*rows, "d"), bias=c.expert_bias)
         back = ops.exchanged(ops.regrouped(done, (*rows, "d"), "expert outputs by rank"), "exchanged expert outputs")
-        total = ops.permuted(back, (*tokens, "d"), "sum of experts")
-        if c.shared_expert:
-            total = ops.add(total, layer.dense(x, "mlp.shared_experts.", "F_s"), "sum with shared expert")
+        total = ops.summed_experts(back, (*tokens, "d"), "sum of experts")
+        if shared is not None:
+            total = ops.add(total, shared, "sum with shared expert")
+        # moe_layer.py, custom_forward: `hidden_states` and `dispatched_input` are named until the layer has its output.
+        layer.tape.still_named(permuted, exchanged)
         if "moe" in c.recomputed_modules:
             layer.tape.recompute(total, (x,))
         return total

@@ -20,6 +20,11 @@ from memcalc.spec.spec import Spec
 
 MIB = 2**20
 
+# Of grouped matrix products (Transformer Engine 2.11 common/util/multi_stream.cpp: nvte_get_num_compute_streams), each
+# with a workspace of its own (pytorch/cpp_extensions/gemm.py, get_cublas_workspace).
+STREAMS = 4
+GROUPED_WORKSPACES = "workspace of Transformer Engine's grouped products"
+
 # Norms have one axis; tables and routers go through PyTorch's own operators.
 WITHOUT_SCRATCH = ("embed_tokens", "embed_positions", "mlp.router", "shared_expert_gate")
 
@@ -30,6 +35,8 @@ def standing(spec: Spec, stage: Stage, parameters: Parameters, card: Card | None
     """All of it that stands through whole phases, for one stage."""
     yield from weight_gradient_scratch(spec, parameters)
     yield engine_workspace(card)
+    if spec.model.moe is not None:
+        yield engine_workspace(card)._replace(tensor=GROUPED_WORKSPACES, count=STREAMS)
     yield from weight_caches(spec, parameters, card)
     if spec.model.position_embedding == "rope":
         yield rotary_table(spec)

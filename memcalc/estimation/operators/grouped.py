@@ -29,11 +29,23 @@ class Grouped(TransformerEngine):
         self.tape.nodes.append(Node(module, (x,), (y,), (x.storage,), (NEW,), parameters=gradients))
         return y
 
-    def permuted(self, x: Tensor, out: Shape, name: str) -> Tensor:
-        """A copy of each token for each expert it visits; keeps the map of rows."""
+    def permuted(self, x: Tensor, out: Shape, name: str, experts: str | None = None) -> Tensor:
+        """A copy of each token for each expert it visits. What makes the map of rows (`experts`) keeps it.
+
+        Of a token two numbers for each expert, and one more (pytorch/triton/permutation.py: make_row_id_map). The
+        tokens and their weights are permuted by one kernel, and brought back by the same map.
+        """
         y = self.tape.new(name, out, x.dtype, PERMUTATION)
-        rows = self.tape.store(f"{name} row map", out[:-1], "int32", PERMUTATION)
-        self.tape.nodes.append(Node(name, (x,), (y,), (rows,), (NEW,), also_allocates=(rows,)))
+        kept: tuple[int, ...] = ()
+        if experts is not None:
+            kept = (self.tape.store("row map of the experts", (*x.shape[:-1], f"2·{experts}+1"), "int32", PERMUTATION),)
+        self.tape.nodes.append(Node(name, (x,), (y,), kept, (NEW,), also_allocates=kept))
+        return y
+
+    def summed_experts(self, x: Tensor, out: Shape, name: str) -> Tensor:
+        """The copies of a token added up, by the map that they were made by."""
+        y = self.tape.new(name, out, x.dtype, PERMUTATION)
+        self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW,)))
         return y
 
     def regrouped(self, x: Tensor, out: Shape, name: str) -> Tensor:
