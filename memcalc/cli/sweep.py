@@ -46,10 +46,10 @@ def command(
         check_place(path, PICTURES)
     grid = parse_axes(vary or ())
     table = api.sweep(config, grid, *(overrides or ()), gpu=gpu, gpus_per_node=gpus_per_node)
-    if not table.valid.any():
+    if not table.possible.any():
         several = f"none of {len(table):,} configurations can be; the first"
         raise InputError(f"{several if len(table) > 1 else 'the configuration cannot be'}: {table.reason(0)}")
-    name = table.spec(int(table.valid.argmax())).name
+    name = table.spec(int(table.possible.argmax())).name
     for path in output or ():
         write_output(path, table, name)
     for path in plot or ():

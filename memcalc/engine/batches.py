@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import groupby, islice, product
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.engine.atoms import Atoms, Batches, Rules, TooLarge
+from memcalc.engine.atoms import LARGEST, Atoms, Batches, Rules, TooLarge
 from memcalc.engine.points import Context
 from memcalc.engine.reading import Reader, changed
 from memcalc.engine.results import sums
@@ -30,6 +30,7 @@ from memcalc.spec.spec import Spec
 
 Integers = npt.NDArray[np.int64]
 NDIndices = npt.NDArray[np.intp]
+TOO_LARGE = np.full((1, 1, 1, 1), 2 * LARGEST)  # what stands for results that no table holds
 Place = tuple[Any, ...]  # an index of an array with an axis for each field of `BATCH`
 
 FEW = 6  # configurations of one context that are sized one by one: arrays pay from here on
@@ -45,7 +46,8 @@ class Found(NamedTuple):
     Args:
         context: which.
         where: what they are for: numbers of the values of each field of `BATCH`, or slices where these are neighbours.
-        rows: of results (results.py). [rows, micro_batch_size, sequence_length, 1]
+        rows: of results (results.py); more than `LARGEST` where a phase has more. [rows, micro_batch_size,
+            sequence_length, 1]
         ledger: [phases, components, ...], if asked for.
     """
 
@@ -74,6 +76,15 @@ class Alike(NamedTuple):
     def numbers(self) -> tuple[list[int], list[int], list[int]]:
         """Those of their values."""
         return self.micro, self.lengths, self.steps
+
+    @property
+    def halves(self) -> list[Alike]:
+        """Half as many batches, twice."""
+        longer, several = max((self.micro, self.lengths), key=len), []
+        for own in (longer[: len(longer) // 2], longer[len(longer) // 2 :]):
+            micro, lengths = (own, self.lengths) if longer is self.micro else (self.micro, own)
+            several.append(Alike(micro, lengths, self.steps, micro))
+        return several
 
     @property
     def lanes(self) -> range:
@@ -123,27 +134,42 @@ class Sizer:
     def _found(self, contexts: list[Context]) -> Iterator[Found]:
         waiting: dict[tuple[Atoms, range], list[Job]] = {}
         for context in contexts:
-            alone: list[NDIndices] = []
+            others: list[Found] = []
             try:
-                for atoms, job in [*self._jobs(context, alone)]:
+                for atoms, job in [*self._jobs(context, others)]:
                     waiting.setdefault((atoms, job.batches.lanes), []).append(job)
-                yield from [found for indices in alone for found in self._one_by_one(context, indices)]
             except InputError:  # it is not modelled
                 continue
+            yield from others
         for (atoms, lanes), jobs in waiting.items():
             yield from self._together(atoms, lanes, jobs)
 
-    def _jobs(self, context: Context, alone: list[NDIndices]) -> Iterator[tuple[Atoms, Job]]:
-        """The batches of a context that are sized together; what is sized one by one is added to `alone`."""
+    def _jobs(self, context: Context, others: list[Found]) -> Iterator[tuple[Atoms, Job]]:
+        """The batches of a context that are sized together; what is found of others at once is added to `others`."""
         if context.valid.size <= FEW or has_segments(context.spec.training.recompute):
-            alone.append(np.argwhere(context.valid))
+            others += self._one_by_one(context, np.argwhere(context.valid))
             return
         differs = self._reader.find("differs", context.spec, _differs_from_one)
-        for batches in _alike(context, differs=differs):
+        waiting = [*_alike(context, differs=differs)]
+        while waiting:
+            batches = waiting.pop()
             try:
                 yield self._job(context, batches)
             except TooLarge:
-                alone.append(_indices(context, batches))
+                if self._all_too_large(context, batches):
+                    others.append(Found(context, _place(*batches.numbers), TOO_LARGE, TOO_LARGE))
+                else:
+                    waiting += batches.halves
+
+    def _all_too_large(self, context: Context, batches: Alike) -> bool:
+        """Whether the smallest of some batches is."""
+        b, s, _ = context.batch
+        micro, length = min(batches.micro, key=b.__getitem__), min(batches.lengths, key=s.__getitem__)
+        try:
+            self._job(context, Alike([micro], [length], batches.steps, [micro]))
+        except TooLarge:
+            return True
+        return False
 
     def _job(self, context: Context, batches: Alike) -> tuple[Atoms, Job]:
         micro, lengths, steps = batches.numbers
@@ -178,9 +204,6 @@ class Sizer:
     def _together(self, atoms: Atoms, lanes: range, jobs: list[Job]) -> Iterator[Found]:
         several = sums([job.stages for job in jobs], atoms, lanes, ledger=self._ledger)
         for job, found in zip(jobs, several, strict=True):
-            if found is None:
-                yield from self._one_by_one(job.context, _indices(job.context, job.batches))
-                continue
             shape = (len(job.batches.micro), len(job.batches.lengths), 1)
             ledger = None if found.ledger is None else found.ledger.reshape(len(PHASES), -1, *shape)
             yield Found(job.context, _place(*job.batches.numbers), found.rows.reshape(-1, *shape), ledger)
@@ -193,13 +216,6 @@ class Sizer:
             yield _single(context, _place([i], [j], [k]), estimate(spec), ledger=self._ledger)
 
 
-def _indices(context: Context, batches: Alike) -> NDIndices:
-    """Those of some batches that can be."""
-    indices: NDIndices = np.array(list(product(*batches.numbers)))
-    can: NDIndices = indices[context.valid[tuple(indices.T)]]
-    return can
-
-
 def _place(*several: list[int]) -> Place:
     """Neighbours as slices, which arrays are written by much sooner."""
     if all(numbers[-1] - numbers[0] == len(numbers) - 1 for numbers in several):
@@ -209,6 +225,8 @@ def _place(*several: list[int]) -> Place:
 
 def _single(context: Context, where: Place, result: Result, *, ledger: bool) -> Found:
     phase, stage = PHASES.index(result.ledger.peak_phase), result.headline.rank["pipeline_stage"]
+    if result.ledger.peak_bytes > LARGEST:
+        return Found(context, where, TOO_LARGE, TOO_LARGE)
     table = np.array(
         [[result.ledger.components_by_phase[each].get(part, 0) for part in COMPONENTS] for each in PHASES],
         dtype=np.int64,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from memcalc.engine.atoms import LARGEST
 from memcalc.engine.batches import Sizer
 from memcalc.engine.grid import Grid, Value
 from memcalc.engine.points import Context, Points, Source
@@ -144,10 +145,12 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
 
     for found in sizer.found(contexts()):
         can, rows, ledgers = places[id(found.context)]
-        can[...] = found.context.valid
+        can[found.where] = found.context.valid[found.where]
         rows[(slice(None), *found.where)] = found.rows
         if ledgers is not None:
             ledgers[(slice(None), slice(None), *found.where)] = found.ledger
+    too_large = valid & (columns[len(OUTSIDE) :][BY_PHASE].max(axis=0) > LARGEST)
+    valid &= ~too_large
     missing = ~valid
     if missing.any():
         columns[:, missing] = 0
@@ -162,6 +165,7 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         points.grid,
         start,
         valid.ravel(),
+        too_large.ravel(),
         peak,
         phase,
         stage,

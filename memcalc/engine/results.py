@@ -40,10 +40,8 @@ class Sums(NamedTuple):
     ledger: Bytes | None
 
 
-def sums(
-    contexts: Sequence[Sequence[StageForms]], atoms: Atoms, lanes: range, *, ledger: bool
-) -> Iterator[Sums | None]:
-    """The sums of some contexts that are made of the same atoms, in order; None where one is too large.
+def sums(contexts: Sequence[Sequence[StageForms]], atoms: Atoms, lanes: range, *, ledger: bool) -> Iterator[Sums]:
+    """The sums of some contexts that are made of the same atoms, in order.
 
     Args:
         contexts: the stages of each that may need most, in order.
@@ -94,7 +92,7 @@ class _Summed:
             if stage.others is not None:
                 self.phases[number, stage.moving.pass_of < len(stage.moving.sizes)] += waiting[id(stage.others)]
 
-    def contexts(self, ends: Numbers, *, ledger: bool) -> Iterator[Sums | None]:
+    def contexts(self, ends: Numbers, *, ledger: bool) -> Iterator[Sums]:
         """The results of contexts; `ends` says where the stages of each begin, and where those of the last one end."""
         peaks = self.phases.max(axis=1)
         lanes = np.arange(self.table.shape[1])
@@ -105,10 +103,7 @@ class _Summed:
             phases = self.phases[stage[0]] if alone else self.phases[stage, :, lanes].T
             phase = phases.argmax(axis=0)
             moment = self.moments[self.segment_of[stage, phase], lanes]
-            if phases.max() > LARGEST:
-                yield None
-                continue
-            found[BY_PHASE] = phases
+            found[BY_PHASE] = np.minimum(phases, 2 * LARGEST)  # what is more is no longer exact, and no int64 at last
             found[PHASE] = phase
             found[STAGE] = (
                 self.stages[stage[0]].number if alone else [self.stages[each].number for each in stage.tolist()]

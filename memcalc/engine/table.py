@@ -19,6 +19,8 @@ Flags = npt.NDArray[np.bool_]
 
 COMPONENTS = tuple(Component)
 
+TOO_LARGE = "It needs more than 1 PiB of one GPU, the most that a grid holds; `memcalc estimate` sizes it by itself."
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -29,7 +31,8 @@ class Table:
     Args:
         grid: the configurations.
         start: the number of the first configuration in here.
-        valid: whether it can be sized: its rules hold. [n]
+        valid: whether it is in here: its rules hold, and it needs no more than a pebibyte of one GPU. [n]
+        too_large: whether it needs more. [n]
         peak_bytes: allocated at the peak. [n]
         peak_phase: the number of the phase of the peak, in `phases`. [n]
         pipeline_stage: the stage that needs most. [n]
@@ -44,6 +47,7 @@ class Table:
     grid: Grid
     start: int
     valid: Flags
+    too_large: Flags
     peak_bytes: Integers
     peak_phase: Integers
     pipeline_stage: Integers
@@ -62,6 +66,11 @@ class Table:
     def __len__(self) -> int:
         """How many configurations are in here."""
         return len(self.valid)
+
+    @property
+    def possible(self) -> Flags:
+        """Whether its rules hold, however large it is. [n]"""
+        return self.valid | self.too_large
 
     @property
     def headroom_bytes(self) -> Integers:
@@ -97,8 +106,13 @@ class Table:
 
     def reason(self, index: int) -> str:
         """Why one configuration was pruned: the message that loading it gives; "" where it was not."""
+        if self.too_large[index]:
+            return TOO_LARGE
         return "" if self.valid[index] else self._reason(self.start + index)
 
     def reasons(self) -> Counter[str]:
         """Every reason, and how many configurations it pruned; most frequent first in `most_common`."""
-        return Counter(self.reason(int(index)) for index in np.flatnonzero(~self.valid))
+        found = Counter(self.reason(int(index)) for index in np.flatnonzero(~self.possible))
+        if self.too_large.any():
+            found[TOO_LARGE] = int(self.too_large.sum())
+        return found

@@ -147,3 +147,13 @@ def test_what_tensor_parallelism_cannot_be_is_said_once(run: Callable[..., Run])
     assert code == 0
     assert out.count("left out") == 1
     assert "tensor_parallel = 12 is more than the 8 GPUs of a node" in " ".join(out.split())
+
+
+def test_what_no_number_holds_is_too_large(run: Callable[..., Run]) -> None:
+    """Ten thousand sequences of ten million tokens need more bytes than 64 bits count."""
+    arguments = ("--set", "max_position_embeddings=10000000", "--gpu", "h100-80gb", "--vary", "s=10000000")
+    code, out, _ = run("sweep", "llama-3-8b", *arguments, "--vary", "b=1,10000")
+
+    assert code == 0
+    assert "2 configurations on NVIDIA H100 SXM: 0 fit, 2 do not" in out
+    assert "1 configuration not sized: It needs more than 1 PiB of one GPU" in " ".join(out.split())

@@ -118,6 +118,25 @@ def test_what_is_not_modelled_is_pruned_among_what_is(monkeypatch):
     assert_same("mpt-7b", table)
 
 
+@pytest.mark.parametrize("b", [[1, 10_000], [1, 2, 3, 5_000, 10_000, 20_000, 2**31 - 1]])
+def test_more_than_a_pebibyte_of_one_gpu_is_told_not_written(b):
+    """Bytes that int64 does not hold are no numbers of a table; some that it would hold are not asked for one by one."""
+    axes = {"s": [1024, 10_000_000], "b": b}
+    table = evaluate("llama-3-8b", axes, "max_position_embeddings=10000000", gpu="h100-80gb")
+    for index in range(len(table)):
+        words = assignments(table.point(index))
+        peak = memcalc.estimate(
+            "llama-3-8b", "max_position_embeddings=10000000", *words, gpu="h100-80gb"
+        ).ledger.peak_bytes
+        assert table.too_large[index] == (peak > 2**50), words
+        assert table.peak_bytes[index] == (0 if peak > 2**50 else peak)
+    assert (table.valid != table.too_large).all()
+    assert not table.fits[table.too_large].any()
+    assert set(table.reasons()) == {
+        "It needs more than 1 PiB of one GPU, the most that a grid holds; `memcalc estimate` sizes it by itself."
+    }
+
+
 def test_a_source_that_is_none_is_an_error():
     with pytest.raises(InputError, match="no-such-model"):
         evaluate("no-such-model", {"b": [1]})

@@ -25,7 +25,7 @@ class Map:
         numbers: of the configurations in the table.
         share: device memory over usable memory of the card, or over the largest of all where no card is named.
         fits: whether each is valid and fits; all that are valid where no card is named.
-        valid: whether each can be sized.
+        valid: whether each can be.
     """
 
     others: str
@@ -79,6 +79,7 @@ class Landscape:
         spanned = [self.across] if self.down is None else [self.down, self.across]
         others = [number for number in range(len(axes)) if number not in spanned]
         whole = np.where(table.usable_bytes > 0, table.usable_bytes, max(int(table.device_bytes.max()), 1))
+        possible = table.possible
         share = np.where(table.valid, table.device_bytes / whole, 0.0)
         fits = table.fits if self.judged else table.valid
         for steps in product(*(range(shape[number]) for number in others)):
@@ -97,7 +98,7 @@ class Landscape:
                 own,
                 share[own],
                 fits[own],
-                table.valid[own],
+                possible[own],
             )
 
 

@@ -49,7 +49,9 @@ def _map(landscape: Landscape, each: Map, top: int, table: Table, unit: Unit) ->
             place = f'x="{LEFT + CELL * column}" y="{y}" width="{CELL}" height="{CELL}"'
             where = f"{landscape.across_name} = {across}" + (f", {landscape.down_name} = {name}" if name else "")
             number = int(each.numbers[row, column])
-            needs = format_bytes(int(table.device_bytes[number]), unit) if table.valid[number] else "cannot be"
+            needs = "more than 1 PiB" if table.too_large[number] else "cannot be"
+            if table.valid[number]:
+                needs = format_bytes(int(table.device_bytes[number]), unit)
             words = escape(f"{where}: {needs}")
             lines.append(f'<rect {place} fill="{_fill(each, row, column)}"><title>{words}</title></rect>')
     lines.append(_frontier(landscape, each, top))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.engine.grid import written
-from memcalc.engine.table import Table
+from memcalc.engine.table import TOO_LARGE, Table
 from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import Screen
 from memcalc.report.sweeps.landscape import Landscape, Map
@@ -43,17 +43,22 @@ def draw_sweep(screen: Screen, table: Table, name: str, card: str, unit: Unit, *
         draw_grid(screen, table_grid(table, unit, judged=landscape.judged))
     reasons = table.reasons().most_common()
     for reason, count in reasons[:MOST_REASONS]:
-        draw_line(screen, f"{plural(count, 'configuration')} left out: {reason}", 0)
+        draw_line(
+            screen,
+            f"{plural(count, 'configuration')} {'not sized' if reason == TOO_LARGE else 'left out'}: {reason}",
+            0,
+        )
     if len(reasons) > MOST_REASONS:
         draw_line(screen, f"and {len(reasons) - MOST_REASONS} more reasons: see --format csv.", 0)
 
 
 def _headline(table: Table, landscape: Landscape, name: str, card: str) -> str:
     words = f"{name}: {plural(len(table), 'configuration')}"
-    out = len(table) - int(table.valid.sum())
+    possible = int(table.possible.sum())
+    out = len(table) - possible
     if landscape.judged:
         fit = int(table.fits.sum())
-        words += f" on {card or 'their cards'}: {fit:,} fit, {int(table.valid.sum()) - fit:,} do not"
+        words += f" on {card or 'their cards'}: {fit:,} fit, {possible - fit:,} do not"
     return words + (f", {out:,} cannot be" if out else "")
 
 
@@ -110,7 +115,10 @@ def table_grid(table: Table, unit: Unit, *, judged: bool) -> Grid:
     for index in range(len(table)):
         values = tuple(written(value) for value in table.point(index).values())
         if not table.valid[index]:
-            rows.append((*values, "-", "cannot be", *(("", "") if judged else ())))
+            large = bool(table.too_large[index])
+            verdict_of = ("", "too large" if large else "") if judged else ()
+            rows.append((*values, "-", "more than 1 PiB" if large else "cannot be", *verdict_of))
+            strong |= {index} if large and judged else set()
             continue
         needs = format_number(int(table.device_bytes[index]), unit)
         cells: tuple[str, ...] = (needs, table.phases[int(table.peak_phase[index])])
