@@ -21,17 +21,7 @@ def communication_buffers(spec: Spec, stage: Stage) -> Buffers:
         if stage.has_head or spec.training.implementation != "megatron":
             return Buffers()
         received = (megatron.received_gradient(spec),)
-        # 1F1B's Python name holds the last one through the next micro-batch's forward (output_tensor_grad).
-        again = spec.training.gradient_accumulation_steps > stage.in_flight
-        return Buffers(
-            (),
-            Around(
-                forward_layer=received if again else (),
-                backward_layer=received,
-                backward_first_layer=received,
-                backward_embedding=received,
-            ),
-        )
+        return Buffers((), Around(backward_layer=received, backward_first_layer=received, backward_embedding=received))
     if spec.parallelism.shards * spec.parallelism.data_parallel_replicate == 1:
         return Buffers()
     return _buffers(stage_parameters(spec, stage), choice_of(spec))

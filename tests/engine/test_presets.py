@@ -22,6 +22,7 @@ def arrays_for_all(monkeypatch):
         ("gpt2", ("implementation=huggingface", "zero_stage=3", "data_parallel=8")),
         ("gpt3", ("recompute=selective", "tensor_parallel=8", "sequence_parallel=true", *PIPELINE)),
         ("llama-3-8b", (MEGATRON, "tensor_parallel=2", "schedule=interleaved", "virtual_stages=2", *PIPELINE)),
+        ("llama-3-8b", (MEGATRON, "tensor_parallel=2", *PIPELINE)),
         ("llama-3-8b", (MEGATRON, "context_parallel=2", "tensor_parallel=2", "sequence_parallel=true")),
         ("llama-3-8b", ("implementation=torchtitan", "data_parallel=8")),
         ("llama-3-8b", ("loss=chunked", "recompute=every-3")),

@@ -44,6 +44,10 @@ def standing(spec: Spec, stage: Stage, parameters: Parameters, card: Card | None
         yield gather_buffer(spec)
     if stage.index > 0 and spec.training.gradient_accumulation_steps > 1:
         yield sent_gradient(spec)
+    several = spec.training.gradient_accumulation_steps > 1
+    if not stage.has_head and several and spec.parallelism.schedule == "1f1b":
+        # The loop's Python name, output_tensor_grad, holds the last one through the next micro-batch's forward.
+        yield received_gradient(spec)._replace(mask=mask_of("forward_1", "forward_2"))
 
 
 def weight_gradient_scratch(spec: Spec, parameters: Parameters) -> Iterator[Item]:
