@@ -22,6 +22,8 @@ from memcalc.nullcuda.torch_build import TorchBuild
 SOURCE_FOLDER = Path(__file__).parent / "src"
 CORE = "libmemcalcnull.so"
 CORE_SOURCES = ("device.c", "host.c", "kept.c", "exchange.c", "clock.c")
+PROGRAMS = "bin"  # what the folder of a device has for the search path of programs
+NVIDIA_SMI = "nvidia-smi"
 BUILDING = ".building-"
 ABANDONED_AFTER = 3600  # seconds; a build takes a few, so an older one was killed
 
@@ -58,8 +60,19 @@ def device_folder(torch: TorchBuild, cache: Path | None = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where built devices are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memcalc" / "nullcuda"
+    """Where built devices are kept.
+
+    Raises:
+        Unavailable: nobody says where, and the user has no home.
+    """
+    named = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(named or Path.home() / ".cache") / "memcalc" / "nullcuda"
+    except RuntimeError as error:  # a user of a container's own number, without a home
+        raise Unavailable(
+            "The null CUDA device is built once, into a cache in the home folder, and there is none. "
+            "Name a folder with XDG_CACHE_HOME."
+        ) from error
 
 
 def key(torch: TorchBuild) -> str:
@@ -110,8 +123,18 @@ def _build(torch: TorchBuild, folder: Path) -> None:
     _compile([compiler, *flags, "-o", str(folder / CORE), *core, f"-Wl,-soname,{CORE}", "-ldl", "-lpthread"])
     wanted = libraries(need for path in torch.libraries if _same_cuda(need := read_needs(path), torch))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
+        program = pool.submit(_make_program, [compiler, *flags[1:]], folder)
         list(pool.map(lambda library: _make(library, [compiler, *flags], folder), wanted))
+        program.result()
     (folder / "libcuda.so").symlink_to("libcuda.so.1")  # the name that Triton links against
+
+
+def _make_program(command: Sequence[str], folder: Path) -> None:
+    """Programs that look for cards ask nvidia-smi, which a machine without any does not have."""
+    (folder / PROGRAMS).mkdir()
+    source = str(SOURCE_FOLDER / "nvidia_smi.c")
+    link = [f"-L{folder}", f"-l:{CORE}", "-Wl,-rpath,$ORIGIN/.."]
+    _compile([*command, "-o", str(folder / PROGRAMS / NVIDIA_SMI), source, *link])
 
 
 def _same_cuda(needs: Needs, torch: TorchBuild) -> bool:

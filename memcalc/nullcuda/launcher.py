@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Unpack
 
 from memcalc.errors import InputError
-from memcalc.nullcuda.build import device_folder
+from memcalc.nullcuda.build import PROGRAMS, device_folder
 from memcalc.nullcuda.cards import MOST_GPUS, find_null_card, properties
 from memcalc.nullcuda.options import Options
 from memcalc.nullcuda.torch_build import find_torch
@@ -69,6 +69,7 @@ def environment(
         # What Triton links its launchers against.
         "LIBRARY_PATH": _before(folder, "LIBRARY_PATH"),
         "TRITON_LIBCUDA_PATH": folder,
+        "PATH": _before(os.path.join(folder, PROGRAMS), "PATH"),  # noqa: PTH118 -- a string
         # Whatever the machine's own setting is, it is not about these cards.
         "CUDA_VISIBLE_DEVICES": ",".join(str(number) for number in range(gpus)),
         # For a Python that ignores PYTHONPATH; elsewhere the hook switches cuDNN's attention off.

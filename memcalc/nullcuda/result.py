@@ -192,6 +192,11 @@ class DryRun:
         retries = sum(usage.retries for usage in self.usages)
         if retries:
             found.append(f"the allocator gave back its cache {times(retries)} to go on: that costs time")
+        ooms = sum(usage.ooms for usage in self.usages)
+        if ooms and self.outcome != OUT_OF_MEMORY:
+            found.append(
+                f"the card's memory ran out {times(ooms)}, and the program went on: the figures are of all of it"
+            )
         unmodelled = sorted({name for process in self.processes for name in process.unmodelled})
         if unmodelled:
             found.append(f"called, and refused by the null device: {', '.join(unmodelled)}")

@@ -89,6 +89,21 @@ def test_a_cache_that_cannot_be_made_is_named(torch_build: TorchBuild, tmp_path:
         device_folder(torch_build, tmp_path / "file" / "cache")
 
 
+def test_a_user_without_a_home_is_told_to_name_a_folder(
+    torch_build: TorchBuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pathlib says it where HOME is not set and the user's number is in no list of users."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+
+    with pytest.raises(Unavailable, match=r"a cache in the home folder, and there is none.*XDG_CACHE_HOME"):
+        device_folder(torch_build)
+
+
 def test_without_a_compiler_the_message_says_what_to_install(
     torch_build: TorchBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
-from memcalc.nullcuda.cards import NCCL_FIRST_BYTES, NCCL_FURTHER_BYTES
+from memcalc.nullcuda.cards import NCCL_FIRST_BYTES, NCCL_FURTHER_BYTES, find_null_card, properties
 from memcalc.spec.cards import find_card
 
 H100 = find_card("h100-80gb")
@@ -128,6 +130,32 @@ def test_cards_that_are_hidden_are_not_there(on_device: Any) -> None:
     assert on_device(code, gpus=8, CUDA_VISIBLE_DEVICES="0,1,2,3") == [4, 8]
     assert on_device(code, gpus=8, CUDA_VISIBLE_DEVICES="") == [0, 8]
     assert on_device(code, gpus=8, CUDA_VISIBLE_DEVICES="1,-1,2") == [1, 8]
+
+
+def test_nvidia_smi_knows_the_cards(device: Path) -> None:
+    """481 MiB of an A100 are a context's; what is not known is said not to be."""
+
+    def asked(*words: str) -> tuple[int, str]:
+        variables = {"MEMCALC_NULL_PROPERTIES": properties(find_null_card("a100-40gb"), 2)}
+        done = subprocess.run(
+            [device / "bin" / "nvidia-smi", *words], env=variables, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout
+
+    total = find_card("a100-40gb").usable_bytes >> 20
+    fields = "--query-gpu=index,name,memory.total,memory.used,compute_cap,fan.speed"
+    code, table = asked(fields, "--format=csv")
+    assert code == 0
+    assert table.splitlines() == [
+        "index, name, memory.total [MiB], memory.used [MiB], compute_cap, fan.speed",
+        f"0, NVIDIA A100-SXM4-40GB, {total} MiB, 481 MiB, 8.0, [N/A]",
+        f"1, NVIDIA A100-SXM4-40GB, {total} MiB, 481 MiB, 8.0, [N/A]",
+    ]
+    assert asked("--query-gpu=memory.total", "--format=csv,noheader,nounits", "-i", "1") == (0, f"{total}\n")
+    assert asked("-L")[1].startswith("GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-01000000-")
+    assert asked() == (0, "".join(f"GPU {n}: NVIDIA A100-SXM4-40GB, a null device, {total} MiB\n" for n in range(2)))
+    assert asked("--id=2") == (6, "")
+    assert asked("dmon") == (2, "")
 
 
 def test_properties_lie_where_programs_look(on_device: Any) -> None:

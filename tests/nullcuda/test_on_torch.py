@@ -291,6 +291,8 @@ if __name__ == "__main__":
         child.start()
         child.join()
         assert child.exitcode == 0
+    loader = torch.utils.data.DataLoader(range(8), batch_size=4, num_workers=1, pin_memory=True)
+    assert [batch.is_pinned() for batch in loader] == [True, True]
 """
 
 

@@ -78,14 +78,15 @@ def test_warnings_count_over_processes() -> None:
         TWO_RANKS,
         processes=(
             replace(first, small_reads=2, masks=1, unmodelled=("cusolverDnSgeqrf",)),
-            replace(second, small_reads=3, usages=(replace(second.usages[0], device=0, retries=1),)),
+            replace(second, small_reads=3, usages=(replace(second.usages[0], device=0, retries=1, ooms=2),)),
         ),
     )
 
-    reads, masks, retries, unmodelled, shared = run.warnings
+    reads, masks, retries, ooms, unmodelled, shared = run.warnings
     assert "read back from the device 5 times" in reads
     assert masks.startswith("elements were selected by a mask once")
     assert "gave back its cache once" in retries
+    assert ooms.startswith("the card's memory ran out 2 times, and the program went on")
     assert unmodelled == "called, and refused by the null device: cusolverDnSgeqrf"
     assert shared.startswith("several processes used cuda:0")
 
