@@ -74,16 +74,19 @@ def find_configs(
     """
     files: dict[str, None] = {}
     skipped: set[str] = set()
+    closed: list[OSError] = []
     for path in paths:
         for each in _expanded(os.fspath(path), excludes):
             folder = Path(each).is_dir()
             # What does not exist is taken, too: loading it says so, or finds a preset of that name.
             doubtful = folder or (skip_others and Path(each).is_file())
-            for file in (file for file in _walk(each) if not excludes(file)) if folder else (each,):
+            for file in (file for file in _walk(each, closed) if not excludes(file)) if folder else (each,):
                 if doubtful and not is_config(file):
                     skipped.add(file)
                 else:
                     files[file] = None
+    folders = [str(error.filename) for error in closed]  # they, too, are named: what is in them was not checked
+    files.update((folder, None) for folder in folders if not excludes(folder))
     return Found(list(files), len(skipped - files.keys()))
 
 
@@ -97,15 +100,21 @@ def _expanded(path: str, excludes: Callable[[str], bool]) -> list[str]:
     return [each for each in found if not excludes(each)] if found else [path]
 
 
-def _walk(folder: str) -> Iterator[str]:
-    for parent, folders, names in os.walk(folder):
+def _walk(folder: str, closed: list[OSError]) -> Iterator[str]:
+    """The files of a folder and of those below it; of those that cannot be listed the errors are added to `closed`."""
+    for parent, folders, names in os.walk(folder, onerror=closed.append):
         folders[:] = sorted(name for name in folders if not name.startswith("."))  # .git, .venv, ...
         yield from (os.path.join(parent, name) for name in sorted(names))  # noqa: PTH118 - "./a.yaml" stays "./a.yaml"
 
 
 def is_config(path: str) -> bool:
-    """Whether a file in a folder is a training configuration, ours or another framework's, or a config.json."""
+    """Whether a file in a folder is a training configuration, ours or another framework's, or a config.json.
+
+    What must not be read may be one: sizing it says so. A pipe, which would be waited for, is none.
+    """
     name = Path(path).name.lower()
+    if not name.endswith((*_YAML, ".toml", ".sh", "config.json")) or not Path(path).is_file():
+        return False
     try:
         if name.endswith(_YAML):
             text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
@@ -116,11 +125,11 @@ def is_config(path: str) -> bool:
         if name.endswith((".toml", ".sh")):
             text = Path(path).read_text(encoding="utf-8", errors="replace")
             return _has(text, _FOREIGN_TOML if name.endswith(".toml") else _FOREIGN_SCRIPT)
-        if name.endswith("config.json"):
-            return _is_model(Path(path).read_text(encoding="utf-8", errors="replace"))
-    except OSError:
+        return _is_model(Path(path).read_text(encoding="utf-8", errors="replace"))
+    except PermissionError:
+        return True
+    except OSError:  # it has gone meanwhile
         return False
-    return False
 
 
 def _may_have_been_one(text: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -28,6 +29,20 @@ def read_source(source: str | Path) -> Source:
     return parse_yaml(_decode(data, path.name), path.name)
 
 
+def _list(folder: Path) -> None:
+    """Open a folder.
+
+    Raises:
+        InputError: it cannot be listed.
+    """
+    try:
+        with os.scandir(folder):
+            pass
+    except OSError as error:
+        remedy = "Check its rights, or leave it out."
+        raise InputError(f"it cannot be listed: {error.strerror}.", remedy, str(folder)) from None
+
+
 def find_config(source: str | Path) -> Path:
     """The file that `source` means: itself if it exists, else the preset of that name.
 
@@ -39,9 +54,12 @@ def find_config(source: str | Path) -> Path:
         if path.is_file():
             return path
         if path.is_dir():
+            _list(path)
             raise InputError(
                 f"{source} is a directory.", "Name a file in it, or size them all with `memcalc check`.", str(source)
             )
+        if path.exists():
+            raise InputError("it is a pipe or a device, not a file.", "Pass it on standard input, as `-`.", str(source))
     except (OSError, ValueError):  # a name longer than the system allows, or with a null character
         pass
     preset = preset_path(str(source))

@@ -1,10 +1,14 @@
 """Which files `check` takes for configurations."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from memcalc.checking.check import check
 from memcalc.checking.discovery import find_configs, is_config
+from memcalc.checking.policy import Limits
 
 CONFIGS = {
     "block.yaml": "name: x\nmodel:\n  l: 2\n",
@@ -73,3 +77,38 @@ def test_a_named_file_is_always_taken_and_only_once(tmp_path: Path) -> None:
     path.write_text("")
 
     assert find_configs([path, path, "absent.yaml"]) == ([str(path), "absent.yaml"], 0)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "run.yaml").write_text("preset: gpt2\n")
+
+    assert find_configs([tmp_path]) == ([str(tmp_path / "run.yaml")], 1)
+    named = check([tmp_path / "pipe.yaml"], Limits(gpu="t4")).outcomes[0]
+    assert named.message == "it is a pipe or a device, not a file. Pass it on standard input, as `-`."
+
+
+def test_what_must_not_be_read_is_told_not_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that cannot be listed, and a file that cannot be opened, may hold what does not fit."""
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    (tmp_path / "secret.yaml").write_text("preset: gpt2\n")
+    list_folder, read_text = os.scandir, Path.read_text
+
+    def scandir(path: Any = ".") -> Any:
+        if os.fspath(path) == str(closed):
+            raise PermissionError(13, "Permission denied", path)
+        return list_folder(path)
+
+    def read(self: Path, *arguments: Any, **options: Any) -> str:
+        if self.name == "secret.yaml":
+            raise PermissionError(13, "Permission denied", str(self))
+        return read_text(self, *arguments, **options)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(Path, "read_text", read)
+
+    assert find_configs([tmp_path]) == ([str(tmp_path / "secret.yaml"), str(closed)], 0)
+    report = check([closed], Limits(gpu="t4"))
+    assert report.exit_code == 2
+    assert report.outcomes[0].message == "it cannot be listed: Permission denied. Check its rights, or leave it out."

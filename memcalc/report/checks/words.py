@@ -19,7 +19,7 @@ RULES: dict[Status, tuple[str, str]] = {
 
 def summary(report: CheckReport) -> str:
     """One line: how many configurations, how they ended, what was skipped, what is gone."""
-    counts = [f"{report.count(status)} {words}" for status, words in ENDINGS.items() if report.count(status)]
+    counts = [f"{report.count(status):,} {words}" for status, words in ENDINGS.items() if report.count(status)]
     parts = [f"{plural(len(report.outcomes), 'config')} checked: {', '.join(counts)}" if counts else NOTHING]
     if report.skipped:
         parts.append(f"{plural(report.skipped, 'other file')} skipped")
