@@ -50,7 +50,12 @@ def shared_tables(ops: Operators, c: Structure) -> None:
     if c.attention == "eager":
         # masking_utils.py: an additive mask in the dtype of the embeddings; the sum with the scores does not keep it
         mask = ops.table("causal mask", ("b", "s", c.keys), c.parameters, citation, Component.TEMPORARIES)
-        ops.tape.names.add(mask.storage)
+        if c.checkpoints_layers:  # torch/utils/checkpoint.py: the function that runs again has its arguments
+            ops.tape.hold(mask)
+        else:
+            ops.tape.names.add(mask.storage)
+    if c.checkpoints_layers and c.family not in ("gpt2", "codegen"):
+        ops.tape.hold(ops.table("position ids", ("s",), "int64", citation, Component.TEMPORARIES))
     if c.family not in ("gpt2", "codegen"):
         for name in ("cosines", "sines"):
             ops.tape.hold(ops.table(name, ("s", "d_h"), c.parameters, citation, Component.TEMPORARIES))
@@ -76,7 +81,7 @@ class _Family:
 
     def __init__(self, c: Structure, tape: Tape | None = None) -> None:
         self.c = c
-        self.weights: tuple[Tensor, ...] = ()  # of attention, returned where they exist and nothing trains
+        self.weights: tuple[Tensor, ...] = ()  # of attention, returned where they exist
         self.tape = tape or Tape()
         self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters)
         self.ops.float8 = c.float8
@@ -129,11 +134,13 @@ class _Family:
         if softmax_in_fp32:
             self.tape.still_named(masked)  # attn_weights, until they are probabilities in dtype
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
-        if c.batched and not c.grouped:
-            v = ops.copy(v, "v by head")
-        self.weights = (dropped,) if c.cache is not None else ()
-        core = ops.matmul(dropped, v, "attention output", heads)
-        return ops.copy(core, "attention output by token", reorders=c.batched)
+        values = ops.copy(v, "v by head") if c.batched and not c.grouped else v
+        self.weights = (dropped,)
+        core = ops.matmul(dropped, values, "attention output", heads)
+        by_token = ops.copy(core, "attention output by token", reorders=c.batched)
+        if c.grouped:
+            self.tape.still_named(k, v)  # key_states, value_states
+        return by_token
 
     def layer(self) -> tuple[Tape, Tensor]:
         """The tape of a layer, and its output."""

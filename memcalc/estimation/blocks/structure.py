@@ -106,7 +106,9 @@ class Structure(NamedTuple):
     fused_gate_up: bool = False  # of generation: one matrix for gate and up
     fp8: str = "none"  # how Transformer Engine scales what it multiplies in 8 bits
     saves_on_host: str = "none"  # in which memory of the host what autograd saves is
+    checkpoints_layers: bool = False  # so what layers are called with stays until they have run again
     frees_tables: bool = False  # so nothing on the device refers to the layers' tables, once forward has returned
+    replaced_linears: bool = False  # DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py)
     fp8_columns: bool = False  # and whether it makes a second copy for backward's products
     float8: Float8 | None = None  # and how torchao's linear layers do
 
@@ -117,8 +119,9 @@ class Structure(NamedTuple):
 
     @property
     def head_gradient_is_a_view(self) -> bool:
-        """Of one product, not the sum of several, nor a tensor that a fused loss has made."""
-        return self.loss not in ("chunked", "fused") or (self.loss == "chunked" and self.loss_chunks == 1)
+        """Of one product of PyTorch's, not the sum of several, nor a tensor that a fused loss has made."""
+        whole = self.loss not in ("chunked", "fused") or (self.loss == "chunked" and self.loss_chunks == 1)
+        return whole and not self.replaced_linears
 
 
 @remembered
@@ -195,8 +198,10 @@ def structure_of(spec: Spec) -> Structure:
         detached=spec.inference is not None,
         fused_gate_up=theirs and model.fused_gate_up,
         saves_on_host=saves_on_host,
+        checkpoints_layers=training.recompute not in ("none", "selective"),
         frees_tables=saves_on_host != "none"
         and training.recompute == "none",  # a checkpoint's closure has them as an argument
+        replaced_linears=parallelism.engine == "deepspeed" and parallelism.zero_stage == 3 and parallelism.shards > 1,
         fp8=training.fp8 if megatron else "none",
         fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _card(spec)),
         float8=float8_of(spec),

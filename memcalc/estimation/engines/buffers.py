@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
+from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.items import Item
-from memcalc.estimation.sharding import Parameters
+from memcalc.estimation.sharding import Held, Parameters
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 
@@ -21,11 +22,13 @@ class Around(NamedTuple):
     """Buffers that come and go with the layer that is being computed; their masks are set where they are used."""
 
     forward_layer: tuple[Item, ...] = ()
+    forward_widest: tuple[Item, ...] = ()  # of the layer around which there is most of them, if not the last
     forward_head: tuple[Item, ...] = ()
     before_layer: tuple[Item, ...] = ()  # in the moment before a layer's forward, when its parameters arrive
     before_first_layer: tuple[Item, ...] = ()
     loss_and_head: tuple[Item, ...] = ()  # in the loss and in the head's backward
     backward_head: tuple[Item, ...] = ()  # from the head's first parameter gradient on
+    second_of_head: tuple[Item, ...] = ()  # beside these when a later gradient of the head has just been made
     before_backward: tuple[Item, ...] = ()  # beside these as a layer's backward begins, when the next one is sent for
     before_first_backward: tuple[Item, ...] = ()  # when there is no next one, but its own parameters arrive
     backward_layer: tuple[Item, ...] = ()
@@ -36,6 +39,7 @@ class Around(NamedTuple):
     after_first_layer: tuple[Item, ...] = ()
     on_gradient: tuple[Item, ...] = ()  # in the moment in which a parameter's gradient has just been made
     backward_embedding: tuple[Item, ...] = ()
+    gradient_of_embedding: tuple[Item, ...] = ()  # beside these when the table's gradient is complete
     after_embedding: tuple[Item, ...] = ()  # in the moment after the embedding's backward
     layer_share: Mapping[bool, Item] = NONE  # of gradients that a layer leaves behind
     layer_gathered: Mapping[bool, Item] = NONE  # parameters that a layer keeps from its forward until its backward
@@ -48,20 +52,20 @@ class Buffers(NamedTuple):
     around: Around = Around()
 
 
-def units(parameters: Parameters) -> dict[bool, int]:
-    """Elements of one layer: of a dense one under False, of one with experts under True."""
+def units(parameters: Parameters, size: Callable[[Held], int] = attrgetter("elements")) -> dict[bool, int]:
+    """Elements of one layer: of a dense one under False, of one with experts under True; `size`: those of a tensor."""
     found: dict[str, int] = {}
     for held in parameters:
         if held.where == "layer":
             kind = held.module.partition("*")[0]
-            found[kind] = found.get(kind, 0) + held.elements
+            found[kind] = found.get(kind, 0) + size(held)
     experts = {held.module.partition("*")[0] for held in parameters if ".experts." in held.module}
     return {kind in experts: elements for kind, elements in found.items()}
 
 
-def root_unit(parameters: Parameters) -> int:
+def root_unit(parameters: Parameters, size: Callable[[Held], int] = attrgetter("elements")) -> int:
     """Elements of what belongs to no layer: embeddings, final norm, head."""
-    return sum(held.count * held.elements for held in parameters if held.where != "layer")
+    return sum(held.count * size(held) for held in parameters if held.where != "layer")
 
 
 def gradient_share(elements: int, choice: Choice, source: str) -> Item:

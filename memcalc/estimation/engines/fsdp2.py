@@ -5,12 +5,16 @@ order is fixed: in forward a buffer lives until the next unit's copy-out; in bac
 and the next one is gathered at once. Gradients are copied into the input of a reduce-scatter, which lives until the
 next one is made.
 
+Shares are rows of the first axis, as many on each rank: what is gathered and reduced is as large as all shares, which
+is more than the parameter where rows do not divide, and many times that where there are fewer than ranks (experts).
+
 With CPUOffloadPolicy the shards are the host's: each parameter's is copied to the device for the all-gather and let go
 when that is under way, and each reduced gradient leaves for the host at once.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from memcalc.estimation.choice import Choice
@@ -25,7 +29,7 @@ from memcalc.estimation.engines.buffers import (
     units,
 )
 from memcalc.estimation.items import Item
-from memcalc.estimation.sharding import Parameters
+from memcalc.estimation.sharding import Held, Parameters
 
 SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py"
 PARAM = "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py"
@@ -47,7 +51,13 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
     """
     gathered = choice.compute if choice.mixed_policy else choice.base
     reduced = "fp32" if choice.mixed_policy else gathered
-    layers, root = units(parameters), root_unit(parameters)
+    spread = choice.spread(2)
+
+    def padded(held: Held) -> int:
+        """What all ranks' shares of a tensor come to: rows that do not divide are rounded up, for every rank."""
+        return prod(spread.shape(held)) * spread.over(held)
+
+    layers, root = units(parameters, padded), root_unit(parameters, padded)
     unit = max(layers.values(), default=0)
     narrow = converted_elements(parameters, choice)
 

@@ -87,9 +87,19 @@ def _placing(parameters: Parameters, update: Update) -> Iterator[Moment]:
     operator reads it twice.
     """
     copies = 2 if second_moments(update.optimizer) and update.implementation != "fused" else 1
-    whole = [held for held in parameters if held.gradient]
-    if whole:
-        yield Moment([Alive(held, Buffer(f"gradient's own rows {n + 1}")) for held in whole for n in range(copies)])
+    placed = [
+        Alive(held, Buffer(f"gradient's own rows {n + 1}"))
+        for held in parameters
+        if held.gradient
+        for n in range(copies)
+    ]
+    if placed and update.optimizer == "lion":  # its update is there when the gradient is added to it
+        for moment in _update_moments(parameters, update):
+            names = {(alive.held.module, alive.held.tensor) for alive in moment.alive}
+            beside = [alive for alive in placed if (alive.held.module, alive.held.tensor) in names]
+            yield moment._replace(alive=[*moment.alive, *beside])
+    elif placed:
+        yield Moment(placed)
 
 
 def second_moments(optimizer: str) -> bool:
