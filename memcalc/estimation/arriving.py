@@ -13,7 +13,7 @@ def gradients_on_arrival(spec: Spec, *, exist: bool, sharded: bool) -> Gradients
     Sharded gradients are whole until their layer's backward has passed; copies are made of the share.
     """
     if sharded:
-        # DeepSpeed copies each into its bucket and frees it at once; FSDP2 waits for the whole layer.
+        # DeepSpeed's stage 2 copies each into its bucket and frees it at once; FSDP2 waits for the whole layer.
         return Gradients(kept=spec.parallelism.engine != "deepspeed", main_dtype=None)
     recipe = RECIPES[spec.training.recipe]
     if exist or recipe.gradients is None:

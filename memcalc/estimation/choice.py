@@ -44,6 +44,7 @@ class Choice(NamedTuple):
     offloads: bool = False  # masters, gradients and the optimizer's states are on the host
     weights_on_host: bool = False  # the weights are
     pins: bool = False  # in pinned memory
+    recomputes: bool = False  # every layer, where DeepSpeed's stage 3 gathers by the order of modules
     replicates: bool = False  # HSDP: there are several groups, which add up what each has reduced
     fp8_weights: bool = False  # Transformer Engine's matrices have weights in 8 bits alone
     held_in: str = ""  # dtype of the weights that are held, where it is not `base`
@@ -53,6 +54,11 @@ class Choice(NamedTuple):
     def partitions_gradients(self) -> bool:
         """Whether DeepSpeed takes every gradient as it arrives, and keeps a share of what it has reduced."""
         return self.engine == "deepspeed" and self.zero_stage >= 1 and self.data_parallel > 1
+
+    @property
+    def reduces_after_backward(self) -> bool:
+        """Whether gradients are whole until backward has ended: DeepSpeed's stage 1, which does not overlap them."""
+        return self.partitions_gradients and self.zero_stage == 1
 
     @property
     def masters_follow_flattening(self) -> bool:
@@ -99,6 +105,7 @@ def choice_of(spec: Spec) -> Choice:
         spec.parallelism.offload in ("optimizer", "all"),
         spec.parallelism.weights_on_host,
         spec.parallelism.offload_pin_memory,
+        training.recompute == "full" and spec.parallelism.engine == "deepspeed" and spec.parallelism.zero_stage == 3,
         spec.parallelism.data_parallel_replicate > 1,
         training.fp8_params,
         narrow_gather=float8_of(spec) if training.fp8_all_gather else None,

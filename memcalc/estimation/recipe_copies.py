@@ -11,6 +11,7 @@ from memcalc.estimation.optimizers.averages import average
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import RECIPES
 
+PASSES = mask_of(*(f"{phase}_{step}" for phase in ("forward", "loss", "backward") for step in (1, 2)))
 ZERO = "ZeRO (arXiv 1910.02054) section 3"
 
 
@@ -29,11 +30,12 @@ def kept_copies(choice: Choice, *, trains: bool) -> Iterator[Copy]:
         citation = f"{ZERO}.1: an fp32 copy that the optimizer updates"
         made = "input" if choice.masters_follow_flattening else "optimizer"
         yield Copy(Component.MASTER_WEIGHTS, " master", recipe.master, 1, from_phase(made), citation)
-    gradients_from = 1 if choice.engine == "deepspeed" else 2  # its stage 1 reduces and frees them as stage 2 does
+    gradients_from = 1 if choice.engine == "deepspeed" else 2  # its stage 1 reduces and frees them after backward
     if recipe.gradients is not None:
         citation = "autograd: .grad, from backward to zero_grad"
         mask = _gradient_mask(choice)
-        yield Copy(Component.GRADIENTS, " gradient", choice.base, gradients_from, mask, citation, as_made=True)
+        copy = Copy(Component.GRADIENTS, " gradient", choice.base, gradients_from, mask, citation, as_made=True)
+        yield from _whole_until_reduced(copy, choice)
     if recipe.main_gradients is not None:
         yield from _main_gradients(choice, recipe.main_gradients, gradients_from)
     yield from average(choice.ema, choice.base, weights_from)
@@ -53,7 +55,21 @@ def _main_gradients(choice: Choice, dtype: str, gradients_from: int) -> Iterator
         mask, sharded_from = mask_of("optimizer_step_1", "optimizer_step_2"), 1
     citation = f"recipe {choice.recipe} ({recipe.imitates}): an fp32 copy of the gradients"
     made = recipe.main_gradients_live != "always"  # else it is made in the parameter's likeness
-    yield Copy(Component.GRADIENTS, " gradient in fp32", dtype, sharded_from, mask, citation, as_made=made)
+    copy = Copy(Component.GRADIENTS, " gradient in fp32", dtype, sharded_from, mask, citation, as_made=made)
+    yield from _whole_until_reduced(copy, choice) if recipe.main_gradients_live == "backward" else (copy,)
+
+
+def _whole_until_reduced(copy: Copy, choice: Choice) -> Iterator[Copy]:
+    """DeepSpeed's stage 1 sums micro-batches in whole gradients, and has a share once the last one was reduced.
+
+    DeepSpeed 0.19 runtime/zero/stage_1_and_2.py, process_gradients and reduce_gradients.
+    """
+    passes = copy.mask & PASSES
+    if not choice.reduces_after_backward or not passes:
+        yield copy
+        return
+    yield copy._replace(name=copy.name.replace("gradient", "whole gradient"), mask=passes, sharded_from_stage=2)
+    yield copy._replace(mask=copy.mask & ~PASSES)
 
 
 def _gradient_mask(choice: Choice) -> int:

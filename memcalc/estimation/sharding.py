@@ -8,7 +8,9 @@ stage 1, gradients from stage 2, weights at stage 3. A share that does not divid
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from math import prod
 from typing import NamedTuple
 
@@ -133,7 +135,8 @@ def _stage_parameters(
     experts_here = sum(model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
     here = {"layers.dense.": layers - experts_here, "layers.moe.": experts_here}
     rows: list[Held] = []
-    for row in parameter_table(model):
+    table = parameter_table(model)
+    for row in table if implementation != "plain" else chain.from_iterable(map(_apart, table)):
         count = 1
         if row.where == "layer":
             count = next((n for prefix, n in here.items() if row.module.startswith(prefix)), layers)
@@ -153,6 +156,15 @@ def _stage_parameters(
 
         rows = list(with_adapters(rows, adapters, base))
     return Parameters(rows)
+
+
+def _apart(row: Parameter) -> tuple[Parameter, ...]:
+    """Gates and ups of routed experts: two tensors in the reference decoder (memcalc/step/mlp.py), one elsewhere."""
+    if not row.module.endswith(".experts.gate_up_proj"):
+        return (row,)
+    shape = tuple((symbol.removeprefix("2·"), size // 2 if symbol == "2·F_e" else size) for symbol, size in row.shape)
+    modules = (row.module.replace("gate_up_proj", name) for name in ("gate_proj", "up_proj"))
+    return tuple(replace(row, module=module, shape=shape) for module in modules)
 
 
 def _split(row: Parameter, ranks: Split, shares: Mapping[str, int]) -> tuple[Axis, ...]:

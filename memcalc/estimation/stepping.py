@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from memcalc.estimation.allocation import rounded
 from memcalc.estimation.choice import Choice
-from memcalc.estimation.items import BIT, Item
+from memcalc.estimation.engines.zero_reduction import first_share
+from memcalc.estimation.items import BIT, STEPS, Item, mask_of
 from memcalc.estimation.optimizers.states import State
 from memcalc.estimation.optimizers.temporaries import Step, part_of, step_temporaries
 from memcalc.estimation.sharding import Parameters
+from memcalc.ledger.component import Component
+from memcalc.spec.recipes import DTYPE_BYTES
+
+FP64 = 8  # bytes of a number
 
 
 def step_items(parameters: Parameters, choice: Choice, states: Sequence[State]) -> Iterator[Item]:
@@ -27,3 +33,23 @@ def step_items(parameters: Parameters, choice: Choice, states: Sequence[State]) 
         late = part_of(state.held, update) not in highest.made
         yield item._replace(mask=item.mask & ~BIT["optimizer_step_1"]) if late else item
     yield from highest.items
+    if choice.partitions_gradients and choice.zero_stage < 3 and not choice.offloads:
+        yield from _norms(parameters, choice, sum(item.count * item.block for item in highest.items) // STEPS)
+
+
+def _norms(parameters: Parameters, choice: Choice, temporaries: int) -> Iterator[Item]:
+    """What DeepSpeed's norm of the gradients needs beyond what the update does, where it does.
+
+    DeepSpeed 0.19 runtime/zero/stage_1_and_2.py: copy_grads_in_partition has room for whole parameters, however little
+    of them is the rank's share; get_grad_norm_direct casts one piece after the other to fp64, before fp32 gradients
+    and the update's temporaries exist.
+    """
+    touched, piece = first_share(parameters, choice.data_parallel)
+    share = -(-sum(held.count * held.elements for held in parameters) // choice.data_parallel)
+    gradient = DTYPE_BYTES[choice.base]
+    beyond = gradient * (touched - share) + FP64 * piece - DTYPE_BYTES["fp32"] * share - temporaries
+    if beyond > 0:
+        kind, name = Component.TEMPORARIES, "norm of a gradient in fp64, beyond the update"
+        citation = "DeepSpeed 0.19 runtime/zero/stage_1_and_2.py: get_grad_norm_direct"
+        mask, block = mask_of("optimizer_step_1", "optimizer_step_2"), rounded(beyond)
+        yield Item(kind, "norm", name, (beyond,), "uint8", 1, beyond, block, mask, "8·P_piece", citation)

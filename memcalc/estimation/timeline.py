@@ -15,9 +15,12 @@ from operator import itemgetter
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.engines.buffers import Around
+from memcalc.estimation.engines.zero3_gathering import gathered
+from memcalc.estimation.engines.zero_reduction import first_layer
 from memcalc.estimation.items import Item
 from memcalc.estimation.moments import Block, Candidate, Highest, Holding, held, layer_name, others_of, place
 from memcalc.estimation.program import Stream
+from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.sized import sizer_of
 from memcalc.estimation.stages import Kind, Stage, count_between, kinds_of, runs_of
 from memcalc.spec.recipes import DTYPE_BYTES
@@ -46,6 +49,7 @@ class Timeline:
         self.stage = stage
         self.values = values
         self.around = around
+        self.delivers = spec.parallelism.engine == "deepspeed" and not gradients.kept  # each to a bucket, as it arrives
         self.blocks: list[Block] = []
         sizer = sizer_of(values)
 
@@ -54,7 +58,7 @@ class Timeline:
             written = structure._replace(detached=True) if detached else structure
             compiled = program(written, part, kind is not None and kind.recomputed, gradients)
             left = compiled.left
-            if around.layer_share and not (part == "head" and spec.parallelism.engine == "fsdp2"):
+            if around.layer_share and not (part == "head" or self.delivers):
                 left = compiled.left_without_gradients  # FSDP2 reduces the root, head and embedding, at the very end
             others = others_of(stage, name, compiled, kind, tables)
             self.blocks.append(Block(name, compiled, sizer.sized(compiled), kind, left, others))
@@ -102,6 +106,7 @@ class Timeline:
             if block.kind is not None:
                 engine = self.around.forward_layer
                 yield from self._arrivals(index, block)
+                yield from self._widest(index, block)
             for position in self.highest_positions(block, "forward"):
                 alive = block.program.alive("forward", position)
                 # What the layers' Python names, beside what is saved, goes before the head is reached.
@@ -109,6 +114,20 @@ class Timeline:
                 holdings = [*self._saved(index, layer, "loss" if gone else "forward"), (index, alive, 1)]
                 where = place(block, block.program.forward, position)
                 yield Candidate(holdings, (*((item, 1) for item in engine), *self._gathered(layer)), where)
+
+    def _widest(self, index: int, block: Block) -> Iterator[Candidate]:
+        """The layer in whose forward the engine has gathered most, if it is of this kind and not the last of all."""
+        if not self.around.forward_widest or block.kind is None:
+            return
+        recomputes = self.spec.training.recompute == "full"
+        found = gathered(stage_parameters(self.spec, self.stage), recomputes=recomputes)
+        layer = self.stage.first + found.widest_forward
+        if layer < self.stage.stop - 1 and count_between(self.spec, block.kind, layer, layer + 1):
+            engine = (*((item, 1) for item in self.around.forward_widest), *self._gathered(layer))
+            for position in self.highest_positions(block, "forward"):
+                alive = block.program.alive("forward", position)
+                where = place(block, block.program.forward, position)
+                yield Candidate([*self._saved(index, layer, "forward"), (index, alive, 1)], engine, where)
 
     def _loss_moments(self) -> Iterator[Candidate]:
         if not self.stage.has_head:
@@ -195,18 +214,57 @@ class Timeline:
                     done = block.program.alive("backward", len(events) - 1)
                     engine = self._engine_behind(block, layer, after=True)
                     yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
-                if block.kind is not None and self.around.on_gradient:
-                    engine = self._engine_behind(block, layer, beside=self.around.on_gradient)
-                    for position in self.highest_positions(block, "backward", among=block.program.gradients):
-                        made = block.program.alive("backward", position)
-                        yield Candidate([*holdings, (index, made, 1)], engine, place(block, events, position))
-            if block.name == "embedding" and self.around.after_embedding:
-                done, before = block.program.alive("backward", len(events)), self.stage.first - 1
-                holdings = self._saved(index, before, "backward") + self._behind(index, before)
-                engine = self._engine_behind(block, before, after=True)
-                yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
+            if block.kind is not None and self.around.on_gradient:
+                yield from self._on_gradients(index, block)
+            if block.name == "embedding":
+                yield from self._after_embedding(index, block)
             if block.name == "head" and self.around.backward_head:
                 yield from self._after_first_gradient(index, block)
+            if block.name == "head" and self.around.second_of_head:
+                yield from self._on_later_gradients(index, block)
+
+    def _on_gradients(self, index: int, block: Block) -> Iterator[Candidate]:
+        """When a layer's gradient has just been made, and the engine reduces others first: from some layer on."""
+        full = first_layer(stage_parameters(self.spec, self.stage))
+        for layer in self._turning_points(block, self.stage.stop if full is None else self.stage.first + full + 1):
+            holdings = self._saved(index, layer, "backward") + self._behind(index, layer)
+            engine = self._engine_behind(block, layer, beside=self.around.on_gradient)
+            for position in self.highest_positions(block, "backward", among=block.program.gradients):
+                made = block.program.alive("backward", position)
+                where = place(block, block.program.backward, position)
+                yield Candidate([*holdings, (index, made, 1)], engine, where)
+
+    def _after_embedding(self, index: int, block: Block) -> Iterator[Candidate]:
+        """When the table's gradient is complete, and when all gradients are, which the engine then reduces."""
+        before, length = self.stage.first - 1, len(block.program.backward)
+        holdings = self._saved(index, before, "backward") + self._behind(index, before)
+        if self.around.gradient_of_embedding:
+            # The last event is that the gradient is let go, a tied one as that which the head has left.
+            arrived = block.program.alive("backward", length - 1)
+            beside = (*self.around.backward_embedding, *self.around.gradient_of_embedding)
+            engine = self._engine_behind(block, before, beside=beside)
+            yield Candidate([*holdings, (index, arrived, 1)], engine, f"{block.name}: gradient arrives")
+        if self.around.after_embedding:
+            if self.delivers:  # a tied head's, too
+                holdings = self._saved(index, before, "backward") + [
+                    (later, self.blocks[later].program.left_without_gradients, count)
+                    for later, _, count in self._behind(index, before)
+                ]
+            done = block.program.alive("backward", length)
+            engine = self._engine_behind(block, before, after=True)
+            yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
+
+    def _on_later_gradients(self, index: int, block: Block) -> Iterator[Candidate]:
+        """When a gradient of the head's other than the first has just been made."""
+        later = block.program.gradients - {min(block.program.gradients, default=0)}
+        if not later:
+            return
+        holdings = self._saved(index, self.stage.stop, "backward") + self._behind(index, self.stage.stop)
+        beside = (*self.around.backward_head, *self.around.second_of_head, *self.around.loss_and_head)
+        engine = (*((item, 1) for item in beside), *self._gathered(self.stage.stop))
+        for position in self.highest_positions(block, "backward", among=later):
+            made = block.program.alive("backward", position)
+            yield Candidate([*holdings, (index, made, 1)], engine, place(block, block.program.backward, position))
 
     def _after_first_gradient(self, index: int, block: Block) -> Iterator[Candidate]:
         """The highest moment of the head's backward from its first parameter gradient on."""
@@ -219,11 +277,18 @@ class Timeline:
             alive = block.program.alive("backward", position)
             yield Candidate([*holdings, (index, alive, 1)], engine, place(block, events, position))
 
-    def _turning_points(self, block: Block) -> tuple[int, ...]:
+    def _turning_points(self, block: Block, stop: int | None = None) -> tuple[int, ...]:
+        """Where backward may be at its highest in a block; of layers, only of those before `stop`."""
         if block.opens:
             return (self.stage.first - 1,)
         if block.kind is None:
             return (self.stage.stop,)
+        if stop is not None:
+            alike = kinds_of(self.spec, self.stage._replace(stop=min(stop, self.stage.stop)))
+            ends = [
+                {kind.first, kind.last} for kind in alike if kind[:2] == block.kind[:2] and kind[5] == block.kind[5]
+            ]
+            return tuple(sorted(set[int]().union(*ends), reverse=True))
         points = {block.kind.first, block.kind.last}
         if block.kind.detached:
             return (block.kind.first,)

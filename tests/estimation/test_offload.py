@@ -64,8 +64,8 @@ def test_the_host_of_stage_3() -> None:
 
 @pytest.mark.parametrize("run", zero_runs(), ids=lambda run: run.run.case)
 def test_recorded_runs(run: OffloadedRun) -> None:
-    """DeepSpeed 0.19.6 on the null device; stage 3 gathers less than its bound, as without offload. Pinned to the byte."""
-    assert -0.0005 <= run.run.error <= 0.012
+    """DeepSpeed 0.19.6 on the null device; what is left are the rests of blocks. Pinned to the byte."""
+    assert -0.004 <= run.run.error <= 0.0005
     assert run.pinned_measured == run.pinned_estimated
 
 

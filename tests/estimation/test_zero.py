@@ -1,0 +1,113 @@
+"""DeepSpeed's bucket and what its stage 3 gathers, played for models whose sizes can be added up by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import memcalc
+from memcalc.estimation.engines.zero3_gathering import gathered
+from memcalc.estimation.engines.zero_reduction import Reduction, after_backward, first_layer, first_share, in_backward
+from memcalc.estimation.sharding import Parameters, stage_parameters
+from memcalc.estimation.stages import stages_of
+from memcalc.ledger.component import Component
+
+# Llama-3.2-1B: a table of 128256 x 2048, which is the head, too; a layer of 2 norms of 2048, qkv 3072 x 2048,
+# output 2048 x 2048 and three matrices of 8192 x 2048.
+TABLE = 128256 * 2048
+LAYER = 2 * 2048 + (3072 + 2048 + 3 * 8192) * 2048
+NORM = 2048
+
+
+def parameters_of(preset: str, *overrides: str) -> Parameters:
+    spec = memcalc.load(preset, *overrides)
+    return stage_parameters(spec, stages_of(spec)[0])
+
+
+def test_a_bucket_that_the_table_would_overflow_is_reduced_first() -> None:
+    """4 layers and the norm are 243,290,112 elements; with the table they would be 505,958,400, beyond 5e8.
+
+    What is left at the end is the table alone, which needs no copy where it is cut evenly.
+    """
+    parameters = parameters_of("llama-3.2-1b", "num_layers=4")
+    inside = 4 * LAYER + NORM
+
+    embedding, end = in_backward(parameters, 8)
+    assert (embedding.place, embedding.copied, embedding.beside) == ("embedding", inside, 0)
+    assert end == Reduction("end", 0, 0, 0, 0, inside + TABLE)
+    assert in_backward(parameters, 0)[-1].copied == TABLE  # stage 2 flattens it
+    assert first_layer(parameters) is None
+
+
+def test_a_gradient_larger_than_the_bucket_waits_where_it_is() -> None:
+    """Llama-3-8B's head has 128256 x 4096 = 525,336,576: it is there until the norm's gradient comes."""
+    head, *_, end = in_backward(parameters_of("llama-3-8b"), 8)
+
+    assert (head.place, head.copied, head.beside) == ("head", 0, 128256 * 4096)
+    assert (end.place, end.beside) == ("end", 128256 * 4096)
+
+
+def test_the_bucket_is_full_after_so_many_layers() -> None:
+    """8 layers and the norm are 486,574,080 elements; the ninth layer from the end overflows it with its second matrix."""
+    parameters = parameters_of("llama-3.2-1b")
+
+    assert first_layer(parameters) == 16 - 9
+    assert in_backward(parameters, 8)[0].copied == NORM + 8 * LAYER
+
+
+def test_the_first_rank_s_share() -> None:
+    """4 layers over 8 ranks: 63,244,800 elements, all of the table."""
+    assert first_share(parameters_of("llama-3.2-1b", "num_layers=4"), 8) == (TABLE, (TABLE + 4 * LAYER + NORM) // 8)
+
+
+def test_stage_1_goes_through_all_gradients_from_the_first() -> None:
+    """The table and 3 layers are 445,132,800 elements; of the fourth the bucket takes what is left."""
+    first, end = after_backward(parameters_of("llama-3.2-1b", "num_layers=4"))
+
+    assert TABLE + 3 * LAYER < first.copied <= 500_000_000
+    assert first.copied + end.copied == TABLE + 4 * LAYER + NORM
+
+
+def test_a_small_model_is_gathered_whole_and_let_go_layer_by_layer() -> None:
+    """All is used again before 1e9 other elements; the norms, 9 x 2048, always stay.
+
+    One layer is what is gathered ahead, in one buffer, beside its five copies.
+    """
+    parameters = parameters_of("llama-3.2-1b", "num_layers=4")
+    found = gathered(parameters, recomputes=False)
+    norms = 9 * NORM
+
+    assert found.loss == found.backward_head == TABLE + 4 * LAYER + NORM
+    assert max(found.forward_layers) == found.loss + LAYER - 2 * NORM
+    assert found.backward_embedding == TABLE + norms
+    assert found.backward_layers[-1] - found.backward_layers[-2] == LAYER - 2 * NORM
+
+
+def test_views_keep_experts_weights_from_forward_on() -> None:
+    """Mixtral's 2 layers of 8 experts, 3 matrices of 14336 x 4096 each, recorded on the null device: to the byte."""
+    found = gathered(parameters_of("mixtral-8x7b", "num_layers=2"), recomputes=False)
+
+    assert 2 * max(found.forward_layers) == 6_838_984_704
+    assert 2 * max(found.backward_layers) == 7_600_250_880
+
+
+def gradients(*overrides: str) -> tuple[Any, int]:
+    result = memcalc.estimate("llama-3.2-1b", "recipe=mixed-16", "engine=deepspeed", "data_parallel=64", *overrides)
+    return result.ledger, result.parameters
+
+
+def test_stage_1_has_whole_gradients_until_backward_ends() -> None:
+    """2 bytes a parameter at the end of backward; stage 2 has shares and what is on its way."""
+    few = ("b=1", "s=64", "recompute=full")
+    first, parameters = gradients("zero_stage=1", *few)
+    second, _ = gradients("zero_stage=2", *few)
+
+    assert first.components("backward_2")[Component.GRADIENTS] == 2 * parameters
+    assert second.components("backward_2")[Component.GRADIENTS] < 2 * parameters // 2
+    step = "optimizer_step_2"
+    assert first.components(step)[Component.GRADIENTS] == second.components(step)[Component.GRADIENTS]
+
+
+def test_stage_1_sums_micro_batches_in_whole_gradients() -> None:
+    ledger, parameters = gradients("zero_stage=1", "gradient_accumulation_steps=2")
+
+    assert ledger.components("forward_2")[Component.GRADIENTS] == 2 * parameters
