@@ -40,7 +40,9 @@ def command(
         str | None,
         typer.Option(metavar="PYTHON", help="For null: an interpreter whose torch is a CUDA build."),
     ] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Lay the estimate beside it.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Lay the estimate beside it, and for null the trace on fake tensors.")
+    ] = False,
     plot: Plot = None,
     export: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=EXPORT_HELP)] = None,
     record: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep every event in this file.")] = None,
@@ -58,7 +60,7 @@ def command(
     """
     from memcalc import api
     from memcalc.cli.ranks import one_of
-    from memcalc.cli.traced import check_files, print_trace, write_files
+    from memcalc.cli.traced import beside, check_files, print_trace, write_files
     from memcalc.report.progress import shown_progress
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
@@ -85,4 +87,4 @@ def command(
 
         write_events(record, traced.events)
     write_files(traced, plot or (), export or (), units)
-    print_trace(traced, form, units, estimate=api.estimate(spec) if compare else None)
+    print_trace(traced, form, units, others=beside(spec, device, steps, alloc_conf) if compare else ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from memcalc.recorder.judged import Judged
     from memcalc.recorder.trace import Trace
     from memcalc.report.run import Run
+    from memcalc.spec.spec import Spec
 
 
 def recorded(traced: Trace) -> Run:
@@ -63,15 +65,32 @@ def write_run(judged: Judged, result: Result, plots: Iterable[Path], exports: It
         write_export(path, run, title, timed=False)
 
 
-def print_trace(traced: Trace, form: str, unit: Unit, *, estimate: Result | None = None) -> None:
-    """Print a traced run, with the estimate beside it if there is one."""
+def beside(spec: Spec, device: str, steps: int, alloc_conf: str) -> tuple[Result, ...]:
+    """What a traced run is compared with: the estimate, and one on the null device with one on fake tensors.
+
+    These need torch in this Python, and do not run everything that the null device does (DistributedDataParallel).
+    """
+    from memcalc import api
+    from memcalc.errors import MemcalcError
+    from memcalc.step.uncompiled import without_compiler
+
+    found = [api.estimate(spec)]
+    if device == "null":
+        without_compiler()
+        with suppress(MemcalcError):
+            found.append(api.trace(spec, steps=steps, alloc_conf=alloc_conf).result)
+    return tuple(found)
+
+
+def print_trace(traced: Trace, form: str, unit: Unit, *, others: tuple[Result, ...] = ()) -> None:
+    """Print a traced run, with what it is compared with."""
     run = recorded(traced)
     if form == "json":
         from memcalc.ledger.document import document
+        from memcalc.report.comparison import source_label
 
         content = document(traced.result)
-        if estimate is not None:
-            content["estimate"] = document(estimate)
+        content |= {source_label(other): document(other) for other in others}
         print_json(content)
     elif form == "markdown":
         from memcalc.report.comparison import comparison_grids
@@ -79,8 +98,8 @@ def print_trace(traced: Trace, form: str, unit: Unit, *, estimate: Result | None
         from memcalc.report.run import run_grids
 
         grids = run_grids(run, unit)
-        if estimate is not None:
-            grids += comparison_grids((estimate, traced.result), unit)
+        if others:
+            grids += comparison_grids((*others, traced.result), unit)
         lines = [line for grid in grids for line in markdown_grid(grid)]
         print_text(f"{sizing_markdown(traced.result, unit)}\n\n" + "\n".join(lines).rstrip())
     elif form == "csv":
@@ -96,5 +115,5 @@ def print_trace(traced: Trace, form: str, unit: Unit, *, estimate: Result | None
         screen = make_screen()
         draw_sizing(screen, traced.result, unit)
         draw_run(screen, run, unit, legend=False)  # the table of components is on the screen
-        if estimate is not None:
-            draw_comparison(screen, (estimate, traced.result), unit)
+        if others:
+            draw_comparison(screen, (*others, traced.result), unit)

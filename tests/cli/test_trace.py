@@ -9,7 +9,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from memcalc.api import load
+from memcalc.cli.traced import beside
 from memcalc.events import read_events, timeline
+from memcalc.report.comparison import source_label
 from memcalc.report.schema import result_schema
 
 pytest.importorskip("torch")
@@ -49,6 +52,17 @@ def test_json_is_the_document_with_the_estimate_inside(run) -> None:
         jsonschema.validate(each, result_schema())
     assert (document["source"], document["device"], estimate["source"]) == ("trace", "fake:cuda", "estimate")
     assert sum(document["components"].values()) == document["peak"]["allocated_bytes"]
+
+
+def test_a_trace_on_the_null_device_has_one_on_fake_tensors_beside_it() -> None:
+    """Where that can be: DistributedDataParallel runs on the null device alone."""
+    sizes = ("num_layers=1", "s=64", "vocab_size=512")
+
+    both = beside(load("gpt2", *sizes, gpu="a100-40gb"), "null", 1, "")
+    assert [source_label(result) for result in both] == ["estimate", "fake"]
+    assert [source_label(result) for result in beside(load("gpt2", *sizes), "fake", 1, "")] == ["estimate"]
+    ranks = load("gpt2", *sizes, "data_parallel=2", "recipe=pure", gpu="a100-40gb")
+    assert [source_label(result) for result in beside(ranks, "null", 1, "")] == ["estimate"]
 
 
 def test_markdown_has_the_same_tables(run) -> None:
