@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memcalc.recorder.dense import is_dense
+
 References = tuple[int, int, int]
 """To a tensor, to its Python object, and to its storage."""
 
@@ -73,19 +75,8 @@ def in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], last:
     node = type(torch._C._current_autograd_node()).__name__  # noqa: SLF001 -- likewise
     if instead.nodes:
         return instead if node.startswith(instead.nodes) else None
-    engines = not node.startswith(ADDING) and _references(args) == last and _is_dense(args[0])
+    engines = not node.startswith(ADDING) and _references(args) == last and is_dense(args[0].shape, args[0].stride())
     return instead if engines else None
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether its elements lie side by side in some order of its dimensions, each once."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def _references(args: tuple[Any, ...]) -> References:

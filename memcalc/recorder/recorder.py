@@ -89,10 +89,11 @@ class Recorder(TorchDispatchMode):
 
     def mark(self, component: Component, marked: Iterable[Tensor]) -> None:
         """These tensors' storages are for `component`, from their beginning on."""
-        for tensor in marked:
-            number = self._storages.number(part_here(tensor))
-            if number is not None:
-                self.purposes.mark(number, component)
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 -- what is looked at here is no part of the run
+            for tensor in marked:
+                number = self._storages.number(part_here(tensor))
+                if number is not None:
+                    self.purposes.mark(number, component)
 
     def empty_cache(self) -> None:
         """The run gives its allocator's cached memory back."""
@@ -137,7 +138,8 @@ class Recorder(TorchDispatchMode):
                 operator, args = instead.operator, (*args, *instead.more)
         node = newest_node()
         output = self.kernels.run(operator, args, kwargs)
-        self._look_at(operator, args, kwargs, output, node)
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 -- likewise
+            self._look_at(operator, args, kwargs, output, node)
         return output
 
     def _look_at(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, node: int) -> None:

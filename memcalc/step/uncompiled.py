@@ -14,6 +14,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 NAME = "torch._dynamo"
@@ -33,7 +34,8 @@ class Stub(types.ModuleType):
         if name.startswith("__"):  # what inspect asks of every module
             raise AttributeError(name)
         if importlib.util.find_spec(f"{NAME}.{name}") is not None:
-            return importlib.import_module(f"{NAME}.{name}")
+            with suppress(ImportError):  # some import each other in a circle that only the real one's order opens
+                return importlib.import_module(f"{NAME}.{name}")
         return getattr(_real(), name)
 
 

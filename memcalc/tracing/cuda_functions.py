@@ -98,10 +98,10 @@ class CudaFunctions(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function in ANSWERS:
-            return ANSWERS[function](args[0]) if on_device(args[0]) else function(*args, **kwargs)
-        if function in self.host.answers and on_host(args[0]):
-            return self.host.answers[function](args[0])
+        if function in SAME or (function in ANSWERS and not on_device(args[0])):
+            return function(*args, **kwargs)
+        if (answer := ANSWERS.get(function)) or ((answer := self.host.answers.get(function)) and on_host(args[0])):
+            return answer(args[0])
         if self.host.is_fake and function is torch.empty and kwargs.get("pin_memory"):
             return self.host.page_locked(*args, **kwargs)
         if self.host.is_fake and function is Tensor.cpu and on_device(args[0]):
@@ -238,6 +238,15 @@ def _take_over(swap: Callable[[Tensor, Tensor], None], parameter: Tensor, conver
         swap(parameter, converted)
 
 
+# What says the same of every tensor's shape and history, wherever it lies: most of what a step asks.
+SAME = frozenset(
+    {
+        *map(_answer, ("dtype", "grad", "grad_fn", "is_leaf", "is_sparse", "layout", "ndim", "requires_grad", "shape")),
+        vars(Tensor.__base__)["grad"].__set__,
+        *(Tensor.dim, Tensor.numel, Tensor.size, Tensor.stride, Tensor.is_floating_point, Tensor.is_contiguous),
+        *(Tensor.storage_offset, Tensor.untyped_storage, torch.is_complex, torch.is_floating_point),
+    }
+)
 NUMBERS = frozenset({"float", "int", "number"})  # as schemas call them
 MOVES = frozenset({Tensor.to, Tensor.cuda, Tensor.cpu, torch.as_tensor, torch.asarray, Tensor.new_tensor})
 ANSWERS: dict[Any, Callable[[Tensor], Any]] = {

@@ -1,66 +1,39 @@
 """What operators make of tensors of given shapes, remembered: a step does the same to every layer, and again each step.
 
 PyTorch's fake tensors remember too, but pay for every case that there is (symbolic sizes, sparse tensors, constants)
-on every call, most of a trace's time. Here only the plain case is known: fake tensors with numbers in, and out of it
-new tensors, views, or the arguments themselves. Everything else is PyTorch's.
+on every call, most of a trace's time. Here only the plain case is known: fake tensors and numbers in, and out of it
+new tensors, views, the arguments themselves, or numbers. Everything else is PyTorch's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from memcalc.recorder.storages import identity
+from memcalc.tracing.fakes import Fakes
+from memcalc.tracing.made import Known, Made
+from memcalc.tracing.meta_kernels import of_meta_kernel
+
+aten = torch.ops.aten
 
 Key = tuple[Hashable, ...]
 Run = Callable[[], Any]
 
 # What else an argument can be, and be known by its value.
 PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
-NEVER = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
+# They give the tensor that they fill, whatever with; PyTorch loads a good part of itself to say so.
+FILLS = frozenset({aten.normal_.default, aten.uniform_.default, aten.fill_.Scalar, aten.zero_.default})
 
-class Made(NamedTuple):
-    """One output.
-
-    Args:
-        shape: of the tensor, with its strides, and its offset into the storage in elements.
-        stride: likewise.
-        offset: likewise.
-        dtype: of the elements.
-        device: that the tensor says it is on; "meta" has no memory.
-        source: which of the tensor arguments it is a view of; None: new memory.
-        itself: it is that argument, not a view of it.
-    """
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    device: torch.device
-    source: int | None
-    itself: bool
-
-    @classmethod
-    def of(cls, output: FakeTensor, given: list[FakeTensor]) -> Made:
-        """An output beside the tensors that were given."""
-        itself = next((i for i, tensor in enumerate(given) if tensor is output), None)
-        storage = identity(output.untyped_storage())
-        alike = (i for i, tensor in enumerate(given) if identity(tensor.untyped_storage()) == storage)
-        source = next(alike, None) if itself is None else itself
-        shape, stride, offset = tuple(output.shape), output.stride(), int(output.storage_offset())
-        return cls(shape, stride, offset, output.dtype, output.fake_device, source, itself is not None)
-
-
-class Known(NamedTuple):
-    """All outputs of an operator: one, a list or tuple of them, or none at all."""
-
-    kind: type | None
-    made: tuple[Made | None, ...]
+# Numbers for each tensor, which change with the step (Adam's corrections) and make nothing larger.
+SCALARS = frozenset(
+    getattr(aten, f"_foreach_{name}").ScalarList for name in ("addcdiv", "addcdiv_", "addcmul_", "div", "div_", "mul_")
+)
 
 
 class KnownOutputs:
@@ -68,6 +41,7 @@ class KnownOutputs:
 
     def __init__(self) -> None:
         self._known: dict[Key, Known | None] = {}
+        self._fakes = Fakes()
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Run) -> Any:
         """The operator's outputs.
@@ -80,17 +54,49 @@ class KnownOutputs:
         """
         given: list[FakeTensor] = []
         parts: list[Hashable] = [operator, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
-        plain = _add(args, parts, given) and (not kwargs or _add_named(kwargs, parts, given))
-        if not plain or not given:
+        named = args if operator not in SCALARS else args[:-1]
+        if not (_add(named, parts, given) and (not kwargs or _add_named(kwargs, parts, given))):
             return run()
+        if operator in FILLS and given[0].is_floating_point():
+            return given[0]
         key = tuple(parts)
-        try:
-            known = self._known[key]
-        except KeyError:
-            output = run()
-            self._known[key] = _known(operator, given, output)
-            return output
-        return run() if known is None else _again(known, given)
+        if key not in self._known:
+            known = of_meta_kernel(operator, args, kwargs, given)
+            if known is None:
+                output = run()
+                self._known[key] = _of_output(operator, given, output)
+                return output
+            self._known[key] = known
+        known = self._known[key]
+        return run() if known is None else self._again(known, given)
+
+    def _again(self, known: Known, given: list[FakeTensor]) -> Any:
+        if known.kind is None:
+            return None
+        mode = given[0].fake_mode if given else _mode()
+        outputs = [self._make(made, given, mode, known.device) if type(made) is Made else made for made in known.made]
+        return outputs[0] if known.kind is Tensor else known.kind(outputs)
+
+    def _make(self, made: Made, given: list[FakeTensor], mode: FakeTensorMode, device: torch.device) -> FakeTensor:
+        shape, stride, offset, dtype, source, itself = made
+        if source is None:
+            return self._fakes.new(mode, shape, stride, dtype, device)
+        return given[source] if itself else self._fakes.view(given[source], shape, stride, offset, dtype)
+
+
+def _mode() -> FakeTensorMode:
+    mode = active_fake_mode()
+    assert mode is not None, "operators without tensors are known only where fake tensors are made"
+    return mode
+
+
+def _of_output(operator: Any, given: list[FakeTensor], output: Any) -> Known | None:
+    """What PyTorch's fake tensors made, as far as it can be made without them."""
+    outputs = output if isinstance(output, (list, tuple)) else [output]
+    fakes = [each for each in outputs if isinstance(each, Tensor)]
+    devices = {each.fake_device for each in (*given, *fakes) if isinstance(each, FakeTensor)}
+    plain = all(isinstance(each, FakeTensor) and each.constant is None for each in fakes)
+    return Known.of(operator, given, output, devices.pop()) if plain and len(devices) == 1 else None
 
 
 def _add(values: Any, parts: list[Hashable], given: list[FakeTensor]) -> bool:
@@ -116,57 +122,3 @@ def _add(values: Any, parts: list[Hashable], given: list[FakeTensor]) -> bool:
 def _add_named(kwargs: Mapping[str, Any], parts: list[Hashable], given: list[FakeTensor]) -> bool:
     parts.append(tuple(kwargs))
     return _add(kwargs.values(), parts, given)
-
-
-def _known(operator: Any, given: list[FakeTensor], output: Any) -> Known | None:
-    """What to remember; None where it is not plain."""
-    if operator.namespace != "aten" or not NEVER.isdisjoint(operator.tags):
-        return None
-    if output is None:
-        return Known(None, ())
-    several = type(output) in (list, tuple)
-    made: list[Made | None] = []
-    fresh: set[int] = set()  # storages
-    for each in output if several else (output,):
-        if each is None:
-            made.append(None)
-            continue
-        if not isinstance(each, FakeTensor) or each.constant is not None or each.requires_grad or each.is_conj():
-            return None
-        one = Made.of(each, given)
-        made.append(one)
-        if one.source is None:
-            storage = each.untyped_storage()
-            if identity(storage) in fresh or storage.nbytes() != _dense(each):
-                return None
-            fresh.add(identity(storage))
-        elif one.itself and torch.Tag.inplace_view in operator.tags:
-            return None  # resize_, set_, t_ and their like: an argument is something else afterwards
-    return Known(type(output) if several else Tensor, tuple(made))
-
-
-def _dense(tensor: Tensor) -> int:
-    """Bytes of the storage that a new tensor of these strides gets."""
-    if not tensor.numel():
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size() if not tensor.storage_offset() else -1
-
-
-def _again(known: Known, given: list[FakeTensor]) -> Any:
-    if known.kind is None:
-        return None
-    mode = given[0].fake_mode
-    outputs = [None if made is None else _make(made, given, mode) for made in known.made]
-    return outputs[0] if known.kind is Tensor else known.kind(outputs)
-
-
-def _make(made: Made, given: list[FakeTensor], mode: FakeTensorMode) -> FakeTensor:
-    shape, stride, offset, dtype, device, source, itself = made
-    if source is not None and itself:
-        return given[source]
-    with torch._C._DisableTorchDispatch():  # noqa: SLF001 -- no public name
-        bare = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-        if source is not None:
-            bare.set_(given[source].untyped_storage(), offset, shape, stride)
-    return FakeTensor(mode, bare, device)

@@ -25,13 +25,13 @@ LIBRARY.define(BACKWARD)  # type: ignore[no-untyped-call]
 def _forward(x: Tensor, shape: Sequence[int], _weight: Tensor | None, _eps: float | None) -> tuple[Tensor, Tensor]:
     rows = x.shape[: x.dim() - len(shape)]
     statistics = (*rows, *(1 for _ in shape))
-    return torch.empty_like(x), x.new_empty(statistics, dtype=torch.float32)
+    return x.new_empty(x.shape), x.new_empty(statistics, dtype=torch.float32)
 
 
 def _backward(
     _grad: Tensor, x: Tensor, _shape: Sequence[int], _rstd: Tensor, weight: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    return torch.empty_like(x), None if weight is None else torch.empty_like(weight)
+    return x.new_empty(x.shape), None if weight is None else weight.new_empty(weight.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -15,7 +15,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._collective_utils import MeshTopoInfo
+from torch.distributed.tensor._redistribute import _gen_transform_infos
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memcalc.tracing.cuda_functions import shown_device
@@ -88,3 +91,11 @@ def fake_ranks(world_size: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """DTensor remembers how it shared out by meshes that are equal, but whose groups have other names the next time."""
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    _gen_transform_infos.cache_clear()
+    MeshTopoInfo.build_from_mesh.cache_clear()
