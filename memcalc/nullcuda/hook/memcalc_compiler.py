@@ -22,7 +22,9 @@ def begin(*_: Any) -> None:
 
 def spare_disabled(module: Any) -> None:
     """torch._compile has been imported, whose decorator marks functions that the compiler must not look into."""
-    original = module._disable_dynamo  # noqa: SLF001 -- torch's own name for it, for its own use
+    original = getattr(module, "_disable_dynamo", None)
+    if original is None:
+        return  # a torch that does it in another way does it by itself
 
     def _disable_dynamo(function: Any = None, *args: Any, **kwargs: Any) -> Any:
         if function is None:
@@ -35,12 +37,14 @@ def spare_disabled(module: Any) -> None:
 
         return inner
 
-    module._disable_dynamo = _disable_dynamo  # noqa: SLF001 -- likewise
+    module._disable_dynamo = _disable_dynamo  # noqa: SLF001 -- torch's own name for it, for its own use
 
 
 def spare_steps(module: Any) -> None:
     """torch.optim.optimizer has been imported, whose decorator of steps breaks the compiler's graph around them."""
-    original = module._use_grad_for_differentiable  # noqa: SLF001 -- torch's own name for it, for its own use
+    original = getattr(module, "_use_grad_for_differentiable", None)
+    if original is None:
+        return  # likewise
     torch = module.torch
 
     def _use_grad_for_differentiable(function: Any) -> Any:
