@@ -17,7 +17,6 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -29,7 +28,7 @@ from memcalc.tracing.attention import attention
 from memcalc.tracing.autocast import Autocast
 from memcalc.tracing.host import Host, on_host
 from memcalc.tracing.norms import rms_norm
-from memcalc.tracing.readbacks import READS, zero_for
+from memcalc.tracing.readbacks import READS, without_reads, zero_for
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -114,8 +113,8 @@ class CudaFunctions(TorchFunctionMode):
         if not any(_holds_fake(value) for value in (*args, *kwargs.values())):
             with _disable_current_modes():
                 return function(*args, **kwargs)
-        if isinstance(function, OpOverloadPacket):
-            args = self._numbers(function, args)
+        args, read = without_reads(function, args, on_device)
+        self.readbacks += read
         name = getattr(function, "__name__", "")
         if torch.is_autocast_enabled("cuda"):
             args, kwargs = self.autocast.arguments(name, args, kwargs)
@@ -166,16 +165,6 @@ class CudaFunctions(TorchFunctionMode):
         dtype = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)), there.dtype)
         copy = torch.empty_strided(there.shape, there.stride(), dtype=dtype, device=CPU)
         return copy.requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else copy
-
-    def _numbers(self, operator: OpOverloadPacket, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments of an operator that takes numbers: PyTorch reads them out of tensors (bitsandbytes' LAMB)."""
-        overload = getattr(operator, "default", None)
-        if overload is None:
-            return args
-        kinds = [str(argument.type) for argument in overload._schema.arguments]  # noqa: SLF001 -- no public name
-        read = [on_device(value) and kind in NUMBERS for value, kind in zip(args, kinds, strict=False)]
-        self.readbacks += sum(read)
-        return tuple(0 if is_read else value for value, is_read in zip(args, read, strict=False))
 
     def _read(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A value of the device, asked for by the host: zero, as on a device that computes nothing."""
@@ -247,7 +236,6 @@ SAME = frozenset(
         *(Tensor.storage_offset, Tensor.untyped_storage, torch.is_complex, torch.is_floating_point),
     }
 )
-NUMBERS = frozenset({"float", "int", "number"})  # as schemas call them
 MOVES = frozenset({Tensor.to, Tensor.cuda, Tensor.cpu, torch.as_tensor, torch.asarray, Tensor.new_tensor})
 ANSWERS: dict[Any, Callable[[Tensor], Any]] = {
     _answer("device"): lambda _: CUDA,

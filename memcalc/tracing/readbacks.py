@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._ops import OpOverloadPacket
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -27,6 +29,7 @@ READS = frozenset(
         torch.allclose,
     }
 )
+NUMBERS = frozenset({"float", "int", "number"})  # as schemas call them
 
 
 def zero_for(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -34,6 +37,24 @@ def zero_for(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     tensor: Tensor = args[0]
     with _disable_current_modes():
         return function(torch.zeros(tensor.shape, dtype=tensor.dtype), *args[1:], **kwargs)
+
+
+def without_reads(
+    operator: Any, args: tuple[Any, ...], has_no_value: Callable[[Any], bool]
+) -> tuple[tuple[Any, ...], int]:
+    """Arguments of an operator, zeros where it takes numbers, which PyTorch reads out of tensors; and how many.
+
+    Args:
+        operator: as Python calls it; bitsandbytes' LAMB hands a norm over so.
+        args: its arguments.
+        has_no_value: whether one is a tensor whose values do not exist.
+    """
+    overload = getattr(operator, "default", None) if isinstance(operator, OpOverloadPacket) else None
+    if overload is None:
+        return args, 0
+    kinds = [str(argument.type) for argument in overload._schema.arguments]  # noqa: SLF001 -- no public name
+    read = [kind in NUMBERS and has_no_value(value) for value, kind in zip(args, kinds, strict=False)]
+    return tuple(0 if is_read else value for value, is_read in zip(args, read, strict=False)), sum(read)
 
 
 class Readbacks(TorchFunctionMode):
@@ -46,6 +67,8 @@ class Readbacks(TorchFunctionMode):
     def __torch_function__(  # noqa: D105
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        args, read = without_reads(function, args, lambda value: isinstance(value, FakeTensor))
+        self.readbacks += read
         try:
             return function(*args, **(kwargs or {}))
         except DataDependentOutputException:

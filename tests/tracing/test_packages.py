@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -30,13 +30,14 @@ def test_adapters_hold_what_the_estimate_says(implementation: str) -> None:
         assert held[component] == said[component]
 
 
-def test_a_number_that_an_operator_reads_out_of_a_tensor_is_counted() -> None:
+@pytest.mark.parametrize("semantics", ["cuda", "cpu"])
+def test_a_number_that_an_operator_reads_out_of_a_tensor_is_counted(semantics: Literal["cuda", "cpu"]) -> None:
     """LAMB hands bitsandbytes' kernel the norm of each parameter as a tensor."""
     pytest.importorskip("bitsandbytes")
 
     run = ("gpt2", *TINY, "optimizer=lamb")
 
-    traced = memcalc.trace(*run, gpu="a100-40gb", steps=2)
+    traced = memcalc.trace(*run, gpu="a100-40gb", steps=2, semantics=semantics)
 
     assert any("read values back" in note for note in traced.notes)
     held, said = (found.ledger.components("backward_2") for found in (traced, memcalc.estimate(*run)))
