@@ -36,7 +36,8 @@ def compiled(
     forward = [Event(index, 1, "start") for index in alive]
     forward += _forward(tape, range(boundary), alive, kept | tape.region | tape.names | set(head))
     loss = _forward(tape, range(boundary, len(tape.nodes)), alive, kept | tape.region)
-    stays = kept | tape.names if tape.packed else kept
+    # Of what is offloaded Python's names are left, also of an embedding that is frozen, and packs nothing.
+    stays = kept | tape.names if tape.packed or tape.names & set(head) else kept
     forward += [Event(index, -1, "end") for index in head if index not in stays]  # it is the next block's input
     backward: list[Event] = []
     if trains:

@@ -34,6 +34,8 @@ def save_on_host(tape: Tape, first: Tensor | None, *, frees_tables: bool, pinned
         if frees_tables:
             tape.names |= tape.held
             tape.held.clear()
+        if first.storage in tape.leaves:  # AccumulateGrad has it (compilation.py, _hold_leaves), and no copy
+            tape.hold(first)
     inside = {position for segment in tape.segments for position in range(segment.start, segment.stop)}
     boundary = tape.boundary or len(tape.nodes)
     for position, node in enumerate(tape.nodes[:boundary]):

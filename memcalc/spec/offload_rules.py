@@ -73,7 +73,11 @@ def activations(spec: Spec) -> Iterator[Broken]:
     if training.offload_activations == "none" or spec.inference is not None:
         return
     combined: dict[Path, tuple[bool, str, str]] = {
-        ("parallelism",): (spec.parallelism.ranks > 1, f"{spec.parallelism.ranks} ranks", "Run it on one GPU"),
+        ("parallelism",): (
+            spec.parallelism.ranks > 1 and not _data_alone(spec),
+            f"{spec.parallelism.ranks} ranks of engine {spec.parallelism.engine}",
+            "Run it on one GPU, or split the data alone with engine: fsdp2",
+        ),
         ("training", "implementation"): (
             training.implementation not in ("plain", "huggingface"),
             f"implementation = {training.implementation}",
@@ -85,9 +89,9 @@ def activations(spec: Spec) -> Iterator[Broken]:
             "Set recompute: none or full, without recompute_keep",
         ),
         ("training", "finetune"): (
-            training.finetune != "full",
+            training.finetune == "qlora",
             f"finetune = {training.finetune}",
-            "Set finetune: full",
+            "Set finetune: full or lora",
         ),
         ("model", "moe"): (spec.model.moe is not None, "experts", "Take a dense model"),
         ("model", "mla"): (spec.model.mla is not None, "latent attention", "Take another model"),
@@ -99,3 +103,10 @@ def activations(spec: Spec) -> Iterator[Broken]:
                 f"offload_activations = {training.offload_activations} with {what} is not modelled.",
                 f"{remedy}, or set offload_activations: none.",
             )
+
+
+def _data_alone(spec: Spec) -> bool:
+    """Whether FSDP2 splits the data, and nothing else is split."""
+    parallelism = spec.parallelism
+    whole = parallelism.data_parallel == parallelism.ranks and parallelism.expert_parallel == 1
+    return whole and parallelism.engine == "fsdp2" and parallelism.offload == "none"

@@ -74,7 +74,7 @@ class TrainingSpec(Block):
         (), description="operators whose results recomputed layers keep all the same (docs/recompute.md)"
     )
     offload_activations: OffloadActivations = Field(
-        "none", description="what forward saves, kept in that memory of the host (PyTorch's save_on_cpu); one GPU"
+        "none", description="what forward saves, kept in that memory of the host (PyTorch's save_on_cpu)"
     )
     attention: Attention = Field("flash", description="the attention kernel")
     dropout: Probability | None = Field(None, description="one rate for all of the block's dropouts; default: model's")

@@ -99,13 +99,19 @@ def test_recomputation_is_planned_for_the_device() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("data_parallel=2",), "with 2 ranks is not modelled. Run it on one GPU, or set offload_activations: none."),
+        (
+            ("data_parallel=2",),
+            (
+                "with 2 ranks of engine ddp is not modelled. Run it on one GPU, or split the data alone with engine: fsdp2, "
+                "or set offload_activations: none."
+            ),
+        ),
         (
             ("recompute=selective",),
             "with recompute = selective is not modelled. Set recompute: none or full, without recompute_keep, or set",
         ),
         (("implementation=megatron",), "with implementation = megatron is not modelled. Set implementation: plain or"),
-        (("finetune=lora",), "with finetune = lora is not modelled. Set finetune: full, or set"),
+        (("finetune=qlora",), "with finetune = qlora is not modelled. Set finetune: full or lora, or set"),
     ],
 )
 def test_what_is_refused(overrides: tuple[str, ...], message: str) -> None:
@@ -113,3 +119,27 @@ def test_what_is_refused(overrides: tuple[str, ...], message: str) -> None:
         memcalc.estimate("llama-3.2-1b", "offload_activations=pinned", *overrides)
 
     assert f"offload_activations = pinned {message}" in str(refused.value)
+
+
+def test_an_adapter_saves_what_its_gradients_need() -> None:
+    """Of the first layer's q_proj, whose input needs no gradient: x in fp32 for A, 4bsd; A x for B, 4bsr; and B, 4dr.
+
+    The frozen matrix saves nothing there, for neither it nor its input gets a gradient.
+    """
+    words = ("recipe=pure", f"b={B}", f"s={S}", "l=1", "lora.rank=8", "lora.target_modules=[q_proj]")
+    found = memcalc.estimate("llama-3.2-1b", *words, "offload_activations=pageable").headline.host
+    assert found is not None
+
+    saved = sum(row.bytes for row in found.rows if "q_proj" in row.tensor and "backward_2" in row.phases)
+    assert saved == 4 * N * 2048 + 4 * N * 8 + 4 * 2048 * 8
+
+
+def test_ranks_of_fsdp2_save_whole_weights() -> None:
+    """What forward sees of a weight is gathered, so every rank's host gets all of it, as one GPU's does."""
+    words = ("recipe=pure", "b=2", "s=128", "l=2", "offload_activations=pageable")
+    fsdp2 = ("engine=fsdp2", "zero_stage=3", "data_parallel=8")
+    one, eighth = (memcalc.estimate("llama-3.2-1b", *words, *more).headline.host for more in ((), fsdp2))
+
+    assert one is not None
+    assert eighth is not None
+    assert one.components("backward_2") == eighth.components("backward_2")

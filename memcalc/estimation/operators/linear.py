@@ -116,6 +116,7 @@ class Linear(Base):
         casts: list[Tensor] = []
         if self.parameters != x.dtype:
             casts = [self.cast_weight(module, name, s, gradients.get(name)) for name, s in shapes.items()]
+        seen = Tensor(casts[0].storage if casts else -1, weight, x.dtype)
         node = Node(
             module,
             (x, *casts),
@@ -126,6 +127,7 @@ class Linear(Base):
             backward_temporaries=temporaries,
             parameters=() if casts else tuple(gradients.values()),
             keeps_weight=not trains,
+            variables=(*((x,) if trains else ()), *((seen,) if x.grad else ())),
         )
         self.tape.record(node)
         return y
