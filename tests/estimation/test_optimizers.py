@@ -364,3 +364,16 @@ def test_paged_states_of_small_tensors_stay_on_the_gpu(optimizer: str) -> None:
     paged = states(optimizer, optimizer_options={"paged": True})
 
     assert paged == states(optimizer)
+
+
+def test_momentum_of_a_split_table_is_as_whole_as_its_gradient() -> None:
+    """torch/optim/sgd.py clones it: 2·32000·4096 bytes on each of two ranks; with decay it is a sum, and split."""
+    run = ("llama-2-7b", "num_layers=2", "recipe=pure", "tensor_parallel=2", "optimizer=momentum")
+
+    def momentum(*more: str) -> int:
+        rows = memcalc.estimate(*run, *more).ledger.rows
+        (found,) = {row.bytes for row in rows if row.component is STATE and row.module == "embed_tokens"}
+        return found
+
+    assert momentum() == 2 * 32000 * 4096
+    assert momentum("optimizer_options.weight_decay=0.1") == 2 * 16000 * 4096

@@ -119,7 +119,10 @@ def own_states(held: Held, update: Update, spread: Spread) -> Iterator[State]:
 
 def _copy(held: Held, name: str, dtype: str, citation: str, update: Update, spread: Spread) -> Item:
     mask = from_phase(first_phase(update))
-    return copy_item(Copy(Component.OPTIMIZER_STATE, f" {name}", dtype, 1, mask, citation), held, spread)
+    # torch/optim/sgd.py: torch.clone(grad), so it is whole where the gradient is; with decay that is a new tensor.
+    cloned = update.optimizer == "momentum" and not update.decays
+    copy = Copy(Component.OPTIMIZER_STATE, f" {name}", dtype, 1, mask, citation, as_made=cloned)
+    return copy_item(copy, held, spread)
 
 
 def _part(held: Held, name: str, axes: tuple[Axis, ...], dtype: str, citation: str, update: Update) -> Item:

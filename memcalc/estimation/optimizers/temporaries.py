@@ -14,7 +14,7 @@ from memcalc.estimation.allocation import rounded
 from memcalc.estimation.copies import Spread
 from memcalc.estimation.items import Item, mask_of
 from memcalc.estimation.optimizers.buffers import Alive, Buffer, Moment, bytes_of, items_of
-from memcalc.estimation.optimizers.lists import foreach_moments
+from memcalc.estimation.optimizers.lists import DECAYED, DROPPED_BEFORE, foreach_moments
 from memcalc.estimation.optimizers.loops import loop_moments
 from memcalc.estimation.optimizers.states import is_hidden_matrix
 from memcalc.estimation.optimizers.update import Update
@@ -86,20 +86,21 @@ def _placing(parameters: Parameters, update: Update) -> Iterator[Moment]:
     torch 2.13 torch/distributed/tensor/_dispatch.py, redistribute_local_args. Second moments are sums of squares, whose
     operator reads it twice.
     """
+    whole = [held for held in parameters if held.gradient]
+    if not whole:
+        return
     copies = 2 if second_moments(update.optimizer) and update.implementation != "fused" else 1
-    placed = [
-        Alive(held, Buffer(f"gradient's own rows {n + 1}"))
-        for held in parameters
-        if held.gradient
-        for n in range(copies)
-    ]
-    if placed and update.optimizer == "lion":  # its update is there when the gradient is added to it
-        for moment in _update_moments(parameters, update):
-            names = {(alive.held.module, alive.held.tensor) for alive in moment.alive}
-            beside = [alive for alive in placed if (alive.held.module, alive.held.tensor) in names]
-            yield moment._replace(alive=[*moment.alive, *beside])
-    elif placed:
-        yield Moment(placed)
+    yield Moment([Alive(held, Buffer(f"gradient's own rows {n + 1}")) for held in whole for n in range(copies)])
+    placed = [Alive(held, Buffer("gradient's own rows")) for held in whole]
+    if update.decays and update.implementation == "foreach" and update.optimizer in DROPPED_BEFORE:
+        yield Moment([*(Alive(held, Buffer(DECAYED)) for held in parameters), *placed])
+    for moment in _update_moments(parameters, update):
+        # What the gradient is added to, or what comes of adding to it, is there while it is read.
+        made = [alive for alive in moment.alive if update.optimizer == "lion" or alive.buffer.name == DECAYED]
+        names = {(alive.held.module, alive.held.tensor) for alive in made}
+        beside = [alive for alive in placed if (alive.held.module, alive.held.tensor) in names]
+        if beside:
+            yield moment._replace(alive=[*made, *beside])
 
 
 def second_moments(optimizer: str) -> bool:
