@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pytest
 
 from memcalc.cli.app import main
 from memcalc.nullcuda import DryRun, environment, run
+from memcalc.nullcuda.launcher import HOOK
 from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY, STOPPED
 from memcalc.spec.cards import find_card
 from tests.nullcuda.scripts import TWO_STEPS_OF_DDP
@@ -387,7 +389,10 @@ def test_weights_that_are_not_initialised_cost_the_host_nothing(dry_run: Script,
 
 @pytest.mark.long
 def test_the_environment_is_the_programs_own(dry_run: Script, dry_run_here: Path) -> None:
-    """Its sitecustomize runs, torch can be looked for without being imported, and it can see where it is."""
+    """Its sitecustomize runs, torch can be looked for without being imported, and it can see where it is. Another
+    memcalc's hook, from a dry run around this one, stays out of it.
+    """
+    shutil.copytree(HOOK, dry_run_here / "other")
     (dry_run_here / "site").mkdir()
     (dry_run_here / "site" / "sitecustomize.py").write_text("import builtins; builtins.customized = True")
     text = """
@@ -397,7 +402,7 @@ assert customized
 import torch
 print(os.environ["MEMCALC_NULL_CARD"], torch.cuda.get_device_name(), torch.cuda.device_count())
 """
-    os.environ["PYTHONPATH"] = str(dry_run_here / "site")
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(dry_run_here / name) for name in ("other", "site"))
     try:
         result = dry_run(text, gpus=3)
     finally:
