@@ -177,4 +177,5 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         None if table is None else table.reshape(len(PHASES), len(COMPONENTS), -1).transpose(2, 0, 1),
         points.spec,
         points.reason,
+        points.alike,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,6 +99,44 @@ class Points:
             where = error.where.removeprefix("--set: ")  # the field is varied; nobody has written --set
             return str(InputError(error.problem, error.remedy, where))
         return ""
+
+    def alike(self, numbers: npt.NDArray[np.intp]) -> Iterator[tuple[int, int]]:
+        """Configurations that cannot be, by what they break: the first of those that break the same, and how many do.
+
+        Those that differ in their batches alone break the same where the same rule is the first that does not hold.
+        """
+        axes = self.grid.axes
+        steps = dict(enumerate(np.unravel_index(numbers, self.grid.shape)))
+        groups: dict[tuple[int, ...], list[int]] = {}
+        outer = [steps[number].tolist() for number in steps if number not in self.inner]
+        for index, place in enumerate(zip(*outer, strict=True) if outer else [()] * len(numbers)):
+            groups.setdefault(place, []).append(index)
+        for members in groups.values():
+            lanes = {
+                field: np.array([axes[number].values[step][0] for step in steps[number][members].tolist()])
+                for number, field in self.inner.items()
+            }
+            broken = self._first_broken(int(numbers[members[0]]), lanes)
+            if isinstance(broken, int):
+                yield int(numbers[members[0]]), len(members)
+                continue
+            for rule in sorted({*broken.tolist()}):
+                own = np.flatnonzero(broken == rule)
+                yield int(numbers[members[int(own[0])]]), len(own)
+
+    def _first_broken(self, number: int, lanes: dict[str, npt.NDArray[np.int64]]) -> int | npt.NDArray[np.int64]:
+        """The number of the first rule that does not hold, of one configuration with several batches."""
+        rules = (*RULES, self._node)
+        try:
+            spec = of_training(self._loaded(self.grid.point(number)), "sweep")
+        except InputError:
+            return len(rules)  # it cannot even be loaded
+
+        def first(some: dict[str, Any]) -> dict[str, int]:
+            run = changed(spec, **some)
+            return {"": next((place for place, rule in enumerate(rules) if any(True for _ in rule(run))), len(rules))}
+
+        return elementwise(first, lanes)[""] if lanes else len(rules)
 
     def context(self, outer: dict[str, Any], batch: dict[str, tuple[int, ...]]) -> Context | None:
         """The configurations of some values of the outer fields and all of some batches; None where there are none.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +59,7 @@ class Table:
     ledger_bytes: Integers | None
     _spec: Callable[[int], Spec]
     _reason: Callable[[int], str]
+    _alike: Callable[[npt.NDArray[np.intp]], Iterable[tuple[int, int]]]
 
     phases = PHASES
     components = COMPONENTS
@@ -111,8 +112,13 @@ class Table:
         return "" if self.valid[index] else self._reason(self.start + index)
 
     def reasons(self) -> Counter[str]:
-        """Every reason, and how many configurations it pruned; most frequent first in `most_common`."""
-        found = Counter(self.reason(int(index)) for index in np.flatnonzero(~self.possible))
+        """Every reason, and how many configurations it pruned; most frequent first in `most_common`.
+
+        Configurations that differ in their batches alone and break the same rule have the reason of the first of them.
+        """
+        found: Counter[str] = Counter()
+        for number, count in self._alike(self.start + np.flatnonzero(~self.possible)):
+            found[self._reason(number)] += count
         if self.too_large.any():
             found[TOO_LARGE] = int(self.too_large.sum())
         return found

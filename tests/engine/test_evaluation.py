@@ -8,6 +8,7 @@ import pytest
 import memcalc
 from memcalc.engine import batches, blocks, evaluate
 from memcalc.engine.grid import assignments
+from memcalc.engine.points import Points
 from memcalc.engine.table import COMPONENTS, Table
 from memcalc.errors import InputError
 from memcalc.ledger.result import Result
@@ -135,6 +136,25 @@ def test_more_than_a_pebibyte_of_one_gpu_is_told_not_written(b):
     assert set(table.reasons()) == {
         "It needs more than 1 PiB of one GPU, the most that a grid holds; `memcalc estimate` sizes it by itself."
     }
+
+
+def test_reasons_are_asked_once_for_all_batches_that_break_the_same_rule(monkeypatch):
+    asked: list[int] = []
+    ask = Points.reason
+
+    def reason(self: Points, number: int) -> str:
+        asked.append(number)
+        return ask(self, number)
+
+    monkeypatch.setattr(Points, "reason", reason)
+    table = evaluate("gpt2", {"tensor_parallel": [1, 5], "s": [1024, 4096, 8192], "b": range(1, 51)})
+
+    reasons = table.reasons()
+
+    # Of either layout two lengths exceed the positions, and heads are not five of the third.
+    assert sorted(reasons.values()) == [50, 2 * 2 * 50]
+    assert len(asked) == 2 + 1
+    assert set(reasons) == {ask(Points("gpt2", table.grid, (), None, None), number) for number in asked}
 
 
 def test_a_source_that_is_none_is_an_error():
