@@ -37,7 +37,7 @@ def compiled(
     forward += _forward(tape, range(boundary), alive, kept | tape.region | tape.names | set(head))
     loss = _forward(tape, range(boundary, len(tape.nodes)), alive, kept | tape.region)
     # Of what is offloaded Python's names are left, also of an embedding that is frozen, and packs nothing.
-    stays = kept | tape.names if tape.packed or tape.names & set(head) else kept
+    stays = kept | tape.names if tape.offloads else kept
     forward += [Event(index, -1, "end") for index in head if index not in stays]  # it is the next block's input
     backward: list[Event] = []
     if trains:

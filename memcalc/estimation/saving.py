@@ -27,6 +27,7 @@ def save_on_host(tape: Tape, first: Tensor | None, *, frees_tables: bool, pinned
         pinned: whether into pinned memory, in order of the axes; what lies in another order is copied into that first
             (aten/src/ATen/native/cuda/Copy.cu, copy_requires_temporaries). Pageable copies keep the order.
     """
+    tape.offloads = True
     if tape.entry is not None and not tape.boundary:  # a layer
         tape.still_named(tape.entry)
     if first is not None:

@@ -124,6 +124,7 @@ class Tape:
     deferred: set[int] = field(default_factory=set)  # parameter gradients that wait for another block's (tied)
     arrives_summed: int | None = None  # the parameter gradient that this block completes (tied)
     segments: list[Segment] = field(default_factory=list)
+    offloads: bool = False  # what autograd saves is the host's
     packed: list[int] = field(default_factory=list)  # what the host keeps, by the storages it is fetched into
     leaves: dict[int, Node] = field(default_factory=dict)  # results that were told to need a gradient, and of what
     boundary: int = 0  # number of nodes that belong to forward; the rest is the loss
