@@ -174,3 +174,10 @@ def test_micro_batches_beyond_three_find_what_the_third_has_found(
     monkeypatch.setattr("memcalc.rehearsal.rehearsal.MICRO_BATCHES", 6)
 
     assert rehearse(spec).played == three
+
+
+def test_recomputed_layers_of_transformers_are_played() -> None:
+    """Their embedding's output is named through the model's forward, and handed on all the same."""
+    words = ("implementation=huggingface", "recompute=full", "recipe=pure", "l=2", "s=128", "V=1024")
+
+    assert memcalc.estimate("llama-3.2-1b", *words, gpu="a100-80gb", rehearse=True).confidence == "replay"
