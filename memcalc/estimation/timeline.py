@@ -298,6 +298,9 @@ class Timeline:
         others = self.stage._replace(stop=self.stage.stop - 1)
         alike = [kind for kind in kinds_of(self.spec, others) if kind[:2] == block.kind[:2] and not kind.detached]
         points.update(kind.last for kind in alike)
+        if self.stage.layers > 1:  # and more around the first one's neighbour than around the first one
+            behind = kinds_of(self.spec, self.stage._replace(first=self.stage.first + 1))
+            points.update(kind.first for kind in behind if kind[:2] == block.kind[:2] and not kind.detached)
         mixed = self.spec.model.moe is not None and self.spec.model.moe.mixed
         if alike and (mixed or not isinstance(self.spec.training.recompute, str)):
             points.update(self.highest_layers(alike[0], others))

@@ -44,6 +44,7 @@ SMALL = ("num_layers=3", "b=2", "s=256", "recipe=pure", "V=8000")
                 ("mixtral-8x7b", *SMALL, "engine=fsdp2", "zero_stage=2", "data_parallel=64", "recompute=full"),
                 ("mixtral-8x7b", *SMALL, "optimizer_implementation=for-loop"),
                 ("llama-2-7b", *SMALL, "optimizer=lion", "optimizer_implementation=for-loop", "tensor_parallel=2"),
+                ("mixtral-8x7b", *SMALL, "num_layers=5", "engine=fsdp2", "zero_stage=3", "data_parallel=2"),
                 ("llama-2-7b", *SMALL, "optimizer=momentum", "tensor_parallel=2"),
                 ("llama-2-7b", *SMALL, "optimizer=adam", "optimizer_options.weight_decay=0.1", "tensor_parallel=2"),
                 ("gpt2", *SMALL[:-1], "engine=fsdp2", "zero_stage=2", "data_parallel=8"),
