@@ -150,14 +150,16 @@ def _courses(
 ) -> list[_Courses]:
     wholes = tuple([stands_for(spec, chunk) for chunk in chunks])
     engine, recompute = spec.parallelism.engine, spec.training.recompute
-    key = ("courses", spec.model, id(structure), engine, recompute, wholes, id(frame.around), id(frame.passes))
+    several: list[tuple[tuple[Pass, ...], Surroundings]] = []
+    for exist, passes in frame.passes:
+        place = ("surroundings", id(frame.around), exist, atoms)
+        find = partial(_surroundings, around=frame.around, exist=exist, atoms=atoms)
+        several.append((passes, reader.find(place, spec, find)))
+    alike = tuple([(id(passes), id(surroundings)) for passes, surroundings in several])
+    key = ("courses", spec.model, id(structure), engine, recompute, wholes, alike)
     if key not in atoms.kept:
         found = []
-        for exist, passes in frame.passes:
-            surroundings = partial(_surroundings, around=frame.around, exist=exist, atoms=atoms)
-            gradients, pattern, items = reader.find(
-                ("surroundings", id(frame.around), exist, atoms), spec, surroundings
-            )
+        for passes, (gradients, pattern, items) in several:
             courses = [course_of(spec, structure, whole, gradients, pattern) for whole in wholes]
             for course in courses:
                 for block in course.timeline.blocks:

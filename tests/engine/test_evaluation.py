@@ -112,6 +112,12 @@ def test_stages_of_any_number_of_layers_follow_from_one(monkeypatch):
     assert_same("llama-3-8b", evaluate("llama-3-8b", axes, "data_parallel=8"), "data_parallel=8")
 
 
+def test_recipes_that_drop_gradients_share_nothing_with_those_that_keep_them(monkeypatch):
+    """mixed-16 keeps the gradients that backward makes, mixed-18 adds each to its main gradient and lets it go."""
+    monkeypatch.setattr(batches, "FEW", 0)
+    assert_same("gpt2", evaluate("gpt2", {"recipe": ["mixed-16", "mixed-18", "mixed-20"], "b": [1, 3]}))
+
+
 def test_what_is_not_modelled_is_pruned_among_what_is(monkeypatch):
     monkeypatch.setattr(batches, "FEW", 0)
     axes: dict[Any, Any] = {"implementation": ["plain", "huggingface"], "b": [1, 2]}
