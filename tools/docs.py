@@ -45,6 +45,7 @@ from tools import (  # noqa: E402
     offload,
     published_configs,
     rehearsed,
+    world_sizes,
 )
 from tools.accuracy import cases, summarized  # noqa: E402
 from tools.agreement import agreement_summary, agreement_table, need_summary  # noqa: E402
@@ -465,6 +466,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "fields": fields_table,
     "policies": policies_table,
     **rehearsed.TABLES,
+    **world_sizes.TABLES,
     "importer": importer_table,
     "presets": presets_table,
     "recipes": recipes_table,

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from memcalc.ledger.component import Component
 from memcalc.recorder.recorder import Recorder
@@ -30,6 +31,10 @@ class Observed(Protocol):
     @property
     def engine(self) -> str | None:
         """What spreads it over several ranks; None on one."""
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """What updates it; None before it is built."""
 
     def held(self) -> dict[Component, list[Tensor]]:
         """The tensors that can be named now."""
@@ -58,6 +63,12 @@ class RecordingObserver:
         finally:
             if name == "model" and self.run.model is not None:
                 self.recorder.name_modules(self.run.model.module)
-            for component, tensors in self.run.held().items():
-                self.recorder.mark(component, tensors)
+            if name == "optimizer" and self.run.optimizer is not None:
+                # Gradients that are widened for the update alone are no more when its phase ends.
+                self.run.optimizer.register_step_pre_hook(lambda *_: self._name())
+            self._name()
             self.recorder.end_phase()
+
+    def _name(self) -> None:
+        for component, tensors in self.run.held().items():
+            self.recorder.mark(component, tensors)

@@ -69,6 +69,7 @@ class ChainRun:
     """
 
     engine: str | None = None  # one rank
+    optimizer: torch.optim.Optimizer | None = None  # one for each module, in turn
 
     def __init__(
         self, modules: Sequence[nn.Module], given: Tensor, optimizer: OptimizerFactory | None, device: torch.device
