@@ -72,6 +72,7 @@ def command(
         from memcalc.step.uncompiled import without_compiler
 
         without_compiler()
+        gc.freeze()  # modules are no garbage
     with shown_progress() as progress:
         traced = api.trace(
             spec,

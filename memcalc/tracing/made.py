@@ -35,14 +35,31 @@ class Made(NamedTuple):
     itself: bool
 
     @classmethod
-    def of(cls, output: Tensor, given: Sequence[Tensor]) -> Made:
+    def of(cls, output: Tensor, given: Given) -> Made:
         """An output beside the tensors that were given."""
-        itself = next((i for i, tensor in enumerate(given) if tensor is output), None)
-        storage = identity(output.untyped_storage())
-        alike = (i for i, tensor in enumerate(given) if identity(tensor.untyped_storage()) == storage)
-        source = next(alike, None) if itself is None else itself
+        itself = given.tensors.get(id(output))
+        source = given.storages.get(identity(output.untyped_storage())) if itself is None else itself
         shape, stride, offset = tuple(output.shape), output.stride(), int(output.storage_offset())
         return cls(shape, stride, offset, output.dtype, source, itself is not None)
+
+
+class Given(NamedTuple):
+    """Where the tensors that were given stand, the first of equal ones: optimizers hand over a thousand.
+
+    Args:
+        tensors: by what tells the tensor from others.
+        storages: likewise the storage.
+    """
+
+    tensors: dict[int, int]
+    storages: dict[int, int]
+
+    @classmethod
+    def of(cls, given: Sequence[Tensor]) -> Given:
+        """The tensors, which are alive."""
+        last = range(len(given) - 1, -1, -1)
+        storages = {identity(given[place].untyped_storage()): place for place in last}
+        return cls({id(given[place]): place for place in last}, storages)
 
 
 class Known(NamedTuple):
@@ -74,6 +91,7 @@ class Known(NamedTuple):
             return cls(None, (), device)
         several = isinstance(output, (list, tuple))
         made: list[Made | int | None] = []
+        places = Given.of(given)
         fresh: set[int] = set()  # storages
         for each in output if several else (output,):
             if each is None or type(each) is int:
@@ -81,7 +99,7 @@ class Known(NamedTuple):
                 continue
             if not isinstance(each, Tensor) or each.is_conj():
                 return None
-            one = Made.of(each, given)
+            one = Made.of(each, places)
             made.append(one)
             if each.requires_grad and not one.itself:
                 return None
