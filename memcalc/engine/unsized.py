@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from memcalc.estimation.moments import Block
 from memcalc.estimation.program import Program, Stream
+from memcalc.estimation.stage_blocks import BEFORE_FIRST_PRODUCT
 from memcalc.estimation.stages import Kind, Stage, runs_of
-from memcalc.estimation.timeline import BEFORE_FIRST_PRODUCT, Timeline
+from memcalc.estimation.timeline import Timeline
 
 Counts = npt.NDArray[np.float64]
 

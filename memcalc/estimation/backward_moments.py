@@ -1,0 +1,150 @@
+"""Backward of one stage, moment by moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from memcalc.estimation.engines.zero_reduction import first_layer
+from memcalc.estimation.items import Item
+from memcalc.estimation.moments import Block, Candidate, place
+from memcalc.estimation.sharding import stage_parameters
+from memcalc.estimation.stage_blocks import BEFORE_FIRST_PRODUCT
+from memcalc.estimation.stages import count_between
+from memcalc.estimation.turning_points import TurningPoints
+
+
+class BackwardMoments(TurningPoints):
+    """What may be the highest moment on the way back."""
+
+    def _backward_with(self, workspace: Item | None) -> Iterator[Candidate]:
+        for moment in self._backward:
+            if workspace is None or moment.where in BEFORE_FIRST_PRODUCT:
+                yield moment
+            else:
+                yield moment._replace(engine=(*moment.engine, (workspace, 1)))
+
+    @cached_property
+    def _backward(self) -> tuple[Candidate, ...]:
+        return tuple(self._backward_moments())
+
+    def _backward_moments(self) -> Iterator[Candidate]:
+        for index, block in enumerate(self.blocks):
+            events = block.program.backward
+            tops = list(self.highest_positions(block, "backward"))
+            for layer in self._turning_points(block):
+                holdings = self._saved(index, layer, "backward") + self._behind(index, layer)
+                sent_for = self._before(block, layer)
+                if sent_for:
+                    given = block.program.alive("backward", 1)  # what it has saved, and the gradient that comes in
+                    engine = self._engine_behind(block, layer, beside=(*self._around(layer, after=False), *sent_for))
+                    yield Candidate([*holdings, (index, given, 1)], engine, f"{block.name}: parameters arrive")
+                for position in tops:
+                    alive = block.program.alive("backward", position)
+                    engine = self._engine_behind(block, layer)
+                    yield Candidate([*holdings, (index, alive, 1)], engine, place(block, events, position))
+                if block.kind is not None and self.around.after_layer:
+                    done = block.program.alive("backward", len(events) - 1)
+                    engine = self._engine_behind(block, layer, after=True)
+                    yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
+            if block.kind is not None and self.around.on_gradient:
+                yield from self._on_gradients(index, block)
+            if block.name == "embedding":
+                yield from self._after_embedding(index, block)
+            if block.name == "head" and self.around.backward_head:
+                yield from self._after_first_gradient(index, block)
+            if block.name == "head" and self.around.second_of_head:
+                yield from self._on_later_gradients(index, block)
+
+    def _on_gradients(self, index: int, block: Block) -> Iterator[Candidate]:
+        """When a layer's gradient has just been made, and the engine reduces others first: from some layer on."""
+        full = first_layer(stage_parameters(self.spec, self.stage))
+        for layer in self._turning_points(block, self.stage.stop if full is None else self.stage.first + full + 1):
+            holdings = self._saved(index, layer, "backward") + self._behind(index, layer)
+            engine = self._engine_behind(block, layer, beside=self.around.on_gradient)
+            for position in self.highest_positions(block, "backward", among=block.program.gradients):
+                made = block.program.alive("backward", position)
+                where = place(block, block.program.backward, position)
+                yield Candidate([*holdings, (index, made, 1)], engine, where)
+
+    def _after_embedding(self, index: int, block: Block) -> Iterator[Candidate]:
+        """When the table's gradient is complete, and when all gradients are, which the engine then reduces."""
+        before, length = self.stage.first - 1, len(block.program.backward)
+        holdings = self._saved(index, before, "backward") + self._behind(index, before)
+        if self.around.gradient_of_embedding:
+            # The last event is that the gradient is let go, a tied one as that which the head has left.
+            arrived = block.program.alive("backward", length - 1)
+            beside = (*self.around.backward_embedding, *self.around.gradient_of_embedding)
+            engine = self._engine_behind(block, before, beside=beside)
+            yield Candidate([*holdings, (index, arrived, 1)], engine, f"{block.name}: gradient arrives")
+        if self.around.after_embedding:
+            if self.delivers:  # a tied head's, too
+                holdings = self._saved(index, before, "backward") + [
+                    (later, self.blocks[later].program.left_without_gradients, count)
+                    for later, _, count in self._behind(index, before)
+                ]
+            done = block.program.alive("backward", length)
+            engine = self._engine_behind(block, before, after=True)
+            yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
+
+    def _on_later_gradients(self, index: int, block: Block) -> Iterator[Candidate]:
+        """When a gradient of the head's other than the first has just been made."""
+        later = block.program.gradients - {min(block.program.gradients, default=0)}
+        if not later:
+            return
+        holdings = self._saved(index, self.stage.stop, "backward") + self._behind(index, self.stage.stop)
+        beside = (*self.around.backward_head, *self.around.second_of_head, *self.around.loss_and_head)
+        engine = (*((item, 1) for item in beside), *self._gathered(self.stage.stop))
+        for position in self.highest_positions(block, "backward", among=later):
+            made = block.program.alive("backward", position)
+            yield Candidate([*holdings, (index, made, 1)], engine, place(block, block.program.backward, position))
+
+    def _after_first_gradient(self, index: int, block: Block) -> Iterator[Candidate]:
+        """The highest moment of the head's backward from its first parameter gradient on."""
+        events = block.program.backward
+        holdings = self._saved(index, self.stage.stop, "backward") + self._behind(index, self.stage.stop)
+        beside = (*self.around.backward_head, *self.around.loss_and_head)
+        engine = (*((item, 1) for item in beside), *self._gathered(self.stage.stop))
+        since = min(block.program.gradients, default=len(events))
+        for position in self.highest_positions(block, "backward", since):
+            alive = block.program.alive("backward", position)
+            yield Candidate([*holdings, (index, alive, 1)], engine, place(block, events, position))
+
+    def _before(self, block: Block, layer: int) -> tuple[Item, ...]:
+        """What an engine holds as a layer's backward begins, beside what it does in it."""
+        if block.kind is None:
+            return ()
+        return self.around.before_first_backward if layer == self.stage.first else self.around.before_backward
+
+    def _around(self, layer: int, *, after: bool) -> tuple[Item, ...]:
+        """The engine's buffers in (or right after) the backward of a layer; only one layer is both first and last."""
+        around = self.around
+        inside = (around.backward_layer, around.backward_last_layer, around.backward_first_layer)
+        beyond = (around.after_layer, around.after_last_layer, around.after_first_layer)
+        usual, last, first = beyond if after else inside
+        if layer == self.stage.stop - 1:
+            return tuple(item for item in last if item in first) if layer == self.stage.first else last
+        return first if layer == self.stage.first else usual
+
+    def _engine_behind(
+        self, block: Block, layer: int, *, after: bool = False, beside: tuple[Item, ...] = ()
+    ) -> tuple[tuple[Item, int], ...]:
+        """The engine's buffers in a block's backward, and the shares of gradients that later layers have left."""
+        buffers = beside
+        if beside:
+            pass
+        elif block.name == "head":
+            buffers = self.around.loss_and_head
+        elif block.name == "embedding":
+            buffers = self.around.after_embedding if after else self.around.backward_embedding
+        elif block.kind is not None:
+            buffers = self._around(layer, after=after)
+        shares: dict[bool, int] = {}
+        if self.around.layer_share:
+            for other in self.blocks:
+                if other.kind is not None:
+                    later = count_between(self.spec, other.kind, max(layer + 1, self.stage.first), self.stage.stop)
+                    shares[other.kind.experts] = shares.get(other.kind.experts, 0) + later
+        shared = tuple((self.around.layer_share[experts], count) for experts, count in shares.items() if count)
+        gathered = self._gathered(layer - 1 if after else layer)  # its own are let go before its gradients leave
+        return (*((item, 1) for item in buffers), *shared, *gathered)

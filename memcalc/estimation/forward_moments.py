@@ -1,0 +1,71 @@
+"""Forward and loss of one stage, moment by moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.estimation.engines.zero3_gathering import gathered
+from memcalc.estimation.moments import Block, Candidate, place
+from memcalc.estimation.sharding import stage_parameters
+from memcalc.estimation.stage_blocks import StageBlocks
+from memcalc.estimation.stages import count_between
+
+
+class ForwardMoments(StageBlocks):
+    """What may be the highest moment on the way to the loss."""
+
+    def _forward_moments(self) -> Iterator[Candidate]:
+        for index, block in enumerate(self.blocks):
+            layer = self.stage.first if block.kind is None else block.kind.last
+            if block.name == "head":
+                layer = self.stage.stop
+            engine = self.around.forward_head if block.name == "head" else ()
+            if block.kind is not None:
+                engine = self.around.forward_layer
+                yield from self._arrivals(index, block)
+                yield from self._widest(index, block)
+            for position in self.highest_positions(block, "forward"):
+                alive = block.program.alive("forward", position)
+                # What the layers' Python names, beside what is saved, goes before the head is reached.
+                gone = block.name == "head" and bool(block.program.packed)
+                holdings = [*self._saved(index, layer, "loss" if gone else "forward"), (index, alive, 1)]
+                where = place(block, block.program.forward, position)
+                yield Candidate(holdings, (*((item, 1) for item in engine), *self._gathered(layer)), where)
+
+    def _widest(self, index: int, block: Block) -> Iterator[Candidate]:
+        """The layer in whose forward the engine has gathered most, if it is of this kind and not the last of all."""
+        if not self.around.forward_widest or block.kind is None:
+            return
+        recomputes = self.spec.training.recompute == "full"
+        found = gathered(stage_parameters(self.spec, self.stage), recomputes=recomputes)
+        layer = self.stage.first + found.widest_forward
+        if layer < self.stage.stop - 1 and count_between(self.spec, block.kind, layer, layer + 1):
+            engine = (*((item, 1) for item in self.around.forward_widest), *self._gathered(layer))
+            for position in self.highest_positions(block, "forward"):
+                alive = block.program.alive("forward", position)
+                where = place(block, block.program.forward, position)
+                yield Candidate([*self._saved(index, layer, "forward"), (index, alive, 1)], engine, where)
+
+    def _arrivals(self, index: int, block: Block) -> Iterator[Candidate]:
+        """The moments before a layer's forward, in which an engine copies its parameters out of what was gathered."""
+        if not self.around.before_layer or block.kind is None:
+            return
+        given = tuple(event.storage for event in block.program.forward if event.label == "start")
+        for layer in sorted({block.kind.first, block.kind.last}):
+            first = layer == self.stage.first
+            engine = self.around.before_first_layer if first else self.around.before_layer
+            holdings = [*self._saved(index, layer, "forward"), (index, given, 1)]
+            items = (*((item, 1) for item in engine), *self._gathered(layer))
+            yield Candidate(holdings, items, f"{block.name}: parameters arrive")
+
+    def _loss_moments(self) -> Iterator[Candidate]:
+        if not self.stage.has_head:
+            saved = self._saved(len(self.blocks), self.stage.stop, "loss")
+            yield Candidate(saved, self._gathered(self.stage.stop), "end of forward")
+            return
+        head = len(self.blocks) - 1
+        block = self.blocks[head]
+        saved = self._saved(head, self.stage.stop, "loss")
+        engine = (*((item, 1) for item in self.around.loss_and_head), *self._gathered(self.stage.stop))
+        for position in self.highest_positions(block, "loss"):
+            yield Candidate([*saved, (head, block.program.alive("loss", position), 1)], engine, "loss")

@@ -1,0 +1,127 @@
+"""The blocks of one stage, and what stands around one of them: what those before it have saved, what those behind left.
+
+Blocks follow one another: embedding, layers, head. Each has a program (tape.py); layers that are alike are one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memcalc.estimation.blocks.catalogue import Gradients, Part, program
+from memcalc.estimation.blocks.structure import structure_of
+from memcalc.estimation.engines.buffers import Around
+from memcalc.estimation.items import Item
+from memcalc.estimation.moments import Block, Holding, held, layer_name, others_of, place
+from memcalc.estimation.program import Stream
+from memcalc.estimation.sized import sizer_of
+from memcalc.estimation.stages import Kind, Stage, count_between, kinds_of
+from memcalc.spec.spec import Spec
+
+# The moments of backward before its first matrix product, hence before cuBLAS has a workspace in autograd's thread.
+BEFORE_FIRST_PRODUCT = ("head", "head: ", "head: nll_loss", "head: log_softmax")
+
+
+class StageBlocks:
+    """The moving part of one stage.
+
+    Args:
+        spec: the run.
+        stage: the pipeline stage.
+        values: symbols and their values.
+        gradients: what happens to each parameter's gradient on arrival.
+        around: the engine's buffers around a layer; with shares, a layer leaves only its share of gradients behind.
+    """
+
+    def __init__(self, spec: Spec, stage: Stage, values: dict[str, int], gradients: Gradients, around: Around) -> None:
+        structure = structure_of(spec)
+        self.spec = spec
+        self.stage = stage
+        self.values = values
+        self.around = around
+        self.delivers = spec.parallelism.engine == "deepspeed" and not gradients.kept  # each to a bucket, as it arrives
+        self.blocks: list[Block] = []
+        sizer = sizer_of(values)
+
+        def add(name: str, part: Part, kind: Kind | None) -> None:
+            detached = kind is not None and kind.detached
+            written = structure._replace(detached=True) if detached else structure
+            compiled = program(written, part, kind is not None and kind.recomputed, gradients)
+            left = compiled.left
+            if around.layer_share and not (part == "head" or self.delivers):
+                left = compiled.left_without_gradients  # FSDP2 reduces the root, head and embedding, at the very end
+            others = others_of(stage, name, compiled, kind, tables)
+            self.blocks.append(Block(name, compiled, sizer.sized(compiled), kind, left, others))
+
+        self.tables = tables = program(structure, "tables", False, gradients)
+        if stage.has_embedding:
+            add("embedding", "embedding", None)
+        elif tables.storages:
+            add("shared tables", "tables", None)
+        kinds = self.kinds()
+        alike = sum(not kind.detached for kind in kinds)
+        for kind in kinds:
+            add(layer_name(spec, kind, alike), "expert layer" if kind.experts else "dense layer", kind)
+        if stage.has_head:
+            add("head", "head", None)
+
+    def kinds(self) -> list[Kind]:
+        """The kinds of layers, in the order of their first."""
+        return kinds_of(self.spec, self.stage)
+
+    def highest_positions(
+        self, block: Block, stream: Stream, since: int = 0, among: frozenset[int] | None = None
+    ) -> Iterable[int]:
+        """Where in one of its streams a block is at its highest: at event `since` or later, or at one of some events.
+
+        One position, where sizes are known; else there are as many as may be (memcalc/engine). The head's backward has
+        a second one, if the first comes before its first matrix product: a lower one may stand beside a workspace.
+        """
+        events = block.program.stream(stream)
+        if among is not None:
+            return (block.sized.highest_among(stream, among),)
+        position = block.sized.highest_since(stream, since)
+        if stream == "backward" and place(block, events, position) in BEFORE_FIRST_PRODUCT:
+            products = (at for at in range(1, len(events) + 1) if place(block, events, at) not in BEFORE_FIRST_PRODUCT)
+            return position, block.sized.highest_since(stream, next(products))
+        return (position,)
+
+    def _saved(self, until: int, layer: int, phase: str) -> list[Holding]:
+        """What the blocks before block `until` (layers: before `layer`) hold in a phase, plus other micro-batches."""
+        holdings: list[Holding] = []
+        for index, block in enumerate(self.blocks):
+            if block.kind is not None:
+                before = count_between(self.spec, block.kind, self.stage.first, min(layer, self.stage.stop))
+            else:
+                before = 1 if block.opens and until > index else 0
+            if before:
+                holdings.append((index, held(block.program, phase), before))
+            holdings += [(index, storages, count) for storages, count in block.others]
+        return holdings
+
+    def _behind(self, index: int, layer: int) -> list[Holding]:
+        """The gradients that the blocks behind (later layers, the head) have made, and what the step holds of them."""
+        holdings: list[Holding] = []
+        for later, block in enumerate(self.blocks):
+            count = int(block.name == "head" and index != later)
+            if block.kind is not None:
+                count = count_between(self.spec, block.kind, max(layer + 1, self.stage.first), self.stage.stop)
+            if count:
+                holdings.append((later, block.left, count))
+        return holdings
+
+    def _gathered(self, layer: int) -> tuple[tuple[Item, int], ...]:
+        """The parameters that layers up to this one have kept from their forward on."""
+        found = []
+        for experts, item in self.around.layer_gathered.items():
+            count = self._layers_of(experts, self.stage.first, min(layer + 1, self.stage.stop))
+            if count:
+                found.append((item, count))
+        return tuple(found)
+
+    def _layers_of(self, experts: bool, lo: int, hi: int) -> int:
+        """How many layers in [lo, hi) are dense, or have experts."""
+        alike = [block.kind for block in self.blocks if block.kind is not None and block.kind.experts is experts]
+        return sum(count_between(self.spec, kind, lo, hi) for kind in alike) if hi > lo else 0
+
+    def _bytes(self, block: int, storages: tuple[int, ...]) -> int:
+        return self.blocks[block].sized.bytes_of(storages)

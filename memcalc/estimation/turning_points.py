@@ -1,0 +1,69 @@
+"""The layers around which most is alive in backward.
+
+Along layers that are alike what is alive is linear, so its highest value is at the first or the last of them; only
+where a plan names the layers to recompute, it can lie in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memcalc.estimation.engines.buffers import Around
+from memcalc.estimation.moments import Block
+from memcalc.estimation.stage_blocks import StageBlocks
+from memcalc.estimation.stages import Kind, Stage, kinds_of, runs_of
+
+
+class TurningPoints(StageBlocks):
+    """Which layers backward is looked at in."""
+
+    def _turning_points(self, block: Block, stop: int | None = None) -> tuple[int, ...]:
+        """Where backward may be at its highest in a block; of layers, only of those before `stop`."""
+        if block.opens:
+            return (self.stage.first - 1,)
+        if block.kind is None:
+            return (self.stage.stop,)
+        if stop is not None:
+            alike = kinds_of(self.spec, self.stage._replace(stop=min(stop, self.stage.stop)))
+            ends = [
+                {kind.first, kind.last} for kind in alike if kind[:2] == block.kind[:2] and kind[5] == block.kind[5]
+            ]
+            return tuple(sorted(set[int]().union(*ends), reverse=True))
+        points = {block.kind.first, block.kind.last}
+        if block.kind.detached:
+            return (block.kind.first,)
+        if self.around == Around() and isinstance(self.spec.training.recompute, str):
+            return tuple(sorted(points, reverse=True))
+        # An engine may hold less around the very last layer than around the others, so these are asked for themselves.
+        others = self.stage._replace(stop=self.stage.stop - 1)
+        alike = [kind for kind in kinds_of(self.spec, others) if kind[:2] == block.kind[:2] and not kind.detached]
+        points.update(kind.last for kind in alike)
+        if self.stage.layers > 1:  # and more around the first one's neighbour than around the first one
+            behind = kinds_of(self.spec, self.stage._replace(first=self.stage.first + 1))
+            points.update(kind.first for kind in behind if kind[:2] == block.kind[:2] and not kind.detached)
+        mixed = self.spec.model.moe is not None and self.spec.model.moe.mixed
+        if alike and (mixed or not isinstance(self.spec.training.recompute, str)):
+            points.update(self.highest_layers(alike[0], others))
+        return tuple(sorted(points, reverse=True))
+
+    def highest_layers(self, kind: Kind, stage: Stage) -> Iterable[int]:
+        """The layer of a kind around which most is alive: a plan that names layers lets the sum rise and fall.
+
+        One layer, as in `highest_positions`.
+        """
+        weights = {}
+        for index, block in enumerate(self.blocks):
+            if block.kind is not None:
+                share = self.around.layer_share.get(block.kind.experts)
+                left = self._bytes(index, block.left) + (share.block if share is not None else 0)
+                weights[block.kind[:2]] = (self._bytes(index, block.program.kept), left)
+        height = before = 0
+        found: list[tuple[int, int]] = []
+        for run in runs_of(self.spec, stage):
+            saved, left = weights[run[:2]]
+            height += before - left  # one layer further, one more has saved its tensors and one less left its gradients
+            top = height + (run.count - 1) * (saved - left)
+            if run[:2] == kind[:2]:
+                found += [(height, run.first), (top, run.last)]
+            height, before = top, saved
+        return (max(found)[1],)
