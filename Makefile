@@ -54,6 +54,7 @@ docs: $(FULL) ## Regenerate the parts of README.md and docs/ that are output
 bench: $(FULL) .venv-null ## How quick the program is: start-up, estimates a second, the null device
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/trace.py
 	$(BIN)/python benchmarks/check.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/nullcuda.py $(NULL_VENV)/bin/python
