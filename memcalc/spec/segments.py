@@ -103,9 +103,10 @@ def as_recompute(items: Segment, first: int, stop: int) -> list[Any] | str:
 def _said(item: int | Segment, first: int) -> Any:
     if isinstance(item, int):
         return item - first
-    if all(isinstance(inner, int) for inner in item):
-        low, high = item[0], item[-1]
-        return low - first if low == high else f"{low - first}-{high - first}"  # type: ignore[operator]
+    layers = [inner - first for inner in item if isinstance(inner, int)]
+    if len(layers) == len(item):
+        low, high = layers[0], layers[-1]
+        return low if low == high else f"{low}-{high}"
     return [_inner_said(inner, first) for inner in item]
 
 

@@ -11,6 +11,7 @@ from memcalc.spec.cards import find_card
 from memcalc.tracing.trace import DEFAULT_CARD
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from torch.nn import Module
 
@@ -86,8 +87,8 @@ def measure_modules(
 
     runs: list[ChainRun] = []
 
-    def make(device: object) -> ChainRun:
-        runs.append(ChainRun(modules, given, optimizer, device))  # type: ignore[arg-type]
+    def make(device: torch.device) -> ChainRun:
+        runs.append(ChainRun(modules, given, optimizer, device))
         return runs[0]
 
     recording = record_fake(make, find_card(gpu or DEFAULT_CARD), 1)

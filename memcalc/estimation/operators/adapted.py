@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from memcalc.estimation import workspaces
 from memcalc.estimation.operators.elementwise import Elementwise
 from memcalc.estimation.operators.float8 import InFloat8
+from memcalc.estimation.operators.linear import How
 from memcalc.estimation.tape import NEW, Node, Shape, Tensor
 from memcalc.workspaces import ceil_div
 
@@ -15,27 +18,17 @@ BITSANDBYTES = "bitsandbytes 0.50 autograd/_functions.py, MatMul4Bit"
 class Adapted(InFloat8, Elementwise):
     """Linear layers as QLoRA and PEFT replace them; where nothing is frozen, torch's own."""
 
-    def linear(
-        self,
-        x: Tensor,
-        module: str,
-        weight: Shape,
-        out: Shape,
-        *,
-        bias: bool,
-        row: bool = False,
-        tied: bool = False,
-        conv1d: bool = False,
-    ) -> Tensor:
+    def linear(self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, **how: Unpack[How]) -> Tensor:
         """See `InFloat8.linear`; then the adapter's x A^T B^T, scaled and added."""
         adapters = self.adapters
         if adapters is None:
-            return super().linear(x, module, weight, out, bias=bias, row=row, tied=tied, conv1d=conv1d)
+            return super().linear(x, module, weight, out, bias=bias, **how)
         if adapters.holds_in_4_bits(module):
             base = self._quantised(x, module, weight, out)
         else:
             # A frozen table and its head share a weight that gets no gradient at all.
-            base = super().linear(x, module, weight, out, bias=bias, row=row, tied=tied and self.trains(module))
+            how["tied"] = how.get("tied", False) and self.trains(module)
+            base = super().linear(x, module, weight, out, bias=bias, **how)
         if module.rpartition(".")[2] not in adapters.targets:
             return base
         return self._adapter(x, base, module, weight, out)

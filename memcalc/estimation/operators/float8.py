@@ -8,10 +8,10 @@ this is eager execution; torch.compile fuses it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from memcalc.estimation import workspaces
-from memcalc.estimation.operators.linear import Linear
+from memcalc.estimation.operators.linear import How, Linear
 from memcalc.estimation.tape import SAME, VIEW, Node, Shape, Tensor
 
 SOURCE = "torchao 0.18 float8/float8_linear.py"
@@ -44,22 +44,11 @@ class InFloat8(Linear):
 
     float8: Float8 | None = None
 
-    def linear(
-        self,
-        x: Tensor,
-        module: str,
-        weight: Shape,
-        out: Shape,
-        *,
-        bias: bool,
-        row: bool = False,
-        tied: bool = False,
-        conv1d: bool = False,
-    ) -> Tensor:
+    def linear(self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, **how: Unpack[How]) -> Tensor:
         """See `Linear.linear`. transformers' Conv1D is no nn.Linear, so torchao leaves it alone."""
         choice = self.float8
-        if choice is None or conv1d or not choice.converts(module):
-            return super().linear(x, module, weight, out, bias=bias, row=row, tied=tied, conv1d=conv1d)
+        if choice is None or how.get("conv1d") or not choice.converts(module):
+            return super().linear(x, module, weight, out, bias=bias, **how)
         given, x = x, self.autocast_input(x, module)
         y = self._float8_product(x, given, module, weight, out, choice)
         return self._plus_bias(y, module, weight[0]) if bias else y

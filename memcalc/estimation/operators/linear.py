@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from memcalc.estimation import workspaces
 from memcalc.estimation.operators.base import DERIVATIVES, Base
 from memcalc.estimation.tape import NEW, VIEW, Node, Shape, Tensor
 from memcalc.ledger.component import Component
 
 TIED_SUM = "sum with the tied head's gradient"  # the head's own gradient counts for it from then on
+
+
+class How(TypedDict, total=False):
+    """What else there is to say of a matrix, see `Linear.linear`: for those who change what it does."""
+
+    row: bool
+    tied: bool
+    conv1d: bool
 
 
 class Linear(Base):
