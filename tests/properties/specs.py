@@ -256,3 +256,23 @@ def totals(config: Config, *overrides: str) -> dict[tuple[int, str], int]:
     """Allocated bytes by pipeline stage and phase."""
     ranks = by_stage(estimate(config, *overrides))
     return {(stage, phase): total for stage, rank in ranks.items() for phase, total in rank.ledger.totals.items()}
+
+
+@st.composite
+def gpts(draw: st.DrawFn, /, **training: object) -> tuple[Config, int, dict[str, int]]:
+    """The papers' GPT at random sizes, its parameter count, and the sizes by their symbols."""
+    sizes = {name: draw(st.integers(1, 6)) for name in ("l", "h", "b")}
+    sizes |= {
+        "d": sizes["h"] * draw(st.sampled_from([4, 8, 16])),
+        "s": 8 * draw(st.integers(1, 8)),
+        "V": 8 * draw(st.integers(1, 40)),
+    }
+    config, parameters = gpt(sizes["l"], sizes["d"], sizes["h"], sizes["V"], b=sizes["b"], s=sizes["s"], **training)
+    return config, parameters, sizes
+
+
+def changes_of(before: Result, after: Result, phase: str) -> dict[Component, int]:
+    """What each component gained in a phase; block rounding left out."""
+    old, new = before.ledger.components(phase), after.ledger.components(phase)
+    gained = {component: new.get(component, 0) - old.get(component, 0) for component in Component}
+    return {c: gain for c, gain in gained.items() if gain and c is not Component.BLOCK_ROUNDING}
