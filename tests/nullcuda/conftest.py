@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from memcalc.nullcuda import DryRun, run
 from memcalc.nullcuda.build import device_folder
 from memcalc.nullcuda.cards import find_null_card, properties
 from memcalc.nullcuda.torch_build import TorchBuild
+from tests.nullcuda.scripts import Script
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,3 +140,15 @@ def dry_run_here(null_python: str, null_cache: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("XDG_CACHE_HOME", str(null_cache))
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def dry_run(dry_run_here: Path, null_python: str) -> Script:
+    """Runs a script's text on an H100; its output is kept in the file "out"."""
+
+    def call(text: str, *arguments: str, gpus: int = 1, **named: Any) -> DryRun:
+        (dry_run_here / "script.py").write_text(text)
+        with (dry_run_here / "out").open("w") as out:
+            return run([null_python, "script.py", *arguments], "h100-80gb", gpus=gpus, stdout=out, **named)
+
+    return call

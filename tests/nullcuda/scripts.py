@@ -1,4 +1,12 @@
-"""Scripts that several tests run on the null device."""
+"""Scripts that several tests run on the null device, and what runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.nullcuda import DryRun
+
+Script = Callable[..., DryRun]
 
 # Everyday DDP: one rank of however many there are; at the end `words` is what every rank has said.
 TWO_STEPS_OF_DDP = """

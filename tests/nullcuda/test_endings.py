@@ -1,0 +1,193 @@
+"""How programs on the null device end: by themselves, after steps, of memory, killed, hanging. Needs `make .venv-null`."""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from memcalc.cli.app import main
+from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY, STOPPED
+from memcalc.spec.cards import find_card
+from tests.nullcuda.scripts import Script
+
+MIB, GIB = 2**20, 2**30
+
+CATCHES = """
+import torch
+size = 64
+while True:
+    try:
+        a = torch.empty(size << 30, dtype=torch.uint8, device="cuda")
+        b = torch.empty(size << 30, dtype=torch.uint8, device="cuda")
+        break
+    except torch.OutOfMemoryError as error:
+        print(error)
+        a = b = None
+        size //= 2
+print("size", size)
+"""
+
+
+def test_a_script_that_halves_its_batch_ends_at_the_right_one(dry_run: Script, dry_run_here: Path) -> None:
+    """Of 79.10 GiB twice 64 does not fit, and twice 32 does."""
+    result = dry_run(CATCHES)
+
+    out = (dry_run_here / "out").read_text()
+    assert out.endswith("size 32\n")
+    assert "CUDA out of memory. Tried to allocate 64.00 GiB. GPU 0 has a total capacity of 79.10 GiB" in out
+    assert (result.outcome, result.exit_code) == (DONE, 0)
+    assert result.allocated_bytes == 64 * GIB
+    assert result.device_bytes == 64 * GIB + find_card("h100-80gb").context_bytes
+
+
+DIES = """
+import torch
+kept = [torch.empty(30 << 30, dtype=torch.uint8, device="cuda") for _ in range(3)]
+"""
+
+
+def test_a_script_that_dies_of_memory_says_pytorchs_own_words(dry_run_here: Path, null_python: str) -> None:
+    (dry_run_here / "script.py").write_text(DIES)
+    command = ["dry-run", "--gpu", "h100-80gb"]
+    with redirect_stdout(io.StringIO()) as out:
+        assert main([*command, "--record", "r.json", "--", null_python, "script.py"]) == 4
+
+    assert "DOES NOT FIT: it ran out of the 79.10 GiB" in out.getvalue()
+    document = json.loads((dry_run_here / "r.json").read_text())
+    assert document["outcome"] == OUT_OF_MEMORY
+    failure = document["processes"][0]["failure"]
+    assert failure["type"] == "OutOfMemoryError"
+    assert failure["message"].startswith("CUDA out of memory. Tried to allocate 30.00 GiB")
+    with redirect_stdout(io.StringIO()):
+        assert main([*command, "--assert-fits", "--", null_python, "script.py"]) == 1
+
+
+TRAINS = """
+import sys, torch
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(1024, 4096), torch.nn.Linear(4096, 1024)
+    def forward(self, x):
+        hidden = self.a(x)
+        return self.b(hidden)
+model = Two().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+x = torch.randn(8192, 1024, device="cuda")
+for step in range(1000):
+    torch.cuda.reset_peak_memory_stats()
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.empty_cache()
+    print(step, loss.item(), flush=True)
+    assert "torch._dynamo" not in sys.modules  # what nobody uses is not loaded, for seconds
+open("checkpoint", "w").close()
+sys.exit(7)
+"""
+
+
+def test_the_command_stops_after_steps_and_keeps_a_record(
+    dry_run: Script, dry_run_here: Path, null_python: str
+) -> None:
+    """hidden is 8192 x 4096 x 4 bytes = 128 MiB, and Hopper's cuBLAS workspace 32; resetting peaks loses none of ours."""
+    (dry_run_here / "script.py").write_text(TRAINS)
+    command = [
+        "dry-run",
+        "--gpu",
+        "h100-80gb",
+        "--steps",
+        "3",
+        "--record",
+        "r.json",
+        "--format",
+        "json",
+        "--assert-fits",
+    ]
+    with redirect_stdout(io.StringIO()) as out:
+        assert main([*command, "--", null_python, "script.py"]) == 0
+
+    document = json.loads(out.getvalue())
+    assert document == json.loads((dry_run_here / "r.json").read_text())
+    assert document["outcome"] == STOPPED
+    assert not (dry_run_here / "checkpoint").exists()
+    (process,) = document["processes"]
+    assert process["steps"] == 3
+    assert process["small_reads"] == 2  # the third loss was never read
+    lines = {allocation["where"].rpartition("/")[2]: allocation["bytes"] for allocation in process["allocations"]}
+    assert lines["script.py:8 forward"] == (128 + 32) * MIB
+    assert document["peak"]["allocated_bytes"] > 128 * MIB
+    assert document["fits"]
+
+
+def test_a_script_that_fails_passes_its_code_on(dry_run: Script) -> None:
+    result = dry_run(TRAINS.replace("range(1000)", "range(2)"))
+
+    assert (result.outcome, result.exit_code) == (FAILED, 7)
+    assert result.processes[0].steps == 2
+
+
+FORKS = """
+import multiprocessing, os, torch
+def hold(device):
+    torch.empty((device + 1) << 30, dtype=torch.uint8, device=f"cuda:{device}")
+if __name__ == "__main__":
+    for method, device in (("fork", 0), ("spawn", 1)):
+        child = multiprocessing.get_context(method).Process(target=hold, args=(device,))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+    loader = torch.utils.data.DataLoader(range(8), batch_size=4, num_workers=1, pin_memory=True)
+    assert [batch.is_pinned() for batch in loader] == [True, True]
+"""
+
+
+def test_processes_that_a_script_starts_are_seen(dry_run: Script) -> None:
+    result = dry_run(FORKS, gpus=2)
+
+    assert result.outcome == DONE
+    assert sorted((usage.device, usage.allocated_bytes) for usage in result.usages) == [(0, GIB), (1, 2 * GIB)]
+
+
+KILLED = """
+import os, time, torch
+weight = torch.zeros(1 << 28, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+for _ in range(2):
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    time.sleep(1.1)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_process_that_is_killed_is_known_by_what_it_held_till_then(dry_run: Script) -> None:
+    """It could not report at its end: weights and gradients of 1 GiB each are from its last step's report."""
+    result = dry_run(KILLED)
+
+    assert (result.outcome, result.exit_code) == (FAILED, 128 + 9)
+    assert result.processes[0].steps == 2
+    assert result.allocated_bytes >= 2 * GIB
+
+
+HANGS = """
+import subprocess, time, torch
+held = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+subprocess.Popen(["sleep", "61"], start_new_session=True)
+time.sleep(61)
+"""
+
+
+def test_a_script_that_hangs_is_ended_with_what_it_held(dry_run_here: Path, null_python: str) -> None:
+    """How long torch takes to load is for the machine to say: what has come nowhere in 6 seconds gets longer."""
+    (dry_run_here / "script.py").write_text(HANGS)
+    for seconds in ("6", "15", "50"):
+        with redirect_stdout(io.StringIO()) as out:
+            assert main(["dry-run", "--gpu", "a100-40gb", "--timeout", seconds, "--", null_python, "script.py"]) == 124
+        if "NOTHING MEASURED" not in out.getvalue():
+            break
+
+    assert "FITS, as far as it came: 1.47 GiB" in out.getvalue()
