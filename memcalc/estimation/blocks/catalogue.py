@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 from memcalc.errors import InputError
 from memcalc.estimation.blocks import huggingface, megatron, torchtitan
 from memcalc.estimation.blocks.context import over_context_ranks
-from memcalc.estimation.blocks.plain import PlainBlock, plain_embedding, plain_head, shared_tables
+from memcalc.estimation.blocks.plain import PlainBlock
+from memcalc.estimation.blocks.plain_ends import plain_embedding, plain_head, shared_tables
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.compilation import compiled
 from memcalc.estimation.operators import Operators

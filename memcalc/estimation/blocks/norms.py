@@ -1,0 +1,26 @@
+"""The norms of a model's layers, with what parameters they have."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.structure import Structure
+from memcalc.estimation.operators import Operators
+from memcalc.estimation.tape import Shape, Tensor
+
+
+def norm(
+    ops: Operators,
+    c: Structure,
+    x: Tensor,
+    module: str,
+    width: str = "d",
+    *,
+    weight: bool = True,
+    out: Shape | None = None,
+) -> Tensor:
+    """LayerNorm or RMSNorm, with what parameters the model's norms have."""
+    tensors = ("weight",) if weight and c.norm_weight else ()
+    if c.normalization == "rmsnorm":
+        if c.composite_norms:
+            return ops.composite_rms_norm(x, module, width, weight=bool(tensors), out=out)
+        return ops.rms_norm(x, module, width, tensors, out)
+    return ops.layer_norm(x, module, width, (*tensors, "bias") if tensors and c.norm_bias else tensors, out)

@@ -1,0 +1,76 @@
+"""What stands before and behind the layers of the reference decoder: tables, final norm, output projection, loss."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.caching import write_mask, write_next_token
+from memcalc.estimation.blocks.losses import write_loss
+from memcalc.estimation.blocks.norms import norm
+from memcalc.estimation.blocks.splitting import Splitting
+from memcalc.estimation.blocks.structure import Structure
+from memcalc.estimation.operators import Operators
+from memcalc.estimation.tape import Tape, Tensor
+from memcalc.ledger.component import Component
+
+PAPER = "Korthikanti et al. (arXiv 2205.05198) section 4.1"
+
+
+def plain_embedding(c: Structure) -> tuple[Tape, Tensor]:
+    """Token and position rows, summed; what all layers share."""
+    tape = Tape()
+    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
+    ops.float8 = c.float8
+    stream = "s/t" if c.sequence_split else "s"
+    width = "d_e" if c.own_embedding_width else "d"
+    vocabulary = "V/t" if c.split else "V"
+    shared_tables(tape, c)
+    if c.dtensor:
+        whole = c.whole_table_gradient
+        rows = ops.split_rows("embed_tokens", width, ("b", "s"), tied=c.tied, whole_gradient=whole)
+        x = Splitting(ops, c).summed(rows, "embed_tokens output")
+    else:
+        view = c.head_gradient_is_a_view
+        x = ops.embedding("embed_tokens", (vocabulary, width), ("b", stream), tied=c.tied, view=view)
+    if c.own_embedding_width:
+        x = ops.linear(x, "project_in", ("d", "d_e"), ("b", stream, "d"), bias=False)
+    if c.position == "learned":
+        positions = ops.embedding("embed_positions", (c.position_table, "d"), (stream,), counts=True)
+        x = ops.broadcast_add(x, positions, "embedding sum")
+    if c.embedding_norm:
+        x = norm(ops, c, x, "embed_norm")
+    return tape, x
+
+
+def shared_tables(tape: Tape, c: Structure) -> None:
+    """The causal mask and the rotary tables, made once a forward and kept by every layer until backward has passed."""
+    write_mask(tape, c)
+    citation = "made once in each forward, shared by all layers"
+    tables: list[tuple[str, tuple[str, ...], str]] = []
+    if c.attention == "eager":
+        tables.append(("causal mask", ("s", c.keys), "bool"))
+    if c.position == "rope" and not c.mla:
+        tables += [("cosines", ("s", "d_h"), c.compute), ("sines", ("s", "d_h"), c.compute)]
+    for name, shape, dtype in tables:
+        tape.held.add(tape.store(name, shape, dtype, citation, component=Component.TEMPORARIES))
+
+
+def plain_head(c: Structure) -> tuple[Tape, None]:
+    """Final norm, output projection, and the loss on fp32 logits."""
+    tape = Tape(kind=Component.LOGITS_AND_LOSS)
+    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
+    ops.float8 = c.float8
+    stream = "s/t" if c.sequence_split else "s"
+    dtype = c.parameters if c.autocast else c.compute
+    x = tape.input("head input", ("b", stream, "d"), dtype, f"{PAPER}.3")
+    if c.final_norm:
+        given = x
+        x = norm(ops, c, x, "norm")
+        tape.still_named(given)
+    width = "d"
+    if c.own_embedding_width:
+        width = "d_e"
+        x = ops.linear(x, "project_out", ("d_e", "d"), ("b", stream, "d_e"), bias=False)
+    if c.cache is not None:
+        write_next_token(ops, c, x, width)
+    else:
+        write_loss(ops, c, x, width)
+    return tape, None
