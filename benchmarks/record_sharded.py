@@ -72,11 +72,7 @@ def run(case: str, card: str, recordings: Path) -> None:
     torch.cuda.set_device(0)
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     phases = Phases()
-    runner = {"fsdp2": fsdp2, "ddp": ddp, "deepspeed": deepspeed}[spec.parallelism.engine]
-    if spec.parallelism.tensor_parallel > 1:
-        runner = dtensor
-    if ranks == 1:
-        runner = alone
+    runner = deepspeed if ranks > 1 and spec.parallelism.engine == "deepspeed" else pytorch
     runner(spec, phases)
     record = {
         "case": case,
@@ -134,104 +130,13 @@ class Phases:
         self.found[name] = max(self.found.get(name, 0), torch.cuda.max_memory_allocated())
 
 
-def train(spec: Any, phases: Phases, module: Any, optimizer: Any, forward: Any, loss_of: Any) -> None:
-    """The loop of memcalc/step/loop.py."""
-    import torch
-
-    from memcalc.step.recipes import autocast
-
-    device = torch.device("cuda", 0)
-    shape = (spec.training.micro_batch_size, spec.training.sequence_length)
-    with phases.phase("input"):
-        ids, labels = (torch.randint(spec.model.vocab_size, shape, device=device) for _ in range(2))
-    for step in range(1, STEPS + 1):
-        with phases.phase(f"zero_grad_{step}"):
-            optimizer.zero_grad()
-        for _ in range(spec.training.gradient_accumulation_steps):
-            with autocast(spec.training, device):
-                with phases.phase(f"forward_{step}"):
-                    logits = forward(ids)
-                with phases.phase(f"loss_{step}"):
-                    loss = loss_of(logits, labels)
-            with phases.phase(f"backward_{step}"):
-                getattr(module, "backward", lambda loss: loss.backward())(loss)
-                logits = None
-                del loss
-        with phases.phase(f"optimizer_step_{step}"):
-            (module if hasattr(module, "backward") else optimizer).step()
-
-
-def alone(spec: Any, phases: Phases) -> None:
-    """One GPU: the step as `memcalc measure` runs it."""
+def pytorch(spec: Any, phases: Phases) -> None:
+    """DDP, FSDP2, DTensor or one GPU: the step as `memcalc measure` runs it."""
     import torch
 
     from memcalc.step.loop import TrainingRun
 
     TrainingRun(spec, torch.device("cuda", 0)).execute(STEPS, phases)
-
-
-def fsdp2(spec: Any, phases: Phases) -> None:
-    """Every layer a unit, the rest the root's; built on the meta device, so that only shards ever exist."""
-    import torch
-
-    from memcalc.step.optimizers import build_optimizer  # its last argument names what Muon would take
-    from memcalc.step.ranks import build_sharded
-
-    with phases.phase("model"):
-        model = build_sharded(spec, torch.device("cuda"))
-    with phases.phase("optimizer"):
-        optimizer = build_optimizer(spec.training, list(model.module.parameters()), [])
-    train(spec, phases, model.module, optimizer, model.logits, model.loss)
-
-
-def dtensor(spec: Any, phases: Phases) -> None:
-    """Layers split by PyTorch's DTensor, by the plan of memcalc/step/tensor_parallel.py; FSDP2 around them."""
-    import torch
-
-    from memcalc.step.optimizers import build_optimizer  # its last argument names what Muon would take
-    from memcalc.step.ranks import build_sharded
-    from memcalc.step.recipes import Copies
-
-    with phases.phase("model"):
-        model = build_sharded(spec, torch.device("cuda", 0))
-    with phases.phase("optimizer"):
-        copies = Copies(model.module.parameters(), spec.training)
-        optimizer = build_optimizer(spec.training, copies.optimized, [])
-    with model.surroundings():
-        train(spec, phases, model.module, Stepped(copies, optimizer), model.logits, model.loss)
-
-
-class Stepped:
-    """The recipe's copies around an optimizer, with the two methods that the loop calls."""
-
-    def __init__(self, copies: Any, optimizer: Any) -> None:
-        self.copies, self.optimizer = copies, optimizer
-
-    def zero_grad(self) -> None:
-        """As the loop of memcalc/step does it by default."""
-        self.copies.zero_grad(set_to_none=True)
-
-    def step(self) -> None:
-        """The update, with what the recipe does around it."""
-        self.copies.step(self.optimizer)
-
-
-def ddp(spec: Any, phases: Phases) -> None:
-    """DistributedDataParallel with its defaults; buckets are handed back as they are, where NCCL would reduce them."""
-    import torch
-    from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
-    from torch.nn.parallel import DistributedDataParallel
-
-    from memcalc.step.causal_lm import build
-    from memcalc.step.optimizers import build_optimizer  # its last argument names what Muon would take
-
-    with phases.phase("model"):
-        model = build(spec, torch.device("cuda", 0))
-    with phases.phase("optimizer"):
-        wrapped = DistributedDataParallel(model.module, device_ids=[0])
-        wrapped.register_comm_hook(None, noop_hook)
-        optimizer = build_optimizer(spec.training, list(wrapped.parameters()), [])
-    train(spec, phases, wrapped, optimizer, wrapped, model.loss)
 
 
 def offloaded(spec: Any) -> dict[str, Any]:
@@ -268,7 +173,31 @@ def deepspeed(spec: Any, phases: Phases) -> None:
     with phases.phase("optimizer"):
         optimizer = build_optimizer(spec.training, list(model.module.parameters()), [])
         engine, *_ = ds.initialize(model=model.module, optimizer=optimizer, config=config)
-    train(spec, phases, engine, engine.optimizer, engine, model.loss)
+    train(spec, phases, engine, model.loss)
+
+
+def train(spec: Any, phases: Phases, engine: Any, loss_of: Any) -> None:
+    """The loop of memcalc/step/loop.py in DeepSpeed's words, who wants a step after every micro-batch."""
+    import torch
+
+    device = torch.device("cuda", 0)
+    shape = (spec.training.micro_batch_size, spec.training.sequence_length)
+    with phases.phase("input"):
+        ids, labels = (torch.randint(spec.model.vocab_size, shape, device=device) for _ in range(2))
+    for step in range(1, STEPS + 1):
+        with phases.phase(f"zero_grad_{step}"):
+            engine.optimizer.zero_grad()
+        for _ in range(spec.training.gradient_accumulation_steps):
+            with phases.phase(f"forward_{step}"):
+                logits = engine(ids)
+            with phases.phase(f"loss_{step}"):
+                loss = loss_of(logits, labels)
+            with phases.phase(f"backward_{step}"):
+                engine.backward(loss)
+                logits = None
+                del loss
+            with phases.phase(f"optimizer_step_{step}"):
+                engine.step()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,176 @@
+"""Draw runs by lot: a list for reference_cases.yaml (one GPU) or for sharded_cases.yaml (a rank of 8 or of 64).
+
+    python benchmarks/draw_cases.py single 20261122 4 >> benchmarks/reference_cases.yaml
+
+What to draw, a seed, and how many rounds: in each round every family (or engine) has its turn. Models have their real
+widths and fewer layers, so that a run takes seconds. What memcalc refuses, what would not fit, and what is too small
+to tell anything is drawn again; so the estimate decides which runs there are, but has no say in what they hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator
+
+import memcalc
+from memcalc.errors import InputError
+from memcalc.spec.model import ModelSpec
+from memcalc.spec.optimizers import OPTIMIZERS
+from memcalc.step.decoder import refuse_unsupported
+
+GIB = 2**30
+SMALLEST, LARGEST = 1 * GIB, 68 * GIB  # of an estimate: below, the libraries' workspaces are most of it
+
+# A family, and presets of it. Not here: those with latent attention or sinks, which the reference decoder has not.
+FAMILIES = {
+    "gpt2": ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"],
+    "gpt_neo": ["gpt-neo-125m", "gpt-neo-1.3b"],
+    "gpt_bigcode": ["starcoder"],
+    "codegen": ["codegen-350m", "codegen-2b"],
+    "llama": ["llama-3.2-1b", "llama-3.2-3b", "llama-3-8b", "llama-2-7b"],
+    "mistral": ["mistral-7b"],
+    "mixtral": ["mixtral-8x7b"],
+    "qwen2": ["qwen2.5-0.5b", "qwen2.5-7b"],
+    "qwen2_moe": ["qwen1.5-moe-a2.7b"],
+    "qwen3": ["qwen3-0.6b", "qwen3-4b"],
+    "qwen3_moe": ["qwen3-30b-a3b"],
+    "gemma2": ["gemma-2-2b", "gemma-2-9b"],
+    "gemma3_text": ["gemma-3-1b"],
+    "phi": ["phi-1.5", "phi-2"],
+    "phimoe": ["phi-3.5-moe"],
+    "falcon": ["falcon-7b"],
+    "mpt": ["mpt-7b"],
+    "olmo": ["olmo-1b"],
+    "olmo2": ["olmo-2-7b"],
+    "olmoe": ["olmoe-1b-7b"],
+    "granite": ["granite-3.1-2b", "granite-3.1-8b"],
+    "granitemoe": ["granite-3.0-1b-a400m"],
+    "cohere2": ["command-r7b"],
+    "glm4": ["glm-4-9b"],
+    "stablelm": ["stablelm-2-1.6b", "stablelm-3b-4e1t"],
+    "starcoder2": ["starcoder2-3b", "starcoder2-7b"],
+    "smollm3": ["smollm3-3b"],
+    "ernie4_5": ["ernie-4.5-0.3b"],
+    "nanochat": ["nanochat-d20"],
+}
+IN_TRANSFORMERS = ("gpt2", "codegen", "llama", "mistral", "qwen2", "qwen3")  # implementation: huggingface
+ENGINES = [("fsdp2", 3), ("fsdp2", 2), ("ddp", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3)]
+OPTIMIZERS_DRAWN = ("adamw", "adam", "sgd", "momentum", "lion", "adafactor", "adagrad", "rmsprop", "muon", "lamb")
+
+
+USUAL = {"recompute": "none", "dtype": "bf16", "gradient_accumulation_steps": "1"}
+
+
+class Lot(random.Random):
+    """Draws of one seed."""
+
+    def often(self, usual: object, share: float, *others: object) -> str:
+        """`others` in a share of the draws."""
+        return str(self.choice(others) if self.random() < share else usual)
+
+    def length(self, most: int) -> int:
+        """Of a sequence: a round number, or any."""
+        rounded = [length for length in (256, 512, 1024, 2048, 4096) if length <= most]
+        return self.choice(rounded) if self.random() < 0.5 else self.randint(100, min(most, 3000))
+
+
+def sizes(lot: Lot, model: ModelSpec) -> list[str]:
+    """Layers, and tokens: 200 to 16,384 of them."""
+    layers = lot.choice([1, 2]) if model.moe else min(model.num_layers, lot.choice([2, 3, 4, 6, 8, 12]))
+    length = lot.length(model.max_position_embeddings)
+    batch = lot.randint(1, max(1, min(8, 16384 // length)))
+    return [f"num_layers={layers}", f"b={batch}", f"s={length}"]
+
+
+def settings(lot: Lot, recipes: tuple[str, ...]) -> list[str]:
+    """What any run on PyTorch can have; of a single recipe, DeepSpeed's, bf16."""
+    recipe = lot.choice(recipes)
+    drawn = {
+        "recipe": recipe,
+        "dtype": lot.often("bf16", 0.15 if len(recipes) > 1 and recipe != "fp32" else 0, "fp16"),
+        "attention": lot.choice(["eager", "memory-efficient", *(["flash", "flash"] if recipe != "fp32" else [])]),
+        "recompute": lot.often("none", 0.5, "full", "selective", "every-2", "every-3"),
+        "dropout": lot.often(0, 0.4, 0.1),
+        "gradient_accumulation_steps": lot.often(1, 0.3, 2, 3),
+    }
+    return [f"{name}={value}" for name, value in drawn.items() if str(value) != USUAL.get(name)]
+
+
+def updated(lot: Lot, optimizers: tuple[str, ...]) -> list[str]:
+    """An optimizer, and how it is written."""
+    optimizer = lot.choice(optimizers)
+    written = lot.choice(OPTIMIZERS[optimizer].implementations)
+    return [f"optimizer={optimizer}", f"optimizer_implementation={written}"]
+
+
+def tuned(lot: Lot) -> list[str]:
+    """Adapters, in a quarter of the runs; of these one in three on 4 bits."""
+    if lot.random() >= 0.25:
+        return []
+    drawn = [f"lora.rank={lot.choice([8, 16, 64])}", f"lora.target_modules={lot.choice(['all-linear', 'attention'])}"]
+    return drawn + (["qlora.block_size=64"] if lot.random() < 1 / 3 else [])
+
+
+def single(lot: Lot, rounds: int) -> Iterator[str]:
+    """Each family's plain modules once a round, and transformers' of those that have formulas three times."""
+    deck = [(family, "plain") for family in FAMILIES] + [(family, "huggingface") for family in IN_TRANSFORMERS] * 3
+    for family, implementation in deck * rounds:
+        while True:
+            preset = lot.choice(FAMILIES[family])
+            words = sizes(lot, memcalc.load(preset).model)
+            words += settings(lot, ("fp32", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"))
+            words += updated(lot, (*OPTIMIZERS_DRAWN, "adamw", "adam-8bit", "adam-8bit", "lion-8bit"))
+            if lot.random() < 0.35:
+                words.append(f"loss={lot.choice(['chunked', 'chunked', 'fused', 'vocab-parallel'])}")
+            words += ["zero_grad=zero"] * (lot.random() < 0.15) + ["gradient_clipping=1"] * (lot.random() < 0.15)
+            words += tuned(lot)
+            if can_be(preset, *words, f"implementation={implementation}"):
+                yield " ".join([preset, *words, f"implementation={implementation}"])
+                break
+
+
+def sharded(lot: Lot, rounds: int) -> Iterator[str]:
+    """Each engine and stage at 8 and at 64 ranks once a round."""
+    for engine, stage, ranks in [(*engine, ranks) for engine in ENGINES for ranks in (8, 64)] * rounds:
+        while True:
+            family = lot.choice([*FAMILIES, *IN_TRANSFORMERS * 3])
+            preset = lot.choice(FAMILIES[family])
+            words = sizes(lot, memcalc.load(preset).model)
+            words += settings(lot, ("mixed-16",) if engine == "deepspeed" else ("fp32", "amp", "pure"))
+            words += updated(lot, ("adamw", "adamw", "adam", "sgd", "momentum", "lion"))
+            theirs = family in IN_TRANSFORMERS and engine != "deepspeed" and lot.random() < 0.4
+            words.append(f"implementation={'huggingface' if theirs else 'plain'}")
+            words += [f"engine={engine}", f"zero_stage={stage}", f"data_parallel={ranks}"]
+            if can_be(preset, *words):
+                yield " ".join([preset, *words])
+                break
+
+
+def can_be(preset: str, *words: str) -> bool:
+    """Whether there are formulas and modules for it, and it fits on a card of 80 GB."""
+    try:
+        spec = memcalc.load(preset, *words)
+        if spec.training.implementation == "plain":
+            refuse_unsupported(spec)
+        peak = memcalc.estimate(spec, gpu="a100-80gb").ledger.peak_bytes
+    except InputError:
+        return False
+    return SMALLEST <= peak <= LARGEST
+
+
+def main() -> None:
+    """Print the list."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["single", "sharded"])
+    parser.add_argument("seed", type=int)
+    parser.add_argument("rounds", type=int)
+    arguments = parser.parse_args()
+    draw = {"single": single, "sharded": sharded}[arguments.what]
+    print(f"drawn-{arguments.seed}:   # benchmarks/draw_cases.py {arguments.what} {arguments.seed} {arguments.rounds}")
+    for case in draw(Lot(arguments.seed), arguments.rounds):
+        print(f"- {case}")
+
+
+if __name__ == "__main__":
+    main()
