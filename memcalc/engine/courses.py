@@ -11,6 +11,7 @@ from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import Item
 from memcalc.estimation.moments import Holding, others_of
+from memcalc.estimation.sharding import Parameters
 from memcalc.estimation.stages import Stage, composition, one_in_flight
 from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
@@ -90,7 +91,14 @@ def flights(chunk: Stage) -> tuple[int, int, int, int]:
     return chunk.in_flight, chunk.embeddings, chunk.heads, chunk.waiting
 
 
-def course_of(spec: Spec, structure: Structure, stage: Stage, gradients: Gradients, pattern: Pattern) -> Course:
+def course_of(
+    spec: Spec,
+    structure: Structure,
+    stage: Stage,
+    gradients: Gradients,
+    pattern: Pattern,
+    parameters: Parameters | None = None,
+) -> Course:
     """The course of a stage, or of one chunk of it.
 
     Args:
@@ -99,11 +107,13 @@ def course_of(spec: Spec, structure: Structure, stage: Stage, gradients: Gradien
         stage: the one that stands for it (`stands_for`).
         gradients: what becomes of them on arrival.
         pattern: where the engine has buffers.
+        parameters: those of the stage, if their sizes decide where there are moments (`counts_elements`).
 
     Raises:
         InputError: the implementation is not modelled.
     """
-    key = (spec.model, structure, spec.training.recompute, spec.parallelism.engine, stage, gradients, pattern)
+    choices = (spec.training.recompute, spec.parallelism.engine)
+    key = (spec.model, structure, *choices, stage, gradients, pattern, parameters)
     if key not in _COURSES:
         while len(_COURSES) >= MOST_COURSES:
             del _COURSES[next(iter(_COURSES))]
@@ -123,14 +133,22 @@ def course_of(spec: Spec, structure: Structure, stage: Stage, gradients: Gradien
     return _COURSES[key]
 
 
-def stands_for(spec: Spec, stage: Stage) -> Stage:
+def counts_elements(around: Around) -> bool:
+    """Whether the engine counts parameters layer by layer to know where it holds something.
+
+    DeepSpeed does: its bucket is full in one of them, and it gathers most around one of them.
+    """
+    return bool(around.on_gradient or around.forward_widest)
+
+
+def stands_for(spec: Spec, stage: Stage, *, exactly: bool = False) -> Stage:
     """The stage whose moments those of this one follow from: with one micro-batch in flight.
 
     Where its layers are alike it stands at the beginning of the model, and has `MANY` of them: the first, the last and
-    those between them.
+    those between them. `exactly`: each layer stands for itself.
     """
     first, stop, count = stage.first, stage.stop, layers(stage)
-    if composition(spec, stage) == (count, stage.has_embedding, stage.has_head):
+    if not exactly and composition(spec, stage) == (count, stage.has_embedding, stage.has_head):
         first, stop = 0, MANY if count > len(("the first", "the last")) else count
     return one_in_flight(stage)._replace(first=first, stop=stop, pieces=())
 

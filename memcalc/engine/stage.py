@@ -12,6 +12,7 @@ from memcalc.engine.atoms import ONE, Atoms, Bytes, fitted
 from memcalc.engine.courses import (
     Surroundings,
     Use,
+    counts_elements,
     course_of,
     flights,
     layers,
@@ -27,6 +28,7 @@ from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around, Buffers
 from memcalc.estimation.items import PHASES, Item
 from memcalc.estimation.passes import Pass, beside, first_workspace, passes_of, pieces_of
+from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stages import Stage, one_in_flight
 from memcalc.estimation.standing import standing_items
 from memcalc.estimation.states import state_sums
@@ -148,7 +150,9 @@ class _Courses(NamedTuple):
 def _courses(
     reader: Reader, spec: Spec, structure: Structure, atoms: Atoms, chunks: tuple[Stage, ...], frame: _Frame
 ) -> list[_Courses]:
-    wholes = tuple([stands_for(spec, chunk) for chunk in chunks])
+    exactly = counts_elements(frame.around)
+    wholes = tuple([stands_for(spec, chunk, exactly=exactly) for chunk in chunks])
+    parameters = [stage_parameters(spec, whole) if exactly else None for whole in wholes]
     engine, recompute = spec.parallelism.engine, spec.training.recompute
     several: list[tuple[tuple[Pass, ...], Surroundings]] = []
     for exist, passes in frame.passes:
@@ -156,11 +160,14 @@ def _courses(
         find = partial(_surroundings, around=frame.around, exist=exist, atoms=atoms)
         several.append((passes, reader.find(place, spec, find)))
     alike = tuple([(id(passes), id(surroundings)) for passes, surroundings in several])
-    key = ("courses", spec.model, id(structure), engine, recompute, wholes, alike)
+    key = ("courses", spec.model, id(structure), engine, recompute, wholes, *parameters, alike)
     if key not in atoms.kept:
         found = []
         for passes, (gradients, pattern, items) in several:
-            courses = [course_of(spec, structure, whole, gradients, pattern) for whole in wholes]
+            courses = [
+                course_of(spec, structure, whole, gradients, pattern, own)
+                for whole, own in zip(wholes, parameters, strict=True)
+            ]
             for course in courses:
                 for block in course.timeline.blocks:
                     atoms.learn(block.program)

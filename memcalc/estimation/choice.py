@@ -105,7 +105,7 @@ def choice_of(spec: Spec) -> Choice:
         spec.parallelism.offload in ("optimizer", "all"),
         spec.parallelism.weights_on_host,
         spec.parallelism.offload_pin_memory,
-        training.recompute == "full" and spec.parallelism.engine == "deepspeed" and spec.parallelism.zero_stage == 3,
+        spec.parallelism.engine == "deepspeed" and spec.parallelism.zero_stage == 3 and training.recompute == "full",
         spec.parallelism.data_parallel_replicate > 1,
         training.fp8_params,
         narrow_gather=float8_of(spec) if training.fp8_all_gather else None,

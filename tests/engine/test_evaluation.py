@@ -112,6 +112,15 @@ def test_stages_of_any_number_of_layers_follow_from_one(monkeypatch):
     assert_same("llama-3-8b", evaluate("llama-3-8b", axes, "data_parallel=8"), "data_parallel=8")
 
 
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_engines_that_count_parameters_layer_by_layer(monkeypatch, zero_stage):
+    """DeepSpeed's bucket is full, and it has gathered most, in layers that depend on how large layers are."""
+    monkeypatch.setattr(batches, "FEW", 0)
+    overrides = ("engine=deepspeed", "data_parallel=8", f"zero_stage={zero_stage}")
+    axes: dict[Any, Any] = {"tensor_parallel": [1, 4], "num_layers": [2, 3, 32], "b": [1, 2]}
+    assert_same("llama-3-8b", evaluate("llama-3-8b", axes, *overrides), *overrides)
+
+
 def test_recipes_that_drop_gradients_share_nothing_with_those_that_keep_them(monkeypatch):
     """mixed-16 keeps the gradients that backward makes, mixed-18 adds each to its main gradient and lets it go."""
     monkeypatch.setattr(batches, "FEW", 0)
