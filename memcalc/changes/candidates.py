@@ -13,7 +13,9 @@ RESULTS = (SAME, MORE_GPUS, OTHER_CARD, OTHER_RESULT) = (
     "same result, more GPUs",
     "same result, another card",
     "another result",
-)  # worse and worse
+)  # what a change asks for: time at most; cards; another card; another training
+
+NONE = "none"  # the price of what is free
 
 FACTORS = (2, 4, 8)  # how many times as many GPUs are offered
 
@@ -28,15 +30,18 @@ class Candidate(NamedTuple):
 
 
 def candidates(spec: Spec) -> Iterator[Candidate]:
-    """What can be changed, by rising cost: nothing, time, communication, GPUs, the result of training."""
+    """What can be changed, by rising cost: nothing, time, communication, GPUs, the result of training.
+
+    What keeps the result keeps the sequences of a step, too.
+    """
     training = spec.training
     if training.zero_grad == "zero":
-        yield Candidate("free gradients", ("training.zero_grad=set_to_none",), "none", SAME)
+        yield Candidate("free gradients", ("training.zero_grad=set_to_none",), NONE, SAME)
     if training.attention == "eager":
         yield Candidate("flash attention", ("training.attention=flash",), "none: it is faster", SAME)
     fused = "fused" in OPTIMIZERS[training.optimizer].implementations
     if fused and training.optimizer_implementation == "foreach":
-        yield Candidate("fused update", ("training.optimizer_implementation=fused",), "none", SAME)
+        yield Candidate("fused update", ("training.optimizer_implementation=fused",), NONE, SAME)
     if spec.parallelism.tensor_parallel > 1 and not spec.parallelism.sequence_parallel:
         overrides = ("parallelism.sequence_parallel=true",)
         yield Candidate("sequence parallelism", overrides, "none: the same bytes travel", SAME)
@@ -47,7 +52,11 @@ def candidates(spec: Spec) -> Iterator[Candidate]:
         yield Candidate("recompute attention", ("training.recompute=selective",), "a little more compute", SAME)
     if training.recompute != "full":
         yield Candidate("recompute all", ("training.recompute=full",), "one more forward: a third more compute", SAME)
+    if training.offload_activations == "none":
+        overrides = ("training.offload_activations=pageable",)
+        yield Candidate("activations on the host", overrides, "what layers save travels there and back", SAME)
     yield from _sharding(spec)
+    yield from _replicas(spec)
     yield from _splitting(spec)
     yield from _rounding(spec)
     yield from _adapting(spec)
@@ -55,28 +64,44 @@ def candidates(spec: Spec) -> Iterator[Candidate]:
 
 
 def _smaller_micro_batches(spec: Spec) -> Iterator[Candidate]:
-    """Half, a quarter, ... with as much more accumulation, so that a step sees the same sequences."""
-    size, steps = spec.training.micro_batch_size, spec.training.gradient_accumulation_steps
-    while size % 2 == 0:
-        size, steps = size // 2, steps * 2
-        overrides = (f"training.micro_batch_size={size}", f"training.gradient_accumulation_steps={steps}")
-        yield Candidate("smaller micro-batch", overrides, "smaller matrix products", SAME)
+    """The next smaller ones with as much more accumulation, so that a step sees the same sequences."""
+    largest = spec.training.micro_batch_size
+    sequences = largest * spec.training.gradient_accumulation_steps
+    for size in range(largest - 1, 0, -1):
+        if sequences % size == 0:
+            steps = f"training.gradient_accumulation_steps={sequences // size}"
+            overrides = (f"training.micro_batch_size={size}", steps)
+            yield Candidate("smaller micro-batch", overrides, "smaller matrix products", SAME)
 
 
 def _sharding(spec: Spec) -> Iterator[Candidate]:
-    """ZeRO's next stages, then more ranks to shard over."""
+    """What the ranks that are there can share: ZeRO's next stages, the host beside them, and experts."""
     parallelism = spec.parallelism
-    if parallelism.engine == "megatron":  # its distributed optimizer is stage 1, and there is no other
-        if parallelism.zero_stage == 0 and parallelism.data_parallel > 1:
-            yield Candidate("shard more", ("parallelism.zero_stage=1",), _STAGE_COSTS[1], SAME)
+    if parallelism.data_parallel == 1:
         return
-    for stage in range(parallelism.zero_stage + 1, 4):
-        if parallelism.data_parallel > 1:
+    stages = range(parallelism.zero_stage + 1, 4)
+    if parallelism.engine == "megatron":  # its distributed optimizer is stage 1, and there is no other
+        if 1 in stages:
+            yield Candidate("shard more", ("parallelism.zero_stage=1",), _STAGE_COSTS[1], SAME)
+    else:
+        for stage in stages:
             yield Candidate("shard more", _stage(stage), _STAGE_COSTS[stage], SAME)
-    for factor in FACTORS:
-        sharded = () if parallelism.zero_stage else _stage(3)
-        more = (f"parallelism.data_parallel={parallelism.data_parallel * factor}", *sharded, *_free_batch(spec))
-        yield Candidate("shard over more GPUs", more, f"{factor} times as many GPUs", MORE_GPUS)
+        if parallelism.offload == "none":
+            yield Candidate("shard more", _offload(spec), "states on the host, which updates the weights", SAME)
+    if spec.model.moe is not None:
+        for factor in FACTORS:
+            overrides = (f"parallelism.expert_parallel={parallelism.expert_parallel * factor}",)
+            yield Candidate("split experts", overrides, "tokens travel to their experts", SAME)
+
+
+def _offload(spec: Spec) -> tuple[str, ...]:
+    """DeepSpeed's optimizer on the host where it shards that already; else all that FSDP2 shards, as PyTorch has it."""
+    parallelism = spec.parallelism
+    if parallelism.engine == "deepspeed" and parallelism.zero_stage > 1:
+        return ("parallelism.offload=optimizer",)
+    sharded = parallelism.zero_stage == 3 and parallelism.engine == "fsdp2"
+    defaults = ("parallelism.offload_pin_memory=true", "training.optimizer_implementation=for-loop")
+    return *(() if sharded else _stage(3)), "parallelism.offload=all", *defaults
 
 
 _STAGE_COSTS = {1: "weights gathered after each step", 2: "gradients scattered", 3: "weights gathered as they are used"}
@@ -86,8 +111,26 @@ def _stage(stage: int) -> tuple[str, str]:
     return f"parallelism.zero_stage={stage}", f"parallelism.engine={'fsdp2' if stage == 3 else 'deepspeed'}"
 
 
-def _free_batch(spec: Spec) -> tuple[str, ...]:
-    return () if spec.training.global_batch_size is None else ("training.global_batch_size=null",)
+def _replicas(spec: Spec) -> Iterator[Candidate]:
+    """More ranks to shard over; as many sequences a step where those that there are can be dealt out to them."""
+    training, parallelism = spec.training, spec.parallelism
+    if parallelism.engine == "megatron":
+        return
+    sharded = () if parallelism.zero_stage else _stage(3)
+    own = training.micro_batch_size * training.gradient_accumulation_steps  # sequences of a replica
+    for factor in FACTORS:
+        price, share = f"{factor} times as many GPUs", own // factor
+        more = (f"parallelism.data_parallel={parallelism.data_parallel * factor}", *sharded)
+        if own % factor:
+            free = () if training.global_batch_size is None else ("training.global_batch_size=null",)
+            price += f", and {factor} times as many sequences a step"
+            yield Candidate("shard over more GPUs", (*more, *free), price, OTHER_RESULT)
+            continue
+        micro = next(size for size in range(training.micro_batch_size, 0, -1) if share % size == 0)
+        cut = () if micro == training.micro_batch_size else (f"training.micro_batch_size={micro}",)
+        steps = (f"training.gradient_accumulation_steps={share // micro}",)
+        kept = steps if share // micro != training.gradient_accumulation_steps else ()
+        yield Candidate("shard over more GPUs", (*more, *cut, *kept), price, MORE_GPUS)
 
 
 def _splitting(spec: Spec) -> Iterator[Candidate]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations, product
 
-from memcalc.changes.candidates import OTHER_CARD, RESULTS, Candidate
+from memcalc.changes.candidates import NONE, OTHER_CARD, RESULTS, SAME, Candidate
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
 
-MOST_PAIRS = 3
+MOST_PAIRS = 2  # of each kind of result
 
 # What a run needs, and whether that is there; None where nothing says how much there is. Bytes.
 Judge = Callable[[Result], tuple[int, bool | None]]
+
+Price = Callable[["Change"], tuple[float, ...]]  # of several that ask for the same kind of thing, what comes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class Change:
     levers: tuple[str, ...]
     overrides: tuple[str, ...]
     cost: str
-    result: str
+    result: str  # the worst that one of them asks for
+    asks: int  # how many of them ask for more than time
     allocated: int  # peak, as estimated
     saved: int  # of the estimated peak
     needed: int  # as the judge says
@@ -43,6 +46,7 @@ class Finder:
         peak: allocated bytes of the run as it is.
         judge: says of an estimate what it needs, and whether that fits.
         hopeless: says, sooner than an estimate, of what runs a pair need not be looked at: they do not fit.
+        price: what a change costs, to choose by; else its GPUs, then how much it asks for.
     """
 
     def __init__(
@@ -52,9 +56,10 @@ class Finder:
         peak: int,
         judge: Judge,
         hopeless: Callable[[Spec], bool] = lambda _: False,
+        price: Price = lambda change: (change.spec.parallelism.ranks, change.asks),
     ) -> None:
         self._blocks = spec.model_dump()
-        self._peak, self._judge, self._hopeless = peak, judge, hopeless
+        self._peak, self._judge, self._hopeless, self._price = peak, judge, hopeless, price
         tried = [(candidate, self._evaluated((candidate,))) for candidate in offered]
         self._possible = [(candidate, change) for candidate, change in tried if change is not None]
 
@@ -70,44 +75,88 @@ class Finder:
         return [*fitting, *sorted(others, key=lambda change: -change.saved)]
 
     def pairs(self) -> list[Change]:
-        """The cheapest pairs that fit, of levers of which neither is enough alone; of two levers the mildest pair."""
+        """Pairs that fit, of levers of which neither is enough alone; of two levers the mildest pair.
+
+        Of each kind of result the cheapest, so that none hides behind another: who has no more GPUs wants to know what
+        another training would do. No lever comes twice in one kind, nor where it keeps the result without more GPUs.
+        """
         enough = {candidate.lever for candidate, change in self._possible if change.fits}
-        levers: dict[str, list[Candidate]] = {}
+        levers: dict[tuple[str, str], list[Candidate]] = {}
         for candidate, _ in self._possible:
             if candidate.lever not in enough:
-                levers.setdefault(candidate.lever, []).append(candidate)
+                levers.setdefault((candidate.lever, candidate.result), []).append(candidate)
         found: list[Change] = []
-        for several in sorted(combinations(levers.values(), 2), key=_worst_result):
-            names = {lever[0].lever for lever in several}
-            better = RESULTS[: _worst_result(several)]
-            if any(change.result in better and names.intersection(change.levers) for change in found):
-                continue  # one of the two goes with something at a lower price
-            change = self._mildest(several)
-            if change is not None:
-                found.append(change)
-            if len(found) == MOST_PAIRS:
-                break
+        free: set[str] = set()  # levers of pairs that ask for neither GPUs nor another training
+        for result in RESULTS:
+            paired = set(free)
+            for change in self._of_kind(result, [*levers.values()], free):
+                if paired.isdisjoint(change.levers) and len(paired) < len(free) + 2 * MOST_PAIRS:
+                    found.append(change)
+                    paired.update(change.levers)
+            if result == SAME:
+                free = paired
         return found
 
-    def _mildest(self, levers: tuple[list[Candidate], list[Candidate]]) -> Change | None:
-        """The mildest pair of two levers that fits; if the strongest of both does not, none does."""
-        pairs = [pair for pair in product(*levers) if _apart(pair)]
-        if not pairs or not self._fits(pairs[-1]):
-            return None
-        pairs.sort(key=lambda pair: sum(lever.index(part) for lever, part in zip(levers, pair, strict=True)))
-        return next(change for pair in pairs if (change := self._evaluated(pair)) is not None and change.fits)
+    def _of_kind(self, result: str, levers: list[list[Candidate]], passed: set[str]) -> list[Change]:
+        """The mildest pair of any two levers that come to this kind of result, the cheapest first."""
+        found = []
+        for one, other in combinations(levers, 2):
+            kinds = (one[0].result, other[0].result)
+            if max(kinds, key=RESULTS.index) == result and passed.isdisjoint((one[0].lever, other[0].lever)):
+                change = self._mildest((one, other))
+                if change is not None:
+                    found.append(change)
+        return sorted(found, key=self._price)
 
-    def _fits(self, parts: tuple[Candidate, ...]) -> bool:
-        change = self._evaluated(parts)
-        return change is not None and bool(change.fits)
+    def _mildest(self, levers: tuple[list[Candidate], list[Candidate]]) -> Change | None:
+        """The mildest pair of two levers that fits, of equally mild ones the cheapest.
+
+        The strongest ones are tried first: if they do not fit, milder ones are not looked at.
+        """
+        pairs = {steps: pair for steps, pair in _pairs_of(levers) if _apart(pair)}
+        weak: list[tuple[int, int]] = []
+        for steps in reversed(pairs):
+            if _within(steps, weak):
+                continue
+            spec = self._loaded(pairs[steps])
+            if spec is None:
+                continue  # such a run cannot be, but a milder one can
+            if self._fitting(pairs[steps], spec) is not None:
+                break
+            weak.append(steps)
+        else:
+            return None
+        found: list[tuple[int, Change]] = []
+        for steps in sorted(pairs, key=sum):
+            if found and sum(steps) > found[0][0]:
+                break
+            spec = None if _within(steps, weak) else self._loaded(pairs[steps])
+            change = None if spec is None else self._fitting(pairs[steps], spec)
+            if change is not None:
+                found.append((sum(steps), change))
+        return min((change for _, change in found), key=self._price)
+
+    def _fitting(self, parts: tuple[Candidate, ...], spec: Spec) -> Change | None:
+        """The run with the changes; None: it does not fit, or is not modelled."""
+        if self._hopeless(spec):
+            return None
+        change = self._sized(parts, spec)
+        return change if change is not None and change.fits else None
+
+    def _loaded(self, parts: tuple[Candidate, ...]) -> Spec | None:
+        """The run with the changes; None: they contradict the rest of it."""
+        try:
+            return load(self._blocks, _overrides(parts))
+        except InputError:
+            return None
 
     def _evaluated(self, parts: tuple[Candidate, ...]) -> Change | None:
-        """What the changes come to; None: they contradict the rest of the run, or are not modelled."""
-        overrides = tuple(override for part in parts for override in part.overrides)
+        spec = self._loaded(parts)
+        return None if spec is None else self._sized(parts, spec)
+
+    def _sized(self, parts: tuple[Candidate, ...], spec: Spec) -> Change | None:
+        """What the changes come to; None: that is not modelled."""
         try:
-            spec = load(self._blocks, overrides)
-            if len(parts) > 1 and self._hopeless(spec):
-                return None
             result = estimate(spec)
         except InputError:
             return None
@@ -115,15 +164,33 @@ class Finder:
         allocated = result.ledger.peak_bytes
         return Change(
             levers=tuple(part.lever for part in parts),
-            overrides=overrides,
-            cost="; ".join(part.cost for part in parts),
+            overrides=_overrides(parts),
+            cost="; ".join(dict.fromkeys(part.cost for part in parts if part.cost != NONE)) or NONE,
             result=max((part.result for part in parts), key=RESULTS.index),
+            asks=sum(part.result != SAME for part in parts),
             allocated=allocated,
             saved=self._peak - allocated,
             needed=needed,
             fits=fits,
             spec=result.spec,
         )
+
+
+def _overrides(parts: tuple[Candidate, ...]) -> tuple[str, ...]:
+    return tuple(override for part in parts for override in part.overrides)
+
+
+def _pairs_of(
+    levers: tuple[list[Candidate], list[Candidate]],
+) -> Iterator[tuple[tuple[int, int], tuple[Candidate, Candidate]]]:
+    """Every pair with the number of its step of each lever."""
+    for (first, one), (second, other) in product(*map(enumerate, levers)):
+        yield (first, second), (one, other)
+
+
+def _within(steps: tuple[int, int], weak: Iterable[tuple[int, int]]) -> bool:
+    """Whether a pair that is at least as strong is known not to be enough."""
+    return any(steps[0] <= first and steps[1] <= second for first, second in weak)
 
 
 def _helps(change: Change) -> bool:
@@ -134,7 +201,3 @@ def _apart(pair: tuple[Candidate, ...]) -> bool:
     """Whether no field is set by both."""
     fields = [override.partition("=")[0] for part in pair for override in part.overrides]
     return len(set(fields)) == len(fields)
-
-
-def _worst_result(levers: tuple[list[Candidate], ...]) -> int:
-    return max(RESULTS.index(lever[0].result) for lever in levers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memcalc.changes.candidates import candidates
+from memcalc.changes.candidates import RESULTS, candidates
 from memcalc.changes.finding import Change, Finder
 from memcalc.diagnosis.accounting import Account
 from memcalc.diagnosis.report import LABELS, Report
@@ -31,7 +31,7 @@ class Explained:
         budget: what the allocator could have held; None where nothing tells.
         budget_source: what says so.
         needed: what it would have needed at the estimated peak.
-        changes: those that save memory: first those that fit, the cheapest first.
+        changes: those that save memory: first those that fit, by what they ask for.
         notes: what to know before one believes this.
     """
 
@@ -99,7 +99,7 @@ def _budget(report: Report, account: Account, result: Result) -> tuple[int | Non
 
 
 def _changes(spec: Spec, peak: int, unexplained: int, budget: int | None) -> tuple[Change, ...]:
-    """Single changes; where none fits, the cheapest pairs that do, before them."""
+    """What fits, by what it asks for: single changes, and pairs of what is not enough alone; then what does not fit."""
 
     def judge(result: Result) -> tuple[int, bool | None]:
         needed = reserved_bytes(result.ledger.peak_bytes + unexplained)
@@ -107,9 +107,11 @@ def _changes(spec: Spec, peak: int, unexplained: int, budget: int | None) -> tup
 
     finder = Finder(spec, candidates(spec), peak, judge)
     singles = finder.singles()
-    if budget is None or any(change.fits for change in singles):
-        return tuple(singles)
-    return (*finder.pairs(), *singles)
+    fitting = [change for change in singles if change.fits]
+    if budget is not None:
+        fitting += finder.pairs()
+    fitting.sort(key=lambda change: (RESULTS.index(change.result), len(change.levers)))
+    return (*fitting, *(change for change in singles if not change.fits))
 
 
 def _notes(report: Report, result: Result, held: int | None, unexplained: int, budget: int | None) -> list[str]:

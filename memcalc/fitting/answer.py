@@ -56,10 +56,15 @@ class Best(NamedTuple):
 
 
 class Nearest(NamedTuple):
-    """A change that makes the run fit, and how much more card time a token takes then (0.33: a third more)."""
+    """A change that makes the run fit.
+
+    Args:
+        change: what changes.
+        slowdown: how much more card time a token takes then by the cost model (0.33: a third more); None: not known.
+    """
 
     change: Change
-    slowdown: float
+    slowdown: float | None
 
 
 @dataclass(slots=True)
@@ -81,8 +86,8 @@ class Fit:
         ranking: all layouts that fit, the cheapest first.
         best: the first of them, in full.
         pruned: what was left out and how often.
-        nearest: changes that make the run fit, the smallest first; where the least recomputation was asked for and all
-            of it is not enough, changes beside recomputing every layer.
+        nearest: changes that make the run fit, by what they ask for, the smallest first; where the least
+            recomputation was asked for and all of it is not enough, changes beside recomputing every layer.
         fewest: the fewest cards; None: not even the most that are tried are enough.
         cards: what the run needs on every card, the smallest first.
         least_recompute: the least recomputation; None: all of it is not enough.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 from memcalc.changes.candidates import OTHER_CARD, RESULTS, Candidate, candidates
 from memcalc.changes.finding import Change, Finder
@@ -154,7 +155,7 @@ def _minimized(answer: Fit, spec: Spec, base: Spec, held: frozenset[str]) -> Non
 
 
 def _nearest(result: Result, card: Card, system: System) -> list[Nearest]:
-    """The smallest changes that make the run fit: single ones, then pairs of what is not enough alone."""
+    """The smallest changes that make the run fit: single ones, and pairs of what is not enough alone."""
 
     def judge(changed: Result) -> tuple[int, bool | None]:
         return changed.headline.device_bytes or 0, changed.fits
@@ -163,17 +164,24 @@ def _nearest(result: Result, card: Card, system: System) -> list[Nearest]:
         named = find_card(spec.hardware.gpu or card.name)
         return device_bytes(spec, named, limit=named.usable_bytes) > named.usable_bytes
 
-    offered = [*candidates(result.spec), *_larger_cards(card)]
-    finder = Finder(result.spec, offered, result.ledger.peak_bytes, judge, hopeless)
-    fitting = [change for change in finder.singles() if change.fits]
+    def priced(change: Change) -> Nearest:
+        return Nearest(change, _slowdown(change, result.spec, system, before))
+
+    def price(change: Change) -> tuple[float, ...]:
+        return _size(priced(change))
+
     before = token_seconds(result.spec, system)
-    found = [Nearest(change, _slowdown(change, card, system, before)) for change in (*fitting, *finder.pairs())]
-    return sorted(found, key=_size)
+    offered = [*candidates(result.spec), *_larger_cards(card)]
+    finder = Finder(result.spec, offered, result.ledger.peak_bytes, judge, hopeless, price)
+    fitting = [change for change in finder.singles() if change.fits]
+    return sorted(map(priced, (*fitting, *finder.pairs())), key=_size)
 
 
-def _size(found: Nearest) -> tuple[int, int, float]:
-    """Single changes first; then what keeps training's result and needs no more cards; then the cheapest."""
-    return len(found.change.levers), RESULTS.index(found.change.result), found.slowdown
+def _size(found: Nearest) -> tuple[float, ...]:
+    """By what it asks for: time, cards, another card, another result. Of a kind: single changes, fewer cards, ..."""
+    change = found.change
+    time = inf if found.slowdown is None else found.slowdown
+    return RESULTS.index(change.result), len(change.levers), world_size(change.spec), change.asks, time
 
 
 def _larger_cards(card: Card) -> Iterator[Candidate]:
@@ -182,10 +190,16 @@ def _larger_cards(card: Card) -> Iterator[Candidate]:
         yield Candidate("larger card", (f"hardware.gpu={other.name}",), "another card", OTHER_CARD)
 
 
-def _slowdown(change: Change, card: Card, system: System, before: float) -> float:
-    """How much more card time a token takes by the cost model; -0.1: a tenth less."""
-    named = find_card(change.spec.hardware.gpu or card.name)
-    return token_seconds(change.spec, system if named is card else system_of(named)) / before - 1
+def _slowdown(change: Change, base: Spec, system: System, before: float) -> float | None:
+    """How much more card time a token takes by the cost model, -0.1: a tenth less; None: it does not know the host."""
+    if _on_host(change.spec) != _on_host(base):
+        return None
+    other = None if change.spec.hardware.gpu == base.hardware.gpu else find_card(change.spec.hardware.gpu or "")
+    return token_seconds(change.spec, system if other is None else system_of(other)) / before - 1
+
+
+def _on_host(spec: Spec) -> tuple[str, str]:
+    return spec.parallelism.offload, spec.training.offload_activations
 
 
 def token_seconds(spec: Spec, system: System) -> float:

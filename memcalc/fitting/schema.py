@@ -147,7 +147,7 @@ class FitNearest(Block):
     levers: list[str]
     set: list[str] = Field(description="as --set takes them")
     cost: str
-    card_time_per_token: float = Field(description="1: as before")
+    card_time_per_token: float | None = Field(description="1: as before; null: the cost model does not know the host")
     result: str = Field(description="what it does to the training's result")
     device_bytes: int
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from memcalc.fitting.answer import Fit
 from memcalc.report.fit_grids import (
     card_grid,
@@ -15,6 +17,7 @@ from memcalc.report.fit_grids import (
 from memcalc.report.fit_words import (
     asked_sentence,
     change_lines,
+    kind_of_change,
     layouts_sentence,
     maximum_lines,
     minimum_sentence,
@@ -75,8 +78,10 @@ def _draw_maxima(screen: Screen, answer: Fit, unit: Unit) -> None:
 def _draw_nearest(screen: Screen, answer: Fit, unit: Unit) -> None:
     if answer.changed is not None:
         draw_line(screen, nearest_title(answer), 0, style="bold")
-        for found in answer.nearest:
-            settings, effect = change_lines(found, unit)
-            draw_line(screen, settings, 2, style="bold")
-            draw_line(screen, effect, 5)
+        for kind, several in groupby(answer.nearest, kind_of_change):
+            draw_line(screen, kind, 2)
+            for found in several:
+                settings, effect = change_lines(found, unit)
+                draw_line(screen, settings, 4, style="bold")
+                draw_line(screen, effect, 7)
         screen.line()

@@ -157,6 +157,6 @@ def _nearest(found: Nearest) -> dict[str, Any]:
     change = found.change
     return {
         **change_document(change),
-        "card_time_per_token": 1 + found.slowdown,
+        "card_time_per_token": None if found.slowdown is None else 1 + found.slowdown,
         "device_bytes": change.needed,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.changes.candidates import MORE_GPUS, OTHER_CARD, OTHER_RESULT, SAME
 from memcalc.fitting.answer import Fit, Nearest
 from memcalc.fitting.ladder import NEIGHBOURS
 from memcalc.fitting.maxima import Maximum
@@ -135,12 +136,26 @@ def nearest_title(answer: Fit) -> str:
     return f"The smallest changes that make the run fit {run}"
 
 
+def kind_of_change(found: Nearest) -> str:
+    """What changes of its kind ask for, as a heading."""
+    return _KINDS[found.change.result]
+
+
+_KINDS = {
+    SAME: "Same training result, same cards",
+    MORE_GPUS: "Same training result, more GPUs",
+    OTHER_CARD: "Same training result, another card",
+    OTHER_RESULT: "Another training result",
+}
+
+
 def change_lines(found: Nearest, unit: Unit) -> tuple[str, str]:
     """The change as --set takes it; what is needed then, and at what price."""
     change = found.change
-    needed = f"then needs {format_bytes(change.needed, unit)}"
-    price = f"price: {change.cost}; {100 * found.slowdown:+.0f}% card time a token by the cost model"
-    return settings(change), f"{needed}; {price}; {change.result}"
+    time = "more card time a token, which the cost model does not know"
+    if found.slowdown is not None:
+        time = f"{round(100 * found.slowdown):+d}% card time a token by the cost model"
+    return settings(change), f"then needs {format_bytes(change.needed, unit)}; price: {change.cost}; {time}"
 
 
 def notes(answer: Fit, *, why: bool) -> list[str]:

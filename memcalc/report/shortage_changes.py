@@ -58,12 +58,12 @@ def ledger_grid(explained: Explained, unit: Unit) -> Grid:
 
 
 def _draw_changes(screen: Screen, explained: Explained, unit: Unit) -> None:
-    """What fits, the cheapest first; then what saves most without fitting."""
+    """What fits, by what it asks for; then what saves most without fitting."""
     fitting = [change for change in explained.changes if change.fits]
     others = [change for change in explained.changes if not change.fits][:SHOWN]
     rest = "" if explained.budget is None else ", but not enough" if fitting else "; none of them fits"
     alone = f"Changes that save memory{rest}"
-    for title, changes in (("Changes that fit, the cheapest first", fitting), (alone, others)):
+    for title, changes in (("Changes that fit, by what they ask for", fitting), (alone, others)):
         if changes:
             screen.line((title, "bold"))
         for change in changes:

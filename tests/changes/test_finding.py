@@ -3,9 +3,10 @@
 import pytest
 
 import memcalc
-from memcalc.changes.candidates import RESULTS, candidates
-from memcalc.changes.finding import Finder
+from memcalc.changes.candidates import MORE_GPUS, OTHER_RESULT, RESULTS, SAME, Candidate, candidates
+from memcalc.changes.finding import MOST_PAIRS, Finder
 from memcalc.ledger.result import Result
+from memcalc.spec.spec import Spec
 
 RUNS = [
     ("gpt2-large", ("b=8", "recipe=amp", "attention=eager"), "rtx-4090"),
@@ -62,3 +63,82 @@ def test_of_one_lever_the_mildest() -> None:
     assert not memcalc.estimate(
         spec[0], *spec[2:], f"b={2 * size}", "gradient_accumulation_steps=2", gpu="rtx-3090"
     ).fits
+
+
+@pytest.mark.parametrize(("name", "overrides", "card"), RUNS)
+def test_the_same_result_means_the_same_sequences_a_step(name: str, overrides: tuple[str, ...], card: str) -> None:
+    found = finder(name, overrides, card)
+    before = sequences(memcalc.load(name, *overrides, gpu=card))
+
+    for change in [*found.singles(), *found.pairs()]:
+        assert change.result == OTHER_RESULT or sequences(change.spec) == before
+
+
+def sequences(spec: Spec) -> int:
+    training = spec.training
+    return training.micro_batch_size * training.gradient_accumulation_steps * spec.parallelism.data_parallel
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (("b=4",), ["data_parallel=2 micro_batch_size=2", "data_parallel=4 micro_batch_size=1"]),
+        (
+            ("b=2", "gradient_accumulation_steps=6"),
+            [
+                "data_parallel=2 gradient_accumulation_steps=3",  # 2 · 3 · 2 = 12 sequences
+                "data_parallel=4 micro_batch_size=1 gradient_accumulation_steps=3",  # 4 replicas of 3: 2 does not divide
+            ],
+        ),
+        (
+            ("b=1", "global_batch_size=4"),
+            ["data_parallel=2 gradient_accumulation_steps=2", "data_parallel=4 gradient_accumulation_steps=1"],
+        ),
+    ],
+)
+def test_more_replicas_take_over_what_there_is(batch: tuple[str, ...], expected: list[str]) -> None:
+    offered = [change for change in candidates(memcalc.load("gpt2", *batch)) if change.lever == "shard over more GPUs"]
+    same = [change for change in offered if change.result == MORE_GPUS]
+    dealt = [" ".join(text.partition(".")[2] for text in change.overrides) for change in same]
+
+    assert [words.replace(" zero_stage=3 engine=fsdp2", "") for words in dealt] == expected
+    assert len(same) < len(offered)  # 8 replicas cannot share them: a larger batch, another result
+    assert "8 times as many sequences a step" in offered[-1].cost
+    assert offered[-1].result == OTHER_RESULT
+
+
+def test_every_kind_of_pair_is_told() -> None:
+    """Who has no more GPUs is told of adapters over recomputed layers, however many layouts would do as well."""
+    found = finder("llama-3-70b", (), "a100-80gb").pairs()
+
+    for kind in RESULTS:
+        assert len([change for change in found if change.result == kind]) <= MOST_PAIRS
+    assert {change.result for change in found} >= {MORE_GPUS, OTHER_RESULT}
+    assert ("recompute all", "train adapters") in {change.levers for change in found}
+
+
+def test_no_lever_twice_in_a_kind() -> None:
+    for name, overrides, card in RUNS:
+        found = finder(name, overrides, card).pairs()
+        for kind in RESULTS:
+            levers = [lever for change in found if change.result in {kind, SAME} for lever in change.levers]
+            assert len(levers) == len(set(levers))
+
+
+def test_a_milder_pair_where_the_strongest_cannot_be() -> None:
+    """ZeRO 3 with a pipeline is not modelled; ZeRO 1 with it is, and fits."""
+    spec = memcalc.load(
+        "llama-3-8b", "recipe=mixed-16", "data_parallel=2", "engine=deepspeed", "zero_stage=0", gpu="l40s"
+    )
+    shard = [Candidate("shard", (f"zero_stage={stage}", *engine), "", SAME) for stage, engine in STAGES]
+    split = [Candidate("split", ("pipeline_parallel=4",), "", MORE_GPUS)]
+
+    def judge(result: Result) -> tuple[int, bool | None]:
+        return result.headline.device_bytes or 0, result.fits
+
+    (pair,) = Finder(spec, [*shard, *split], 0, judge).pairs()
+    assert pair.spec.parallelism.zero_stage == 1
+    assert pair.fits
+
+
+STAGES = [(1, ()), (3, ("engine=fsdp2",))]

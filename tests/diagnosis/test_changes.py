@@ -80,7 +80,7 @@ def test_a_smaller_micro_batch_keeps_the_sequences_of_a_step() -> None:
 
 
 def test_two_changes_where_one_is_not_enough() -> None:
-    found = explained("14.00", free="0.10")
+    found = explained("10.00", free="0.10")
 
     assert {len(change.levers) for change in found.changes if change.fits} == {2}
     assert all(len(change.levers) == 1 for change in found.changes if not change.fits)
