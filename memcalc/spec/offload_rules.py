@@ -76,7 +76,7 @@ def activations(spec: Spec) -> Iterator[Broken]:
         ("parallelism",): (
             spec.parallelism.ranks > 1 and not _data_alone(spec),
             f"{spec.parallelism.ranks} ranks of engine {spec.parallelism.engine}",
-            "Run it on one GPU, or split the data alone with engine: fsdp2",
+            "Run it on one GPU, or split the data alone with engine: fsdp2 or ddp",
         ),
         ("training", "implementation"): (
             training.implementation not in ("plain", "huggingface"),
@@ -93,7 +93,6 @@ def activations(spec: Spec) -> Iterator[Broken]:
             f"finetune = {training.finetune}",
             "Set finetune: full or lora",
         ),
-        ("model", "moe"): (spec.model.moe is not None, "experts", "Take a dense model"),
         ("model", "mla"): (spec.model.mla is not None, "latent attention", "Take another model"),
     }
     for key, (is_so, what, remedy) in combined.items():
@@ -106,7 +105,7 @@ def activations(spec: Spec) -> Iterator[Broken]:
 
 
 def _data_alone(spec: Spec) -> bool:
-    """Whether FSDP2 splits the data, and nothing else is split."""
+    """Whether PyTorch's own engines split the data, and nothing else is split."""
     parallelism = spec.parallelism
     whole = parallelism.data_parallel == parallelism.ranks and parallelism.expert_parallel == 1
-    return whole and parallelism.engine == "fsdp2" and parallelism.offload == "none"
+    return whole and parallelism.engine in ("ddp", "fsdp2") and parallelism.offload == "none"

@@ -100,10 +100,10 @@ def test_recomputation_is_planned_for_the_device() -> None:
     ("overrides", "message"),
     [
         (
-            ("data_parallel=2",),
+            ("data_parallel=2", "zero_stage=2", "engine=deepspeed"),
             (
-                "with 2 ranks of engine ddp is not modelled. Run it on one GPU, or split the data alone with engine: fsdp2, "
-                "or set offload_activations: none."
+                "with 2 ranks of engine deepspeed is not modelled. Run it on one GPU, or split the data alone with engine: "
+                "fsdp2 or ddp, or set offload_activations: none."
             ),
         ),
         (
@@ -143,3 +143,31 @@ def test_ranks_of_fsdp2_save_whole_weights() -> None:
     assert one is not None
     assert eighth is not None
     assert one.components("backward_2") == eighth.components("backward_2")
+
+
+def test_replicas_save_what_one_gpu_does() -> None:
+    """DDP's buckets hold gradients; what forward saves is every rank's own."""
+    words = ("recipe=pure", "b=2", "s=128", "l=2", "offload_activations=pinned")
+    one, half = (memcalc.estimate("llama-3.2-1b", *words, f"data_parallel={n}").headline.host for n in (1, 2))
+
+    assert one is not None
+    assert half is not None
+    assert one.totals == half.totals
+
+
+def test_experts_save_the_rows_that_rounding_added() -> None:
+    """70 tokens to 8 of 32 experts of granite: 18 rows of each, 576 for 560 copies.
+
+    Each expert's gate and up saves its rows; the weighting saves 560 rows of what down made, index_add the product;
+    topk's choice, the copies' order and their tokens, once more by index_add, are 560 integers each; the router's
+    probabilities are saved by the softmax that made them and by the gather that reads them.
+    """
+    words = ("recipe=pure", "b=1", "s=70", "l=1", "V=4096", "offload_activations=pageable")
+    found = memcalc.estimate("granite-3.0-1b-a400m", *words).headline.host
+    assert found is not None
+
+    rows = [(row.shape, row.dtype) for row in found.rows if "backward_2" in row.phases for _ in range(row.count)]
+    assert rows.count(((32, 18, 1024), "bf16")) == 2  # of gate and up
+    assert sum(s in ((1, 70, 8, 1024), (560, 1024)) for s, _ in rows) == 2
+    assert sum(dtype == "int64" and s == (1, 70, 8) for s, dtype in rows) == 4
+    assert rows.count(((1, 70, 32), "fp32")) == 2

@@ -47,3 +47,21 @@ def test_the_compiler_is_loaded_only_when_it_is_needed() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+ALONE = """
+from memcalc.step.uncompiled import without_compiler, without_meta_kernels
+
+without_meta_kernels()
+import torch
+without_compiler()
+assert torch._dynamo.reset.__module__ == "torch._dynamo"
+"""
+
+
+@pytest.mark.long
+def test_the_compiler_loads_where_meta_kernels_do_not() -> None:
+    """As bitsandbytes asks for it: one of its modules and torch._prims, which meta kernels import, are a circle."""
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ RECORDS = [json.loads(line) for line in (FOLDER / "null-h100-80gb-torch-2.13.0.j
 
 GPT2 = "gpt2 l=3 b=2 s=128"
 LLAMA = "llama-3.2-1b l=3 b=2 s=128 V=4096"
+MIXTURE = "mixtral-8x7b l=2 d=256 h=4 num_key_value_heads=2 moe.expert_intermediate_size=512 V=4096 b=2 s=128"
 # transformers shifts the labels, two copies of 8 bytes a token with a count each that the loss holds, and positions are
 # a layer's argument, which checkpoints hold: the estimate has none of these, offloaded or not.
 INTEGERS = 2 * (8 * 2 * 128 + 8) + 8 * 128
@@ -53,6 +54,14 @@ def both(words: str) -> tuple[Any, Any]:
                 f"{LLAMA} recipe=pure lora.rank=8 recompute=full",
                 f"{LLAMA} recipe=pure lora.rank=8 attention=eager gradient_accumulation_steps=2",
                 "qwen3-0.6b l=2 b=1 s=128 V=4096 recipe=pure lora.rank=16 lora.dropout=0.05",
+                f"{MIXTURE} recipe=pure",
+                f"{MIXTURE} recipe=amp",
+                f"{MIXTURE} recipe=amp lora.rank=8",
+                f"{MIXTURE} recipe=mixed-20 recompute=full",
+                f"{MIXTURE} recipe=pure attention=eager gradient_accumulation_steps=2",
+                # 70 tokens to 8 of 32 experts: rounded up to 18 rows of each, 16 rows more than there are copies.
+                "granite-3.0-1b-a400m l=2 b=1 s=70 V=4096 recipe=amp",
+                "qwen1.5-moe-a2.7b l=2 b=2 s=128 V=4096 recipe=pure",  # with a shared expert, and its gate
             )
         ),
     ],

@@ -80,8 +80,9 @@ class Mlp:
         inner, bias = f"F_e{c.expert_width_share}", c.expert_bias
         router = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
         probabilities = ops.softmax(ops.cast(router, "fp32"), "router probabilities")
-        weights = ops.gather(probabilities, ("b", "s", "k"), "router weights")
+        weights = ops.gather(probabilities, copies[:-1], "router weights", values=True)
         weights = ops.normalized(weights, "normalized router weights")
+        order = ops.table("order of token copies", copies[:-1], "int64", "aten::argsort")
         permuted = ops.gather(x, copies, "permuted tokens", padded=(*rows, "d"))
         gate = None
         if c.gated_mlp:
@@ -89,11 +90,18 @@ class Mlp:
         up = ops.batched_linear(permuted, "mlp.experts.up", (experts, "d", inner), (*rows, inner), bias=bias)
         product = self.activated(up, gate, "mlp.experts.")
         done = ops.batched_linear(product, "mlp.experts.down", (experts, inner, "d"), (*rows, "d"), bias=bias)
-        permuted_weights = ops.cast(ops.gather(weights, ("b", "s", "k"), "permuted router weights"), done.dtype)
+        self.tape.still_named(*(() if gate is None or c.cache is not None else (gate,)))
+        permuted_weights = ops.gather(weights, copies[:-1], "permuted router weights", index=order)
+        permuted_weights = ops.cast(permuted_weights, done.dtype)
         weighted = ops.mul(done, permuted_weights, "weighted expert outputs", copies)
         summand = ("b", "s" if c.dtensor else self.layer.stream, "d")
         total = self.split.summed(ops.scattered(weighted, summand, "sum of experts"), "sum of experts")
-        return self.with_shared_expert(x, total)
+        y = self.with_shared_expert(x, total)
+        chosen, source = (self.tape.made_by((name,))[-1] for name in ("router weights", "permuted tokens"))
+        indices = (self.tape.whole(chosen), order, self.tape.whole(source))
+        if c.cache is None:  # until the module returns; what generates stands for a server's kernel, which names none
+            self.tape.still_named(weights, *indices, permuted, done, weighted)
+        return y
 
     def with_shared_expert(self, x: Tensor, total: Tensor) -> Tensor:
         """The routed experts' output, and beside it that of the expert which every token visits."""

@@ -22,10 +22,12 @@ class Elementwise(Base):
     def mul(self, a: Tensor, b: Tensor, name: str, shape: Shape | None = None, *, reduces: bool = False) -> Tensor:
         """a * b; keeps each factor whose partner needs a gradient.
 
-        `reduces`: b is broadcast along the last axis, so its gradient is first made as large as a, then summed.
+        `shape`: of the result, if a is a part of a larger tensor. `reduces`: b is broadcast along the last axis, so
+        its gradient is first made as large as a, then summed.
         """
         y = self.tape.new(name, shape or a.shape, wider(a.dtype, b.dtype), DERIVATIVES, grad=a.grad or b.grad)
-        saved = tuple(t for t, other in ((a, b), (b, a)) if other.grad)
+        seen = Tensor(a.storage, y.shape, a.dtype, strided=a.strided)
+        saved = tuple(t for t, other in ((seen, b), (b, a)) if other.grad)
         # Of `other` before `self` (derivatives.yaml, by name).
         gradients = tuple((NEW if t.dtype == y.dtype else CAST) if t.grad else None for t in (b, a))
         temporaries: tuple[int, ...] = ()
@@ -178,13 +180,35 @@ class Elementwise(Base):
         self.tape.record(Node(name, (x, rows), (y,), (), (SAME, NEW)))
         return y
 
-    def gather(self, x: Tensor, out: Shape, name: str, padded: Shape | None = None) -> Tensor:
-        """Chosen rows of x; keeps their indices, 8 bytes each. `padded` is the shape after rounding rows up."""
+    def gather(
+        self,
+        x: Tensor,
+        out: Shape,
+        name: str,
+        padded: Shape | None = None,
+        *,
+        values: bool = False,
+        index: Tensor | None = None,
+    ) -> Tensor:
+        """Chosen rows of x; keeps their indices, 8 bytes each.
+
+        Args:
+            x: what is chosen from.
+            out: axes of the result.
+            name: of it.
+            padded: its axes after rounding rows up.
+            values: single values along the last axis (aten::gather), whose gradient formula names x, too.
+            index: the indices, where they were there before; None: they are made here.
+        """
         tape = self.tape
-        y = tape.new(name, out, x.dtype, "aten::index")
+        y = tape.new(name, out, x.dtype, "aten::gather" if values else "aten::index")
         tokens = out[:-1] if len(out) > 3 else out
-        index = tape.store(f"{name} indices", tokens, "int64", "aten::index saves its indices")
-        tape.record(Node(name, (x,), (y,), (index,), (NEW,), also_allocates=(index,)))
+        made: tuple[int, ...] = ()
+        if index is None:
+            made = (tape.store(f"{name} indices", tokens, "int64", "aten::index saves its indices"),)
+        indices = made if index is None else (index.storage,)
+        saved = (*((x.storage,) if values else ()), *indices)
+        tape.record(Node(name, (x,), (y,), saved, (NEW,), also_allocates=made))
         return y if padded is None else self.copy(y, f"{name}, rounded up", padded)
 
     def normalized(self, x: Tensor, name: str) -> Tensor:
@@ -201,6 +225,7 @@ class Elementwise(Base):
         """
         y = self.tape.new(name, out, x.dtype, "aten::index_add")
         self.tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,)))
+        self.tape.also_saves(Tensor(-1, x.shape[:-1], "int64"))  # which row each goes to
         return y
 
     def keep(self, y: Tensor, name: str, shape: Shape, dtype: str) -> None:

@@ -110,11 +110,12 @@ class Linear(Base):
         return (self.tape.store(name, whole, x.dtype, citation, component=Component.COMMUNICATION_BUFFERS),)
 
     def batched_linear(self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool) -> Tensor:
-        """One matrix for each expert: bmm, baddbmm with a bias. Keeps x; backward makes dx, dW and db."""
-        x = self.autocast_input(x, module)
-        y = self.tape.new(f"{module} output", out, x.dtype, "aten::baddbmm" if bias else "aten::bmm")
+        """One matrix for each expert: bmm, baddbmm with a bias. Keeps x; backward makes dx, dW and db.
+
+        Autocast casts the last argument first, as in `linear`: of `baddbmm(bias, x, weight)` the weight, x, the bias.
+        """
+        trains, dtype = self.trains(module), self.compute if self.autocast else x.dtype
         shapes = {"weight": weight, "bias": (weight[0], weight[2])} if bias else {"weight": weight}
-        trains = self.trains(module)
         gradients: dict[str, int] = {}
         if trains:
             gradients = {name: self.parameter_gradient(module, name, s, self.parameters) for name, s in shapes.items()}
@@ -124,18 +125,25 @@ class Linear(Base):
             sums = self.tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
             temporaries = (sums,)
         casts: list[Tensor] = []
-        if self.parameters != x.dtype:
-            casts = [self.cast_weight(module, name, s, gradients.get(name)) for name, s in shapes.items()]
-        seen = Tensor(casts[0].storage if casts else -1, weight, x.dtype)
+        for name, shape in shapes.items():
+            if name == "bias":
+                x = self.autocast_input(x, module)
+            if self.parameters != dtype:
+                casts.append(self.cast_weight(module, name, shape, gradients.get(name)))
+        x = self.autocast_input(x, module)  # where the bias had no need of it
+        y = self.tape.new(f"{module} output", out, dtype, "aten::baddbmm" if bias else "aten::bmm")
+        seen = Tensor(casts[0].storage if casts else -1, weight, dtype)
+        inputs = (x, *casts) if bias else (*casts, x)  # of batch1, batch2, self; of mat2 before self
         node = Node(
             module,
-            (x, *casts),
+            inputs,
             (y,),
             # As of `linear`.
             (*((x.storage,) if trains else ()), *(cast.storage for cast in casts[:1] if x.grad)),
-            (NEW, *(NEW for _ in casts)),
+            (NEW,) * len(inputs),
             backward_temporaries=temporaries,
             parameters=() if casts else tuple(gradients.values()),
+            parameters_first=not bias,
             keeps_weight=not trains,
             variables=(*((x,) if trains else ()), *((seen,) if x.grad else ())),
         )
