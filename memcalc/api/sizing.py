@@ -9,6 +9,7 @@ from memcalc.api.sources import Source, load
 if TYPE_CHECKING:
     from memcalc.checking.comparison import Comparison
     from memcalc.ledger.result import Result
+    from memcalc.spec.spec import Spec
 
 
 def estimate(
@@ -16,7 +17,8 @@ def estimate(
 ) -> Result:
     """What each GPU will hold, from closed formulas: no torch, no GPU, a tenth of a second.
 
-    Of a family that only transformers knows there are no formulas: its step is traced, and the result says so.
+    Of a family that only transformers knows there are no formulas, and of its modules of many others: their step is
+    traced, where it can be, and the result says so.
 
     Args:
         source: as for `load`.
@@ -27,7 +29,7 @@ def estimate(
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF, for the rehearsal.
     """
     spec = load(source, *overrides, gpu=gpu)
-    if spec.model.transformers_config is not None:
+    if spec.model.transformers_config is not None or _needs_trace(spec):
         from memcalc.tracing.trace import in_place_of_formulas
 
         return in_place_of_formulas(spec)
@@ -42,6 +44,14 @@ def estimate(
     from memcalc.estimation.estimate import estimate as estimate_spec
 
     return estimate_spec(spec)
+
+
+def _needs_trace(spec: Spec) -> bool:
+    """Whether formulas are missing and a trace can stand in for them."""
+    from memcalc.estimation.blocks.catalogue import has_formulas
+    from memcalc.tracing.trace import stands_in
+
+    return not has_formulas(spec) and stands_in(spec)
 
 
 def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None) -> Comparison:

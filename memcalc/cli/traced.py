@@ -69,13 +69,19 @@ def beside(spec: Spec, device: str, steps: int, alloc_conf: str) -> tuple[Result
     """What a traced run is compared with: the estimate, and one on the null device with one on fake tensors.
 
     These need torch in this Python, and do not run everything that the null device does (DistributedDataParallel).
+
+    Raises:
+        InputError: there are no formulas, so that the estimate would be the same trace once more.
     """
     from memcalc import api
-    from memcalc.errors import MemcalcError
+    from memcalc.errors import InputError, MemcalcError
     from memcalc.step.uncompiled import without_compiler
 
     found = [api.estimate(spec)]
-    if device == "null":
+    traced = found[0].source == "trace"
+    if traced and device != "null":
+        raise InputError("there is no estimate of it: memcalc traces this, too.", "Leave it out.", "--compare")
+    if device == "null" and not traced:
         without_compiler()
         with suppress(MemcalcError):
             found.append(api.trace(spec, steps=steps, alloc_conf=alloc_conf).result)

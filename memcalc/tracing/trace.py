@@ -11,7 +11,7 @@ from memcalc.ledger.result import Result
 from memcalc.progress import Progress, silent
 from memcalc.recorder.trace import Trace, make_trace
 from memcalc.spec.cards import find_card
-from memcalc.spec.foreign import family_of_foreign
+from memcalc.spec.foreign import can_read_foreign, family_of_foreign
 from memcalc.spec.spec import Spec
 from memcalc.step.packages import require
 
@@ -60,15 +60,26 @@ def trace(
 
 
 def in_place_of_formulas(spec: Spec) -> Result:
-    """What a run of a family without formulas holds, and a note that this was traced.
+    """What a run of a family, or of its modules, without formulas holds, and a note that this was traced.
 
     Raises:
         Unavailable: torch or transformers is missing.
         InputError: the step cannot run what the spec asks for.
     """
     found = trace(spec, steps=2).result
-    note = f"memcalc has no formulas for {family_of_foreign(spec.model)}: its real step was traced on fake tensors"
+    own = spec.model.transformers_config is not None
+    what = family_of_foreign(spec.model) if own else f"transformers' modules of {spec.model.architecture}"
+    note = f"memcalc has no formulas for {what}: {'its' if own else 'their'} real step was traced on fake tensors"
     return replace(found, notes=(note, *found.notes))
+
+
+def stands_in(spec: Spec) -> bool:
+    """Whether fake tensors can run a step that formulas are missing for: torch and transformers are there for it."""
+    parallelism = spec.parallelism
+    alone = parallelism.ranks == 1
+    sharded = parallelism.engine == "fsdp2" and parallelism.data_parallel == parallelism.ranks
+    needs_kernels = spec.training.finetune == "qlora" or spec.training.optimizer_options.paged
+    return can_read_foreign() and (alone or sharded) and not needs_kernels
 
 
 def refuse_replicas(spec: Spec, semantics: str) -> None:

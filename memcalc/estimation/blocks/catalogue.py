@@ -16,6 +16,7 @@ from memcalc.estimation.operators import Operators
 from memcalc.estimation.program import Event, Program
 from memcalc.estimation.saving import save_on_host
 from memcalc.estimation.tape import Tape
+from memcalc.spec.spec import Spec
 
 # "tables" is what all layers share, on a stage that has no embedding to make it.
 Part = Literal["embedding", "tables", "dense layer", "expert layer", "head"]
@@ -50,7 +51,9 @@ def program(
         if structure.family not in huggingface.FAMILIES:
             raise InputError(
                 f"implementation = huggingface is not modelled for architecture = {structure.family or 'none'}.",
-                f"Modelled are {', '.join(sorted(huggingface.FAMILIES))}; or set implementation: plain.",
+                f"Modelled are {', '.join(sorted(huggingface.FAMILIES))}; or set implementation: plain. "
+                "On one GPU and under FSDP2 `memcalc estimate` and `memcalc trace` run the others' step: "
+                "pip install 'llm-memcalc[hf]'.",
                 "training.implementation",
             )
         tape, output = huggingface.write(structure, part)
@@ -79,6 +82,14 @@ def program(
         trains=structure.cache is None,
     )
     return _split(structure, block)
+
+
+def has_formulas(spec: Spec) -> bool:
+    """Whether the modules that train are written down: of transformers' not all families' are."""
+    training = spec.training
+    if training.implementation != "huggingface" or spec.inference is not None:
+        return True
+    return spec.model.architecture in huggingface.FAMILIES
 
 
 def has_own_tape(structure: Structure) -> bool:
