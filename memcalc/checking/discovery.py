@@ -13,6 +13,7 @@ from memcalc.checking.patterns import is_pattern
 from memcalc.spec.yaml_source import is_template, is_yaml
 
 _YAML = (".yaml", ".yml")
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 
 # At the start of a line: a `model:` with a block under it (or in braces), or one of our two references to a model.
 _MARKS = re.compile(
@@ -113,7 +114,7 @@ def is_config(path: str) -> bool:
     What must not be read may be one: sizing it says so. A pipe, which would be waited for, is none.
     """
     name = Path(path).name.lower()
-    if not name.endswith((*_YAML, ".toml", ".sh", "config.json")) or not Path(path).is_file():
+    if not name.endswith((*_YAML, ".toml", *_SCRIPTS, "config.json")) or not Path(path).is_file():
         return False
     try:
         if name.endswith(_YAML):
@@ -122,7 +123,7 @@ def is_config(path: str) -> bool:
                 return _TRAINS.search(text) is not None
             marked = _MARKS.search(text) is not None or any(_has(text, marks) for marks in _FOREIGN_YAML)
             return marked or _may_have_been_one(text)
-        if name.endswith((".toml", ".sh")):
+        if name.endswith((".toml", *_SCRIPTS)):
             text = Path(path).read_text(encoding="utf-8", errors="replace")
             return _has(text, _FOREIGN_TOML if name.endswith(".toml") else _FOREIGN_SCRIPT)
         return _is_model(Path(path).read_text(encoding="utf-8", errors="replace"))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.importers import float8
+from memcalc.importers import float8, fsdp
 from memcalc.importers.huggingface import finish_trainer
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, part, to
+
+_LAUNCHER = ("multinode_launcher", "hostfile", "exclusion_filter", "inclusion_filter")
 
 # accelerate 1.11, commands/config/config_args.py, utils/dataclasses.py.
 FIELDS: dict[str, Meaning] = {
@@ -15,8 +17,18 @@ FIELDS: dict[str, Meaning] = {
     "mixed_precision": fact("precision", "training.dtype: precision of the step"),
     "num_processes": to("parallelism.data_parallel"),
     "gradient_accumulation_steps": to("training.gradient_accumulation_steps"),
-    "fsdp_config": fact("fsdp_config", "parallelism.zero_stage"),
+    **fsdp.BLOCK,
     "deepspeed_config": fact("deepspeed_config", "parallelism.zero_stage"),
+    "deepspeed_config.deepspeed_config_file": part("parallelism.zero_stage"),
+    "deepspeed_config.zero_stage": part("parallelism.zero_stage"),
+    "deepspeed_config.gradient_accumulation_steps": part("training.gradient_accumulation_steps"),
+    "deepspeed_config.offload_optimizer_device": part("parallelism.offload"),
+    "deepspeed_config.offload_param_device": part("parallelism.offload"),
+    "deepspeed_config.offload_*": nothing("part of the offload"),
+    "deepspeed_config.gradient_clipping": nothing("clipping is not sized"),
+    "deepspeed_config.zero3_*": nothing("loading and saving are not sized"),
+    "deepspeed_config.deepspeed_moe_layer_cls_names": nothing("how it is done, not what is kept"),
+    **{f"deepspeed_config.deepspeed_{name}": nothing() for name in _LAUNCHER},
     "parallelism_config*": lacking("parallelism other than data"),
     "megatron_lm_config*": lacking("Megatron-LM below accelerate: give its own arguments instead"),
     "dynamo_config*": lacking("torch.compile"),

@@ -12,7 +12,18 @@ from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, no
 
 _FLAG = {True: "flash", False: None}
 
-# axolotl 0.12, src/axolotl/utils/schemas/config.py and its neighbours.
+_CHECKPOINTS = {**RECOMPUTE, "offload_disk": "full"}
+
+_OTHER_LOSS = ("orpo_*", "simpo_*", "cpo_*", "kto_*", "dpo_*", "rpo_*", "process_reward_model", "use_eaft", "eaft_*")
+
+
+def _checkpoint(draft: Draft, value: Any) -> None:
+    draft.translate("training.recompute", value, _CHECKPOINTS)
+    if value in ("offload", "offload_disk", "unsloth"):
+        draft.notes.append(f"not modelled: gradient_checkpointing: {value}, whose checkpoints leave the device")
+
+
+# axolotl 0.18, src/axolotl/utils/schemas/config.py and its neighbours.
 FIELDS: dict[str, Meaning] = {
     **{name: meaning for name, meaning in TRAINER.items() if name not in ("optim", "dtype", "torch_dtype")},
     "base_model": named_model(),
@@ -23,7 +34,7 @@ FIELDS: dict[str, Meaning] = {
     "lora_target_linear": fact("all_linear", "training.lora.target_modules"),
     "lora_target_modules": fact("targets", "training.lora.target_modules"),
     "lora_modules_to_save": to("training.lora.modules_to_save"),
-    "gradient_checkpointing": to("training.recompute", RECOMPUTE),
+    "gradient_checkpointing": Meaning("mapped", "training.recompute", _checkpoint),
     "flash_attention": to("training.attention", _FLAG),
     "sdp_attention": to("training.attention", _FLAG),
     "xformers_attention": to("training.attention", {True: "memory-efficient", False: None}),
@@ -32,6 +43,11 @@ FIELDS: dict[str, Meaning] = {
     "attn_implementation": to("training.attention", ATTENTION),
     "tensor_parallel_size": to("parallelism.tensor_parallel"),
     "context_parallel_size": to("parallelism.context_parallel"),
+    "sequence_parallel_degree": to("parallelism.context_parallel"),  # its name until 0.12
+    "flex_attention": to("training.attention", _FLAG),
+    "bfloat16": fact("bfloat16", "precision of the weights"),
+    "float16": fact("float16", "precision of the weights"),
+    "float32": fact("float32", "precision of the weights"),
     "dp_shard_size": to("parallelism.data_parallel"),
     "dp_replicate_size": fact("replicas", "parallelism.data_parallel_replicate"),
     "fsdp_version": nothing("both versions shard alike; FSDP2's buffers are counted"),
@@ -72,6 +88,81 @@ FIELDS: dict[str, Meaning] = {
     "vllm*": lacking("generation beside the step"),
     "diffusion*": lacking("the loss of diffusion models"),
     "use_onebitllms": lacking("weights of one bit"),
+    "sage_attention": lacking("attention in 8 bits"),
+    "large_head_attention": lacking("kernels of attention"),
+    "sdpa_varlen": nothing("PyTorch's flash kernel is counted"),
+    "flash_optimum": lacking("kernels of BetterTransformer"),
+    "s2_attention": lacking("attention within shifted groups"),
+    "scaling_softmax*": lacking("attention whose softmax is scaled"),
+    "selective_checkpointing": lacking("checkpointing by operator"),
+    "recompute_layer_types": lacking("checkpointing of some kinds of layers"),
+    "layer_offloading": lacking("layers that are kept on the host"),
+    "offload": lacking("what is kept on the host"),
+    "dynamic_checkpoint*": nothing("saving"),
+    "fp32_norms": lacking("norms in fp32"),
+    "fp32_norm_classes": nothing("part of fp32_norms"),
+    "embeddings_skip_upcast": lacking("embeddings that stay in 16 bits beside adapters"),
+    "deepcompile": lacking("DeepSpeed's compiler"),
+    "lora_embedding_kernel": lacking("fused kernels of adapters"),
+    "lora_rank_pattern": lacking("adapters of several ranks"),
+    "peft_layers_*": lacking("adapters in some layers"),
+    "peft_layer_replication": lacking("layers that come twice"),
+    "peft_trainable_token_indices": lacking("rows of the embedding that train"),
+    "peft_autocast_adapter_dtype": lacking("adapters' own precision"),
+    "relora*": lacking("ReLoRA"),
+    "lisa_*": lacking("LISA, which trains some layers at a time"),
+    "qgalore_*": lacking("Q-GaLore"),
+    "dion_*": lacking("Dion"),
+    "embedding_lr*": nothing(),
+    "heads_k_stride": nothing("how it is done"),
+    "ring_attn_func": nothing("how it is done"),
+    "overrides_of_model_*": lacking("changes of the model's own config.json"),
+    "max_packed_sequence_len": nothing("sequence_len is counted"),
+    "center_rewards_coefficient": nothing("part of a reward model"),
+    "precompute_ref_log_probs": lacking("the second model of preference training, asked beforehand"),
+    **{name: lacking("a loss of its own") for name in _OTHER_LOSS},
+    "feature_layers": nothing("part of a loss of its own"),
+    "quantization": lacking("training that imitates quantization"),
+    **{
+        name: nothing("how adapters begin, or are scaled")
+        for name in (
+            *("loftq_config*", "lora_alpha_pattern", "peft_use_rslora", "peft_init_lora_weights", "loraplus_*"),
+            *("peft*",),
+            *("lora_on_cpu", "merge_lora", "merge_method", "qlora_sharded_model_loading"),
+        )
+    },
+    **{
+        name: nothing("data")
+        for name in (
+            *("excess_length_strategy", "max_prompt_len", "pad_to_multiple_of", "curriculum_sampling", "streaming*"),
+            *("multipack_real_batches", "batch_flattening", "use_pose", "pose_*", "pretrain_multipack_*", "role_*"),
+            *("pretraining_sample_concatenation", "shuffle_before_merging_datasets", "num_dataset_shards_to_save"),
+            *("push_dataset_to_hub", "added_tokens_overrides", "default_system_message", "is_preprocess", "image_*"),
+            *("preprocess_iterable", "total_*", "fix_untrained_tokens", "processor_kwargs", "chat_template_*"),
+            *("shrink_embeddings", "mean_resizing_embeddings", "noisy_embedding_alpha", "bos_token", "unk_token"),
+            *("additional_special_tokens",),
+        )
+    },
+    **{
+        name: nothing("no effect on the memory of a step")
+        for name in (
+            *("trainer_cls", "device", "device_map", "world_size", "n_gpu", "n_node", "gc_steps", "gc_collect_steps"),
+            *("max_memory", "gpu_memory_limit", "capabilities", "env_capabilities", "compute_capability", "reinit_*"),
+            *("torch_version", "axolotl_config_path", "is_*_derived_model", "base_model_config", "cls_model_config"),
+            *("type_of_model", "revision_of_model", "jagged_restart_*", "rope_scaling", "torchdistx_path", "modules"),
+            *("is_falcon_derived_model", "is_mistral_derived_model", "is_qwen_derived_model", "use_ray", "ray_*"),
+            *("resources_per_worker", "fsdp_final_state_dict_type", "chunked_cross_entropy_num_chunks", "tiled_mlp_*"),
+            *("flex_attn_compile_kwargs", "torch_compile_*", "lr"),
+        )
+    },
+    **{
+        name: nothing("logging")
+        for name in (
+            *("profiler_*", "include_*", "use_mlflow", "hf_mlflow_*", "use_wandb", "use_comet", "comet_*", "gradio_*"),
+            *("use_otel_metrics", "otel_metrics_*", "use_trackio", "trackio_*", "bench_*", "generate_samples"),
+            *("num_generation_samples", "generation_*"),
+        )
+    },
     "batch_size": nothing("micro_batch_size and gradient_accumulation_steps say it"),
     "num_labels": nothing("a head of a few rows"),
     "experimental_skip_move_to_device": nothing("loading is not sized"),
@@ -130,6 +221,8 @@ def _finish(draft: Draft) -> None:
         replicas = draft.facts["replicas"]
         draft.values["parallelism.data_parallel"] = draft.values.get("parallelism.data_parallel", 1) * replicas
         draft.values["parallelism.data_parallel_replicate"] = replicas
+    _precision(draft)
+    draft.default("training.sequence_length", 512)
     in_8_bits = draft.facts.get("fp8") is True
     if in_8_bits:
         draft.facts.setdefault("bf16", True)  # Accelerate's autocast for what stays
@@ -139,8 +232,19 @@ def _finish(draft: Draft) -> None:
         float8.multiply_in_8_bits(draft, "tensorwise", gathers=gathers, note=float8.FIRST_LAYER)
 
 
+def _precision(draft: Draft) -> None:
+    """bf16 is `auto` where nothing is said; bfloat16, float16 and float32 say the weights' dtype alone."""
+    facts = draft.facts
+    for name in ("bfloat16", "float16", "float32"):
+        if facts.get(name) is True:
+            facts["weights"] = name
+            return
+    if "bf16" not in facts and facts.get("fp16") is not True:
+        facts["bf16"] = True
+
+
 def _recognised(data: Mapping[str, Any]) -> bool:
     return "base_model" in data and any(key in data for key in ("datasets", "micro_batch_size", "sequence_len"))
 
 
-AXOLOTL = Framework("axolotl", "0.12", FIELDS, _finish, _recognised, GPUS)
+AXOLOTL = Framework("axolotl", "0.18", FIELDS, _finish, _recognised, GPUS)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers.offload import place_optimizer
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, part, to
 
 _HOW = (  # DeepSpeed's words for the way in which ZeRO works
     "allgather_partitions",
@@ -82,6 +82,20 @@ FIELDS: dict[str, Meaning] = {
     "activation_checkpointing.partition_activations": lacking("checkpoints that are split over tensor-parallel ranks"),
     "activation_checkpointing.cpu_checkpointing": lacking("checkpoints on the host"),
     "activation_checkpointing*": nothing("the program itself says what it checkpoints"),
+    **{
+        f"{precision}.{name}": lacking("masters, gradients or states of 16 bits")
+        for precision in ("bf16", "bfloat16", "fp16")
+        for name in (
+            f"{precision}_master_weights_and_grads",
+            "bf16_optimizer_states",
+            "fp16_master_weights_and_gradients",
+        )
+    },
+    "torch_autocast.enabled": lacking("autocast over fp32 weights"),
+    "torch_autocast*": nothing("part of torch_autocast"),
+    "data_types.grad_accum_dtype": to(
+        "training.gradient_dtype", {"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "fp16": "fp16"}
+    ),
     "bf16*": nothing("how it is done"),
     "fp16*": nothing("scaling of the loss"),
     "amp*": lacking("NVIDIA's Apex"),
@@ -112,6 +126,10 @@ FIELDS: dict[str, Meaning] = {
     "autotuning*": nothing("a search, not a run"),
     "_comment": nothing(),
 }
+
+
+# The same inside another framework's file, whose own fields say precision, batch and optimizer.
+AS_PARTS = {path: part(meaning.words) if meaning.kind == "mapped" else meaning for path, meaning in FIELDS.items()}
 
 
 def finish_deepspeed(draft: Draft) -> None:

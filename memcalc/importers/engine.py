@@ -70,12 +70,13 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
     Raises:
         InputError: a value that matters cannot be translated.
     """
-    draft = Draft(folder, overridden)
+    leaves = list(_leaves(framework, data))
+    draft = Draft(folder, overridden, frozenset(path for path, _ in leaves))
     mapped: list[tuple[str, Any, str]] = []
     no_effect: list[tuple[str, str]] = []
     not_modelled: list[tuple[str, str]] = []
     unknown: list[str] = []
-    for path, raw in _leaves(framework, data):
+    for path, raw in leaves:
         value = _resolved(raw, data, path)
         meaning = framework.meaning(path)
         if meaning is None:
@@ -92,7 +93,8 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
         else:
             with _refusing(framework, path):
                 meaning.apply(draft, value)  # type: ignore[misc]  # what is mapped has one
-            mapped.append((path, value, meaning.words))
+            if not isinstance(value, Mapping):  # a block's own fields come after it
+                mapped.append((path, value, meaning.words))
     with _refusing(framework):
         framework.finish(draft)
     missing = [(path, what) for path, what in framework.expected if path not in draft.values and path not in overridden]
@@ -121,13 +123,17 @@ def _refusing(framework: Framework, path: str = "") -> Iterator[None]:
 
 
 def _leaves(framework: Framework, data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value with its dotted path; blocks that the table knows as a whole come as one; null is silence."""
+    """Every value with its dotted path, after the blocks that the table maps as a whole; null is silence."""
     for key, value in data.items():
         path = f"{prefix}{key}"
         if value is None:
             continue
-        if isinstance(value, Mapping) and path not in framework.fields:
-            yield from _leaves(framework, value, f"{path}.")
+        if isinstance(value, Mapping):
+            whole = framework.fields.get(path)
+            if whole is not None:
+                yield path, value
+            if whole is None or whole.kind == "mapped":
+                yield from _leaves(framework, value, f"{path}.")
         else:
             yield path, value
 

@@ -8,11 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memcalc.importers import fsdp, trl
+from memcalc.importers.deepspeed import AS_PARTS
+from memcalc.importers.fsdp import place_fsdp
 from memcalc.importers.models import named_model, place_model
-from memcalc.importers.offload import place_optimizer, place_shards
+from memcalc.importers.offload import place_optimizer
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.trl import finish_trl
 
-# transformers 4.57, training_args.py (OptimizerNames).
+# transformers 5.23, training_args.py (OptimizerNames).
 OPTIMIZERS = {
     **dict.fromkeys(
         ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw", "adamw_anyprecision"), "adamw"
@@ -55,14 +59,13 @@ RECOMPUTE = {True: "full", False: "none", "true": "full", "false": "none", "unsl
 _PATTERN = re.compile(r"\((\w+(?:\|\w+)*)\)(\w*)\$?$")
 _STAGE = re.compile(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", re.IGNORECASE)
 
-# Fields of TrainingArguments (transformers 4.57) and of TRL's SFTConfig (0.24) and ModelConfig.
+# Fields of TrainingArguments (transformers 5.23), and of TRL.
 TRAINER: dict[str, Meaning] = {
+    **trl.FIELDS,
     "model_name_or_path": named_model(),
     "per_device_train_batch_size": to("training.micro_batch_size"),
     "gradient_accumulation_steps": to("training.gradient_accumulation_steps"),
     "gradient_checkpointing": to("training.recompute", RECOMPUTE),
-    "max_seq_length": to("training.sequence_length"),
-    "max_length": to("training.sequence_length"),
     "bf16": fact("bf16", "precision of the step"),
     "fp16": fact("fp16", "precision of the step"),
     "torch_dtype": fact("weights", "precision of the weights"),
@@ -70,28 +73,19 @@ TRAINER: dict[str, Meaning] = {
     "optim": fact("optimizer", "training.optimizer"),
     "attn_implementation": to("training.attention", ATTENTION),
     "deepspeed": fact("deepspeed", "parallelism.zero_stage"),
+    **{f"deepspeed.{path}": meaning for path, meaning in AS_PARTS.items()},
     "fsdp": fact("fsdp", "parallelism.zero_stage"),
-    "fsdp_config": fact("fsdp_config", "parallelism.zero_stage"),
-    "use_peft": fact("peft", "training.finetune"),
-    "load_in_4bit": fact("four_bits", "training.finetune"),
-    "lora_r": to("training.lora.rank"),
-    "lora_alpha": to("training.lora.alpha"),
-    "lora_dropout": to("training.lora.dropout"),
-    "lora_target_modules": fact("targets", "training.lora.target_modules"),
-    "load_in_8bit": lacking("a base in 8 bits"),
+    **fsdp.BLOCK,
     "use_liger_kernel": lacking("Liger's fused kernels: activations and logits are smaller than estimated"),
     "liger_kernel_config": nothing("part of use_liger_kernel"),
     "torch_compile": lacking("torch.compile"),
     "neftune_noise_alpha": nothing(),
-    "packing": nothing("sequences are counted as full"),
-    "packing_strategy": nothing("sequences are counted as full"),
     "auto_find_batch_size": lacking("a batch size that is tried out"),
     "per_device_eval_batch_size": nothing("evaluation is not sized"),
     "gradient_checkpointing_kwargs": nothing("how it is done, not what is kept"),
     "max_grad_norm": nothing("clipping is not sized"),
     "dataset*": nothing("data"),
     "data*": nothing("data"),
-    "chat_template": nothing("data"),
     "eval*": nothing("evaluation is not sized"),
     "do_*": nothing("evaluation is not sized"),
     "save*": nothing("saving"),
@@ -119,13 +113,33 @@ TRAINER: dict[str, Meaning] = {
     "group_by_length": nothing("sequences are counted as full"),
     "resume_from_checkpoint": nothing("loading is not sized"),
     "report*": nothing("logging"),
-    "beta": lacking("the second model and the pairs of preference training"),
-    "max_prompt_length": nothing("part of preference training"),
-    "loss_type": nothing("part of preference training"),
-    "eos_token": nothing("data"),
-    "assistant_only_loss": nothing("the loss is computed of all tokens"),
     "average_tokens_across_devices": nothing(),
-    "padding_free": nothing("sequences are counted as full"),
+    "activation_checkpointing": to("training.recompute", RECOMPUTE),
+    "activation_checkpointing_kwargs": nothing("how it is done, not what is kept"),
+    "optim_args": nothing(),
+    "optim_target_modules": lacking("GaLore and its kin"),
+    "label_smoothing_factor": lacking("log-probabilities of all tokens once more"),
+    "parallelism_config*": lacking("parallelism other than data"),
+    "torch_empty_cache_steps": nothing("cached blocks, which the reserve factor holds"),
+    **{
+        name: nothing("no effect on the memory of a step")
+        for name in (
+            *("accelerator_config*", "debug", "disable_tqdm", "full_determinism", "ignore_data_skip", "label_names"),
+            *("local_rank", "project", "restore_callback_states_from_checkpoint", "skip_memory_metrics", "use_cpu"),
+            *("train_sampling_strategy", "length_column_name", "trackio_*", "use_cache", "enable_jit_checkpoint"),
+            *("ddp_backend", "ddp_broadcast_buffers", "ddp_find_unused_parameters", "ddp_static_graph"),
+        )
+    },
+    "ddp_bucket_cap_mb": lacking("buckets of a size of their own: the default is counted"),
+    "torch_compile_*": nothing("part of torch_compile"),
+    **{
+        name: nothing("evaluation is not sized")
+        for name in (
+            *("bf16_full_eval", "fp16_full_eval", "batch_eval_metrics", "prediction_loss_only", "greater_is_better"),
+            *("metric_for_best_model", "load_best_model_at_end"),
+        )
+    },
+    "include_*": nothing("logging"),
 }
 
 
@@ -209,7 +223,7 @@ def _named_targets(draft: Draft, text: str) -> str | list[str]:
 
 def _sharding(draft: Draft) -> int:
     """ZeRO's stage, from DeepSpeed's file or FSDP's words."""
-    deepspeed, fsdp = draft.facts.get("deepspeed"), draft.facts.get("fsdp")
+    deepspeed, words = draft.facts.get("deepspeed"), draft.facts.get("fsdp")
     if deepspeed:
         stage = _deepspeed_stage(draft, deepspeed)
         if stage is not None:
@@ -217,21 +231,7 @@ def _sharding(draft: Draft) -> int:
             draft.default("parallelism.engine", "deepspeed")
             place_optimizer(draft, draft.facts.get("offload"), draft.facts.get("offload_param"))
             return stage
-    words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
-    config = draft.facts.get("fsdp_config")
-    settings = config if isinstance(config, Mapping) else {}
-    if words.strip() or settings:
-        strategy = str(settings.get("fsdp_sharding_strategy", settings.get("sharding_strategy", ""))).lower()
-        after = settings.get("fsdp_reshard_after_forward", settings.get("reshard_after_forward", True))
-        stage = 2 if "shard_grad_op" in f"{words} {strategy}" or strategy == "2" or after is False else 3
-        draft.default("parallelism.zero_stage", stage)
-        draft.default("parallelism.engine", "fsdp2")
-        if settings.get("fsdp_activation_checkpointing") or settings.get("activation_checkpointing"):
-            draft.values["training.recompute"] = "full"
-        if settings.get("fsdp_offload_params") or settings.get("offload_params") or "offload" in words:
-            place_shards(draft)
-        return stage
-    return 0
+    return place_fsdp(draft, " ".join(map(str, words)) if isinstance(words, list) else str(words or ""))
 
 
 def _deepspeed_stage(draft: Draft, deepspeed: Any) -> int | None:
@@ -268,11 +268,16 @@ def _is_trainer(data: Mapping[str, Any]) -> bool:
     return "per_device_train_batch_size" in data
 
 
+def _finish(draft: Draft) -> None:
+    finish_trl(draft)
+    finish_trainer(draft, upcast=False)
+
+
 TRAINING_ARGUMENTS = Framework(
     name="Hugging Face TrainingArguments",
-    version="transformers 4.57 and TRL 0.24",
+    version="transformers 5.23 and TRL 1.9",
     fields=TRAINER,
-    finish=lambda draft: finish_trainer(draft, upcast=False),
+    finish=_finish,
     recognised=_is_trainer,
     expected=GPUS,
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers.models import named_model, place_model
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, part, to
 
 # LitGPT 0.5, litgpt/finetune, litgpt/pretrain.py, litgpt/args.py.
 FIELDS: dict[str, Meaning] = {
@@ -33,7 +33,15 @@ FIELDS: dict[str, Meaning] = {
     "galore.galore_8bit": lacking("GaLore"),
     "galore*": nothing("part of GaLore"),
     "optimizer": fact("optimizer", "training.optimizer"),
-    "train*": nothing(),
+    "optimizer.class_path": part("training.optimizer"),
+    "optimizer.init_args*": nothing(),
+    **{
+        f"train.{name}": nothing()
+        for name in (
+            *("epochs", "max_steps", "max_tokens", "max_time", "max_norm", "min_lr", "lr_*", "log_interval"),
+            *("save_interval", "weight_decay", "beta1", "beta2", "learning_rate"),
+        )
+    },
     "eval*": nothing("evaluation is not sized"),
     "data*": nothing("data"),
     "out_dir": nothing("saving"),
@@ -69,15 +77,20 @@ def _finish(draft: Draft) -> None:
     gpus = devices * nodes if type(devices) is int and type(nodes) is int else None
     if gpus is not None:
         draft.default("parallelism.data_parallel", gpus)
-    adapted = any(path.startswith("training.lora.") for path in draft.values)
-    if adapted:
+    if any(path.startswith("training.lora.") for path in draft.values):
         _adapters(draft)
-    elif gpus is not None and gpus > 1:
-        # litgpt/finetune/full.py, pretrain.py: FSDP, each block a unit; fine-tuning checkpoints each block
-        draft.default("parallelism.zero_stage", 3)
-        draft.default("parallelism.engine", "fsdp2")
-        if "checkpoint_dir" in facts or facts.get("model"):
-            draft.default("training.recompute", "full" if "training.global_batch_size" in draft.values else "none")
+    if gpus is not None and gpus > 1:
+        _sharding(draft, nodes)
+
+
+def _sharding(draft: Draft, nodes: int) -> None:
+    """FSDP, each block a unit. Fine-tuning checkpoints each block; pretraining copies the shards over nodes."""
+    draft.default("parallelism.zero_stage", 3)
+    draft.default("parallelism.engine", "fsdp2")
+    if "checkpoint_dir" in draft.paths:  # litgpt/finetune/full.py, lora.py
+        draft.default("training.recompute", "full")
+    elif nodes > 1:  # litgpt/pretrain.py: HYBRID_SHARD
+        draft.default("parallelism.data_parallel_replicate", nodes)
 
 
 def _optimizer(draft: Draft) -> None:

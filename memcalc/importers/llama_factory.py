@@ -9,7 +9,7 @@ from memcalc.importers import float8
 from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
 
-# LLaMA-Factory 0.9.3, src/llamafactory/hparams.
+# LLaMA-Factory 0.9.6, src/llamafactory/hparams.
 FIELDS: dict[str, Meaning] = {
     **TRAINER,
     "finetuning_type": to("training.finetune", {"full": "full", "lora": "lora"}),
@@ -64,6 +64,53 @@ FIELDS: dict[str, Meaning] = {
             *("bias_activation_fusion", "apply_rope_fusion", "overlap_*", "moe_*", "use_packed_sequences"),
         )
     },
+    "additional_target": fact("additional", "training.lora.modules_to_save"),
+    "mixed_precision": lacking("Megatron below LLaMA-Factory"),
+    "use_llama_pro": lacking("LLaMA Pro, whose added layers alone train"),
+    "use_mca": lacking("Megatron below LLaMA-Factory"),
+    "use_megatron_bridge": lacking("Megatron below LLaMA-Factory"),
+    "megatron_*": nothing("part of Megatron below LLaMA-Factory"),
+    "use_hyper_parallel": lacking("HyperParallel below LLaMA-Factory"),
+    "hyper_parallel_*": nothing("part of HyperParallel"),
+    "ref_model*": lacking("a second model"),
+    "reward_model*": lacking("a reward model"),
+    "ppo_*": nothing("part of reinforcement learning"),
+    "dpo_*": nothing("part of preference training"),
+    "kto_*": nothing("part of preference training"),
+    "simpo_*": nothing("part of preference training"),
+    "eaft_alpha": nothing("part of a loss of its own"),
+    "block_diag_attn": nothing("sequences are counted as full"),
+    "neat_packing": nothing("sequences are counted as full"),
+    "use_unsloth_gc": lacking("Unsloth's checkpoints, which leave the device"),
+    "use_reentrant_gc": nothing("how it is done, not what is kept"),
+    "resize_vocab": nothing("some rows of the embedding"),
+    "add_*": nothing("some rows of the embedding"),
+    "new_special_tokens_config": nothing("some rows of the embedding"),
+    "init_special_tokens": nothing("some rows of the embedding"),
+    "use_rslora": nothing("how adapters are scaled"),
+    "create_new_adapter": nothing("how adapters begin"),
+    "module_dropout": nothing("part of OFT"),
+    "train_from_scratch": nothing("how weights begin"),
+    **{
+        name: nothing("data")
+        for name in (
+            *("media_dir", "train_on_prompt", "streaming", "buffer_size", "mix_strategy", "interleave_probs"),
+            *("preprocessing_batch_size", "ignore_pad_token_for_loss", "tool_format", "default_system"),
+            *("enable_thinking", "preserve_thinking", "tokenized_path", "crop_to_patches", "use_audio_in_video"),
+            *("audio_sampling_rate", "disable_shuffling", "split_special_tokens", "use_fast_tokenizer"),
+        )
+    },
+    **{
+        name: nothing("not part of training")
+        for name in (
+            *("task", "task_dir", "batch_size", "lang", "n_shot", "download_mode", "infer_*", "vllm_*", "sglang_*"),
+            *("num_beams", "max_new_tokens", "length_penalty", "skip_special_tokens", "export_*", "use_kv_cache"),
+            *("cache_dir", "hf_hub_token", "ms_hub_token", "om_hub_token", "print_param_status", "low_cpu_mem_usage"),
+            *("offload_folder", "compute_accuracy", "early_stopping_steps", "extra_config", "adapter_folder"),
+            *("swanlab_*", "use_swanlab", "enable_torch_profiler", "profiler_*", "master_addr", "master_port"),
+            *("quantization_device_map", "device_map"),
+        )
+    },
     "predict_with_generate": nothing("generation is not sized"),
     "ray_*": nothing(),
     "shift_attn": nothing(),
@@ -94,6 +141,16 @@ def _finish(draft: Draft) -> None:
     else:
         for path in [path for path in draft.values if path.startswith("training.qlora.")]:
             del draft.values[path]
+    # hparams/finetuning_args.py: adapters of rank 8 on every linear layer where nothing is said
+    draft.default("training.finetune", "lora")
+    if draft.values["training.finetune"] in ("lora", "qlora"):
+        draft.default("training.lora.rank", 8)
+        facts.setdefault("targets", "all")
+        named = facts.get("additional")
+        if named:
+            modules = named if isinstance(named, list) else [name.strip() for name in str(named).split(",")]
+            draft.default("training.lora.modules_to_save", modules)
+    draft.default("training.micro_batch_size", 8)  # TrainingArguments' own
     # model/model_utils/checkpointing.py: on unless it is disabled
     draft.default("training.recompute", "full")
     # model/adapter.py: weights that train are cast up to fp32 unless pure_bf16, ZeRO 3 or FSDP
@@ -110,4 +167,4 @@ def _recognised(data: Mapping[str, Any]) -> bool:
     return "model_name_or_path" in data and any(key in data for key in ("finetuning_type", "cutoff_len", "lora_target"))
 
 
-LLAMA_FACTORY = Framework("LLaMA-Factory", "0.9.3", FIELDS, _finish, _recognised, GPUS)
+LLAMA_FACTORY = Framework("LLaMA-Factory", "0.9.6", FIELDS, _finish, _recognised, GPUS)

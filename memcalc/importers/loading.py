@@ -20,7 +20,7 @@ from memcalc.spec.yaml_source import Path as Place
 if TYPE_CHECKING:
     from memcalc.importers.engine import Imported
 
-_SCRIPTS = (".sh", ".bash", ".args", ".txt")
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
 _SUFFIXES = (".yaml", ".yml", ".json", ".toml", *_SCRIPTS)
 _OURS = re.compile(r"""^['"]?(?:preset|hf_config|training|parallelism|hardware)['"]?[ \t]*:""", re.MULTILINE)
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")

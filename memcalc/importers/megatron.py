@@ -10,6 +10,16 @@ from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, no
 _BF16 = {True: "bf16", False: None}
 _NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm", "layernorm1p": "layernorm"}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rope", "none": "none", "yarn": "rope", "mrope": "rope"}
+_POSITIONS |= {"absolute": "learned", "rotary": "rope", "alibi": "alibi"}  # of BigScience's Megatron-DeepSpeed
+
+# arguments.py: what latent attention is where nothing is said; 0: queries are projected directly.
+_LATENT = {
+    "q-lora-rank": ("q_lora_rank", 0),
+    "kv-lora-rank": ("kv_lora_rank", 32),
+    "qk-head-dim": ("qk_nope_head_dim", 128),
+    "qk-pos-emb-head-dim": ("qk_rope_head_dim", 64),
+    "v-head-dim": ("v_head_dim", 128),
+}
 
 # Megatron-Core 0.14, megatron/training/arguments.py.
 FIELDS: dict[str, Meaning] = {
@@ -37,7 +47,8 @@ FIELDS: dict[str, Meaning] = {
     "moe-router-topk": to("model.moe.num_experts_per_token"),
     "moe-ffn-hidden-size": to("model.moe.expert_intermediate_size"),
     "moe-shared-expert-intermediate-size": to("model.moe.shared_expert_intermediate_size"),
-    "multi-latent-attention": lacking("latent attention from arguments: give a config.json"),
+    "multi-latent-attention": fact("latent", "model.mla"),
+    **{name: fact(name, f"model.mla.{ours}") for name, (ours, _) in _LATENT.items()},
     "mtp-num-layers": lacking("multi-token prediction"),
     "seq-length": to("training.sequence_length"),
     "encoder-seq-length": to("training.sequence_length"),
@@ -54,6 +65,9 @@ FIELDS: dict[str, Meaning] = {
     "use-custom-fsdp": lacking("Megatron's FSDP"),
     "use-torch-fsdp2": lacking("FSDP2 below Megatron"),
     "optimizer-cpu-offload": lacking("states on the host"),
+    "checkpoint-activations": to("training.recompute", {True: "full"}),  # until 2022
+    "activations-checkpoint-method": fact("method", "training.recompute"),
+    "activations-checkpoint-num-layers": fact("recomputed", "training.recompute"),
     "recompute-granularity": to("training.recompute", {"selective": "selective", "full": "full"}),
     "recompute-activations": to("training.recompute", {True: "selective"}),
     "recompute-modules": fact("modules", "training.recompute_modules"),
@@ -83,9 +97,53 @@ FIELDS: dict[str, Meaning] = {
     "cross-entropy-loss-fusion": nothing("how it is done"),
     "cross-entropy-fusion-impl": nothing("how it is done"),
     "overlap-*": nothing("when, not what"),
+    "deepspeed": lacking("DeepSpeed below Megatron: Megatron-LM's own copies are counted"),
+    "zero-stage": to("parallelism.zero_stage"),
+    "deepspeed-*": nothing("part of DeepSpeed below Megatron"),
+    "embed-layernorm": lacking("a norm behind the embedding"),
+    "loss-scale": nothing("scaling of the loss"),
+    "tp-comm-overlap*": nothing("when, not what"),
+    "apply-query-key-layer-scaling": nothing("how scores are scaled"),
+    "optimizer-offload-fraction": nothing("part of optimizer-cpu-offload"),
     "accumulate-allreduce-grads-in-fp32": nothing("main gradients are counted in fp32"),
-    "no-*": nothing("fusions and overlaps, not what is kept"),
-    "moe-*": nothing("routing is taken as balanced"),
+    "no-position-embedding": fact("no_positions", "model.position_embedding"),
+    **{
+        f"no-{name}": nothing("fusions and overlaps, not what is kept")
+        for name in (
+            *("masked-softmax-fusion", "bias-gelu-fusion", "bias-swiglu-fusion", "bias-dropout-fusion", "rope-fusion"),
+            *("gradient-accumulation-fusion", "gradient-reduce-div-fusion", "persist-layer-norm", "load-*", "save-*"),
+            *("async-tensor-model-parallel-allreduce", "overlap-p2p-communication", "check-for-nan*", "align-*"),
+            *("create-attention-mask-in-dataloader", "mmap-bin-files", "one-logger", "data-sharding", "log-*"),
+            *("contiguous-buffers-in-local-ddp", "scatter-gather-tensors-in-pipeline", "query-key-layer-scaling"),
+            *("initialization", "pin-cpu-*", "rope-freq", "weight-decay-cond-type", "yarn-*", "barrier-*"),
+            *("use-layer-wise-param-layout", "new-tensors", "pipeline-parallel", "fp8-weight-transpose-cache"),
+        )
+    },
+    "moe-layer-freq": fact("expert_layers", "model.moe.dense_layers"),
+    "moe-shared-expert-gate": to("model.moe.shared_expert_gate"),
+    "moe-token-dispatcher-type": fact("dispatcher", "training.implementation"),
+    "moe-layer-recompute": lacking("recomputation of experts alone"),
+    "moe-expert-capacity-factor": lacking("experts' rows by a capacity: balanced routing is counted"),
+    "moe-pad-expert-input-to-capacity": lacking("experts' rows by a capacity: balanced routing is counted"),
+    "moe-latent-size": lacking("experts within a smaller width"),
+    **{
+        f"moe-{name}": nothing("routing is taken as balanced")
+        for name in (
+            *("router-*", "grouped-gemm", "permute-fusion*", "aux-loss-coeff", "z-loss-coeff", "input-jitter-eps"),
+            *("per-layer-logging", "enable-deepep", "deepep-*", "hybridep-*", "flex-*", "token-drop*", "extended-tp"),
+            *("use-legacy-grouped-gemm", "use-upcycling", "upcycling-*", "shared-expert-overlap", "train-capacity-*"),
+            *("apply-probs-on-input", "enable-routing-replay"),
+        )
+    },
+    "num-virtual-stages-per-pipeline-rank": fact("virtual", "parallelism.virtual_stages"),
+    **{
+        name: lacking("stages of unlike numbers of layers")
+        for name in (
+            *("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
+            *("pipeline-model-parallel-layout",),
+            *("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"),
+        )
+    },
     **{
         f"{stem}*": lacking("a vision encoder")
         for stem in (
@@ -108,17 +166,8 @@ FIELDS: dict[str, Meaning] = {
         for stem in (
             *("attention-softmax-in-fp32", "pretrained-checkpoint", "use-te", "dataloader", "use-rope-scaling"),
             *("adam-", "lr", "min-lr", "clip-grad", "weight-decay", "init-", "train-", "eval-", "log-", "save", "load"),
-            *(
-                "data-",
-                "vocab-file",
-                "merge-file",
-                "tokenizer",
-                "split",
-                "tensorboard",
-                "wandb",
-                "master-",
-                "node-rank",
-            ),
+            *("data-", "vocab-file", "merge-file", "tokenizer", "split", "tensorboard", "wandb", "master-"),
+            *("node-rank",),
             *("container-", "task", "verbose", "eod-mask-loss", "calculate-per-token-loss", "auto-detect-ckpt-format"),
             *("rdzv", "seed", "distributed-", "dist-", "exit-", "num-workers", "rotary-", "norm-epsilon", "mock-data"),
             *("ckpt-", "timing-", "manual-gc", "profile", "apply-layernorm-1p", "use-checkpoint", "finetune", "legacy"),
@@ -130,8 +179,15 @@ FIELDS: dict[str, Meaning] = {
 def _finish(draft: Draft) -> None:
     facts, values = draft.facts, draft.values
     draft.default("training.implementation", "megatron")
-    draft.default("training.dtype", "bf16")
+    if "training.dtype" not in values:
+        draft.notes.append("neither bf16 nor fp16 is asked for: Megatron-LM's fp32 is not modelled, bf16 is counted")
+        values["training.dtype"] = "bf16"
+    if facts.get("no_positions") is True:
+        draft.default("model.position_embedding", "none")
     draft.default("model.position_embedding", "learned")
+    if values["model.position_embedding"] == "alibi":
+        values["model.position_embedding"] = "none"
+        draft.notes.append("not modelled: ALiBi, which Megatron-Core does not have; no positions are counted")
     draft.default("model.normalization", "layernorm")
     values["model.tie_word_embeddings"] = not facts.get("untied", False)
     biased = not facts.get("no_bias", False)
@@ -143,33 +199,66 @@ def _finish(draft: Draft) -> None:
     draft.default("training.dropout", max(dropouts))
     if len(dropouts) > 1:
         draft.notes.append("one rate of dropout is counted for attention and hidden states: the larger one")
+    _widths(draft)
     if "model.moe.num_experts" in values:
-        draft.default("model.moe.num_experts_per_token", 2)  # arguments.py: moe_router_topk
-        if "model.moe.expert_intermediate_size" not in values and "model.intermediate_size" in values:
-            values["model.moe.expert_intermediate_size"] = values["model.intermediate_size"]
+        _experts(draft)
+    if facts.get("latent") is True:
+        values.pop("model.head_dim", None)  # kv-channels, which latent attention does not read
+        values |= {f"model.mla.{ours}": facts.get(name, default) for name, (ours, default) in _LATENT.items()}
     if facts.get("fp8"):
         recipe = facts.get("fp8_recipe", "delayed")  # arguments.py: its default
         if recipe in ("delayed", "tensorwise", "mxfp8", "blockwise"):
             values["training.fp8"] = recipe
         else:
             draft.notes.append(f"not modelled: fp8-recipe {recipe}")
-    _recompute(draft)
     _ranks(draft)
+    _recompute(draft)
+
+
+def _widths(draft: Draft) -> None:
+    """arguments.py: four times the width; two thirds of that where the MLP is gated, in whole 64s."""
+    values, size = draft.values, draft.values.get("model.hidden_size")
+    if type(size) is int:
+        gated = values.get("model.mlp") == "swiglu"
+        draft.default("model.intermediate_size", int(4 * size * 2 / 3 / 64) * 64 if gated else 4 * size)
+
+
+def _experts(draft: Draft) -> None:
+    facts, values = draft.facts, draft.values
+    draft.default("model.moe.num_experts_per_token", 2)  # arguments.py: moe_router_topk
+    if "model.intermediate_size" in values:
+        draft.default("model.moe.expert_intermediate_size", values["model.intermediate_size"])
+    every, layers = facts.get("expert_layers", 1), values.get("model.num_layers")
+    if type(every) is int and every > 0 and type(layers) is int:
+        dense = [layer for layer in range(layers) if layer % every]  # gpt_layer_specs.py: the first one has experts
+        if dense:
+            values["model.moe.dense_layers"] = dense
+    elif type(every) is not int:
+        draft.notes.append(
+            "which layers have experts is a pattern that is not read: all are counted with experts; say how many first "
+            "ones have none with --set model.moe.first_dense_layers="
+        )
+    if facts.get("dispatcher", "alltoall") not in ("alltoall", "alltoall_seq", "flex"):
+        draft.notes.append(f"not modelled: the dispatcher {facts['dispatcher']}; all-to-all is counted")
 
 
 def _recompute(draft: Draft) -> None:
     facts, values = draft.facts, draft.values
     modules = facts.get("modules")
+    if "activations-checkpoint-method" in draft.paths:
+        draft.default("training.recompute", "full")
     if modules and values.get("training.recompute") == "selective":
         values["training.recompute_modules"] = modules if isinstance(modules, list) else [modules]
-    layers, stages = facts.get("recomputed"), values.get("parallelism.pipeline_parallel", 1)
-    if (
-        values.get("training.recompute") == "full"
-        and facts.get("method") == "block"
-        and type(layers) is int
-        and stages == 1
-    ):
-        values["training.recompute"] = list(range(layers))
+    layers, of = facts.get("recomputed", 1), values.get("model.num_layers")
+    chunks = values.get("parallelism.pipeline_parallel", 1) * values.get("parallelism.virtual_stages", 1)
+    if values.get("training.recompute") == "full" and facts.get("method") == "block":
+        if type(layers) is int and type(of) is int and of % chunks == 0:
+            size = of // chunks  # the first layers of every chunk: transformer_block.py
+            values["training.recompute"] = [
+                chunk * size + layer for chunk in range(chunks) for layer in range(min(layers, size))
+            ]
+        else:
+            draft.notes.append("not modelled: which layers are recomputed in blocks; all are counted as recomputed")
     elif facts.get("method") == "uniform" and type(layers) is int and layers > 1:
         draft.notes.append("not modelled: checkpoints of several layers together; each layer is one")
 
@@ -195,7 +284,10 @@ def _ranks(draft: Draft) -> None:
         values["training.global_batch_size"] = total
     chunk, layers = facts.get("chunk"), values.get("model.num_layers")
     stages = values.get("parallelism.pipeline_parallel", 1)
-    if type(chunk) is int and type(layers) is int and chunk and layers % (stages * chunk) == 0:
+    if type(facts.get("virtual")) is int and facts["virtual"] > 1:
+        values["parallelism.virtual_stages"] = facts["virtual"]
+        values["parallelism.schedule"] = "interleaved"
+    elif type(chunk) is int and type(layers) is int and chunk and layers % (stages * chunk) == 0:
         values["parallelism.virtual_stages"] = layers // stages // chunk
         values["parallelism.schedule"] = "interleaved"
 

@@ -33,6 +33,8 @@ def arguments_of(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for match in _ARGUMENT.finditer(_QUOTED.sub(r"\2", _filled(plain, variables))):
         words = match[2].replace("=", " ").split()
+        program = next((number for number, word in enumerate(words) if word.endswith(".py")), len(words))
+        words = words[:program]  # torchrun --nnodes 2 pretrain_gpt.py
         name = match[1].replace("_", "-")
         found[name] = True if not words else _value(words[0]) if len(words) == 1 else [_value(word) for word in words]
     return found

@@ -28,6 +28,56 @@ _SAME = (
     *("attention_dropout", "hidden_dropout", "position_embedding_type", "num_moe_experts"),
 )
 
+_FUSIONS = (
+    *("apply_rope_fusion", "bias_activation_fusion", "bias_dropout_add_fusion", "cross_entropy_loss_fusion"),
+    *("masked_softmax_fusion", "get_attention_mask_from_fusion", "grad_div_ar_fusion", "gradient_accumulation_fusion"),
+    *("gradient_as_bucket_view", "async_grad_allreduce", "grad_allreduce_chunk_size_mb", "overlap_*", "batch_p2p_*"),
+    *("sync_batch_comm", "tp_comm_overlap*", "ub_tp_comm_overlap*", "validation_param_sync_overlap", "sharp"),
+    *("defer_embedding_wgrad_compute", "wgrad_deferral_limit", "persist_layer_norm", "use_flash_attention"),
+    *("use_emha", "use_tp_pp_dp_mapping", "pipeline_model_parallel_split_rank"),
+)
+_REST = (
+    *("name", "optim.*", "apply_query_key_layer_scaling", "attention_type", "apply_embedding_scaling", "layernorm_*"),
+    *("add_*", "bert_*", "post_process", "pre_process", "onnx_safe", "openai_gelu", "gated_linear_unit", "chunk_size"),
+    *("deteministic_mode", "deterministic_mode", "do_layer_norm_weight_decay", "hysteresis", "native_amp_*"),
+    *("fp16_lm_cross_entropy", "gc_interval", "mcore_*", "megatron_l*", "reduce_amax", "reset_lr*", "rotary_*"),
+    *("scale_positional_embedding", "skip_train", "use_te_rng_tracker", "window_size", "embedding_*", "eval_*"),
+    *("tokens_head_bias", "logits_soft_cap", "output_dim", "classes_fraction", "num_classes", "drop_*", "ffn_dropout"),
+    *("pretrained_model_path", "activations_checkpoint_recurrent"),
+)
+_OTHER_MODEL = ("an encoder, or another model than a GPT", "a vision encoder", "retrieval")
+
+_OTHERS: dict[str, Meaning] = {
+    f"model.{name}": meaning
+    for meaning, names in (
+        (lacking("FSDP below NeMo"), ("fsdp*",)),
+        (lacking("losses of several heads"), ("gather_with_grad", "local_loss")),
+        (
+            lacking(_OTHER_MODEL[0]),
+            ("encoder.*", "decoder.*", "enc_*", "dec_*", "hyena*", "mamba_*", "share_*", "text*"),
+        ),
+        (lacking(_OTHER_MODEL[1]), ("mm_cfg*", "vision*", "img_*", "patch_dim", "num_channels", "use_siglip")),
+        (lacking(_OTHER_MODEL[2]), ("retro*",)),
+        (lacking("experts' rows by a capacity"), ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity")),
+        (lacking("residuals in fp32"), ("fp32_residual_connection",)),
+        (
+            lacking("checkpoints of some micro-batches alone"),
+            ("num_micro_batches_with_partial_activation_checkpoints",),
+        ),
+        (lacking("other layers in each stage's checkpoints"), ("activations_checkpoint_layers_per_pipeline",)),
+        (lacking("CUDA graphs"), ("enable_cuda_graph",)),
+        (lacking("layers of another kind"), ("transformer_block_type", "headscale", "normalize_attention_scores")),
+        (nothing("routing is taken as balanced"), ("moe_aux_*", "moe_z_*", "moe_grouped_gemm", "moe_router_load_*")),
+        (nothing("fusions and overlaps, not what is kept"), _FUSIONS),
+        (nothing("data"), ("data*", "tokenizer*", "test_ds*", "answer_only_loss", "version", "seed", "make_vocab_*")),
+        (nothing("saving and loading"), ("dist_ckpt_*", "restore_from_path", "resume_from_checkpoint", "save_*")),
+        (nothing("how weights begin"), ("init_method_std", "use_scaled_init_method", "use_cpu_initialization")),
+        (nothing("logging"), ("nsys_profile*", "megatron_timer*", "enable_megatron_timers", "dump_debug_*", "apex_*")),
+        (nothing("not about memory"), _REST),
+    )
+    for name in names
+}
+
 # NeMo 1.23, megatron_gpt_config.yaml, megatron_llama_sft_config.yaml.
 FIELDS: dict[str, Meaning] = {
     **{
@@ -52,7 +102,17 @@ FIELDS: dict[str, Meaning] = {
     "model.fp8*": nothing("how scales are found, not what is kept"),
     "model.peft*": lacking("NeMo's adapters"),
     "model.cpu_offloading*": lacking("activations on the host"),
-    "model*": nothing("not about memory"),
+    "model.qkv_bias": to("model.qkv_bias"),
+    "model.vocab_size": to("model.vocab_size"),
+    "model.seq_length": to("training.sequence_length"),
+    "model.moe_router_topk": to("model.moe.num_experts_per_token"),
+    "model.moe_ffn_hidden_size": to("model.moe.expert_intermediate_size"),
+    "model.moe_layer_freq": megatron.FIELDS["moe-layer-freq"],
+    "model.moe_token_dispatcher_type": megatron.FIELDS["moe-token-dispatcher-type"],
+    "model.override_vocab_size": to("model.vocab_size"),
+    "model.qk_layernorm": to("model.qk_norm"),
+    "model.precision": nothing("trainer.precision says it"),
+    **_OTHERS,
     "trainer.precision": fact("precision", "training.dtype: precision of the step"),
     "trainer.devices": fact("per_node", "parallelism.data_parallel"),
     "trainer.num_nodes": fact("nodes", "parallelism.data_parallel"),
@@ -95,6 +155,8 @@ def _finish(draft: Draft) -> None:
     if type(virtual) is int and virtual > 1:
         draft.values["parallelism.virtual_stages"] = virtual
         draft.values["parallelism.schedule"] = "interleaved"
+    if type(draft.values.get("model.hidden_size")) is int:
+        draft.default("model.intermediate_size", 4 * draft.values["model.hidden_size"])
     megatron.MEGATRON.finish(draft)
 
 

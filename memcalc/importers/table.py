@@ -19,10 +19,12 @@ class Draft:
         notes: what to tell the reader besides the lists.
         folder: where files named in the configuration are looked for.
         overridden: our fields that the user sets anyway.
+        paths: the fields that the file has, with a value.
     """
 
     folder: str
     overridden: frozenset[str] = frozenset()
+    paths: frozenset[str] = frozenset()
     values: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -85,6 +87,11 @@ def fact(name: str, words: str) -> Meaning:
         draft.facts[name] = value
 
     return Meaning("mapped", words, apply)
+
+
+def part(words: str) -> Meaning:
+    """The field is part of a block, which decides as a whole."""
+    return Meaning("mapped", words, lambda _draft, _value: None)
 
 
 def nothing(why: str = "no effect on the memory of a step") -> Meaning:

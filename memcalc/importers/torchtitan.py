@@ -25,12 +25,22 @@ FIELDS: dict[str, Meaning] = {
     "compile.enable": lacking("torch.compile"),
     "compile*": nothing("part of torch.compile"),
     "training.enable_cpu_offload": fact("offload", "parallelism.offload"),
-    "training*": nothing(),
+    "training.dtype": fact("weights", "training.recipe: precision of weights and states"),
+    "training.img_size": lacking("a diffusion model"),
+    "training.classifier_free_guidance_prob": nothing("part of a diffusion model"),
+    **{
+        f"training.{name}": nothing()
+        for name in (
+            *("dataset*", "dataloader*", "steps", "max_norm", "gc_*", "warmup_steps", "deterministic", "seed"),
+            *("fused_optimizer", "enable_optimizer_in_backward*", "data_parallel_*", "tensor_parallel_degree"),
+        )
+    },
     "optimizer.name": to("training.optimizer", {"adamw": "adamw", "adam": "adam"}),
     "optimizer.implementation": to(
         "training.optimizer_implementation", {"fused": "fused", "foreach": "foreach", "for-loop": "for-loop"}
     ),
-    "optimizer*": nothing(),
+    "optimizer.early_step_in_backward": lacking("an optimizer that steps within backward"),
+    **{f"optimizer.{name}": nothing() for name in ("lr", "beta1", "beta2", "eps", "weight_decay")},
     "parallelism.data_parallel_shard_degree": fact("shards", "parallelism.data_parallel"),
     "parallelism.data_parallel_replicate_degree": fact("replicas", "parallelism.data_parallel_replicate"),
     "parallelism.fsdp_reshard_after_forward": fact("reshard", "parallelism.zero_stage"),
@@ -51,7 +61,20 @@ FIELDS: dict[str, Meaning] = {
             "zbvzerobubble": "zb-v",
         },
     ),
-    "parallelism*": nothing("how it is done"),
+    "parallelism.pipeline_parallel_microbatch_size": fact("micro", "training.micro_batch_size"),
+    "parallelism.pipeline_parallel_layers_per_stage": lacking("stages of a given number of layers"),
+    "parallelism.module_fqns_per_model_part": lacking("stages of given modules"),
+    "parallelism.pipeline_parallel_split_points": lacking("stages of given modules"),
+    "parallelism.pipeline_parallel_schedule_csv": lacking("a schedule of its own"),
+    "parallelism.pipeline_parallel_first_stage_less_layers": lacking("stages of unlike numbers of layers"),
+    "parallelism.pipeline_parallel_last_stage_less_layers": lacking("stages of unlike numbers of layers"),
+    **{
+        f"parallelism.{name}": nothing("how it is done")
+        for name in (
+            *("context_parallel_load_balancer", "context_parallel_rotate_method", "expert_parallel_comm_backend"),
+            *("pipeline_parallel_expert_parallel_overlap", "enable_compiled_autograd", "enable_approx_mid_point"),
+        )
+    },
     "activation_checkpoint.mode": fact("checkpoint", "training.recompute"),
     "activation_checkpoint.selective_ac_option": fact("option", "training.recompute"),
     "activation_checkpoint*": nothing("how it is done"),
@@ -107,8 +130,13 @@ def _finish(draft: Draft) -> None:
     _sharding(draft)
     if facts.get("offload") is True:
         place_shards(draft)
-    own = half and name in _LLAMAS and _is_fsdp_alone(draft)
-    if own:
+    low = str(facts.get("weights", "float32")) in ("bfloat16", "float16")
+    own = half and not low and name in _LLAMAS and _is_fsdp_alone(draft)
+    _micro_batches(draft)
+    if low:
+        draft.default("training.recipe", "pure")
+        draft.notes.append("training.dtype is of 16 bits: weights, gradients and states are; plain modules are counted")
+    elif own:
         draft.default("training.implementation", "torchtitan")
         draft.notes.append("its modules, and what checkpointing by operator keeps, are those of December 2024")
     else:
@@ -137,6 +165,18 @@ def _sharding(draft: Draft) -> None:
     total = facts.get("global")
     if type(total) is int and total > 0:
         draft.values["training.global_batch_size"] = total
+
+
+def _micro_batches(draft: Draft) -> None:
+    """A pipeline cuts the local batch: distributed/pipeline_parallel.py; its micro-batches are of 1 by default."""
+    values, micro = draft.values, draft.facts.get("micro", 1)
+    local = values.get("training.micro_batch_size", 1)
+    if values.get("parallelism.pipeline_parallel", 1) == 1 or type(local) is not int or type(micro) is not int:
+        return
+    if 0 < micro < local and local % micro == 0:
+        values["training.micro_batch_size"] = micro
+        if "training.global_batch_size" not in values:
+            values["training.gradient_accumulation_steps"] = local // micro
 
 
 def _is_fsdp_alone(draft: Draft) -> bool:

@@ -82,11 +82,10 @@ def leaves(name: str, text: str) -> int:
         if name.endswith(".toml")
         else yaml.safe_load(text)
     )
-    whole = ("fsdp_config",)  # read as one
 
-    def count(value: Any, key: str = "") -> int:
-        if isinstance(value, dict) and key not in whole:
-            return sum(count(each, inner) for inner, each in value.items())
+    def count(value: Any) -> int:
+        if isinstance(value, dict):
+            return sum(map(count, value.values()))
         return value is not None
 
     return count(data)

@@ -1,0 +1,117 @@
+"""What TRL adds to TrainingArguments: its trainers' and its scripts' fields, and its own defaults."""
+
+from __future__ import annotations
+
+from memcalc.importers.table import Draft, Meaning, fact, lacking, nothing, to
+
+_CHUNK = 256  # tokens whose logits are alive at once: trl/trainer/sft_trainer.py, _CHUNKED_LM_HEAD_CHUNK_SIZE
+
+_REINFORCEMENT = lacking("reinforcement learning: prompts, groups of completions, the engine that makes them")
+_PREFERENCE = lacking("the second model and the pairs of preference training")
+
+# TRL 1.9, trl/trainer/{sft,dpo,grpo,model}_config.py, trl/scripts/utils.py; and what 0.24 called otherwise.
+FIELDS: dict[str, Meaning] = {
+    "max_seq_length": to("training.sequence_length"),  # until 0.20
+    "max_length": to("training.sequence_length"),
+    "use_peft": fact("peft", "training.finetune"),
+    "load_in_4bit": fact("four_bits", "training.finetune"),
+    "load_in_8bit": lacking("a base in 8 bits"),
+    "bnb_4bit_quant_type": to("training.qlora.quantization", {"nf4": "nf4", "fp4": "fp4"}),
+    "use_bnb_nested_quant": to("training.qlora.double_quantization"),
+    "bnb_4bit_quant_storage": nothing("the same bytes under another type"),
+    "lora_r": to("training.lora.rank"),
+    "lora_alpha": to("training.lora.alpha"),
+    "lora_dropout": to("training.lora.dropout"),
+    "lora_target_modules": fact("targets", "training.lora.target_modules"),
+    "lora_modules_to_save": to("training.lora.modules_to_save"),
+    "lora_target_parameters": lacking("adapters beside stacked experts"),
+    "lora_task_type": nothing(),
+    "use_rslora": nothing("how adapters are scaled"),
+    "use_dora": lacking("DoRA"),
+    "loss_type": fact("loss_type", "training.loss"),
+    "activation_offloading": lacking("activations that are kept on the host"),
+    "model_init_kwargs": lacking("changes of how the model is loaded"),
+    "router_aux_loss_coef": nothing(),
+    "packing": nothing("sequences are counted as full"),
+    "packing_strategy": nothing("sequences are counted as full"),
+    "padding_free": nothing("sequences are counted as full"),
+    "pad_to_multiple_of": nothing("sequences are counted as full"),
+    "truncation_mode": nothing("data"),
+    "shuffle_dataset": nothing("data"),
+    "chat_template*": nothing("data"),
+    "eos_token": nothing("data"),
+    "pad_token": nothing("data"),
+    "assistant_only_loss": nothing("the loss is computed of all tokens"),
+    "completion_only_loss": nothing("the loss is computed of all tokens"),
+    "ignore_bias_buffers": nothing("how DDP works"),
+    "system_prompt": nothing("data"),
+    "callbacks": nothing("logging"),
+    "benchmarks": nothing("evaluation is not sized"),
+    "wandb_*": nothing("logging"),
+    "max_prompt_length": nothing("part of preference training or reinforcement learning"),
+    **dict.fromkeys(
+        ("beta", "precompute_ref_*", "sync_ref_model", "ref_model_*", "f_divergence_type", "f_alpha_*", "loss_weights"),
+        _PREFERENCE,
+    ),
+    **{
+        name: nothing("part of preference training")
+        for name in ("ld_alpha", "use_weighting", "discopop_tau", "label_smoothing", "disable_dropout")
+    },
+    **dict.fromkeys(
+        ("num_generations*", "max_completion_length", "reward_funcs", "use_vllm", "vllm_*", "generation_batch_size"),
+        _REINFORCEMENT,
+    ),
+    **{
+        name: nothing("part of reinforcement learning")
+        for name in (
+            *("reward_weights", "scale_rewards", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+            *("generation_kwargs", "cache_implementation", "steps_per_generation", "num_iterations", "epsilon*"),
+            *("delta",),
+            *("mask_truncated_completions", "importance_sampling_level", "top_entropy_quantile", "entropy_*"),
+            *("use_adaptive_entropy", "sapo_*", "vespo_*", "multi_objective_aggregation", "num_completions_to_print"),
+            *("max_tool_calling_iterations", "off_policy_mask_threshold", "use_bias_correction_kl", "code_*"),
+            *("ds3_gather_for_generation", "use_transformers_*", "transformers_continuous_*", "parallel_code_*"),
+        )
+    },
+    "cast_lm_head_to_fp32": lacking("a head in fp32"),
+}
+
+# Fields that TrainingArguments do not have: a file with one of them is for TRL's scripts.
+_ITS_OWN = frozenset(
+    (
+        *("max_seq_length", "max_length", "use_peft", "packing", "loss_type", "completion_only_loss"),
+        *("assistant_only_loss", "padding_free", "chat_template_path", "beta", "num_generations", "reward_funcs"),
+        *("max_completion_length", "lora_r", "dataset_name", "dataset_num_proc", "attn_implementation"),
+    )
+)
+
+
+def finish_trl(draft: Draft) -> None:
+    """TRL's own defaults, where a file is for it: trl/trainer/base_config.py."""
+    facts = draft.facts
+    loss = facts.get("loss_type")
+    if loss == "chunked_nll":
+        draft.default("training.loss", "chunked")
+        batch, length = (draft.values.get(f"training.{name}") for name in ("micro_batch_size", "sequence_length"))
+        if isinstance(batch, int) and isinstance(length, int):
+            draft.default("training.loss_chunks", min(max(-(-batch * length // _CHUNK), 1), 1024))
+    if not _ITS_OWN & draft.paths:
+        return
+    if "bf16" not in facts and facts.get("fp16") not in (True, "true"):
+        facts["bf16"] = True
+        draft.notes.append("TRL computes in bf16 where nothing else is said (since 0.22): --set dtype= for another")
+    if "training.recompute" not in draft.values and "gradient_checkpointing" not in draft.paths:
+        draft.default("training.recompute", "full")
+        draft.notes.append(
+            "TRL checkpoints every layer where nothing is said (since 0.22): --set recompute=none if not"
+        )
+    if not _REINFORCED & draft.paths:
+        draft.default("training.sequence_length", 1024)
+    if loss is None and not _PREFERRED & draft.paths:
+        draft.notes.append(
+            "the logits are counted whole; TRL's SFT computes the loss in chunks since 1.7: --set loss=chunked"
+        )
+
+
+_REINFORCED = frozenset(("num_generations", "reward_funcs", "max_completion_length"))
+_PREFERRED = _REINFORCED | {"beta", "use_liger_kernel"}

@@ -1,0 +1,257 @@
+"""What frameworks do where their files are silent, and words that mean more than they look. Files of our own making."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.importers.engine import Imported
+from memcalc.importers.loading import import_file, load
+
+LLAMA = "model_name_or_path: meta-llama/Meta-Llama-3-8B\n"
+GPT = "--num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 "
+GPT += "--vocab-size 32000 --micro-batch-size 1 "
+BLOCK = "--recompute-granularity full --recompute-method block --recompute-num-layers"
+CHUNKS = "--num-layers-per-virtual-pipeline-stage 2 --global-batch-size 2"
+
+
+def imported(folder: Path, name: str, text: str) -> Imported:
+    path = folder / name
+    path.write_text(text)
+    found = import_file(path)
+    assert found is not None
+    return found
+
+
+def spec_of(folder: Path, name: str, text: str, *overrides: str) -> Any:
+    path = folder / name
+    path.write_text(text)
+    return load(path, overrides)
+
+
+def test_llama_factory_trains_adapters_on_every_layer(tmp_path: Path) -> None:
+    """finetuning_args.py: finetuning_type lora, lora_rank 8, lora_target all; TrainingArguments: 8 sequences."""
+    training = spec_of(tmp_path, "a.yaml", LLAMA + "cutoff_len: 1024\nbf16: true\n").training
+
+    assert (training.finetune, training.lora.rank, training.lora.target_modules) == ("lora", 8, "all-linear")
+    assert training.micro_batch_size == 8
+    assert training.recompute == "full"
+
+
+def test_axolotl_computes_in_bf16_on_512_tokens(tmp_path: Path) -> None:
+    """schemas/config.py: bf16 auto, sequence_len 512."""
+    base = "base_model: meta-llama/Meta-Llama-3-8B\nmicro_batch_size: 2\n"
+    training = spec_of(tmp_path, "a.yml", base).training
+
+    assert (training.dtype, training.recipe, training.sequence_length) == ("bf16", "pure", 512)
+    assert spec_of(tmp_path, "b.yml", base + "fp16: true\n").training.dtype == "fp16"
+    assert spec_of(tmp_path, "c.yml", base + "float32: true\n").training.dtype == "fp32"
+
+
+@pytest.mark.parametrize("name", ["sequence_parallel_degree", "context_parallel_size"])
+def test_axolotl_renamed_its_splits_of_the_sequence(name: str, tmp_path: Path) -> None:
+    found = imported(tmp_path, "a.yml", f"base_model: x/llama-3-8b\nmicro_batch_size: 1\n{name}: 4\n")
+
+    assert found.blocks["parallelism"]["context_parallel"] == 4
+
+
+@pytest.mark.parametrize(("value", "told"), [("true", False), ("offload", True), ("offload_disk", True)])
+def test_checkpoints_of_axolotl_that_leave_the_device_are_told(value: str, told: bool, tmp_path: Path) -> None:
+    text = f"base_model: x/llama-3-8b\nmicro_batch_size: 1\ngradient_checkpointing: {value}\n"
+    found = imported(tmp_path, "a.yml", text)
+
+    assert found.blocks["training"]["recompute"] == "full"
+    assert any("whose checkpoints leave the device" in note for note in found.notes) is told
+
+
+def test_trl_has_defaults_of_its_own(tmp_path: Path) -> None:
+    """trl/trainer/base_config.py: bf16 and gradient_checkpointing; sft_config.py: 1,024 tokens."""
+    ours = spec_of(tmp_path, "a.yaml", LLAMA + "per_device_train_batch_size: 2\nuse_peft: true\n")
+    plain = spec_of(tmp_path, "b.yaml", LLAMA + "per_device_train_batch_size: 2\n")
+
+    assert (ours.training.dtype, ours.training.recompute, ours.training.sequence_length) == ("bf16", "full", 1024)
+    assert (plain.training.dtype, plain.training.recompute, plain.training.sequence_length) == ("fp32", "none", 2048)
+    assert any("TRL's SFT computes the loss in chunks since 1.7" in note for note in ours.notes)
+
+
+def test_the_loss_of_trl_in_chunks_of_256_tokens(tmp_path: Path) -> None:
+    text = LLAMA + "per_device_train_batch_size: 2\nmax_length: 4096\nloss_type: chunked_nll\n"
+    training = spec_of(tmp_path, "a.yaml", text).training
+
+    assert (training.loss, training.loss_chunks) == ("chunked", 2 * 4096 // 256)
+
+
+@pytest.mark.parametrize(
+    ("block", "stage"),
+    [
+        ("fsdp_sharding_strategy: FULL_SHARD", 3),
+        ("fsdp_sharding_strategy: SHARD_GRAD_OP", 2),
+        ("fsdp_sharding_strategy: 2", 2),
+        ("fsdp_sharding_strategy: NO_SHARD", 0),
+        ("fsdp_sharding_strategy: HYBRID_SHARD_ZERO2", 2),
+        ("fsdp_reshard_after_forward: false", 2),
+        ("fsdp_reshard_after_forward: 'false'", 2),
+        ("fsdp_version: 2", 3),
+    ],
+)
+def test_what_fsdp_shards(block: str, stage: int, tmp_path: Path) -> None:
+    """torch.distributed.fsdp.ShardingStrategy."""
+    text = f"distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config: {{{block}}}\n"
+
+    assert spec_of(tmp_path, "a.yaml", text, "preset=gpt2", "b=1").parallelism.zero_stage == stage
+
+
+def test_hybrid_shards_ask_for_the_number_of_copies(tmp_path: Path) -> None:
+    text = "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}\n"
+
+    assert any("--set data_parallel_replicate=" in note for note in imported(tmp_path, "a.yaml", text).notes)
+
+
+def test_fields_of_a_block_are_listed_one_by_one(tmp_path: Path) -> None:
+    text = "distributed_type: FSDP\nmixed_precision: bf16\n"
+    text += "fsdp_config: {fsdp_version: 2, fsdp_offload_params: false, fsdp_of_tomorrow: 1}\n"
+    found = imported(tmp_path, "a.yaml", text)
+
+    assert found.unknown == ("fsdp_config.fsdp_of_tomorrow",)
+    assert "fsdp_config.fsdp_offload_params" in [path for path, _, _ in found.mapped]
+    assert "fsdp_config.fsdp_version" in [path for path, _ in found.no_effect]
+    inline = LLAMA + "per_device_train_batch_size: 1\ndeepspeed: {zero_optimization: {stage: 2, of_tomorrow: 1}}\n"
+    found = imported(tmp_path, "b.yaml", inline)
+    assert found.unknown == ("deepspeed.zero_optimization.of_tomorrow",)
+    assert found.blocks["parallelism"]["zero_stage"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--bf16", {"intermediate_size": 4 * 4096}),
+        ("--bf16 --swiglu", {"intermediate_size": 10_880}),  # 4 * 4096 * 2/3 = 10922.7, 170.7 times 64
+        ("--bf16 --swiglu --ffn-hidden-size 11008", {"intermediate_size": 11_008}),
+        ("--bf16 --position-embedding-type alibi", {"position_embedding": "none"}),
+        ("--bf16 --no-position-embedding", {"position_embedding": "none"}),
+        ("--bf16 --no-position-embedding --use-rotary-position-embeddings", {"position_embedding": "rope"}),
+    ],
+)
+def test_sizes_of_megatron(arguments: str, expected: dict[str, Any], tmp_path: Path) -> None:
+    """arguments.py, validate_args."""
+    model = spec_of(tmp_path, "a.sh", f"python pretrain_gpt.py {GPT}{arguments}").model
+
+    assert {name: getattr(model, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "layers"),
+    [
+        ("--checkpoint-activations", "full"),
+        ("--activations-checkpoint-method uniform", "full"),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "full"),
+        (f"{BLOCK} 3", (0, 1, 2)),
+        (f"{BLOCK} 1 --pipeline-model-parallel-size 2", (0, 4)),  # of each stage of 4 layers the first
+        (f"{BLOCK} 1 --pipeline-model-parallel-size 2 {CHUNKS}", (0, 2, 4, 6)),  # of each chunk
+    ],
+)
+def test_recomputation_of_megatron(arguments: str, layers: object, tmp_path: Path) -> None:
+    assert spec_of(tmp_path, "a.sh", f"python pretrain_gpt.py {GPT}--bf16 {arguments}").training.recompute == layers
+
+
+def test_experts_of_megatron(tmp_path: Path) -> None:
+    """As wide as the dense layers where nothing is said; every second layer from the first."""
+    text = f"python pretrain_gpt.py {GPT}--bf16 --num-experts 4 --moe-layer-freq 2 --moe-expert-capacity-factor 1.25"
+    moe = spec_of(tmp_path, "a.sh", text).model.moe
+
+    assert moe.expert_intermediate_size == 4 * 4096
+    assert moe.dense_layers == (1, 3, 5, 7)
+    assert [path for path, _ in imported(tmp_path, "a.sh", text).not_modelled] == ["moe-expert-capacity-factor"]
+    pattern = imported(tmp_path, "b.sh", text.replace("freq 2", "freq ([0]*1+[1]*7)"))
+    assert any("--set model.moe.first_dense_layers=" in note for note in pattern.notes)
+
+
+def test_deepseek_v2_lite_from_megatrons_arguments(tmp_path: Path) -> None:
+    """As large as its config.json says: 15.7 B parameters (arXiv 2405.04434, appendix B)."""
+    text = (
+        "python pretrain_gpt.py --num-layers 27 --hidden-size 2048 --num-attention-heads 16 --ffn-hidden-size 10944 "
+        "--seq-length 4096 --max-position-embeddings 4096 --vocab-size 102400 --micro-batch-size 1 --bf16 --swiglu "
+        "--num-experts 64 --moe-router-topk 6 --moe-ffn-hidden-size 1408 --moe-shared-expert-intermediate-size 2816 "
+        "--multi-latent-attention --kv-lora-rank 512 --normalization RMSNorm --position-embedding-type rope "
+        "--disable-bias-linear --untie-embeddings-and-output-weights\n"
+    )
+    spec = spec_of(tmp_path, "a.sh", text, "model.moe.first_dense_layers=1")
+
+    assert memcalc.estimate(spec).parameters == memcalc.estimate("deepseek-v2-lite").parameters
+
+
+def test_a_jobs_script_is_a_script(tmp_path: Path) -> None:
+    """Megatron-DeepSpeed's, as a job of Slurm: what DeepSpeed does there is told."""
+    text = f"#SBATCH --nodes=2\npython pretrain_gpt.py {GPT}--bf16 --deepspeed --zero-stage 1 --checkpoint-activations"
+    found = imported(tmp_path, "train.slurm", text)
+
+    assert found.blocks["parallelism"]["zero_stage"] == 1
+    assert found.blocks["training"]["recompute"] == "full"
+    assert "deepspeed" in [path for path, _ in found.not_modelled]
+
+
+def test_the_launcher_before_the_program(tmp_path: Path) -> None:
+    text = f"torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py {GPT}--bf16 --tensor-model-parallel-size 4"
+
+    assert spec_of(tmp_path, "a.sh", text).parallelism.data_parallel == 4
+
+
+def test_megatron_without_a_precision_is_told(tmp_path: Path) -> None:
+    found = imported(tmp_path, "a.sh", f"python pretrain_gpt.py {GPT}")
+
+    assert any("neither bf16 nor fp16 is asked for" in note for note in found.notes)
+
+
+def test_nemo_lists_what_its_table_does_not_have(tmp_path: Path) -> None:
+    """Nothing of the model is taken to have no effect unless the table says so."""
+    text = "model: {encoder_seq_length: 512, of_tomorrow: 1, fsdp: true, optim: {lr: 1.0}}\n"
+    found = imported(tmp_path, "a.yaml", text)
+
+    assert found.unknown == ("model.of_tomorrow",)
+    assert [path for path, _ in found.not_modelled] == ["model.fsdp"]
+
+
+TITAN = """\
+model = {name = "llama3", flavor = "8B"}
+training = {local_batch_size = 8, seq_len = 2048, dtype = "DTYPE"}
+parallelism = {data_parallel_shard_degree = 4, pipeline_parallel_degree = STAGES, of_tomorrow = 1}
+"""
+
+
+def test_weights_of_torchtitan_in_16_bits(tmp_path: Path) -> None:
+    def written(dtype: str) -> Any:
+        return spec_of(tmp_path, "a.toml", TITAN.replace("DTYPE", dtype).replace("STAGES", "1")).training
+
+    assert written("float32").recipe == "amp"
+    assert written("bfloat16").recipe == "pure"
+
+
+def test_a_pipeline_of_torchtitan_cuts_the_local_batch(tmp_path: Path) -> None:
+    """pipeline_parallel_microbatch_size is 1 where nothing is said: 8 sequences are 8 micro-batches."""
+    text = TITAN.replace("DTYPE", "float32").replace("STAGES", "2")
+    found = imported(tmp_path, "a.toml", text)
+
+    assert found.blocks["training"]["micro_batch_size"] == 1
+    assert found.blocks["training"]["gradient_accumulation_steps"] == 8
+    assert found.unknown == ("parallelism.of_tomorrow",)
+
+
+def test_litgpt_over_several_gpus(tmp_path: Path) -> None:
+    """Fine-tuning checkpoints each block, pretraining none and copies its shards over nodes."""
+    rest = "train: {micro_batch_size: 1, global_batch_size: 32}\ndevices: 8\n"
+    tuned = imported(tmp_path, "a.yaml", f"checkpoint_dir: checkpoints/meta-llama/Meta-Llama-3-8B\n{rest}").blocks
+    trained = imported(tmp_path, "b.yaml", f"model_name: Llama-3-8B\nnum_nodes: 2\n{rest}").blocks
+
+    assert (tuned["parallelism"]["zero_stage"], tuned["training"]["recompute"]) == (3, "full")
+    assert "recompute" not in trained["training"]
+    assert trained["parallelism"]["data_parallel_replicate"] == 2
+
+
+def test_what_deepspeed_keeps_in_16_bits_is_told(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "bf16": {"enabled": true, '
+    text += '"bf16_master_weights_and_grads": true}, "data_types": {"grad_accum_dtype": "fp32"}}'
+    found = imported(tmp_path, "ds.json", text)
+
+    assert [path for path, _ in found.not_modelled] == ["bf16.bf16_master_weights_and_grads"]
+    assert found.blocks["training"]["gradient_dtype"] == "fp32"
