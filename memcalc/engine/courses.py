@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memcalc.engine.moments import MANY, Course
+from memcalc.engine.moments import MANY, Counts, Course
 from memcalc.engine.unsized import Unsized
 from memcalc.estimation.blocks.catalogue import Gradients
 from memcalc.estimation.blocks.structure import Structure
@@ -58,27 +58,18 @@ def surroundings_of(gradients: Gradients, around: Around) -> Surroundings:
     return Surroundings(gradients, pattern, tuple(items))
 
 
-class Use(NamedTuple):
-    """A course as one chunk of a run has it.
+def others(course: Course, chunk: Stage) -> Counts:
+    """What the other micro-batches in flight of a chunk hold whatever the moment is, see `Course.found`."""
+    timeline = course.timeline
 
-    Args:
-        course: of one micro-batch.
-        items: what its slots stand for.
-        stage: the chunk, with its micro-batches in flight.
-    """
-
-    course: Course
-    items: tuple[Item, ...]
-    stage: Stage
-
-    def others(self) -> list[Holding]:
-        """What the other micro-batches in flight hold, whatever the moment is."""
-        timeline = self.course.timeline
+    def holdings() -> list[Holding]:
         return [
             (number, storages, count)
             for number, block in enumerate(timeline.blocks)
-            for storages, count in others_of(self.stage, block.name, block.program, block.kind, timeline.tables)
+            for storages, count in others_of(chunk, block.name, block.program, block.kind, timeline.tables)
         ]
+
+    return course.found(flights(chunk), holdings)
 
 
 def layers(chunk: Stage) -> int:

@@ -149,24 +149,24 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         rows[(slice(None), *found.where)] = found.rows
         if ledgers is not None:
             ledgers[(slice(None), slice(None), *found.where)] = found.ledger
-    too_large = valid & (columns[len(OUTSIDE) :][BY_PHASE].max(axis=0) > LARGEST)
+    peak = columns[len(OUTSIDE) :][BY_PHASE].max(axis=0)
+    too_large = valid & (peak > LARGEST)
     valid &= ~too_large
     missing = ~valid
     if missing.any():
-        columns[:, missing] = 0
+        columns[:, missing] = peak[missing] = 0
         if table is not None:
             table[:, :, missing] = 0
     flat = columns.reshape(len(columns), -1)
     (outside, usable), rows = np.split(flat, [len(OUTSIDE)])
     phase, stage, phases, components = rows[PHASE], rows[STAGE], rows[BY_PHASE], rows[AT_PEAK]
-    peak = phases.max(axis=0)
-    reserved: Any = reserved_bytes(peak)  # arrays count as numbers do
+    reserved: Any = reserved_bytes(peak.ravel())  # arrays count as numbers do
     return Table(
         points.grid,
         start,
         valid.ravel(),
         too_large.ravel(),
-        peak,
+        peak.ravel(),
         phase,
         stage,
         reserved,

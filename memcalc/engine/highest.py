@@ -7,11 +7,12 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.intp]
+Levels = npt.NDArray[np.int32]
 
 COLUMNS = 2048  # batches whose sums are held against each other at a time: they stay in the processor's cache
 
 
-def highest(forms: Bytes, ends: Numbers, atoms: Bytes) -> tuple[Bytes, Numbers]:
+def highest(forms: Bytes, ends: Numbers, atoms: Bytes) -> tuple[Bytes, Levels]:
     """The largest of each segment of forms, and which one it is: the first of equal ones.
 
     Args:
@@ -24,17 +25,19 @@ def highest(forms: Bytes, ends: Numbers, atoms: Bytes) -> tuple[Bytes, Numbers]:
     """
     count, sizes = atoms.shape[1], np.diff(ends)
     order = np.argsort(-sizes, kind="stable")  # so that those with a further form are the first ones
+    back = np.argsort(order)
     firsts = ends[:-1][order]
     further = np.searchsorted(-sizes[order], -np.arange(1, sizes.max(initial=1))).tolist()
     heights = np.empty((len(sizes), count))
-    winners = np.zeros((len(sizes), count), dtype=np.intp)
+    winners = np.empty((len(sizes), count), dtype=np.int32)
     for start in range(0, count, COLUMNS):
         lanes = slice(start, start + COLUMNS)
         rows = forms @ atoms[:, lanes]
-        heights[:, lanes] = rows[firsts]
-        for level, several in enumerate(further, 1):
-            own, best = rows[firsts[:several] + level], heights[:several, lanes]
-            np.copyto(winners[:several, lanes], level, where=own > best)
-            np.maximum(own, best, out=best)
-    back = np.argsort(order)
-    return heights[back], winners[back]
+        best, level = rows[firsts], np.zeros((len(sizes), rows.shape[1]), dtype=np.int32)
+        for number, several in enumerate(further, 1):
+            own, known = rows[firsts[:several] + number], best[:several]
+            np.copyto(level[:several], number, where=own > known)
+            np.maximum(own, known, out=known)
+        heights[:, lanes] = best[back]
+        winners[:, lanes] = level[back]
+    return heights, winners

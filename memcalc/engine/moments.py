@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.engine.atoms import Atoms, Bytes
+from memcalc.engine.atoms import Atoms, Bytes, Sizes
 from memcalc.engine.table import COMPONENTS
 from memcalc.estimation.items import Item
 from memcalc.estimation.moments import Candidate, Holding
@@ -33,16 +34,18 @@ class Family(NamedTuple):
     """Moments of a phase that differ in what one block holds, and in nothing else.
 
     Args:
+        block: its number.
         program: the block's.
         counts: how many tensors of each of its sizes it holds in each. [moments, sizes]
         moments: their numbers, in order.
-        key: equal for families of which the same ones are the highest.
+        key: the same for families of which the same ones are the highest.
     """
 
+    block: int
     program: Program
     counts: Counts
     moments: list[int]
-    key: tuple[int, ...]
+    key: object
 
 
 class Moments(NamedTuple):
@@ -76,7 +79,11 @@ class Course:
         self.timeline = timeline
         self._numbers = {id(slot): number for number, slot in enumerate(slots)}
         self._slots = slots
+        self._programs = tuple([block.program for block in timeline.blocks])
+        # Where the sizes of each block begin, and where those of the last one end.
+        self._ends = list(accumulate((len(program.kinds) for program in self._programs), initial=0))
         self._known: dict[Streams, Moments] = {}
+        self._held: dict[object, Counts] = {}
 
     def moments(self, streams: Streams) -> Moments:
         """The moments of some phases."""
@@ -86,13 +93,13 @@ class Course:
                 for stream, makes_workspace in streams
             ]
             candidates = [each for candidates in several for each in candidates]
-            counts = self.counts(*(each.holdings for each in candidates))
             buffers = np.zeros((len(candidates), len(self._slots)))
             for number, each in enumerate(candidates):
                 for item, count in each.engine:
                     buffers[number, self._numbers[id(item)]] += count
             ends = np.cumsum([0, *map(len, several)])
             families = self._families(candidates, np.repeat(np.arange(len(several)), np.diff(ends)).tolist())
+            counts = by_layer(self._counts(candidates, families))
             self._known[streams] = Moments(candidates, ends, counts, by_layer(buffers), families)
         return self._known[streams]
 
@@ -100,55 +107,70 @@ class Course:
         found: dict[object, list[int]] = {}
         for number, (phase, each) in enumerate(zip(phases, candidates, strict=True)):
             *around, (block, _, count) = each.holdings
-            beside = [(index, id(storages), many) for index, storages, many in around]
             engine = [(id(item), many) for item, many in each.engine]
-            found.setdefault((phase, block, count, *beside, *engine), []).append(number)
+            found.setdefault((phase, block, count, *map(id, around), *engine), []).append(number)
         families = []
         for numbers in found.values():
             block = candidates[numbers[0]].holdings[-1][0]
             storages = [candidates[number].holdings[-1][1] for number in numbers]
-            program = self.timeline.blocks[block].program
-            alive = np.array([alive_counts(program, each) for each in storages])
-            families.append(Family(program, alive, numbers, (id(program), *map(id, storages))))
+            key, alive = _alive(self._programs[block], storages)
+            families.append(Family(block, self._programs[block], alive, numbers, key))
         return families
 
-    def sizes(self, atoms: Atoms) -> Bytes:
-        """What the allocator hands out for each size of each block, which were learnt. [sizes, atoms]"""
-        programs = tuple([block.program for block in self.timeline.blocks])
-        key = ("sizes", *map(id, programs))
-        known = atoms.kept.get(key)
-        if known is None or known[1].shape[1] != len(atoms):
-            found = np.concatenate([atoms.sizes(program).rounded for program in programs])
-            known = atoms.kept[key] = programs, found
-        sizes: Bytes = known[1]
+    def _counts(self, candidates: list[Candidate], families: list[Family]) -> Counts:
+        """How many tensors of each size the blocks hold in each moment. [moments, sizes]"""
+        table = np.zeros((len(candidates), self._ends[-1]))
+        for block, _, alive, numbers, _ in families:
+            *around, (_, _, many) = candidates[numbers[0]].holdings
+            beside = np.zeros(self._ends[-1])
+            for index, storages, count in around:
+                beside[self._sizes_of(index)] += count * alive_counts(self._programs[index], storages)
+            table[numbers] = beside
+            table[numbers, self._sizes_of(block)] += many * alive
+        return table
+
+    def _sizes_of(self, block: int) -> slice:
+        return slice(self._ends[block], self._ends[block + 1])
+
+    def sizes(self, atoms: Atoms) -> Sizes:
+        """Each size of each block, which were learnt, one block's after another's. [sizes, atoms]"""
+        key = ("sizes", self._programs, len(atoms))
+        if key not in atoms.kept:
+            several = [atoms.sizes(program) for program in self._programs]
+            atoms.kept[key] = Sizes._make(np.concatenate(each) for each in zip(*several, strict=True))
+        sizes: Sizes = atoms.kept[key]
         return sizes
 
-    def counts(self, *moments: Iterable[Holding]) -> Counts:
-        """How many tensors of each size the blocks hold in some moments, as of `Moments`. [2, moments, sizes]"""
-        programs = [block.program for block in self.timeline.blocks]
-        ends = np.cumsum([0, *(len(program.kinds) for program in programs)]).tolist()
-        held: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}  # moments hold the same tensors again and again
-        for holdings in moments:
-            for block, storages, _ in holdings:
-                held[block, id(storages)] = block, storages
-        sizes = np.zeros((len(held), ends[-1]))
-        for row, (block, storages) in zip(sizes, held.values(), strict=True):
-            row[ends[block] : ends[block + 1]] = alive_counts(programs[block], storages)
-        column = {key: number for number, key in enumerate(held)}
-        times = np.zeros((len(moments), len(held)))
-        for number, holdings in enumerate(moments):
-            for block, storages, count in holdings:
-                times[number, column[block, id(storages)]] += count
-        return by_layer(times) @ sizes
+    def held(self, streams: Streams, moment: int) -> Counts:
+        """What blocks hold in a moment of some phases, see `found`."""
+        return self.found((streams, moment), lambda: self.moments(streams).candidates[moment].holdings)
 
-    def components(self, atoms: Atoms, holdings: Iterable[Holding], of_layers: int) -> Bytes:
-        """What blocks hold, by component: how often each has each atom. [components, atoms]"""
-        table = np.zeros((len(COMPONENTS), len(atoms)))
-        for block, storages, count in holdings:
-            each = round(count / MANY)
-            table += (count - each * MANY + each * of_layers) * held_components(
-                self.timeline.blocks[block].program, storages, atoms
-            )
+    def found(self, key: object, holdings: Callable[[], list[Holding]]) -> Counts:
+        """How many tensors of each size blocks hold, by component, as of `Moments`. [2, components, sizes]
+
+        Args:
+            key: they are counted once for each.
+            holdings: gives what blocks hold.
+        """
+        if key not in self._held:
+            table = np.zeros((len(COMPONENTS), self._ends[-1]))
+            for block, storages, count in holdings():
+                table[:, self._sizes_of(block)] += count * component_counts(self._programs[block], storages)
+            self._held[key] = by_layer(table)
+        return self._held[key]
+
+    def components(self, atoms: Atoms, held: Counts, layers: int) -> Bytes:
+        """What that comes to on a stage of so many layers: how often each component has each atom. [components, atoms]
+
+        Args:
+            atoms: what sizes are made of.
+            held: see `found`.
+            layers: how many.
+        """
+        exact, blocks = self.sizes(atoms)
+        counts = at_layers(held, layers)
+        table: Bytes = counts @ exact
+        table[ROUNDING] += counts.sum(axis=0) @ (blocks - exact)
         return table
 
 
@@ -164,13 +186,13 @@ def at_layers(counts: Counts, many: int) -> Counts:
     return found
 
 
-def add_item(table: Bytes, atoms: Atoms, item: Item, count: int) -> None:
-    """Add so many of an item's tensors to a table by component. [components, atoms]"""
-    each, atom = atoms.of(item.each)
-    block, block_atom = atoms.of(item.block)
-    table[NUMBER[item.component], atom] += count * each
-    table[ROUNDING, block_atom] += count * block
-    table[ROUNDING, atom] -= count * each
+def _alive(program: Program, several: list[tuple[int, ...]]) -> tuple[object, Counts]:
+    """How many of the storages of some moments have each of the program's sizes, and what is theirs alone."""
+    found: dict[Any, tuple[object, Counts]] = program.findings.setdefault("families", {})
+    key = tuple(several)
+    if key not in found:
+        found[key] = object(), np.array([alive_counts(program, each) for each in several])
+    return found[key]
 
 
 def alive_counts(program: Program, storages: tuple[int, ...]) -> Counts:
@@ -182,17 +204,11 @@ def alive_counts(program: Program, storages: tuple[int, ...]) -> Counts:
     return found[storages]
 
 
-def held_components(program: Program, storages: tuple[int, ...], atoms: Atoms) -> Bytes:
-    """The bytes of some storages by component, their rounding among them. [components, atoms]"""
-    key = ("components", id(program), id(storages))
-    known = atoms.kept.get(key)
-    if known is None or known[1].shape[1] != len(atoms):
-        exact, blocks = atoms.sizes(program)
-        counts = np.zeros((len(COMPONENTS), len(program.kinds)))
-        for storage in storages:
-            counts[NUMBER[program.labels[storage][0]], program.kind_of[storage]] += 1
-        table = counts @ exact
-        table[ROUNDING] += counts.sum(axis=0) @ (blocks - exact)
-        known = atoms.kept[key] = (program, storages), table
-    found: Bytes = known[1]
-    return found
+def component_counts(program: Program, storages: tuple[int, ...]) -> Counts:
+    """The same by component. [components, sizes]"""
+    found: dict[Any, Counts] = program.findings.setdefault("components", {})
+    if storages not in found:
+        places = [NUMBER[program.labels[each][0]] * len(program.kinds) + program.kind_of[each] for each in storages]
+        counts = np.bincount(places, minlength=len(COMPONENTS) * len(program.kinds)).astype(float)
+        found[storages] = counts.reshape(len(COMPONENTS), -1)
+    return found[storages]

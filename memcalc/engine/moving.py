@@ -1,175 +1,157 @@
-"""What comes and goes on a stage: the moments of its phases that may be their highest, as sums of atoms."""
+"""What comes and goes on a stage: the moments of its phases that may be their highest, as sums of atoms.
+
+They are put together for many stages at once: those that have a course in common differ in numbers alone.
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
-from memcalc.engine.atoms import Atoms, Bytes, fitted
-from memcalc.engine.courses import Use, flights, layers
-from memcalc.engine.moments import Counts, Family, Numbers, Streams, add_item, at_layers
-from memcalc.estimation.items import PHASES, Item
-from memcalc.estimation.passes import Pass
+from memcalc.engine.atoms import Atoms, Bytes
+from memcalc.engine.moments import Counts, Course, Family, Numbers, Streams, at_layers
+from memcalc.engine.slots import Slot
 
 
-class Alike(NamedTuple):
-    """Passes in which the same stands around the layers.
+@dataclass(frozen=True, eq=False, slots=True)
+class Held:
+    """What other micro-batches in flight hold on one chunk of a stage, whatever the moment is.
 
     Args:
-        uses: the courses of a stage's chunks.
-        passes: of which phases.
+        course: the chunk's.
+        counts: how many tensors of each of its sizes, see `Course.found`.
+        layers: how many the chunk has.
     """
 
-    uses: list[Use]
-    passes: tuple[Pass, ...]
+    course: Course
+    counts: Counts
+    layers: int
 
-    @property
-    def streams(self) -> Streams:
-        """The passes as a course knows them."""
-        return tuple([(each.stream, each.workspace is not None) for each in self.passes])
+    def components(self, atoms: Atoms) -> Bytes:
+        """Their bytes by component. [components, atoms]"""
+        return self.course.components(atoms, self.counts, self.layers)
 
 
-class Sized(NamedTuple):
-    """The moments of some phases of a course, without those that another one exceeds for all batches.
+@dataclass(frozen=True, eq=False, slots=True)
+class Part:
+    """One chunk of a stage in some of its passes.
 
     Args:
+        course: the chunk's, with one micro-batch in flight.
+        streams: the passes.
+        slots: the engine's buffers and, behind them, the workspace of backward, if it makes one.
+        layers: how many the chunk has.
+        others: what other micro-batches hold of it, where that decides which chunk is highest.
+    """
+
+    course: Course
+    streams: Streams
+    slots: tuple[Slot, ...]
+    layers: int
+    others: Held | None
+
+    def components(self, moment: int, atoms: Atoms) -> Bytes:
+        """What is alive in one of the course's moments, by component: how often each has each atom."""
+        table = self.course.components(atoms, self.course.held(self.streams, moment), self.layers)
+        counts = at_layers(self.course.moments(self.streams).buffers[:, moment], self.layers)
+        for slot in np.flatnonzero(counts).tolist():
+            self.slots[slot].add_to(table, float(counts[slot]))
+        return table if self.others is None else table + self.others.components(atoms)
+
+
+# One pass of a stage: the parts that run one after the other, each with the number of the pass in it.
+Runs = tuple[tuple[Part, int], ...]
+
+
+class Sized:
+    """The moments of some phases of a course, without those that another one exceeds for all batches.
+
+    Attributes:
+        numbers: which of the course's moments they are. [moments]
+        counts: how many of them each phase has.
         forms: what blocks hold: how often it has each atom, however many layers there are, and for each layer.
             [2, moments, atoms]
         buffers: how many of each of the engine's buffers stand around it, and of the workspace, likewise.
             [2, moments, slots]
-        numbers: which of the course's moments it is. [moments]
-        ends: where those of each phase begin, and where the last ones end. [phases + 1]
     """
 
-    forms: Bytes
-    buffers: Counts
-    numbers: Numbers
-    ends: Numbers
+    def __init__(self, course: Course, streams: Streams, atoms: Atoms) -> None:
+        moments = course.moments(streams)
+        self.numbers: Numbers = np.array(
+            sorted(chain.from_iterable(_highest_of(each, atoms) for each in moments.families))
+        )
+        self.counts: list[int] = np.diff(np.searchsorted(self.numbers, moments.ends)).tolist()
+        self.forms: Bytes = moments.counts[:, self.numbers] @ course.sizes(atoms).rounded
+        self.buffers: Counts = moments.buffers[:, self.numbers]
+
+    def of(self, parts: list[Part], atoms: Atoms) -> Bytes:
+        """The same moments of several parts, those of one after those of another. [parts * moments, atoms]"""
+        layers = np.array([part.layers for part in parts], dtype=float).reshape(-1, 1, 1)
+        found: Bytes = self.forms[0] + layers * self.forms[1]
+        slots = np.zeros((len(parts), self.buffers.shape[2], len(atoms)))
+        for own, part in zip(slots, parts, strict=True):
+            for row, slot in zip(own, part.slots, strict=False):
+                row[slot.block[1]] = slot.block[0]
+        if slots.any():
+            found += (self.buffers[0] + layers * self.buffers[1]) @ slots
+        for number, part in enumerate(parts):
+            if part.others is not None:
+                found[number] += part.others.components(atoms).sum(axis=0)
+        return found.reshape(-1, len(atoms))
 
 
-class Known(NamedTuple):
-    """The moments of some passes over all chunks of a stage, in order of the passes.
+class Forms:
+    """The moments of some passes.
 
     Args:
-        forms: their bytes. [moments, atoms]
-        ends: where those of each pass begin, and where the last ones end. [passes + 1]
-        chunks: which of the chunks each is of. [moments]
-        numbers: which of the course's moments it is. [moments]
-    """
-
-    forms: Bytes
-    ends: Numbers
-    chunks: Numbers
-    numbers: Numbers
-
-
-class Moving:
-    """The moments of one stage that may be the highest of their phases.
-
-    Args:
-        several: all passes.
+        passes: of which; chunks that run one after the other have the moments of all of them.
         atoms: what sizes are made of.
 
     Attributes:
         forms: the bytes of each moment, those of one pass after those of another. [moments, atoms]
-        sizes: how many moments each pass has. [passes]
-        pass_of: the number of the pass of each phase; that behind the last one where nothing moves. [phases]
+        ends: where those of each pass begin, and where those of the last one end. [passes + 1]
     """
 
-    def __init__(self, several: list[Alike], atoms: Atoms) -> None:
-        self._known = [(alike, _known(alike, atoms)) for alike in several]
-        self.forms: Bytes = np.concatenate([known.forms for _, known in self._known])
-        self.sizes: Numbers = np.concatenate([np.diff(known.ends) for _, known in self._known])
-        self.pass_of = _pass_of(tuple([which.mask for alike in several for which in alike.passes]))
-        self._components: dict[tuple[int, int], Bytes] = {}
+    def __init__(self, passes: Sequence[Runs], atoms: Atoms) -> None:
+        self._atoms = atoms
+        groups: dict[tuple[Course, Streams], dict[Part, None]] = {}
+        for part, _ in chain.from_iterable(passes):
+            groups.setdefault((part.course, part.streams), {})[part] = None
+        tables, sizes, numbers = [], [0], []
+        first: dict[Part, int] = {}  # the number of its first pass, in the order of `tables`
+        for (course, streams), own in groups.items():
+            sized = _sized(course, streams, atoms)
+            tables.append(sized.of([*own], atoms))
+            first |= {part: len(sizes) - 1 + number * len(streams) for number, part in enumerate(own)}
+            sizes += sized.counts * len(own)
+            numbers.append(np.tile(sized.numbers, len(own)))
+        forms, moments, ends = np.concatenate(tables), np.concatenate(numbers), np.cumsum(sizes).tolist()
+        starts = [
+            [(part, ends[first[part] + number : first[part] + number + 2]) for part, number in runs] for runs in passes
+        ]
+        rows = np.concatenate([np.arange(*bounds) for runs in starts for _, bounds in runs])
+        self.forms: Bytes = forms[rows]
+        self.ends: Numbers = np.cumsum([0, *(sum(stop - start for _, (start, stop) in runs) for runs in starts)])
+        self._starts, self._moments = starts, moments
 
-    def components(self, atoms: Atoms, phase: int, moment: int) -> Bytes | None:
-        """What is alive in one of the moments of a phase, by component; None: nothing. [components, atoms]"""
-        number = int(self.pass_of[phase])
-        if number == len(self.sizes):
-            return None
-        key = (number, moment)
-        if key not in self._components:
-            self._components[key] = self._find_components(atoms, number, moment)
-        return self._components[key]
-
-    def _find_components(self, atoms: Atoms, number: int, moment: int) -> Bytes:
-        for alike, known in self._known:
-            if number < len(alike.passes):
-                row = known.ends[number] + moment
-                use = alike.uses[known.chunks[row]]
-                return _components(use, alike, number, int(known.numbers[row]), atoms)
-            number -= len(alike.passes)
-        raise IndexError(number)
-
-
-def _known(alike: Alike, atoms: Atoms) -> Known:
-    """Chunks of a stage run one after the other: the one with the highest counts, of equal ones the first."""
-    sized = [_sized(use, alike.streams, atoms) for use in alike.uses]
-    forms = [_forms(use, own, alike, atoms) for use, own in zip(alike.uses, sized, strict=True)]
-    if len(sized) == 1:
-        (own,) = sized
-        return Known(forms[0], own.ends, np.zeros_like(own.numbers), own.numbers)
-    passes = np.concatenate([np.repeat(np.arange(len(alike.passes)), np.diff(own.ends)) for own in sized])
-    order = np.argsort(passes, kind="stable")
-    chunks = np.repeat(np.arange(len(sized)), [len(own.numbers) for own in sized])
-    numbers = np.concatenate([own.numbers for own in sized])
-    ends = np.searchsorted(passes[order], np.arange(len(alike.passes) + 1))
-    return Known(np.concatenate(forms)[order], ends, chunks[order], numbers[order])
+    def components(self, number: int, moment: int) -> Bytes:
+        """What is alive in one of the moments of a pass, by component: how often it has each atom."""
+        for part, (start, stop) in self._starts[number]:
+            if moment < stop - start:
+                return part.components(int(self._moments[start + moment]), self._atoms)
+            moment -= stop - start
+        raise IndexError(moment)
 
 
-def _components(use: Use, alike: Alike, which: int, moment: int, atoms: Atoms) -> Bytes:
-    moments = use.course.moments(alike.streams)
-    holdings = [*moments.candidates[moment].holdings, *use.others()]
-    table: Bytes = use.course.components(atoms, holdings, layers(use.stage))
-    items = [*use.items, alike.passes[which].workspace]
-    for slot, count in enumerate(at_layers(moments.buffers[:, moment], layers(use.stage)).tolist()):
-        item = items[slot]
-        if count and item is not None:
-            add_item(table, atoms, item, count)
-    return table
-
-
-def _forms(use: Use, sized: Sized, alike: Alike, atoms: Atoms) -> Bytes:
-    """The moments of one chunk, with the engine's buffers and other micro-batches in flight. [moments, atoms]"""
-    forms = at_layers(sized.forms, layers(use.stage))
-    workspace = next((each.workspace for each in alike.passes if each.workspace is not None), None)
-    if use.items or workspace is not None:
-        forms += at_layers(sized.buffers, layers(use.stage)) @ _slots(
-            use.items, workspace, sized.buffers.shape[2], atoms
-        )
-    return forms if max(flights(use.stage)) == 1 else forms + fitted(others(use, atoms).totals, len(atoms))
-
-
-def _slots(items: tuple[Item, ...], workspace: Item | None, count: int, atoms: Atoms) -> Bytes:
-    """The bytes of the engine's buffers, and of the workspace. [slots, atoms]"""
-    key = ("slots", id(items), id(workspace), count)
+def _sized(course: Course, streams: Streams, atoms: Atoms) -> Sized:
+    key = ("sized", course, streams, len(atoms))
     if key not in atoms.kept:
-        sizes = np.zeros((count, len(atoms)))
-        for slot, item in enumerate((*items, *(() if workspace is None else (workspace,)))):
-            size, atom = atoms.of(item.block)
-            sizes[slot, atom] = size
-        atoms.kept[key] = (items, workspace), sizes
-    found: Bytes = atoms.kept[key][1]
-    return fitted(found, len(atoms))
-
-
-def _sized(use: Use, streams: Streams, atoms: Atoms) -> Sized:
-    """The moments of a course; `forms` are as wide as there are atoms."""
-    key = ("sized", id(use.course), streams)
-    if key not in atoms.kept:
-        moments = use.course.moments(streams)
-        numbers = np.array(sorted(number for family in moments.families for number in _highest_of(family, atoms)))
-        forms = moments.counts[:, numbers] @ use.course.sizes(atoms)
-        ends = np.searchsorted(numbers, moments.ends)
-        atoms.kept[key] = use.course, Sized(forms, moments.buffers[:, numbers], numbers, ends)
-    sized: Sized = atoms.kept[key][1]
-    if sized.forms.shape[2] != len(atoms):
-        sized = sized._replace(forms=fitted(sized.forms, len(atoms)))
-        atoms.kept[key] = use.course, sized
-    return sized
+        atoms.kept[key] = Sized(course, streams, atoms)
+    found: Sized = atoms.kept[key]
+    return found
 
 
 def _highest_of(family: Family, atoms: Atoms) -> list[int]:
@@ -181,33 +163,3 @@ def _highest_of(family: Family, atoms: Atoms) -> list[int]:
         winners = (atoms.table.T @ forms.T).argmax(axis=1)  # the first of equal ones
         atoms.kept[family.key] = family, np.flatnonzero(np.bincount(winners)).tolist()
     return [family.moments[number] for number in atoms.kept[family.key][1]]
-
-
-class Others(NamedTuple):
-    """What other micro-batches in flight hold, whatever the moment is.
-
-    Args:
-        totals: their bytes. [atoms]
-        components: the same by component. [components, atoms]
-    """
-
-    totals: Bytes
-    components: Bytes
-
-
-def others(use: Use, atoms: Atoms) -> Others:
-    """Those of a chunk."""
-    key = ("others", id(use.course), flights(use.stage), layers(use.stage))
-    if key not in atoms.kept:
-        components = use.course.components(atoms, use.others(), layers(use.stage))
-        atoms.kept[key] = use.course, Others(components.sum(axis=0), components)
-    found: Others = atoms.kept[key][1]
-    return found
-
-
-@lru_cache(maxsize=1024)
-def _pass_of(masks: tuple[int, ...]) -> Numbers:
-    """The number of the mask that each phase is in."""
-    return np.array(
-        [next((n for n, mask in enumerate(masks) if mask >> phase & 1), len(masks)) for phase in range(len(PHASES))]
-    )

@@ -28,10 +28,11 @@ _UNKNOWN = object()
 class _Node:
     """What is known once some fields have been read: the field that is read next, or the result."""
 
-    __slots__ = ("children", "field", "result")
+    __slots__ = ("children", "field", "read", "result")
 
     def __init__(self) -> None:
         self.field: Field | None = None
+        self.read: Callable[[Spec], Any] | None = None  # what gives its value
         self.children: dict[Any, _Node] = {}
         self.result: Any = _UNKNOWN
 
@@ -86,9 +87,12 @@ class Reader:
             spec: the run.
             function: asked if no run that agrees with this one has been met. It gets a run that watches it.
         """
-        node = root = self._trees.setdefault(key, _Node())
-        while node.field is not None:
-            following = node.children.get(_VALUE[node.field](spec))
+        root = self._trees.get(key)
+        if root is None:
+            root = self._trees[key] = _Node()
+        node = root
+        while node.read is not None:
+            following = node.children.get(node.read(spec))
             if following is None:
                 break
             node = following
@@ -102,7 +106,7 @@ class Reader:
         result = function(_watched(spec, self._behind, read))
         for field in read:
             assert node.field in (None, field), "it reads what it read before, in the same order"
-            node.field = field
+            node.field, node.read = field, _VALUE[field]
             node = node.children.setdefault(_VALUE[field](spec), _Node())
         node.result = result
         self._known += 1

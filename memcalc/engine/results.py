@@ -1,25 +1,26 @@
 """Sums of atoms in, bytes out: the stage, the phase and the moment that need most, and what is alive then.
 
 What moves on a stage and what stands there are summed once for all contexts that have it; their phases are sums of the
-two.
+two. Contexts are taken a few at a time, so that their phases stay in the processor's cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from memcalc.engine.atoms import LARGEST, Atoms, Bytes, fitted
+from memcalc.engine.atoms import LARGEST, Atoms, Bytes
 from memcalc.engine.highest import Numbers, highest
-from memcalc.engine.stage import StageForms
+from memcalc.engine.moving import Forms, Runs
+from memcalc.engine.stage import Rank
 from memcalc.engine.table import COMPONENTS
 from memcalc.estimation.items import PHASES
 
 MOST = 2**21  # numbers of results that are made at a time
+FEW = 2**16  # and of phases of stages
 
 # The rows of results: the number of the phase of the peak, that of its stage, bytes by phase, and those at the peak.
 PHASE, STAGE = 0, 1
@@ -40,104 +41,134 @@ class Sums(NamedTuple):
     ledger: Bytes | None
 
 
-def sums(contexts: Sequence[Sequence[StageForms]], atoms: Atoms, lanes: range, *, ledger: bool) -> Iterator[Sums]:
+def sums(contexts: Sequence[Sequence[Rank]], atoms: Atoms, kinds: Sequence[slice], *, ledger: bool) -> Iterator[Sums]:
     """The sums of some contexts that are made of the same atoms, in order.
 
     Args:
-        contexts: the stages of each that may need most, in order.
+        contexts: the stages of each that may need most, in order; those with as many stages are neighbours.
         atoms: what they are made of.
-        lanes: for which batches.
+        kinds: the batches that have tapes of their own.
         ledger: also by phase and component.
     """
-    table = np.ascontiguousarray(atoms.table[:, lanes.start : lanes.stop])
-    step = max(MOST // (WIDTH * table.shape[1]), 1)
+    step = max(MOST // (WIDTH * atoms.count), 1)
     for start in range(0, len(contexts), step):
         several = contexts[start : start + step]
-        stages = [stage for context in several for stage in context]
-        yield from _Summed(stages, atoms, table).contexts(np.cumsum([0, *map(len, several)]), ledger=ledger)
+        summed = _Summed([rank for context in several for rank in context], atoms, kinds)
+        first = 0
+        for stages, alike in groupby(map(len, several)):
+            stop = first + stages * sum(1 for _ in alike)
+            few = stages * max(FEW // (stages * len(PHASES) * atoms.count), 1)
+            for row in range(first, stop, few):
+                yield from summed.contexts(range(row, min(row + few, stop)), stages, ledger=ledger)
+            first = stop
 
 
 class _Summed:
-    """The bytes of some stages by phase, for all batches.
+    """Some stages over all batches."""
 
-    Attributes:
-        phases: the highest moment of each. [stages, phases, n]
-        moments: which of the moments of the phase that is. [passes + 1, n]
-        segment_of: the row of `moments` of each phase. [stages, phases]
-    """
-
-    def __init__(self, stages: Sequence[StageForms], atoms: Atoms, table: Bytes) -> None:
-        self.stages = stages
-        self.numbers = np.array([stage.number for stage in stages])
-        self.atoms = atoms
-        self.table = table
-        # Many stages share what moves, or what stands.
-        movings = {id(stage.moving): stage.moving for stage in stages}
-        standings = {id(stage.standing): stage.standing for stage in stages}
-        forms = [fitted(each.forms, len(atoms)) for each in movings.values()]
-        ends = np.cumsum(np.concatenate([[0], *(each.sizes for each in movings.values()), [1]]))
-        heights, self.moments = highest(np.concatenate([*forms, np.zeros((1, len(atoms)))]), ends, table)
-        first = np.cumsum([0, *(len(each.sizes) for each in movings.values())]).tolist()
-        segments = {
-            key: np.where(each.pass_of == len(each.sizes), len(heights) - 1, each.pass_of + before)
-            for (key, each), before in zip(movings.items(), first, strict=False)
+    def __init__(self, ranks: Sequence[Rank], atoms: Atoms, kinds: Sequence[slice]) -> None:
+        self._ranks, self._atoms, self._table = ranks, atoms, atoms.table
+        movings = {id(rank.moving): rank.moving for rank in ranks}
+        numbers: dict[tuple[Runs, ...], int] = {}
+        for moving in movings.values():
+            for each in moving.passes:
+                numbers.setdefault(each, len(numbers))
+        # Behind all passes one in which nothing moves.
+        self._heights: Bytes = np.zeros((len(numbers) + 1, atoms.count))
+        self._highest = np.zeros(self._heights.shape, dtype=np.int32)
+        self._forms = [Forms([each[kind] for each in numbers], atoms) for kind in range(len(kinds))]
+        self._widest = max(int(np.diff(each.ends).max()) for each in self._forms)
+        for kind, (lanes, forms) in enumerate(zip(kinds, self._forms, strict=True)):
+            self._heights[:-1, lanes], winners = highest(forms.forms, forms.ends, self._table[:, lanes])
+            np.add(winners, kind * self._widest, out=self._highest[:-1, lanes])
+        pass_of = {
+            key: np.array([*(numbers[each] for each in moving.passes), len(numbers)])[moving.pass_of]
+            for key, moving in movings.items()
         }
-        standing = dict(zip(standings, _over([each.totals for each in standings.values()], table), strict=True))
-        others = {id(stage.others): stage.others for stage in stages if stage.others is not None}
-        waiting = dict(zip(others, _over([each.totals for each in others.values()], table), strict=True))
-        self.segment_of: Numbers = np.stack([segments[id(stage.moving)] for stage in stages])
-        self.phases: Bytes = heights[self.segment_of]
-        for number, stage in enumerate(stages):
-            self.phases[number] += standing[id(stage.standing)]
-            if stage.others is not None:
-                self.phases[number, stage.moving.pass_of < len(stage.moving.sizes)] += waiting[id(stage.others)]
+        self._passes: Numbers = np.stack([pass_of[id(rank.moving)] for rank in ranks])  # [ranks, phases]
+        self._moves = self._passes < len(numbers)
+        self._numbers = np.array([rank.number for rank in ranks])
+        self._constant: Bytes = np.stack([rank.standing.constant for rank in ranks])  # [ranks, phases, components]
+        self._totals: Bytes = self._constant.sum(axis=2)[:, :, None]
+        self._varying = {each: each.totals(self._table) for each in {rank.standing.varying: None for rank in ranks}}
+        held = {rank.moving.waiting: None for rank in ranks if rank.moving.waiting}
+        self._held = {each: [kind.components(atoms) for kind in each] for each in held}
+        self._waiting = {
+            each: np.concatenate([own.sum(axis=0) @ self._table[:, k] for own, k in zip(several, kinds, strict=True)])
+            for each, several in self._held.items()
+        }
+        self._known: dict[object, Bytes] = {}
 
-    def contexts(self, ends: Numbers, *, ledger: bool) -> Iterator[Sums]:
-        """The results of contexts; `ends` says where the stages of each begin, and where those of the last one end."""
-        peaks = self.phases.max(axis=1)
-        lanes = np.arange(self.table.shape[1])
-        for start, stop in pairwise(ends.tolist()):
-            found = np.empty((WIDTH, self.table.shape[1]))
-            stage = start + (peaks[start:stop].argmax(axis=0) if stop > start + 1 else np.zeros_like(lanes))
-            alone = bool((stage == stage[0]).all())
-            phases = self.phases[stage[0]] if alone else self.phases[stage, :, lanes].T
-            phase = phases.argmax(axis=0)
-            moment = self.moments[self.segment_of[stage, phase], lanes]
-            found[BY_PHASE] = np.minimum(phases, 2 * LARGEST)  # what is more is no longer exact, and no int64 at last
-            found[PHASE] = phase
-            found[STAGE] = (
-                self.stages[stage[0]].number if alone else [self.stages[each].number for each in stage.tolist()]
-            )
-            self._components(found[AT_PEAK], stage, phase, moment)
-            yield Sums(found, self._ledger(stage) if ledger else None)
+    def contexts(self, rows: range, stages: int, *, ledger: bool) -> Iterator[Sums]:
+        """The results of neighbours that have as many stages.
 
-    def _components(
-        self, found: Bytes, stage: npt.NDArray[np.intp], phase: npt.NDArray[np.intp], moment: npt.NDArray[np.intp]
-    ) -> None:
-        """Write what is alive in moments of stages. [components, n]"""
-        code = (stage * len(PHASES) + phase) * (int(moment.max()) + 1) + moment
-        several = (
-            [slice(None)] if (code == code[0]).all() else [np.flatnonzero(code == each) for each in np.unique(code)]
-        )
-        for lanes in several:
-            place = (int(each[lanes][0]) for each in (phase, moment))
-            forms = self.stages[stage[lanes][0]].components(self.atoms, *place)
-            found[:, lanes] = forms @ self.table[:, lanes]
+        Args:
+            rows: their stages.
+            stages: how many each has.
+            ledger: also by phase and component.
+        """
+        count, lanes = len(rows) // stages, np.arange(self._table.shape[1])
+        by_stage = self._phases(rows).reshape(count, stages, len(PHASES), -1)
+        phases, peaks = by_stage[:, 0], by_stage[:, 0].max(axis=1)
+        row = np.repeat(np.array(rows)[::stages, None], len(lanes), axis=1)  # that of the stage that needs most
+        for number in range(1, stages):
+            others = by_stage[:, number].max(axis=1)
+            higher = others > peaks
+            np.copyto(phases, by_stage[:, number], where=higher[:, None])
+            np.copyto(peaks, others, where=higher)
+            np.copyto(row, np.array(rows)[number::stages, None], where=higher)
+        phase = np.zeros_like(row)
+        for number in reversed(range(len(PHASES))):
+            np.copyto(phase, number, where=phases[:, number] == peaks)
+        found = np.empty((count, WIDTH, len(lanes)))
+        found[:, PHASE], found[:, STAGE] = phase, self._numbers[row]
+        # What is more is no longer exact, and no int64 at last.
+        np.minimum(phases, 2 * LARGEST, out=found[:, BY_PHASE])
+        self._components(found[:, AT_PEAK], row, phase)
+        ledgers = None
+        if ledger:
+            ledgers = np.empty((count, len(PHASES), len(COMPONENTS), len(lanes)))
+            for number in range(len(PHASES)):
+                self._components(ledgers[:, number], row, np.full_like(phase, number))
+        for number in range(count):
+            yield Sums(found[number], None if ledgers is None else ledgers[number])
 
-    def _ledger(self, stage: npt.NDArray[np.intp]) -> Bytes:
-        """Bytes by phase and component, each in the highest moment of its phase. [phases, components, n]"""
-        found = np.empty((len(PHASES), len(COMPONENTS), self.table.shape[1]))
-        for phase in range(len(PHASES)):
-            moment = self.moments[self.segment_of[stage, phase], np.arange(self.table.shape[1])]
-            self._components(found[phase], stage, np.full_like(stage, phase), moment)
+    def _phases(self, rows: range) -> Bytes:
+        """The highest moment of each phase. [rows, phases, n]"""
+        several = slice(rows.start, rows.stop)
+        found: Bytes = self._heights[self._passes[several]]
+        found += self._totals[several]
+        for number, rank in enumerate(self._ranks[several]):
+            found[number] += self._varying[rank.standing.varying]
+            if rank.moving.waiting:
+                found[number, self._moves[rows[number]]] += self._waiting[rank.moving.waiting]
         return found
 
+    def _components(self, found: Bytes, row: Numbers, phase: Numbers) -> None:
+        """Write what is alive in the highest moments of phases of stages. [contexts, components, n]"""
+        moment = self._highest[self._passes[row, phase], np.arange(row.shape[1])]
+        code = ((row - row.min()) * len(PHASES) + phase) * len(self._forms) * self._widest + moment
+        for own, rows, phases, moments, codes in zip(found, row, phase, moment, code, strict=True):
+            for each in np.flatnonzero(np.bincount(codes)).tolist():
+                lanes = np.flatnonzero(codes == each)
+                first = lanes[0]
+                place = int(rows[first]), int(phases[first])
+                forms, constant = self._alive(*place, int(moments[first])), self._constant[place][:, None]
+                if len(lanes) == len(codes):
+                    np.add(forms @ self._table, constant, out=own)
+                else:
+                    own[:, lanes] = forms @ self._table.take(lanes, axis=1) + constant
 
-def _over(forms: Sequence[Bytes], table: Bytes) -> Bytes:
-    """Several forms for all batches; some may be of a time when there were fewer atoms. [forms, ..., n]"""
-    if not forms:
-        return np.empty(0)
-    several = np.stack([fitted(each, len(table)) for each in forms])
-    used = several.any(axis=tuple(range(several.ndim - 1)))  # most atoms are of other things
-    found: Bytes = several[..., used] @ table[used]
-    return found
+    def _alive(self, row: int, phase: int, moment: int) -> Bytes:
+        """What is alive in a moment but for what is constant, by component: how often it has each atom."""
+        rank, number = self._ranks[row], int(self._passes[row, phase])
+        key = (rank.standing.varying, phase, number, moment, rank.moving.waiting)
+        if key not in self._known:
+            table = rank.standing.varying.components(phase, len(self._atoms))
+            if self._moves[row, phase]:
+                kind, own = divmod(moment, self._widest)
+                table = table + self._forms[kind].components(number, own)
+                if rank.moving.waiting:
+                    table = table + self._held[rank.moving.waiting][kind]
+            self._known[key] = table
+        return self._known[key]

@@ -2,225 +2,221 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from memcalc.engine.atoms import ONE, Atoms, Bytes, fitted
+from memcalc.engine.atoms import Atoms
 from memcalc.engine.courses import (
-    Surroundings,
-    Use,
+    Pattern,
     counts_elements,
     course_of,
     flights,
     layers,
+    others,
     stands_for,
     surroundings_of,
 )
-from memcalc.engine.moments import NUMBER, ROUNDING, Course
-from memcalc.engine.moving import Alike, Moving, Others, others
+from memcalc.engine.moments import Course, Numbers, Streams
+from memcalc.engine.moving import Held, Part, Runs
 from memcalc.engine.reading import Reader
-from memcalc.engine.table import COMPONENTS
+from memcalc.engine.slots import Slot, slot_of
+from memcalc.engine.standing import Standing, standing_of
+from memcalc.estimation.blocks.catalogue import Gradients
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.communication import communication_buffers
-from memcalc.estimation.engines.buffers import Around, Buffers
-from memcalc.estimation.items import PHASES, Item
-from memcalc.estimation.passes import Pass, beside, first_workspace, passes_of, pieces_of
+from memcalc.estimation.items import PHASES
+from memcalc.estimation.passes import beside, first_workspace, passes_of, pieces_of
 from memcalc.estimation.sharding import stage_parameters
-from memcalc.estimation.stages import Stage, one_in_flight
+from memcalc.estimation.stages import Stage, one_in_flight, stages_that_matter
 from memcalc.estimation.standing import standing_items
-from memcalc.estimation.states import state_sums
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 
-PHASE_NUMBER = {phase: number for number, phase in enumerate(PHASES)}
 
-Passes = tuple[tuple[bool, tuple[Pass, ...]], ...]
-Numbers = npt.NDArray[np.intp]
-
-
-class Standing:
-    """What stands through phases.
+@dataclass(frozen=True, eq=False, slots=True)
+class Place:
+    """One stage of a pipeline, whatever it is that runs there.
 
     Args:
-        components: how often each phase has each atom, by component. [phases, components, atoms]
+        number: of the stage.
+        alone: the stage without its micro-batches in flight: what stands there knows them as little as engines do.
+        chunks: those that run one after the other.
     """
 
-    def __init__(self, components: Bytes) -> None:
-        self.components = components
-        self.totals: Bytes = components.sum(axis=1)  # [phases, atoms]
+    number: int
+    alone: Stage
+    chunks: tuple[Stage, ...]
 
 
-class StageForms(NamedTuple):
-    """The bytes of one stage by phase and component, as sums of atoms."""
+class Setting(NamedTuple):
+    """What stands around the layers in passes before which gradients do, or do not, exist.
+
+    Args:
+        streams: the passes.
+        masks: the phases of each.
+        gradients: what becomes of them on arrival.
+        pattern: where the engine has buffers.
+        slots: these buffers, and the workspace of backward.
+        exactly: whether the engine counts parameters layer by layer.
+    """
+
+    streams: Streams
+    masks: tuple[int, ...]
+    gradients: Gradients
+    pattern: Pattern
+    slots: tuple[Slot, ...]
+    exactly: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Moving:
+    """What comes and goes on a stage.
+
+    Args:
+        passes: its passes; each as one sequence and as several have it, where these are other tapes.
+        pass_of: the number of the pass of each phase; that behind the last one where nothing moves. [phases]
+        waiting: what other micro-batches in flight hold in all passes alike, if there are any; likewise.
+    """
+
+    passes: tuple[tuple[Runs, ...], ...]
+    pass_of: Numbers
+    waiting: tuple[Held, ...]
+
+
+class Rank(NamedTuple):
+    """One stage of a run."""
 
     number: int
     standing: Standing
     moving: Moving
-    others: Others | None  # what other micro-batches in flight hold in phases in which something moves
-
-    def components(self, atoms: Atoms, phase: int, moment: int) -> Bytes:
-        """What is alive in a moment of a phase, by component: how often each has each atom. [components, atoms]"""
-        still = fitted(self.standing.components[phase], len(atoms))
-        moving = self.moving.components(atoms, phase, moment)
-        if moving is None:
-            return still
-        found = still + fitted(moving, len(atoms))
-        return found if self.others is None else found + fitted(self.others.components, len(atoms))
 
 
-def stage_forms(
-    reader: Reader, spec: Spec, structure: Structure, atoms: Atoms, stage: Stage, card: Card | None
-) -> StageForms:
-    """The forms of one stage.
+class _Frame(NamedTuple):
+    """What is on a stage whatever its layers do."""
+
+    settings: tuple[Setting, ...]
+    standing: Standing
+
+
+def places_of(spec: Spec) -> list[Place]:
+    """The stages that may need most."""
+    return [
+        Place(stage.index, _alone(stage), pieces_of(spec, stage) if stage.pieces else (stage,))
+        for stage in stages_that_matter(spec)
+    ]
+
+
+def ranks(
+    reader: Reader, kinds: list[tuple[Spec, Structure]], atoms: Atoms, places: list[Place], card: Card | None
+) -> list[Rank]:
+    """The stages of a run.
 
     Args:
         reader: remembers what was found of other runs.
-        spec: the run, with any of the batches.
-        structure: its structure, the same object for runs of which it is the same.
+        kinds: the run, with any of the batches of each kind, and its structure, the same object for runs of which it
+            is the same.
         atoms: what sizes are made of.
-        stage: the stage.
+        places: its stages, the same object for runs of which they are the same.
         card: the card.
 
     Raises:
         TooLarge: a size is beyond what float64 holds exactly.
         InputError: it is not modelled.
     """
-    alone = _alone(stage)
-    frame = reader.find(
-        ("frame", alone, atoms), spec, partial(_frame, reader=reader, stage=alone, atoms=atoms, card=card)
-    )
-    chunks = pieces_of(spec, stage) if stage.pieces else (stage,)
-    courses = _courses(reader, spec, structure, atoms, chunks, frame)
-    if len(courses) == len(chunks) == 1:  # no moment is the highest because of other micro-batches
-        (chunk,) = chunks
-        waiting = others(Use(*courses[0].places[0], chunk), atoms) if max(flights(chunk)) > 1 else None
-        chunks = (one_in_flight(chunk),)
-    else:
-        waiting = None
-    key = ("moving", id(courses), *((flights(chunk), layers(chunk)) for chunk in chunks))
-    if key not in atoms.kept:
-        several = [
-            Alike([Use(*place, chunk) for place, chunk in zip(each.places, chunks, strict=True)], each.passes)
-            for each in courses
-        ]
-        atoms.kept[key] = courses, Moving(several, atoms)
-    return StageForms(stage.index, frame.standing, atoms.kept[key][1], waiting)
+    found = []
+    spec = kinds[0][0]
+    choices = (*(id(structure) for _, structure in kinds), spec.training.recompute, spec.parallelism.engine)
+    for place in places:
+        frame = reader.find(
+            ("frame", place.alone, atoms),
+            spec,
+            partial(_frame, reader=reader, stage=place.alone, atoms=atoms, card=card),
+        )
+        key = ("moving", *choices, id(place), id(frame.settings))
+        if key not in atoms.kept:
+            atoms.kept[key] = place, kinds, _moving(kinds, atoms, place, frame.settings)
+        found.append(Rank(place.number, frame.standing, atoms.kept[key][2]))
+    return found
 
 
 @lru_cache(maxsize=4096)
 def _alone(stage: Stage) -> Stage:
-    """The stage without its micro-batches in flight: what stands there knows them as little as engines do."""
     return one_in_flight(stage)._replace(index=min(stage.index, 1), pieces=tuple(map(one_in_flight, stage.pieces)))
 
 
-class _Frame(NamedTuple):
-    """What is on a stage whatever its layers do: the engine's buffers around them, the passes, and what stands."""
-
-    around: Around
-    passes: Passes
-    standing: Standing
-
-
 def _frame(run: Spec, reader: Reader, stage: Stage, atoms: Atoms, card: Card | None) -> _Frame:
-    buffers = communication_buffers(atoms.batches.on(run), stage)
-    around = reader.same(_around_key(buffers.around), buffers.around)
-    passes = tuple(passes_of(run, stage, card))
-    return _Frame(around, reader.same(passes, passes), _standing(run, buffers, stage, atoms, card))
+    over = atoms.batches.on(run)
+    buffers = communication_buffers(over, stage)
+    exactly = counts_elements(buffers.around)
+    settings = []
+    for exist, passes in passes_of(run, stage, card):
+        gradients, pattern, items = surroundings_of(*beside(run, buffers.around, exist=exist))
+        workspace = [each.workspace for each in passes if each.workspace is not None]
+        streams = tuple([(each.stream, each.workspace is not None) for each in passes])
+        masks = tuple([each.mask for each in passes])
+        slots = tuple([slot_of(item, atoms) for item in (*items, *workspace)])
+        settings.append(Setting(streams, masks, gradients, pattern, slots, exactly))
+    standing = [*buffers.steady, *standing_items(over, stage, card), *first_workspace(run, stage, card)]
+    several = tuple(settings)
+    return _Frame(reader.same(("settings", atoms, several), several), standing_of(run, stage, standing, atoms))
 
 
-def _around_key(around: Around) -> object:
-    """Equal for buffers that are alike; those with an array for each batch are like no others."""
-    *places, shares, gathered = around
-    several = [item for place in places for item in place]
-    if any(isinstance(item.each, np.ndarray) for item in several):
-        return id(around)
-    return (*places, tuple(shares.items()), tuple(gathered.items()))
+def _moving(kinds: list[tuple[Spec, Structure]], atoms: Atoms, place: Place, settings: tuple[Setting, ...]) -> Moving:
+    alone = len(settings) == len(place.chunks) == 1  # no moment is the highest because of other micro-batches
+    waiting: list[Held] = []
+    passes: list[tuple[Runs, ...]] = []
+    for setting in settings:
+        several: list[list[Part]] = []
+        for spec, structure in kinds:
+            parts = []
+            for chunk in place.chunks:
+                course = _course(spec, structure, chunk, setting, atoms)
+                held = _held(course, chunk, atoms)
+                if alone and held is not None:
+                    waiting.append(held)
+                parts.append(_part(course, setting, chunk, None if alone else held, atoms))
+            several.append(parts)
+        passes += [
+            tuple([tuple([(part, number) for part in parts]) for parts in several])
+            for number in range(len(setting.streams))
+        ]
+    masks = tuple([mask for setting in settings for mask in setting.masks])
+    return Moving(tuple(passes), _pass_of(masks), tuple(waiting))
 
 
-class _Courses(NamedTuple):
-    """Passes before which gradients do, or do not, exist; of each chunk the course, and what its slots stand for."""
-
-    passes: tuple[Pass, ...]
-    places: list[tuple[Course, tuple[Item, ...]]]
-
-
-def _courses(
-    reader: Reader, spec: Spec, structure: Structure, atoms: Atoms, chunks: tuple[Stage, ...], frame: _Frame
-) -> list[_Courses]:
-    exactly = counts_elements(frame.around)
-    wholes = tuple([stands_for(spec, chunk, exactly=exactly) for chunk in chunks])
-    parameters = [stage_parameters(spec, whole) if exactly else None for whole in wholes]
-    engine, recompute = spec.parallelism.engine, spec.training.recompute
-    several: list[tuple[tuple[Pass, ...], Surroundings]] = []
-    for exist, passes in frame.passes:
-        place = ("surroundings", id(frame.around), exist, atoms)
-        find = partial(_surroundings, around=frame.around, exist=exist, atoms=atoms)
-        several.append((passes, reader.find(place, spec, find)))
-    alike = tuple([(id(passes), id(surroundings)) for passes, surroundings in several])
-    key = ("courses", spec.model, id(structure), engine, recompute, wholes, *parameters, alike)
-    if key not in atoms.kept:
-        found = []
-        for passes, (gradients, pattern, items) in several:
-            courses = [
-                course_of(spec, structure, whole, gradients, pattern, own)
-                for whole, own in zip(wholes, parameters, strict=True)
-            ]
-            for course in courses:
-                for block in course.timeline.blocks:
-                    atoms.learn(block.program)
-            found.append(_Courses(passes, [(course, items) for course in courses]))
-        atoms.kept[key] = found
-    known: list[_Courses] = atoms.kept[key]
-    return known
+def _course(spec: Spec, structure: Structure, chunk: Stage, setting: Setting, atoms: Atoms) -> Course:
+    whole = stands_for(spec, chunk, exactly=setting.exactly)
+    parameters = stage_parameters(spec, whole) if setting.exactly else None
+    course = course_of(spec, structure, whole, setting.gradients, setting.pattern, parameters)
+    for block in course.timeline.blocks:
+        atoms.learn(block.program)
+    return course
 
 
-def _surroundings(run: Spec, around: Around, exist: bool, atoms: Atoms) -> Surroundings:
-    found = surroundings_of(*beside(run, around, exist=exist))
-    for item in found.items:  # their sizes can be told
-        atoms.of(item.each)
-        atoms.of(item.block)
+def _part(course: Course, setting: Setting, chunk: Stage, held: Held | None, atoms: Atoms) -> Part:
+    """The part, the same object for chunks that differ in what does not matter."""
+    part = Part(course, setting.streams, setting.slots, layers(chunk), held)
+    found: Part = atoms.kept.setdefault(("part", course, setting.streams, setting.slots, layers(chunk), held), part)
     return found
 
 
-def _standing(run: Spec, buffers: Buffers, stage: Stage, atoms: Atoms, card: Card | None) -> Standing:
-    over = atoms.batches.on(run)
-    standing = [*buffers.steady, *standing_items(over, stage, card), *first_workspace(run, stage, card)]
-    return Standing(_still(run, stage, standing, atoms))
-
-
-def _still(spec: Spec, stage: Stage, standing: list[Item], atoms: Atoms) -> Bytes:
-    """What stands through phases, by component: how often each has each atom. [phases, components, atoms]"""
-    parts = [(item, atoms.of(item.each), atoms.of(item.block)) for item in standing]
-    table = np.zeros((len(PHASES), len(COMPONENTS), len(atoms)))
-    table[:, :, ONE] = _states(spec, stage, atoms)
-    for item, (each, atom), (block, block_atom) in parts:
-        phases = _rows(item.mask)
-        table[phases, NUMBER[item.component], atom] += item.count * each
-        table[phases, ROUNDING, block_atom] += item.count * block
-        table[phases, ROUNDING, atom] -= item.count * each
-    return table
-
-
-def _states(spec: Spec, stage: Stage, atoms: Atoms) -> Bytes:
-    """Bytes of the model's states. [phases, components]"""
-    sums = state_sums(spec, stage)
-    key = ("states", id(sums))
+def _held(course: Course, chunk: Stage, atoms: Atoms) -> Held | None:
+    """What other micro-batches in flight hold."""
+    if max(flights(chunk)) == 1:
+        return None
+    key = ("others", course, flights(chunk), layers(chunk))
     if key not in atoms.kept:
-        table = np.zeros((len(PHASES), len(COMPONENTS)))
-        for (phase, component), amount in sums.items():
-            table[PHASE_NUMBER[phase], NUMBER[component]] = amount
-        atoms.kept[key] = sums, table
-    found: Bytes = atoms.kept[key][1]
+        atoms.kept[key] = Held(course, others(course, chunk), layers(chunk))
+    found: Held = atoms.kept[key]
     return found
 
 
 @lru_cache(maxsize=1024)
-def _rows(mask: int) -> Numbers | slice:
-    """The phases of a mask, as neighbours where they are."""
-    numbers = [number for number in range(len(PHASES)) if mask >> number & 1]
-    if numbers and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return slice(numbers[0], numbers[-1] + 1)
-    return np.array(numbers, dtype=np.intp)
+def _pass_of(masks: tuple[int, ...]) -> Numbers:
+    """The number of the mask that each phase is in."""
+    return np.array(
+        [next((n for n, mask in enumerate(masks) if mask >> phase & 1), len(masks)) for phase in range(len(PHASES))]
+    )

@@ -39,9 +39,9 @@ class BackwardMoments(TurningPoints):
                     given = block.program.alive("backward", 1)  # what it has saved, and the gradient that comes in
                     engine = self._engine_behind(block, layer, beside=(*self._around(layer, after=False), *sent_for))
                     yield Candidate([*holdings, (index, given, 1)], engine, f"{block.name}: parameters arrive")
+                engine = self._engine_behind(block, layer)
                 for position in tops:
                     alive = block.program.alive("backward", position)
-                    engine = self._engine_behind(block, layer)
                     yield Candidate([*holdings, (index, alive, 1)], engine, place(block, events, position))
                 if block.kind is not None and self.around.after_layer:
                     done = block.program.alive("backward", len(events) - 1)

@@ -24,13 +24,13 @@ class ForwardMoments(StageBlocks):
                 engine = self.around.forward_layer
                 yield from self._arrivals(index, block)
                 yield from self._widest(index, block)
+            # What the layers' Python names, beside what is saved, goes before the head is reached.
+            gone = block.name == "head" and bool(block.program.packed)
+            saved = self._saved(index, layer, "loss" if gone else "forward")
+            items = (*((item, 1) for item in engine), *self._gathered(layer))
             for position in self.highest_positions(block, "forward"):
                 alive = block.program.alive("forward", position)
-                # What the layers' Python names, beside what is saved, goes before the head is reached.
-                gone = block.name == "head" and bool(block.program.packed)
-                holdings = [*self._saved(index, layer, "loss" if gone else "forward"), (index, alive, 1)]
-                where = place(block, block.program.forward, position)
-                yield Candidate(holdings, (*((item, 1) for item in engine), *self._gathered(layer)), where)
+                yield Candidate([*saved, (index, alive, 1)], items, place(block, block.program.forward, position))
 
     def _widest(self, index: int, block: Block) -> Iterator[Candidate]:
         """The layer in whose forward the engine has gathered most, if it is of this kind and not the last of all."""
@@ -41,10 +41,10 @@ class ForwardMoments(StageBlocks):
         layer = self.stage.first + found.widest_forward
         if layer < self.stage.stop - 1 and count_between(self.spec, block.kind, layer, layer + 1):
             engine = (*((item, 1) for item in self.around.forward_widest), *self._gathered(layer))
+            saved = self._saved(index, layer, "forward")
             for position in self.highest_positions(block, "forward"):
                 alive = block.program.alive("forward", position)
-                where = place(block, block.program.forward, position)
-                yield Candidate([*self._saved(index, layer, "forward"), (index, alive, 1)], engine, where)
+                yield Candidate([*saved, (index, alive, 1)], engine, place(block, block.program.forward, position))
 
     def _arrivals(self, index: int, block: Block) -> Iterator[Candidate]:
         """The moments before a layer's forward, in which an engine copies its parameters out of what was gathered."""

@@ -47,19 +47,21 @@ class Reduction(NamedTuple):
     moved: int
 
 
-def arrivals(parameters: Parameters) -> list[Arrival]:
+@lru_cache(maxsize=64)
+def arrivals(parameters: Parameters) -> tuple[Arrival, ...]:
     """The gradients of a stage in the order of its parameters, which backward turns round."""
-    found: list[tuple[bool, Arrival]] = []
-
-    def add(place: str, layer: int, tensors: Iterable[Held]) -> None:
+    ends = {place: [held for held in parameters if held.where == place] for place in ("embedding", "head")}
+    parts = [("embedding", 0, ends["embedding"]), *(("layer", *each) for each in enumerate(layers_of(parameters)))]
+    known = {id(held): (held.trains, held.elements, held.routed) for held in parameters}  # once, not for each layer
+    found: list[Arrival] = []
+    number = 0
+    for place, layer, tensors in (*parts, ("head", 0, ends["head"])):
         for held in tensors:
-            found.append((held.trains, Arrival(place, layer, len(found), held.elements, held.routed)))
-
-    add("embedding", 0, (held for held in parameters if held.where == "embedding"))
-    for layer, tensors in enumerate(layers_of(parameters)):
-        add("layer", layer, tensors)
-    add("head", 0, (held for held in parameters if held.where == "head"))
-    return [arrival for trains, arrival in found if trains]
+            trains, elements, routed = known[id(held)]
+            if trains:
+                found.append(Arrival(place, layer, number, elements, routed))
+            number += 1
+    return tuple(found)
 
 
 def layers_of(parameters: Parameters) -> Iterator[list[Held]]:
