@@ -76,7 +76,7 @@ def _state_peak(parameters: Parameters, choice: Choice) -> int:
     held: dict[str, int] = {}
     for (phase, _), amount in _state_sums(parameters, choice).items():
         held[phase] = held.get(phase, 0) + amount
-    return max(held.values())
+    return max(held.values(), default=0)  # none, where all of it is on the host
 
 
 @lru_cache(maxsize=1024)
