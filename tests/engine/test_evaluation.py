@@ -11,11 +11,12 @@ from memcalc.engine.grid import assignments
 from memcalc.engine.points import Points
 from memcalc.engine.table import COMPONENTS, Table
 from memcalc.errors import InputError
+from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
 
 
 def assert_same(source, table: Table, *overrides: str, gpu: str | None = None) -> None:
-    """Every number of every configuration is the one that `memcalc.estimate` gives."""
+    """Every number of every configuration is the one that formulas give for it alone."""
     for index in range(len(table)):
         words = assignments(table.point(index))
         result, refusal = _estimate(source, (*overrides, *words), gpu)
@@ -38,9 +39,9 @@ def assert_same(source, table: Table, *overrides: str, gpu: str | None = None) -
 
 
 def _estimate(source, overrides: tuple[str, ...], gpu: str | None) -> tuple[Result | None, str]:
-    """A result, or why there is none."""
+    """A result by formula, or why there is none: `memcalc.estimate` would trace some runs instead."""
     try:
-        return memcalc.estimate(source, *overrides, gpu=gpu), ""
+        return estimate(memcalc.load(source, *overrides, gpu=gpu)), ""
     except InputError as error:
         return None, str(error)
 
