@@ -63,7 +63,7 @@ def trace(
     progress: Progress = silent,
     **options: Any,
 ) -> Trace | Judged:
-    """The real training step on a device that is not there. Needs torch.
+    """The real training step, or generation, on a device that is not there. Needs torch.
 
     Of a configuration, or of any `torch.nn.Module`: `trace(module, inputs)`. A module has no configuration to size, so
     what comes back has all that a trace has but `result`: events, timeline, replay, ledger, verdict.
@@ -100,8 +100,9 @@ def trace(
             "Write them into the configuration's training block.",
             "trace",
         )
-    spec = of_training(load(cast("Source", source), *given, gpu=gpu), "trace")
+    spec = load(cast("Source", source), *given, gpu=gpu)
     if device == "null":
+        of_training(spec, "trace --device null")
         from memcalc.nullcuda.tracing import trace as trace_on_null
 
         return trace_on_null(spec, steps, alloc_conf, python, progress)

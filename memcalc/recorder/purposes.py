@@ -16,6 +16,8 @@ from memcalc.recorder.storages import Number
 # What is marked later does not change what these are: a tied weight, a gradient that the optimizer holds too.
 FIRST_COME = frozenset({Component.WEIGHTS, Component.LIBRARY_WORKSPACE, Component.INPUTS})
 
+GENERATION = ("prefill", "decode")  # the phases of step/generation.py, by their kinds
+
 
 class Birth(NamedTuple):
     """Where and when a storage was made."""
@@ -68,6 +70,8 @@ class Purposes:
     def _of(self, number: Number, birth: Birth) -> Component:
         if birth.kind in ("forward", "loss", "backward") and self._is_buffer(number, birth):
             return Component.COMMUNICATION_BUFFERS
+        if birth.kind in GENERATION:
+            return Component.LOGITS_AND_LOSS if birth.place.tail else Component.TEMPORARIES
         if birth.kind not in ("forward", "loss", "backward"):
             return Component.TEMPORARIES
         if birth.kind == "loss" or birth.place.tail:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION
 from memcalc.ledger.result import Confidence, Outside, RankResult, Result
-from memcalc.ledger.textbook import textbook
+from memcalc.ledger.textbook import generation_textbook, textbook
 from memcalc.progress import Progress, silent
 from memcalc.recorder.judged import Judged, judge
 from memcalc.recorder.ledger import host_ledger
@@ -63,7 +63,7 @@ def make_trace(
         parameters=recording.parameters,
         trainable_parameters=recording.trainable,
         buffer_elements=recording.buffers,
-        textbook=textbook(spec),
+        textbook=textbook(spec) if spec.inference is None else generation_textbook(spec),
         ranks=(rank,),
         confidence=_confidence(recording, judged),
         card=card,

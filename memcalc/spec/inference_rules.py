@@ -123,7 +123,7 @@ def of_training(spec: Spec, verb: str) -> Spec:
 REMEDIES = {
     "fit": "`memcalc estimate --gpu CARD` says the largest batch and the longest context that fit.",
     "measure": "`memcalc dry-run --gpu CARD -- python script.py` sizes a script that generates.",
-    "trace": "`memcalc dry-run --gpu CARD -- python script.py` sizes a script that generates.",
+    "trace --device null": "Leave --device out; or `memcalc dry-run --gpu CARD -- python script.py` a script.",
 }
 
 

@@ -197,6 +197,7 @@ def foreign_config(model: ModelSpec) -> Any:
 
 # Keys that change no size that a spec has, but which kernel runs, or that must agree with the number of layers.
 FURTHER: dict[str, Callable[[Spec], dict[str, Any]]] = {
-    "mistral": lambda _: {"sliding_window": None},  # newer Mistrals have none; a window's mask keeps flash from running
+    # Newer Mistrals have none. In training a window's mask keeps flash from running; of a cache it is the bound.
+    "mistral": lambda spec: {"sliding_window": None} if spec.inference is None else {},
     "gpt_neo": lambda spec: {"attention_types": [[["global"], spec.model.num_layers]]},
 }

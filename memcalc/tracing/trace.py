@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from memcalc.errors import InputError
 from memcalc.ledger.result import Result
@@ -14,6 +15,11 @@ from memcalc.spec.cards import find_card
 from memcalc.spec.foreign import can_read_foreign, family_of_foreign
 from memcalc.spec.spec import Spec
 from memcalc.step.packages import require
+
+if TYPE_CHECKING:
+    import torch
+
+    from memcalc.tracing.fake import Run
 
 Semantics = Literal["cuda", "cpu"]
 
@@ -28,6 +34,8 @@ def trace(
     progress: Progress = silent,
 ) -> Trace:
     """The real training step on fake tensors, every byte attributed, replayed through PyTorch's allocator.
+
+    Of a spec with an `inference:` block prompts are read and tokens made in place of steps.
 
     Args:
         spec: what to train.
@@ -44,12 +52,11 @@ def trace(
     require("trace", spec)
     refuse_replicas(spec, semantics)
     refuse_kernels(spec)
-    from memcalc.step.loop import TrainingRun
     from memcalc.tracing.fake import record_fake
 
     card = find_card(spec.hardware.gpu or DEFAULT_CARD)
     recording = record_fake(
-        partial(TrainingRun, spec),
+        _run_of(spec, semantics),
         card,
         steps,
         cuda=semantics == "cuda",
@@ -57,6 +64,18 @@ def trace(
         progress=progress,
     )
     return make_trace(spec, recording, alloc_conf, progress=progress)
+
+
+def _run_of(spec: Spec, semantics: str) -> Callable[[torch.device], Run]:
+    """What runs: a training step, or generation."""
+    if spec.inference is not None:
+        refuse_generation(spec, semantics)
+        from memcalc.step.generation import GenerationRun
+
+        return partial(GenerationRun, spec)
+    from memcalc.step.loop import TrainingRun
+
+    return partial(TrainingRun, spec)
 
 
 def in_place_of_formulas(spec: Spec) -> Result:
@@ -115,6 +134,39 @@ def refuse_kernels(spec: Spec) -> None:
             raise InputError(
                 f"{field.rpartition('.')[2]} = {value} needs bitsandbytes' kernels, which fake tensors do not have.",
                 "Trace it with --device null, or use `memcalc estimate`.",
+                field,
+            )
+
+
+def refuse_generation(spec: Spec, semantics: str) -> None:
+    """What of generation is no run of transformers' modules and caches on one GPU.
+
+    Raises:
+        InputError: for a paged cache, plain modules, matrices in 4 bits, several ranks, and the CPU's semantics.
+    """
+    asked = spec.inference
+    assert asked is not None
+    for is_so, what, remedy, field in (
+        (asked.cache == "paged", "cache = paged", "cache: dynamic or static", "inference.cache"),
+        (
+            asked.implementation == "plain",
+            "implementation = plain",
+            "implementation: huggingface",
+            "inference.implementation",
+        ),
+        (
+            asked.quantization != "none",
+            f"quantization = {asked.quantization}",
+            "quantization: none",
+            "inference.quantization",
+        ),
+        (spec.parallelism.ranks > 1, f"{spec.parallelism.ranks} ranks", "one rank", "parallelism"),
+        (semantics == "cpu", "semantics = cpu", "--semantics cuda", "--semantics"),
+    ):
+        if is_so:
+            raise InputError(
+                f"{what} while generating: what is traced are transformers' modules and caches on one GPU.",
+                f"Set {remedy}, or use `memcalc estimate`.",
                 field,
             )
 

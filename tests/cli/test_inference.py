@@ -63,7 +63,7 @@ def test_other_forms(run) -> None:
 
 REFUSED = {
     ("fit",): "error: inference: fit knows training steps",
-    ("trace",): "error: inference: trace knows training steps",
+    ("trace", "--device", "null"): "error: inference: trace --device null knows training steps",
     ("recompute",): "error: inference: recompute knows training steps",
     ("estimate", "--measure"): "error: inference: measure knows training steps",
 }

@@ -179,7 +179,7 @@ def test_a_training_block_beside_it_is_left_aside_and_told() -> None:
 
 
 VERBS = {
-    "trace": lambda: memcalc.trace("gpt2", "inference.batch_size=1"),
+    "trace --device null": lambda: memcalc.trace("gpt2", "inference.batch_size=1", device="null"),
     "measure": lambda: memcalc.measure("gpt2", "inference.batch_size=1", device="cpu"),
     "fit": lambda: memcalc.fit("gpt2", "inference.batch_size=1", gpu="l4"),
     "recompute": lambda: memcalc.recompute("gpt2", "inference.batch_size=1", gpu="l4"),
