@@ -46,11 +46,13 @@ def parse_bytes(text: str) -> int:
     Raises:
         InputError: when the number or the unit cannot be read, or the number is negative.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,30})(?:\.(\d{1,30}))?\s*([A-Za-z]*)\s*", text)
     units = {name.lower(): size for name, size in BYTES_PER_UNIT.items()}
-    if match is None or (match[2] or "bytes").lower() not in units:
+    if match is None or (match[3] or "bytes").lower() not in units:
         raise InputError(
             f"{text!r} is not a size.",
             "Write a number and a unit, such as 70GiB (2^30 bytes) or 80GB (10^9 bytes).",
         )
-    return int(float(match[1]) * units[(match[2] or "bytes").lower()])
+    decimals = match[2] or ""
+    scale: int = 10 ** len(decimals)
+    return int(match[1] + decimals) * units[(match[3] or "bytes").lower()] // scale

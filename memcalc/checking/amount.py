@@ -47,7 +47,7 @@ def parse_amount(text: str) -> Amount:
     Raises:
         InputError: it is neither a share up to 100% nor a size.
     """
-    match = re.fullmatch(r"\s*(\d+)(?:\.(\d+))?\s*%\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,30})(?:\.(\d{1,30}))?\s*%\s*", text)
     if match is not None:
         decimals = match[2] or ""
         amount = Amount(text.strip(), int(match[1] + decimals), 100 * 10 ** len(decimals))

@@ -215,6 +215,14 @@ def _finish(draft: Draft) -> None:
     _recompute(draft)
 
 
+_MOST = 10_000  # layers that are told one by one
+
+
+def _counts(*values: Any) -> bool:
+    """Whether all of them are numbers of layers or stages."""
+    return all(type(value) is int and 0 < value <= _MOST for value in values)
+
+
 def _widths(draft: Draft) -> None:
     """arguments.py: four times the width; two thirds of that where the MLP is gated, in whole 64s."""
     values, size = draft.values, draft.values.get("model.hidden_size")
@@ -228,8 +236,8 @@ def _experts(draft: Draft) -> None:
     draft.default("model.moe.num_experts_per_token", 2)  # arguments.py: moe_router_topk
     if "model.intermediate_size" in values:
         draft.default("model.moe.expert_intermediate_size", values["model.intermediate_size"])
-    every, layers = facts.get("expert_layers", 1), values.get("model.num_layers")
-    if type(every) is int and every > 0 and type(layers) is int:
+    every, layers = facts.get("expert_layers", 1), values.get("model.num_layers", 0)
+    if _counts(every, layers):
         dense = [layer for layer in range(layers) if layer % every]  # gpt_layer_specs.py: the first one has experts
         if dense:
             values["model.moe.dense_layers"] = dense
@@ -250,9 +258,9 @@ def _recompute(draft: Draft) -> None:
     if modules and values.get("training.recompute") == "selective":
         values["training.recompute_modules"] = modules if isinstance(modules, list) else [modules]
     layers, of = facts.get("recomputed", 1), values.get("model.num_layers")
-    chunks = values.get("parallelism.pipeline_parallel", 1) * values.get("parallelism.virtual_stages", 1)
+    parts = [values.get(f"parallelism.{name}", 1) for name in ("pipeline_parallel", "virtual_stages")]
     if values.get("training.recompute") == "full" and facts.get("method") == "block":
-        if type(layers) is int and type(of) is int and of % chunks == 0:
+        if _counts(layers, of, *parts) and of % (chunks := parts[0] * parts[1]) == 0:
             size = of // chunks  # the first layers of every chunk: transformer_block.py
             values["training.recompute"] = [
                 chunk * size + layer for chunk in range(chunks) for layer in range(min(layers, size))
@@ -269,7 +277,7 @@ def _ranks(draft: Draft) -> None:
     size = 1
     for kind in kinds:
         degree = values.get(f"parallelism.{kind}_parallel", 1)
-        size *= degree if type(degree) is int else 1
+        size *= degree if _counts(degree) else 1
     per_node, nodes = facts.get("per_node"), facts.get("nodes", 1)
     if type(per_node) is int and type(nodes) is int:
         world = per_node * nodes
@@ -287,7 +295,7 @@ def _ranks(draft: Draft) -> None:
     if type(facts.get("virtual")) is int and facts["virtual"] > 1:
         values["parallelism.virtual_stages"] = facts["virtual"]
         values["parallelism.schedule"] = "interleaved"
-    elif type(chunk) is int and type(layers) is int and chunk and layers % (stages * chunk) == 0:
+    elif _counts(chunk, layers, stages) and layers % (stages * chunk) == 0:
         values["parallelism.virtual_stages"] = layers // stages // chunk
         values["parallelism.schedule"] = "interleaved"
 

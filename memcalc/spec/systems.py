@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 
 import yaml
@@ -69,7 +70,7 @@ def system_of(card: Card, node: int | None = None, nic_gbit: float | None = None
     """
     if node is not None and node < 1:
         raise InputError(f"{node} cards in a node.", "Give 1 or more.", "--node")
-    if nic_gbit is not None and nic_gbit <= 0:
+    if nic_gbit is not None and not 0 < nic_gbit < inf:
         raise InputError(f"{nic_gbit:g} Gbit/s of network a card.", "Give more than 0.", "--nic")
     found = _systems()[card.name]
     if nic_gbit is not None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.checking.amount import parse_amount
+from memcalc.checking.amount import parse_amount, parse_budget
 from memcalc.errors import InputError
 
 
@@ -41,8 +41,27 @@ def test_a_share_is_exact_and_rounded_up(hundredths: int, whole: int) -> None:
         ("-5%", "neither a share nor a size"),
         ("5 percent", "neither a share nor a size"),
         ("", "neither a share nor a size"),
+        (f"{'9' * 400}GiB", "neither a share nor a size"),
+        (f"{'9' * 5000}%", "neither a share nor a size"),
     ],
 )
 def test_what_is_no_amount(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_amount(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1.5GiB", 3 * 2**29),
+        ("0.1GB", 100_000_000),
+        ("123456789123456789.25KiB", 123_456_789_123_456_789 * 1024 + 256),  # to the byte
+    ],
+)
+def test_a_budget_is_exact(text: str, expected: int) -> None:
+    assert parse_budget(text) == expected
+
+
+def test_a_budget_beyond_all_numbers_is_refused() -> None:
+    with pytest.raises(InputError, match="is not a size"):
+        parse_budget(f"{'9' * 400}GiB")

@@ -104,6 +104,8 @@ def test_a_choice_that_is_left_out_stands_before_its_reason(run: Callable[..., R
         (("gpt2", "--gpu", "t4", "--gpus", "0"), "error: --gpus: 0 GPUs. Give 1 to 131,072.\n"),
         (("gpt2", "--gpu", "t4", "--node", "0"), "error: --node: 0 cards in a node. Give 1 or more.\n"),
         (("gpt2", "--gpu", "t4", "--nic", "0"), "error: --nic: 0 Gbit/s of network a card. Give more than 0.\n"),
+        (("gpt2", "--gpu", "t4", "--nic", "nan"), "error: --nic: nan Gbit/s of network a card. Give more than 0.\n"),
+        (("gpt2", "--gpu", "t4", "--nic", "inf"), "error: --nic: inf Gbit/s of network a card. Give more than 0.\n"),
         (
             ("gpt2", "--gpu", "t4", "--hold", "layers"),
             f"error: --hold: 'layers' is not known. Name one of {', '.join(HOLDABLE)}.\n",

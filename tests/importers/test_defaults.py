@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.errors import InputError
 from memcalc.importers.engine import Imported
 from memcalc.importers.loading import import_file, load
 
@@ -255,3 +256,19 @@ def test_what_deepspeed_keeps_in_16_bits_is_told(tmp_path: Path) -> None:
 
     assert [path for path, _ in found.not_modelled] == ["bf16.bf16_master_weights_and_grads"]
     assert found.blocks["training"]["gradient_dtype"] == "fp32"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        f"{BLOCK} 99999999999 --pipeline-model-parallel-size 0",
+        "--tensor-model-parallel-size 0 --nproc-per-node 8 --nnodes 1",
+        "--num-layers-per-virtual-pipeline-stage 2 --pipeline-model-parallel-size 0",
+        "--num-layers 99999999999999 --num-experts 4 --moe-layer-freq 2",
+        "--num-layers abc --num-experts 4 --moe-layer-freq 0",
+    ],
+)
+def test_sizes_of_megatron_that_cannot_be(arguments: str, tmp_path: Path) -> None:
+    """Refused by our rules, not by arithmetic; nothing is counted layer by layer."""
+    with pytest.raises(InputError):
+        spec_of(tmp_path, "a.sh", f"python pretrain_gpt.py {GPT}--bf16 {arguments}")
