@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers import deepspeed
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, place_dropout, to
 
 _ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "geglu": "geglu", "swiglu": "swiglu"}
 _NORMS = {
@@ -128,10 +128,7 @@ def _finish(draft: Draft) -> None:
     draft.default("model.mlp_bias", True)
     stages = facts.get("stages", 1)
     draft.default("parallelism.pipeline_parallel", stages or 1)  # 0: without DeepSpeed's pipeline, on one stage
-    dropouts = [float(facts.get(name, 0)) for name in ("hidden_dropout", "attention_dropout")]  # 0 where silent
-    draft.default("training.dropout", max(dropouts))
-    if dropouts[0] != dropouts[1]:
-        draft.notes.append("one rate of dropout is counted for attention and hidden states: the larger one")
+    place_dropout(draft, 0)
     _attention(draft)
     _inner_size(draft)
     _rotated(draft)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, place_dropout, to
 
 _BF16 = {True: "bf16", False: None}
 _NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm", "layernorm1p": "layernorm"}
@@ -195,10 +195,7 @@ def _finish(draft: Draft) -> None:
         draft.default(f"model.{name}", biased)
     if facts.get("grouped") and type(facts.get("groups")) is int:
         values["model.num_key_value_heads"] = facts["groups"]
-    dropouts = {float(facts.get(name, 0.1)) for name in ("attention_dropout", "hidden_dropout")}  # 0.1 where silent
-    draft.default("training.dropout", max(dropouts))
-    if len(dropouts) > 1:
-        draft.notes.append("one rate of dropout is counted for attention and hidden states: the larger one")
+    place_dropout(draft, 0.1)
     _widths(draft)
     if "model.moe.num_experts" in values:
         _experts(draft)

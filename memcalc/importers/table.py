@@ -132,3 +132,15 @@ class Framework:
         stems = [key for key in self.fields if key.endswith("*") and path.startswith(key[:-1])]
         stems = stems or [key for key in self.fields if key.startswith("*") and path.endswith(key[1:])]
         return self.fields[max(stems, key=len)] if stems else None
+
+
+def place_dropout(draft: Draft, silent: float) -> None:
+    """One rate of the two that Megatron-LM and those after it have; `silent` where a file does not say one.
+
+    What is no number is left for our own rules to refuse.
+    """
+    rates = [draft.facts.get(name, silent) for name in ("attention_dropout", "hidden_dropout")]
+    wrong = [rate for rate in rates if type(rate) not in (int, float)]
+    draft.default("training.dropout", wrong[0] if wrong else max(rates))
+    if not wrong and rates[0] != rates[1]:
+        draft.notes.append("one rate of dropout is counted for attention and hidden states: the larger one")

@@ -265,6 +265,7 @@ def test_what_deepspeed_keeps_in_16_bits_is_told(tmp_path: Path) -> None:
         "--tensor-model-parallel-size 0 --nproc-per-node 8 --nnodes 1",
         "--num-layers-per-virtual-pipeline-stage 2 --pipeline-model-parallel-size 0",
         "--num-layers 99999999999999 --num-experts 4 --moe-layer-freq 2",
+        "--attention-dropout none",
         "--num-layers abc --num-experts 4 --moe-layer-freq 0",
     ],
 )
