@@ -39,16 +39,22 @@ def attention(  # noqa: D417, PLR0917 -- PyTorch's signature
     Raises:
         RuntimeError: with PyTorch's text, where no kernel that is allowed can run.
     """
-    if capability >= AMPERE and _flash(query, key, value, attn_mask):
+    fused = enable_gqa or _same_heads(query, key, value)
+    if fused and capability >= AMPERE and _flash(query, key, value, attn_mask):
         return _run_flash(query, key, value, dropout_p, is_causal, scale)
     efficient = torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
-    if efficient and query.dim() == 4 and (capability >= AMPERE or query.dtype != torch.bfloat16):
+    if fused and efficient and query.dim() == 4 and (capability >= AMPERE or query.dtype != torch.bfloat16):
         if enable_gqa:
             key, value = _repeated(key, query), _repeated(value, query)
         return _run_efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if not torch.backends.cuda.math_sdp_enabled():  # type: ignore[no-untyped-call]
         raise RuntimeError(NO_KERNEL)
     return _plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _same_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Fused kernels spread no heads (sdp_utils_cpp.h, check_batch_size_and_num_heads_dense), the plain one does."""
+    return query.dim() != 4 or query.shape[1] == key.shape[1] == value.shape[1]
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
