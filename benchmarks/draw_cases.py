@@ -17,6 +17,7 @@ import memcalc
 from memcalc.errors import InputError
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.optimizers import OPTIMIZERS
+from memcalc.spec.spec import Spec
 from memcalc.step.decoder import refuse_unsupported
 
 GIB = 2**30
@@ -55,6 +56,7 @@ FAMILIES = {
     "nanochat": ["nanochat-d20"],
 }
 IN_TRANSFORMERS = ("gpt2", "codegen", "llama", "mistral", "qwen2", "qwen3")  # implementation: huggingface
+EAGER_ONLY = "codegen"  # transformers 5.23 has no other attention for it
 ENGINES = [("fsdp2", 3), ("fsdp2", 2), ("ddp", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3)]
 OPTIMIZERS_DRAWN = ("adamw", "adam", "sgd", "momentum", "lion", "adafactor", "adagrad", "rmsprop", "muon", "lamb")
 
@@ -153,10 +155,21 @@ def can_be(preset: str, *words: str) -> bool:
         spec = memcalc.load(preset, *words)
         if spec.training.implementation == "plain":
             refuse_unsupported(spec)
+        elif not in_transformers(spec):
+            return False
         peak = memcalc.estimate(spec, gpu="a100-80gb").ledger.peak_bytes
     except InputError:
         return False
     return SMALLEST <= peak <= LARGEST
+
+
+def in_transformers(spec: Spec) -> bool:
+    """Whether transformers' modules can do it: whole layers again, and kernels that PyTorch has for what they ask."""
+    model, training = spec.model, spec.training
+    kernels = {"eager"} if model.architecture == EAGER_ONLY else {"eager", "flash", "memory-efficient"}
+    if model.num_key_value_heads < model.num_attention_heads:
+        kernels.discard("memory-efficient")  # they leave grouped keys to the kernel
+    return training.recompute != "selective" and training.attention in kernels
 
 
 def main() -> None:

@@ -12,64 +12,44 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
 
+from memcalc.errors import MemcalcError
+from memcalc.measuring import measure
+from memcalc.measuring.client import WORKER, Worker
+from memcalc.nullcuda import environment
+from memcalc.spec.loading import load
+
 CASES = Path(__file__).with_name("reference_cases.yaml")
-ON_DEVICE = "on the device"  # in place of the card: how main starts this file again
 
 
 def main() -> None:
-    """Start this file again, on the device; there, run the cases."""
+    """Run the cases of a list that have no record yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", help="a list in reference_cases.yaml")
     parser.add_argument("card", help="as in `memcalc gpus`")
     parser.add_argument("python", help="an interpreter whose torch is a CUDA build")
     parser.add_argument("recordings", type=Path, help="file that records are appended to")
     arguments = parser.parse_args()
-    if arguments.card == ON_DEVICE:
-        record_all(arguments.cases, arguments.recordings)
-        return
-    from memcalc.nullcuda import environment
-
-    variables = os.environ | environment(arguments.card, pythons=[arguments.python])
+    variables = environment(arguments.card, pythons=[arguments.python])
     variables["PYTHONPATH"] += os.pathsep + str(Path(__file__).parents[1])
-    again = [arguments.python, __file__, arguments.cases, ON_DEVICE, arguments.python, str(arguments.recordings)]
-    subprocess.run(again, env=variables, check=True)
+    known = recorded(arguments.recordings)
+    with Worker((arguments.python, *WORKER), variables) as worker:
+        for case in yaml.safe_load(CASES.read_text())[arguments.cases]:
+            if command(case) not in known:
+                run(case, arguments.recordings, worker)
 
 
-def record_all(cases: str, recordings: Path) -> None:
-    """A fork for each case that has no record yet."""
-    from memcalc.measuring import measure  # noqa: F401 -- imported once, before the forks
-
-    known = recorded(recordings)
-    for case in yaml.safe_load(CASES.read_text())[cases]:
-        if command(case) in known:
-            continue
-        if (child := os.fork()) == 0:
-            try:
-                run(case, recordings)
-            except Exception as error:  # noqa: BLE001 -- the next case is another process's
-                print(f"{case}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-
-
-def run(case: str, recordings: Path) -> None:
+def run(case: str, recordings: Path, worker: Worker) -> None:
     """Measure one case."""
-    from memcalc.errors import OutOfMemory
-    from memcalc.measuring import measure
-    from memcalc.spec.loading import load
-
     preset, *overrides = case.split()
+    spec = load(preset, overrides)
     try:
-        measurement = measure(load(preset, overrides), "cuda", steps=3, record=recordings, command=command(case))
-    except OutOfMemory as error:
-        print(f"{case}: {error}", flush=True)
+        measurement = measure(spec, "cuda", steps=3, record=recordings, command=command(case), worker=worker)
+    except MemcalcError as error:
+        print(f"{case}: {type(error).__name__}: {error}", flush=True)
         return
     peak = measurement.peak
     print(f"{case}: {peak.peak_allocated_bytes:,} in {peak.name}", flush=True)

@@ -23,6 +23,7 @@ from typing import Any
 
 CASES = Path(__file__).with_name("sharded_cases.yaml")
 STEPS = 3
+RANK = "rank="  # a word of a case: which of the ranks it is, if not the first
 
 
 def main() -> None:
@@ -57,20 +58,21 @@ def recorded(recordings: Path) -> set[str]:
 
 
 def run(case: str, card: str, recordings: Path) -> None:
-    """Run one case as rank 0 of all, and append its record."""
+    """Run one case as one rank of all, and append its record."""
     from memcalc.spec.loading import load
 
-    preset, *overrides = case.split()
-    spec = load(preset, overrides)
+    preset, *words = case.split()
+    rank = next((int(word.removeprefix(RANK)) for word in words if word.startswith(RANK)), 0)
+    spec = load(preset, [word for word in words if not word.startswith(RANK)])
     ranks = spec.parallelism.ranks
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost"}
     os.environ.setdefault("MASTER_PORT", "29400")
     import torch
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.cuda.set_device(0)
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     phases = Phases()
     runner = deepspeed if ranks > 1 and spec.parallelism.engine == "deepspeed" else pytorch
     runner(spec, phases)
@@ -85,6 +87,7 @@ def run(case: str, card: str, recordings: Path) -> None:
         },
         "spec": spec.model_dump(mode="json"),
         "phases": phases.found,
+        "requested": phases.requested,
         **({"pinned_bytes": pinned_bytes()} if spec.parallelism.offload != "none" else {}),
         **({"pinned_bytes": pinned_peak()} if spec.training.offload_activations != "none" else {}),
     }
@@ -115,10 +118,11 @@ def pinned_peak() -> int:
 
 
 class Phases:
-    """Peaks of allocated bytes, phase by phase."""
+    """Peaks of allocated bytes, and of those that were asked for, phase by phase."""
 
     def __init__(self) -> None:
         self.found: dict[str, int] = {}
+        self.requested: dict[str, int] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -128,6 +132,8 @@ class Phases:
         torch.cuda.reset_peak_memory_stats()
         yield
         self.found[name] = max(self.found.get(name, 0), torch.cuda.max_memory_allocated())
+        asked = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+        self.requested[name] = max(self.requested.get(name, 0), asked)
 
 
 def pytorch(spec: Any, phases: Phases) -> None:
