@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import memcalc
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
+from memcalc.spec.spec import Spec
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings"
 
@@ -27,6 +28,7 @@ class Case(NamedTuple):
     phases: dict[str, tuple[int, int]]  # of the first two steps: measured, estimated
     reserved: tuple[int, int]  # by the allocator, at its highest: measured, estimated
     requested: tuple[int, int]  # bytes asked for at the peak, without what the allocator adds: both, likewise
+    spec: Spec
 
     @property
     def held_out(self) -> bool:
@@ -39,12 +41,22 @@ class Case(NamedTuple):
         return self.estimated / self.measured - 1
 
 
-@lru_cache(maxsize=1)
 def cases() -> tuple[Case, ...]:
-    """Every recorded run that ended well, in the order of files and lines; of a run recorded twice, the last."""
+    """Every recorded run that somebody chose and that ended well."""
+    return _cases("*.jsonl")
+
+
+def drawn_cases() -> tuple[Case, ...]:
+    """Those that were drawn by lot (benchmarks/draw_cases.py)."""
+    return _cases("drawn/single-*.jsonl")
+
+
+@lru_cache(maxsize=2)
+def _cases(pattern: str) -> tuple[Case, ...]:
+    """In the order of files and lines; of a run recorded twice, the last."""
     records = {
         (path.name, record["command"]): record
-        for path in sorted(RECORDINGS.glob("*.jsonl"))
+        for path in sorted(RECORDINGS.glob(pattern))
         for record in map(json.loads, path.read_text().splitlines())
         if record["outcome"] == "done"
     }
@@ -74,6 +86,7 @@ def _case(file: str, record: dict[str, Any]) -> Case:
         phases={phase: (peaks[phase], total) for phase, total in ledger.totals.items() if phase in peaks},
         reserved=(max(phase["peak_reserved_bytes"] for phase in record["phases"]), headline.reserved_bytes or 0),
         requested=_requested(ledger, record),
+        spec=spec,
     )
 
 
@@ -83,9 +96,12 @@ def _requested(ledger: Ledger, record: dict[str, Any]) -> tuple[int, int]:
         (phase for phase in record["phases"] if phase["name"] in ledger.totals),
         key=lambda phase: phase["peak_allocated_bytes"],
     )
-    name, requested = highest["name"], highest["peak_requested_bytes"]
-    added = ledger.components(name).get(Component.BLOCK_ROUNDING, 0)
-    return requested, ledger.totals[name] - added
+    return highest["peak_requested_bytes"], asked(ledger, highest["name"])
+
+
+def asked(ledger: Ledger, phase: str) -> int:
+    """Bytes that the program asks for in a phase, without what the allocator adds to them."""
+    return ledger.totals[phase] - ledger.components(phase).get(Component.BLOCK_ROUNDING, 0)
 
 
 class Summary(NamedTuple):

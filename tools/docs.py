@@ -37,6 +37,7 @@ from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402
 from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
 from tools import (  # noqa: E402
+    drawn,
     dry_runs,
     families,
     fit,
@@ -431,6 +432,10 @@ def accuracy_sharded_summary() -> str:
 
 TABLES: dict[str, Callable[..., str]] = {
     **dry_runs.TABLES,
+    "accuracy-drawn": drawn.drawn_summary,
+    "accuracy-drawn-worst": drawn.drawn_worst,
+    "accuracy-families": drawn.grid_families,
+    "accuracy-settings": drawn.grid_settings,
     "accuracy-measured": measured_table,
     "accuracy-missed": missed_table,
     "measured-seconds": seconds_table,

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import memcalc
 from memcalc.ledger.ledger import Ledger
-from tools.accuracy import RECORDINGS
+from memcalc.spec.spec import Spec
+from tools.accuracy import RECORDINGS, asked
 
 
 class ShardedRun(NamedTuple):
@@ -20,6 +21,9 @@ class ShardedRun(NamedTuple):
     held_out: bool  # chosen and committed before it was recorded (sharded_cases.yaml)
     phases: dict[str, int]
     ledger: Ledger
+    file: str
+    spec: Spec
+    asked_for: dict[str, int]  # by phase, without what the allocator adds; empty where it was not recorded
 
     @property
     def measured(self) -> int:
@@ -31,21 +35,32 @@ class ShardedRun(NamedTuple):
         """How much the estimate is over (+) or under (-), as a share of what was measured."""
         return self.ledger.peak_bytes / self.measured - 1
 
+    @property
+    def requested(self) -> tuple[int, int] | None:
+        """Bytes asked for in the phase of the peak: measured, estimated."""
+        highest = max(self.ledger.totals, key=lambda phase: self.phases.get(phase, 0))
+        return (self.asked_for[highest], asked(self.ledger, highest)) if self.asked_for else None
+
 
 def sharded_runs() -> tuple[ShardedRun, ...]:
     """Every recorded rank of data-parallel engines."""
     return recorded_ranks("sharded")
 
 
-@lru_cache(maxsize=5)
-def recorded_ranks(folder: str) -> tuple[ShardedRun, ...]:
+def drawn_ranks() -> tuple[ShardedRun, ...]:
+    """Those that were drawn by lot (benchmarks/draw_cases.py)."""
+    return recorded_ranks("drawn", "sharded-*.jsonl")
+
+
+@lru_cache(maxsize=8)
+def recorded_ranks(folder: str, pattern: str = "*.jsonl") -> tuple[ShardedRun, ...]:
     """Every recorded rank of a folder of recordings, in the order of files and lines."""
     found = []
-    for path in sorted((RECORDINGS / folder).glob("*.jsonl")):
+    for path in sorted((RECORDINGS / folder).glob(pattern)):
         for record in map(json.loads, path.read_text().splitlines()):
             spec = memcalc.load(record["spec"] | {"hardware": {"gpu": record["device"].removeprefix("null:")}})
             ledger, spread = memcalc.estimate(spec).ledger, spec.parallelism
             held_out = "held-out" in path.name
             run = (record["case"], spread.engine, spread.ranks, held_out, record["phases"], ledger)
-            found.append(ShardedRun(*run))
+            found.append(ShardedRun(*run, path.name, spec, record.get("requested", {})))
     return tuple(found)

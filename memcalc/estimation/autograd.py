@@ -154,23 +154,23 @@ class Backward:
         Args:
             node: the operator.
             takes: whether it takes its saved tensors out of what a checkpoint has recomputed: then they are gone when
-                its own backward returns, before the engine sums its results over axes that were broadcast
-                (torch 2.13 torch/utils/checkpoint.py, unpack_hook; engine.cpp, validate_outputs).
+                its own backward returns, before the engine casts its results, or sums them over axes that were
+                broadcast (torch 2.13 torch/utils/checkpoint.py, unpack_hook; engine.cpp, validate_outputs).
         """
         self.label = node.name
         incoming = [self.pending.pop(tensor) for tensor in node.outputs if tensor in self.pending]
         if not incoming and node.outputs:
             self.let_go(self.current(index) for index in node.saved)
             return
-        for index in node.fetched:
+        for index in (*node.fetched, *(node.parameters if node.parameters_first else ())):
             self.allocate(index)
-        if node.parameters_first:
-            for index in node.parameters:
-                self.allocate(index)
         self.play(node.prepares)
+        takes = takes or bool(node.fetched)
         outgoing = self.outgoing(node, incoming)
+        outgoing = outgoing if takes else self.as_wanted(node, outgoing)
         self.play(node.between)
         self.compute(node, takes=takes)
+        outgoing = self.as_wanted(node, outgoing) if takes else outgoing
         self.let_go(incoming)
         for index in node.parameters:
             if index not in self.tape.deferred:
@@ -186,12 +186,8 @@ class Backward:
             self.deposit(index, tensor)
 
     def outgoing(self, node: Node, incoming: list[int]) -> list[tuple[int, Tensor]]:
-        """The gradients of an operator's inputs, made in order; then the engine casts those of another dtype.
-
-        Source: torch 2.13 torch/csrc/autograd/engine.cpp, validate_outputs.
-        """
+        """The gradients of an operator's inputs, made in order."""
         found: list[tuple[int, Tensor]] = []
-        wide: list[int] = []
         for tensor, kind in zip(node.inputs, node.gradients, strict=True):
             if kind is None or not tensor.grad:
                 continue
@@ -203,13 +199,21 @@ class Backward:
             made = self.gradient_of(tensor, node.outputs[0].dtype if kind == CAST else tensor.dtype)
             if kind == VIEW:
                 self.views.add(made)
-            if kind == CAST:
-                wide.append(len(found))
             found.append((made, tensor))
-        for place in wide:
-            made, tensor = found[place]
-            found[place] = (self.gradient_of(tensor, tensor.dtype), tensor)
-            self.release(made)
+        return found
+
+    def as_wanted(self, node: Node, outgoing: list[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
+        """The same, those that the engine casts in the dtype of what they are gradients of.
+
+        Source: torch 2.13 torch/csrc/autograd/engine.cpp, validate_outputs.
+        """
+        wide = {tensor for tensor, kind in zip(node.inputs, node.gradients, strict=True) if kind == CAST}
+        found: list[tuple[int, Tensor]] = []
+        for made, tensor in outgoing:
+            cast = self.gradient_of(tensor, tensor.dtype) if tensor in wide else made
+            if tensor in wide:
+                self.release(made)
+            found.append((cast, tensor))
         return found
 
     def compute(self, node: Node, *, takes: bool) -> None:
@@ -217,7 +221,6 @@ class Backward:
         made = Counter(index for index, sign in (*node.prepares, *node.between) for _ in range(max(sign, 0)))
         made.subtract(index for index, sign in (*node.prepares, *node.between) if sign < 0)
         saved = [*made.elements(), *(self.current(index) for index in node.saved), *node.fetched]
-        takes = takes or bool(node.fetched)
         for index in (*(() if node.parameters_first else node.parameters), *node.backward_temporaries):
             self.allocate(index)
         if takes and node.summed_later:

@@ -20,8 +20,9 @@ LOWER_PRECISION = frozenset(
     "__matmul__ __rmatmul__ einsum mm mv linalg_vecdot vecdot linear addbmm baddbmm bmm chain_matmul multi_dot "
     "scaled_dot_product_attention multi_head_attention_forward".split()
 )
-FP32 = frozenset(
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ __rpow__ softplus "
+FP32 = frozenset(  # square is made of pow
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ __rpow__ square "
+    "softplus "
     "layer_norm native_layer_norm rms_norm group_norm norm frobenius_norm nuclear_norm cosine_similarity "
     "poisson_nll_loss "
     "cosine_embedding_loss nll_loss hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss "

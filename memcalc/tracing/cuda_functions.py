@@ -204,6 +204,18 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return torch.native_dropout(input, p, True)[0]
 
 
+def _softmax(
+    input: Tensor,  # noqa: A002 -- PyTorch's signature
+    dim: int | None = None,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """CUDA's kernel reads fp16 and writes fp32 where that is asked for (native/SoftMax.cpp); the CPU's needs a copy."""
+    if input.dtype == torch.float16 and dtype == torch.float32 and dim is not None:
+        return torch._softmax(input, dim, True)  # noqa: SLF001 -- half_to_float
+    return functional.softmax(input, dim, _stacklevel, dtype)
+
+
 def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """CUDA's one_hot looks at no value when it is told the classes; the CPU's does (native/Onehot.cpp)."""
     if num_classes <= 0:
@@ -247,6 +259,7 @@ STEERED: dict[Any, Callable[..., Any]] = {
     functional.dropout: _dropout,
     torch.dropout: _dropout,
     functional.one_hot: _one_hot,
+    functional.softmax: _softmax,
     functional.rms_norm: rms_norm,
     torch.rms_norm: rms_norm,
 }

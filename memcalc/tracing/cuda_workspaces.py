@@ -96,9 +96,9 @@ def _where(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], out
     return (Hidden((size,) * numbers, at=0), Hidden((-size,) * numbers)) if numbers else ()
 
 
-def _softmax_backward(_: Multiprocessors, __: tuple[Any, ...], ___: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
-    """The product gradient * output, as large as the result (native/cuda/SoftMax.cu)."""
-    size = output.numel() * output.element_size()
+def _softmax_backward(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
+    """The product gradient * output, as large as these: the result may be fp16 (native/cuda/SoftMax.cu)."""
+    size = args[0].numel() * args[0].element_size()
     return (Hidden((size, -size)),)
 
 

@@ -81,6 +81,29 @@ def test_the_vocabulary_parallel_loss_keeps_one_fp32_copy() -> None:
     assert sum(logits(run, "backward_1").values()) == (2 + 4 + 2) * T * V
 
 
+@pytest.mark.parametrize("phase", ["loss_1", "backward_1"])
+def test_fp32_logits_become_softmax_and_gradient_themselves(phase: str) -> None:
+    """`.float()` hands them back as they are, and the rest is done in place."""
+    run = ledger("vocab-parallel", recipe="fp32", attention="eager")
+
+    assert {name: size for name, size in logits(run, phase).items() if size > 4 * T * D} == {
+        "lm_head output": 4 * T * V
+    }
+
+
+def test_chunks_share_autocast_s_casts_of_a_head_with_a_bias() -> None:
+    """Weight and bias are cast once for all chunks, 2 bytes an element, as of a head without a bias."""
+    run = memcalc.estimate(
+        {"model": MODEL | {"lm_head_bias": True}, "training": {"b": B, "s": S, "recipe": "amp", "loss": "chunked"}}
+    ).ledger
+    casts = [row for row in run.rows if "autocast cache" in row.tensor and row.tensor.startswith("lm_head")]
+
+    assert {(row.tensor.split()[0], row.bytes) for row in casts if "loss_1" in row.phases} == {
+        ("lm_head.weight", 2 * V * D),
+        ("lm_head.bias", 2 * V),
+    }
+
+
 @pytest.mark.parametrize("loss", ["chunked", "fused", "vocab-parallel"])
 @pytest.mark.parametrize("recipe", ["pure", "amp", "mixed-20"])
 @pytest.mark.parametrize("tied", ["true", "false"])

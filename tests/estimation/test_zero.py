@@ -111,3 +111,25 @@ def test_stage_1_sums_micro_batches_in_whole_gradients() -> None:
     ledger, parameters = gradients("zero_stage=1", "gradient_accumulation_steps=2")
 
     assert ledger.components("forward_2")[Component.GRADIENTS] == 2 * parameters
+
+
+def alive(phase: str, *overrides: str) -> dict[str, int]:
+    """Bytes of what an engine holds in a phase, by name."""
+    spread = ("recipe=mixed-16", "engine=deepspeed", "data_parallel=8", "b=1", "s=128")
+    rows = memcalc.estimate("llama-3.2-1b", "num_layers=4", *spread, *overrides).ledger.alive(phase)
+    return {row.tensor: row.bytes for row in rows if row.module == "engine"}
+
+
+def test_stage_1_keeps_its_bucket_from_micro_batch_to_micro_batch() -> None:
+    """Allocated at the first gradient, freed when the last micro-batch's are reduced (setup_buckets); 2 bytes each."""
+    assert "reduce bucket" not in alive("forward_2", "zero_stage=1")
+    assert alive("forward_2", "zero_stage=1", "gradient_accumulation_steps=2")["reduce bucket"] == 2 * 500_000_000
+    assert "reduce bucket" not in alive("optimizer_step_2", "zero_stage=1", "gradient_accumulation_steps=2")
+
+
+def test_stage_2_sums_whole_gradients_of_parameters_that_a_rank_has_a_part_of() -> None:
+    """get_all_grad_tensors(params_in_partition): of the table the first rank has a part, of whose gradient it has all."""
+    name, share = "gradients beyond the rank's part", (TABLE + 4 * LAYER + NORM) // 8
+
+    assert name not in alive("forward_2", "zero_stage=2")
+    assert alive("forward_2", "zero_stage=2", "gradient_accumulation_steps=2")[name] == 2 * (TABLE - share)

@@ -128,9 +128,8 @@ class _Family:
             k = k if c.grouped else ops.copy(k, "k by head")
         scores = ops.scale(ops.matmul(q, k, "scores", scores_shape), "scaled scores")
         masked = scores = ops.shift(scores, "masked scores")
-        if softmax_in_fp32:
-            scores = ops.cast(scores, "fp32", "scores in fp32")
-        probabilities = ops.cast(ops.softmax(scores, "attention probabilities"), masked.dtype, "probabilities in dtype")
+        wide = ops.softmax(scores, "attention probabilities", "fp32" if softmax_in_fp32 else "")
+        probabilities = ops.cast(wide, masked.dtype, "probabilities in dtype")
         if softmax_in_fp32:
             self.tape.still_named(masked)  # attn_weights, until they are probabilities in dtype
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)

@@ -137,7 +137,7 @@ class Attention:
             self.tape.still_named(given)
             self.layer.weights = (probabilities,)
         elif c.implementation == "huggingface":  # softmax(..., dtype=torch.float32).to(query.dtype)
-            wide = ops.softmax(ops.cast(scores, "fp32", "scores in fp32"), "attention probabilities in fp32")
+            wide = ops.softmax(scores, "attention probabilities in fp32", "fp32")
             probabilities = ops.cast(wide, q.dtype, "attention probabilities")
             self.layer.weights = (probabilities,)
         else:

@@ -65,7 +65,7 @@ class Mlp:
             kind = "silu" if self.c.mlp == "swiglu" else "gelu"
             return ops.mul(ops.pointwise(gate, f"{prefix}{kind}"), up, f"{prefix}{kind}(gate) * up")
         if self.c.mlp == "relu2":
-            squared = ops.pointwise(ops.pointwise(up, f"{prefix}relu", saves="output"), f"{prefix}relu²")
+            squared = ops.pow(ops.pointwise(up, f"{prefix}relu", saves="output"), f"{prefix}relu²")
             self.tape.still_named(up)
             return squared
         return ops.pointwise(up, f"{prefix}{self.c.mlp}", saves="output" if self.c.mlp == "relu" else "input")

@@ -19,22 +19,31 @@ from memcalc.ledger.component import Component
 
 SOURCE = "DeepSpeed 0.19 runtime/zero/"
 
+# What is there from the first micro-batch's backward until the last one's.
+BETWEEN = mask_of("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "backward_2")
+
 
 def deepspeed(parameters: Parameters, choice: Choice) -> Buffers:
     """A bucket that gradients are gathered in, allocated whole; at stage 3 also gathered parameters."""
     if choice.zero_stage == 3:
         return _stage_3(parameters, choice)
     elements = sum(held.count * held.elements for held in parameters)
-    bucket = _bucket(choice, 0, "stage_1_and_2.py: allocated whole at the first gradient, freed after backward")
-    around = Around(
-        backward_head=(bucket,),
-        backward_layer=(bucket,),
-        backward_last_layer=(bucket,),
-        backward_first_layer=(bucket,),
-        backward_embedding=(bucket,),
-    )
+    around = Around()
+    standing = list(_standing(parameters, elements, choice))
+    detail = "stage_1_and_2.py: setup_buckets: allocated whole at the first gradient, freed after "
+    if choice.accumulates and choice.reduces_after_backward:
+        standing.append(_bucket(choice, BETWEEN, f"{detail}the last micro-batch"))
+    else:
+        bucket = _bucket(choice, 0, f"{detail}backward")
+        around = Around(
+            backward_head=(bucket,),
+            backward_layer=(bucket,),
+            backward_last_layer=(bucket,),
+            backward_first_layer=(bucket,),
+            backward_embedding=(bucket,),
+        )
     reducing = _after_backward if choice.reduces_after_backward else _in_backward
-    return Buffers(tuple(_standing(parameters, elements, choice)), reducing(parameters, choice, around))
+    return Buffers(tuple(standing), reducing(parameters, choice, around))
 
 
 def _stage_3(parameters: Parameters, choice: Choice) -> Buffers:
@@ -122,6 +131,17 @@ def _standing(parameters: Parameters, elements: int, choice: Choice) -> Iterator
         mask = mask_of("optimizer_step_1", "optimizer_step_2")
         back = buffer("updated weights from the host", share, "fp32", mask, "P/N", source)
         yield back._replace(component=Component.TEMPORARIES)
+    elif choice.accumulates and not choice.reduces_after_backward:
+        yield _wholes(parameters, choice)
+
+
+def _wholes(parameters: Parameters, choice: Choice) -> Item:
+    """Stage 2 sums up whole gradients of parameters of which the first rank has a part, until the last micro-batch."""
+    share = -(-sum(held.count * held.elements for held in parameters if held.trains) // choice.data_parallel)
+    beyond = max(0, first_share(parameters, choice.data_parallel).touched - share)
+    source = f"{SOURCE}stage_1_and_2.py: get_all_grad_tensors(params_in_partition)"
+    whole = buffer("gradients beyond the rank's part", beyond, choice.base, BETWEEN, "P_touched - P/N", source)
+    return whole._replace(component=Component.GRADIENTS)
 
 
 def _flattening(elements: int, choice: Choice) -> Item:

@@ -235,12 +235,17 @@ class Elementwise(Base):
         node.saved += (extra,)
         node.also_allocates += (extra,)
 
-    def softmax(self, x: Tensor, name: str) -> Tensor:
-        """Keeps its output; backward needs a temporary of the same size (gradient * output)."""
-        if self.autocast:
-            x = self.cast(x, "fp32")  # autocast's fp32 list
-        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        product = self.tape.store(f"{name} gradient times output", x.shape, x.dtype, "ATen native/cuda/SoftMax.cu")
+    def softmax(self, x: Tensor, name: str, dtype: str = "") -> Tensor:
+        """Keeps its output; backward needs a temporary of the same size (gradient * output).
+
+        `dtype`: what it is asked for in, if not the input's; under autocast fp32, whose list it is on. Of fp16 the
+        kernel makes fp32 by itself, and backward fp16 (torch 2.13 ATen native/SoftMax.cpp, half_to_float).
+        """
+        wide = "fp32" if self.autocast else dtype or x.dtype
+        if x.dtype != "fp16":
+            x = self.cast(x, wide)
+        y = self.tape.new(name, x.shape, wide, DERIVATIVES)
+        product = self.tape.store(f"{name} gradient times output", x.shape, wide, "ATen native/cuda/SoftMax.cu")
         self.tape.record(Node(name, (x,), (y,), (y.storage,), (NEW,), backward_temporaries=(product,)))
         return y
 

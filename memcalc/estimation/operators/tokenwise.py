@@ -17,19 +17,22 @@ class TokenwiseLoss(Adapted, Loss):
         tape = self.tape
         parts = tuple(Tensor(x.storage, ("T/n", weight[1]), x.dtype) for _ in range(chunks))
         tape.record(Node("chunks of tokens", (x,), parts, (), (NEW,)))
-        shared = None
-        if self.autocast and self.trains("lm_head") and not bias and self.parameters != self.compute:
+        shared: list[Tensor] = []
+        if self.autocast and self.trains("lm_head") and self.parameters != self.compute:
+            if bias:  # autocast casts the last argument first
+                gradient = self.parameter_gradient("lm_head", "bias", weight[:1], self.parameters)
+                shared.append(self.cast_weight("lm_head", "bias", weight[:1], gradient))
             gradient = self.parameter_gradient("lm_head", "weight", weight, self.parameters)
-            shared = self.cast_weight("lm_head", "weight", weight, gradient)
+            shared.append(self.cast_weight("lm_head", "weight", weight, gradient))
             tape.deferred.update((gradient,) if tied else ())
         losses: list[Tensor] = []
         of_chunks: list[list[Node]] = []
         for part in parts:
             start = len(tape.nodes)
-            if shared is None:
-                logits = self.linear(part, "lm_head", weight, ("T/n", weight[0]), bias=bias, tied=tied)
+            if shared:
+                logits = self._with_casts(part, shared, ("T/n", weight[0]))
             else:
-                logits = self._with_cast(part, shared, ("T/n", weight[0]))
+                logits = self.linear(part, "lm_head", weight, ("T/n", weight[0]), bias=bias, tied=tied)
             losses.append(self.cross_entropy(self.cast(logits, "fp32", "logits in fp32"), of=" of a chunk"))
             of_chunks.append(tape.nodes[start:])
             tape.segments.append(Segment(start, len(tape.nodes), (part.storage,)))
@@ -38,16 +41,19 @@ class TokenwiseLoss(Adapted, Loss):
         tape.record(Node("sum over chunks", tuple(losses), (total,), (), (SAME,) * chunks))
         tape.hold(total)
 
-    def _with_cast(self, x: Tensor, shared: Tensor, out: Shape) -> Tensor:
-        """A product with a weight whose cast autocast has cached, until its region ends; recomputing casts it again.
+    def _with_casts(self, x: Tensor, shared: list[Tensor], out: Shape) -> Tensor:
+        """A product with parameters whose casts autocast has cached, until its region ends; recomputing casts again.
 
-        The graph is that of forward, so all gradients come together at the one cast, in its precision.
+        The graph is that of forward, so all gradients come together at the one cast of each, in its precision. The
+        weight is the last of `shared`.
         """
-        again = Tensor(shared.storage, shared.shape, shared.dtype)
-        self.tape.record(Node("lm_head.weight cast", (shared,), (again,), (), (SAME,)))
+        again = [Tensor(cast.storage, cast.shape, cast.dtype) for cast in shared]
+        for cast, read in zip(shared, again, strict=True):
+            self.tape.record(Node("lm_head cast", (cast,), (read,), (), (SAME,)))
         x = self.autocast_input(x, "lm_head")
         y = self.tape.new("lm_head output", out, self.compute, "torch.nn.functional.linear")
-        self.tape.record(Node("lm_head", (x, again), (y,), (x.storage, again.storage), (NEW, NEW)))
+        inputs = (x, *reversed(again))
+        self.tape.record(Node("lm_head", inputs, (y,), (x.storage, again[-1].storage), (NEW,) * len(inputs)))
         return y
 
     def _add_up(self, of_chunks: list[list[Node]], *, tied: bool) -> None:

@@ -187,15 +187,20 @@ class TransformerEngine(Base):
         return loss
 
     def vocab_parallel_cross_entropy(self, logits: Tensor) -> Tensor:
-        """Megatron-Core's own: an fp32 copy that becomes the softmax, which is kept and becomes its own gradient."""
+        """Megatron-Core's own: an fp32 copy that becomes the softmax, which is kept and becomes its own gradient.
+
+        Logits that are fp32 are not copied: they become all that themselves.
+        """
         citation = f"{MEGATRON}tensor_parallel/cross_entropy.py: VocabParallelCrossEntropy"
         tokens = logits.shape[:-1]
-        softmax = self.tape.store("softmax in fp32", logits.shape, "fp32", citation)
+        copied = logits.dtype != "fp32"
+        softmax = self.tape.store("softmax in fp32", logits.shape, "fp32", citation) if copied else logits.storage
         masks = self.tape.store("target mask", tokens, "bool", citation)
         targets = self.tape.store("masked targets", tokens, "int64", citation)
         loss = self.tape.new("loss of each token", tokens, "fp32", citation)
         kept = (softmax, masks, targets)
-        self.tape.nodes.append(Node("cross_entropy", (logits,), (loss,), kept, (NEW,), also_allocates=kept))
+        made, gradient = (kept, NEW) if copied else (kept[1:], IN_PLACE)
+        self.tape.nodes.append(Node("cross_entropy", (logits,), (loss,), kept, (gradient,), also_allocates=made))
         return loss
 
     def _whole(self, shape: Shape) -> Shape | None:

@@ -44,7 +44,7 @@ def loop_moments(parameters: Parameters, update: Update) -> Iterator[Moment]:
     script_of = SCRIPTS.get(update.optimizer)
     if script_of is None or update.paged:
         return  # kernels that update in place
-    for held, behind in _in_order(parameters):
+    for held, behind in _in_order(parameters, update):
         made = behind if makes_states_on_the_way(update) else ALL
         for statement in script_of(update, held):
             alive = [*bound.values(), *(Alive(held, buffer) for buffer in statement.temporaries)]
@@ -57,15 +57,22 @@ def loop_moments(parameters: Parameters, update: Update) -> Iterator[Moment]:
                 bound[statement.target] = Alive(held, statement.result)
 
 
-def _in_order(parameters: Parameters) -> Iterator[tuple[Held, frozenset[str]]]:
+def _in_order(parameters: Parameters, update: Update) -> Iterator[tuple[Held, frozenset[str]]]:
     """The parameters as the loop meets them, and the parts that it has been through, if only all but this parameter.
 
     Two layers stand for all: the first one comes after the embedding, and the last one after all other layers.
+    transformers' layers with a gate register their norms last (LlamaDecoderLayer), the others as forward uses them.
     """
+    norms_last = update.theirs and any("gate" in held.module for held in parameters)
+    ordered = sorted(parameters, key=_is_norm) if norms_last else parameters
     for where, behind in (("embedding", 1), ("layer", 1), ("layer", 2), ("head", 3)):
-        for held in parameters:
+        for held in ordered:
             if held.where == where:
                 yield held._replace(count=1), frozenset(PARTS[:behind])
+
+
+def _is_norm(held: Held) -> bool:
+    return held.where == "layer" and held.module.endswith(("input_norm", "post_attention_norm"))
 
 
 def gradient_script(update: Update) -> Script:

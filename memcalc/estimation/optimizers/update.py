@@ -23,6 +23,7 @@ class Update(NamedTuple):
     paged: bool
     dtype: str  # of what is updated: masters, else the weights
     moments: str  # of torch's states
+    theirs: bool  # whether the parameters are those of transformers' modules, in their order
 
     @property
     def item(self) -> int:
@@ -51,4 +52,5 @@ def update_of(training: TrainingSpec, weights: str) -> Update:
         paged=options.paged,
         dtype=weights,
         moments=weights,
+        theirs=training.implementation == "huggingface",
     ).of_weights(training.recipe, weights)
