@@ -251,18 +251,6 @@ LIVES = {
 }
 
 
-def accuracy_sentence() -> str:
-    """How far the estimate is from the recordings, in two sentences: the held-out runs speak for themselves."""
-    known, held_out = (summarized([case for case in cases() if case.held_out is flag]) for flag in (False, True))
-    return (
-        f"Over {held_out.runs} recorded runs that were chosen before any formula had seen them, "
-        f"the estimated peak of allocated memory is off by {held_out.median:.2%} in the median and "
-        f"{held_out.worst:.2%} at worst; over the {known.runs} that the formulas were written against, "
-        f"by {known.median:.2%} and {known.worst:.2%}.\n"
-        "[docs/accuracy.md](docs/accuracy.md) has every run and says what it was recorded on.\n"
-    )
-
-
 def accuracy_summary() -> str:
     """One line for each file of recordings."""
     rows = []
@@ -462,7 +450,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "accuracy-phases": accuracy_phases,
     "accuracy-requested": accuracy_requested,
     "accuracy-reserved": accuracy_reserved,
-    "accuracy-sentence": accuracy_sentence,
+    "accuracy-sentence": drawn.drawn_sentence,
     "accuracy-summary": accuracy_summary,
     "accuracy-table": accuracy_table,
     "accuracy-sharded": accuracy_sharded,

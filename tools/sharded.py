@@ -55,12 +55,15 @@ def drawn_ranks() -> tuple[ShardedRun, ...]:
 @lru_cache(maxsize=8)
 def recorded_ranks(folder: str, pattern: str = "*.jsonl") -> tuple[ShardedRun, ...]:
     """Every recorded rank of a folder of recordings, in the order of files and lines."""
+    records = {
+        (path.name, record["case"]): record  # of a case recorded twice, the last
+        for path in sorted((RECORDINGS / folder).glob(pattern))
+        for record in map(json.loads, path.read_text().splitlines())
+    }
     found = []
-    for path in sorted((RECORDINGS / folder).glob(pattern)):
-        for record in map(json.loads, path.read_text().splitlines()):
-            spec = memcalc.load(record["spec"] | {"hardware": {"gpu": record["device"].removeprefix("null:")}})
-            ledger, spread = memcalc.estimate(spec).ledger, spec.parallelism
-            held_out = "held-out" in path.name
-            run = (record["case"], spread.engine, spread.ranks, held_out, record["phases"], ledger)
-            found.append(ShardedRun(*run, path.name, spec, record.get("requested", {})))
+    for (file, case), record in records.items():
+        spec = memcalc.load(record["spec"] | {"hardware": {"gpu": record["device"].removeprefix("null:")}})
+        ledger, spread = memcalc.estimate(spec).ledger, spec.parallelism
+        run = (case, spread.engine, spread.ranks, "held-out" in file, record["phases"], ledger)
+        found.append(ShardedRun(*run, file, spec, record.get("requested", {})))
     return tuple(found)
