@@ -111,16 +111,24 @@ def _cause(run: Run) -> str:
 def drawn_sentence() -> str:
     """The figures of the runs that were drawn last, in two sentences."""
     held_out = [run for run in drawn() if HELD_OUT in run.file]
-    alone, many = ([abs(run.error) for run in held_out if run.alone is flag] for flag in (True, False))
+    alone, many = (_abs(run for run in held_out if run.alone is flag) for flag in (True, False))
     families = len({run.family for run in held_out})
-    everywhere = [abs(run.error) for run in everything() if run.alone]
+    everywhere = _abs(run for run in everything() if run.alone)
+    off = "the estimated peak of allocated memory is off by"
     return (
-        f"Over {len(alone)} runs of {families} families that were drawn by lot, and looked at when nothing was corrected "
-        f"any more, the estimated peak of allocated memory is off by {median(alone):.2%} in the median and "
-        f"{max(alone):.2%} at worst; over {len(many)} ranks of 8 or 64, by {median(many):.2%} and {max(many):.2%}; over "
-        f"all {len(everywhere)} recorded runs of one GPU, by {median(everywhere):.2%} and {max(everywhere):.2%}.\n"
+        f"Over {len(alone)} runs of {families} families that were drawn by lot, and looked at when nothing was "
+        f"corrected any more, {off} {_said(alone)}; over {len(many)} ranks of 8 or 64, by {_said(many)}; "
+        f"over all {len(everywhere)} recorded runs of one GPU, by {_said(everywhere)}.\n"
         "[docs/accuracy.md](docs/accuracy.md) has every run and says what it was recorded on.\n"
     )
+
+
+def _abs(runs: Iterable[Run]) -> list[float]:
+    return [abs(run.error) for run in runs]
+
+
+def _said(errors: list[float]) -> str:
+    return f"{median(errors):.2%} in the median and {max(errors):.2%} at worst"
 
 
 def grid_families() -> str:
