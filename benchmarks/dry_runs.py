@@ -3,7 +3,8 @@
     python benchmarks/dry_runs.py scripts --python hf=ENV/bin/python --python more=ENV/bin/python --checkouts FOLDER
 
 The environments are made as the file says; the checkouts are the repositories that its links name, each in a folder
-of its name. A case whose environment is not named is left out; a case that is recorded already is run again only if
+of its name. A case with `arguments` finds them as {data}/CASE/arguments.json, and the config of its `preset` beside
+them. A case whose environment is not named is left out; a case that is recorded already is run again only if
 it is named with --case.
 """
 
@@ -24,8 +25,10 @@ from typing import Any
 import yaml
 
 from benchmarks.synthetic import make
+from memcalc.api import load
 from memcalc.nullcuda import DryRun, run
 from memcalc.nullcuda.result import DONE, STOPPED
+from memcalc.spec.families_inverse import write_hf_config
 
 HERE = Path(__file__).resolve().parent
 RECORDINGS = HERE / "recordings" / "dry-runs"
@@ -69,6 +72,8 @@ def run_case(case: Mapping[str, Any], python: str, data: Path, checkouts: Path) 
     site, python_version, versions = json.loads(look.stdout)
     places = {"bin": str(binaries), "site": site, "here": str(HERE), "data": str(data), "checkouts": str(checkouts)}
     folder = Path(case.get("folder", str(data)).format(**places))
+    if "arguments" in case:
+        write_arguments(data / case["case"], case)
     variables = {name: str(value) for name, value in case.get("variables", {}).items()}
     path = f"{binaries}{os.pathsep}{os.environ['PATH']}"
     os.environ.update(variables | {"PATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
@@ -96,6 +101,14 @@ def run_case(case: Mapping[str, Any], python: str, data: Path, checkouts: Path) 
         "versions": {"python": python_version, **versions},
         **outcome(found),
     }
+
+
+def write_arguments(folder: Path, case: Mapping[str, Any]) -> None:
+    """The case's arguments, and its model as transformers would have it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "arguments.json").write_text(json.dumps(case["arguments"]))
+    spec = load(case["preset"], *case.get("settings", ()))
+    (folder / "config.json").write_text(json.dumps(write_hf_config(spec.model)))
 
 
 def outcome(found: DryRun) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from memcalc.importers import float8
 from memcalc.importers.huggingface import ATTENTION, GPUS, RECOMPUTE, TRAINER, finish_trainer
 from memcalc.importers.models import named_model
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.trainers_loop import place_trainers_loop
 
 _FLAG = {True: "flash", False: None}
 
@@ -52,8 +53,10 @@ FIELDS: dict[str, Meaning] = {
     "dp_replicate_size": fact("replicas", "parallelism.data_parallel_replicate"),
     "fsdp_version": nothing("both versions shard alike; FSDP2's buffers are counted"),
     "load_in_8bit": lacking("a base in 8 bits"),
-    "liger_*": lacking("Liger's fused kernels: activations and logits are smaller than estimated"),
-    "cut_cross_entropy": lacking("a loss that never holds the logits"),
+    "liger_fused_linear_cross_entropy": fact("liger", "training.loss"),
+    "liger_*": lacking("Liger's norms, rotary positions and MLPs, which keep less than estimated"),
+    "cut_cross_entropy": fact("cut_cross_entropy", "training.loss"),
+    "max_grad_norm": fact("clipping", "training.gradient_clipping"),
     "chunked_cross_entropy": lacking("a loss in chunks"),
     "lora_mlp_kernel": lacking("fused kernels of adapters"),
     "lora_qkv_kernel": lacking("fused kernels of adapters"),
@@ -227,6 +230,7 @@ def _finish(draft: Draft) -> None:
     if in_8_bits:
         draft.facts.setdefault("bf16", True)  # Accelerate's autocast for what stays
     finish_trainer(draft, weights_follow=True, upcast=False)
+    place_trainers_loop(draft)
     if in_8_bits:  # core/trainers/base.py, additional_accelerator_args
         gathers = draft.facts.get("fp8_gather") is True
         float8.multiply_in_8_bits(draft, "tensorwise", gathers=gathers, note=float8.FIRST_LAYER)

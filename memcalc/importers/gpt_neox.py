@@ -119,6 +119,7 @@ FIELDS = _spelled({**deepspeed.FIELDS, **_FIELDS})
 def _finish(draft: Draft) -> None:
     facts, values = draft.facts, draft.values
     draft.default("training.implementation", "plain")
+    draft.default("training.logits_until", "loss")  # megatron/training.py: forward_step returns the loss alone
     _precision(draft)
     draft.default("model.position_embedding", "learned")
     draft.default("model.normalization", "layernorm")

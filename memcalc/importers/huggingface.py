@@ -13,7 +13,9 @@ from memcalc.importers.deepspeed import AS_PARTS
 from memcalc.importers.fsdp import place_fsdp
 from memcalc.importers.models import named_model, place_model
 from memcalc.importers.offload import place_optimizer
+from memcalc.importers.switches import is_on
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.trainers_loop import place_trainers_loop
 from memcalc.importers.trl import finish_trl
 
 # transformers 5.23, training_args.py (OptimizerNames).
@@ -76,14 +78,14 @@ TRAINER: dict[str, Meaning] = {
     **{f"deepspeed.{path}": meaning for path, meaning in AS_PARTS.items()},
     "fsdp": fact("fsdp", "parallelism.zero_stage"),
     **fsdp.BLOCK,
-    "use_liger_kernel": lacking("Liger's fused kernels: activations and logits are smaller than estimated"),
-    "liger_kernel_config": nothing("part of use_liger_kernel"),
+    "use_liger_kernel": fact("liger", "training.loss"),
+    "liger_kernel_config": fact("liger_config", "training.loss"),
     "torch_compile": lacking("torch.compile"),
     "neftune_noise_alpha": nothing(),
     "auto_find_batch_size": lacking("a batch size that is tried out"),
     "per_device_eval_batch_size": nothing("evaluation is not sized"),
     "gradient_checkpointing_kwargs": nothing("how it is done, not what is kept"),
-    "max_grad_norm": nothing("clipping is not sized"),
+    "max_grad_norm": fact("clipping", "training.gradient_clipping"),
     "dataset*": nothing("data"),
     "data*": nothing("data"),
     "eval*": nothing("evaluation is not sized"),
@@ -157,7 +159,7 @@ def finish_trainer(draft: Draft, *, weights_follow: bool = False, upcast: bool =
     _optimizer(draft)
     _adapters(draft)
     stage = _sharding(draft)
-    half = "bf16" if _on(facts.get("bf16")) else "fp16" if _on(facts.get("fp16")) else None
+    half = "bf16" if is_on(facts.get("bf16")) else "fp16" if is_on(facts.get("fp16")) else None
     weights = str(facts.get("weights", "")).rpartition(".")[2]
     low = weights in ("bfloat16", "float16", "bf16", "fp16") or (weights_follow and half is not None and not upcast)
     if half is None and low:
@@ -174,10 +176,6 @@ def finish_trainer(draft: Draft, *, weights_follow: bool = False, upcast: bool =
         draft.default("training.recipe", "pure" if low else "amp")
 
 
-def _on(value: Any) -> bool:
-    return value in (True, "true", "auto", "full")
-
-
 def _optimizer(draft: Draft) -> None:
     name = draft.facts.get("optimizer")
     if name is None:
@@ -192,8 +190,8 @@ def _optimizer(draft: Draft) -> None:
 
 def _adapters(draft: Draft) -> None:
     facts = draft.facts
-    adapted = _on(facts.get("peft")) or draft.values.get("training.finetune") in ("lora", "qlora")
-    if adapted and _on(facts.get("four_bits")):
+    adapted = is_on(facts.get("peft")) or draft.values.get("training.finetune") in ("lora", "qlora")
+    if adapted and is_on(facts.get("four_bits")):
         draft.values["training.finetune"] = "qlora"
     elif adapted:
         draft.default("training.finetune", "lora")
@@ -271,6 +269,7 @@ def _is_trainer(data: Mapping[str, Any]) -> bool:
 def _finish(draft: Draft) -> None:
     finish_trl(draft)
     finish_trainer(draft, upcast=False)
+    place_trainers_loop(draft)
 
 
 TRAINING_ARGUMENTS = Framework(

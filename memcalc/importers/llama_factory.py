@@ -8,6 +8,7 @@ from typing import Any
 from memcalc.importers import float8
 from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.trainers_loop import place_trainers_loop
 
 # LLaMA-Factory 0.9.6, src/llamafactory/hparams.
 FIELDS: dict[str, Meaning] = {
@@ -28,7 +29,7 @@ FIELDS: dict[str, Meaning] = {
     "pure_bf16": fact("pure", "training.recipe"),
     "upcast_layernorm": lacking("norms in fp32"),
     "upcast_lmhead_output": lacking("logits in fp32 twice"),
-    "enable_liger_kernel": lacking("Liger's fused kernels: activations and logits are smaller than estimated"),
+    "enable_liger_kernel": fact("liger", "training.loss"),
     "use_kt": lacking("KTransformers: experts on the host"),
     "kt_*": nothing("part of KTransformers"),
     "fp8": float8.FLAG,
@@ -155,6 +156,7 @@ def _finish(draft: Draft) -> None:
     draft.default("training.recompute", "full")
     # model/adapter.py: weights that train are cast up to fp32 unless pure_bf16, ZeRO 3 or FSDP
     finish_trainer(draft, weights_follow=True, upcast=not facts.get("pure"))
+    place_trainers_loop(draft)
     if facts.get("fp8") is True:  # train/fp8_utils.py, create_fp8_kwargs
         backend = facts.get("fp8_backend", "auto")
         if backend in ("auto", "torchao"):

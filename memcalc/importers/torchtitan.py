@@ -141,6 +141,7 @@ def _finish(draft: Draft) -> None:
         draft.notes.append("its modules, and what checkpointing by operator keeps, are those of December 2024")
     else:
         draft.default("training.recipe", "mixed-16" if half else "fp32")
+        draft.default("training.logits_until", "loss")  # train.py: `del pred`
         draft.notes.append("torchtitan's own modules are modelled for Llama under FSDP2 alone: counted as plain ones")
         if half:
             draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes a parameter")

@@ -72,7 +72,7 @@ FIELDS: dict[str, Meaning] = {
     "packed": nothing("sequences are counted as full"),
     "batch_size_val": nothing("evaluation is not sized"),
     "run_val_every_n_steps": nothing("evaluation is not sized"),
-    "clip_grad_norm": nothing("clipping is not sized"),
+    "clip_grad_norm": to("training.gradient_clipping"),
     "epochs": nothing(),
     "max_steps_per_epoch": nothing(),
     "seed": nothing(),
@@ -117,6 +117,7 @@ def _finish(draft: Draft) -> None:
     kind = _model(draft)
     draft.default("training.dtype", "bf16")
     draft.default("training.recipe", "fp32" if draft.values["training.dtype"] == "fp32" else "pure")
+    draft.default("training.logits_until", "loss")  # recipes/full_finetune_single_device.py: `del logits`
     draft.notes.append("torchtune's own modules are not modelled: counted with plain modules and flash attention")
     named = facts.get("optimizer")
     if isinstance(named, str):

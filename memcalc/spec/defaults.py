@@ -36,6 +36,10 @@ def default_training(training: dict[str, Any], model: dict[str, Any], offload: o
         filled["torch_version"] = f"v{release}"
     if filled.get("implementation") == "torchtitan":
         filled.setdefault("recipe", "amp")  # fp32 shards, gathered and computed with in 16 bit
+    # Their loops let go of the output before backward: schedules.py's forward_step, torchtitan's `del pred`.
+    filled.setdefault(
+        "logits_until", "loss" if filled.get("implementation") in ("megatron", "torchtitan") else "backward"
+    )
     if isinstance(filled.get("recipe"), str):
         filled["recipe"] = ALIASES.get(filled["recipe"], filled["recipe"])
     # fp32 is a dtype and a recipe: whichever is named decides the other.

@@ -53,6 +53,13 @@ def _options(spec: Spec) -> Iterator[Broken]:
             "Set amsgrad: false or paged: false.",
         )
 
+    if options.embeddings_32bit and RECIPES[spec.training.recipe].master:
+        yield Broken(
+            ("training", "optimizer_options", "embeddings_32bit"),
+            f"recipe = {spec.training.recipe} updates masters, which bitsandbytes does not know for embeddings.",
+            "Set recipe: fp32, amp or pure, or embeddings_32bit: false.",
+        )
+
 
 def _implementation(spec: Spec) -> Iterator[Broken]:
     name, how = spec.training.optimizer, spec.training.optimizer_implementation

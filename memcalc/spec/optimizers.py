@@ -57,6 +57,10 @@ class OptimizerOptions(Block):
     )
     rank: Size | None = Field(None, description="of the projected gradients; default: 128 (galore)")
     paged: bool = Field(False, description="states in memory that moves between GPU and host (bitsandbytes)")
+    embeddings_32bit: bool = Field(
+        False,
+        description="embedding tables keep states in fp32, as under Hugging Face's Trainer (adam-8bit, lion-8bit)",
+    )
 
 
 class Facts(NamedTuple):
@@ -92,8 +96,8 @@ OPTIMIZERS: dict[str, Facts] = {
     "muon": Facts(_ALL, ("momentum", "nesterov", "weight_decay"), weight_decay=0.1, momentum=0.95),
     "lion": Facts(_LISTS, ("weight_decay", "paged")),
     "lamb": Facts(_ALONE),
-    "adam-8bit": Facts(_ALONE, ("weight_decay", "paged")),
-    "lion-8bit": Facts(_ALONE, ("weight_decay", "paged")),
+    "adam-8bit": Facts(_ALONE, ("weight_decay", "paged", "embeddings_32bit")),
+    "lion-8bit": Facts(_ALONE, ("weight_decay", "paged", "embeddings_32bit")),
     "adam-4bit": Facts(_ALONE, weight_decay=0.01),
     "galore": Facts(_ALONE, ("rank", "weight_decay")),
 }

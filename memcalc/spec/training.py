@@ -16,6 +16,7 @@ Recipe = Literal["fp32", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
 Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
 Attention = Literal["eager", "flash", "memory-efficient"]
 Loss = Literal["materialized", "chunked", "fused", "vocab-parallel"]
+LogitsUntil = Literal["backward", "loss"]
 Fp8 = Literal["none", "delayed", "tensorwise", "mxfp8", "blockwise", "rowwise", "rowwise-gw-hp"]
 Engine = Literal["ddp", "fsdp2", "deepspeed", "megatron"]
 ContextMethod = Literal["ring", "all-to-all"]
@@ -81,6 +82,10 @@ class TrainingSpec(Block):
     loss: Loss = Field("materialized", description="whether the logits exist as a whole")
     loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(
         8, description="of a chunked loss: parts of the tokens, each checkpointed"
+    )
+    logits_until: LogitsUntil = Field(
+        description="how long the training loop has a name for the model's output: backward (`outputs = model(...)`) | "
+        "loss (Hugging Face's Trainer, `del logits`); default: backward, but loss with megatron and torchtitan"
     )
     torch_version: TorchVersion = Field(
         "v2.13", description="PyTorch's release: workspaces, FSDP2's buffers, fused norms"

@@ -2,7 +2,7 @@
 
     outputs = model(...); loss = ...; loss.backward(); optimizer.step()
 
-The logits keep their name until backward has finished, as `outputs` does in such scripts.
+The logits keep their name until backward has finished, as `outputs` does in such scripts, or until the loss is there.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class TrainingRun:
                 model = self.model = replicated(model, self.device)
             copies = self.copies = Copies(model.module.parameters(), self.spec.training)
             hidden = copies.optimized_as(hidden_matrices(model.module))
-            optimizer = self.optimizer = build_optimizer(self.spec.training, copies.optimized, hidden)
+            tables = [part for part in model.module.modules() if isinstance(part, torch.nn.Embedding)]
+            optimizer = self.optimizer = build_optimizer(self.spec.training, copies.optimized, hidden, tables)
             average = self.average = build_average(self.spec.training, model.module, copies.optimized)
         with observer.phase("input"):
             self.inputs = (self._random_tokens(), self._random_tokens())
@@ -134,6 +135,8 @@ class TrainingRun:
                 self.logits = model.logits(input_ids)
             with observer.phase(f"loss_{step}"):
                 loss = model.loss(self.logits, labels)
+                if self.spec.training.logits_until == "loss":
+                    self.logits = None
         with observer.phase(f"backward_{step}"):
             if self.spec.training.gradient_accumulation_steps > 1:
                 loss = loss / self.spec.training.gradient_accumulation_steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,7 +53,10 @@ PAGED = {
 
 
 def build_optimizer(
-    training: TrainingSpec, parameters: list[nn.Parameter], hidden: list[nn.Parameter]
+    training: TrainingSpec,
+    parameters: list[nn.Parameter],
+    hidden: list[nn.Parameter],
+    tables: Sequence[nn.Embedding] = (),
 ) -> torch.optim.Optimizer:
     """The optimizer that the spec names; it makes its states at the first step.
 
@@ -61,6 +64,7 @@ def build_optimizer(
         training: names the optimizer, its implementation and its options.
         parameters: what it updates.
         hidden: those of them that are matrices of the layers, which Muon and GaLore treat apart.
+        tables: the model's embeddings, whose states can stay out of 8 bits.
 
     Raises:
         Unavailable: its package is not installed.
@@ -69,7 +73,10 @@ def build_optimizer(
     decay = {"weight_decay": weight_decay(name, options)}
     if options.paged or name in BITSANDBYTES:
         its_name = PAGED[name] if options.paged else BITSANDBYTES[name]
-        return _of("bitsandbytes.optim", its_name, training)(parameters, lr=LEARNING_RATE, **decay)
+        theirs = _of("bitsandbytes.optim", its_name, training)
+        optimizer = theirs(parameters, lr=LEARNING_RATE, **decay)
+        _keep_wide(optimizer, tables if options.embeddings_32bit else ())
+        return optimizer
     if name == "adam-4bit":
         return _of("torchao.optim", "AdamW4bit", training)(parameters, lr=LEARNING_RATE, **decay)
     if name == "galore":
@@ -87,6 +94,19 @@ def build_optimizer(
     if name in ("adam", "adamw"):
         given["amsgrad"] = options.amsgrad
     return factory(parameters, lr=LEARNING_RATE, **given, **SWITCHES[training.optimizer_implementation])
+
+
+def _keep_wide(optimizer: torch.optim.Optimizer, tables: Sequence[nn.Embedding]) -> None:
+    """What Hugging Face's Trainer asks of bitsandbytes for embeddings (trainer.py, create_optimizer).
+
+    Its manager is the process's, and knows parameters by their place in an optimizer: of earlier ones nothing may stay.
+    """
+    manager = importlib.import_module("bitsandbytes.optim").GlobalOptimManager.get_instance()
+    manager.initialize()
+    for table in tables:
+        manager.register_module_override(table, "weight", {"optim_bits": 32})
+    optimizer.check_overrides()  # type: ignore[attr-defined]
+    manager.module_weight_config_triple.clear()  # which would keep the model alive
 
 
 def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:

@@ -21,7 +21,7 @@ def write_loss(ops: Operators, c: Structure, x: Tensor, width: str, *, wide_logi
     tape = ops.tape
     vocabulary = "V/t" if c.split else "V"
     if c.loss in ("chunked", "fused"):
-        tape.hold(x)  # the step names the hidden state in place of the logits
+        _name(ops, c, x)  # the step names the hidden state in place of the logits
         tape.end_forward()
         if c.loss == "fused":
             ops.fused_cross_entropy(x, (vocabulary, width), tied=c.tied)
@@ -35,7 +35,7 @@ def write_loss(ops: Operators, c: Structure, x: Tensor, width: str, *, wide_logi
         logits = ops.gathered_columns(logits, "logits", ("b", "s", "V"))
     if c.dtensor:
         tape.still_named(normed, x)  # the head's argument, and what it is replaced by
-    tape.hold(logits)
+    _name(ops, c, logits)
     tape.end_forward()
     if c.loss == "vocab-parallel" and c.dtensor:
         ops.loss_parallel(ops.cast(logits, "fp32", "logits in fp32"))
@@ -46,3 +46,11 @@ def write_loss(ops: Operators, c: Structure, x: Tensor, width: str, *, wide_logi
     if wide_logits:
         logits = ops.cast(logits, "fp32", "logits in fp32")
     ops.cross_entropy(ops.cast(logits, "fp32", "logits in fp32"))
+
+
+def _name(ops: Operators, c: Structure, output: Tensor) -> None:
+    """What the loop calls the model's output: through backward, or until it has the loss."""
+    if c.drops_logits:
+        ops.tape.region.add(output.storage)
+    else:
+        ops.tape.hold(output)

@@ -111,6 +111,7 @@ class Structure(NamedTuple):
     replaced_linears: bool = False  # DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py)
     fp8_columns: bool = False  # and whether it makes a second copy for backward's products
     float8: Float8 | None = None  # and how torchao's linear layers do
+    drops_logits: bool = False  # the loop has no name for the model's output in backward
 
     @property
     def keys(self) -> str:
@@ -205,6 +206,7 @@ def structure_of(spec: Spec) -> Structure:
         fp8=training.fp8 if megatron else "none",
         fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _card(spec)),
         float8=float8_of(spec),
+        drops_logits=training.logits_until == "loss",
     )
 
 

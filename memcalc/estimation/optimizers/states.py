@@ -164,16 +164,21 @@ def _factored(held: Held, update: Update, spread: Spread) -> Iterator[State]:
 
 
 def _eight_bit(held: Held, update: Update, spread: Spread) -> Iterator[State]:
-    """One byte an element, and an fp32 scale for each block of 256; small tensors stay fp32."""
+    """One byte an element, and an fp32 scale for each block of 256; small tensors stay fp32, tables on demand."""
     elements = _share(held, spread)
-    small = elements < MIN_8BIT_ELEMENTS
+    wide = not _in_eight_bits(held, update, spread)
     paged = update.paged and elements >= MIN_PAGED_ELEMENTS
     for name in _quantised(update):
-        dtype = "fp32" if small else "uint8"
+        dtype = "fp32" if wide else "uint8"
         yield State(_copy(held, name, dtype, BITSANDBYTES, update, spread), paged, held)
-        if not small:
+        if not wide:
             blocks = -(-elements // QUANTISATION_BLOCK)
             yield State(_part(held, f"{name} scales", (("n/256", blocks),), "fp32", BITSANDBYTES, update), False, held)
+
+
+def _in_eight_bits(held: Held, update: Update, spread: Spread) -> bool:
+    table = held.module in ("embed_tokens", "embed_positions")
+    return _share(held, spread) >= MIN_8BIT_ELEMENTS and not (update.embeddings_32bit and table)
 
 
 def _quantised(update: Update) -> tuple[str, ...]:
@@ -184,7 +189,7 @@ def shared_states(parameters: Parameters, update: Update, spread: Spread) -> Ite
     """The values that 8 bits stand for: bitsandbytes has one map for signed and one for unsigned states."""
     if update.optimizer not in ("adam-8bit", "lion-8bit"):
         return
-    if any(_share(held, spread) >= MIN_8BIT_ELEMENTS for held in parameters):
+    if any(_in_eight_bits(held, update, spread) for held in parameters):
         maps = Held(
             "optimizer", "quantisation", ((str(VALUES_8BIT), VALUES_8BIT),), len(_quantised(update)), "embedding"
         )

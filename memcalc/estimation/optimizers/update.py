@@ -21,6 +21,7 @@ class Update(NamedTuple):
     momentum: bool
     rank: int
     paged: bool
+    embeddings_32bit: bool
     dtype: str  # of what is updated: masters, else the weights
     moments: str  # of torch's states
     theirs: bool  # whether the parameters are those of transformers' modules, in their order
@@ -50,6 +51,7 @@ def update_of(training: TrainingSpec, weights: str) -> Update:
         momentum=momentum(name, options) > 0,
         rank=options.rank or GALORE_RANK,
         paged=options.paged,
+        embeddings_32bit=options.embeddings_32bit,
         dtype=weights,
         moments=weights,
         theirs=training.implementation == "huggingface",

@@ -8,6 +8,8 @@ from typing import Any
 # ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
 
 LARGEST_SHOWN = 25  # allocations at the peak
+HERE = __file__.rpartition(os.sep)[0]  # whose own frames, around an optimizer's step, are nobody's
+PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
 def largest_allocations(torch: Any) -> list[dict[str, Any]]:
@@ -41,10 +43,18 @@ def largest_allocations(torch: Any) -> list[dict[str, Any]]:
 
 
 def place_of(frames: Any) -> str:
-    """The innermost line that is not torch's own, nor of any installed package if there is one outside of them."""
+    """The innermost line that is not torch's own; of a package, the program's line that called it, too."""
     lines = [frame for frame in frames if frame["filename"].endswith(".py") or frame["filename"].startswith("<")]
+    lines = [frame for frame in lines if frame["filename"].rpartition(os.sep)[0] != HERE]
     own = [frame for frame in lines if f"{os.sep}torch{os.sep}" not in frame["filename"]]
-    users = [frame for frame in own if "site-packages" not in frame["filename"] and "<" not in frame["filename"]]
-    for frame in users or own or lines:
-        return f"{frame['filename']}:{frame['line']} {frame['name']}"
+    written = [frame for frame in own if "<" not in frame["filename"]]
+    users = [frame for frame in written if PACKAGES not in frame["filename"]]
+    for inner in written or own or lines:
+        called = users and users[0] is not inner
+        return f"{_line(inner)}, from {_line(users[0])}" if called else _line(inner)
     return "backward"  # autograd's own threads have no Python frames
+
+
+def _line(frame: Any) -> str:
+    name = frame["filename"].rpartition(PACKAGES)[2].removeprefix(f"{os.getcwd()}{os.sep}")  # noqa: PTH109 -- no pathlib
+    return f"{name}:{frame['line']} {frame['name']}"

@@ -1,0 +1,8 @@
+"""What counts as yes in the files of Hugging Face's world."""
+
+from __future__ import annotations
+
+
+def is_on(value: object) -> bool:
+    """Whether a switch is on, or left to the framework, which then switches it on where it can."""
+    return value in (True, "true", "auto", "full")
