@@ -46,6 +46,7 @@ from tools import (  # noqa: E402
     offload,
     published_configs,
     rehearsed,
+    trainer,
     world_sizes,
 )
 from tools.accuracy import cases, summarized  # noqa: E402
@@ -429,6 +430,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "measured-seconds": seconds_table,
     "probe": probe_table,
     **families.TABLES,
+    **trainer.TABLES,
     **fit.TABLES,
     **formulas.TABLES,
     **generation.TABLES,

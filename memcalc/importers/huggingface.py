@@ -160,6 +160,7 @@ def finish_trainer(draft: Draft, *, weights_follow: bool = False, upcast: bool =
     _adapters(draft)
     stage = _sharding(draft)
     half = "bf16" if is_on(facts.get("bf16")) else "fp16" if is_on(facts.get("fp16")) else None
+    autocasts = half is not None
     weights = str(facts.get("weights", "")).rpartition(".")[2]
     low = weights in ("bfloat16", "float16", "bf16", "fp16") or (weights_follow and half is not None and not upcast)
     if half is None and low:
@@ -171,7 +172,11 @@ def finish_trainer(draft: Draft, *, weights_follow: bool = False, upcast: bool =
         draft.default("training.recipe", "mixed-16")
         draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes a parameter")
     elif draft.values.get("training.finetune") in ("lora", "qlora"):
-        draft.default("training.recipe", "pure" if low or weights_follow else "amp")
+        draft.default(
+            "training.recipe", "amp" if autocasts else "pure"
+        )  # adapters are in fp32, whatever the base is in
+        if autocasts and (low or weights_follow):
+            draft.default("training.lora.base_dtype", "compute")
     else:
         draft.default("training.recipe", "pure" if low else "amp")
 

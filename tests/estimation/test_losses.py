@@ -32,6 +32,25 @@ def test_all_logits_exist_four_times_without_a_special_loss() -> None:
     assert sum(logits(ledger("materialized"), "backward_1").values()) == (2 + 4 + 4 + 4) * T * V
 
 
+def test_a_loop_that_keeps_the_loss_alone_lets_logits_go_before_backward() -> None:
+    """Log-probabilities 4, their gradient 4 and that of the logits in fp32 4; in the loss nothing changes."""
+    named, dropped = ledger("materialized"), ledger("materialized", "logits_until=loss")
+
+    assert sum(logits(dropped, "backward_1").values()) == (4 + 4 + 4) * T * V
+    assert named.totals["backward_1"] - dropped.totals["backward_1"] == 2 * T * V
+    assert named.totals["loss_1"] == dropped.totals["loss_1"]
+
+
+@pytest.mark.parametrize("implementation", ["megatron", "torchtitan"])
+def test_loops_that_let_logits_go_cannot_be_told_to_keep_them(implementation: str) -> None:
+    with pytest.raises(InputError, match=f"logits_until = backward, .* implementation {implementation}") as caught:
+        memcalc.load("llama-3-8b", f"implementation={implementation}", "data_parallel=8", "logits_until=backward")
+
+    assert "logits_until: loss" in (caught.value.remedy or "")
+    spec = memcalc.load("llama-3-8b", f"implementation={implementation}", "data_parallel=8")
+    assert spec.training.logits_until == "loss"
+
+
 @pytest.mark.parametrize("chunks", [1, 4, 8])
 def test_of_a_chunked_loss_one_chunk_exists_at_a_time(chunks: int) -> None:
     """Forward: an fp32 copy and its log-probabilities. The logits of bf16 are gone when these are made."""

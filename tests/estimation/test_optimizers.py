@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.errors import InputError
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.spec.optimizers import OPTIMIZERS
@@ -353,6 +354,30 @@ def test_megatron_can_sum_gradients_in_16_bit() -> None:
     phases = ("optimizer", "forward_1", "optimizer_step_1", "zero_grad_2")
 
     assert [run.components(phase)[Component.GRADIENTS] for phase in phases] == [2 * P, 2 * P, 6 * P, 2 * P]
+
+
+# -- bitsandbytes' tables -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("optimizer", "moments"), [("adam-8bit", 2), ("lion-8bit", 1)])
+def test_tables_can_keep_their_states_out_of_8_bits(optimizer: str, moments: int) -> None:
+    """gpt2-medium: 4 bytes a number in place of 1 and a scale of 4 for each 256: of 50,257 tokens and 1,024 places."""
+    tables = (50_257 * 1024, 1024 * 1024)
+    run = ("gpt2-medium", "recipe=pure", f"optimizer={optimizer}")
+    narrow, wide = (
+        memcalc.estimate(*run, f"optimizer_options.embeddings_32bit={word}").ledger.components("zero_grad_2")[STATE]
+        for word in ("false", "true")
+    )
+
+    assert wide - narrow == moments * sum(4 * n - (n + 4 * -(-n // 256)) for n in tables)
+
+
+def test_tables_of_masters_cannot() -> None:
+    run = ("recipe=mixed-16", "optimizer=adam-8bit", "optimizer_options.embeddings_32bit=true")
+    with pytest.raises(InputError, match="recipe = mixed-16 updates masters") as caught:
+        memcalc.estimate("gpt2", *run)
+
+    assert caught.value.remedy
 
 
 # -- paged -------------------------------------------------------------------------------------------------------------

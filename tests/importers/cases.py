@@ -50,7 +50,9 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
             "training.lora.rank": 16,
             "training.lora.target_modules": "all-linear",
             "training.optimizer": "adam-8bit",
-            "training.recipe": "pure",
+            "training.recipe": "amp",  # the Trainer's autocast, over a base in 16 and 4 bits
+            "training.lora.base_dtype": "compute",
+            "training.lora.adapter_dtype": "fp32",
             "model.hidden_size": 8192,
         },
     ),

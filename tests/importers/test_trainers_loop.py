@@ -1,0 +1,68 @@
+"""What Hugging Face's Trainer does around a model, read from the arguments of those who use it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memcalc.importers.loading import load
+from memcalc.spec.training import TrainingSpec
+
+MODEL = ("preset=qwen2.5-0.5b",)
+
+
+def read(folder: Path, **arguments: Any) -> TrainingSpec:
+    path = folder / "arguments.json"
+    path.write_text(json.dumps({"per_device_train_batch_size": 2, "bf16": True} | arguments))
+    return load(path, (*MODEL, "data_parallel=8")).training
+
+
+def test_silence_is_the_trainers_default(tmp_path: Path) -> None:
+    """compute_loss returns the loss alone; max_grad_norm is 1; every logit is made."""
+    training = read(tmp_path)
+
+    assert training.logits_until == "loss"
+    assert training.gradient_clipping == 1.0
+    assert training.loss == "materialized"
+
+
+@pytest.mark.parametrize(("norm", "clipping"), [(0.0, None), (0, None), (0.3, 0.3)])
+def test_gradients_are_clipped_to_what_is_said(norm: float, clipping: float | None, tmp_path: Path) -> None:
+    assert read(tmp_path, max_grad_norm=norm).gradient_clipping == clipping
+
+
+@pytest.mark.parametrize(
+    ("optim", "wide"),
+    [("adamw_bnb_8bit", True), ("paged_adamw_8bit", True), ("lion_8bit", True), ("adamw_torch", False)],
+)
+def test_bitsandbytes_keeps_tables_in_32_bits(optim: str, wide: bool, tmp_path: Path) -> None:
+    assert read(tmp_path, optim=optim).optimizer_options.embeddings_32bit is wide
+
+
+def test_masters_have_no_tables_that_bitsandbytes_knows(tmp_path: Path) -> None:
+    training = read(tmp_path, optim="adamw_bnb_8bit", fsdp="full_shard")
+
+    assert training.recipe == "mixed-16"
+    assert not training.optimizer_options.embeddings_32bit
+
+
+@pytest.mark.parametrize(
+    ("config", "loss"),
+    [(None, "fused"), ({"rope": False}, "fused"), ({"fused_linear_cross_entropy": False}, "materialized")],
+)
+def test_ligers_loss_never_has_all_logits(config: dict[str, bool] | None, loss: str, tmp_path: Path) -> None:
+    assert read(tmp_path, use_liger_kernel=True, liger_kernel_config=config).loss == loss
+
+
+@pytest.mark.parametrize(
+    ("field", "loss"),
+    [("liger_fused_linear_cross_entropy", "fused"), ("cut_cross_entropy", "fused"), ("sample_packing", "materialized")],
+)
+def test_axolotls_words_for_it(field: str, loss: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"base_model: meta-llama/Llama-3.1-8B\nsequence_len: 512\nmicro_batch_size: 1\n{field}: true\n")
+
+    assert load(path, ()).training.loss == loss

@@ -1,0 +1,102 @@
+"""Hugging Face's Trainer on the null device beside the estimate of the same arguments: a table of docs/accuracy.md."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import memcalc
+from memcalc.rehearsal.rehearsal import why_not
+from tools.dry_runs import cases
+from tools.markdown import table
+
+
+class Compared(NamedTuple):
+    """One run: its case, and bytes measured, estimated and rehearsed; zeros where it cannot be rehearsed."""
+
+    case: dict[str, Any]
+    allocated: tuple[int, int, int]
+    reserved: tuple[int, int, int]
+
+    def error(self, kind: str, of: int) -> float | None:
+        """Of the estimate (1) or the rehearsal (2), as a share of what was measured."""
+        figures = self.allocated if kind == "allocated" else self.reserved
+        return figures[of] / figures[0] - 1 if figures[of] else None
+
+
+def spec_of(case: dict[str, Any]) -> memcalc.Spec:
+    """What memcalc reads from the file of arguments that the run was given, with the model named."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "arguments.json"
+        path.write_text(json.dumps(case["arguments"]))
+        settings = case.get("settings", ())
+        return memcalc.load(path, f"preset={case['preset']}", *settings, gpu=case["record"]["card"])
+
+
+@lru_cache(maxsize=1)
+def compared() -> tuple[Compared, ...]:
+    """Every recorded run that ended."""
+    found = []
+    for case in cases("trainer"):
+        if not case["record"]["good"]:
+            continue
+        spec = spec_of(case)
+        estimated = memcalc.estimate(spec).headline
+        played = None if why_not(spec) else memcalc.estimate(spec, rehearse=True).headline
+        (measured,) = case["record"]["ranks"]
+        found.append(
+            Compared(
+                case,
+                (measured["allocated_bytes"], estimated.ledger.peak_bytes, played.ledger.peak_bytes if played else 0),
+                (
+                    measured["reserved_bytes"],
+                    estimated.reserved_bytes or 0,
+                    (played.reserved_bytes or 0) if played else 0,
+                ),
+            )
+        )
+    return tuple(found)
+
+
+def trainer_summary() -> str:
+    """Errors of the estimate and of the rehearsal."""
+    lines = []
+    for kind, of, words in (
+        ("allocated", 1, "estimate, allocated"),
+        ("allocated", 2, "rehearsed, allocated"),
+        ("reserved", 2, "rehearsed, reserved"),
+    ):
+        errors = [error for run in compared() if (error := run.error(kind, of)) is not None]
+        middle, worst = statistics.median(map(abs, errors)), max(errors, key=abs)
+        lines.append([words, len(errors), f"{middle:.3%}", f"{worst:+.3%}"])
+    return table(["figure", "runs", "median error", "worst"], lines)
+
+
+def trainer_table() -> str:
+    """One line a run."""
+
+    def words(error: float | None) -> str:
+        return "-" if error is None else f"{error:+.3%}"
+
+    head = ["run", "allocated", "estimated", "rehearsed", "reserved", "rehearsed"]
+    rows = []
+    for run in compared():
+        named = " ".join(f"{key}={value}" for key, value in run.case["arguments"].items())
+        model = " ".join((run.case["preset"], *run.case.get("settings", ())))
+        rows.append(
+            [
+                f"`{model}: {named}`",
+                f"{run.allocated[0]:,}",
+                *(words(run.error("allocated", of)) for of in (1, 2)),
+                f"{run.reserved[0]:,}",
+                words(run.error("reserved", 2)),
+            ]
+        )
+    return table(head, rows)
+
+
+TABLES = {"trainer-summary": trainer_summary, "trainer": trainer_table}
