@@ -188,11 +188,13 @@ class Backward:
     def outgoing(self, node: Node, incoming: list[int]) -> list[tuple[int, Tensor]]:
         """The gradients of an operator's inputs, made in order."""
         found: list[tuple[int, Tensor]] = []
+        overwritten = iter(node.saved)
         for tensor, kind in zip(node.inputs, node.gradients, strict=True):
+            written_over = next(overwritten) if kind == IN_PLACE else None
             if kind is None or not tensor.grad:
                 continue
             if kind in (SAME, IN_PLACE):
-                source = incoming[0] if kind == SAME else self.current(node.saved[0])
+                source = incoming[0] if written_over is None else self.current(written_over)
                 self.references[source] += 1
                 found.append((source, tensor))
                 continue

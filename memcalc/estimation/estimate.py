@@ -32,6 +32,7 @@ from memcalc.spec.foreign import refuse_foreign
 from memcalc.spec.kernels import card_omissions
 from memcalc.spec.spec import Spec
 from memcalc.spec.splitting import unsplittable
+from memcalc.spec.training import LIGER_FAMILIES
 
 FRAGMENTATION = "fragmentation of the allocator beyond the reserve factor"
 NOT_MODELLED = (
@@ -141,6 +142,8 @@ def not_modelled(spec: Spec, played: Played | None = None) -> tuple[str, ...]:
     missing[:0] = OPTIMIZER_OMISSIONS.get(spec.training.optimizer, ())
     if spec.model.attention_sinks:
         missing.insert(0, "the activations of attention sinks")
+    if spec.training.kernels == "liger" and spec.model.architecture not in LIGER_FAMILIES:
+        missing.insert(0, f"Liger's kernels in modules of {spec.model.architecture}: PyTorch's are counted")
     if spec.model.mla is not None and spec.training.implementation != "megatron":
         missing.insert(0, "latent attention was not compared with a run yet")
     missing[:0] = _parallel_omissions(spec)

@@ -25,7 +25,7 @@ SAME = "same"  # the gradient of an input is the gradient of the output itself: 
 NEW = "new"  # the gradient of an input is a new tensor of the input's shape and dtype
 VIEW = "view"  # a new tensor that is handed on as a view of what was made
 CAST = "cast"  # a new tensor of the output's dtype, which the engine casts to the input's
-IN_PLACE = "in place"  # the gradient of an input lies where the first saved tensor is: forward has written it there
+IN_PLACE = "in place"  # the gradient of the n-th such input lies where the n-th saved tensor is, written over it
 
 
 @dataclass(slots=True, eq=False)

@@ -75,6 +75,16 @@ def norm_backward(values: Values, rows: tuple[str, ...], width: str, item_bytes:
 
 
 @most_of
+def liger_norm_backward(values: Values, width: str) -> Script:
+    """4·sms·d: sums of an RMSNorm's weight by multiprocessor, and 4·d: theirs
+
+    liger-kernel 0.8 ops/rms_norm.py, rms_norm_backward: `_dW`, then `_dW.sum(dim=0)`, both in fp32.
+    """
+    columns = values[width]
+    return (4 * values["sms"] * columns, 4 * columns)
+
+
+@most_of
 def flash_forward(
     values: Values, heads: str, kv_heads: str, head_dim: str, length: str, item_bytes: int, keys: str | None = None
 ) -> Script:

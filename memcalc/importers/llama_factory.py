@@ -29,7 +29,7 @@ FIELDS: dict[str, Meaning] = {
     "pure_bf16": fact("pure", "training.recipe"),
     "upcast_layernorm": lacking("norms in fp32"),
     "upcast_lmhead_output": lacking("logits in fp32 twice"),
-    "enable_liger_kernel": fact("liger", "training.loss"),
+    "enable_liger_kernel": fact("liger", "training.kernels"),
     "use_kt": lacking("KTransformers: experts on the host"),
     "kt_*": nothing("part of KTransformers"),
     "fp8": float8.FLAG,

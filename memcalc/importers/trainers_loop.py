@@ -8,7 +8,13 @@ from memcalc.importers.switches import is_on
 from memcalc.importers.table import Draft
 
 MAX_GRAD_NORM = 1.0  # training_args.py: what silence means
-LIGERS = "Liger's loss never has all logits: loss fused; its norms, rotary positions and MLPs keep less than estimated"
+# Liger's kernels, by Liger's words for them and by axolotl's (integrations/liger/args.py).
+LIGERS = {
+    "rms_norm": "liger_rms_norm",
+    "rope": "liger_rope",
+    "swiglu": "liger_glu_activation",
+    "fused_linear_cross_entropy": "liger_fused_linear_cross_entropy",
+}
 
 
 def place_trainers_loop(draft: Draft) -> None:
@@ -25,11 +31,23 @@ def place_trainers_loop(draft: Draft) -> None:
     masters = str(values.get("training.recipe", "")).startswith("mixed")  # which bitsandbytes does not know
     if values.get("training.optimizer") in ("adam-8bit", "lion-8bit") and not masters:
         draft.default("training.optimizer_options.embeddings_32bit", True)
-    config = facts.get("liger_config")
-    config = config if isinstance(config, Mapping) else {}
-    if is_on(facts.get("liger")) and config.get("fused_linear_cross_entropy", True):
-        draft.default("training.loss", "fused")
-        draft.notes.append(LIGERS)
+    _place_liger(draft)
     if is_on(facts.get("cut_cross_entropy")):
         draft.default("training.loss", "fused")
         draft.notes.append("cut cross-entropy is counted as Liger's fused loss, which has some logits at a time")
+
+
+def _place_liger(draft: Draft) -> None:
+    """All kernels with Trainer's one switch but those that its config leaves out; with axolotl those that are on."""
+    facts = draft.facts
+    config = facts.get("liger_config")
+    left_out = {name for name, on in config.items() if on is False} if isinstance(config, Mapping) else set()
+    on = set(LIGERS) - left_out if is_on(facts.get("liger")) else set()
+    on |= {name for name, field in LIGERS.items() if is_on(facts.get(field))}
+    if "fused_linear_cross_entropy" in on:
+        draft.default("training.loss", "fused")
+    modules = on - {"fused_linear_cross_entropy"}
+    if len(modules) == len(LIGERS) - 1:
+        draft.default("training.kernels", "liger")
+    elif modules:
+        draft.notes.append(f"not modelled: {' and '.join(sorted(modules))} of Liger's kernels alone, which keep less")

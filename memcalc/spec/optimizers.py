@@ -22,6 +22,7 @@ Optimizer = Literal[
     "rprop",
     "asgd",
     "adafactor",
+    "adafactor-hf",
     "muon",
     "lion",
     "lamb",
@@ -77,7 +78,7 @@ _ALL: tuple[OptimizerImplementation, ...] = ("foreach", "fused", "for-loop")
 _ALONE: tuple[OptimizerImplementation, ...] = ("for-loop",)
 
 # torch.optim 2.13; lion is ours; lamb, the 8-bit and the paged ones are bitsandbytes' (0.50), adam-4bit torchao's
-# (0.18), galore galore_torch's (1.0): these update one parameter after the other.
+# (0.18), galore galore_torch's (1.0), adafactor-hf transformers' (5.23): these update one parameter after the other.
 # Not here: SparseAdam, which wants sparse gradients, and L-BFGS, whose history is a hundred copies.
 OPTIMIZERS: dict[str, Facts] = {
     "sgd": Facts(_ALL),
@@ -93,6 +94,7 @@ OPTIMIZERS: dict[str, Facts] = {
     "rprop": Facts(_LISTS, ()),
     "asgd": Facts(_LISTS),
     "adafactor": Facts(_LISTS),
+    "adafactor-hf": Facts(_ALONE),
     "muon": Facts(_ALL, ("momentum", "nesterov", "weight_decay"), weight_decay=0.1, momentum=0.95),
     "lion": Facts(_LISTS, ("weight_decay", "paged")),
     "lamb": Facts(_ALONE),

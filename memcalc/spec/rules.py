@@ -12,6 +12,7 @@ from memcalc.spec.finetuning_rules import finetuning
 from memcalc.spec.foreign import family_of_foreign
 from memcalc.spec.fp8_rules import fp8
 from memcalc.spec.inference_rules import inference
+from memcalc.spec.kernel_rules import kernels
 from memcalc.spec.loss_rules import loss
 from memcalc.spec.optimizer_rules import optimizing
 from memcalc.spec.products import kept_products_rules
@@ -267,6 +268,7 @@ RULES: tuple[Rule, ...] = (
     parallel_rules.schedule,
     finetuning,
     fp8,
+    kernels,
     loss,
     optimizing,
     _modelled,

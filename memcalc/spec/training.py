@@ -17,6 +17,10 @@ Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
 Attention = Literal["eager", "flash", "memory-efficient"]
 Loss = Literal["materialized", "chunked", "fused", "vocab-parallel"]
 LogitsUntil = Literal["backward", "loss"]
+Kernels = Literal["torch", "liger"]
+
+# Whose modules Liger's kernels replace, of those that are modelled (liger-kernel 0.8 transformers/monkey_patch.py).
+LIGER_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 Fp8 = Literal["none", "delayed", "tensorwise", "mxfp8", "blockwise", "rowwise", "rowwise-gw-hp"]
 Engine = Literal["ddp", "fsdp2", "deepspeed", "megatron"]
 ContextMethod = Literal["ring", "all-to-all"]
@@ -82,6 +86,10 @@ class TrainingSpec(Block):
     loss: Loss = Field("materialized", description="whether the logits exist as a whole")
     loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(
         8, description="of a chunked loss: parts of the tokens, each checkpointed"
+    )
+    kernels: Kernels = Field(
+        "torch",
+        description="of transformers' norms, rotary positions and MLPs: torch | liger (whose loss is loss: fused)",
     )
     logits_until: LogitsUntil = Field(
         description="how long the training loop has a name for the model's output: backward (`outputs = model(...)`) | "

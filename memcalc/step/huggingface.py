@@ -25,6 +25,7 @@ from memcalc.spec.spec import Spec
 from memcalc.step.attention import CPU_BACKENDS, CUDA_BACKENDS
 from memcalc.step.causal_lm import CausalLM
 from memcalc.step.dtypes import weight_dtype
+from memcalc.step.liger import liger_modules
 from memcalc.step.recompute import plan_of, recomputed_layers, run_plan
 from memcalc.step.refusals import stopped
 
@@ -54,6 +55,7 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
                 "training.attention",
             ) from error
     module.train()
+    replaced = liger_modules(module) if training.kernels == "liger" else nullcontext
     if getattr(module, "loss_type", None) is None:
         module.loss_type = "ForCausalLM"  # what transformers falls back to, with a warning
     switch_recompute(module, spec)
@@ -61,7 +63,7 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
 
     @contextmanager
     def surroundings() -> Iterator[None]:
-        with one_sequence_a_row(), nullcontext() if kernel == "eager" else sdpa_kernel(backends):
+        with one_sequence_a_row(), replaced(), nullcontext() if kernel == "eager" else sdpa_kernel(backends):
             yield
 
     def logits(input_ids: Tensor) -> Tensor:

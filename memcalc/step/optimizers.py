@@ -77,6 +77,9 @@ def build_optimizer(
         optimizer = theirs(parameters, lr=LEARNING_RATE, **decay)
         _keep_wide(optimizer, tables if options.embeddings_32bit else ())
         return optimizer
+    if name == "adafactor-hf":  # as its Trainer makes it
+        theirs = _of("transformers.optimization", "Adafactor", training)
+        return theirs(parameters, lr=LEARNING_RATE, scale_parameter=False, relative_step=False, **decay)
     if name == "adam-4bit":
         return _of("torchao.optim", "AdamW4bit", training)(parameters, lr=LEARNING_RATE, **decay)
     if name == "galore":

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import memcalc
 from memcalc.importers.loading import load
 from memcalc.spec.training import TrainingSpec
 
@@ -50,11 +51,17 @@ def test_masters_have_no_tables_that_bitsandbytes_knows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "loss"),
-    [(None, "fused"), ({"rope": False}, "fused"), ({"fused_linear_cross_entropy": False}, "materialized")],
+    ("config", "loss", "kernels"),
+    [
+        (None, "fused", "liger"),
+        ({"rope": False}, "fused", "torch"),
+        ({"cross_entropy": True, "fused_linear_cross_entropy": False}, "materialized", "liger"),
+    ],
 )
-def test_ligers_loss_never_has_all_logits(config: dict[str, bool] | None, loss: str, tmp_path: Path) -> None:
-    assert read(tmp_path, use_liger_kernel=True, liger_kernel_config=config).loss == loss
+def test_ligers_kernels(config: dict[str, bool] | None, loss: str, kernels: str, tmp_path: Path) -> None:
+    training = read(tmp_path, use_liger_kernel=True, liger_kernel_config=config)
+
+    assert (training.loss, training.kernels) == (loss, kernels)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +73,16 @@ def test_axolotls_words_for_it(field: str, loss: str, tmp_path: Path) -> None:
     path.write_text(f"base_model: meta-llama/Llama-3.1-8B\nsequence_len: 512\nmicro_batch_size: 1\n{field}: true\n")
 
     assert load(path, ()).training.loss == loss
+
+
+def test_axolotl_names_ligers_kernels_one_by_one(tmp_path: Path) -> None:
+    """Its norms alone are said, not counted."""
+    path = tmp_path / "run.yaml"
+    text = "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 512\nmicro_batch_size: 1\nliger_rms_norm: true\n"
+    path.write_text(text)
+    alone = memcalc.estimate(path)
+    path.write_text(f"{text}liger_rope: true\nliger_glu_activation: true\n")
+    together = load(path, ()).training
+
+    assert any("rms_norm of Liger's kernels alone" in note for note in alone.notes)
+    assert (alone.spec.training.kernels, together.kernels, together.loss) == ("torch", "liger", "materialized")

@@ -165,7 +165,7 @@ def _trainings(draw: st.DrawFn, model: Config, optimizers: tuple[str, ...]) -> C
     alibi = model["position_embedding"] == "alibi"  # no fused kernel adds ALiBi's bias
     dtype = draw(st.sampled_from(dtypes))
     optimizer = draw(st.sampled_from(optimizers))
-    options = draw(_options(optimizer))
+    options = draw(_options(optimizer, masters=recipe.startswith("mixed")))
     paged = options.get("paged", False)
     return {
         "micro_batch_size": draw(st.integers(1, 4)),
@@ -185,6 +185,7 @@ def _trainings(draw: st.DrawFn, model: Config, optimizers: tuple[str, ...]) -> C
         "recompute": draw(st.sampled_from(["none", "selective", "full", "every-2", "every-3"]) | layers),
         "attention": "eager" if alibi else draw(st.sampled_from(["eager", "flash", "memory-efficient"])),
         "dropout": draw(st.sampled_from([None, 0.0, 0.1])),
+        "logits_until": draw(st.sampled_from(["backward", "loss"])),
     }
 
 
@@ -211,7 +212,7 @@ def _adapters(draw: st.DrawFn, model: Config, recipe: str) -> Config:
 
 
 @st.composite
-def _options(draw: st.DrawFn, optimizer: str) -> Config:
+def _options(draw: st.DrawFn, optimizer: str, *, masters: bool) -> Config:
     """Options of an optimizer that go together."""
     values: dict[str, list[object]] = {
         "amsgrad": [False, True],
@@ -221,6 +222,7 @@ def _options(draw: st.DrawFn, optimizer: str) -> Config:
         "weight_decay": [None, 0.0, 0.1],
         "rank": [None, 3, 8],
         "paged": [False, True],
+        "embeddings_32bit": [False] if masters else [False, True],
     }
     drawn = {name: draw(st.sampled_from(values[name])) for name in OPTIMIZERS[optimizer].options}
     if drawn.get("amsgrad"):

@@ -92,6 +92,8 @@ class _Family:
 
     def rms_norm(self, x: Tensor, module: str, width: str) -> Tensor:
         """LlamaRMSNorm: in fp32, then weight * normed in the input's dtype."""
+        if self.c.liger:
+            return self.ops.liger_rms_norm(x, module, width)
         return self.ops.composite_rms_norm(x, module, width, named=True)
 
     def new_gelu(self, x: Tensor) -> Tensor:
@@ -255,9 +257,10 @@ class _Llama(_Family):
         normed = self.rms_norm(x, "post_attention_norm", "d")
         inner = "4·d" if c.usual_width else "F"
         gate = ops.linear(normed, "mlp.gate_proj", (inner, "d"), ("b", "s", inner), bias=c.mlp_bias)
-        gate = ops.pointwise(gate, "mlp.silu")
+        gate = gate if c.liger else ops.pointwise(gate, "mlp.silu")
         up = ops.linear(normed, "mlp.up_proj", (inner, "d"), ("b", "s", inner), bias=c.mlp_bias)
-        product = ops.mul(gate, up, "mlp.silu(gate) * up")
+        multiplied = ops.liger_swiglu if c.liger else ops.mul
+        product = multiplied(gate, up, "mlp.silu(gate) * up")
         down = ops.linear(product, "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=c.mlp_bias)
         self.tape.still_named(normed)
         return self.tape, ops.add(x, down, "layer output")
@@ -287,6 +290,8 @@ class _Llama(_Family):
     def rotated(self, x: Tensor, name: str) -> Tensor:
         """apply_rotary_pos_emb: x * cos + rotate_half(x) * sin."""
         c, ops = self.c, self.ops
+        if c.liger:
+            return ops.liger_rope(x, name)
         half = (*x.shape[:-1], "d_h/2")
         straight = ops.mul_table(x, f"{name} * cos", c.parameters)
         first, second = ops.slices(x, (half, half), f"{name} halves")

@@ -12,7 +12,7 @@ from memcalc.spec.kernels import needs_columns
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
-from memcalc.spec.training import ParallelismSpec
+from memcalc.spec.training import LIGER_FAMILIES, ParallelismSpec
 
 
 class Cached(NamedTuple):
@@ -112,6 +112,7 @@ class Structure(NamedTuple):
     fp8_columns: bool = False  # and whether it makes a second copy for backward's products
     float8: Float8 | None = None  # and how torchao's linear layers do
     drops_logits: bool = False  # the loop has no name for the model's output in backward
+    liger: bool = False  # Liger's kernels in place of transformers' norms, rotary positions and MLPs
 
     @property
     def keys(self) -> str:
@@ -207,6 +208,7 @@ def structure_of(spec: Spec) -> Structure:
         fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _card(spec)),
         float8=float8_of(spec),
         drops_logits=training.logits_until == "loss",
+        liger=huggingface and training.kernels == "liger" and (model.architecture or "") in LIGER_FAMILIES,
     )
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from memcalc.estimation.operators.attention import Attention
 from memcalc.estimation.operators.collectives import Collectives
 from memcalc.estimation.operators.grouped import Grouped
+from memcalc.estimation.operators.liger import LigerKernels
 from memcalc.estimation.operators.loss_parallel import LossParallel
 from memcalc.estimation.operators.norms import Norms
 from memcalc.estimation.operators.tokenwise import TokenwiseLoss
 
 
-class Operators(TokenwiseLoss, Norms, Attention, Grouped, Collectives, LossParallel):
+class Operators(TokenwiseLoss, Norms, Attention, Grouped, Collectives, LossParallel, LigerKernels):
     """A tape with the vocabulary of a module's forward."""

@@ -35,7 +35,15 @@ NEWTON_SCHULZ_STEPS = 5  # torch.optim.Muon, ns_steps
 
 def makes_states_on_the_way(update: Update) -> bool:
     """Whether the first step makes each parameter's states when it comes to it, not all of them before."""
-    return update.paged or update.optimizer in ("momentum", "lamb", "adam-8bit", "lion-8bit", "adam-4bit", "galore")
+    return update.paged or update.optimizer in (
+        "momentum",
+        "lamb",
+        "adam-8bit",
+        "lion-8bit",
+        "adam-4bit",
+        "galore",
+        "adafactor-hf",
+    )
 
 
 def loop_moments(parameters: Parameters, update: Update) -> Iterator[Moment]:
@@ -148,6 +156,21 @@ def _adafactor(_: Update, held: Held) -> Script:
     return (rows, columns, Assign("update", Buffer("update")))
 
 
+def _adafactor_of_transformers(update: Update, held: Held) -> Script:
+    """transformers 5.23 optimization.py, Adafactor.step: all of it in fp32, whatever the weights are in."""
+
+    def wide(name: str) -> Buffer:
+        return Buffer(name, dtype="fp32")
+
+    cast = update.dtype != "fp32"
+    gradient = (Assign("grad"), *((Assign("grad", wide("gradient in fp32")),) if cast else ()))
+    weight = (Assign("p_data_fp32"), *((Assign("p_data_fp32", wide("weight in fp32")),) if cast else ()))
+    # grad**2, then + eps; a matrix' factors, or a vector's square root; then -update
+    squared = Assign("update", wide("squared gradient and eps"), (wide("squared gradient"),))
+    factor = (Buffer("factor of the rows", "rows", "fp32"),) if len(held.axes) == 2 else ()
+    return (*gradient, *weight, squared, Assign("update", wide("update"), factor), Assign("", None, (wide("-update"),)))
+
+
 def _lion(_: Update, __: Held) -> Script:
     return (Assign("", None, (Buffer("update"),)),)  # memcalc/step/lion.py
 
@@ -201,6 +224,7 @@ SCRIPTS: dict[str, Callable[[Update, Held], Script]] = {
     "rprop": _rprop,
     "asgd": _asgd,
     "adafactor": _adafactor,
+    "adafactor-hf": _adafactor_of_transformers,
     "lion": _lion,
     "lamb": _lamb,
     "muon": _muon,

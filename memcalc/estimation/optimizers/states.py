@@ -75,8 +75,8 @@ def whole_states(update: Update) -> tuple[str, ...]:
 
 
 def state_dtype(update: Update) -> str:
-    """Of the states as large as parameters: torch follows the parameter, bitsandbytes has fp32."""
-    return "fp32" if update.paged or update.optimizer == "lamb" else update.moments
+    """Of states: torch follows the parameter, bitsandbytes and transformers have fp32."""
+    return "fp32" if update.paged or update.optimizer in ("lamb", "adafactor-hf") else update.moments
 
 
 def first_phase(update: Update) -> str:
@@ -99,7 +99,7 @@ def own_states(held: Held, update: Update, spread: Spread) -> Iterator[State]:
         names = ("momentum",) if hidden else ("first moment", "second moment")
         citation = "Muon (arXiv 2502.16982); torch.optim.Muon" if hidden else f"beside Muon, {ADAM}"
         yield from (State(_copy(held, name, update.moments, citation, update, spread), False, held) for name in names)
-    elif optimizer == "adafactor":
+    elif optimizer in ("adafactor", "adafactor-hf"):
         yield from _factored(held, update, spread)
     elif optimizer in ("adam-8bit", "lion-8bit"):
         yield from _eight_bit(held, update, spread)
@@ -145,6 +145,8 @@ def _scalars(held: Held, update: Update, spread: Spread) -> Iterator[State]:
         names = () if update.optimizer == "muon" and is_hidden_matrix(held) else ("step counter",)
     elif update.optimizer == "asgd":
         names, citation = ("step counter", "eta", "mu"), "torch/optim/asgd.py 2.13: on the device"
+    elif update.optimizer == "adafactor-hf":
+        names, citation = ("root mean square",), "transformers 5.23 optimization.py: of the weight, on the device"
     elif update.optimizer == "lamb":
         names, citation = ("update norm",), "bitsandbytes 0.50 optim/optimizer.py: unorm_vec"
     for name in names:
@@ -155,12 +157,12 @@ def _factored(held: Held, update: Update, spread: Spread) -> Iterator[State]:
     """Row and column means of the squared gradient for matrices, the whole square for vectors."""
     citation = "Adafactor (arXiv 1804.04235) section 3"
     if len(held.axes) < 2:
-        yield State(_copy(held, "variance", update.moments, citation, update, spread), False, held)
+        yield State(_copy(held, "variance", state_dtype(update), citation, update, spread), False, held)
         return
     *leading, rows, columns = held.axes
     for name, axes in (("row variance", (*leading, rows)), ("column variance", (*leading, columns))):
         factor = Held(held.module, held.tensor, tuple(axes), held.count, held.where)
-        yield State(_copy(factor, name, update.moments, citation, update, spread), False, held)
+        yield State(_copy(factor, name, state_dtype(update), citation, update, spread), False, held)
 
 
 def _eight_bit(held: Held, update: Update, spread: Spread) -> Iterator[State]:

@@ -27,7 +27,12 @@ CLIPPING = "torch 2.13 nn/utils/clip_grad.py; ATen native/cuda/ForeachReduceOp.c
 CHUNK = 65536  # elements whose norm one block of threads sums (ATen native/cuda/MultiTensorApply.cuh, kChunkSize)
 
 # Libraries whose own kernels update in place.
-LIBRARIES = {"lamb": "bitsandbytes 0.50 optim/lamb.py", "galore": "galore_torch 1.0 adamw.py", "lion": "step/lion.py"}
+LIBRARIES = {
+    "lamb": "bitsandbytes 0.50 optim/lamb.py",
+    "galore": "galore_torch 1.0 adamw.py",
+    "lion": "step/lion.py",
+    "adafactor-hf": "transformers 5.23 optimization.py",
+}
 FILES = {"sgd": "sgd", "momentum": "sgd", "adafactor": "_adafactor", "muon": "_muon"}
 
 

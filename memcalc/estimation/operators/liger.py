@@ -1,0 +1,53 @@
+"""Liger's kernels for norms, rotary positions and gated MLPs (liger-kernel 0.8, arXiv 2410.10989)."""
+
+from __future__ import annotations
+
+from memcalc.estimation import workspaces
+from memcalc.estimation.operators.base import Base
+from memcalc.estimation.tape import IN_PLACE, SAME, Node, Tensor
+
+SOURCE = "liger-kernel 0.8 ops/{}.py"
+
+
+class LigerKernels(Base):
+    """They save what they are given, and write gradients over what they were given."""
+
+    def liger_rms_norm(self, x: Tensor, module: str, width: str) -> Tensor:
+        """Keeps x and a reciprocal deviation a row; the gradient of x lies where that of the output was.
+
+        The weight's gradient is summed by multiprocessor first, in fp32.
+        """
+        tape, citation = self.tape, SOURCE.format("rms_norm")
+        y = tape.new(f"{module} output", x.shape, x.dtype, citation)
+        deviation = tape.store(f"{module} reciprocal deviation", x.shape[:-1], "fp32", citation)
+        rule = workspaces.named(workspaces.liger_norm_backward, width=width)
+        sums = tape.store(f"{module} sums by multiprocessor", (), "uint8", citation, rule=rule)
+        trains = self.trains(module)
+        gradients = (self.parameter_gradient(module, "weight", (width,), self.parameters),) if trains else ()
+        node = Node(
+            module,
+            (x,),
+            (y,),
+            (x.storage, deviation),
+            (SAME,),
+            also_allocates=(deviation,),
+            backward_temporaries=(sums,) if trains else (),
+            parameters=gradients,
+        )
+        weight = Tensor(-1, (width,), self.parameters)
+        node.variables = (Tensor(x.storage, x.shape, x.dtype), weight, *tape.variables_of(node)[1:])
+        tape.record(node)
+        return y
+
+    def liger_rope(self, x: Tensor, name: str) -> Tensor:
+        """Turned where it lies, and its gradient, too; the tables are saved."""
+        turned = Tensor(x.storage, x.shape, x.dtype, grad=x.grad)
+        self.tape.record(Node(f"rotated {name}", (x,), (turned,), (), (SAME,)))
+        self.tape.also_saves(Tensor(-1, ("s", "d_h"), x.dtype))
+        return turned
+
+    def liger_swiglu(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
+        """Keeps gate and up, over which backward writes their gradients; silu(gate) is nowhere."""
+        y = self.tape.new(name, up.shape, up.dtype, SOURCE.format("swiglu"))
+        self.tape.record(Node(name, (gate, up), (y,), (gate.storage, up.storage), (IN_PLACE, IN_PLACE)))
+        return y

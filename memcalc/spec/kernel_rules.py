@@ -1,0 +1,19 @@
+"""The rules of kernels that replace a model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.spec.broken import Broken
+from memcalc.spec.spec import Spec
+
+
+def kernels(spec: Spec) -> Iterator[Broken]:
+    """Liger's replace transformers' modules."""
+    training = spec.training
+    if training.kernels == "liger" and training.implementation != "huggingface":
+        yield Broken(
+            ("training", "kernels"),
+            f"kernels = liger replace modules of transformers, but implementation = {training.implementation}.",
+            "Set implementation: huggingface, or kernels: torch.",
+        )
