@@ -29,11 +29,16 @@ class Compared(NamedTuple):
 
 
 def spec_of(case: dict[str, Any]) -> memcalc.Spec:
-    """What memcalc reads from the file of arguments that the run was given, with the model named."""
+    """What memcalc reads from the file of arguments that the run was given, with the model named.
+
+    Trainer has no field for the length of sequences. TRL has, which is not what ran here: it recomputes by default.
+    """
+    own = {key: value for key, value in case["arguments"].items() if key != "max_length"}
+    own.setdefault("gradient_checkpointing", False)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "arguments.json"
-        path.write_text(json.dumps(case["arguments"]))
-        settings = case.get("settings", ())
+        path.write_text(json.dumps(own))
+        settings = (f"s={case['arguments']['max_length']}", *case.get("settings", ()))
         return memcalc.load(path, f"preset={case['preset']}", *settings, gpu=case["record"]["card"])
 
 

@@ -4,7 +4,7 @@ AXOLOTL = """\
 base_model: NousResearch/Meta-Llama-3.1-8B
 plugins:
   - axolotl.integrations.liger.LigerPlugin
-liger_rope: true
+liger_layer_norm: true
 datasets:
   - path: someone/some-data
     type: alpaca

@@ -95,17 +95,17 @@ def test_the_lists_of_axolotl(tmp_path: Path) -> None:
     found = imported(tmp_path, "run.yaml", AXOLOTL)
 
     assert found.unknown == ("a_field_of_tomorrow",)
-    assert [path for path, _ in found.not_modelled] == ["liger_rope"]
+    assert [path for path, _ in found.not_modelled] == ["liger_layer_norm"]
     assert [path for path, _ in found.no_effect] == ["plugins", "datasets", "learning_rate"]
     assert [path for path, _ in found.missing] == ["parallelism.data_parallel"]
     assert found.blocks["parallelism"]["offload"] == "all"
 
 
 def test_what_is_switched_off_changes_nothing(tmp_path: Path) -> None:
-    found = imported(tmp_path, "run.yaml", AXOLOTL.replace("liger_rope: true", "liger_rope: false"))
+    found = imported(tmp_path, "run.yaml", AXOLOTL.replace("liger_layer_norm: true", "liger_layer_norm: false"))
 
     assert found.not_modelled == ()
-    assert "liger_rope" in [path for path, _ in found.no_effect]
+    assert "liger_layer_norm" in [path for path, _ in found.no_effect]
 
 
 def test_a_run_that_shards_must_say_over_how_many(tmp_path: Path) -> None:
