@@ -20,6 +20,7 @@ LIBRARIES = {
     "lamb": "bitsandbytes",
     "adam-4bit": "torchao",
     "galore": "galore_torch",
+    "adafactor-hf": "transformers",
 }
 OWN = [name for name in OPTIMIZERS if name not in LIBRARIES]
 
