@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import memcalc
 from memcalc.errors import MemcalcError
+from memcalc.estimation.estimate import estimate
 from memcalc.ledger.component import Component
 from tools.accuracy import RECORDINGS
 from tools.markdown import table
@@ -36,17 +37,17 @@ def agreements() -> list[Agreement]:
         record = json.loads(line)
         preset, *overrides = record["case"].split()
         try:
-            estimate = memcalc.estimate(preset, *overrides, gpu=record["device"].partition(":")[2])
+            formulas = estimate(memcalc.load(preset, *overrides, gpu=record["device"].partition(":")[2]))
         except MemcalcError:
             continue  # traced, but without formulas: nothing to compare
-        ledger = estimate.ledger
+        ledger = formulas.ledger
         implementation = overrides[-1].partition("=")[2]
         activations = ledger.components("loss_2").get(Component.ACTIVATIONS, 0)
         phases = record["phases"]
         peak = max(phases, key=phases.__getitem__)
         estimated = max(ledger.totals[phase] for phase in phases)
         pair = (record["activations"], activations)
-        need = (record["least"], estimate.ranks[0].reserved_bytes or 0)  # an estimate always has one
+        need = (record["least"], formulas.ranks[0].reserved_bytes or 0)  # an estimate always has one
         found.append(Agreement(preset, implementation, pair, (phases[peak], estimated), peak, record["reserved"], need))
     return found
 
