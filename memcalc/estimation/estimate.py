@@ -23,6 +23,7 @@ from memcalc.estimation.rows import write_rows
 from memcalc.estimation.stages import Stage, stages_of
 from memcalc.estimation.states import state_rows
 from memcalc.estimation.symbols import symbol_values
+from memcalc.estimation.windows import window_notes
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import RankResult, Result
 from memcalc.ledger.textbook import textbook
@@ -187,7 +188,7 @@ def notes(spec: Spec) -> tuple[str, ...]:
         found.append("sequence_parallel has no effect without tensor_parallel.")
     if parallelism.zero_stage and parallelism.data_parallel == 1:
         found.append(f"zero_stage = {parallelism.zero_stage} shards nothing over data_parallel = 1.")
-    found += family_notes(spec)
+    found += [*family_notes(spec), *window_notes(spec)]
     if training.recompute == "selective" and training.attention != "eager":
         found.append("recompute = selective saves little with a fused attention kernel, which keeps no maps.")
     return (*paging_notes(spec), *found)
