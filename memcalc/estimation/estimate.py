@@ -188,6 +188,8 @@ def notes(spec: Spec) -> tuple[str, ...]:
         found.append("sequence_parallel has no effect without tensor_parallel.")
     if parallelism.zero_stage and parallelism.data_parallel == 1:
         found.append(f"zero_stage = {parallelism.zero_stage} shards nothing over data_parallel = 1.")
+    if training.implementation in ("megatron", "torchtitan") and training.logits_until == "backward":
+        found.append(f"logits_until = backward has no effect: {training.implementation} lets them go before.")
     found += [*family_notes(spec), *window_notes(spec)]
     if training.recompute == "selective" and training.attention != "eager":
         found.append("recompute = selective saves little with a fused attention kernel, which keeps no maps.")

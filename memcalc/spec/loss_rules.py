@@ -12,13 +12,6 @@ def loss(spec: Spec) -> Iterator[Broken]:
     """What goes with which kind of loss."""
     training, model = spec.training, spec.model
     kind = training.loss
-    if training.implementation in ("megatron", "torchtitan") and training.logits_until == "backward":
-        yield Broken(
-            ("training", "logits_until"),
-            f"logits_until = backward, but the loop of implementation {training.implementation} lets go of the logits "
-            "before.",
-            "Leave it out, or set logits_until: loss.",
-        )
     if kind not in ("chunked", "fused") or training.implementation == "megatron":
         return
     if spec.parallelism.tensor_parallel > 1 or spec.parallelism.context_parallel > 1:

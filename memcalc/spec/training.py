@@ -92,8 +92,9 @@ class TrainingSpec(Block):
         description="of transformers' norms, rotary positions and MLPs: torch | liger (whose loss is loss: fused)",
     )
     logits_until: LogitsUntil = Field(
+        "backward",
         description="how long the training loop has a name for the model's output: backward (`outputs = model(...)`) | "
-        "loss (Hugging Face's Trainer, `del logits`); default: backward, but loss with megatron and torchtitan"
+        "loss (Hugging Face's Trainer, `del logits`); default: backward, but loss with megatron and torchtitan",
     )
     torch_version: TorchVersion = Field(
         "v2.13", description="PyTorch's release: workspaces, FSDP2's buffers, fused norms"
