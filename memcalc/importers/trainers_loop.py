@@ -29,7 +29,8 @@ def place_trainers_loop(draft: Draft) -> None:
     if clipping:
         draft.default("training.gradient_clipping", clipping)
     masters = str(values.get("training.recipe", "")).startswith("mixed")  # which bitsandbytes does not know
-    if values.get("training.optimizer") in ("adam-8bit", "lion-8bit") and not masters:
+    own = not {"training.optimizer", "training.recipe"} & draft.overridden  # of another optimizer it is no option
+    if values.get("training.optimizer") in ("adam-8bit", "lion-8bit") and own and not masters:
         draft.default("training.optimizer_options.embeddings_32bit", True)
     _place_liger(draft)
     if is_on(facts.get("cut_cross_entropy")):
@@ -47,6 +48,8 @@ def _place_liger(draft: Draft) -> None:
     if "fused_linear_cross_entropy" in on:
         draft.default("training.loss", "fused")
     modules = on - {"fused_linear_cross_entropy"}
+    if "training.implementation" in draft.overridden:
+        return  # by other modules than transformers', perhaps
     if len(modules) == len(LIGERS) - 1:
         draft.default("training.kernels", "liger")
     elif modules:

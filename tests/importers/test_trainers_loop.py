@@ -50,6 +50,16 @@ def test_masters_have_no_tables_that_bitsandbytes_knows(tmp_path: Path) -> None:
     assert not training.optimizer_options.embeddings_32bit
 
 
+@pytest.mark.parametrize("override", ["optimizer=adamw", "recipe=mixed-16", "implementation=plain"])
+def test_what_the_user_sets_is_not_refused_for_what_the_file_implies(override: str, tmp_path: Path) -> None:
+    path = tmp_path / "arguments.json"
+    arguments = {"per_device_train_batch_size": 2, "bf16": True, "optim": "adamw_bnb_8bit", "use_liger_kernel": True}
+    path.write_text(json.dumps(arguments))
+    field, _, value = override.partition("=")
+
+    assert getattr(load(path, (*MODEL, override)).training, field) == value
+
+
 @pytest.mark.parametrize(
     ("config", "loss", "kernels"),
     [

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from memcalc.estimation.blocks.caching import cached, cached_attention
 from memcalc.estimation.blocks.norms import norm
 from memcalc.estimation.blocks.plain_latent import latent_attention
+from memcalc.estimation.blocks.plain_part import Part
 from memcalc.estimation.tape import Shape, Tensor
 
-if TYPE_CHECKING:
-    from memcalc.estimation.blocks.plain import PlainBlock
 
-
-class Attention:
+class Attention(Part):
     """Writes the attention module of a layer."""
-
-    def __init__(self, layer: PlainBlock) -> None:
-        self.layer = layer
-        self.c = layer.c
-        self.tape = layer.tape
-        self.ops = layer.ops
-        self.split = layer.split
-        self.axis = layer.axis
 
     def output(self, x: Tensor) -> Tensor:
         """Projection, core, output projection."""

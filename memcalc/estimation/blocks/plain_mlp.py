@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from memcalc.estimation.blocks.grouped_experts import grouped_products
+from memcalc.estimation.blocks.plain_part import Part
 from memcalc.estimation.tape import Tensor
 
-if TYPE_CHECKING:
-    from memcalc.estimation.blocks.plain import PlainBlock
 
-
-class Mlp:
+class Mlp(Part):
     """Writes the MLP of a layer."""
-
-    def __init__(self, layer: PlainBlock) -> None:
-        self.layer = layer
-        self.c = layer.c
-        self.tape = layer.tape
-        self.ops = layer.ops
-        self.split = layer.split
-        self.axis = layer.axis
 
     def output(self, x: Tensor) -> Tensor:
         """Dense, or routed experts."""

@@ -1,0 +1,20 @@
+"""What the parts of a plain layer, its attention and its MLP, write with: the layer's own tape and choices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memcalc.estimation.blocks.plain import PlainBlock
+
+
+class Part:
+    """A module of a layer."""
+
+    def __init__(self, layer: PlainBlock) -> None:
+        self.layer = layer
+        self.c = layer.c
+        self.tape = layer.tape
+        self.ops = layer.ops
+        self.split = layer.split
+        self.axis = layer.axis
