@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 
 from memcalc.api import load
-from memcalc.estimation.blocks import huggingface
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
+from memcalc.estimation.blocks.huggingface import catalogue as huggingface
 from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.compilation import compiled
 from memcalc.estimation.operators import Operators

@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from memcalc.errors import InputError
-from memcalc.estimation.blocks import huggingface, megatron, torchtitan
+from memcalc.estimation.blocks import megatron, torchtitan
 from memcalc.estimation.blocks.context import over_context_ranks
+from memcalc.estimation.blocks.huggingface import catalogue as huggingface
 from memcalc.estimation.blocks.plain import PlainBlock
 from memcalc.estimation.blocks.plain_ends import plain_embedding, plain_head, shared_tables
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.compilation import compiled
-from memcalc.estimation.operators import Operators
 from memcalc.estimation.program import Event, Program
 from memcalc.estimation.saving import save_on_host
 from memcalc.estimation.tape import Tape
@@ -48,14 +47,6 @@ def program(
     if part == "tables":
         return _split(structure, _tables(structure))
     if structure.implementation == "huggingface" and has_own_tape(structure):
-        if structure.family not in huggingface.FAMILIES:
-            raise InputError(
-                f"implementation = huggingface is not modelled for architecture = {structure.family or 'none'}.",
-                f"Modelled are {', '.join(sorted(huggingface.FAMILIES))}; or set implementation: plain. "
-                "On one GPU and under FSDP2 `memcalc estimate` and `memcalc trace` run the others' step: "
-                "pip install 'llm-memcalc[hf]'.",
-                "training.implementation",
-            )
         tape, output = huggingface.write(structure, part)
     elif structure.implementation == "torchtitan":
         tape, output = torchtitan.write(structure, part)
@@ -108,8 +99,7 @@ def _tables(structure: Structure) -> Program:
     """The mask and the rotary tables alone: made when a micro-batch arrives, let go when its backward has passed."""
     tape = Tape()
     if structure.implementation == "huggingface" and has_own_tape(structure):
-        ops = Operators(tape, structure.compute, structure.parameters, structure.autocast)
-        huggingface.shared_tables(ops, structure)
+        tape = huggingface.write_shared_tables(structure)
     elif structure.implementation in ("plain", "huggingface"):  # of the others the table is the module's
         shared_tables(tape, structure)
     made = tuple(Event(index, 1, "start") for index in sorted(tape.held | tape.names))

@@ -1,0 +1,64 @@
+"""The families of transformers whose modules are written down, and the tapes of their parts."""
+
+from __future__ import annotations
+
+from memcalc.errors import InputError
+from memcalc.estimation.blocks.huggingface.codegen import CodeGen
+from memcalc.estimation.blocks.huggingface.family import Family
+from memcalc.estimation.blocks.huggingface.gpt2 import Gpt2
+from memcalc.estimation.blocks.huggingface.llama import Llama
+from memcalc.estimation.blocks.structure import Structure
+from memcalc.estimation.tape import Tape, Tensor
+from memcalc.ledger.component import Component
+
+FAMILIES: dict[str, type[Family]] = {
+    "codegen": CodeGen,
+    "gpt2": Gpt2,
+    "llama": Llama,
+    "mistral": Llama,
+    "qwen2": Llama,
+    "qwen3": Llama,
+}
+
+
+def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
+    """The tape of one part of a family's model, and its output.
+
+    Raises:
+        InputError: the family's modules are not written down.
+    """
+    tape = Tape(kind=Component.LOGITS_AND_LOSS) if part == "head" else Tape()
+    family = _family_of(c)(c, tape, experts=part == "expert layer")
+    if part == "embedding":
+        return tape, family.embedding()
+    if part == "head":
+        family.head()
+        return tape, None
+    output = family.layer()
+    assert tape.entry is not None
+    # The model's loop over layers holds a layer's input until it returns, and the layer what attention returns.
+    tape.still_named(tape.entry, *family.weights)
+    return tape, output
+
+
+def write_shared_tables(c: Structure) -> Tape:
+    """The tape of what all layers share alone.
+
+    Raises:
+        InputError: the family's modules are not written down.
+    """
+    tape = Tape()
+    _family_of(c)(c, tape).shared_tables()
+    return tape
+
+
+def _family_of(c: Structure) -> type[Family]:
+    if c.family not in FAMILIES:
+        raise InputError(
+            f"implementation = huggingface is not modelled for architecture = {c.family or 'none'}.",
+            f"Modelled are {', '.join(sorted(FAMILIES))}; or set implementation: plain. "
+            "On one GPU and under FSDP2 `memcalc estimate` and `memcalc trace` run the others' step: "
+            "pip install 'llm-memcalc[hf]'.",
+            "training.implementation",
+        )
+    return FAMILIES[c.family]

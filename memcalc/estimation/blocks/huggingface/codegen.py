@@ -1,0 +1,74 @@
+"""CodeGen: rotates a part of each head, attends in fp32, attention and MLP side by side."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.huggingface.family import Family
+from memcalc.estimation.tape import Tensor
+
+_ROTATED = (("b", "s", "h", "d_rot"), ("b", "s", "h", "d_h-d_rot"))
+
+
+class CodeGen(Family):
+    """CodeGenBlock: rotates a part of each head, attends in fp32, attention and MLP side by side."""
+
+    rotates = False  # its layers make their own tables
+    wide_logits = True
+
+    def layer(self) -> Tensor:
+        """Attention and the MLP after one norm."""
+        c, ops = self.c, self.ops
+        x = self.entry()
+        normed = ops.layer_norm(x, "input_norm", "d")
+        attended = self.attention(normed)
+        inner = "4·d" if c.usual_width else "F"
+        up = ops.linear(normed, "mlp.up_proj", (inner, "d"), ("b", "s", inner), bias=True)
+        down = ops.linear(self.new_gelu(up), "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=True)
+        fed = ops.dropout(down, "mlp dropout", c.residual_dropout)
+        output = ops.add(ops.add(attended, fed, "block sum"), x, "layer output")
+        self.tape.still_named(normed, attended, fed)
+        return output
+
+    def attention(self, x: Tensor) -> Tensor:
+        """CodeGenAttention.forward, whose variables hold what it has made until it returns."""
+        c, ops = self.c, self.ops
+        heads, scores_shape = ("b", "s", "h", "d_h"), ("b", "h", "s", "s")
+        qkv = ops.linear(x, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "3·d"), bias=False)
+        q, v, k = ops.split(qkv, (heads, heads, heads), "q, v, k")
+        q, k = ops.copy(q, "q by group"), ops.copy(k, "k by group")
+        v = ops.copy(v, "v by group", reorders=True)
+        tables = ops.table("sines and cosines", ("s", "d_rot"), "fp32")
+        parts = {name: ops.slices(x, _ROTATED, name) for name, x in (("k", k), ("q", q))}
+        rotated = {name: self.rotated(turning, name) for name, (turning, _) in parts.items()}
+        joined: dict[str, Tensor] = {}
+        for name, (_, passing) in parts.items():
+            # Autocast's cat wants one dtype; without it the kernel reads both.
+            beside = ops.cast(passing, "fp32", f"{name} passed in fp32") if c.autocast else passing
+            joined[name] = ops.concatenate((rotated[name], beside), heads, f"{name} joined")
+        dtype = c.compute if c.autocast else "fp32"
+        k_cast, q_cast = (ops.cast(joined[name], dtype, f"{name} for the product") for name in ("k", "q"))
+        if c.batched:
+            q_read, k_read = ops.copy(q_cast, "q by head"), ops.copy(k_cast, "k by head")
+        else:
+            q_read, k_read = q_cast, k_cast
+        scores = ops.matmul(q_read, k_read, "scores", scores_shape)
+        self.tape.still_named(q_cast, k_cast)
+        scores = ops.scale(ops.shift(scores, "masked scores", c.parameters), "scaled scores")
+        probabilities = ops.cast(ops.softmax(scores, "attention probabilities"), v.dtype, "probabilities in dtype")
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        v_read = ops.copy(v, "v by head") if c.batched else v
+        core = ops.matmul(dropped, v_read, "attention output", heads)
+        core = ops.copy(core, "attention output by token", reorders=c.batched)
+        attended = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=False)
+        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        self.tape.still_named(qkv, q, k, v, tables, *rotated.values(), *joined.values())
+        return attended
+
+    def rotated(self, turning: Tensor, name: str) -> Tensor:
+        """apply_rotary_pos_emb, with fp32 tables that are repeated for pairs of features, for each of q and k anew."""
+        ops = self.ops
+        half = (*turning.shape[:-1], "d_rot/2")
+        sines, cosines = (ops.table(f"{name} {table}", ("s", "d_rot"), "fp32") for table in ("sines", "cosines"))
+        straight = ops.mul(turning, cosines, f"{name} * cos")
+        first, second = ops.slices(turning, (half, half), f"{name} pairs")
+        pairs = ops.concatenate((ops.scale(second, f"{name} negated"), first), turning.shape, f"{name} pairs swapped")
+        return ops.add(straight, ops.mul(pairs, sines, f"{name} swapped * sin"), f"rotated {name}")

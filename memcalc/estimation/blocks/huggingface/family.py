@@ -1,0 +1,154 @@
+"""What families of transformers share: their ends, their attention kernels, and pieces of their layers."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.caching import cached_attention, write_mask, write_next_token
+from memcalc.estimation.blocks.losses import write_loss
+from memcalc.estimation.blocks.structure import Structure
+from memcalc.estimation.operators import Operators
+from memcalc.estimation.tape import Shape, Tape, Tensor
+from memcalc.ledger.component import Component
+
+
+class Family:
+    """What the families share.
+
+    Args:
+        c: the choices.
+        tape: where to write.
+        experts: whether a layer has experts in place of its MLP.
+    """
+
+    rotates = True  # with tables of the model's, which all layers read
+    wide_logits = False  # the model itself returns them in fp32
+
+    def __init__(self, c: Structure, tape: Tape, *, experts: bool = False) -> None:
+        self.c, self.experts = c, experts
+        self.citation = f"transformers 5.23 modeling_{c.family}.py"
+        self.weights: tuple[Tensor, ...] = ()  # of attention, returned where they exist
+        self.tape = tape
+        self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters)
+        self.ops.float8 = c.float8
+
+    def entry(self) -> Tensor:
+        """What the layer before hands on."""
+        shape, dtype = ("b", "s", "d"), self.c.parameters
+        return self.tape.input("layer input", shape, dtype, self.citation, grad=not self.c.detached)
+
+    def embedding(self) -> Tensor:
+        """What the model makes before its layers."""
+        c, ops = self.c, self.ops
+        x = self.token_embedding()
+        if c.position == "learned":
+            positions = ops.embedding("embed_positions", ("S", "d"), ("s",), counts=True)
+            # inputs_embeds and position_embeds keep their names
+            self.tape.names.update((x.storage, positions.storage))
+            x = ops.broadcast_add(x, positions, "embedding sum")
+        else:
+            self.tape.names.add(x.storage)  # inputs_embeds
+        self.shared_tables()
+        return ops.dropout(x, "embedding dropout", c.embedding_dropout)
+
+    def token_embedding(self) -> Tensor:
+        """The rows of the table."""
+        c = self.c
+        view = c.head_gradient_is_a_view
+        return self.ops.embedding("embed_tokens", ("V", "d"), ("b", "s"), tied=c.tied, view=view)
+
+    def shared_tables(self) -> None:
+        """The mask and the rotary tables, made once in each forward and shared by all layers."""
+        c, tape = self.c, self.tape
+        write_mask(tape, c)
+        if c.attention == "eager":
+            # masking_utils.py: additive, in the dtype of the embeddings; the sum with the scores does not keep it
+            mask = self.shared_table("causal mask", ("b", "s", c.keys), c.parameters)
+            if c.checkpoints_layers:  # torch/utils/checkpoint.py: the function that runs again has its arguments
+                tape.hold(mask)
+            else:
+                tape.names.add(mask.storage)
+        if not self.rotates:
+            return
+        if c.checkpoints_layers:
+            tape.hold(self.shared_table("position ids", ("s",), "int64"))
+        for name in ("cosines", "sines"):
+            tape.hold(self.shared_table(name, ("s", "d_h"), c.parameters))
+
+    def shared_table(self, name: str, shape: Shape, dtype: str) -> Tensor:
+        """A table that is nobody's activation."""
+        return self.ops.table(name, shape, dtype, self.citation, Component.TEMPORARIES)
+
+    def head(self) -> None:
+        """The last norm, the logits and the loss."""
+        c, ops = self.c, self.ops
+        given = self.tape.input("head input", ("b", "s", "d"), c.parameters, self.citation)
+        x = self.norm(given, "norm", "d")
+        self.tape.still_named(given)
+        if c.cache is not None:
+            write_next_token(ops, c, x, "d")
+        else:
+            write_loss(ops, c, x, "d", wide_logits=self.wide_logits)
+
+    def norm(self, x: Tensor, module: str, width: str) -> Tensor:
+        """The norm before layers and after the last one."""
+        return (
+            self.ops.layer_norm(x, module, width)
+            if self.c.normalization == "layernorm"
+            else self.rms_norm(x, module, width)
+        )
+
+    def rms_norm(self, x: Tensor, module: str, width: str) -> Tensor:
+        """LlamaRMSNorm: in fp32, then weight * normed in the input's dtype."""
+        if self.c.liger:
+            return self.ops.liger_rms_norm(x, module, width)
+        return self.ops.composite_rms_norm(x, module, width, named=True)
+
+    def new_gelu(self, x: Tensor) -> Tensor:
+        """NewGELUActivation: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), eight operators."""
+        ops = self.ops
+        half = ops.scale(x, "gelu x/2")
+        cube = ops.scale(ops.pow(x, "gelu x^3"), "gelu 0.044715 x^3")
+        inner = ops.scale(ops.add(x, cube, "gelu sum"), "gelu argument")
+        factor = ops.shift(ops.pointwise(inner, "gelu tanh", saves="output"), "gelu 1 + tanh")
+        output = ops.mul(half, factor, "gelu output")
+        self.tape.still_named(x)
+        return output
+
+    def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """integrations/sdpa_attention.py: grouped heads go to flash as they are; others are repeated."""
+        c, ops = self.c, self.ops
+        if c.cache is not None:
+            return cached_attention(ops, c, q, k, v, ("h", "h_kv", "d_h"))
+        if c.attention == "flash":
+            return ops.flash_attention(q, k, v, "h", "h_kv", "d_h", "s", splits=not c.attention_dropout)
+        if c.grouped:
+            heads = ("b", "s", "h", "d_h")
+            k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
+        return ops.efficient_attention(q, k, v, "h", "d_h", "s")
+
+    def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:
+        """eager_attention_forward of gpt2 and llama."""
+        c, ops = self.c, self.ops
+        heads, keys, scores_shape = ("b", "s", "h", "d_h"), ("b", c.keys, "h", "d_h"), ("b", "h", "s", c.keys)
+        if c.grouped:
+            k, v = ops.copy(k, "k for each head", keys), ops.copy(v, "v for each head", keys)
+        if c.batched:
+            q = ops.copy(q, "q by head")
+            k = k if c.grouped else ops.copy(k, "k by head")
+        scores = ops.scale(ops.matmul(q, k, "scores", scores_shape), "scaled scores")
+        masked = scores = ops.shift(scores, "masked scores")
+        wide = ops.softmax(scores, "attention probabilities", "fp32" if softmax_in_fp32 else "")
+        probabilities = ops.cast(wide, masked.dtype, "probabilities in dtype")
+        if softmax_in_fp32:
+            self.tape.still_named(masked)  # attn_weights, until they are probabilities in dtype
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        values = ops.copy(v, "v by head") if c.batched and not c.grouped else v
+        self.weights = (dropped,)
+        core = ops.matmul(dropped, values, "attention output", heads)
+        by_token = ops.copy(core, "attention output by token", reorders=c.batched)
+        if c.grouped:
+            self.tape.still_named(k, v)  # key_states, value_states
+        return by_token
+
+    def layer(self) -> Tensor:
+        """A layer, and its output."""
+        raise NotImplementedError  # each family writes its own
