@@ -62,6 +62,7 @@ class Structure(NamedTuple):
     qk_norm_width: str
     qk_norm_weight: bool
     position: str
+    rotates_part: bool  # of each head
     position_table: str  # axis of the learned table: "S" or "S+2"
     final_norm: bool
     embedding_norm: bool
@@ -103,7 +104,7 @@ class Structure(NamedTuple):
     recompute_keep: tuple[str, ...] = ()  # operators whose results recomputed layers keep
     detached: bool = False  # the layer's input needs no gradient: nothing before it trains
     cache: Cached | None = None  # of generation: where keys and values are kept
-    fused_gate_up: bool = False  # of generation: one matrix for gate and up
+    fused_gate_up: bool = False  # of transformers' modules: one matrix for gate and up
     fp8: str = "none"  # how Transformer Engine scales what it multiplies in 8 bits
     saves_on_host: str = "none"  # in which memory of the host what autograd saves is
     checkpoints_layers: bool = False  # so what layers are called with stays until they have run again
@@ -158,6 +159,7 @@ def structure_of(spec: Spec) -> Structure:
         qk_norm_width=model.qk_norm_width,
         qk_norm_weight=model.qk_norm_weight,
         position=model.position_embedding,
+        rotates_part=model.position_embedding == "rope" and model.rotary_dim < model.head_dim,
         position_table=f"S+{offset}" if offset else "S",
         final_norm=model.final_norm,
         embedding_norm=model.embedding_norm,
@@ -194,11 +196,11 @@ def structure_of(spec: Spec) -> Structure:
         loss=training.loss,
         loss_chunks=training.loss_chunks if training.loss == "chunked" else 1,
         composite_norms=training.torch < (2, 9) or theirs,
-        fused_qkv=model.fused_qkv or (training.lora is None and not theirs),
+        fused_qkv=model.fused_qkv or (training.lora is None and not huggingface),
         adapters=adapters_of(spec),
         recompute_keep=training.recompute_keep,
         detached=spec.inference is not None,
-        fused_gate_up=theirs and model.fused_gate_up,
+        fused_gate_up=huggingface and model.fused_gate_up,
         saves_on_host=saves_on_host,
         checkpoints_layers=training.recompute not in ("none", "selective"),
         frees_tables=saves_on_host != "none"

@@ -42,7 +42,7 @@ class Elementwise(Base):
         """x times a table of `dtype` that needs no gradient and is shared by all layers: keeps nothing of its own."""
         y = self.tape.new(name, x.shape, wider(x.dtype, dtype), DERIVATIVES)
         self.tape.record(Node(name, (x,), (y,), (), (NEW if x.dtype == y.dtype else CAST,)))
-        self.tape.also_saves(Tensor(-1, ("s", "d_h"), dtype))
+        self.tape.also_saves(Tensor(-1, (x.shape[1], x.shape[-1]), dtype))
         return y
 
     def table(

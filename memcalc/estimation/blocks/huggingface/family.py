@@ -20,6 +20,7 @@ class Family:
     """
 
     rotates = True  # with tables of the model's, which all layers read
+    wide_tables = False  # which stay in fp32
     wide_logits = False  # the model itself returns them in fp32
 
     def __init__(self, c: Structure, tape: Tape, *, experts: bool = False) -> None:
@@ -71,7 +72,12 @@ class Family:
         if c.checkpoints_layers:
             tape.hold(self.shared_table("position ids", ("s",), "int64"))
         for name in ("cosines", "sines"):
-            tape.hold(self.shared_table(name, ("s", "d_h"), c.parameters))
+            tape.hold(self.shared_table(name, ("s", "d_rot" if c.rotates_part else "d_h"), self.table_dtype))
+
+    @property
+    def table_dtype(self) -> str:
+        """Of the rotary tables: that of the embeddings, as a rule."""
+        return "fp32" if self.wide_tables else self.c.parameters
 
     def shared_table(self, name: str, shape: Shape, dtype: str) -> Tensor:
         """A table that is nobody's activation."""
