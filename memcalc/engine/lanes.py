@@ -33,11 +33,11 @@ def _decided(truth: npt.NDArray[np.bool_]) -> bool:
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Lanes, Any], Lanes]:
-    return lambda self, other: Lanes(function(self.values, _plain(other)))
+    return lambda self, other: type(self)(function(self.values, _plain(other)))
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Lanes, Any], Lanes]:
-    return lambda self, other: Lanes(function(_plain(other), self.values))
+    return lambda self, other: type(self)(function(_plain(other), self.values))
 
 
 def _comparison(function: Callable[[Any, Any], Any]) -> Callable[[Lanes, Any], bool]:
@@ -71,7 +71,7 @@ class Lanes:
 
     def __neg__(self) -> Lanes:
         """The negative of each."""
-        return Lanes(-self.values)
+        return type(self)(-self.values)
 
     def __bool__(self) -> bool:
         """Whether they are other than zero."""
@@ -90,15 +90,37 @@ class Lanes:
             more = (rest >> step) > 0
             bits = bits + step * more
             rest = np.where(more, rest >> step, rest)
-        return Lanes(bits + (rest > 0))
+        return type(self)(bits + (rest > 0))
+
+
+class Spoken(Lanes):
+    """Lanes that part where they are written in words, so that words are those of a single number."""
+
+    __slots__ = ()
+    __hash__ = None
+
+    def __format__(self, form: str) -> str:
+        """As of an integer."""
+        return format(int(self), form)
+
+    def __str__(self) -> str:
+        """As of an integer."""
+        return str(int(self))
 
 
 def elementwise(
-    function: Callable[[dict[str, Any]], Mapping[str, Any]], arguments: Mapping[str, Integers]
+    function: Callable[[dict[str, Any]], Mapping[str, Any]],
+    arguments: Mapping[str, Integers],
+    kind: type[Lanes] = Lanes,
 ) -> dict[str, int | Integers]:
     """The results of a function of whole numbers, by name, for arrays of arguments of one length.
 
     A result that does not depend on them stays one number.
+
+    Args:
+        function: of one number each.
+        arguments: the arrays.
+        kind: of what the function gets for each.
     """
     (count,) = {len(values) for values in arguments.values()}
     pieces: list[tuple[Any, Mapping[str, Any]]] = []
@@ -106,7 +128,7 @@ def elementwise(
     while waiting:
         lanes = waiting.pop()
         try:
-            pieces.append((lanes, function({name: Lanes(values[lanes]) for name, values in arguments.items()})))
+            pieces.append((lanes, function({name: kind(values[lanes]) for name, values in arguments.items()})))
         except Parted as parted:
             numbers = np.arange(count)[lanes]
             waiting += [numbers[~parted.chosen], numbers[parted.chosen]]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memcalc.engine.grid import Axis, Grid, Value, assignments
-from memcalc.engine.lanes import elementwise
+from memcalc.engine.lanes import Lanes, Spoken, elementwise
 from memcalc.engine.reading import BATCH, Reader, changed
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
@@ -30,6 +30,8 @@ from memcalc.spec.yaml_source import Path as Place
 
 Source = Spec | str | Path | Mapping[str, Any]
 
+Numbers = npt.NDArray[np.int64]
+
 MOST_CONTEXTS = 16384  # that are kept
 
 
@@ -46,7 +48,7 @@ class Context(NamedTuple):
     spec: Spec
     batch: tuple[tuple[int, ...], ...]
     valid: npt.NDArray[np.bool_]
-    outside: npt.NDArray[np.int64]
+    outside: Numbers
 
 
 class Points:
@@ -76,7 +78,7 @@ class Points:
         self._reader = Reader()
         self._runs: dict[tuple[str, ...], Spec] = {}  # by the words that are not of parallelism
         self._parallelisms: dict[object, ParallelismSpec] = {}
-        self._lanes: dict[object, dict[str, npt.NDArray[np.int64]]] = {}
+        self._lanes: dict[object, dict[str, Numbers]] = {}
         self._contexts: dict[tuple[object, ...], Context | None] = {}
 
     def spec(self, number: int) -> Spec:
@@ -100,10 +102,17 @@ class Points:
             return str(InputError(error.problem, error.remedy, where))
         return ""
 
-    def alike(self, numbers: npt.NDArray[np.intp]) -> Iterator[tuple[int, int]]:
-        """Configurations that cannot be, by what they break: the first of those that break the same, and how many do.
+    def alike(self, numbers: Numbers, *, worded: bool) -> Iterator[tuple[Broken | None, Numbers]]:
+        """Configurations that cannot be, by what they break.
 
         Those that differ in their batches alone break the same where the same rule is the first that does not hold.
+
+        Args:
+            numbers: theirs.
+            worded: with the same numbers in its words, too.
+
+        Yields:
+            The rule that is broken, if `worded`, and those that break it, in order. None: no rule is.
         """
         axes = self.grid.axes
         steps = dict(enumerate(np.unravel_index(numbers, self.grid.shape)))
@@ -111,32 +120,39 @@ class Points:
         outer = [steps[number].tolist() for number in steps if number not in self.inner]
         for index, place in enumerate(zip(*outer, strict=True) if outer else [()] * len(numbers)):
             groups.setdefault(place, []).append(index)
-        for members in groups.values():
+        for group in groups.values():
+            members = numbers[group]
             lanes = {
-                field: np.array([axes[number].values[step][0] for step in steps[number][members].tolist()])
+                field: np.array([axes[number].values[step][0] for step in steps[number][group].tolist()])
                 for number, field in self.inner.items()
             }
-            broken = self._first_broken(int(numbers[members[0]]), lanes)
+            known, broken = self._first_broken(int(members[0]), lanes, worded=worded)
             if isinstance(broken, int):
-                yield int(numbers[members[0]]), len(members)
+                yield known[broken], members
                 continue
-            for rule in sorted({*broken.tolist()}):
-                own = np.flatnonzero(broken == rule)
-                yield int(numbers[members[int(own[0])]]), len(own)
+            for number in sorted({*broken.tolist()}):
+                yield known[number], members[broken == number]
 
-    def _first_broken(self, number: int, lanes: dict[str, npt.NDArray[np.int64]]) -> int | npt.NDArray[np.int64]:
-        """The number of the first rule that does not hold, of one configuration with several batches."""
-        rules = (*RULES, self._node)
+    def _first_broken(
+        self, number: int, lanes: dict[str, Numbers], *, worded: bool
+    ) -> tuple[list[Broken | None], int | Numbers]:
+        """What is broken first by one configuration with several batches, and for each of them which of these."""
+        known: dict[object, Broken | None] = {None: None}  # nothing, or it cannot even be loaded
         try:
             spec = of_training(self._loaded(self.grid.point(number)), "sweep")
         except InputError:
-            return len(rules)  # it cannot even be loaded
+            return [None], 0
 
         def first(some: dict[str, Any]) -> dict[str, int]:
             run = changed(spec, **some)
-            return {"": next((place for place, rule in enumerate(rules) if any(True for _ in rule(run))), len(rules))}
+            for rule in (*RULES, self._node):
+                for broken in rule(run):
+                    known.setdefault(broken if worded else rule, broken if worded else None)
+                    return {"": [*known].index(broken if worded else rule)}
+            return {"": 0}
 
-        return elementwise(first, lanes)[""] if lanes else len(rules)
+        found = (elementwise(first, lanes, Spoken if worded else Lanes) if lanes else first({}))[""]
+        return [*known.values()], found
 
     def context(self, outer: dict[str, Any], batch: dict[str, tuple[int, ...]]) -> Context | None:
         """The configurations of some values of the outer fields and all of some batches; None where there are none.
@@ -175,7 +191,7 @@ class Points:
             self._lanes[batch] = {field: array.ravel() for field, array in zip(BATCH, mesh, strict=True)}
         lanes = self._lanes[batch]
 
-        def broken(run: Spec, rule: Rule) -> int | npt.NDArray[np.int64]:
+        def broken(run: Spec, rule: Rule) -> int | Numbers:
             return elementwise(lambda some: {"": int(any(True for _ in rule(changed(run, **some))))}, lanes)[""]
 
         self._reader.meet((spec,))

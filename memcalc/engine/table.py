@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +13,21 @@ import numpy.typing as npt
 from memcalc.engine.grid import Grid, Value
 from memcalc.estimation.items import PHASES
 from memcalc.ledger.component import Component
+from memcalc.spec.broken import Broken
 from memcalc.spec.spec import Spec
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 COMPONENTS = tuple(Component)
+
+
+class Alike(Protocol):
+    """See `Points.alike`."""
+
+    def __call__(self, numbers: Integers, *, worded: bool) -> Iterable[tuple[Broken | None, Integers]]:
+        """Configurations that cannot be, by what they break."""
+
 
 TOO_LARGE = "It needs more than 1 PiB of one GPU, the most that a grid holds; `memcalc estimate` sizes it by itself."
 
@@ -59,7 +69,7 @@ class Table:
     ledger_bytes: Integers | None
     _spec: Callable[[int], Spec]
     _reason: Callable[[int], str]
-    _alike: Callable[[npt.NDArray[np.intp]], Iterable[tuple[int, int]]]
+    _alike: Alike
 
     phases = PHASES
     components = COMPONENTS
@@ -117,8 +127,22 @@ class Table:
         Configurations that differ in their batches alone and break the same rule have the reason of the first of them.
         """
         found: Counter[str] = Counter()
-        for number, count in self._alike(self.start + np.flatnonzero(~self.possible)):
-            found[self._reason(number)] += count
+        for _, members in self._alike(self.start + np.flatnonzero(~self.possible), worded=False):
+            found[self._reason(int(members[0]))] += len(members)
         if self.too_large.any():
             found[TOO_LARGE] = int(self.too_large.sum())
         return found
+
+    def every_reason(self) -> list[str]:
+        """Why each configuration was pruned, as `reason` says it, and sooner; "" where it was not. [n]"""
+        found = np.full(len(self), "", dtype=object)
+        known: dict[Broken, str] = {}
+        for broken, members in self._alike(self.start + np.flatnonzero(~self.possible), worded=True):
+            reason = None if broken is None else known.get(broken)
+            if reason is None:
+                reason = self._reason(int(members[0]))
+            if broken is not None:
+                known[broken] = reason
+            found[members - self.start] = reason
+        found[self.too_large] = TOO_LARGE
+        return found.tolist()

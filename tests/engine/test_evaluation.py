@@ -173,6 +173,37 @@ def test_reasons_are_asked_once_for_all_batches_that_break_the_same_rule(monkeyp
     assert set(reasons) == {ask(Points("gpt2", table.grid, (), None, None), number) for number in asked}
 
 
+@pytest.mark.parametrize(
+    ("source", "axes"),
+    [
+        ("gpt2", {"tensor_parallel": [1, 5], "s": [1024, 4096, 8192], "b": [1, 2, 3]}),
+        ("mpt-7b", {"implementation": ["plain", "huggingface"], "tensor_parallel": [1, 2], "b": [1, 2]}),
+        ("gpt2", {"global_batch_size": [4, 6], "b": [1, 4]}),  # every configuration for itself
+        ("gpt2", {"zero_stage": [0, 9], "b": [1, 2]}),  # cannot be loaded
+    ],
+)
+def test_every_reason_is_that_of_its_own_configuration(source, axes):
+    table = evaluate(source, axes, "global_batch_size=4" if "global_batch_size" in axes else "data_parallel=1")
+    assert table.every_reason() == [table.reason(index) for index in range(len(table))]
+    assert any(table.every_reason())
+
+
+def test_words_that_are_the_same_are_asked_for_once(monkeypatch):
+    asked: list[int] = []
+    ask = Points.reason
+
+    def reason(self: Points, number: int) -> str:
+        asked.append(number)
+        return ask(self, number)
+
+    monkeypatch.setattr(Points, "reason", reason)
+    axes: dict[Any, Any] = {"recompute": ["none", "full"], "s": [1024, 4096, 8192], "b": range(1, 51)}
+
+    reasons = evaluate("gpt2", axes).every_reason()
+
+    assert len(asked) == len({*reasons} - {""}) == 2  # of 4096 and of 8192 tokens, whatever is recomputed
+
+
 def test_a_source_that_is_none_is_an_error():
     with pytest.raises(InputError, match="no-such-model"):
         evaluate("no-such-model", {"b": [1]})

@@ -43,7 +43,7 @@ def columns(table: Table) -> dict[str, list[Any]]:
         found[f"{component}_bytes"] = _kept(table.component_bytes[:, number].tolist(), valid)
     for number, phase in enumerate(table.phases):
         found[f"{phase}_bytes"] = _kept(table.phase_bytes[:, number].tolist(), valid)
-    found["reason"] = [table.reason(index) or None for index in range(len(table))]
+    found["reason"] = [reason or None for reason in table.every_reason()]
     return found
 
 
