@@ -71,12 +71,11 @@ def alike_batches(context: Context, steps: list[list[int]], *, differs: bool) ->
     b, _, _ = context.batch
     lengths = np.flatnonzero(context.valid.any(axis=(0, 2))).tolist()
     most = max(MOST // len(lengths), 1)
-    single = [number for number, size in enumerate(b) if differs and size == 1]
-    micro = [*single, *(number for number in range(len(b)) if number not in single)]
+    single = [number for number, size in enumerate(b) if size == 1] if differs else []
+    micro = [*single, *(number for number, size in enumerate(b) if size != 1 or not differs)]
     for start in range(0, len(micro), most):
-        some = micro[start : start + most]
         for alike in steps:
-            yield Alike(some, lengths, alike, sum(number in single for number in some))
+            yield Alike(micro[start : start + most], lengths, alike, min(max(len(single) - start, 0), most))
 
 
 def alike_steps(spec: Spec, counts: tuple[int, ...]) -> list[list[int]]:

@@ -25,7 +25,7 @@ Axes = Mapping[Any, Iterable[Value]]  # Any: mappings of names and of tuples of 
 # The first columns of a block: bytes outside the allocator, and usable ones; then the rows of results.
 OUTSIDE = ("outside_bytes", "usable_bytes")
 
-BLOCK = 1_048_576  # configurations that are in memory at a time, a quarter of a kilobyte each
+BLOCK = 524_288  # configurations that are in memory at a time, a quarter of a kilobyte each
 
 
 def evaluate(
@@ -115,40 +115,43 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         for number, field in points.inner.items()
     }
     outer = [number for number in range(len(axes)) if number not in points.inner]
-    # The axes of batches in the order of BATCH, within those that are left once the outer ones have their values.
-    inner = sorted(points.inner)
-    order = [inner.index(number) for field in BATCH for number, own in points.inner.items() if own == field]
+    own = [
+        [dict(zip(axes[number].fields, axes[number].values[step], strict=True)) for step in ranges[number]]
+        for number in outer
+    ]
+    order = (*outer, *(number for field in BATCH for number, name in points.inner.items() if name == field))
     absent = tuple(number for number, field in enumerate(BATCH) if field not in points.inner.values())
-    places: dict[int, tuple[Any, ...]] = {}  # of contexts, by their ids: where their results go
+
+    def by_context(array: np.ndarray[Any, Any], leading: int) -> np.ndarray[Any, Any]:
+        """A view by the outer axes and all three of batches."""
+        view = array.transpose(*range(leading), *(leading + number for number in order))
+        return np.expand_dims(view, tuple(leading + len(outer) + number for number in absent))
+
+    can, outside, rows = (
+        by_context(valid, 0),
+        by_context(columns[: len(OUTSIDE)], 1),
+        by_context(columns[len(OUTSIDE) :], 1),
+    )
+    ledgers = None if table is None else by_context(table, 2)
+    places: dict[int, tuple[int, ...]] = {}  # of contexts, by their ids: their steps on the outer axes
 
     def contexts() -> Iterator[Context]:
         for steps in np.ndindex(*(shape[number] for number in outer)):
             values: dict[str, Any] = {}
-            place: list[Any] = [slice(None)] * len(axes)
-            for number, step in zip(outer, steps, strict=True):
-                place[number] = step
-                values |= zip(axes[number].fields, axes[number].values[ranges[number][step]], strict=True)
+            for several, step in zip(own, steps, strict=True):
+                values |= several[step]
             context = points.context(values, batch)
             if context is not None:
-                at = tuple(place)
-                seen(columns[: len(OUTSIDE)], 1, at)[...] = context.outside
-                ledgers = None if table is None else seen(table, 2, at)
-                places[id(context)] = seen(valid, 0, at), seen(columns[len(OUTSIDE) :], 1, at), ledgers
+                outside[(slice(None), *steps)] = context.outside
+                places[id(context)] = steps
                 yield context
 
-    def seen(array: np.ndarray[Any, Any], leading: int, at: tuple[Any, ...]) -> np.ndarray[Any, Any]:
-        """The part of an array that is a context's, with all three axes of batches."""
-        part = array[(*(slice(None),) * leading, *at, None)]  # None: a view, also where nothing is left to vary
-        part = part.transpose(*range(leading), *(leading + number for number in (*order, len(order))))
-        view: np.ndarray[Any, Any] = np.expand_dims(part, tuple(leading + number for number in absent))[..., 0]
-        return view
-
     for found in sizer.found(contexts()):
-        can, rows, ledgers = places[id(found.context)]
-        can[found.where] = found.context.valid[found.where]
-        rows[(slice(None), *found.where)] = found.rows
+        place = (*places[id(found.context)], *found.where)
+        can[place] = found.context.valid[found.where]
+        rows[(slice(None), *place)] = found.rows
         if ledgers is not None:
-            ledgers[(slice(None), slice(None), *found.where)] = found.ledger
+            ledgers[(slice(None), slice(None), *place)] = found.ledger
     peak = columns[len(OUTSIDE) :][BY_PHASE].max(axis=0)
     too_large = valid & (peak > LARGEST)
     valid &= ~too_large
@@ -158,7 +161,7 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         if table is not None:
             table[:, :, missing] = 0
     flat = columns.reshape(len(columns), -1)
-    (outside, usable), rows = np.split(flat, [len(OUTSIDE)])
+    (beyond, usable), rows = np.split(flat, [len(OUTSIDE)])
     phase, stage, phases, components = rows[PHASE], rows[STAGE], rows[BY_PHASE], rows[AT_PEAK]
     reserved: Any = reserved_bytes(peak.ravel())  # arrays count as numbers do
     return Table(
@@ -170,7 +173,7 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         phase,
         stage,
         reserved,
-        reserved + outside,
+        reserved + beyond,
         usable,
         phases.T,
         components.T,

@@ -58,6 +58,8 @@ class Moments(NamedTuple):
             there are, and for each layer. [2, moments, sizes]
         buffers: how many of each of the engine's buffers are around them, by slot, likewise. [2, moments, slots]
         families: all of them, once.
+        keys: theirs: the same for moments of which the same ones are the highest.
+        order: the moments of one family after those of another.
     """
 
     candidates: list[Candidate]
@@ -65,6 +67,8 @@ class Moments(NamedTuple):
     counts: Counts
     buffers: Counts
     families: list[Family]
+    keys: tuple[object, ...]
+    order: Numbers
 
 
 class Course:
@@ -99,16 +103,20 @@ class Course:
                     buffers[number, self._numbers[id(item)]] += count
             ends = np.cumsum([0, *map(len, several)])
             families = self._families(candidates, np.repeat(np.arange(len(several)), np.diff(ends)).tolist())
-            counts = by_layer(self._counts(candidates, families))
-            self._known[streams] = Moments(candidates, ends, counts, by_layer(buffers), families)
+            keys = tuple([family.key for family in families])
+            order = np.array([number for family in families for number in family.moments])
+            counts = by_layer(self._counts(candidates, families)[np.argsort(order)])
+            self._known[streams] = Moments(candidates, ends, counts, by_layer(buffers), families, keys, order)
         return self._known[streams]
 
     def _families(self, candidates: list[Candidate], phases: list[int]) -> list[Family]:
         found: dict[object, list[int]] = {}
+        engines: dict[int, object] = {}  # by their ids: moments of one place have theirs in common
         for number, (phase, each) in enumerate(zip(phases, candidates, strict=True)):
             *around, (block, _, count) = each.holdings
-            engine = [(id(item), many) for item, many in each.engine]
-            found.setdefault((phase, block, count, *map(id, around), *engine), []).append(number)
+            if id(each.engine) not in engines:
+                engines[id(each.engine)] = tuple([(id(item), many) for item, many in each.engine])
+            found.setdefault((phase, block, count, engines[id(each.engine)], *map(id, around)), []).append(number)
         families = []
         for numbers in found.values():
             block = candidates[numbers[0]].holdings[-1][0]
@@ -118,15 +126,16 @@ class Course:
         return families
 
     def _counts(self, candidates: list[Candidate], families: list[Family]) -> Counts:
-        """How many tensors of each size the blocks hold in each moment. [moments, sizes]"""
+        """How many tensors of each size the blocks hold in each moment, in the order of families. [moments, sizes]"""
         table = np.zeros((len(candidates), self._ends[-1]))
+        first = 0
         for block, _, alive, numbers, _ in families:
+            rows = table[first : first + len(numbers)]
             *around, (_, _, many) = candidates[numbers[0]].holdings
-            beside = np.zeros(self._ends[-1])
             for index, storages, count in around:
-                beside[self._sizes_of(index)] += count * alive_counts(self._programs[index], storages)
-            table[numbers] = beside
-            table[numbers, self._sizes_of(block)] += many * alive
+                rows[:, self._sizes_of(index)] += count * alive_counts(self._programs[index], storages)
+            rows[:, self._sizes_of(block)] += many * alive
+            first += len(numbers)
         return table
 
     def _sizes_of(self, block: int) -> slice:
@@ -167,11 +176,13 @@ class Course:
             held: see `found`.
             layers: how many.
         """
-        exact, blocks = self.sizes(atoms)
-        counts = at_layers(held, layers)
-        table: Bytes = counts @ exact
-        table[ROUNDING] += counts.sum(axis=0) @ (blocks - exact)
-        return table
+        key = ("components", id(held), len(atoms))
+        if key not in atoms.kept:
+            exact, blocks = self.sizes(atoms)
+            table: Bytes = held @ exact
+            table[:, ROUNDING] += held.sum(axis=1) @ (blocks - exact)
+            atoms.kept[key] = held, table
+        return at_layers(atoms.kept[key][1], layers)
 
 
 def by_layer(counts: Counts) -> Counts:

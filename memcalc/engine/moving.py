@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate
 
 import numpy as np
 
 from memcalc.engine.atoms import Atoms, Bytes
-from memcalc.engine.moments import Counts, Course, Family, Numbers, Streams, at_layers
+from memcalc.engine.moments import Counts, Course, Family, Moments, Numbers, Streams, at_layers
 from memcalc.engine.slots import Slot
 
 
@@ -57,7 +57,7 @@ class Part:
         """What is alive in one of the course's moments, by component: how often each has each atom."""
         table = self.course.components(atoms, self.course.held(self.streams, moment), self.layers)
         counts = at_layers(self.course.moments(self.streams).buffers[:, moment], self.layers)
-        for slot in np.flatnonzero(counts).tolist():
+        for slot in counts.nonzero()[0].tolist():
             self.slots[slot].add_to(table, float(counts[slot]))
         return table if self.others is None else table + self.others.components(atoms)
 
@@ -78,11 +78,9 @@ class Sized:
             [2, moments, slots]
     """
 
-    def __init__(self, course: Course, streams: Streams, atoms: Atoms) -> None:
+    def __init__(self, course: Course, streams: Streams, atoms: Atoms, lanes: slice) -> None:
         moments = course.moments(streams)
-        self.numbers: Numbers = np.array(
-            sorted(chain.from_iterable(_highest_of(each, atoms) for each in moments.families))
-        )
+        self.numbers: Numbers = np.sort(moments.order[_highest_of(moments, atoms, lanes)])
         self.counts: list[int] = np.diff(np.searchsorted(self.numbers, moments.ends)).tolist()
         self.forms: Bytes = moments.counts[:, self.numbers] @ course.sizes(atoms).rounded
         self.buffers: Counts = moments.buffers[:, self.numbers]
@@ -109,57 +107,71 @@ class Forms:
     Args:
         passes: of which; chunks that run one after the other have the moments of all of them.
         atoms: what sizes are made of.
+        lanes: the batches that they are for.
 
     Attributes:
         forms: the bytes of each moment, those of one pass after those of another. [moments, atoms]
         ends: where those of each pass begin, and where those of the last one end. [passes + 1]
     """
 
-    def __init__(self, passes: Sequence[Runs], atoms: Atoms) -> None:
+    def __init__(self, passes: Sequence[Runs], atoms: Atoms, lanes: slice) -> None:
         self._atoms = atoms
-        groups: dict[tuple[Course, Streams], dict[Part, None]] = {}
-        for part, _ in chain.from_iterable(passes):
-            groups.setdefault((part.course, part.streams), {})[part] = None
+        groups: dict[tuple[Course, Streams], list[Part]] = {}
+        for part in dict.fromkeys(part for runs in passes for part, _ in runs):
+            groups.setdefault((part.course, part.streams), []).append(part)
         tables, sizes, numbers = [], [0], []
         first: dict[Part, int] = {}  # the number of its first pass, in the order of `tables`
         for (course, streams), own in groups.items():
-            sized = _sized(course, streams, atoms)
-            tables.append(sized.of([*own], atoms))
+            sized = _sized(course, streams, atoms, lanes)
+            tables.append(sized.of(own, atoms))
             first |= {part: len(sizes) - 1 + number * len(streams) for number, part in enumerate(own)}
             sizes += sized.counts * len(own)
             numbers.append(np.tile(sized.numbers, len(own)))
-        forms, moments, ends = np.concatenate(tables), np.concatenate(numbers), np.cumsum(sizes).tolist()
-        starts = [
-            [(part, ends[first[part] + number : first[part] + number + 2]) for part, number in runs] for runs in passes
-        ]
-        rows = np.concatenate([np.arange(*bounds) for runs in starts for _, bounds in runs])
-        self.forms: Bytes = forms[rows]
-        self.ends: Numbers = np.cumsum([0, *(sum(stop - start for _, (start, stop) in runs) for runs in starts)])
-        self._starts, self._moments = starts, moments
+        ends = np.cumsum(sizes)
+        runs_of = [[(part, first[part] + number) for part, number in runs] for runs in passes]
+        several = np.array([run for runs in runs_of for _, run in runs])
+        starts, counts = ends[several], np.diff(ends)[several]
+        self.ends: Numbers = np.concatenate([[0], np.cumsum(counts)[np.cumsum([*map(len, passes)]) - 1]])
+        rows = np.arange(self.ends[-1]) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+        self.forms: Bytes = np.concatenate(tables)[rows]
+        self._runs, self._moments, self._bounds = runs_of, np.concatenate(numbers), ends
 
     def components(self, number: int, moment: int) -> Bytes:
         """What is alive in one of the moments of a pass, by component: how often it has each atom."""
-        for part, (start, stop) in self._starts[number]:
+        for part, run in self._runs[number]:
+            start, stop = self._bounds[run : run + 2].tolist()
             if moment < stop - start:
                 return part.components(int(self._moments[start + moment]), self._atoms)
             moment -= stop - start
         raise IndexError(moment)
 
 
-def _sized(course: Course, streams: Streams, atoms: Atoms) -> Sized:
-    key = ("sized", course, streams, len(atoms))
+def _sized(course: Course, streams: Streams, atoms: Atoms, lanes: slice) -> Sized:
+    key = ("sized", course, streams, len(atoms), lanes.start, lanes.stop)
     if key not in atoms.kept:
-        atoms.kept[key] = Sized(course, streams, atoms)
+        atoms.kept[key] = Sized(course, streams, atoms, lanes)
     found: Sized = atoms.kept[key]
     return found
 
 
-def _highest_of(family: Family, atoms: Atoms) -> list[int]:
-    """The moments of a family that are its highest for some batch."""
+def _highest_of(moments: Moments, atoms: Atoms, lanes: slice) -> Numbers:
+    """The places in `Moments.order` of those that are their family's highest for some batch."""
+    key = (moments.keys, lanes.start, lanes.stop)
+    if key not in atoms.kept:
+        several = [_highest_of_family(family, atoms, lanes) for family in moments.families]
+        starts = accumulate((len(family.moments) for family in moments.families), initial=0)
+        atoms.kept[key] = np.array([first + own for first, each in zip(starts, several, strict=False) for own in each])
+    found: Numbers = atoms.kept[key]
+    return found
+
+
+def _highest_of_family(family: Family, atoms: Atoms, lanes: slice) -> list[int]:
     if len(family.moments) == 1:
-        return family.moments
-    if family.key not in atoms.kept:
+        return [0]
+    key = (family.key, lanes.start, lanes.stop)
+    if key not in atoms.kept:
         forms = family.counts @ atoms.sizes(family.program).rounded
-        winners = (atoms.table.T @ forms.T).argmax(axis=1)  # the first of equal ones
-        atoms.kept[family.key] = family, np.flatnonzero(np.bincount(winners)).tolist()
-    return [family.moments[number] for number in atoms.kept[family.key][1]]
+        winners = (atoms.table[:, lanes].T @ forms.T).argmax(axis=1)  # the first of equal ones
+        atoms.kept[key] = np.bincount(winners).nonzero()[0].tolist()
+    found: list[int] = atoms.kept[key]
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,7 +78,7 @@ class Points:
         self._reader = Reader()
         self._runs: dict[tuple[str, ...], Spec] = {}  # by the words that are not of parallelism
         self._parallelisms: dict[object, ParallelismSpec] = {}
-        self._lanes: dict[object, dict[str, Numbers]] = {}
+        self._questions: dict[object, list[tuple[object, Callable[[Spec], int | Numbers]]]] = {}  # by their batches
         self._contexts: dict[tuple[object, ...], Context | None] = {}
 
     def spec(self, number: int) -> Spec:
@@ -186,18 +186,16 @@ class Points:
 
     def _valid(self, spec: Spec, batch: tuple[tuple[int, ...], ...]) -> npt.NDArray[np.bool_]:
         """Whether the rules hold, each of which is asked once for all runs that agree in what it reads."""
-        if batch not in self._lanes:
-            mesh = np.meshgrid(*(np.array(each, dtype=np.int64) for each in batch), indexing="ij")
-            self._lanes[batch] = {field: array.ravel() for field, array in zip(BATCH, mesh, strict=True)}
-        lanes = self._lanes[batch]
-
-        def broken(run: Spec, rule: Rule) -> int | Numbers:
-            return elementwise(lambda some: {"": int(any(True for _ in rule(changed(run, **some))))}, lanes)[""]
-
         self._reader.meet((spec,))
+        if batch not in self._questions:
+            mesh = np.meshgrid(*(np.array(each, dtype=np.int64) for each in batch), indexing="ij")
+            lanes = {field: array.ravel() for field, array in zip(BATCH, mesh, strict=True)}
+            self._questions[batch] = [
+                ((rule, len(self._questions)), partial(_broken, rule, lanes)) for rule in (*RULES, self._node)
+            ]
         valid = np.ones(tuple(map(len, batch)), dtype=np.bool_)
-        for rule in (*RULES, self._node):
-            found = self._reader.find((rule, id(lanes)), spec, partial(broken, rule=rule))
+        for key, broken in self._questions[batch]:
+            found = self._reader.find(key, spec, broken)
             if not isinstance(found, int) or found:
                 valid &= np.broadcast_to(np.equal(found, 0), valid.size).reshape(valid.shape)
         return valid
@@ -266,6 +264,11 @@ def _read(source: str | Path, overrides: tuple[str, ...]) -> Source:
     if import_file(source, overrides) is None:
         read_source(source)  # what cannot be read is no matter of single configurations
     return source
+
+
+def _broken(rule: Rule, lanes: dict[str, Numbers], run: Spec) -> int | Numbers:
+    """Whether a rule is broken, for each of some batches."""
+    return elementwise(lambda some: {"": int(any(True for _ in rule(changed(run, **some))))}, lanes)[""]
 
 
 def _unchecked(spec: Spec, source: object) -> None:

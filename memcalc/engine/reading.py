@@ -42,6 +42,7 @@ class Reader:
 
     def __init__(self) -> None:
         self._first: Spec | None = None
+        self._met: dict[int, Block] = {}
         self._know({("training", field) for field in BATCH})
         self._trees: dict[object, _Node] = {}
         self._same: dict[object, Any] = {}
@@ -61,7 +62,10 @@ class Reader:
                 ("parallelism", first.parallelism, spec.parallelism),
                 ("", first, spec),
             ):
-                for field, value in () if one is other else one.__dict__.items():
+                if one is other or id(other) in self._met:
+                    continue
+                self._met[id(other)] = other
+                for field, value in one.__dict__.items():
                     mine = other.__dict__[field]
                     if field not in _BLOCKS and value is not mine and value != mine:
                         varied.add((block, field))

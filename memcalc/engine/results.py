@@ -76,7 +76,7 @@ class _Summed:
         # Behind all passes one in which nothing moves.
         self._heights: Bytes = np.zeros((len(numbers) + 1, atoms.count))
         self._highest = np.zeros(self._heights.shape, dtype=np.int32)
-        self._forms = [Forms([each[kind] for each in numbers], atoms) for kind in range(len(kinds))]
+        self._forms = [Forms([each[kind] for each in numbers], atoms, lanes) for kind, lanes in enumerate(kinds)]
         self._widest = max(int(np.diff(each.ends).max()) for each in self._forms)
         for kind, (lanes, forms) in enumerate(zip(kinds, self._forms, strict=True)):
             self._heights[:-1, lanes], winners = highest(forms.forms, forms.ends, self._table[:, lanes])
@@ -97,7 +97,7 @@ class _Summed:
             each: np.concatenate([own.sum(axis=0) @ self._table[:, k] for own, k in zip(several, kinds, strict=True)])
             for each, several in self._held.items()
         }
-        self._known: dict[object, Bytes] = {}
+        self._known: dict[object, tuple[Numbers, Bytes]] = {}
 
     def contexts(self, rows: range, stages: int, *, ledger: bool) -> Iterator[Sums]:
         """The results of neighbours that have as many stages.
@@ -149,26 +149,32 @@ class _Summed:
         moment = self._highest[self._passes[row, phase], np.arange(row.shape[1])]
         code = ((row - row.min()) * len(PHASES) + phase) * len(self._forms) * self._widest + moment
         for own, rows, phases, moments, codes in zip(found, row, phase, moment, code, strict=True):
-            for each in np.flatnonzero(np.bincount(codes)).tolist():
-                lanes = np.flatnonzero(codes == each)
-                first = lanes[0]
+            waiting = codes.copy()
+            while waiting[first := int(waiting.argmax())] >= 0:
+                alike = codes == codes[first]
+                waiting[alike] = -1
                 place = int(rows[first]), int(phases[first])
-                forms, constant = self._alive(*place, int(moments[first])), self._constant[place][:, None]
-                if len(lanes) == len(codes):
-                    np.add(forms @ self._table, constant, out=own)
+                there, forms = self._alive(*place, int(moments[first]))
+                constant = self._constant[place][:, None]
+                if alike.all():
+                    own[:] = constant
+                    own[there] += forms @ self._table
                 else:
-                    own[:, lanes] = forms @ self._table.take(lanes, axis=1) + constant
+                    (lanes,) = alike.nonzero()
+                    own[:, lanes] = constant
+                    own[there[:, None], lanes] += forms @ self._table.take(lanes, axis=1)
 
-    def _alive(self, row: int, phase: int, moment: int) -> Bytes:
-        """What is alive in a moment but for what is constant, by component: how often it has each atom."""
+    def _alive(self, row: int, phase: int, moment: int) -> tuple[Numbers, Bytes]:
+        """What is alive in a moment but for what is constant: of which components, and how often each has each atom."""
         rank, number = self._ranks[row], int(self._passes[row, phase])
         key = (rank.standing.varying, phase, number, moment, rank.moving.waiting)
         if key not in self._known:
             table = rank.standing.varying.components(phase, len(self._atoms))
             if self._moves[row, phase]:
                 kind, own = divmod(moment, self._widest)
-                table = table + self._forms[kind].components(number, own)
+                table += self._forms[kind].components(number, own)
                 if rank.moving.waiting:
-                    table = table + self._held[rank.moving.waiting][kind]
-            self._known[key] = table
+                    table += self._held[rank.moving.waiting][kind]
+            there = np.flatnonzero(table.any(axis=1))
+            self._known[key] = there, table[there]
         return self._known[key]

@@ -152,16 +152,17 @@ def _frame(run: Spec, reader: Reader, stage: Stage, atoms: Atoms, card: Card | N
     buffers = communication_buffers(over, stage)
     exactly = counts_elements(buffers.around)
     settings = []
-    for exist, passes in passes_of(run, stage, card):
-        gradients, pattern, items = surroundings_of(*beside(run, buffers.around, exist=exist))
+    for exist, passes in passes_of(over, stage, card):
+        gradients, pattern, items = surroundings_of(*beside(over, buffers.around, exist=exist))
         workspace = [each.workspace for each in passes if each.workspace is not None]
         streams = tuple([(each.stream, each.workspace is not None) for each in passes])
         masks = tuple([each.mask for each in passes])
         slots = tuple([slot_of(item, atoms) for item in (*items, *workspace)])
-        settings.append(Setting(streams, masks, gradients, pattern, slots, exactly))
-    standing = [*buffers.steady, *standing_items(over, stage, card), *first_workspace(run, stage, card)]
+        setting = Setting(streams, masks, gradients, pattern, slots, exactly)
+        settings.append(reader.same(("setting", atoms, setting), setting))
+    standing = [*buffers.steady, *standing_items(over, stage, card), *first_workspace(over, stage, card)]
     several = tuple(settings)
-    return _Frame(reader.same(("settings", atoms, several), several), standing_of(run, stage, standing, atoms))
+    return _Frame(reader.same(tuple(map(id, several)), several), standing_of(over, stage, standing, atoms))
 
 
 def _moving(kinds: list[tuple[Spec, Structure]], atoms: Atoms, place: Place, settings: tuple[Setting, ...]) -> Moving:
@@ -189,11 +190,15 @@ def _moving(kinds: list[tuple[Spec, Structure]], atoms: Atoms, place: Place, set
 
 def _course(spec: Spec, structure: Structure, chunk: Stage, setting: Setting, atoms: Atoms) -> Course:
     whole = stands_for(spec, chunk, exactly=setting.exactly)
-    parameters = stage_parameters(spec, whole) if setting.exactly else None
-    course = course_of(spec, structure, whole, setting.gradients, setting.pattern, parameters)
-    for block in course.timeline.blocks:
-        atoms.learn(block.program)
-    return course
+    key = ("course", id(structure), spec.training.recompute, spec.parallelism.engine, whole, id(setting))
+    if setting.exactly or key not in atoms.kept:
+        parameters = stage_parameters(spec, whole) if setting.exactly else None
+        course = course_of(spec, structure, whole, setting.gradients, setting.pattern, parameters)
+        for block in course.timeline.blocks:
+            atoms.learn(block.program)
+        atoms.kept[key] = structure, setting, course
+    found: Course = atoms.kept[key][-1]
+    return found
 
 
 def _part(course: Course, setting: Setting, chunk: Stage, held: Held | None, atoms: Atoms) -> Part:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -9,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memcalc.engine.atoms import ONE, Atoms, Bytes
-from memcalc.engine.moments import NUMBER
-from memcalc.engine.slots import Slot, slot_of
+from memcalc.engine.moments import NUMBER, ROUNDING
+from memcalc.engine.slots import Slot
 from memcalc.engine.table import COMPONENTS
 from memcalc.estimation.items import PHASES, Item
 from memcalc.estimation.stages import Stage
@@ -22,8 +23,9 @@ PHASE_NUMBER = {phase: number for number, phase in enumerate(PHASES)}
 Numbers = npt.NDArray[np.intp]
 
 
-class Varying(NamedTuple):
-    """Tensors whose sizes depend on batches: in which phases, how many of which. Few runs differ in them."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Varying:
+    """Tensors whose sizes depend on batches: in which phases, how many of which. The same object where they are."""
 
     tensors: tuple[tuple[int, int, Slot], ...]
 
@@ -65,14 +67,15 @@ def standing_of(spec: Spec, stage: Stage, items: list[Item], atoms: Atoms) -> St
     constant = _states(spec, stage, atoms).copy()
     varying = []
     for item in items:
-        slot = slot_of(item, atoms)
-        if slot.each[1] == slot.block[1] == ONE:
-            own = np.zeros((len(COMPONENTS), 1))
-            slot.add_to(own, item.count)
-            constant[phases_of(item.mask)] += own[:, 0]
+        (each, atom), (block, block_atom) = slot = atoms.of(item.each), atoms.of(item.block)
+        if atom == block_atom == ONE:
+            phases = phases_of(item.mask)
+            constant[phases, NUMBER[item.component]] += item.count * each
+            constant[phases, ROUNDING] += item.count * (block - each)
         else:
-            varying.append((item.mask, item.count, slot))
-    return Standing(constant, Varying(tuple(varying)))
+            varying.append((item.mask, item.count, Slot(NUMBER[item.component], *slot)))
+    tensors = tuple(varying)
+    return Standing(constant, atoms.kept.setdefault(("varying", tensors), Varying(tensors)))
 
 
 def _states(spec: Spec, stage: Stage, atoms: Atoms) -> Bytes:
