@@ -1,11 +1,14 @@
 """How many configurations a second one core sizes on grids, full totals by phase and component.
 
-Set OPENBLAS_NUM_THREADS=1 for one core; processor time is counted, so that other programs matter less.
+On one core, each grid in a process of its own, so that none finds what another has kept; processor time is counted, so
+that other programs matter less.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -79,16 +82,25 @@ GRIDS: dict[str, tuple[str, dict[Any, Any]]] = {
 
 
 def main() -> None:
-    """Print a line for each grid; the second figure is of a second call, which finds what the first has kept."""
+    """Print a line for each grid, or for the one whose name is given; each in a process of its own."""
+    if len(sys.argv) > 1:
+        print(_rates(sys.argv[1]), flush=True)
+        return
+    for name in GRIDS:
+        subprocess.run([sys.executable, __file__, name], check=True)
+
+
+def _rates(name: str) -> str:
+    """Configurations a second in the first call, and in the next one, which finds what the first has kept."""
     from memcalc.engine import blocks
 
-    for name, (source, axes) in GRIDS.items():
-        rates = []
-        for _ in range(2):
-            start = time.process_time()
-            count = sum(len(table) for table in blocks(source, axes, gpu="a100-80gb"))
-            rates.append(count / (time.process_time() - start))
-        print(f"{count:11,} configurations: {rates[0]:11,.0f}, then {rates[1]:11,.0f} a second  {source}: {name}")
+    source, axes = GRIDS[name]
+    rates = []
+    for _ in range(2):
+        start = time.process_time()
+        count = sum(len(table) for table in blocks(source, axes, gpu="a100-80gb"))
+        rates.append(count / (time.process_time() - start))
+    return f"{count:11,} configurations: {rates[0]:11,.0f}, then {rates[1]:11,.0f} a second  {source}: {name}"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from memcalc.engine.atoms import LARGEST
 from memcalc.engine.batches import Sizer
 from memcalc.engine.grid import Grid, Value
 from memcalc.engine.points import Context, Points, Source
+from memcalc.engine.pruned import Pruned
 from memcalc.engine.reading import BATCH
 from memcalc.engine.results import AT_PEAK, BY_PHASE, PHASE, STAGE, WIDTH
 from memcalc.engine.table import COMPONENTS, Table
@@ -178,7 +179,5 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         phases.T,
         components.T,
         None if table is None else table.reshape(len(PHASES), len(COMPONENTS), -1).transpose(2, 0, 1),
-        points.spec,
-        points.reason,
-        points.alike,
+        Pruned(points),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from memcalc.engine.grid import Axis, Grid, Value, assignments
-from memcalc.engine.lanes import Lanes, Spoken, elementwise
+from memcalc.engine.lanes import elementwise
 from memcalc.engine.reading import BATCH, Reader, changed
 from memcalc.errors import InputError
-from memcalc.estimation.estimate import estimate
 from memcalc.estimation.outside import outside_allocated
 from memcalc.importers.loading import import_file, load, opened
 from memcalc.spec.broken import Broken
@@ -89,70 +88,9 @@ class Points:
         """
         words = (*self._overrides, *assignments(self.grid.point(number)))
         spec = of_training(load(self._source, words, gpu=self._gpu), "sweep")
-        for broken in self._node(spec):
+        for broken in self.node(spec):
             raise InputError(broken.problem, broken.remedy, ".".join(map(str, broken.key)))
         return spec
-
-    def reason(self, number: int) -> str:
-        """Why one configuration cannot be sized; "" where it can."""
-        try:
-            estimate(self.spec(number))
-        except InputError as error:
-            where = error.where.removeprefix("--set: ")  # the field is varied; nobody has written --set
-            return str(InputError(error.problem, error.remedy, where))
-        return ""
-
-    def alike(self, numbers: Numbers, *, worded: bool) -> Iterator[tuple[Broken | None, Numbers]]:
-        """Configurations that cannot be, by what they break.
-
-        Those that differ in their batches alone break the same where the same rule is the first that does not hold.
-
-        Args:
-            numbers: theirs.
-            worded: with the same numbers in its words, too.
-
-        Yields:
-            The rule that is broken, if `worded`, and those that break it, in order. None: no rule is.
-        """
-        axes = self.grid.axes
-        steps = dict(enumerate(np.unravel_index(numbers, self.grid.shape)))
-        groups: dict[tuple[int, ...], list[int]] = {}
-        outer = [steps[number].tolist() for number in steps if number not in self.inner]
-        for index, place in enumerate(zip(*outer, strict=True) if outer else [()] * len(numbers)):
-            groups.setdefault(place, []).append(index)
-        for group in groups.values():
-            members = numbers[group]
-            lanes = {
-                field: np.array([axes[number].values[step][0] for step in steps[number][group].tolist()])
-                for number, field in self.inner.items()
-            }
-            known, broken = self._first_broken(int(members[0]), lanes, worded=worded)
-            if isinstance(broken, int):
-                yield known[broken], members
-                continue
-            for number in sorted({*broken.tolist()}):
-                yield known[number], members[broken == number]
-
-    def _first_broken(
-        self, number: int, lanes: dict[str, Numbers], *, worded: bool
-    ) -> tuple[list[Broken | None], int | Numbers]:
-        """What is broken first by one configuration with several batches, and for each of them which of these."""
-        known: dict[object, Broken | None] = {None: None}  # nothing, or it cannot even be loaded
-        try:
-            spec = of_training(self._loaded(self.grid.point(number)), "sweep")
-        except InputError:
-            return [None], 0
-
-        def first(some: dict[str, Any]) -> dict[str, int]:
-            run = changed(spec, **some)
-            for rule in (*RULES, self._node):
-                for broken in rule(run):
-                    known.setdefault(broken if worded else rule, broken if worded else None)
-                    return {"": [*known].index(broken if worded else rule)}
-            return {"": 0}
-
-        found = (elementwise(first, lanes, Spoken if worded else Lanes) if lanes else first({}))[""]
-        return [*known.values()], found
 
     def context(self, outer: dict[str, Any], batch: dict[str, tuple[int, ...]]) -> Context | None:
         """The configurations of some values of the outer fields and all of some batches; None where there are none.
@@ -171,7 +109,7 @@ class Points:
     def _load(self, outer: dict[str, Any], batch: dict[str, tuple[int, ...]]) -> Context | None:
         first = {f"training.{field}": values[0] for field, values in batch.items()}
         try:
-            spec = of_training(self._loaded({**outer, **first}), "sweep")
+            spec = of_training(self.loaded({**outer, **first}), "sweep")
             card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
         except InputError:
             return None
@@ -191,7 +129,7 @@ class Points:
             mesh = np.meshgrid(*(np.array(each, dtype=np.int64) for each in batch), indexing="ij")
             lanes = {field: array.ravel() for field, array in zip(BATCH, mesh, strict=True)}
             self._questions[batch] = [
-                ((rule, len(self._questions)), partial(_broken, rule, lanes)) for rule in (*RULES, self._node)
+                ((rule, len(self._questions)), partial(_broken, rule, lanes)) for rule in (*RULES, self.node)
             ]
         valid = np.ones(tuple(map(len, batch)), dtype=np.bool_)
         for key, broken in self._questions[batch]:
@@ -200,7 +138,7 @@ class Points:
                 valid &= np.broadcast_to(np.equal(found, 0), valid.size).reshape(valid.shape)
         return valid
 
-    def _loaded(self, values: dict[str, Value]) -> Spec:
+    def loaded(self, values: dict[str, Value]) -> Spec:
         """The run with these values, not asked for its rules; blocks that were loaded before are not loaded again.
 
         Raises:
@@ -230,7 +168,7 @@ class Points:
             changes |= self._known[word]
         return changes
 
-    def _node(self, spec: Spec) -> list[Broken]:
+    def node(self, spec: Spec) -> list[Broken]:
         """The rule that tensor parallelism stays inside a node, if it was asked for."""
         ranks = spec.parallelism.tensor_parallel
         if self._gpus_per_node is None or ranks <= self._gpus_per_node:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from memcalc.engine.grid import Grid, Value
+from memcalc.engine.pruned import Pruned
 from memcalc.estimation.items import PHASES
 from memcalc.ledger.component import Component
 from memcalc.spec.broken import Broken
@@ -20,14 +19,6 @@ Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 COMPONENTS = tuple(Component)
-
-
-class Alike(Protocol):
-    """See `Points.alike`."""
-
-    def __call__(self, numbers: Integers, *, worded: bool) -> Iterable[tuple[Broken | None, Integers]]:
-        """Configurations that cannot be, by what they break."""
-
 
 TOO_LARGE = "It needs more than 1 PiB of one GPU, the most that a grid holds; `memcalc estimate` sizes it by itself."
 
@@ -67,9 +58,7 @@ class Table:
     phase_bytes: Integers
     component_bytes: Integers
     ledger_bytes: Integers | None
-    _spec: Callable[[int], Spec]
-    _reason: Callable[[int], str]
-    _alike: Alike
+    _pruned: Pruned
 
     phases = PHASES
     components = COMPONENTS
@@ -113,13 +102,13 @@ class Table:
         Raises:
             InputError: it was pruned.
         """
-        return self._spec(self.start + index)
+        return self._pruned.points.spec(self.start + index)
 
     def reason(self, index: int) -> str:
         """Why one configuration was pruned: the message that loading it gives; "" where it was not."""
         if self.too_large[index]:
             return TOO_LARGE
-        return "" if self.valid[index] else self._reason(self.start + index)
+        return "" if self.valid[index] else self._pruned.reason(self.start + index)
 
     def reasons(self) -> Counter[str]:
         """Every reason, and how many configurations it pruned; most frequent first in `most_common`.
@@ -127,8 +116,8 @@ class Table:
         Configurations that differ in their batches alone and break the same rule have the reason of the first of them.
         """
         found: Counter[str] = Counter()
-        for _, members in self._alike(self.start + np.flatnonzero(~self.possible), worded=False):
-            found[self._reason(int(members[0]))] += len(members)
+        for _, members in self._pruned.alike(self.start + np.flatnonzero(~self.possible), worded=False):
+            found[self._pruned.reason(int(members[0]))] += len(members)
         if self.too_large.any():
             found[TOO_LARGE] = int(self.too_large.sum())
         return found
@@ -137,10 +126,10 @@ class Table:
         """Why each configuration was pruned, as `reason` says it, and sooner; "" where it was not. [n]"""
         found = np.full(len(self), "", dtype=object)
         known: dict[Broken, str] = {}
-        for broken, members in self._alike(self.start + np.flatnonzero(~self.possible), worded=True):
+        for broken, members in self._pruned.alike(self.start + np.flatnonzero(~self.possible), worded=True):
             reason = None if broken is None else known.get(broken)
             if reason is None:
-                reason = self._reason(int(members[0]))
+                reason = self._pruned.reason(int(members[0]))
             if broken is not None:
                 known[broken] = reason
             found[members - self.start] = reason

@@ -16,7 +16,7 @@ from memcalc.fitting.maxima import MAXIMA, maximum
 from memcalc.fitting.minima import MINIMA, cards_for, fewest_gpus, least_recompute
 from memcalc.fitting.peaks import device_bytes
 from memcalc.fitting.ranking import Ranking, rank
-from memcalc.fitting.varying import broken_rule, varied, world_size
+from memcalc.fitting.varying import broken_rule, varied
 from memcalc.ledger.result import Result
 from memcalc.spec.cards import Card, all_cards, find_card
 from memcalc.spec.spec import Spec
@@ -31,13 +31,13 @@ def fit(spec: Spec, question: Question) -> Fit:
     """
     card, held = _checked(spec, question)
     system = system_of(card, question.node, question.nic_gbit)
-    gpus = question.gpus or world_size(spec)
+    gpus = question.gpus or spec.parallelism.ranks
     sequences = step_sequences(spec, gpus)
     asked, unasked = _spread_over(spec, gpus)
     result = None if asked is None else estimate(asked)
     answer = Fit(question, card, system, gpus, sequences, result, unasked, spec.name)
     needs_base = question.minimize != "gpus"
-    own = asked is not None and gpus == world_size(spec)
+    own = asked is not None and gpus == spec.parallelism.ranks
     everything = question.maximize is None and question.minimize is None
     if everything or (needs_base and not own):
         space = Space(spec, gpus, system.node, sequences, held)
@@ -84,14 +84,14 @@ def step_sequences(spec: Spec, gpus: int) -> int:
     """
     if spec.training.global_batch_size is not None:
         return spec.training.global_batch_size
-    if world_size(spec) > 1:
+    if spec.parallelism.ranks > 1:
         return sequences_of(spec)
     return gpus * spec.training.micro_batch_size * spec.training.gradient_accumulation_steps
 
 
 def _spread_over(spec: Spec, gpus: int) -> tuple[Spec | None, str]:
     """The run on so many cards, more or fewer of them data-parallel; or why that cannot be."""
-    world, replicas = world_size(spec), spec.parallelism.data_parallel
+    world, replicas = spec.parallelism.ranks, spec.parallelism.data_parallel
     model_parallel = world // replicas
     if gpus == world:
         return spec, ""
@@ -137,7 +137,7 @@ def _minimized(answer: Fit, spec: Spec, base: Spec, held: frozenset[str]) -> Non
     wanted, card = answer.question.minimize, answer.card
     if wanted == "gpus":
         batch = spec.training.global_batch_size
-        if batch is None and world_size(spec) > 1:
+        if batch is None and spec.parallelism.ranks > 1:
             batch = sequences_of(spec)
         answer.fewest = fewest_gpus(spec, card, answer.system, batch, held)
         if answer.fewest is not None:
@@ -181,7 +181,7 @@ def _size(found: Nearest) -> tuple[float, ...]:
     """By what it asks for: time, cards, another card, another result. Of a kind: single changes, fewer cards, ..."""
     change = found.change
     time = inf if found.slowdown is None else found.slowdown
-    return RESULTS.index(change.result), len(change.levers), world_size(change.spec), change.asks, time
+    return RESULTS.index(change.result), len(change.levers), change.spec.parallelism.ranks, change.asks, time
 
 
 def _larger_cards(card: Card) -> Iterator[Candidate]:
@@ -205,4 +205,4 @@ def _on_host(spec: Spec) -> tuple[str, str]:
 def token_seconds(spec: Spec, system: System) -> float:
     """Card seconds for each token, by the cost model."""
     tokens = sequences_of(spec) * spec.training.sequence_length
-    return costs_of(spec, system).total * world_size(spec) / tokens
+    return costs_of(spec, system).total * spec.parallelism.ranks / tokens

@@ -25,14 +25,3 @@ def broken_rule(spec: Spec) -> Broken | None:
         for broken in rule(spec):
             return broken
     return None
-
-
-def world_size(spec: Spec) -> int:
-    """GPUs of a run: expert parallelism uses the same ones again."""
-    parallelism = spec.parallelism
-    return (
-        parallelism.data_parallel
-        * parallelism.tensor_parallel
-        * parallelism.pipeline_parallel
-        * parallelism.context_parallel
-    )

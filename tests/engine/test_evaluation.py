@@ -9,6 +9,7 @@ import memcalc
 from memcalc.engine import batches, blocks, evaluate
 from memcalc.engine.grid import assignments
 from memcalc.engine.points import Points
+from memcalc.engine.pruned import Pruned
 from memcalc.engine.table import COMPONENTS, Table
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
@@ -156,13 +157,13 @@ def test_more_than_a_pebibyte_of_one_gpu_is_told_not_written(b):
 
 def test_reasons_are_asked_once_for_all_batches_that_break_the_same_rule(monkeypatch):
     asked: list[int] = []
-    ask = Points.reason
+    ask = Pruned.reason
 
-    def reason(self: Points, number: int) -> str:
+    def reason(self: Pruned, number: int) -> str:
         asked.append(number)
         return ask(self, number)
 
-    monkeypatch.setattr(Points, "reason", reason)
+    monkeypatch.setattr(Pruned, "reason", reason)
     table = evaluate("gpt2", {"tensor_parallel": [1, 5], "s": [1024, 4096, 8192], "b": range(1, 51)})
 
     reasons = table.reasons()
@@ -170,7 +171,7 @@ def test_reasons_are_asked_once_for_all_batches_that_break_the_same_rule(monkeyp
     # Of either layout two lengths exceed the positions, and heads are not five of the third.
     assert sorted(reasons.values()) == [50, 2 * 2 * 50]
     assert len(asked) == 2 + 1
-    assert set(reasons) == {ask(Points("gpt2", table.grid, (), None, None), number) for number in asked}
+    assert set(reasons) == {ask(Pruned(Points("gpt2", table.grid, (), None, None)), number) for number in asked}
 
 
 @pytest.mark.parametrize(
@@ -190,13 +191,13 @@ def test_every_reason_is_that_of_its_own_configuration(source, axes):
 
 def test_words_that_are_the_same_are_asked_for_once(monkeypatch):
     asked: list[int] = []
-    ask = Points.reason
+    ask = Pruned.reason
 
-    def reason(self: Points, number: int) -> str:
+    def reason(self: Pruned, number: int) -> str:
         asked.append(number)
         return ask(self, number)
 
-    monkeypatch.setattr(Points, "reason", reason)
+    monkeypatch.setattr(Pruned, "reason", reason)
     axes: dict[Any, Any] = {"recompute": ["none", "full"], "s": [1024, 4096, 8192], "b": range(1, 51)}
 
     reasons = evaluate("gpt2", axes).every_reason()

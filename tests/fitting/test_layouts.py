@@ -5,7 +5,6 @@ import pytest
 import memcalc
 from memcalc.fitting.layouts import Space, divisors
 from memcalc.fitting.ranking import chosen
-from memcalc.fitting.varying import world_size
 
 
 def space(name: str, gpus: int, *overrides: str, node: int = 8, sequences: int = 64, held: str = "") -> Space:
@@ -22,7 +21,7 @@ def test_each_could_be_loaded(name: str, implementation: str) -> None:
     for layout in layouts[:: max(1, len(layouts) // 25)]:
         run = chosen(layout, "full", 1)
         assert memcalc.load(run.model_dump()) == run
-        assert world_size(run) == 8
+        assert run.parallelism.ranks == 8
         assert layout.sequences * run.parallelism.data_parallel == 64
 
 
