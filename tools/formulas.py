@@ -409,7 +409,10 @@ KINDS = (
     *(f"gpt2 optimizer={optimizer}" for optimizer in OPTIMIZERS),
     *(
         f"{preset} implementation=huggingface attention={attention}"
-        for preset in ("gpt2", "codegen-350m", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b")
+        for preset in (
+            *("gpt2", "codegen-350m", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"),
+            *("mixtral-8x7b", "qwen3-30b-a3b"),
+        )
         for attention in ("eager", "flash")
     ),
 )

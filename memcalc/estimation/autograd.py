@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from memcalc.estimation.program import Event
 from memcalc.estimation.saving import SOURCE
-from memcalc.estimation.tape import CAST, IN_PLACE, SAME, VIEW, Node, Segment, Tape, Tensor
+from memcalc.estimation.tape import CAST, IN_PLACE, REDUCED, SAME, VIEW, Node, Segment, Tape, Tensor
 from memcalc.ledger.component import Component
 
 
@@ -198,25 +198,32 @@ class Backward:
                 self.references[source] += 1
                 found.append((source, tensor))
                 continue
-            made = self.gradient_of(tensor, node.outputs[0].dtype if kind == CAST else tensor.dtype)
+            output = node.outputs[0]
+            if kind == REDUCED:
+                made = self.gradient_of(Tensor(tensor.storage, output.shape, output.dtype))
+            else:
+                made = self.gradient_of(tensor, output.dtype if kind == CAST else tensor.dtype)
             if kind == VIEW:
                 self.views.add(made)
             found.append((made, tensor))
         return found
 
     def as_wanted(self, node: Node, outgoing: list[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
-        """The same, those that the engine casts in the dtype of what they are gradients of.
+        """The same, those that the engine casts and sums in the dtype and shape of what they are gradients of.
+
+        In the order of the operator's arguments: products make their gradients in the opposite one.
 
         Source: torch 2.13 torch/csrc/autograd/engine.cpp, validate_outputs.
         """
-        wide = {tensor for tensor, kind in zip(node.inputs, node.gradients, strict=True) if kind == CAST}
+        kinds = zip(node.inputs, node.gradients, strict=True)
+        others = {tensor for tensor, kind in kinds if kind in (CAST, REDUCED)}
         found: list[tuple[int, Tensor]] = []
-        for made, tensor in outgoing:
-            cast = self.gradient_of(tensor, tensor.dtype) if tensor in wide else made
-            if tensor in wide:
+        for made, tensor in reversed(outgoing):
+            wanted = self.gradient_of(tensor) if tensor in others else made
+            if tensor in others:
                 self.release(made)
-            found.append((cast, tensor))
-        return found
+            found.append((wanted, tensor))
+        return found[::-1]
 
     def compute(self, node: Node, *, takes: bool) -> None:
         """What an operator's backward makes, beside gradients of its inputs, and lets go."""

@@ -39,6 +39,7 @@ def compiled(
     # Of what is offloaded Python's names are left, also of an embedding that is frozen, and packs nothing.
     stays = kept | tape.names if tape.offloads else kept
     forward += [Event(index, -1, "end") for index in head if index not in stays]  # it is the next block's input
+    named = tuple(index for index in head if index in tape.names - stays)
     backward: list[Event] = []
     if trains:
         backward = Backward(tape, kept, keeps_gradients, main_gradient_dtype, runs_again=runs_again).run(output)
@@ -49,7 +50,7 @@ def compiled(
     )
     region, names = tuple(sorted(tape.region - kept)), tuple(sorted(tape.names - kept - tape.region))
     packed = tuple(tape.packed)
-    return Program(storages, tuple(forward), tuple(loss), tuple(backward), region, names, packed)
+    return Program(storages, tuple(forward), tuple(loss), tuple(backward), region, names, packed, named)
 
 
 def _hold_leaves(tape: Tape, output: Tensor | None) -> None:

@@ -10,6 +10,9 @@ from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stage_blocks import StageBlocks
 from memcalc.estimation.stages import count_between
 
+# Of the head, what runs when the model's own forward has returned.
+OUTSIDE = ("lm_head", "chunks of tokens", "fused")
+
 
 class ForwardMoments(StageBlocks):
     """What may be the highest moment on the way to the loss."""
@@ -24,13 +27,29 @@ class ForwardMoments(StageBlocks):
                 engine = self.around.forward_layer
                 yield from self._arrivals(index, block)
                 yield from self._widest(index, block)
-            # What the layers' Python names, beside what is saved, goes before the head is reached.
-            gone = block.name == "head" and bool(block.program.packed)
-            saved = self._saved(index, layer, "loss" if gone else "forward")
             items = (*((item, 1) for item in engine), *self._gathered(layer))
-            for position in self.highest_positions(block, "forward"):
-                alive = block.program.alive("forward", position)
-                yield Candidate([*saved, (index, alive, 1)], items, place(block, block.program.forward, position))
+            for phase, among in self._parts(block):
+                saved = self._saved(index, layer, phase)
+                for position in self.highest_positions(block, "forward", among=among):
+                    alive = block.program.alive("forward", position)
+                    yield Candidate([*saved, (index, alive, 1)], items, place(block, block.program.forward, position))
+
+    def _parts(self, block: Block) -> Iterator[tuple[str, frozenset[int] | None]]:
+        """The positions of a block's forward, and the phase whose holdings of the blocks before stand beside them.
+
+        The model's forward lets go what its Python names, beside what is saved, before the head's product is reached.
+        """
+        if block.name != "head" or not any(each.program.names for each in self.blocks):
+            yield "forward", None
+            return
+        events = block.program.forward
+        inside = next((at for at, event in enumerate(events) if event.label.startswith(OUTSIDE)), len(events))
+        if block.program.packed:
+            inside = 0
+        if inside:
+            yield "forward", frozenset(range(1, inside + 1))
+        if inside < len(events):
+            yield "loss", frozenset(range(inside + 1, len(events) + 1))
 
     def _widest(self, index: int, block: Block) -> Iterator[Candidate]:
         """The layer in whose forward the engine has gathered most, if it is of this kind and not the last of all."""

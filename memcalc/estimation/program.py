@@ -89,6 +89,7 @@ class Program:
     region: tuple[int, ...] = ()
     names: tuple[int, ...] = ()
     packed: tuple[int, ...] = ()  # what it keeps on the host between forward and backward
+    named_output: tuple[int, ...] = ()  # its output, if it is one of `names`, though the next block's
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:

@@ -94,9 +94,17 @@ class StageBlocks:
             else:
                 before = 1 if block.opens and until > index else 0
             if before:
-                holdings.append((index, held(block.program, phase), before))
+                storages = held(block.program, phase)
+                if block.opens and phase == "forward" and not self._first_layer_has_its_input(layer):
+                    storages += block.program.named_output
+                holdings.append((index, storages, before))
             holdings += [(index, storages, count) for storages, count in block.others]
         return holdings
+
+    def _first_layer_has_its_input(self, layer: int) -> bool:
+        """Whether the first layer holds what it was given, while some layer is at work: it is that, or keeps it."""
+        first = next(each for each in self.blocks if each.kind is not None and each.kind.first == self.stage.first)
+        return layer == self.stage.first or first.program.entry in first.program.kept
 
     def _behind(self, index: int, layer: int) -> list[Holding]:
         """The gradients that the blocks behind (later layers, the head) have made, and what the step holds of them."""

@@ -25,6 +25,7 @@ SAME = "same"  # the gradient of an input is the gradient of the output itself: 
 NEW = "new"  # the gradient of an input is a new tensor of the input's shape and dtype
 VIEW = "view"  # a new tensor that is handed on as a view of what was made
 CAST = "cast"  # a new tensor of the output's dtype, which the engine casts to the input's
+REDUCED = "reduced"  # a new tensor of the output's shape, which the engine sums over axes that were broadcast
 IN_PLACE = "in place"  # the gradient of the n-th such input lies where the n-th saved tensor is, written over it
 
 
@@ -53,7 +54,7 @@ class Node:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     saved: tuple[int, ...]
-    gradients: tuple[str | None, ...]  # of each input: SAME, NEW, VIEW, CAST, IN_PLACE or None
+    gradients: tuple[str | None, ...]  # of each input: SAME, NEW, VIEW, CAST, REDUCED, IN_PLACE or None
     forward_temporaries: tuple[int, ...] = ()
     backward_temporaries: tuple[int, ...] = ()
     prepares: tuple[tuple[int, int], ...] = ()  # (storage, +1 or -1): what backward makes and drops before its results

@@ -12,7 +12,7 @@ from functools import partial, wraps
 from typing import Any
 
 from memcalc.estimation.allocation import blocks
-from memcalc.workspaces import Script, attention, ceil_div, embedding, most, norms, reductions, round_up
+from memcalc.workspaces import Script, attention, ceil_div, embedding, most, norms, reductions, round_up, sorting
 from memcalc.workspaces.multiprocessors import Multiprocessors
 
 Values = Mapping[str, int]
@@ -144,6 +144,25 @@ def block_scales(values: Values, along: tuple[str, ...], across: tuple[str, ...]
     Transformer Engine 2.11 pytorch/tensor/float8_blockwise_tensor.py: get_scale_shape, blocks of 1 x 128.
     """
     return 4 * ceil_div(product(values, along), 128) * round_up(product(values, across), 4)
+
+
+@most_of
+def sort_row(values: Values, length: tuple[str, ...]) -> Script:
+    """8·N and CUB's scratch: positions before they are sorted
+
+    ATen native/cuda/Sort.cu, of one row of int64.
+    """
+    return sorting.sort(1, product(values, length), sorting.INDEX, values["major"])
+
+
+@most_of
+def add_rows(values: Values, indices: tuple[str, ...], rows: tuple[str, ...]) -> Script:
+    """about 4·8·N and CUB's scratch: indices, sorted, to add up what goes to the same row
+
+    ATen native/cuda/Indexing.cu, index_put_with_sort_kernel.
+    """
+    count, targets = product(values, indices), product(values, rows)
+    return sorting.scatter_add(count, targets, values["major"], checked=False)
 
 
 def named(rule: Callable[..., int], **arguments: object) -> partial[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from memcalc.estimation.forward_moments import OUTSIDE
 from memcalc.estimation.moments import Block
 from memcalc.estimation.operators.linear import TIED_SUM
 from memcalc.estimation.planned import PlannedTimeline
@@ -12,8 +13,6 @@ from memcalc.estimation.program import Event
 from memcalc.ledger.component import Component
 from memcalc.rehearsal.requests import Requests
 from memcalc.spec.segments import Segment, leaves
-
-HEAD = "lm_head"
 
 
 class Frame(NamedTuple):
@@ -154,7 +153,7 @@ class Passing:
                     frame.held[event.storage] = output
                     self.requests.hold(output)
             else:
-                if frame is self.head and event.label.startswith(HEAD):
+                if frame is self.head and event.label.startswith(OUTSIDE):
                     self._let_go("names")  # the model without its head has returned
                 self._play(block, frame, event)
                 if event.sign > 0 and "forward" not in self.threads and _multiplies(block, event):

@@ -84,11 +84,8 @@ def has_formulas(spec: Spec) -> bool:
 
 
 def has_own_tape(structure: Structure) -> bool:
-    """Whether a family's modules are written down for themselves; for generation the plain block stands for others.
-
-    CodeGen's, too, whose own tape knows no cache.
-    """
-    return structure.cache is None or structure.family in set(huggingface.FAMILIES) - {"codegen"}
+    """Whether a family's modules are written down for themselves; for generation the plain block stands for others."""
+    return structure.cache is None or structure.family in huggingface.WITH_CACHE
 
 
 def _split(structure: Structure, block: Program) -> Program:

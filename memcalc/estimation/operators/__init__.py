@@ -13,8 +13,9 @@ from memcalc.estimation.operators.grouped import Grouped
 from memcalc.estimation.operators.liger import LigerKernels
 from memcalc.estimation.operators.loss_parallel import LossParallel
 from memcalc.estimation.operators.norms import Norms
+from memcalc.estimation.operators.routing import Routing
 from memcalc.estimation.operators.tokenwise import TokenwiseLoss
 
 
-class Operators(TokenwiseLoss, Norms, Attention, Grouped, Collectives, LossParallel, LigerKernels):
+class Operators(TokenwiseLoss, Norms, Attention, Grouped, Collectives, LossParallel, LigerKernels, Routing):
     """A tape with the vocabulary of a module's forward."""

@@ -7,6 +7,7 @@ from memcalc.estimation.blocks.huggingface.codegen import CodeGen
 from memcalc.estimation.blocks.huggingface.family import Family
 from memcalc.estimation.blocks.huggingface.gpt2 import Gpt2
 from memcalc.estimation.blocks.huggingface.llama import Llama
+from memcalc.estimation.blocks.huggingface.mixtral import Mixtral, Qwen3Moe
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.tape import Tape, Tensor
 from memcalc.ledger.component import Component
@@ -16,9 +17,14 @@ FAMILIES: dict[str, type[Family]] = {
     "gpt2": Gpt2,
     "llama": Llama,
     "mistral": Llama,
+    "mixtral": Mixtral,
     "qwen2": Llama,
     "qwen3": Llama,
+    "qwen3_moe": Qwen3Moe,
 }
+
+# Those whose tapes know a cache of keys and values; of others the plain block stands for what generates.
+WITH_CACHE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 
 
 def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:

@@ -69,8 +69,12 @@ class Family:
                 tape.names.add(mask.storage)
         if not self.rotates:
             return
-        if c.checkpoints_layers:
-            tape.hold(self.shared_table("position ids", ("s",), "int64"))
+        if c.cache is None:
+            positions = self.shared_table("position ids", ("s",), "int64")
+            if c.checkpoints_layers:
+                tape.hold(positions)
+            else:
+                tape.names.add(positions.storage)
         for name in ("cosines", "sines"):
             tape.hold(self.shared_table(name, ("s", "d_rot" if c.rotates_part else "d_h"), self.table_dtype))
 
@@ -134,6 +138,7 @@ class Family:
     def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:
         """eager_attention_forward of gpt2 and llama."""
         c, ops = self.c, self.ops
+        dtype = q.dtype if softmax_in_fp32 else v.dtype  # under autocast turned queries are in fp32
         heads, keys, scores_shape = ("b", "s", "h", "d_h"), ("b", c.keys, "h", "d_h"), ("b", "h", "s", c.keys)
         if c.grouped:
             k, v = ops.copy(k, "k for each head", keys), ops.copy(v, "v for each head", keys)
@@ -141,9 +146,9 @@ class Family:
             q = ops.copy(q, "q by head")
             k = k if c.grouped else ops.copy(k, "k by head")
         scores = ops.scale(ops.matmul(q, k, "scores", scores_shape), "scaled scores")
-        masked = scores = ops.shift(scores, "masked scores")
+        masked = scores = ops.shift(scores, "masked scores", c.parameters)
         wide = ops.softmax(scores, "attention probabilities", "fp32" if softmax_in_fp32 else "")
-        probabilities = ops.cast(wide, masked.dtype, "probabilities in dtype")
+        probabilities = ops.cast(wide, dtype, "probabilities in dtype")
         if softmax_in_fp32:
             self.tape.still_named(masked)  # attn_weights, until they are probabilities in dtype
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)

@@ -1,0 +1,43 @@
+"""Routed experts: one product for all of them, each with its own rows (transformers 5.23, integrations/moe.py)."""
+
+from __future__ import annotations
+
+from memcalc.estimation.operators import Operators
+from memcalc.estimation.tape import Tensor
+
+COPIES = ("b", "s", "k")
+
+
+def grouped_experts(ops: Operators, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """grouped_mm_experts_forward, transformers' default: copies of the tokens, sorted by expert, and back.
+
+    Its variables hold what they name until it returns.
+
+    Args:
+        ops: the operators.
+        x: the tokens, (b, s, d).
+        weights: of the experts that each token visits, (b, s, k).
+        chosen: which these are.
+    """
+    rows = (*COPIES, "d")
+    ids, order = ops.sorted_order(chosen, "order of token copies")
+    source = ops.table("tokens of copies", COPIES, "int64", "aten::floor_divide")
+    selected = ops.rows_at(x, source, rows, "tokens by expert", x.shape[:-1])
+    scales = ops.rows_at(weights, order, COPIES, "router weights by expert", COPIES)
+    counted = ops.table("experts of copies", COPIES, "int32", "aten::_to_copy")
+    counts = ops.table("copies of each expert", ("E",), "int32", "aten::histc")
+    ends = ops.table("ends of groups", ("E",), "int32", "aten::cumsum")
+    both = ops.grouped_product(selected, ends, "mlp.experts.gate_up_proj", ("E", "2·F_e", "d"), (*COPIES, "2·F_e"))
+    gate, up = ops.split(both, ((*COPIES, "F_e"),) * 2, "gate and up")
+    product = ops.mul(ops.pointwise(gate, "mlp.experts.silu"), up, "mlp.experts.silu(gate) * up")
+    ops.tape.still_named(both)
+    down = ops.grouped_product(product, ends, "mlp.experts.down_proj", ("E", "d", "F_e"), rows)
+    weighted = ops.weigh(down, scales, "weighted expert outputs")
+    back = ops.table("order of tokens", COPIES, "int64", "aten::empty_like")
+    ops.table("positions of copies", COPIES, "int64", "aten::arange")
+    ordered = ops.rows_at(weighted, back, rows, "weighted expert outputs by token", COPIES)
+    summed = ops.sum_of_copies(ordered, x.shape, "sum of experts")
+    total = ops.cast(summed, x.dtype, f"sum of experts in {x.dtype}")
+    named = (chosen, ids, order, selected, scales, counted, counts, ends, down, back, ordered, summed)
+    ops.tape.still_named(*named, weights)
+    return total

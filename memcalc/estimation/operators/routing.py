@@ -1,0 +1,115 @@
+"""What routes tokens to experts by index: choosing, sorting, copying rows, and products of groups of rows."""
+
+from __future__ import annotations
+
+from memcalc.estimation import workspaces
+from memcalc.estimation.operators.base import DERIVATIVES, Base, wider
+from memcalc.estimation.tape import CAST, NEW, REDUCED, SAME, Node, Shape, Tensor
+
+INDEXING = "torch 2.13 ATen native/cuda/Indexing.cu, index_put_with_sort_kernel"
+GROUPED = "torch 2.13 derivatives.yaml, _grouped_mm"
+
+
+class Routing(Base):
+    """Choices of experts, and what follows them."""
+
+    def top_k(self, x: Tensor, out: Shape, name: str) -> tuple[Tensor, Tensor]:
+        """The largest values along the last axis and their indices; keeps these, of int64."""
+        y = self.tape.new(name, out, x.dtype, DERIVATIVES)
+        indices = Tensor(self.tape.store(f"{name} indices", out, "int64", DERIVATIVES), out, "int64", grad=False)
+        self.tape.record(Node(name, (x,), (y,), (indices.storage,), (NEW,), also_allocates=(indices.storage,)))
+        return y, indices
+
+    def total(self, x: Tensor, name: str) -> Tensor:
+        """The sum over the last axis; keeps nothing, and its gradient is handed on expanded, as a view."""
+        y = self.tape.new(name, x.shape[:-1], x.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
+        return y
+
+    def divide_in_place(self, x: Tensor, by: Tensor, name: str) -> Tensor:
+        """x /= by, which is broadcast along the last axis: keeps the divisor, and a copy of what x was.
+
+        Backward makes the divisor's gradient first, -gradient * ((x / by) / by), each step a tensor as large as x
+        (torch 2.13 torch/csrc/autograd/FunctionsManual.cpp, div_tensor_other_grad).
+        """
+        tape = self.tape
+        before = tape.store(f"{name}, as it was", x.shape, x.dtype, "autograd: a clone, as x is overwritten")
+        return self._divided(Tensor(x.storage, x.shape, x.dtype), x, by, name, (by.storage, before), (before,))
+
+    def divide(self, x: Tensor, by: Tensor, name: str) -> Tensor:
+        """x / by, likewise, in a new tensor: keeps both."""
+        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
+        return self._divided(y, x, by, name, (by.storage, x.storage), ())
+
+    def _divided(
+        self, y: Tensor, x: Tensor, by: Tensor, name: str, saved: tuple[int, ...], made: tuple[int, ...]
+    ) -> Tensor:
+        citation = "torch 2.13 FunctionsManual.cpp, div_tensor_other_grad"
+        words = ("quotient", "its quotient", "negated gradient")
+        steps = [self.tape.store(f"{name}: {step}", x.shape, x.dtype, citation) for step in words]
+        on_the_way = (*((step, 1) for step in steps), *((step, -1) for step in reversed(steps)))
+        gradients = (REDUCED, NEW)
+        self.tape.record(Node(name, (by, x), (y,), saved, gradients, prepares=on_the_way, also_allocates=made))
+        return y
+
+    def sorted_order(self, like: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        """torch.sort of all indices in one row: the sorted ones, and where they were."""
+        tape = self.tape
+        rule = workspaces.named(workspaces.sort_row, length=like.shape)
+        scratch = tape.store(f"{name} scratch", (), "uint8", "ATen native/cuda/Sort.cu", rule=rule)
+        values, order = (
+            Tensor(tape.store(each, like.shape, "int64", "aten::sort"), like.shape, "int64", grad=False)
+            for each in (f"{name}: sorted", name)
+        )
+        tape.record(Node(name, (like,), (values, order), (), (None,), forward_temporaries=(scratch,)))
+        return values, order
+
+    def rows_at(self, x: Tensor, index: Tensor, out: Shape, name: str, rows: Shape) -> Tensor:
+        """x[index] along its first axis, of `rows`; keeps the index. Backward adds up into a tensor of zeros."""
+        tape = self.tape
+        y = tape.new(name, out, x.dtype, "aten::index")
+        rule = workspaces.named(workspaces.add_rows, indices=index.shape, rows=rows)
+        scratch = tape.store(f"{name}: sorted indices", (), "uint8", INDEXING, rule=rule)
+        tape.record(Node(name, (x,), (y,), (index.storage,), (NEW,), backward_temporaries=(scratch,)))
+        return y
+
+    def grouped_product(self, x: Tensor, offsets: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+        """Groups of rows, each times its own matrix (torch.nn.functional.grouped_mm); keeps x and where groups end.
+
+        Autocast has no rule for it, so x is cast in the weights' dtype. The weights' gradient is made first.
+        """
+        tape, trains = self.tape, self.trains(module)
+        x = self.cast(x, self.parameters)
+        y = tape.new(f"{module} output", out, x.dtype, GROUPED)
+        parameters = (self.parameter_gradient(module, "weight", weight, self.parameters),) if trains else ()
+        seen = Tensor(-1, weight, self.parameters, strided=True)  # transposed
+        node = Node(
+            module,
+            (x,),
+            (y,),
+            (*((x.storage,) if trains else ()), offsets.storage),
+            (NEW,),
+            parameters=parameters,
+            parameters_first=True,
+            keeps_weight=x.grad,
+            variables=(*((x,) if trains else ()), *((seen,) if x.grad else ()), offsets),
+        )
+        tape.record(node, trains=trains)
+        return y
+
+    def weigh(self, x: Tensor, weights: Tensor, name: str) -> Tensor:
+        """x times a weight for each row; keeps both. The gradient of the weights is made as large as x, then summed."""
+        y = self.tape.new(name, x.shape, wider(x.dtype, weights.dtype), DERIVATIVES)
+        of_x = NEW if x.dtype == y.dtype else CAST
+        self.tape.record(Node(name, (weights, x), (y,), (x.storage, weights.storage), (REDUCED, of_x)))
+        return y
+
+    def sum_of_copies(self, x: Tensor, out: Shape, name: str) -> Tensor:
+        """The copies of each token added up; keeps nothing. Backward repeats the gradient, for a view wants it whole.
+
+        On autocast's fp32 list.
+        """
+        x = self.cast(x, "fp32") if self.autocast else x
+        y = self.tape.new(name, out, x.dtype, "aten::sum")
+        self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
+        return y

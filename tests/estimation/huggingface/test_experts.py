@@ -1,0 +1,69 @@
+"""What transformers' layers of routed experts keep for backward, term by term, in bf16 with flash attention."""
+
+from __future__ import annotations
+
+import memcalc
+from memcalc.ledger.component import Component
+
+B, S, D, H, L = 2, 32, 64, 4, 3
+E, K, F = 4, 2, 96
+BS, BSD = B * S, B * S * D
+COPIES = K * BS
+SIZES: dict[str, object] = {
+    "num_layers": L,
+    "hidden_size": D,
+    "num_attention_heads": H,
+    "num_key_value_heads": H,
+    "vocab_size": 100,
+    "intermediate_size": F,
+    "moe": {"num_experts": E, "num_experts_per_token": K, "expert_intermediate_size": F},
+}
+NORM = (
+    4 * BSD,  # its input in fp32
+    4 * BS,  # the reciprocal deviation
+    2 * BSD,  # normed, for the weight's gradient
+    2 * BSD,  # times the weight, of the matrices behind
+)
+ATTENTION = (
+    3 * 2 * BSD,  # q and k, turned, and v
+    2 * BSD,  # what attention makes
+    4 * B * H * S,  # log-sum-exp
+)
+EXPERTS = (
+    4 * BS * E,  # router probabilities in fp32
+    8 * COPIES,  # which experts
+    8 * COPIES,  # the order of copies
+    8 * COPIES,  # the tokens they come from
+    8 * COPIES,  # the order back
+    4 * E,  # where groups end
+    2 * COPIES * D,  # copies of tokens
+    2 * COPIES * 2 * F,  # gate and up
+    2 * COPIES * F,  # silu(gate)
+    2 * COPIES * F,  # silu(gate) * up
+    2 * COPIES * D,  # what experts make
+)
+
+
+def kept_by_a_layer(family: str, **model: object) -> int:
+    run = {
+        "model": SIZES | model | {"architecture": family},
+        "training": {"b": B, "s": S, "recipe": "pure", "implementation": "huggingface", "attention": "flash"},
+    }
+    return memcalc.estimate(run).ledger.components("loss_1")[Component.ACTIVATIONS] // L
+
+
+def test_mixtral_divides_its_weights_in_place_and_leaves_them_in_fp32() -> None:
+    weights = (
+        4 * COPIES,  # as they were before the division
+        4 * BS,  # by which sum
+        4 * COPIES,  # by expert, for the gradient of what experts make
+    )
+
+    assert kept_by_a_layer("mixtral") == sum((*NORM, *ATTENTION, *NORM, *EXPERTS, *weights))
+
+
+def test_qwen3_takes_its_weights_as_they_are_in_bf16() -> None:
+    turned = (4 * BSD + 4 * BS * H + 2 * BSD) * 2  # of q and k a norm of heads: fp32, deviations, normed
+    weights = 2 * COPIES
+
+    assert kept_by_a_layer("qwen3_moe") == sum((*NORM, *ATTENTION, turned, *NORM, *EXPERTS, weights))
