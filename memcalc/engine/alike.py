@@ -14,6 +14,7 @@ from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import Structure, structure_of
 from memcalc.estimation.program import Program
 from memcalc.estimation.stages import Stage, stages_of
+from memcalc.spec.layers import masked_from
 from memcalc.spec.spec import Spec
 
 MOST = 16_384  # batches whose bytes are in memory at a time
@@ -70,12 +71,23 @@ def alike_batches(context: Context, steps: list[list[int]], *, differs: bool) ->
     """
     b, _, _ = context.batch
     lengths = np.flatnonzero(context.valid.any(axis=(0, 2))).tolist()
-    most = max(MOST // len(lengths), 1)
     single = [number for number, size in enumerate(b) if size == 1] if differs else []
     micro = [*single, *(number for number, size in enumerate(b) if size != 1 or not differs)]
-    for start in range(0, len(micro), most):
-        for alike in steps:
-            yield Alike(micro[start : start + most], lengths, alike, min(max(len(single) - start, 0), most))
+    for own in _by_windows(context, lengths):
+        most = max(MOST // len(own), 1)
+        for start in range(0, len(micro), most):
+            for alike in steps:
+                yield Alike(micro[start : start + most], own, alike, min(max(len(single) - start, 0), most))
+
+
+def _by_windows(context: Context, lengths: list[int]) -> list[list[int]]:
+    """Sequence lengths apart that fill windows and that do not, whose layers have other tapes."""
+    shortest = masked_from(context.spec)
+    if not shortest:
+        return [lengths]
+    own = context.batch[1]
+    parts = ([each for each in lengths if (own[each] >= shortest) is fills] for fills in (False, True))
+    return [part for part in parts if part]
 
 
 def alike_steps(spec: Spec, counts: tuple[int, ...]) -> list[list[int]]:

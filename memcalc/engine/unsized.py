@@ -32,7 +32,9 @@ class Unsized(Timeline):
 
     def highest_layers(self, kind: Kind, stage: Stage) -> Iterable[int]:
         """Both ends of every run of such layers, between which the sum is linear."""
-        return {layer for run in runs_of(self.spec, stage) if run[:2] == kind[:2] for layer in (run.first, run.last)}
+        return {
+            layer for run in runs_of(self.spec, stage) if run.traits == kind.traits for layer in (run.first, run.last)
+        }
 
 
 def _tops(program: Program, block: str, stream: Stream, since: int, among: frozenset[int] | None) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from memcalc.estimation.moments import Candidate, Holding, held, place
 from memcalc.estimation.program import Stream, highest
 from memcalc.estimation.stages import Kind, Stage, starts_detached
 from memcalc.estimation.timeline import Timeline
+from memcalc.spec.layers import has_mask
 from memcalc.spec.segments import Segment, has_segments, items_of, leaves
 from memcalc.spec.spec import Spec
 
@@ -49,7 +50,7 @@ class PlannedTimeline(Timeline):
         for number, block in enumerate(tuple(self.blocks)):
             if block.kind is not None and not block.kind.recomputed:
                 self.inside[number] = len(self.blocks)
-                structure = structure_of(spec)._replace(detached=block.kind.detached)
+                structure = structure_of(spec).of_layers(block.kind)
                 part: Part = "expert layer" if block.kind.experts else "dense layer"
                 again = program(structure, part, False, gradients, True)
                 self.blocks.append(block._replace(program=again))
@@ -60,26 +61,27 @@ class PlannedTimeline(Timeline):
     def kinds(self) -> list[Kind]:
         """Every kind of layer in both ways, kept and recomputed."""
         layers = range(self.stage.first, self.stage.stop)
-        found: dict[tuple[bool, bool], list[int]] = {}
+        found: dict[tuple[bool, bool, bool], list[int]] = {}
         for layer in layers:
             found.setdefault(self._alike(layer), []).append(layer)
         return [
-            Kind(experts, again, len(alike), alike[0], alike[-1], detached)
-            for (experts, detached), alike in found.items()
+            Kind(experts, again, masked, len(alike), alike[0], alike[-1], detached)
+            for (experts, masked, detached), alike in found.items()
             for again in (False, True)
         ]
 
-    def _alike(self, layer: int) -> tuple[bool, bool]:
+    def _alike(self, layer: int) -> tuple[bool, bool, bool]:
         moe = self.spec.model.moe
-        return moe is not None and moe.has_experts(layer), layer == 0 and starts_detached(self.spec)
+        experts = moe is not None and moe.has_experts(layer)
+        return experts, has_mask(self.spec, layer), layer == 0 and starts_detached(self.spec)
 
     def block_of(self, layer: int, *, again: bool) -> int:
         """The number of a layer's block: it keeps its activations, or it is recomputed, and nothing runs behind it."""
-        experts, detached = self._alike(layer)
+        alike = self._alike(layer)
         return next(
             number
             for number, block in enumerate(self.blocks)
-            if block.kind is not None and (block.kind.experts, block.kind.detached) == (experts, detached)
+            if block.kind is not None and (block.kind.experts, block.kind.masked, block.kind.detached) == alike
             if block.kind.recomputed is again
         )
 

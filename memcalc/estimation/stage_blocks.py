@@ -43,8 +43,7 @@ class StageBlocks:
         sizer = sizer_of(values)
 
         def add(name: str, part: Part, kind: Kind | None) -> None:
-            detached = kind is not None and kind.detached
-            written = structure._replace(detached=True) if detached else structure
+            written = structure if kind is None else structure.of_layers(kind)
             compiled = program(written, part, kind is not None and kind.recomputed, gradients)
             left = compiled.left
             if around.layer_share and not (part == "head" or self.delivers):

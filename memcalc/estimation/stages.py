@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from memcalc.estimation.adapters import adapters_of
 from memcalc.estimation.schedules import Chunk, Ends, chunks_in_flight, chunks_of, ends_in_flight
+from memcalc.spec.layers import are_mixed, has_mask
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.segments import has_segments, leaves
 from memcalc.spec.spec import Spec
@@ -43,15 +44,29 @@ class Stage(NamedTuple):
         return sum(piece.stop - piece.first for piece in self.chunks)
 
 
+class Traits(NamedTuple):
+    """What layers differ in."""
+
+    experts: bool
+    recomputed: bool
+    masked: bool
+
+
 class Kind(NamedTuple):
     """Layers that are alike, and where they stand in a stage."""
 
     experts: bool
     recomputed: bool
+    masked: bool  # the sequence fills its window, which a mask keeps
     count: int  # type: ignore[assignment] # hides tuple.count, which no kind needs
     first: int
     last: int
     detached: bool = False  # the input needs no gradient, since nothing before it trains
+
+    @property
+    def traits(self) -> Traits:
+        """What its layers have in common."""
+        return Traits(self.experts, self.recomputed, self.masked)
 
 
 def stages_of(spec: Spec, micro_batches: int | None = None) -> tuple[Stage, ...]:
@@ -116,11 +131,11 @@ def composition(spec: Spec, stage: Stage) -> tuple[object, ...]:
     plan, moe = spec.training.recompute, spec.model.moe
     if has_segments(plan):  # it is walked through, layer by layer
         return stage.first, stage.stop, stage.has_embedding, stage.has_head
-    patterned = plan not in ("none", "selective", "full") or (moe is not None and moe.mixed)
+    patterned = plan not in ("none", "selective", "full") or are_mixed(spec)
     if not patterned and moe is None and not starts_detached(spec):
         return stage.stop - stage.first, stage.has_embedding, stage.has_head
     place = (stage.first, stage.stop) if patterned else ()  # where the pattern of layers depends on where it begins
-    kinds = ((kind.experts, kind.recomputed, kind.count, kind.detached) for kind in kinds_of(spec, stage))
+    kinds = ((kind.traits, kind.count, kind.detached) for kind in kinds_of(spec, stage))
     return (*kinds, stage.has_embedding, stage.has_head, place)
 
 
@@ -143,38 +158,39 @@ def starts_detached(spec: Spec) -> bool:
 
 
 def _kinds_of(spec: Spec, stage: Stage) -> list[Kind]:
-    if spec.model.moe is not None and spec.model.moe.mixed:
+    if are_mixed(spec):
         return _mixed_kinds(spec, stage)
     dense = dense_layers(spec.model)
     spans = [(False, stage.first, min(stage.stop, dense)), (True, max(stage.first, dense), stage.stop)]
     kinds = []
+    masked = has_mask(spec, 0)
     for experts, lo, hi in spans:
         recomputed = recomputed_count(spec.training, lo, hi) if hi > lo else 0
         for again, count in ((False, hi - lo - recomputed), (True, recomputed)):
             if hi > lo and count > 0:
                 first, last = _ends(spec.training, again, lo, hi)
-                kinds.append(Kind(experts, again, count, first, last))
+                kinds.append(Kind(experts, again, masked, count, first, last))
     return sorted(kinds, key=lambda kind: kind.first)
 
 
 def _mixed_kinds(spec: Spec, stage: Stage) -> list[Kind]:
-    """`kinds_of` where dense layers lie between those with experts: each layer is looked at."""
-    found: dict[tuple[bool, bool], list[int]] = {}
+    """`kinds_of` where layers of several kinds take turns: each is looked at."""
+    found: dict[Traits, list[int]] = {}
     for layer in range(stage.first, stage.stop):
-        found.setdefault(_kind_of(spec, layer), []).append(layer)
+        found.setdefault(_traits_of(spec, layer), []).append(layer)
     return [Kind(*kind, len(layers), layers[0], layers[-1]) for kind, layers in found.items()]
 
 
-def _kind_of(spec: Spec, layer: int) -> tuple[bool, bool]:
-    """Whether a layer has experts, and whether it is recomputed."""
+def _traits_of(spec: Spec, layer: int) -> Traits:
     moe = spec.model.moe
-    return moe is not None and moe.has_experts(layer), recomputed_count(spec.training, layer, layer + 1) == 1
+    experts = moe is not None and moe.has_experts(layer)
+    return Traits(experts, recomputed_count(spec.training, layer, layer + 1) == 1, has_mask(spec, layer))
 
 
 def runs_of(spec: Spec, stage: Stage) -> Iterator[Kind]:
     """The layers of a stage in order, as runs of neighbours that are alike, where the plan is a list of layers."""
-    if spec.model.moe is not None and spec.model.moe.mixed:
-        for kind, layers in groupby(range(stage.first, stage.stop), partial(_kind_of, spec)):
+    if are_mixed(spec):
+        for kind, layers in groupby(range(stage.first, stage.stop), partial(_traits_of, spec)):
             run = list(layers)
             yield Kind(*kind, len(run), run[0], run[-1])
         return
@@ -183,7 +199,7 @@ def runs_of(spec: Spec, stage: Stage) -> Iterator[Kind]:
     borders = {stage.first, stage.stop} | {edge for layer in named for edge in (layer, layer + 1)} | {dense}
     edges = sorted(edge for edge in borders if stage.first <= edge <= stage.stop)
     for lo, hi in pairwise(edges):
-        yield Kind(lo >= dense, lo in named, hi - lo, lo, hi - 1)
+        yield Kind(lo >= dense, lo in named, has_mask(spec, 0), hi - lo, lo, hi - 1)
 
 
 def dense_layers(model: ModelSpec) -> int:
@@ -197,8 +213,8 @@ def count_between(spec: Spec, kind: Kind, lo: int, hi: int) -> int:
         return int(lo <= 0 < hi)
     if starts_detached(spec):
         lo = max(lo, 1)
-    if spec.model.moe is not None and spec.model.moe.mixed:
-        return sum(_kind_of(spec, layer) == kind[:2] for layer in range(lo, hi))
+    if are_mixed(spec):
+        return sum(_traits_of(spec, layer) == kind.traits for layer in range(lo, hi))
     dense = dense_layers(spec.model)
     lo, hi = (max(lo, dense), hi) if kind.experts else (lo, min(hi, dense))
     if hi <= lo:

@@ -12,6 +12,7 @@ from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.moments import Block
 from memcalc.estimation.stage_blocks import StageBlocks
 from memcalc.estimation.stages import Kind, Stage, kinds_of, runs_of
+from memcalc.spec.layers import are_mixed
 
 
 class TurningPoints(StageBlocks):
@@ -26,7 +27,9 @@ class TurningPoints(StageBlocks):
         if stop is not None:
             alike = kinds_of(self.spec, self.stage._replace(stop=min(stop, self.stage.stop)))
             ends = [
-                {kind.first, kind.last} for kind in alike if kind[:2] == block.kind[:2] and kind[5] == block.kind[5]
+                {kind.first, kind.last}
+                for kind in alike
+                if kind.traits == block.kind.traits and kind.detached == block.kind.detached
             ]
             return tuple(sorted(set[int]().union(*ends), reverse=True))
         points = {block.kind.first, block.kind.last}
@@ -36,13 +39,12 @@ class TurningPoints(StageBlocks):
             return tuple(sorted(points, reverse=True))
         # An engine may hold less around the very last layer than around the others, so these are asked for themselves.
         others = self.stage._replace(stop=self.stage.stop - 1)
-        alike = [kind for kind in kinds_of(self.spec, others) if kind[:2] == block.kind[:2] and not kind.detached]
+        alike = [kind for kind in kinds_of(self.spec, others) if kind.traits == block.kind.traits and not kind.detached]
         points.update(kind.last for kind in alike)
         if self.stage.layers > 1:  # and more around the first one's neighbour than around the first one
             behind = kinds_of(self.spec, self.stage._replace(first=self.stage.first + 1))
-            points.update(kind.first for kind in behind if kind[:2] == block.kind[:2] and not kind.detached)
-        mixed = self.spec.model.moe is not None and self.spec.model.moe.mixed
-        if alike and (mixed or not isinstance(self.spec.training.recompute, str)):
+            points.update(kind.first for kind in behind if kind.traits == block.kind.traits and not kind.detached)
+        if alike and (are_mixed(self.spec) or not isinstance(self.spec.training.recompute, str)):
             points.update(self.highest_layers(alike[0], others))
         return tuple(sorted(points, reverse=True))
 
@@ -56,14 +58,14 @@ class TurningPoints(StageBlocks):
             if block.kind is not None:
                 share = self.around.layer_share.get(block.kind.experts)
                 left = self._bytes(index, block.left) + (share.block if share is not None else 0)
-                weights[block.kind[:2]] = (self._bytes(index, block.program.kept), left)
+                weights[block.kind.traits] = (self._bytes(index, block.program.kept), left)
         height = before = 0
         found: list[tuple[int, int]] = []
         for run in runs_of(self.spec, stage):
-            saved, left = weights[run[:2]]
+            saved, left = weights[run.traits]
             height += before - left  # one layer further, one more has saved its tensors and one less left its gradients
             top = height + (run.count - 1) * (saved - left)
-            if run[:2] == kind[:2]:
+            if run.traits == kind.traits:
                 found += [(height, run.first), (top, run.last)]
             height, before = top, saved
         return (max(found)[1],)

@@ -125,6 +125,23 @@ def efficient_backward(values: Values, heads: str, head_dim: str, length: str, i
     return attention.efficient_backward(_heads(values, heads, heads, head_dim, length, item_bytes))
 
 
+def mask_in_dtype(values: Values, length: str, item_bytes: int) -> int:
+    """a mask in the dtype of the queries, b·s² elements, rows rounded up to 8
+
+    ATen native/transformers/attention.cpp: convert_boolean_attn_mask, preprocess_mask and pad_bias<8>.
+    """
+    return item_bytes * values["b"] * values[length] * round_up(values[length], 8)
+
+
+def mask_before_padding(values: Values, length: str, item_bytes: int) -> int:
+    """the same before its rows are rounded up, where they have to be
+
+    ATen native/transformers/attention.cpp.
+    """
+    aligned = values[length] % 8 == 0
+    return 0 if aligned else item_bytes * values["b"] * values[length] * values[length]
+
+
 def log_sum_exp_rows(values: Values, heads: str, length: str) -> int:
     """4·b·h·s, rows rounded up to 32 (memory-efficient attention keeps fp32 log-sum-exp)
 

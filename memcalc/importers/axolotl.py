@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers import float8
-from memcalc.importers.huggingface import ATTENTION, GPUS, RECOMPUTE, TRAINER, finish_trainer
+from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
+from memcalc.importers.huggingface import GPUS, RECOMPUTE, TRAINER, finish_trainer
 from memcalc.importers.models import named_model
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
 from memcalc.importers.trainers_loop import place_trainers_loop
-
-_FLAG = {True: "flash", False: None}
 
 _CHECKPOINTS = {**RECOMPUTE, "offload_disk": "full"}
 
@@ -36,16 +35,16 @@ FIELDS: dict[str, Meaning] = {
     "lora_target_modules": fact("targets", "training.lora.target_modules"),
     "lora_modules_to_save": to("training.lora.modules_to_save"),
     "gradient_checkpointing": Meaning("mapped", "training.recompute", _checkpoint),
-    "flash_attention": to("training.attention", _FLAG),
-    "sdp_attention": to("training.attention", _FLAG),
-    "xformers_attention": to("training.attention", {True: "memory-efficient", False: None}),
-    "eager_attention": to("training.attention", {True: "eager", False: None}),
-    "attention": to("training.attention", ATTENTION),
-    "attn_implementation": to("training.attention", ATTENTION),
+    "flash_attention": attention({True: FLASH, False: None}),
+    "sdp_attention": attention({True: SDPA, False: None}),
+    "xformers_attention": attention({True: WORDS["xformers"], False: None}),
+    "eager_attention": attention({True: EAGER, False: None}),
+    "attention": attention(),
+    "attn_implementation": attention(),
     "tensor_parallel_size": to("parallelism.tensor_parallel"),
     "context_parallel_size": to("parallelism.context_parallel"),
     "sequence_parallel_degree": to("parallelism.context_parallel"),  # its name until 0.12
-    "flex_attention": to("training.attention", _FLAG),
+    "flex_attention": attention({True: FLASH, False: None}),
     "bfloat16": fact("bfloat16", "precision of the weights"),
     "float16": fact("float16", "precision of the weights"),
     "float32": fact("float32", "precision of the weights"),

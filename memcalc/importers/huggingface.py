@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.importers import fsdp, trl
+from memcalc.importers.attention import attention
 from memcalc.importers.deepspeed import AS_PARTS
 from memcalc.importers.fsdp import place_fsdp
 from memcalc.importers.models import named_model, place_model
@@ -37,23 +38,6 @@ OPTIMIZERS = {
 }
 FUSED = ("adamw_torch_fused", "adamw_apex_fused")
 
-ATTENTION = {
-    "flash_attention_2": "flash",
-    "flash_attention_3": "flash",
-    "flash": "flash",
-    "fa2": "flash",
-    "fa3": "flash",
-    "kernels-community/flash-attn2": "flash",
-    "kernels-community/flash-attn3": "flash",
-    "kernels-community/vllm-flash-attn3": "flash",
-    "sdpa": "flash",  # PyTorch picks its flash kernel where it can
-    "flex_attention": "flash",  # compiled; keeps the output and a sum a row, as flash attention does
-    "eager": "eager",
-    "xformers": "memory-efficient",
-    "auto": None,
-    "disabled": "eager",
-}
-
 ON = {True: True, False: False, "true": True, "false": False}
 RECOMPUTE = {True: "full", False: "none", "true": "full", "false": "none", "unsloth": "full", "offload": "full"}
 
@@ -73,7 +57,7 @@ TRAINER: dict[str, Meaning] = {
     "torch_dtype": fact("weights", "precision of the weights"),
     "dtype": fact("weights", "precision of the weights"),
     "optim": fact("optimizer", "training.optimizer"),
-    "attn_implementation": to("training.attention", ATTENTION),
+    "attn_implementation": attention(),
     "deepspeed": fact("deepspeed", "parallelism.zero_stage"),
     **{f"deepspeed.{path}": meaning for path, meaning in AS_PARTS.items()},
     "fsdp": fact("fsdp", "parallelism.zero_stage"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers import float8
+from memcalc.importers.attention import WORDS, attention
 from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
 from memcalc.importers.trainers_loop import place_trainers_loop
@@ -22,9 +23,7 @@ FIELDS: dict[str, Meaning] = {
     "quantization_method": nothing("bitsandbytes is counted"),
     "double_quantization": to("training.qlora.double_quantization"),
     "quantization_type": to("training.qlora.quantization", {"nf4": "nf4", "fp4": "fp4"}),
-    "flash_attn": to(
-        "training.attention", {"fa2": "flash", "fa3": "flash", "sdpa": "flash", "auto": None, "disabled": "eager"}
-    ),
+    "flash_attn": attention({word: WORDS[word] for word in ("fa2", "fa3", "sdpa", "auto", "disabled")}),
     "disable_gradient_checkpointing": to("training.recompute", {True: "none", False: "full"}),
     "pure_bf16": fact("pure", "training.recipe"),
     "upcast_layernorm": lacking("norms in fp32"),

@@ -40,6 +40,7 @@ def default_training(training: dict[str, Any], model: dict[str, Any], offload: o
     filled.setdefault(
         "logits_until", "loss" if filled.get("implementation") in ("megatron", "torchtitan") else "backward"
     )
+    filled.setdefault("attention_windows", "mask" if filled.get("implementation") == "huggingface" else "kernel")
     if isinstance(filled.get("recipe"), str):
         filled["recipe"] = ALIASES.get(filled["recipe"], filled["recipe"])
     # fp32 is a dtype and a recipe: whichever is named decides the other.

@@ -9,11 +9,17 @@ from memcalc.spec.spec import Spec
 
 
 def kernels(spec: Spec) -> Iterator[Broken]:
-    """Liger's replace transformers' modules."""
+    """Liger's replace transformers' modules, whose windows alone are masks."""
     training = spec.training
     if training.kernels == "liger" and training.implementation != "huggingface":
         yield Broken(
             ("training", "kernels"),
             f"kernels = liger replace modules of transformers, but implementation = {training.implementation}.",
             "Set implementation: huggingface, or kernels: torch.",
+        )
+    if training.attention_windows == "mask" and training.implementation != "huggingface":
+        yield Broken(
+            ("training", "attention_windows"),
+            f"attention_windows = mask is how transformers does it, but implementation = {training.implementation}.",
+            "Set implementation: huggingface, or attention_windows: kernel.",
         )

@@ -13,6 +13,7 @@ from memcalc.spec.foreign import family_of_foreign
 from memcalc.spec.fp8_rules import fp8
 from memcalc.spec.inference_rules import inference
 from memcalc.spec.kernel_rules import kernels
+from memcalc.spec.layers import are_mixed
 from memcalc.spec.loss_rules import loss
 from memcalc.spec.optimizer_rules import optimizing
 from memcalc.spec.products import kept_products_rules
@@ -92,12 +93,6 @@ def _experts(spec: Spec) -> Iterator[Broken]:
             f"dense_layers names layer {max(moe.dense_layers)}, but the layers are 0 to {spec.model.num_layers - 1}.",
             "Name layers that exist.",
         )
-    if moe.mixed and spec.model.num_layers > MOST_MIXED_LAYERS:
-        yield Broken(
-            ("model", "num_layers"),
-            f"num_layers = {spec.model.num_layers} with dense layers between those with experts.",
-            f"Each layer is looked at then: at most {MOST_MIXED_LAYERS}.",
-        )
 
 
 def _foreign(spec: Spec) -> Iterator[Broken]:
@@ -149,6 +144,18 @@ def _precision(spec: Spec) -> Iterator[Broken]:
             ("training", "recipe"),
             f"recipe {recipe} computes in 16 bit, but dtype = fp32.",
             "Set dtype: bf16 or fp16, or recipe: fp32.",
+        )
+
+
+def _mixed_layers(spec: Spec) -> Iterator[Broken]:
+    if spec.model.num_layers > MOST_MIXED_LAYERS and are_mixed(spec):
+        moe = spec.model.moe
+        experts = moe is not None and moe.mixed
+        kinds = "dense layers between those with experts" if experts else "windows in some layers, which masks keep"
+        yield Broken(
+            ("model", "num_layers"),
+            f"num_layers = {spec.model.num_layers} with {kinds}.",
+            f"Each layer is looked at then: at most {MOST_MIXED_LAYERS}.",
         )
 
 
@@ -256,6 +263,7 @@ RULES: tuple[Rule, ...] = (
     _sequence,
     _precision,
     _layers,
+    _mixed_layers,
     _tensor_parallel,
     _engine,
     parallel_rules.megatron,
@@ -280,6 +288,7 @@ INFERENCE_RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
     _heads,
     _experts,
     _layers,
+    _mixed_layers,
     _tensor_parallel,
     parallel_rules.experts,
 )

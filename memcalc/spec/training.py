@@ -17,6 +17,7 @@ Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
 Attention = Literal["eager", "flash", "memory-efficient"]
 Loss = Literal["materialized", "chunked", "fused", "vocab-parallel"]
 LogitsUntil = Literal["backward", "loss"]
+Windows = Literal["mask", "kernel"]
 Kernels = Literal["torch", "liger"]
 
 # Whose modules Liger's kernels replace, of those that are modelled (liger-kernel 0.8 transformers/monkey_patch.py).
@@ -82,6 +83,11 @@ class TrainingSpec(Block):
         "none", description="what forward saves, kept in that memory of the host (PyTorch's save_on_cpu)"
     )
     attention: Attention = Field("flash", description="the attention kernel")
+    attention_windows: Windows = Field(
+        "kernel",
+        description="who keeps a sliding window that the sequence fills: the kernel (flash_attention_2) | a mask, with "
+        "which PyTorch's sdpa takes its memory-efficient kernel; default: mask with huggingface, else kernel",
+    )
     dropout: Probability | None = Field(None, description="one rate for all of the block's dropouts; default: model's")
     loss: Loss = Field("materialized", description="whether the logits exist as a whole")
     loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(

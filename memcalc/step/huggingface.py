@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.nn.attention import sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import masking_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -59,11 +59,16 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
     if getattr(module, "loss_type", None) is None:
         module.loss_type = "ForCausalLM"  # what transformers falls back to, with a warning
     switch_recompute(module, spec)
-    backends = [CUDA_BACKENDS[training.attention]] if kernel == "sdpa" and device.type == "cuda" else CPU_BACKENDS
+    backends = CPU_BACKENDS
+    if kernel == "sdpa" and device.type == "cuda":
+        backends = list(dict.fromkeys((CUDA_BACKENDS[training.attention], SDPBackend.EFFICIENT_ATTENTION)))
+        backends = backends if makes_masks(config, spec) else backends[:1]
+    windows = windows_of_the_kernel if training.attention_windows == "kernel" else nullcontext
 
     @contextmanager
     def surroundings() -> Iterator[None]:
-        with one_sequence_a_row(), replaced(), nullcontext() if kernel == "eager" else sdpa_kernel(backends):
+        kernels = nullcontext() if kernel == "eager" else sdpa_kernel(backends)
+        with one_sequence_a_row(), windows(), replaced(), kernels:
             yield
 
     def logits(input_ids: Tensor) -> Tensor:
@@ -96,6 +101,29 @@ def one_sequence_a_row() -> Iterator[None]:
         yield
     finally:
         setattr(masking_utils, name, search)
+
+
+def makes_masks(config: Any, spec: Spec) -> bool:
+    """Whether a sequence fills a window that is a mask's, which flash attention does not take."""
+    window: int | None = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    masks = spec.training.attention_windows == "mask"
+    return masks and window is not None and spec.training.sequence_length >= window
+
+
+@contextmanager
+def windows_of_the_kernel() -> Iterator[None]:
+    """Make no mask for a window, as for kernels that are told its length."""
+    name = "_ignore_causal_mask_sdpa"
+    decide = getattr(masking_utils, name)
+
+    def unwindowed(mask: Any, queries: int, keys: int, first: int, kept: int, window: int | None = None) -> bool:  # noqa: ARG001
+        return decide(mask, queries, keys, first, kept)  # type: ignore[no-any-return]
+
+    setattr(masking_utils, name, unwindowed)
+    try:
+        yield
+    finally:
+        setattr(masking_utils, name, decide)
 
 
 def switch_recompute(module: nn.Module, spec: Spec) -> None:
@@ -199,7 +227,5 @@ def foreign_config(model: ModelSpec) -> Any:
 
 # Keys that change no size that a spec has, but which kernel runs, or that must agree with the number of layers.
 FURTHER: dict[str, Callable[[Spec], dict[str, Any]]] = {
-    # Newer Mistrals have none. In training a window's mask keeps flash from running; of a cache it is the bound.
-    "mistral": lambda spec: {"sliding_window": None} if spec.inference is None else {},
     "gpt_neo": lambda spec: {"attention_types": [[["global"], spec.model.num_layers]]},
 }

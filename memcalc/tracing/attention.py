@@ -17,7 +17,7 @@ FLASH_DTYPES = (torch.float16, torch.bfloat16)
 FLASH_LARGEST_HEAD = 256  # sdp_utils.cpp, check_head_dim_size_flash
 AMPERE = (8, 0)  # sdp_utils.cpp: flash needs it, and so does memory-efficient attention in bf16
 NO_KERNEL = "No available kernel. Aborting execution."
-MULTIPLE = 8  # elements that flash pads heads to: attention.cpp, pad_last_dim<8>
+MULTIPLE = 8  # elements that flash pads heads to, and the efficient kernel a mask's rows: attention.cpp
 
 
 def attention(  # noqa: D417, PLR0917 -- PyTorch's signature
@@ -100,7 +100,11 @@ def _run_efficient(
 ) -> Tensor:
     if mask is not None:
         if mask.dtype == torch.bool:  # attention.cpp, convert_boolean_attn_mask
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -torch.inf)
+            kept, hidden = query.new_full((), 0.0), query.new_full((), -torch.inf)
+            mask = torch.where(mask, kept, hidden)
+            del kept, hidden
+        if mask.stride(-2) % MULTIPLE:  # attention.cpp, preprocess_mask and pad_bias<8>: rows are to be aligned
+            mask = functional.pad(mask, (0, -mask.shape[-1] % MULTIPLE))[..., : mask.shape[-1]]
         mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     needs_backward = any(each.requires_grad for each in (query, key, value))
     return _first(

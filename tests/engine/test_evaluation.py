@@ -61,6 +61,20 @@ def test_a_grid_of_everything_equals_the_scalar_estimates():
     assert 0 < table.valid.sum() < len(table)
 
 
+@pytest.mark.parametrize("whole", [0, 2])
+def test_sequences_that_fill_windows_have_tapes_of_their_own(whole: int):
+    run = ("implementation=huggingface", "num_layers=5", "sliding_window=256", f"full_attention_interval={whole}")
+    axes: dict[Any, Any] = {
+        "recompute": ["none", "every-2"],
+        ("zero_stage", "data_parallel"): [(0, 1), (3, 4)],
+        "s": [128, 255, 256, 300],
+        "b": [1, 2, 3],
+    }
+    table = evaluate("mistral-7b", axes, *run)
+    assert table.valid.all()
+    assert_same("mistral-7b", table, *run)
+
+
 def test_sums_are_exact():
     table = evaluate("llama-3-8b", {"b": [1, 2], "pipeline_parallel": [1, 4]}, ledger=True)
     assert table.ledger_bytes is not None

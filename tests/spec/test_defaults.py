@@ -54,6 +54,7 @@ def test_a_silent_file_has_these_values() -> None:
         "recompute_keep": (),
         "offload_activations": "none",
         "attention": "flash",
+        "attention_windows": "kernel",
         "dropout": None,
         "loss": "materialized",
         "loss_chunks": 8,

@@ -7,8 +7,10 @@ from typing import NamedTuple
 from memcalc.estimation.adapters import Adapters, adapters_of, base_dtype
 from memcalc.estimation.operators.float8 import Float8
 from memcalc.estimation.remembered import remembered
+from memcalc.estimation.stages import Kind
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.kernels import needs_columns
+from memcalc.spec.layers import fills_windows
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
@@ -114,6 +116,14 @@ class Structure(NamedTuple):
     float8: Float8 | None = None  # and how torchao's linear layers do
     drops_logits: bool = False  # the loop has no name for the model's output in backward
     liger: bool = False  # Liger's kernels in place of transformers' norms, rotary positions and MLPs
+    window_mask: bool = False  # the model makes one, for layers whose window the sequence fills
+    masked: bool = False  # this layer attends under it
+
+    def of_layers(self, kind: Kind) -> Structure:
+        """That of layers of one kind."""
+        if kind.detached or kind.masked:
+            return self._replace(detached=self.detached or kind.detached, masked=kind.masked)
+        return self
 
     @property
     def keys(self) -> str:
@@ -211,6 +221,7 @@ def structure_of(spec: Spec) -> Structure:
         float8=float8_of(spec),
         drops_logits=training.logits_until == "loss",
         liger=huggingface and training.kernels == "liger" and (model.architecture or "") in LIGER_FAMILIES,
+        window_mask=huggingface and fills_windows(spec),
     )
 
 

@@ -93,10 +93,16 @@ class Attention(Base):
         found = (tensor for tensor in inputs if not tensor.grad)
         return tuple(self.tape.store("unneeded gradient", t.shape, t.dtype, "ATen, mha_bwd") for t in found)
 
-    def efficient_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: str, head_dim: str, length: str) -> Tensor:
-        """Keeps q, k, v, its output, and fp32 log-sum-exps (ATen native/transformers/cuda/attention.cu)."""
+    def efficient_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, heads: str, head_dim: str, length: str, *, masked: bool = False
+    ) -> Tensor:
+        """Keeps q, k, v, its output, and fp32 log-sum-exps (ATen native/transformers/cuda/attention.cu).
+
+        `masked`: it is given a mask of truth values, and keeps one in its own dtype.
+        """
         citation = "ATen native/transformers/cuda/attention.cu, attention_backward.cu"
         v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))  # as `linear` does
+        mask = (self.mask_in_dtype(q.dtype, length),) if masked else ()
         name = "attention"
         y = self.tape.new(f"{name} output", q.shape, q.dtype, citation)
         rows = workspaces.named(workspaces.log_sum_exp_rows, heads=heads, length=length)
@@ -109,19 +115,34 @@ class Attention(Base):
             item_bytes=DTYPE_BYTES[q.dtype],
         )
         scratch = self.tape.store(f"{name} backward accumulators", (), "uint8", citation, rule=rule)
-        saved = (*dict.fromkeys(t.storage for t in (q, k, v, y)), lse)
+        saved = (*dict.fromkeys(t.storage for t in (q, k, v, *mask, y)), lse)
         node = Node(
             name,
-            (q, k, v),
+            (q, k, v, *mask),
             (y,),
             saved,
-            (NEW, NEW, NEW),
+            (NEW, NEW, NEW, *(None for _ in mask)),
             also_allocates=(lse,),
             backward_temporaries=(scratch, *self._dropped(q, k, v)),
-            variables=(*_by_head(q, k, v, y), self.tape.whole(lse), *SEED_AND_OFFSET),
+            variables=(*_by_head(q, k, v, *mask, y), self.tape.whole(lse), *SEED_AND_OFFSET),
         )
         self.tape.record(node)
         return y
+
+    def mask_in_dtype(self, dtype: str, length: str) -> Tensor:
+        """What the kernel adds to the scores: 0 or -inf, in rows of a multiple of 8."""
+        citation, sizes = "ATen native/transformers/attention.cpp", {"length": length, "item_bytes": DTYPE_BYTES[dtype]}
+        made = None
+        for name, rule in (
+            ("mask before padding", workspaces.mask_before_padding),
+            ("mask in dtype", workspaces.mask_in_dtype),
+        ):
+            storage = self.tape.store(name, (), "uint8", citation, rule=workspaces.named(rule, **sizes))
+            before = () if made is None else (made,)
+            made = Tensor(storage, ("b", length, length), dtype, grad=False)
+            self.tape.record(Node(name, before, (made,), (), (None,) * len(before)))
+        assert made is not None
+        return made
 
 
 def _by_head(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -67,6 +67,9 @@ class Family:
                 tape.hold(mask)
             else:
                 tape.names.add(mask.storage)
+        if c.window_mask:
+            mask = self.shared_table("window mask", ("s", "s"), "bool")
+            tape.hold(mask) if c.checkpoints_layers else tape.names.add(mask.storage)
         if not self.rotates:
             return
         if c.cache is None:
@@ -128,12 +131,12 @@ class Family:
         c, ops = self.c, self.ops
         if c.cache is not None:
             return cached_attention(ops, c, q, k, v, ("h", "h_kv", "d_h"))
-        if c.attention == "flash":
+        if c.attention == "flash" and not c.masked:
             return ops.flash_attention(q, k, v, "h", "h_kv", "d_h", "s", splits=not c.attention_dropout)
         if c.grouped:
             heads = ("b", "s", "h", "d_h")
             k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
-        return ops.efficient_attention(q, k, v, "h", "d_h", "s")
+        return ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=c.masked)
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:
         """eager_attention_forward of gpt2 and llama."""

@@ -1,0 +1,52 @@
+"""Which kernel of attention a file asks for, and whether that knows a sliding window or is given a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from memcalc.importers.table import Draft, Meaning
+
+
+class Kernel(NamedTuple):
+    """Our words: `training.attention`, and `training.attention_windows` where that is not the default."""
+
+    attention: str
+    windows: str | None = None
+
+
+FLASH = Kernel("flash", "kernel")  # of packages that are told the window's length
+SDPA = Kernel("flash")  # PyTorch picks its flash kernel where it can: it cannot with a window's mask
+EAGER = Kernel("eager")
+
+# The words of transformers (modeling_utils.py, attn_implementation) and of axolotl. None: the default stands.
+WORDS: dict[Any, Kernel | None] = {
+    "flash_attention_2": FLASH,
+    "flash_attention_3": FLASH,
+    "flash": FLASH,
+    "fa2": FLASH,
+    "fa3": FLASH,
+    "kernels-community/flash-attn2": FLASH,
+    "kernels-community/flash-attn3": FLASH,
+    "kernels-community/vllm-flash-attn3": FLASH,
+    "sdpa": SDPA,
+    "flex_attention": FLASH,  # compiled; keeps the output and a sum a row, and makes its mask of blocks
+    "eager": EAGER,
+    "xformers": Kernel("memory-efficient", "kernel"),
+    "auto": None,
+    "disabled": EAGER,
+}
+
+
+def attention(words: Mapping[Any, Kernel | None] = WORDS) -> Meaning:
+    """The field names a kernel, or is a switch for one."""
+
+    def apply(draft: Draft, value: Any) -> None:
+        ours = {word: kernel and kernel.attention for word, kernel in words.items()}
+        draft.translate("training.attention", value, ours)
+        key = value.lower() if isinstance(value, str) else value
+        kernel = words.get(key) if isinstance(key, str | bool) else None
+        if kernel is not None and kernel.windows is not None:
+            draft.default("training.attention_windows", kernel.windows)
+
+    return Meaning("mapped", "training.attention", apply)
