@@ -11,7 +11,7 @@ import numpy as np
 
 from memcalc.engine.points import Context
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
-from memcalc.estimation.blocks.structure import Structure, structure_of
+from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.program import Program
 from memcalc.estimation.stages import Stage, stages_of
 from memcalc.spec.layers import masked_from
@@ -99,17 +99,13 @@ def alike_steps(spec: Spec, counts: tuple[int, ...]) -> list[list[int]]:
     return list(steps.values())
 
 
-def differs_from_one(spec: Spec) -> bool:
-    """Whether the tapes of several sequences are others than those of one."""
-    structure = structure_of(spec)
-    return _tapes_differ(structure._replace(batched=False), structure._replace(batched=True))
-
-
 @lru_cache(maxsize=1024)
-def _tapes_differ(one: Structure, two: Structure) -> bool:
+def differs_from_one(structure: Structure) -> bool:
+    """Whether the tapes of several sequences are others than those of one."""
+    one, two = structure._replace(batched=False), structure._replace(batched=True)
     kept = Gradients(kept=True, main_dtype=None)
     layers: tuple[Part, ...] = ("dense layer", "expert layer") if one.has_experts else ("dense layer",)
-    parts: tuple[Part, ...] = ("embedding", "tables", *layers, "head")
+    parts: tuple[Part, ...] = (*layers, "head", "embedding", "tables")
     return any(_streams(program(one, part, False, kept)) != _streams(program(two, part, False, kept)) for part in parts)
 
 

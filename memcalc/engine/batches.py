@@ -110,7 +110,7 @@ class Sizer:
         if context.valid.size <= FEW or has_segments(context.spec.training.recompute):
             others += self._one_by_one(context, np.argwhere(context.valid))
             return
-        differs = self._reader.find("differs", context.spec, differs_from_one)
+        differs = differs_from_one(self._reader.find("structure", context.spec, self._structure))
         counts = context.batch[-1]
         steps = self._reader.find(("steps", counts), context.spec, partial(alike_steps, counts=counts))
         waiting = [*alike_batches(context, steps, differs=differs)]

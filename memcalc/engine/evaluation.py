@@ -26,7 +26,7 @@ Axes = Mapping[Any, Iterable[Value]]  # Any: mappings of names and of tuples of 
 # The first columns of a block: bytes outside the allocator, and usable ones; then the rows of results.
 OUTSIDE = ("outside_bytes", "usable_bytes")
 
-BLOCK = 524_288  # configurations that are in memory at a time, a quarter of a kilobyte each
+BLOCK = 1_048_576  # configurations that are in memory at a time, a quarter of a kilobyte each
 
 
 def evaluate(

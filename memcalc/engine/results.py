@@ -20,7 +20,7 @@ from memcalc.engine.table import COMPONENTS
 from memcalc.estimation.items import PHASES
 
 MOST = 2**21  # numbers of results that are made at a time
-FEW = 2**16  # and of phases of stages
+FEW = 2**18  # and of phases of stages
 
 # The rows of results: the number of the phase of the peak, that of its stage, bytes by phase, and those at the peak.
 PHASE, STAGE = 0, 1
