@@ -411,7 +411,7 @@ KINDS = (
         f"{preset} implementation=huggingface attention={attention}"
         for preset in (
             *("gpt2", "codegen-350m", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"),
-            *("mixtral-8x7b", "qwen3-30b-a3b"),
+            *("mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b"),
         )
         for attention in ("eager", "flash")
     ),

@@ -44,6 +44,7 @@ class Tensor:
     grad: bool = True
     subclass: bool = False
     strided: bool = False
+    flat: bool = False  # seen as a matrix, of all tokens
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,10 @@ SMALL = ("num_layers=3", "V=2000", "s=256", "hidden_size=192", "num_attention_he
 HEADS = ("num_key_value_heads=2", "head_dim=32", "intermediate_size=128")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "mixtral": ("mixtral-8x7b", *SMALL, *HEADS, "moe.expert_intermediate_size=128"),
+    "qwen2_moe": (
+        *("qwen1.5-moe-a2.7b", *SMALL, *HEADS, "moe.num_experts=16", "moe.expert_intermediate_size=96"),
+        "moe.shared_expert_intermediate_size=128",
+    ),
     "qwen3_moe": ("qwen3-30b-a3b", *SMALL, *HEADS, "moe.num_experts=16", "moe.expert_intermediate_size=96"),
 }
 SETTINGS: dict[str, tuple[str, ...]] = {

@@ -87,7 +87,7 @@ class Linear(Base):
             # The weight's cast for dx, x for the weight's gradient; no gradient needs the bias.
             (*((x.storage,) if trains else ()), *(cast.storage for cast in casts[:1] if x.grad)),
             # Of more than two axes dx is seen as a view of a matrix (ATen native/Linear.cpp, _flatten_nd_linear).
-            tuple(VIEW if each is x else NEW for each in ((x, *casts) if bias else (*casts, x))),
+            tuple(VIEW if each is x and not given.flat else NEW for each in ((x, *casts) if bias else (*casts, x))),
             caller_holds=(given.storage,),
             forward_temporaries=gathered,
             backward_temporaries=gathered,

@@ -13,6 +13,12 @@ GROUPED = "torch 2.13 derivatives.yaml, _grouped_mm"
 class Routing(Base):
     """Choices of experts, and what follows them."""
 
+    def flattened(self, x: Tensor, name: str) -> Tensor:
+        """A view of all tokens as a matrix, in which the gradients of its readers are summed."""
+        y = Tensor(x.storage, x.shape, x.dtype, flat=True)
+        self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
+        return y
+
     def top_k(self, x: Tensor, out: Shape, name: str) -> tuple[Tensor, Tensor]:
         """The largest values along the last axis and their indices; keeps these, of int64."""
         y = self.tape.new(name, out, x.dtype, DERIVATIVES)

@@ -67,3 +67,19 @@ def test_qwen3_takes_its_weights_as_they_are_in_bf16() -> None:
     weights = 2 * COPIES
 
     assert kept_by_a_layer("qwen3_moe") == sum((*NORM, *ATTENTION, turned, *NORM, *EXPERTS, weights))
+
+
+def test_qwen2_opens_its_shared_expert_by_a_gate() -> None:
+    shared = 80
+    terms = (
+        3 * 2 * BS * shared,  # gate, silu(gate) and up of the shared expert
+        2 * BS * shared,  # silu(gate) * up
+        2 * BSD,  # what it makes
+        2 * BS,  # the sigmoid of its gate
+        2 * COPIES,  # weights as they are in bf16
+    )
+    moe = {"num_experts": E, "num_experts_per_token": K, "expert_intermediate_size": F}
+
+    kept = kept_by_a_layer("qwen2_moe", moe=moe | {"shared_expert_intermediate_size": shared})
+
+    assert kept == sum((*NORM, *ATTENTION, *NORM, *EXPERTS, *terms))

@@ -7,7 +7,7 @@ from memcalc.estimation.blocks.huggingface.codegen import CodeGen
 from memcalc.estimation.blocks.huggingface.family import Family
 from memcalc.estimation.blocks.huggingface.gpt2 import Gpt2
 from memcalc.estimation.blocks.huggingface.llama import Llama
-from memcalc.estimation.blocks.huggingface.mixtral import Mixtral, Qwen3Moe
+from memcalc.estimation.blocks.huggingface.mixtral import Mixtral, Qwen2Moe, Qwen3Moe
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.tape import Tape, Tensor
 from memcalc.ledger.component import Component
@@ -19,6 +19,7 @@ FAMILIES: dict[str, type[Family]] = {
     "mistral": Llama,
     "mixtral": Mixtral,
     "qwen2": Llama,
+    "qwen2_moe": Qwen2Moe,
     "qwen3": Llama,
     "qwen3_moe": Qwen3Moe,
 }

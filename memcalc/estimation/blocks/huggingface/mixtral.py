@@ -40,7 +40,30 @@ class Mixtral(Llama):
 
 
 class Qwen3Moe(Mixtral):
-    """Qwen3MoeDecoderLayer, and those of qwen2_moe, olmoe: weights as they are, cast in the logits' dtype."""
+    """Qwen3MoeDecoderLayer: weights as they are, cast in the logits' dtype."""
 
     normalized = False
     wide_weights = False
+
+
+class Qwen2Moe(Qwen3Moe):
+    """Qwen2MoeDecoderLayer: beside the experts one that every token visits, behind a gate of its own."""
+
+    def shared_tables(self) -> None:
+        """A second mask, of a window of no tokens, which no layer is given (Qwen2MoeModel, causal_mask_mapping)."""
+        super().shared_tables()
+        c = self.c
+        if c.cache is None:
+            shape, dtype = (("b", "s", "s"), c.parameters) if c.attention == "eager" else (("s", "s"), "bool")
+            self.tape.names.add(self.shared_table("mask of a window", shape, dtype).storage)
+
+    def routed(self, x: Tensor) -> Tensor:
+        """Qwen2MoeSparseMoeBlock, whose tokens are a matrix."""
+        ops = self.ops
+        x = ops.flattened(x, "tokens")
+        common = self.dense(x, "mlp.shared_experts.", "F_s")
+        total = super().routed(x)
+        gate = ops.linear(x, "mlp.shared_expert_gate", ("1", "d"), ("b", "s", "1"), bias=False)
+        gate = ops.pointwise(gate, "mlp.shared_expert_gate sigmoid", saves="output")
+        gated = ops.weigh(common, gate, "gated shared expert")
+        return ops.add(total, gated, "experts and shared expert")
