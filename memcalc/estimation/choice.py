@@ -87,7 +87,7 @@ def choice_of(spec: Spec) -> Choice:
         training.recipe,
         training.dtype,
         None if training.gradient_dtype in (None, recipe.main_gradients) else training.gradient_dtype,
-        update_of(training, base),
+        update_of(training, base, spec.model.architecture),
         training.gradient_clipping is not None,
         training.ema,
         training.zero_grad == "zero",

@@ -91,7 +91,7 @@ def adapters_follow_the_head(spec: Spec) -> bool:
     adapters = adapters_of(spec)
     if adapters is None or training.finetune != "lora" or training.implementation != "huggingface":
         return False
-    head = model.vocab_size * model.hidden_size * DTYPE_BYTES[base_dtype(training)]
+    head = model.vocab_size * model.embedding_size * DTYPE_BYTES[base_dtype(training)]
     return model.tie_word_embeddings and head > _beside(spec) * DTYPE_BYTES[adapters.dtype]
 
 

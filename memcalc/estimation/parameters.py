@@ -104,9 +104,8 @@ def buffer_elements(model: ModelSpec) -> int:
     if buffers.sinusoids:
         # Every layer has its own table of sines and cosines: [S, rotary_dim].
         return elements + model.num_layers * model.max_position_embeddings * model.rotary_dim
-    rotated = int(model.rotary_dim * buffers.rotary_fraction)
     # One frequency for each pair of rotated dimensions; `inv_freq` and the copy `original_inv_freq`.
-    return elements + 2 * ((rotated + 1) // 2) * buffers.rotary_tables
+    return elements + 2 * ((model.rotary_dim + 1) // 2) * buffers.rotary_tables
 
 
 def mask_elements(model: ModelSpec) -> int:

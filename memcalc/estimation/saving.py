@@ -31,7 +31,8 @@ def save_on_host(tape: Tape, first: Tensor | None, *, frees_tables: bool, pinned
     if tape.entry is not None and not tape.boundary:  # a layer
         tape.still_named(tape.entry)
     if first is not None:
-        tape.names.add(first.storage)
+        if not tape.names:  # a family of transformers knows whether it has a name
+            tape.names.add(first.storage)
         if frees_tables:
             tape.names |= tape.held
             tape.held.clear()

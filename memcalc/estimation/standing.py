@@ -59,10 +59,10 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
     in_vain = spec.training.finetune == "full" or adapters_follow_the_head(spec)
     if spec.model.tie_word_embeddings and stage.has_head and in_vain:
         dtype = choice_of(spec).base
-        shape = (spec.model.vocab_size, spec.model.hidden_size)
+        shape = (spec.model.vocab_size, spec.model.embedding_size)
         size = DTYPE_BYTES[dtype] * shape[0] * shape[1]
         citation = "transformers 5.23 modeling_utils.py: tie_weights follows construction"
-        formula = f"{DTYPE_BYTES[dtype]}·V·d"
+        formula = f"{DTYPE_BYTES[dtype]}·V·{'d' if shape[1] == spec.model.hidden_size else 'd_e'}"
         head = Item(
             Component.TEMPORARIES,
             "lm_head",

@@ -70,6 +70,7 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
         "F": model.intermediate_size,
         "4·d": 4 * model.hidden_size,
         "3·d": 3 * model.hidden_size,
+        "3·d_h": 3 * model.head_dim,
         "V": model.vocab_size,
         "S": model.max_position_embeddings,
         "d_e": model.embedding_size,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 
 from memcalc.errors import InputError
-from memcalc.spec.families import family_defaults
+from memcalc.spec.families import family_defaults, rotated_share
 
 _NESTED = ("moe", "mla")
 
@@ -35,7 +35,10 @@ def derive_model(raw: dict[str, object]) -> dict[str, object]:
     elif "head_dim" not in model and hidden_size is not None and heads is not None:
         model["head_dim"] = _split_into_heads(hidden_size, heads)
     mla = model.get("mla")
+    head = _size(model.get("head_dim"))
     rotated = mla.get("qk_rope_head_dim") if isinstance(mla, dict) else model.get("head_dim")
+    if not isinstance(mla, dict) and head is not None and isinstance(architecture, str):
+        rotated = int(head * rotated_share(architecture))
     model.setdefault("rotary_dim", rotated)
     return model
 

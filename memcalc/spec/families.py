@@ -82,6 +82,15 @@ def family_buffers(architecture: str | None) -> Buffers:
     return Buffers() if architecture is None else family_named(architecture, "model.architecture").buffers
 
 
+def rotated_share(architecture: str) -> float:
+    """The part of a head that a family rotates where its config.json does not say."""
+    family = family_named(architecture, "model.architecture")
+    rule = family.rules.get("rotary_dim", (Rule("value", (), None, {}),))[-1]
+    found = next((family.defaults[key] for key in rule.keys if rule.how == "share" and key in family.defaults), 1.0)
+    assert isinstance(found, float)
+    return found
+
+
 def family_omissions(architecture: str | None) -> tuple[str, ...]:
     """What a family's block does besides, and the plain implementation does not."""
     return () if architecture is None else family_named(architecture, "model.architecture").not_modelled

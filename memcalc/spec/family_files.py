@@ -50,7 +50,6 @@ class Buffers:
     """Buffers that transformers registers for a family, beside what ModelSpec tells.
 
     Args:
-        rotary_fraction: share of a head that is rotated; two tables of half its width hold the frequencies.
         sinusoids: whether every layer has a table of max_position_embeddings rows of rotary_dim instead (GPT-J).
         rotary_tables: how often: one for full and one for sliding attention (Gemma 3).
         unused_rotary: whether the tables exist whatever the positions are (Falcon with ALiBi).
@@ -58,7 +57,6 @@ class Buffers:
         masks: where a causal mask of max_position_embeddings squared is held: once, or in every layer.
     """
 
-    rotary_fraction: float = 1.0
     sinusoids: bool = False
     rotary_tables: int = 1
     unused_rotary: bool = False

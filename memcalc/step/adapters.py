@@ -22,7 +22,46 @@ FAMILY_NAMES = {
         "down_proj": "mlp.c_proj",
         "embed_tokens": "wte",
     },
+    "bloom": {
+        "qkv_proj": "query_key_value",
+        "o_proj": "self_attention.dense",
+        "up_proj": "dense_h_to_4h",
+        "down_proj": "dense_4h_to_h",
+        "embed_tokens": "word_embeddings",
+    },
     "codegen": {"o_proj": "out_proj", "up_proj": "fc_in", "down_proj": "fc_out", "embed_tokens": "wte"},
+    "falcon": {
+        "qkv_proj": "query_key_value",
+        "o_proj": "self_attention.dense",
+        "up_proj": "dense_h_to_4h",
+        "down_proj": "dense_4h_to_h",
+        "embed_tokens": "word_embeddings",
+    },
+    "gpt_bigcode": {
+        "qkv_proj": "attn.c_attn",
+        "o_proj": "attn.c_proj",
+        "up_proj": "mlp.c_fc",
+        "down_proj": "mlp.c_proj",
+        "embed_tokens": "wte",
+    },
+    "gpt_neo": {"o_proj": "out_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj", "embed_tokens": "wte"},
+    "gpt_neox": {
+        "qkv_proj": "query_key_value",
+        "o_proj": "attention.dense",
+        "up_proj": "dense_h_to_4h",
+        "down_proj": "dense_4h_to_h",
+        "embed_tokens": "embed_in",
+    },
+    "gptj": {"o_proj": "out_proj", "up_proj": "fc_in", "down_proj": "fc_out", "embed_tokens": "wte"},
+    "mpt": {
+        "qkv_proj": "Wqkv",
+        "o_proj": "attn.out_proj",
+        "up_proj": "ffn.up_proj",
+        "down_proj": "ffn.down_proj",
+        "embed_tokens": "wte",
+    },
+    "opt": {"o_proj": "out_proj", "up_proj": "fc1", "down_proj": "fc2"},
+    "phi": {"o_proj": "self_attn.dense", "up_proj": "fc1", "down_proj": "fc2"},
 }
 
 

@@ -9,6 +9,7 @@ from memcalc.estimation.operators.float8 import Float8
 from memcalc.estimation.remembered import remembered
 from memcalc.estimation.stages import Kind
 from memcalc.spec.cards import Card, find_card
+from memcalc.spec.families import rules_of
 from memcalc.spec.kernels import needs_columns
 from memcalc.spec.layers import fills_windows
 from memcalc.spec.model import ModelSpec
@@ -146,7 +147,9 @@ def structure_of(spec: Spec) -> Structure:
     huggingface, megatron = (training.implementation == each for each in ("huggingface", "megatron"))
     theirs = huggingface and spec.inference is not None  # modules of all families, by the plain block
     saves_on_host = "none" if spec.inference is not None else training.offload_activations
-    embedding_dropout = (model.embedding_dropout if rate is None else rate) if huggingface else 0.0
+    # transformers' modules have the rates that their configs have; the plain ones have none after the embedding.
+    has_rate = bool(huggingface and model.architecture and "embedding_dropout" in rules_of(model.architecture))
+    embedding_dropout = (model.embedding_dropout if rate is None else rate) if has_rate else 0.0
     offset = model.position_embedding_offset
     return Structure(
         implementation=training.implementation,

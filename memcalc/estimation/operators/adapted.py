@@ -69,8 +69,9 @@ class Adapted(InFloat8, Elementwise):
         if quantised and not self.autocast:
             scaled = self.cast(scaled, dtype, f"{module} adapter output in {dtype}")
         total = self.add(base, scaled, f"{module} with adapter")
-        tape.still_named(into)
-        return total if quantised else self.cast(total, dtype, f"{module} with adapter in {dtype}")
+        y = total if quantised else self.cast(total, dtype, f"{module} with adapter in {dtype}")
+        tape.still_named(x, into)  # the caller's argument, and what takes its name
+        return y
 
     def _matrix(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
         """One of the adapter's two matrices, which train in a dtype of their own."""

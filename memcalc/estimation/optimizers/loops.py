@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from memcalc.estimation.optimizers.buffers import ALL, PARTS, Alive, Buffer, Moment
 from memcalc.estimation.optimizers.lists import DECAYED
+from memcalc.estimation.optimizers.registered import registered
 from memcalc.estimation.optimizers.states import is_hidden_matrix
 from memcalc.estimation.optimizers.update import Update
 from memcalc.estimation.sharding import Held, Parameters
@@ -69,18 +70,11 @@ def _in_order(parameters: Parameters, update: Update) -> Iterator[tuple[Held, fr
     """The parameters as the loop meets them, and the parts that it has been through, if only all but this parameter.
 
     Two layers stand for all: the first one comes after the embedding, and the last one after all other layers.
-    transformers' layers with a gate register their norms last (LlamaDecoderLayer), the others as forward uses them.
     """
-    norms_last = update.theirs and any("gate" in held.module for held in parameters)
-    ordered = sorted(parameters, key=_is_norm) if norms_last else parameters
-    for where, behind in (("embedding", 1), ("layer", 1), ("layer", 2), ("head", 3)):
-        for held in ordered:
-            if held.where == where:
-                yield held._replace(count=1), frozenset(PARTS[:behind])
-
-
-def _is_norm(held: Held) -> bool:
-    return held.where == "layer" and held.module.endswith(("input_norm", "post_attention_norm"))
+    embedding, layer, head = registered(parameters, update.family)
+    for part, behind in ((embedding, 1), (layer, 1), (layer, 2), (head, 3)):
+        for held in part:
+            yield held._replace(count=1), frozenset(PARTS[:behind])
 
 
 def gradient_script(update: Update) -> Script:

@@ -24,7 +24,7 @@ class Update(NamedTuple):
     embeddings_32bit: bool
     dtype: str  # of what is updated: masters, else the weights
     moments: str  # of torch's states
-    theirs: bool  # whether the parameters are those of transformers' modules, in their order
+    family: str  # of transformers, whose modules' order the parameters are in; else nothing
 
     @property
     def item(self) -> int:
@@ -38,7 +38,7 @@ class Update(NamedTuple):
         return self._replace(dtype=facts.master or weights, moments=moments)
 
 
-def update_of(training: TrainingSpec, weights: str) -> Update:
+def update_of(training: TrainingSpec, weights: str, architecture: str | None) -> Update:
     """The update of a run, whose weights have this dtype."""
     name, options = training.optimizer, training.optimizer_options
     return Update(
@@ -54,5 +54,5 @@ def update_of(training: TrainingSpec, weights: str) -> Update:
         embeddings_32bit=options.embeddings_32bit,
         dtype=weights,
         moments=weights,
-        theirs=training.implementation == "huggingface",
+        family=(architecture or "") if training.implementation == "huggingface" else "",
     ).of_weights(training.recipe, weights)

@@ -6,8 +6,10 @@ from memcalc.errors import InputError
 from memcalc.estimation.blocks.huggingface.codegen import CodeGen
 from memcalc.estimation.blocks.huggingface.family import Family
 from memcalc.estimation.blocks.huggingface.gpt2 import Gpt2
+from memcalc.estimation.blocks.huggingface.gpt_neox import GptNeox
 from memcalc.estimation.blocks.huggingface.llama import Llama
 from memcalc.estimation.blocks.huggingface.mixtral import Mixtral, Qwen2Moe, Qwen3Moe
+from memcalc.estimation.blocks.huggingface.opt import Opt
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.tape import Tape, Tensor
 from memcalc.ledger.component import Component
@@ -15,9 +17,11 @@ from memcalc.ledger.component import Component
 FAMILIES: dict[str, type[Family]] = {
     "codegen": CodeGen,
     "gpt2": Gpt2,
+    "gpt_neox": GptNeox,
     "llama": Llama,
     "mistral": Llama,
     "mixtral": Mixtral,
+    "opt": Opt,
     "qwen2": Llama,
     "qwen2_moe": Qwen2Moe,
     "qwen3": Llama,

@@ -21,6 +21,7 @@ class Family:
 
     rotates = True  # with tables of the model's, which all layers read
     wide_tables = False  # which stay in fp32
+    layers_take_positions = True  # among their arguments
     wide_logits = False  # the model itself returns them in fp32
 
     def __init__(self, c: Structure, tape: Tape, *, experts: bool = False) -> None:
@@ -41,7 +42,7 @@ class Family:
         c, ops = self.c, self.ops
         x = self.token_embedding()
         if c.position == "learned":
-            positions = ops.embedding("embed_positions", ("S", "d"), ("s",), counts=True)
+            positions = self.positions()
             # inputs_embeds and position_embeds keep their names
             self.tape.names.update((x.storage, positions.storage))
             x = ops.broadcast_add(x, positions, "embedding sum")
@@ -50,11 +51,24 @@ class Family:
         self.shared_tables()
         return ops.dropout(x, "embedding dropout", c.embedding_dropout)
 
+    def positions(self) -> Tensor:
+        """The rows of the table of positions, which are counted out, and named position_ids."""
+        rows = self.ops.embedding("embed_positions", (self.c.position_table, "d"), ("s",), counts=True)
+        if self.c.cache is None:
+            self.name_positions(*self.tape.nodes[-1].also_allocates)
+        return rows
+
+    def name_positions(self, indices: int) -> None:
+        """position_ids: until the model returns, or, as an argument of layers that run again, until these have."""
+        again = self.c.checkpoints_layers and self.layers_take_positions
+        (self.tape.held if again else self.tape.names).add(indices)
+
     def token_embedding(self) -> Tensor:
         """The rows of the table."""
-        c = self.c
-        view = c.head_gradient_is_a_view
-        return self.ops.embedding("embed_tokens", ("V", "d"), ("b", "s"), tied=c.tied, view=view)
+        c, ops = self.c, self.ops
+        width, view = "d_e" if c.own_embedding_width else "d", c.head_gradient_is_a_view
+        x = ops.embedding("embed_tokens", ("V", width), ("b", "s"), tied=c.tied, view=view)
+        return ops.linear(x, "project_in", ("d", "d_e"), ("b", "s", "d"), bias=False) if c.own_embedding_width else x
 
     def shared_tables(self) -> None:
         """The mask and the rotary tables, made once in each forward and shared by all layers."""
@@ -73,11 +87,7 @@ class Family:
         if not self.rotates:
             return
         if c.cache is None:
-            positions = self.shared_table("position ids", ("s",), "int64")
-            if c.checkpoints_layers:
-                tape.hold(positions)
-            else:
-                tape.names.add(positions.storage)
+            self.name_positions(self.shared_table("position ids", ("s",), "int64").storage)
         for name in ("cosines", "sines"):
             tape.hold(self.shared_table(name, ("s", "d_rot" if c.rotates_part else "d_h"), self.table_dtype))
 
@@ -94,12 +104,17 @@ class Family:
         """The last norm, the logits and the loss."""
         c, ops = self.c, self.ops
         given = self.tape.input("head input", ("b", "s", "d"), c.parameters, self.citation)
-        x = self.norm(given, "norm", "d")
-        self.tape.still_named(given)
+        x, width = given, "d"
+        if c.final_norm:
+            x = self.norm(given, "norm", "d")
+            self.tape.still_named(given)
+        if c.own_embedding_width:
+            width = "d_e"
+            x = ops.linear(x, "project_out", ("d_e", "d"), ("b", "s", "d_e"), bias=False)
         if c.cache is not None:
-            write_next_token(ops, c, x, "d")
+            write_next_token(ops, c, x, width)
         else:
-            write_loss(ops, c, x, "d", wide_logits=self.wide_logits)
+            write_loss(ops, c, x, width, wide_logits=self.wide_logits)
 
     def norm(self, x: Tensor, module: str, width: str) -> Tensor:
         """The norm before layers and after the last one."""
@@ -126,26 +141,33 @@ class Family:
         self.tape.still_named(x)
         return output
 
-    def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """integrations/sdpa_attention.py: grouped heads go to flash as they are; others are repeated."""
+    def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor, *, by_head: bool = False) -> Tensor:
+        """integrations/sdpa_attention.py: grouped heads go to flash as they are; others are repeated.
+
+        `by_head`: queries lie head by head, as then does what flash makes; what follows reads it token by token.
+        """
         c, ops = self.c, self.ops
         if c.cache is not None:
             return cached_attention(ops, c, q, k, v, ("h", "h_kv", "d_h"))
         if c.attention == "flash" and not c.masked:
-            return ops.flash_attention(q, k, v, "h", "h_kv", "d_h", "s", splits=not c.attention_dropout)
+            core = ops.flash_attention(q, k, v, "h", "h_kv", "d_h", "s", splits=not c.attention_dropout)
+            return ops.copy(core, "attention output by token") if by_head else core
         if c.grouped:
             heads = ("b", "s", "h", "d_h")
             k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
         return ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=c.masked)
 
-    def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:
-        """eager_attention_forward of gpt2 and llama."""
+    def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool, by_head: bool = False) -> Tensor:
+        """eager_attention_forward of gpt2 and llama.
+
+        `by_head`: queries and keys lie head by head, as products read them.
+        """
         c, ops = self.c, self.ops
         dtype = q.dtype if softmax_in_fp32 else v.dtype  # under autocast turned queries are in fp32
         heads, keys, scores_shape = ("b", "s", "h", "d_h"), ("b", c.keys, "h", "d_h"), ("b", "h", "s", c.keys)
         if c.grouped:
             k, v = ops.copy(k, "k for each head", keys), ops.copy(v, "v for each head", keys)
-        if c.batched:
+        if c.batched and not by_head:
             q = ops.copy(q, "q by head")
             k = k if c.grouped else ops.copy(k, "k by head")
         scores = ops.scale(ops.matmul(q, k, "scores", scores_shape), "scaled scores")

@@ -23,6 +23,22 @@ class Rotary(Family):
         turning, passing = ops.slices(x, parts, name)
         return ops.concatenate((self.turned(turning, name), passing), x.shape, f"{name} joined")
 
+    def rotated_pair(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys, of which a part is cut out and joined again in any case; what comes of it lies by head."""
+        ops, parts = self.ops, {}
+        for name, x in (("q", q), ("k", k)):
+            rest = ((*x.shape[:-1], "d_h-d_rot"),)
+            if self.c.rotates_part:
+                parts[name] = ops.slices(x, ((*x.shape[:-1], "d_rot"), *rest), name)
+            else:  # all of a tensor is that tensor; the rest is there, if empty
+                parts[name] = (x, *ops.slices(x, rest, name))
+        turned = {name: self.turned(part, name) for name, (part, _) in parts.items()}
+        joined = [
+            ops.concatenate((turned[name], passing), x.shape, f"{name} joined")
+            for (name, (_, passing)), x in zip(parts.items(), (q, k), strict=True)
+        ]
+        return joined[0], joined[1]
+
     def turned(self, x: Tensor, name: str) -> Tensor:
         """x * cos + rotate_half(x) * sin."""
         ops, dtype = self.ops, self.table_dtype

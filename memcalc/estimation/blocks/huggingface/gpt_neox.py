@@ -1,0 +1,44 @@
+"""GPT-NeoX: q, k and v of each head side by side in one matrix, a part of each head rotated, two norms of one input."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.huggingface.mlp import Mlps
+from memcalc.estimation.blocks.huggingface.rotary import Rotary
+from memcalc.estimation.tape import Tensor
+
+
+class GptNeox(Rotary, Mlps):
+    """GPTNeoXLayer: attention and MLP side by side, or one after the other."""
+
+    def layer(self) -> Tensor:
+        """Each with its own norm."""
+        c, ops = self.c, self.ops
+        x = self.entry()
+        attended = ops.dropout(self.attention(self.norm(x, "input_norm", "d")), "attention dropout", c.residual_dropout)
+        if not c.parallel_block:
+            attended = x = ops.add(attended, x, "attention sum")
+        normed = self.norm(x, "post_attention_norm", "d")
+        fed = self.mlp(normed)
+        self.tape.still_named(normed)
+        fed = ops.dropout(fed, "mlp dropout", c.residual_dropout)
+        output = ops.add(fed, attended, "block sum" if c.parallel_block else "layer output")
+        if c.parallel_block:
+            output = ops.add(output, x, "layer output")
+        self.tape.still_named(attended, fed)
+        return output
+
+    def attention(self, x: Tensor) -> Tensor:
+        """GPTNeoXAttention.forward: the views of one product have names until it returns."""
+        c, ops = self.c, self.ops
+        heads = ("b", "s", "h", "d_h")
+        qkv = ops.linear(x, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "h", "3·d_h"), bias=c.qkv_bias)
+        # The parts' gradients are joined head by head, and copied token by token.
+        q, k, v = ops.split(ops.seen(qkv, "q, k, v"), (heads, heads, heads), "q, k, v")
+        q, k = self.rotated_pair(q, k)
+        if c.attention == "eager":
+            core = self.eager(q, k, v, softmax_in_fp32=True, by_head=True)
+        else:
+            core = self.scaled_dot_product(q, k, v, by_head=True)
+        y = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=c.output_bias)
+        self.tape.still_named(x, qkv, q, k, v)
+        return y

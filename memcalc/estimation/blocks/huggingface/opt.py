@@ -1,0 +1,46 @@
+"""OPT: counted positions of every sequence, queries scaled before attention, and norms before or behind."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.huggingface.mlp import Mlps
+from memcalc.estimation.tape import Tensor
+
+
+class Opt(Mlps):
+    """OPTDecoderLayer."""
+
+    rotates = False
+
+    def positions(self) -> Tensor:
+        """OPTLearnedPositionalEmbedding: what a mask of ones adds up to, two further on."""
+        tokens = ("b", "s")
+        self.tape.names.add(self.shared_table("ones in place of a mask", tokens, "fp32").storage)
+        self.name_positions(self.shared_table("position ids", tokens, "int64").storage)
+        return self.ops.embedding("embed_positions", (self.c.position_table, "d"), tokens, counts=True)
+
+    def layer(self) -> Tensor:
+        """Attention, then the MLP; `hidden_states` names one tensor after the other."""
+        c, ops = self.c, self.ops
+        before = c.final_norm  # do_layer_norm_before
+        x = self.entry()
+        attended = self.attention(self.norm(x, "input_norm", "d") if before else x)
+        x = ops.add(x, ops.dropout(attended, "attention dropout", c.residual_dropout), "attention sum")
+        x = x if before else self.norm(x, "input_norm", "d")
+        fed = self.mlp(self.norm(x, "post_attention_norm", "d") if before else x)
+        output = ops.add(x, ops.dropout(fed, "mlp dropout", c.residual_dropout), "layer output")
+        return output if before else self.norm(output, "post_attention_norm", "d")
+
+    def attention(self, x: Tensor) -> Tensor:
+        """OPTAttention.forward."""
+        c, ops = self.c, self.ops
+        width, heads = ("d", "d"), ("b", "s", "h", "d_h")
+        parts: dict[str, Tensor] = {}
+        for name in ("q", "k", "v"):
+            part = ops.linear(x, f"attention.{name}_proj", width, heads, bias=c.qkv_bias)
+            part = ops.scale(part, "q scaled") if name == "q" else part
+            parts[name] = ops.seen(part, name) if c.attention == "eager" else part
+        q, k, v = parts["q"], parts["k"], parts["v"]
+        core = self.eager(q, k, v, softmax_in_fp32=True) if c.attention == "eager" else self.scaled_dot_product(q, k, v)
+        y = ops.linear(core, "attention.o_proj", width, ("b", "s", "d"), bias=c.output_bias)
+        self.tape.still_named(x, q, k, v)
+        return y

@@ -1,0 +1,42 @@
+"""The order in which transformers' layers register their parameters, which is that of loops over them."""
+
+from __future__ import annotations
+
+from memcalc.estimation.sharding import Held, Parameters
+
+# Of families that do not register what a layer has as its forward uses it (transformers 5.23, models/<family>).
+_KEYS_FIRST = ("attention.k", "attention.v", "attention.q", "attention.o")
+_IN_LAYERS: dict[str, tuple[str, ...]] = {
+    "falcon": ("attention.", "mlp.", "input_norm", "post_attention_norm"),
+    "gpt_neo": ("input_norm", *_KEYS_FIRST, "post_attention_norm", "mlp."),
+    "gpt_neox": ("input_norm", "post_attention_norm", "attention.", "mlp."),
+    "gptj": ("input_norm", *_KEYS_FIRST, "mlp."),
+    "opt": (*_KEYS_FIRST, "input_norm", "mlp.", "post_attention_norm"),
+    "phi": ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "attention.", "mlp.", "i"),
+}
+_NORMS_LAST = ("attention.", "mlp.", "input_norm", "post_attention_norm")  # LlamaDecoderLayer, whose MLPs have gates
+_BEFORE_LAYERS: dict[str, tuple[str, ...]] = {
+    "opt": ("embed_tokens", "embed_positions", "project_out", "project_in", "norm")  # OPTDecoder
+}
+
+
+def registered(parameters: Parameters, family: str) -> tuple[list[Held], list[Held], list[Held]]:
+    """The parameters before the layers, those of a layer, and those behind, as transformers' modules register them.
+
+    Without a family as forward uses them.
+    """
+    gated = any("gate" in held.module for held in parameters)
+    inside = _IN_LAYERS.get(family, _NORMS_LAST if family and gated else ())
+    before = _BEFORE_LAYERS.get(family, ())
+
+    parts: tuple[list[Held], list[Held], list[Held]] = ([], [], [])
+    for held in parameters:
+        early = held.where == "embedding" or held.module in before
+        parts[1 if held.where == "layer" else 0 if early else 2].append(held)
+    for part, prefixes in zip(parts, (before, inside, ()), strict=True):
+        part.sort(key=lambda held: _first(prefixes, held.module.rpartition("*.")[2]))
+    return parts
+
+
+def _first(prefixes: tuple[str, ...], name: str) -> int:
+    return next((at for at, prefix in enumerate(prefixes) if name.startswith(prefix)), len(prefixes))

@@ -1,0 +1,73 @@
+"""What layers of transformers' GPT-like families keep for backward, term by term, in bf16.
+
+A LayerNorm keeps a mean and a reciprocal deviation in fp32 for every token: 2 · 4 bytes.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import memcalc
+from memcalc.ledger.component import Component
+
+B, S, D, H, L = 2, 32, 64, 4, 3
+BSD = B * S * D
+MAP = B * H * S * S  # elements of an attention map
+NORMS = 2 * 2 * 4 * B * S
+SIZES: dict[str, object] = {
+    "num_layers": L,
+    "hidden_size": D,
+    "num_attention_heads": H,
+    "vocab_size": 100,
+    "max_position_embeddings": S,
+}
+
+
+def kept_by_a_layer(family: str, *words: str, **model: object) -> int:
+    run = {
+        "model": SIZES | model | {"architecture": family},
+        "training": {"b": B, "s": S, "recipe": "pure", "implementation": "huggingface"},
+    }
+    return memcalc.estimate(run, *words).ledger.components("loss_1")[Component.ACTIVATIONS] // L
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_gpt_neox_keeps_the_fused_product_beside_what_it_turns(parallel: bool) -> None:
+    """v is a view of all of q, k and v; flash attention hands on head by head, which the output matrix cannot read."""
+    kept = kept_by_a_layer("gpt_neox", "dropout=0", "attention=flash", parallel_block=parallel)
+    terms = (
+        2 * BSD,  # layer input
+        2 * BSD,  # input_norm output, of the fused matrix
+        3 * 2 * BSD,  # its product
+        2 * 2 * BSD,  # q and k, their turned part and the rest joined
+        4 * B * H * S,  # log-sum-exp
+        2 * BSD,  # what attention makes
+        2 * BSD,  # the same token by token
+        0 if parallel else 2 * BSD,  # attention sum, of the second norm
+        2 * BSD,  # post_attention_norm output
+        2 * 4 * BSD,  # input of gelu
+        2 * 4 * BSD,  # its output
+    )
+
+    assert kept == sum(terms) + NORMS
+
+
+def test_opt_keeps_relu_once() -> None:
+    """The output of relu is what both its backward and the next matrix need."""
+    kept = kept_by_a_layer("opt", "dropout=0.1", "attention=eager")
+    terms = (
+        2 * BSD,  # layer input
+        2 * BSD,  # norm's output, of q, k and v
+        3 * 2 * BSD,  # q, k and v by head
+        4 * MAP,  # probabilities in fp32
+        MAP,  # dropout mask
+        2 * MAP,  # dropped probabilities in bf16
+        2 * BSD,  # what attention makes, token by token
+        BSD,  # dropout mask
+        2 * BSD,  # attention sum
+        2 * BSD,  # norm's output
+        2 * 4 * BSD,  # relu
+        BSD,  # dropout mask
+    )
+
+    assert kept == sum(terms) + NORMS

@@ -1,0 +1,58 @@
+"""Families of transformers by formulas and traced: the same bytes in every phase of a step."""
+
+from __future__ import annotations
+
+import pytest
+
+import memcalc
+from memcalc.ledger.component import Component
+
+SIZES: dict[str, object] = {
+    "num_layers": 3,
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "vocab_size": 2000,
+    "max_position_embeddings": 256,
+}
+FAMILIES: dict[str, dict[str, object]] = {
+    "gpt_neox": {"architecture": "gpt_neox"},
+    "gpt_neox one after the other": {"architecture": "gpt_neox", "parallel_block": False, "qkv_bias": False}
+    | {"output_bias": False, "mlp": "relu"},
+    "opt": {"architecture": "opt"},
+    "opt norms behind": {"architecture": "opt", "final_norm": False, "embedding_size": 64},
+}
+FUSED = ("attention=flash", "recipe=pure", "b=2")
+EAGER = ("attention=eager", "recipe=amp", "b=2", "dropout=0.1")
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "flash": FUSED,
+    "flash, one sequence, masters": ("attention=flash", "recipe=mixed-18", "b=1", "s=99", "dropout=0.1"),
+    "memory-efficient, fp32": ("attention=memory-efficient", "recipe=fp32", "b=3", "optimizer_implementation=fused"),
+    "eager, autocast": EAGER,
+    "eager, one sequence": ("attention=eager", "recipe=mixed-20", "b=1", "dropout=0"),
+    "recomputed": (*EAGER, "recompute=full"),
+    "every second recomputed": (*FUSED, "recompute=every-2", "logits_until=loss"),
+    "a loop": (*FUSED, "optimizer_implementation=for-loop", "optimizer=adam"),
+    "LoRA": (*EAGER, "finetune=lora", "lora.rank=4"),
+    "saved on the host": (*FUSED, "offload_activations=pinned"),
+}
+PHASES = ("forward_2", "loss_2", "backward_2", "optimizer_step_2")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_phase_asks_for_the_same_bytes(family: str, setting: str) -> None:
+    """Without what blocks add. Of the loss the shifted labels are left out; of one sequence they are no copy."""
+    words = ("s=256", *SETTINGS[setting])
+    run = {"model": SIZES | FAMILIES[family], "training": {"implementation": "huggingface"}}
+    estimated, traced = memcalc.estimate(run, *words).ledger, memcalc.trace(run, *words, steps=2).ledger
+    tokens = 99 if "s=99" in words else 256
+    b = int(next(word for word in words if word.startswith("b="))[2:])
+    labels = 8 * b * (tokens + 1) + (8 * b * tokens if b > 1 else 0)
+
+    for phase in PHASES:
+        asked = [
+            ledger.totals[phase] - ledger.components(phase).get(Component.BLOCK_ROUNDING, 0)
+            for ledger in (estimated, traced)
+        ]
+        assert 0 <= asked[1] - asked[0] <= (labels if phase == "loss_2" else 0), phase
