@@ -11,6 +11,7 @@ from typing import Any
 import memcalc
 from memcalc.estimation import allocation, communication, outside, schedules, workspaces
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
+from memcalc.estimation.blocks.huggingface.catalogue import FAMILIES
 from memcalc.estimation.blocks.structure import Structure, layout, structure_of
 from memcalc.estimation.engines import buffers, ddp, deepspeed, fsdp2, gradient_buffer, megatron
 from memcalc.estimation.estimate import FRAGMENTATION, NOT_MODELLED
@@ -25,6 +26,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
 from memcalc.spec.cards import all_cards, find_card
 from memcalc.spec.optimizers import OPTIMIZERS
+from memcalc.spec.presets import preset_names
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
 from tools.markdown import table
@@ -389,6 +391,14 @@ def cited_by(spec: Spec) -> Iterator[tuple[str, str]]:
         yield row.tensor, row.citation
 
 
+def presets_by_family() -> tuple[str, ...]:
+    """One preset of each family of transformers whose modules are written down, where there is one."""
+    found: dict[str | None, str] = {}
+    for preset in preset_names():
+        found.setdefault(memcalc.load(preset).model.architecture, preset)
+    return tuple(preset for family, preset in found.items() if family in FAMILIES)
+
+
 KINDS = (
     "gpt2 dropout=0.1 attention=eager",
     "gpt2 dropout=0.1 attention=memory-efficient recipe=amp optimizer=adam-8bit",
@@ -409,10 +419,7 @@ KINDS = (
     *(f"gpt2 optimizer={optimizer}" for optimizer in OPTIMIZERS),
     *(
         f"{preset} implementation=huggingface attention={attention}"
-        for preset in (
-            *("gpt2", "codegen-350m", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"),
-            *("mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b"),
-        )
+        for preset in presets_by_family()
         for attention in ("eager", "flash")
     ),
 )

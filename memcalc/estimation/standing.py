@@ -13,6 +13,7 @@ from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.spec.cards import Card
+from memcalc.spec.families import family_buffers
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 
@@ -44,7 +45,9 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
     if spec.training.implementation != "huggingface":
         return []
     masks = mask_elements(spec.model) * stage.layers // spec.model.num_layers
-    elements = (buffer_elements(spec.model) - mask_elements(spec.model)) * stage.layers // spec.model.num_layers
+    scalars = family_buffers(spec.model.architecture).scalars
+    others = buffer_elements(spec.model) - mask_elements(spec.model) - scalars
+    elements = others * stage.layers // spec.model.num_layers
     each = 4 * elements
     citation = "transformers 5.23: nn.Buffer in the modelling files"
     mask = from_phase("model")
@@ -55,6 +58,14 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
     if masks:
         each, name = rounded(masks), "causal masks"
         items.append(Item(Component.WEIGHTS, "buffers", name, (masks,), "bool", 1, masks, each, mask, "1·n", citation))
+    if scalars:
+        # Built in the weights' dtype: transformers modeling_utils.py, local_torch_dtype.
+        dtype = choice_of(spec).base
+        each = DTYPE_BYTES[dtype] * scalars
+        block, formula, sizes = rounded(each), f"{DTYPE_BYTES[dtype]}·n", (scalars,)
+        items.append(
+            Item(Component.WEIGHTS, "buffers", "scales", sizes, dtype, 1, each, block, mask, formula, citation)
+        )
     # A model that is loaded in 4 bits is made without weights, so no head is made in vain.
     in_vain = spec.training.finetune == "full" or adapters_follow_the_head(spec)
     if spec.model.tie_word_embeddings and stage.has_head and in_vain:

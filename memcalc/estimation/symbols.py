@@ -64,6 +64,7 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
         "d_h": model.head_dim,
         "⌈d_h⌉₈": round_up(model.head_dim, 8),
         "d_h/2": -(-model.head_dim // 2),
+        "0": 0,
         "d_rot": model.rotary_dim,
         "d_rot/2": model.rotary_dim // 2,
         "d_h-d_rot": model.head_dim - model.rotary_dim,

@@ -62,6 +62,8 @@ FAMILY_NAMES = {
     },
     "opt": {"o_proj": "out_proj", "up_proj": "fc1", "down_proj": "fc2"},
     "phi": {"o_proj": "self_attn.dense", "up_proj": "fc1", "down_proj": "fc2"},
+    "nanochat": {"up_proj": "fc1", "down_proj": "fc2"},
+    "starcoder2": {"up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"},
 }
 
 

@@ -20,6 +20,14 @@ FAMILIES: dict[str, dict[str, object]] = {
     | {"output_bias": False, "mlp": "relu"},
     "opt": {"architecture": "opt"},
     "opt norms behind": {"architecture": "opt", "final_norm": False, "embedding_size": 64},
+    **{
+        family: {"architecture": family, "num_key_value_heads": 2, "intermediate_size": 416}
+        for family in ("arcee", "granite", "nanochat", "olmo", "olmo2", "starcoder2")
+    },
+    **{
+        family: {"architecture": family, "num_key_value_heads": 2, "intermediate_size": 416, "head_dim": 48}
+        for family in ("ernie4_5", "glm", "glm4", "seed_oss")
+    },
 }
 FUSED = ("attention=flash", "recipe=pure", "b=2")
 EAGER = ("attention=eager", "recipe=amp", "b=2", "dropout=0.1")

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memcalc.estimation.blocks.splitting import Splitting
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.operators import Operators
 from memcalc.estimation.tape import Tensor
 
 
-def write_loss(ops: Operators, c: Structure, x: Tensor, width: str, *, wide_logits: bool = False) -> None:
+def write_loss(
+    ops: Operators,
+    c: Structure,
+    x: Tensor,
+    width: str,
+    finished: Callable[[Tensor], Tensor] | None = None,
+    *,
+    wide_logits: bool = False,
+) -> None:
     """From the last hidden state to the loss.
 
     Args:
@@ -16,6 +26,7 @@ def write_loss(ops: Operators, c: Structure, x: Tensor, width: str, *, wide_logi
         c: the choices.
         x: the last hidden state.
         width: its last axis.
+        finished: what the model makes of the head's output before it returns it.
         wide_logits: whether the model itself returns logits in fp32 (CodeGen).
     """
     tape = ops.tape
@@ -35,6 +46,9 @@ def write_loss(ops: Operators, c: Structure, x: Tensor, width: str, *, wide_logi
         logits = ops.gathered_columns(logits, "logits", ("b", "s", "V"))
     if c.dtensor:
         tape.still_named(normed, x)  # the head's argument, and what it is replaced by
+    if finished is not None:
+        logits = finished(logits)
+        tape.still_named(x)  # hidden_states
     _name(ops, c, logits)
     tape.end_forward()
     if c.loss == "vocab-parallel" and c.dtensor:

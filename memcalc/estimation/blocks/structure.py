@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from memcalc.estimation.adapters import Adapters, adapters_of, base_dtype
@@ -9,13 +10,13 @@ from memcalc.estimation.operators.float8 import Float8
 from memcalc.estimation.remembered import remembered
 from memcalc.estimation.stages import Kind
 from memcalc.spec.cards import Card, find_card
-from memcalc.spec.families import rules_of
+from memcalc.spec.families import family_of, rules_of
 from memcalc.spec.kernels import needs_columns
 from memcalc.spec.layers import fills_windows
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
-from memcalc.spec.training import LIGER_FAMILIES, ParallelismSpec
+from memcalc.spec.training import LIGER_FAMILIES, ParallelismSpec, TrainingSpec
 
 
 class Cached(NamedTuple):
@@ -143,13 +144,10 @@ def structure_of(spec: Spec) -> Structure:
     """The structure of a run."""
     model, training, parallelism = spec.model, spec.training, spec.parallelism
     recipe = RECIPES[training.recipe]
-    rate = training.dropout
+    dropout = partial(_dropout, model, training)
     huggingface, megatron = (training.implementation == each for each in ("huggingface", "megatron"))
     theirs = huggingface and spec.inference is not None  # modules of all families, by the plain block
     saves_on_host = "none" if spec.inference is not None else training.offload_activations
-    # transformers' modules have the rates that their configs have; the plain ones have none after the embedding.
-    has_rate = bool(huggingface and model.architecture and "embedding_dropout" in rules_of(model.architecture))
-    embedding_dropout = (model.embedding_dropout if rate is None else rate) if has_rate else 0.0
     offset = model.position_embedding_offset
     return Structure(
         implementation=training.implementation,
@@ -189,9 +187,9 @@ def structure_of(spec: Spec) -> Structure:
         router_bias=model.moe is not None and model.moe.router_bias,
         attention=training.attention,
         pads_heads=training.attention == "flash" and model.head_dim % 8 > 0,
-        attention_dropout=bool(model.attention_dropout if rate is None else rate),
-        residual_dropout=bool(model.residual_dropout if rate is None else rate),
-        embedding_dropout=bool(embedding_dropout),
+        attention_dropout=dropout("attention_dropout"),
+        residual_dropout=dropout("residual_dropout"),
+        embedding_dropout=huggingface and dropout("embedding_dropout"),
         batched=training.micro_batch_size > 1,
         compute=training.dtype,
         parameters=base_dtype(training),
@@ -226,6 +224,15 @@ def structure_of(spec: Spec) -> Structure:
         liger=huggingface and training.kernels == "liger" and (model.architecture or "") in LIGER_FAMILIES,
         window_mask=huggingface and fills_windows(spec),
     )
+
+
+def _dropout(model: ModelSpec, training: TrainingSpec, field: str) -> bool:
+    """Whether there is dropout in one place: of transformers' modules only where the family's config has a rate."""
+    if training.dropout is None:
+        return bool(getattr(model, field))
+    theirs = training.implementation == "huggingface" and model.architecture is not None
+    has_rate = not theirs or field in rules_of(family_of(model.architecture or ""))
+    return bool(training.dropout if has_rate else getattr(model, field))
 
 
 def float8_of(spec: Spec) -> Float8 | None:

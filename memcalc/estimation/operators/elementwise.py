@@ -89,15 +89,38 @@ class Elementwise(Base):
         LlamaRMSNorm of transformers, and torch.nn.RMSNorm before torch 2.9 (ATen native/layer_norm.cpp). `named`: a
         Python variable holds the fp32 product until the norm returns.
         """
+        product = self.normed_in_fp32(x, module, None if weight else out)
+        normed = self.cast(product, x.dtype, f"{module} normed")
+        y = self.times_weight(normed, module, width, out) if weight else normed
+        if named:
+            self.tape.still_named(x, product)
+        return y
+
+    def normed_in_fp32(self, x: Tensor, module: str, out: Shape | None = None) -> Tensor:
+        """x / sqrt(mean(x^2) + eps), operator by operator."""
         wide = self.cast(x, "fp32", f"{module} input in fp32")
         variance = self.mean(self.pow(wide, f"{module} squares"), f"{module} variance")
         variance = self.shift(variance, f"{module} variance + eps")
         deviation = self.pointwise(variance, f"{module} reciprocal deviation", saves="output")
-        product = self.mul(wide, deviation, f"{module} normed in fp32", None if weight else out, reduces=True)
-        normed = self.cast(product, x.dtype, f"{module} normed")
-        y = self.times_weight(normed, module, width, out) if weight else normed
-        if named:
-            self.tape.still_named(product)
+        return self.mul(wide, deviation, f"{module} normed in fp32", out, reduces=True)
+
+    def times_one_plus_weight(self, x: Tensor, module: str, width: str) -> Tensor:
+        """x * (1.0 + weight.float()), x in fp32; keeps the sum, and x where the weight trains."""
+        tape, trains = self.tape, self.trains(module)
+        gradient = (self.parameter_gradient(module, "weight", (width,), self.parameters),) if trains else ()
+        inputs: tuple[Tensor, ...] = ()
+        if self.parameters != "fp32":
+            wide = tape.new(f"{module} weight in fp32", (width,), "fp32", "aten::_to_copy", grad=trains)
+            tape.record(Node(f"{module} weight", (), (wide,), (), (), parameters=gradient))
+            inputs, gradient = (wide,), ()
+        shifted = tape.new(f"{module} 1 + weight", (width,), "fp32", DERIVATIVES, grad=trains)
+        tape.record(Node(f"{module} 1 + weight", inputs, (shifted,), (), (SAME,) * len(inputs), parameters=gradient))
+        shifted.grad = trains
+        y = self.mul(x, shifted, f"{module} output", reduces=trains)
+        if trains:
+            rule = workspaces.named(workspaces.column_sum, rows=tuple(x.shape[:-1]), columns=(width,))
+            staging = tape.store(f"{module} weight sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
+            tape.nodes[-1].backward_temporaries += (staging,)
         return y
 
     def mean(self, x: Tensor, name: str) -> Tensor:

@@ -6,15 +6,17 @@ from memcalc.estimation.sharding import Held, Parameters
 
 # Of families that do not register what a layer has as its forward uses it (transformers 5.23, models/<family>).
 _KEYS_FIRST = ("attention.k", "attention.v", "attention.q", "attention.o")
+_NORMS_LAST = ("attention.", "mlp.", "input_norm", "post_attention_norm")  # LlamaDecoderLayer, and whoever copies it
 _IN_LAYERS: dict[str, tuple[str, ...]] = {
+    "arcee": _NORMS_LAST,
     "falcon": ("attention.", "mlp.", "input_norm", "post_attention_norm"),
     "gpt_neo": ("input_norm", *_KEYS_FIRST, "post_attention_norm", "mlp."),
     "gpt_neox": ("input_norm", "post_attention_norm", "attention.", "mlp."),
     "gptj": ("input_norm", *_KEYS_FIRST, "mlp."),
     "opt": (*_KEYS_FIRST, "input_norm", "mlp.", "post_attention_norm"),
     "phi": ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "attention.", "mlp.", "i"),
+    "starcoder2": _NORMS_LAST,
 }
-_NORMS_LAST = ("attention.", "mlp.", "input_norm", "post_attention_norm")  # LlamaDecoderLayer, whose MLPs have gates
 _BEFORE_LAYERS: dict[str, tuple[str, ...]] = {
     "opt": ("embed_tokens", "embed_positions", "project_out", "project_in", "norm")  # OPTDecoder
 }

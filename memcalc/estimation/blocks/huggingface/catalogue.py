@@ -5,27 +5,41 @@ from __future__ import annotations
 from memcalc.errors import InputError
 from memcalc.estimation.blocks.huggingface.codegen import CodeGen
 from memcalc.estimation.blocks.huggingface.family import Family
+from memcalc.estimation.blocks.huggingface.glm import Glm, Glm4
 from memcalc.estimation.blocks.huggingface.gpt2 import Gpt2
 from memcalc.estimation.blocks.huggingface.gpt_neox import GptNeox
 from memcalc.estimation.blocks.huggingface.llama import Llama
 from memcalc.estimation.blocks.huggingface.mixtral import Mixtral, Qwen2Moe, Qwen3Moe
+from memcalc.estimation.blocks.huggingface.multiplied import Ernie4, Granite, SeedOss, Starcoder2
+from memcalc.estimation.blocks.huggingface.nanochat import NanoChat
+from memcalc.estimation.blocks.huggingface.olmo import Olmo, Olmo2
 from memcalc.estimation.blocks.huggingface.opt import Opt
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.tape import Tape, Tensor
 from memcalc.ledger.component import Component
 
 FAMILIES: dict[str, type[Family]] = {
+    "arcee": Llama,
     "codegen": CodeGen,
+    "ernie4_5": Ernie4,
+    "glm": Glm,
+    "glm4": Glm4,
     "gpt2": Gpt2,
     "gpt_neox": GptNeox,
+    "granite": Granite,
     "llama": Llama,
     "mistral": Llama,
     "mixtral": Mixtral,
+    "nanochat": NanoChat,
+    "olmo": Olmo,
+    "olmo2": Olmo2,
     "opt": Opt,
     "qwen2": Llama,
     "qwen2_moe": Qwen2Moe,
     "qwen3": Llama,
     "qwen3_moe": Qwen3Moe,
+    "seed_oss": SeedOss,
+    "starcoder2": Starcoder2,
 }
 
 # Those whose tapes know a cache of keys and values; of others the plain block stands for what generates.

@@ -22,6 +22,7 @@ class Family:
     rotates = True  # with tables of the model's, which all layers read
     wide_tables = False  # which stay in fp32
     layers_take_positions = True  # among their arguments
+    spreads_tables = False  # of which each layer makes its own, for pairs of neighbouring features
     wide_logits = False  # the model itself returns them in fp32
 
     def __init__(self, c: Structure, tape: Tape, *, experts: bool = False) -> None:
@@ -49,6 +50,7 @@ class Family:
         else:
             self.tape.names.add(x.storage)  # inputs_embeds
         self.shared_tables()
+        x = self.first_hidden(x)
         return ops.dropout(x, "embedding dropout", c.embedding_dropout)
 
     def positions(self) -> Tensor:
@@ -62,6 +64,10 @@ class Family:
         """position_ids: until the model returns, or, as an argument of layers that run again, until these have."""
         again = self.c.checkpoints_layers and self.layers_take_positions
         (self.tape.held if again else self.tape.names).add(indices)
+
+    def first_hidden(self, x: Tensor) -> Tensor:
+        """What the first layer is given."""
+        return x
 
     def token_embedding(self) -> Tensor:
         """The rows of the table."""
@@ -86,10 +92,18 @@ class Family:
             tape.hold(mask) if c.checkpoints_layers else tape.names.add(mask.storage)
         if not self.rotates:
             return
+        # A checkpoint has them as arguments. Where layers make tables of their own, autograd has not kept these.
+        keeps = c.checkpoints_layers or not self.spreads_tables
         if c.cache is None:
             self.name_positions(self.shared_table("position ids", ("s",), "int64").storage)
         for name in ("cosines", "sines"):
-            tape.hold(self.shared_table(name, ("s", "d_rot" if c.rotates_part else "d_h"), self.table_dtype))
+            table = self.shared_table(name, ("s", self.turned_width), self.table_dtype)
+            (tape.held if keeps else tape.names).add(table.storage)
+
+    @property
+    def turned_width(self) -> str:
+        """How many features of a head turn with its position."""
+        return "d_rot" if self.c.rotates_part else "d_h"
 
     @property
     def table_dtype(self) -> str:
@@ -114,7 +128,17 @@ class Family:
         if c.cache is not None:
             write_next_token(ops, c, x, width)
         else:
-            write_loss(ops, c, x, width, wide_logits=self.wide_logits)
+            write_loss(ops, c, x, width, self.logits, wide_logits=self.wide_logits)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What becomes of the head's output before it is returned."""
+        return x
+
+    def soft_capped(self, x: Tensor, name: str) -> Tensor:
+        """tanh(x / cap) * cap."""
+        ops = self.ops
+        smooth = ops.pointwise(ops.scale(x, f"{name} / cap"), f"tanh of {name}", saves="output")
+        return ops.scale(smooth, f"{name}, capped")
 
     def norm(self, x: Tensor, module: str, width: str) -> Tensor:
         """The norm before layers and after the last one."""
@@ -141,37 +165,34 @@ class Family:
         self.tape.still_named(x)
         return output
 
-    def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor, *, by_head: bool = False) -> Tensor:
+    def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """integrations/sdpa_attention.py: grouped heads go to flash as they are; others are repeated.
 
-        `by_head`: queries lie head by head, as then does what flash makes; what follows reads it token by token.
+        Flash's output lies as queries do; what follows reads it token by token.
         """
         c, ops = self.c, self.ops
         if c.cache is not None:
             return cached_attention(ops, c, q, k, v, ("h", "h_kv", "d_h"))
         if c.attention == "flash" and not c.masked:
             core = ops.flash_attention(q, k, v, "h", "h_kv", "d_h", "s", splits=not c.attention_dropout)
-            return ops.copy(core, "attention output by token") if by_head else core
+            return ops.copy(core, "attention output by token") if self.turned_by_head else core
         if c.grouped:
             heads = ("b", "s", "h", "d_h")
             k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
         return ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=c.masked)
 
-    def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool, by_head: bool = False) -> Tensor:
-        """eager_attention_forward of gpt2 and llama.
-
-        `by_head`: queries and keys lie head by head, as products read them.
-        """
+    def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:
+        """eager_attention_forward of gpt2 and llama."""
         c, ops = self.c, self.ops
         dtype = q.dtype if softmax_in_fp32 else v.dtype  # under autocast turned queries are in fp32
         heads, keys, scores_shape = ("b", "s", "h", "d_h"), ("b", c.keys, "h", "d_h"), ("b", "h", "s", c.keys)
         if c.grouped:
             k, v = ops.copy(k, "k for each head", keys), ops.copy(v, "v for each head", keys)
-        if c.batched and not by_head:
+        if c.batched and not self.turned_by_head:
             q = ops.copy(q, "q by head")
             k = k if c.grouped else ops.copy(k, "k by head")
         scores = ops.scale(ops.matmul(q, k, "scores", scores_shape), "scaled scores")
-        masked = scores = ops.shift(scores, "masked scores", c.parameters)
+        masked = scores = ops.shift(self.scores(scores), "masked scores", c.parameters)
         wide = ops.softmax(scores, "attention probabilities", "fp32" if softmax_in_fp32 else "")
         probabilities = ops.cast(wide, dtype, "probabilities in dtype")
         if softmax_in_fp32:
@@ -184,6 +205,15 @@ class Family:
         if c.grouped:
             self.tape.still_named(k, v)  # key_states, value_states
         return by_token
+
+    def scores(self, x: Tensor) -> Tensor:
+        """What becomes of scaled scores before they are masked."""
+        return x
+
+    @property
+    def turned_by_head(self) -> bool:
+        """Whether queries and keys, once they are turned, lie head by head, as products read them."""
+        return False
 
     def layer(self) -> Tensor:
         """A layer, and its output."""

@@ -10,6 +10,8 @@ from memcalc.estimation.tape import Tensor
 class GptNeox(Rotary, Mlps):
     """GPTNeoXLayer: attention and MLP side by side, or one after the other."""
 
+    always_joins = True
+
     def layer(self) -> Tensor:
         """Each with its own norm."""
         c, ops = self.c, self.ops
@@ -34,11 +36,11 @@ class GptNeox(Rotary, Mlps):
         qkv = ops.linear(x, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "h", "3·d_h"), bias=c.qkv_bias)
         # The parts' gradients are joined head by head, and copied token by token.
         q, k, v = ops.split(ops.seen(qkv, "q, k, v"), (heads, heads, heads), "q, k, v")
-        q, k = self.rotated_pair(q, k)
+        q, k = self.positioned(q, k)
         if c.attention == "eager":
-            core = self.eager(q, k, v, softmax_in_fp32=True, by_head=True)
+            core = self.eager(q, k, v, softmax_in_fp32=True)
         else:
-            core = self.scaled_dot_product(q, k, v, by_head=True)
+            core = self.scaled_dot_product(q, k, v)
         y = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=c.output_bias)
         self.tape.still_named(x, qkv, q, k, v)
         return y

@@ -13,22 +13,39 @@ from memcalc.estimation.tape import Tensor
 class Llama(Rotary, Mlps):
     """LlamaDecoderLayer and the families that copy it (mistral, qwen2, qwen3)."""
 
-    norms_heads_last = False  # when q, k and v have all been projected
+    norms_heads = "at once"  # or "together", when q, k and v have all been projected, or "after positions"
 
     def layer(self) -> Tensor:
         """Attention, then the MLP, each after its norm."""
-        x = self.residual(self.entry(), "input_norm", self.attention, "attention sum")
-        return self.residual(x, "post_attention_norm", self.mlp, "layer output")
+        x = self.residual(self.entry(), self.attention, "attention sum", before="input_norm")
+        return self.residual(x, self.mlp, "layer output", before="post_attention_norm")
 
-    def residual(self, x: Tensor, norm: str, branch: Callable[[Tensor], Tensor], total: str) -> Tensor:
-        """x + branch(norm(x)), the norm's output being hidden_states until the branch returns."""
-        normed = self.norm(x, norm, "d")
-        made = branch(normed)
-        self.tape.still_named(normed)
-        return self.ops.add(x, self.branch_output(made, total), total)
+    def residual(
+        self, x: Tensor, branch: Callable[[Tensor], Tensor], total: str, *, before: str = "", after: str = ""
+    ) -> Tensor:
+        """x + branch(x), with a norm before the branch, after it, or both.
 
-    def branch_output(self, x: Tensor, total: str) -> Tensor:  # noqa: ARG002
-        """What becomes of a branch's output before its sum: dropout, a multiplier."""
+        hidden_states is what goes into a branch until it returns, and what comes out until its norm does.
+        """
+        given = self.norm(x, before, "d") if before else x
+        made = branch(given)
+        self.tape.still_named(given)
+        if after:
+            normed = self.norm(made, after, "d")
+            self.tape.still_named(made)
+            made = normed
+        y = self.ops.add(x, self.before_sum(made, total), total)
+        self.tape.still_named(made)
+        return y
+
+    def between_norms(self) -> Tensor:
+        """A layer with norms before and after both branches (Gemma 2, GLM-4)."""
+        norms = {"before": "input_norm", "after": "attention_output_norm"}
+        x = self.residual(self.entry(), self.attention, "attention sum", **norms)
+        return self.residual(x, self.mlp, "layer output", before="post_attention_norm", after="mlp_output_norm")
+
+    def before_sum(self, x: Tensor, total: str) -> Tensor:  # noqa: ARG002
+        """What is done to a branch's output within its sum: a multiplier, dropout."""
         return x
 
     def attention(self, x: Tensor) -> Tensor:
@@ -40,33 +57,49 @@ class Llama(Rotary, Mlps):
         core = self.core(q, k, v)
         width = "d" if c.square else "h·d_h"
         y = ops.linear(core, "attention.o_proj", ("d", width), ("b", "s", "d"), bias=c.output_bias)
+        y = self.attended(y)
         self.tape.still_named(q, k, v)
         return y
+
+    def attended(self, x: Tensor) -> Tensor:
+        """What attention does to its output before it returns it."""
+        return x
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projected, normed where the config says so, and turned."""
         parts = self.projected(x)
-        if self.norms_heads_last:
-            parts |= {name: self.head_norm(parts[name], name) for name in ("q", "k")}
-        q, k = (self.rotated(parts[name], name) for name in ("q", "k"))
+        for name in ("q", "k") if self.norms_heads == "together" else ():
+            projected, parts[name] = parts[name], self.head_norm(parts[name], name)
+            self.tape.still_named(projected)
+        q, k = self.positioned(parts["q"], parts["k"])
         self.tape.still_named(parts["q"], parts["k"])
+        if self.norms_heads == "after positions":
+            turned = (q, k)
+            q = self.head_norm(q, "q")
+            self.tape.still_named(turned[0])
+            k = self.head_norm(k, "k")
+            self.tape.still_named(turned[1])
         return q, k, parts["v"]
 
     def projected(self, x: Tensor) -> dict[str, Tensor]:
         """q, k and v, each of a matrix of its own, and normed as they come."""
         c, ops = self.c, self.ops
-        q_width = "d" if c.square else "h·d_h"
-        kv_width = q_width if not c.grouped else "h_kv·d_h"
-        kv_heads = "h_kv" if c.grouped else "h"
         parts = {}
-        for name, width, heads in (("q", q_width, "h"), ("k", kv_width, kv_heads), ("v", kv_width, kv_heads)):
+        for name in ("q", "k", "v"):
+            width, heads = self.width_and_heads(name)
             out = ("b", "s", heads, "d_h")
             parts[name] = ops.linear(x, f"attention.{name}_proj", (width, "d"), out, bias=c.qkv_bias)
             if c.attention == "eager":
                 parts[name] = ops.seen(parts[name], name)
-            if name != "v" and not self.norms_heads_last:
+            if name != "v" and self.norms_heads == "at once":
                 parts[name] = self.head_norm(parts[name], name)
         return parts
+
+    def width_and_heads(self, name: str) -> tuple[str, str]:
+        """Axes of q, k or v."""
+        if name == "q" or not self.c.grouped:
+            return "d" if self.c.square else "h·d_h", "h"
+        return "h_kv·d_h", "h_kv"
 
     def head_norm(self, x: Tensor, name: str) -> Tensor:
         """Qwen3Attention: a norm of each query head and key head, where the config says so."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memcalc.estimation.blocks.huggingface.family import Family
 from memcalc.estimation.tape import Tensor
 
@@ -12,42 +14,83 @@ class Rotary(Family):
     Where the config rotates a part of each head, that part is cut out, turned, and joined with the rest.
     """
 
-    def rotated(self, x: Tensor, name: str) -> Tensor:
-        """Queries or keys, turned: all of each head or its first features."""
-        ops = self.ops
-        if self.c.liger:
-            return ops.liger_rope(x, name)
-        if not self.c.rotates_part:
-            return self.turned(x, name)
-        parts = ((*x.shape[:-1], "d_rot"), (*x.shape[:-1], "d_h-d_rot"))
-        turning, passing = ops.slices(x, parts, name)
-        return ops.concatenate((self.turned(turning, name), passing), x.shape, f"{name} joined")
+    always_joins = False  # with the rest, though it may be empty
+    joins_at_once = False  # what is turned of q before k is
+    turns_in_fp32 = False  # q.float(), k.float()
 
-    def rotated_pair(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys, of which a part is cut out and joined again in any case; what comes of it lies by head."""
-        ops, parts = self.ops, {}
-        for name, x in (("q", q), ("k", k)):
-            rest = ((*x.shape[:-1], "d_h-d_rot"),)
-            if self.c.rotates_part:
-                parts[name] = ops.slices(x, ((*x.shape[:-1], "d_rot"), *rest), name)
-            else:  # all of a tensor is that tensor; the rest is there, if empty
-                parts[name] = (x, *ops.slices(x, rest, name))
-        turned = {name: self.turned(part, name) for name, (part, _) in parts.items()}
-        joined = [
-            ops.concatenate((turned[name], passing), x.shape, f"{name} joined")
-            for (name, (_, passing)), x in zip(parts.items(), (q, k), strict=True)
-        ]
-        return joined[0], joined[1]
+    def positioned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys, turned: all of each head or its first features."""
+        ops, c = self.ops, self.c
+        if c.liger:
+            return ops.liger_rope(q, "q"), ops.liger_rope(k, "k")
+        tables = self.spread_tables()
+        given, turned, passed = {"q": q, "k": k}, {}, {}
+        for name, x in given.items():
+            cut, passed[name] = self.cut(x, name)
+            turned[name] = self.turned(cut, name, tables)
+            if self.joins_at_once:
+                turned[name] = self.joined(turned[name], passed[name], x, name)
+        if not self.joins_at_once:
+            turned = {name: self.joined(turned[name], passed[name], x, name) for name, x in given.items()}
+        found = [ops.cast(turned[name], x.dtype) if self.wide else turned[name] for name, x in given.items()]
+        if self.wide:  # until apply_rotary_pos_emb returns both
+            self.tape.still_named(*turned.values())
+        self.tape.still_named(*tables)
+        return found[0], found[1]
 
-    def turned(self, x: Tensor, name: str) -> Tensor:
+    @property
+    def wide(self) -> bool:
+        """Whether positions are applied in fp32, and the result is cast back."""
+        return self.wide_tables or self.turns_in_fp32
+
+    @property
+    def turned_by_head(self) -> bool:
+        """What has been joined lies in the order of its axes."""
+        return self.always_joins or self.c.rotates_part
+
+    def spread_tables(self) -> tuple[Tensor, ...]:
+        """repeat_interleave of the first halves of the model's tables."""
+        if not self.spreads_tables:
+            return ()
+        shape = ("s", self.turned_width)
+        return tuple(self.ops.table(name, shape, self.table_dtype) for name in ("cosines of pairs", "sines of pairs"))
+
+    def cut(self, x: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
+        """What is turned, and the rest of each head."""
+        if self.c.rotates_part:
+            return self.ops.slices(x, ((*x.shape[:-1], "d_rot"), (*x.shape[:-1], "d_h-d_rot")), name)  # type: ignore[return-value]
+        # The rest is an empty view, whose gradient is zeros as large as x; a slice of everything is x itself.
+        return x, self.ops.slices(x, ((*x.shape[:-1], "0"),), name)[0] if self.always_joins else None
+
+    def joined(self, turned: Tensor, passed: Tensor | None, x: Tensor, name: str) -> Tensor:
+        """Both parts in one tensor. Autocast's cat wants one dtype; without it the kernel reads both."""
+        if passed is None:
+            return turned
+        if self.c.autocast:
+            passed = self.ops.cast(passed, turned.dtype, f"{name} passed in {turned.dtype}")
+        return self.ops.concatenate((turned, passed), x.shape, f"{name} joined")
+
+    def turned(self, x: Tensor, name: str, tables: tuple[Tensor, ...]) -> Tensor:
         """x * cos + rotate_half(x) * sin."""
-        ops, dtype = self.ops, self.table_dtype
-        straight = ops.mul_table(x, f"{name} * cos", dtype)
-        swapped = self.swapped(x, name)
-        return ops.add(straight, ops.mul_table(swapped, f"turned {name} * sin", dtype), f"rotated {name}")
+        ops = self.ops
+
+        def times(x: Tensor, name: str, which: int) -> Tensor:
+            return ops.mul(x, tables[which], name) if tables else ops.mul_table(x, name, self.table_dtype)
+
+        if self.turns_in_fp32:
+            return self._turned_in_fp32(x, name, times)
+        straight = times(x, f"{name} * cos", 0)
+        return ops.add(straight, times(self.swapped(x, name), f"turned {name} * sin", 1), f"rotated {name}")
+
+    def _turned_in_fp32(self, x: Tensor, name: str, times: Callable[[Tensor, str, int], Tensor]) -> Tensor:
+        """Ernie4_5's: q.float() * cos + rotate_half(q).float() * sin."""
+        ops = self.ops
+        straight = times(ops.cast(x, "fp32", f"{name} in fp32"), f"{name} * cos", 0)
+        swapped = ops.cast(self.swapped(x, name), "fp32", f"turned {name} in fp32")
+        return ops.add(straight, times(swapped, f"turned {name} * sin", 1), f"rotated {name}")
 
     def swapped(self, x: Tensor, name: str) -> Tensor:
-        """rotate_half: the second half, negated, before the first."""
+        """rotate_half: the second half (or every second feature), negated, before the first."""
         ops = self.ops
         half = (*x.shape[:-1], f"{x.shape[-1]}/2")
         first, second = ops.slices(x, (half, half), f"{name} halves")

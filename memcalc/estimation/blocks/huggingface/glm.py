@@ -1,0 +1,21 @@
+"""GLM: one matrix for gate and up, and positions of a part of each head."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.huggingface.llama import Llama
+from memcalc.estimation.tape import Tensor
+
+
+class Glm(Llama):
+    """GlmAttention: pairs of neighbouring features turn."""
+
+    always_joins = True
+    spreads_tables = True
+
+
+class Glm4(Glm):
+    """Glm4DecoderLayer: norms before and after both branches."""
+
+    def layer(self) -> Tensor:
+        """Attention between two norms, then the MLP between two."""
+        return self.between_norms()

@@ -1,0 +1,25 @@
+"""NanoChat."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.huggingface.llama import Llama
+from memcalc.estimation.blocks.huggingface.norms import bare_rms_norm
+from memcalc.estimation.tape import Tensor
+
+
+class NanoChat(Llama):
+    """NanoChatDecoderLayer: norms without weights, also of what is turned, and of the embeddings; capped logits."""
+
+    norms_heads = "after positions"
+
+    def norm(self, x: Tensor, module: str, width: str) -> Tensor:
+        """NanoChatRMSNorm."""
+        return bare_rms_norm(self.ops, x, module, width)
+
+    def first_hidden(self, x: Tensor) -> Tensor:
+        """The norm before the layers."""
+        return self.norm(x, "embed_norm", "d")
+
+    def logits(self, x: Tensor) -> Tensor:
+        """final_logit_softcapping."""
+        return self.soft_capped(x, "logits")

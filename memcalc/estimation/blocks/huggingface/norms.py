@@ -1,0 +1,35 @@
+"""Norms of transformers' families that are neither PyTorch's nor Llama's."""
+
+from __future__ import annotations
+
+from memcalc.estimation.operators import Operators
+from memcalc.estimation.tape import Shape, Tensor
+
+
+def wide_rms_norm(ops: Operators, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
+    """Olmo2RMSNorm: (weight * normed) in fp32, which is cast last."""
+    normed = ops.normed_in_fp32(x, module)
+    y = ops.cast(ops.times_weight(normed, module, width, out), x.dtype, f"{module} output in {x.dtype}")
+    ops.tape.still_named(x, normed)
+    return y
+
+
+def gemma_rms_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tensor:
+    """GemmaRMSNorm: normed * (1 + weight), both in fp32; cast last."""
+    normed = ops.normed_in_fp32(x, module)
+    y = ops.cast(ops.times_one_plus_weight(normed, module, width), x.dtype, f"{module} output in {x.dtype}")
+    ops.tape.still_named(x)
+    return y
+
+
+def bare_rms_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tensor:
+    """NanoChatRMSNorm: without a weight."""
+    y = ops.composite_rms_norm(x, module, width, weight=False)
+    ops.tape.still_named(x)
+    return y
+
+
+def bare_layer_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tensor:
+    """OlmoLayerNorm: PyTorch's, of fp32, without parameters; cast last."""
+    y = ops.layer_norm(ops.cast(x, "fp32", f"{module} input in fp32"), module, width, ())
+    return ops.cast(y, x.dtype, f"{module} output in {x.dtype}")

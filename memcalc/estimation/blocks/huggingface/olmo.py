@@ -1,0 +1,49 @@
+"""OLMo and its successors."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.huggingface.llama import Llama
+from memcalc.estimation.blocks.huggingface.norms import bare_layer_norm, wide_rms_norm
+from memcalc.estimation.tape import Shape, Tensor
+
+
+class Olmo(Llama):
+    """OlmoDecoderLayer: norms without parameters; positions in fp32."""
+
+    wide_tables = True
+
+    def norm(self, x: Tensor, module: str, width: str) -> Tensor:
+        """OlmoLayerNorm."""
+        return bare_layer_norm(self.ops, x, module, width)
+
+
+class After(Llama):
+    """Exaone4DecoderLayer: the norms come after the branches."""
+
+    def layer(self) -> Tensor:
+        """Attention and its norm, then the MLP and its."""
+        x = self.residual(self.entry(), self.attention, "attention sum", after="attention_output_norm")
+        return self.residual(x, self.mlp, "layer output", after="mlp_output_norm")
+
+
+class Olmo2(After):
+    """Olmo2DecoderLayer: norms of all heads together, whose products are cast last; positions in fp32."""
+
+    wide_tables = True
+
+    def norm(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
+        """Olmo2RMSNorm."""
+        return wide_rms_norm(self.ops, x, module, width, out)
+
+    def projected(self, x: Tensor) -> dict[str, Tensor]:
+        """q_norm(q_proj(x)), of whole rows that are seen head by head afterwards."""
+        c, ops = self.c, self.ops
+        parts = {}
+        for name in ("q", "k", "v"):
+            width, heads = self.width_and_heads(name)
+            out, rows = ("b", "s", heads, "d_h"), ("b", "s", width)
+            normed = name != "v"
+            part = ops.linear(x, f"attention.{name}_proj", (width, "d"), rows if normed else out, bias=c.qkv_bias)
+            part = self.norm(part, f"attention.{name}_norm", width, out) if normed else part
+            parts[name] = ops.seen(part, name) if c.attention == "eager" else part
+        return parts

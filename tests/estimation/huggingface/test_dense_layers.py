@@ -1,0 +1,74 @@
+"""What one layer of transformers' Llama-like families keeps for backward, term by term.
+
+Pure bf16, flash attention, no dropout: each bf16 element is 2 bytes, each fp32 one 4. A norm's composite form keeps its
+input in fp32 (4), the reciprocal deviation (4 a token) and what its weight's gradient needs.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import memcalc
+from memcalc.ledger.component import Component
+
+B, S, D, H, KV, F = 2, 32, 64, 4, 2, 96
+BSD = B * S * D  # 4096
+BSK = BSD * KV // H  # keys, and values
+BSF = B * S * F
+TOKEN = 4 * B * S  # one fp32 number for each token
+LSE = 4 * B * H * S  # log-sum-exps of flash attention
+
+# fp32 input 4, normed in bf16 2, output 2: Llama's norm before a branch
+NORM = 8 * BSD + TOKEN
+# gate 2, silu 2, up 2, product 2
+GATED = 8 * BSF
+# rotated q 2, attention output 2; rotated k 2, v 2
+ATTENTION = 4 * BSD + 4 * BSK + LSE
+
+LAYERS = {
+    "llama": 2 * NORM + ATTENTION + GATED,
+    "granite": 2 * NORM + ATTENTION + GATED,  # multipliers by numbers keep nothing
+    "seed_oss": 2 * NORM + ATTENTION + GATED,
+    # relu's output 2, its square 2
+    "arcee": 2 * NORM + ATTENTION + 4 * BSF,
+    # PyTorch's LayerNorm: input 2, output 2, mean and deviation; gelu's input 2 and output 2
+    "starcoder2": 2 * (4 * BSD + 2 * TOKEN) + ATTENTION + 4 * BSF,
+    # LayerNorm of fp32: its input 4, mean and deviation; its output in bf16 2
+    "olmo": 2 * (6 * BSD + 2 * TOKEN) + ATTENTION + GATED,
+    # Layer input 2. q: fp32 4, normed in fp32 4; k as well. Output norms: 4 + 4 each. The MLP's input 2.
+    "olmo2": 2 * BSD + (8 * BSD + TOKEN) + (8 * BSK + TOKEN) + ATTENTION + 2 * (8 * BSD + TOKEN) + 2 * BSD + GATED,
+    # Tables of pairs in fp32, s·d_h each: 2 · 4 · 32 · 16
+    "ernie4_5": 2 * NORM + ATTENTION + GATED + 2 * 4 * S * 16,
+    # Half of each head turns: tables of pairs 2 · 2 · 32 · 8; the output is copied by token, 2
+    "glm": 2 * NORM + ATTENTION + 2 * BSD + GATED + 2 * 2 * S * 8,
+    # Two more norms, of the branches' outputs: fp32 4, normed 2
+    "glm4": 2 * NORM + ATTENTION + 2 * BSD + GATED + 2 * 2 * S * 8 + 2 * (6 * BSD + TOKEN),
+    # Norms without weights: fp32 4, output 2. Turned q and k: fp32 4. The MLP: relu's output 2, its square 2.
+    "nanochat": 2 * (6 * BSD + TOKEN) + (4 * BSD + 4 * TOKEN) + (4 * BSK + 2 * TOKEN) + ATTENTION + 4 * BSF,
+}
+
+HALF_TURNS = ("glm", "glm4")  # of each head
+
+
+@pytest.mark.parametrize("family", LAYERS)
+def test_a_layer_keeps(family: str) -> None:
+    model: dict[str, object] = {
+        "architecture": family,
+        "num_layers": 1,
+        "hidden_size": D,
+        "num_attention_heads": H,
+        "num_key_value_heads": KV,
+        "intermediate_size": F,
+        "vocab_size": 100,
+        "head_dim": 16,
+        "rotary_dim": 8 if family in HALF_TURNS else 16,
+        "attention_dropout": 0.0,
+        "residual_dropout": 0.0,
+    }
+    training = {"implementation": "huggingface", "recipe": "pure", "attention": "flash", "b": B, "s": S}
+
+    def kept(layers: int) -> int:
+        run = {"model": model | {"num_layers": layers}, "training": training}
+        return memcalc.estimate(run).ledger.components("loss_1")[Component.ACTIVATIONS]
+
+    assert kept(3) - kept(2) == LAYERS[family]
