@@ -21,11 +21,12 @@ FAMILIES: dict[str, dict[str, object]] = {
     "opt": {"architecture": "opt"},
     "opt norms behind": {"architecture": "opt", "final_norm": False, "embedding_size": 64},
     **{
-        family: {"architecture": family, "num_key_value_heads": 2, "intermediate_size": 416}
+        family: {"architecture": family, "num_key_value_heads": 2, "intermediate_size": 416, "vocab_size": 4096}
         for family in ("arcee", "granite", "nanochat", "olmo", "olmo2", "starcoder2")
     },
     **{
-        family: {"architecture": family, "num_key_value_heads": 2, "intermediate_size": 416, "head_dim": 48}
+        family: {"architecture": family, "num_key_value_heads": 2, "intermediate_size": 416, "vocab_size": 4096}
+        | {"head_dim": 48}
         for family in ("ernie4_5", "glm", "glm4", "seed_oss")
     },
 }

@@ -104,25 +104,6 @@ class Elementwise(Base):
         deviation = self.pointwise(variance, f"{module} reciprocal deviation", saves="output")
         return self.mul(wide, deviation, f"{module} normed in fp32", out, reduces=True)
 
-    def times_one_plus_weight(self, x: Tensor, module: str, width: str) -> Tensor:
-        """x * (1.0 + weight.float()), x in fp32; keeps the sum, and x where the weight trains."""
-        tape, trains = self.tape, self.trains(module)
-        gradient = (self.parameter_gradient(module, "weight", (width,), self.parameters),) if trains else ()
-        inputs: tuple[Tensor, ...] = ()
-        if self.parameters != "fp32":
-            wide = tape.new(f"{module} weight in fp32", (width,), "fp32", "aten::_to_copy", grad=trains)
-            tape.record(Node(f"{module} weight", (), (wide,), (), (), parameters=gradient))
-            inputs, gradient = (wide,), ()
-        shifted = tape.new(f"{module} 1 + weight", (width,), "fp32", DERIVATIVES, grad=trains)
-        tape.record(Node(f"{module} 1 + weight", inputs, (shifted,), (), (SAME,) * len(inputs), parameters=gradient))
-        shifted.grad = trains
-        y = self.mul(x, shifted, f"{module} output", reduces=trains)
-        if trains:
-            rule = workspaces.named(workspaces.column_sum, rows=tuple(x.shape[:-1]), columns=(width,))
-            staging = tape.store(f"{module} weight sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
-            tape.nodes[-1].backward_temporaries += (staging,)
-        return y
-
     def mean(self, x: Tensor, name: str) -> Tensor:
         """The mean over the last axis; keeps nothing, its gradient is spread over a new tensor."""
         y = self.tape.new(name, x.shape[:-1], x.dtype, DERIVATIVES)

@@ -14,14 +14,6 @@ def wide_rms_norm(ops: Operators, x: Tensor, module: str, width: str, out: Shape
     return y
 
 
-def gemma_rms_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tensor:
-    """GemmaRMSNorm: normed * (1 + weight), both in fp32; cast last."""
-    normed = ops.normed_in_fp32(x, module)
-    y = ops.cast(ops.times_one_plus_weight(normed, module, width), x.dtype, f"{module} output in {x.dtype}")
-    ops.tape.still_named(x)
-    return y
-
-
 def bare_rms_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tensor:
     """NanoChatRMSNorm: without a weight."""
     y = ops.composite_rms_norm(x, module, width, weight=False)

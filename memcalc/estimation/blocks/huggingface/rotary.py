@@ -15,7 +15,6 @@ class Rotary(Family):
     """
 
     always_joins = False  # with the rest, though it may be empty
-    joins_at_once = False  # what is turned of q before k is
     turns_in_fp32 = False  # q.float(), k.float()
 
     def positioned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,10 +27,7 @@ class Rotary(Family):
         for name, x in given.items():
             cut, passed[name] = self.cut(x, name)
             turned[name] = self.turned(cut, name, tables)
-            if self.joins_at_once:
-                turned[name] = self.joined(turned[name], passed[name], x, name)
-        if not self.joins_at_once:
-            turned = {name: self.joined(turned[name], passed[name], x, name) for name, x in given.items()}
+        turned = {name: self.joined(turned[name], passed[name], x, name) for name, x in given.items()}
         found = [ops.cast(turned[name], x.dtype) if self.wide else turned[name] for name, x in given.items()]
         if self.wide:  # until apply_rotary_pos_emb returns both
             self.tape.still_named(*turned.values())
