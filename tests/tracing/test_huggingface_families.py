@@ -14,6 +14,7 @@ SIZES: dict[str, object] = {
     "vocab_size": 2000,
     "max_position_embeddings": 256,
 }
+GROUPED: dict[str, object] = {"num_key_value_heads": 2, "intermediate_size": 416, "vocab_size": 4096}
 FAMILIES: dict[str, dict[str, object]] = {
     "gpt_neox": {"architecture": "gpt_neox"},
     "gpt_neox one after the other": {"architecture": "gpt_neox", "parallel_block": False, "qkv_bias": False}
@@ -21,12 +22,11 @@ FAMILIES: dict[str, dict[str, object]] = {
     "opt": {"architecture": "opt"},
     "opt norms behind": {"architecture": "opt", "final_norm": False, "embedding_size": 64},
     **{
-        family: {"architecture": family, "num_key_value_heads": 2, "intermediate_size": 416, "vocab_size": 4096}
+        family: {**GROUPED, "architecture": family}
         for family in ("arcee", "granite", "nanochat", "olmo", "olmo2", "starcoder2")
     },
     **{
-        family: {"architecture": family, "num_key_value_heads": 2, "intermediate_size": 416, "vocab_size": 4096}
-        | {"head_dim": 48}
+        family: {**GROUPED, "architecture": family} | {"head_dim": 48}
         for family in ("ernie4_5", "glm", "glm4", "seed_oss")
     },
 }
