@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart() -> None:
+    # A shell that starts the tests in the background has them ignore Ctrl-C, and what they start inherits that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # collecting thousands of tests makes no garbage to speak of
 
 
