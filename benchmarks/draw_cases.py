@@ -1,4 +1,4 @@
-"""Draw runs by lot: a list for reference_cases.yaml (one GPU) or for sharded_cases.yaml (a rank of 8 or of 64).
+"""Draw runs by lot: lists for reference_cases.yaml (one GPU), and for sharded_cases.yaml (a rank of 8 or of 64).
 
     python benchmarks/draw_cases.py single 20261122 4 >> benchmarks/reference_cases.yaml
 
@@ -54,6 +54,22 @@ FAMILIES = {
     "smollm3": ["smollm3-3b"],
     "ernie4_5": ["ernie-4.5-0.3b"],
     "nanochat": ["nanochat-d20"],
+}
+# Families whose modules of transformers were written down after those.
+LATER = {
+    "ernie4_5": ["ernie-4.5-0.3b"],
+    "glm4": ["glm-4-9b"],
+    "gpt_neox": ["pythia-1.4b", "pythia-6.9b"],
+    "granite": ["granite-3.1-2b", "granite-3.1-8b"],
+    "mixtral": ["mixtral-8x7b"],
+    "nanochat": ["nanochat-d20"],
+    "olmo": ["olmo-1b"],
+    "olmo2": ["olmo-2-7b"],
+    "opt": ["opt-125m", "opt-1.3b", "opt-6.7b"],
+    "qwen2_moe": ["qwen1.5-moe-a2.7b"],
+    "qwen3_moe": ["qwen3-30b-a3b"],
+    "seed_oss": ["seed-oss-36b"],
+    "starcoder2": ["starcoder2-3b", "starcoder2-7b"],
 }
 IN_TRANSFORMERS = ("gpt2", "codegen", "llama", "mistral", "qwen2", "qwen3")  # implementation: huggingface
 EAGER_ONLY = "codegen"  # transformers 5.23 has no other attention for it
@@ -117,9 +133,19 @@ def tuned(lot: Lot) -> list[str]:
 def single(lot: Lot, rounds: int) -> Iterator[str]:
     """Each family's plain modules once a round, and transformers' of those that have formulas three times."""
     deck = [(family, "plain") for family in FAMILIES] + [(family, "huggingface") for family in IN_TRANSFORMERS] * 3
-    for family, implementation in deck * rounds:
+    yield from alone(lot, deck * rounds)
+
+
+def theirs(lot: Lot, rounds: int) -> Iterator[str]:
+    """transformers' modules of the later families once a round."""
+    yield from alone(lot, [(family, "huggingface") for family in LATER] * rounds)
+
+
+def alone(lot: Lot, deck: list[tuple[str, str]]) -> Iterator[str]:
+    """Runs on one GPU, each of a family's modules."""
+    for family, implementation in deck:
         while True:
-            preset = lot.choice(FAMILIES[family])
+            preset = lot.choice(FAMILIES.get(family) or LATER[family])
             words = sizes(lot, memcalc.load(preset).model)
             words += settings(lot, ("fp32", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"))
             words += updated(lot, (*OPTIMIZERS_DRAWN, "adamw", "adam-8bit", "adam-8bit", "lion-8bit"))
@@ -175,11 +201,11 @@ def in_transformers(spec: Spec) -> bool:
 def main() -> None:
     """Print the list."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["single", "sharded"])
+    parser.add_argument("what", choices=["single", "theirs", "sharded"])
     parser.add_argument("seed", type=int)
     parser.add_argument("rounds", type=int)
     arguments = parser.parse_args()
-    draw = {"single": single, "sharded": sharded}[arguments.what]
+    draw = {"single": single, "theirs": theirs, "sharded": sharded}[arguments.what]
     print(f"drawn-{arguments.seed}:   # benchmarks/draw_cases.py {arguments.what} {arguments.seed} {arguments.rounds}")
     for case in draw(Lot(arguments.seed), arguments.rounds):
         print(f"- {case}")

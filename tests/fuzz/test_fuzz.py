@@ -20,18 +20,18 @@ SECONDS_ALLOWED = 2.0
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt what takes longer, so that one endless config fails rather than hangs."""
+    """Interrupt what computes longer, so that one endless config fails rather than hangs; others may need the cores."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise TimeoutError(f"no answer after {seconds} s")
 
-    previous = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    previous = signal.signal(signal.SIGPROF, interrupt)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
 
 
 def invoke(arguments: list[str]) -> tuple[int, str, str]:
