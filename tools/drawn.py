@@ -18,7 +18,7 @@ FOLDERS = ("activation-offload", "float8", "offload", "sharded", "split", "zero-
 SHOWN = 20  # of the drawn runs, the worst
 FAR = 0.005  # what is told of every drawn run that is further off
 NEAR = 0.003  # the bar of the median
-HELD_OUT = "20261123"  # the seed whose runs no formula was corrected after
+HELD_OUT = ("20261123", "20261124")  # the seeds whose runs no formula was corrected after
 NOTHING = 0.0002  # of the bytes asked for, what is next to nothing
 
 
@@ -62,12 +62,17 @@ def everything() -> tuple[Run, ...]:
     return (*chosen, *ranks, *drawn())
 
 
+def is_held_out(file: str) -> bool:
+    """Whether a list's runs were looked at when nothing was corrected any more."""
+    return any(seed in file for seed in HELD_OUT)
+
+
 def drawn_summary() -> str:
     """A line for each list, and for the engines of ranks of many."""
     rows = []
     for file, group in groupby(drawn(), key=lambda run: run.file):
         several, name = list(group), file.removesuffix(".jsonl")
-        role = "**held out**" if HELD_OUT in name else "corrected after it"
+        role = "**held out**" if is_held_out(file) else "corrected after it"
         rows.append(_line([name, role], several))
         rows += [
             _line(["", engine], [run for run in several if run.spec.parallelism.engine == engine])
@@ -110,7 +115,7 @@ def _cause(run: Run) -> str:
 
 def drawn_sentence() -> str:
     """The figures of the runs that were drawn last, in two sentences."""
-    held_out = [run for run in drawn() if HELD_OUT in run.file]
+    held_out = [run for run in drawn() if is_held_out(run.file)]
     alone, many = (_abs(run for run in held_out if run.alone is flag) for flag in (True, False))
     families = len({run.family for run in held_out})
     everywhere = _abs(run for run in everything() if run.alone)

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from tools.drawn import HELD_OUT, Run, drawn
+from tools.drawn import Run, drawn, is_held_out
 
 pytestmark = pytest.mark.long  # the tables of docs/accuracy.md, which a quick test holds fresh, have every figure
 
@@ -15,8 +15,8 @@ MEDIAN_OF_RANKS = 0.01
 
 
 def runs(*, alone: bool, held_out: bool = False) -> list[Run]:
-    """Those of one GPU or of many, all or the last list's."""
-    return [run for run in drawn() if run.alone is alone and (HELD_OUT in run.file or not held_out)]
+    """Those of one GPU or of many, of all lists or of those held out."""
+    return [run for run in drawn() if run.alone is alone and (is_held_out(run.file) or not held_out)]
 
 
 @pytest.mark.parametrize("held_out", [False, True])
