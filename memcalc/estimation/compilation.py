@@ -16,6 +16,7 @@ def compiled(
     main_gradient_dtype: str | None,
     runs_again: bool = False,
     trains: bool = True,
+    holds_output: bool = False,
 ) -> Program:
     """The tape as streams of allocations and releases.
 
@@ -27,8 +28,9 @@ def compiled(
         main_gradient_dtype: dtype of a second copy made as each gradient arrives (mixed-20), or None.
         runs_again: whether its forward runs a second time, with other blocks' behind it, and backward then.
         trains: whether there is a backward.
+        holds_output: whether the output, if it is a leaf, is held here, since the next block does not keep it.
     """
-    _hold_leaves(tape, output)
+    _hold_leaves(tape, None if holds_output else output)
     kept = _kept(tape)
     boundary = tape.boundary or len(tape.nodes)
     alive = _start(tape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
-from memcalc.estimation.blocks.structure import structure_of
+from memcalc.estimation.blocks.structure import Structure, structure_of
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import Item
 from memcalc.estimation.moments import Block, Holding, held, layer_name, others_of, place
@@ -19,6 +19,13 @@ from memcalc.spec.spec import Spec
 
 # The moments of backward before its first matrix product, hence before cuBLAS has a workspace in autograd's thread.
 BEFORE_FIRST_PRODUCT = ("head", "head: ", "head: nll_loss", "head: log_softmax")
+
+
+ENTRY = "layer input"  # as all tapes call it
+
+
+def _part_of(kind: Kind) -> Part:
+    return "expert layer" if kind.experts else "dense layer"
 
 
 class StageBlocks:
@@ -52,16 +59,25 @@ class StageBlocks:
             self.blocks.append(Block(name, compiled, sizer.sized(compiled), kind, left, others))
 
         self.tables = tables = program(structure, "tables", False, gradients)
+        kinds = self.kinds()
         if stage.has_embedding:
+            structure = structure._replace(embedding_stays=self._stays(structure, kinds, gradients))
             add("embedding", "embedding", None)
         elif tables.storages:
             add("shared tables", "tables", None)
-        kinds = self.kinds()
         alike = sum(not kind.detached for kind in kinds)
         for kind in kinds:
-            add(layer_name(spec, kind, alike), "expert layer" if kind.experts else "dense layer", kind)
+            add(layer_name(spec, kind, alike), _part_of(kind), kind)
         if stage.has_head:
             add("head", "head", None)
+
+    def _stays(self, structure: Structure, kinds: list[Kind], gradients: Gradients) -> bool:
+        """Whether the embedding's output is a leaf that needs a gradient, and that the first layer does not keep."""
+        if structure.adapters is None or not structure.adapters.input_gradient or not kinds:
+            return False
+        first = min(kinds, key=lambda kind: kind.first)
+        layer = program(structure.of_layers(first), _part_of(first), first.recomputed, gradients)
+        return not any(layer.storages[index].name == ENTRY for index in layer.kept)
 
     def kinds(self) -> list[Kind]:
         """The kinds of layers, in the order of their first."""

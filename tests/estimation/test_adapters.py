@@ -234,3 +234,13 @@ def test_frozen_parameters_get_no_gradients() -> None:
 
     assert sum(row.count for row in rows) == 2 * 7 * L
     assert all(".lora_" in row.module for row in rows)
+
+
+@pytest.mark.parametrize(("recompute", "held"), [("[1]", True), ("[0]", False), ("none", False)])
+def test_an_embedding_that_needs_a_gradient_stays_where_no_layer_keeps_it(recompute: str, held: bool) -> None:
+    """PEFT makes it a leaf for checkpointing: 2·b·s·d that the first layer's own norm has only read."""
+    run = ("llama-3.2-1b", "implementation=huggingface", "recipe=pure", "b=2", "s=256", "num_layers=3", "lora.rank=8")
+    rows = memcalc.estimate(*run, f"recompute={recompute}").ledger.rows
+    kept = [row.bytes for row in rows if row.tensor == "embed_tokens output" and "loss_1" in row.phases]
+
+    assert kept == ([2 * 2 * 256 * 2048] if held else [])

@@ -42,6 +42,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "every second recomputed": (*FUSED, "recompute=every-2", "logits_until=loss"),
     "a loop": (*FUSED, "optimizer_implementation=for-loop", "optimizer=adam"),
     "LoRA": (*EAGER, "finetune=lora", "lora.rank=4"),
+    "LoRA, every second recomputed": (*FUSED, "recompute=every-2", "finetune=lora", "lora.rank=4"),
     "saved on the host": (*FUSED, "offload_activations=pinned"),
 }
 PHASES = ("forward_2", "loss_2", "backward_2", "optimizer_step_2")

@@ -71,6 +71,7 @@ def program(
         main_gradient_dtype=gradients.main_dtype,
         runs_again=runs_again,
         trains=structure.cache is None,
+        holds_output=part == "embedding" and structure.embedding_stays,
     )
     return _split(structure, block)
 

@@ -120,6 +120,7 @@ class Structure(NamedTuple):
     liger: bool = False  # Liger's kernels in place of transformers' norms, rotary positions and MLPs
     window_mask: bool = False  # the model makes one, for layers whose window the sequence fills
     masked: bool = False  # this layer attends under it
+    embedding_stays: bool = False  # autograd has it as a leaf, and the first layer does not keep its input by itself
 
     def of_layers(self, kind: Kind) -> Structure:
         """That of layers of one kind."""
