@@ -6,7 +6,16 @@ from memcalc.estimation.sharding import Held, Parameters
 
 # Of families that do not register what a layer has as its forward uses it (transformers 5.23, models/<family>).
 _KEYS_FIRST = ("attention.k", "attention.v", "attention.q", "attention.o")
-_NORMS_LAST = ("attention.", "mlp.", "input_norm", "post_attention_norm")  # LlamaDecoderLayer, and whoever copies it
+_PROJECTIONS = (
+    "attention.q_proj",
+    "attention.qkv_proj",
+    "attention.k_proj",
+    "attention.v_proj",
+    "attention.o_proj",
+    "attention.",
+)
+# LlamaDecoderLayer, and whoever copies it; norms of heads come behind the projections.
+_NORMS_LAST = (*_PROJECTIONS, "mlp.", "input_norm", "post_attention_norm")
 _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "arcee": _NORMS_LAST,
     "falcon": ("attention.", "mlp.", "input_norm", "post_attention_norm"),
@@ -15,6 +24,7 @@ _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "gptj": ("input_norm", *_KEYS_FIRST, "mlp."),
     "opt": (*_KEYS_FIRST, "input_norm", "mlp.", "post_attention_norm"),
     "phi": ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "attention.", "mlp.", "i"),
+    "qwen3_moe": (*_PROJECTIONS, "mlp.experts", "mlp.", "input_norm", "post_attention_norm"),
     "starcoder2": _NORMS_LAST,
 }
 _BEFORE_LAYERS: dict[str, tuple[str, ...]] = {
