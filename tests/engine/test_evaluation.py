@@ -169,7 +169,8 @@ def test_more_than_a_pebibyte_of_one_gpu_is_told_not_written(b):
     }
 
 
-def test_reasons_are_asked_once_for_all_batches_that_break_the_same_rule(monkeypatch):
+def asked_reasons(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of the configurations whose reason is asked for from now on."""
     asked: list[int] = []
     ask = Pruned.reason
 
@@ -178,6 +179,12 @@ def test_reasons_are_asked_once_for_all_batches_that_break_the_same_rule(monkeyp
         return ask(self, number)
 
     monkeypatch.setattr(Pruned, "reason", reason)
+    return asked
+
+
+def test_reasons_are_asked_once_for_all_batches_that_break_the_same_rule(monkeypatch):
+    ask = Pruned.reason
+    asked = asked_reasons(monkeypatch)
     table = evaluate("gpt2", {"tensor_parallel": [1, 5], "s": [1024, 4096, 8192], "b": range(1, 51)})
 
     reasons = table.reasons()
@@ -204,14 +211,7 @@ def test_every_reason_is_that_of_its_own_configuration(source, axes):
 
 
 def test_words_that_are_the_same_are_asked_for_once(monkeypatch):
-    asked: list[int] = []
-    ask = Pruned.reason
-
-    def reason(self: Pruned, number: int) -> str:
-        asked.append(number)
-        return ask(self, number)
-
-    monkeypatch.setattr(Pruned, "reason", reason)
+    asked = asked_reasons(monkeypatch)
     axes: dict[Any, Any] = {"recompute": ["none", "full"], "s": [1024, 4096, 8192], "b": range(1, 51)}
 
     reasons = evaluate("gpt2", axes).every_reason()
