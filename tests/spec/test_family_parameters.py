@@ -61,6 +61,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("phi3", {}),
     ("phi3", SMALL | {"pad_token_id": 0, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     ("phi3", SMALL | {"pad_token_id": 0, "num_key_value_heads": None, "intermediate_size": 96}),
+    ("phi3", SMALL | {"pad_token_id": 0, "partial_rotary_factor": 0.75}),
     ("deepseek_v3", {}),
     ("deepseek_v3", SMALL | {"first_k_dense_replace": 2, "q_lora_rank": None, "n_shared_experts": 2}),
     ("deepseek_v3", SMALL | {"first_k_dense_replace": 0, "attention_bias": True, "tie_word_embeddings": True}),

@@ -27,8 +27,9 @@ FAMILIES: dict[str, dict[str, object]] = {
     },
     **{
         family: {**GROUPED, "architecture": family} | {"head_dim": 48}
-        for family in ("ernie4_5", "glm", "glm4", "seed_oss")
+        for family in ("ernie4_5", "gemma", "glm", "glm4", "phi3", "seed_oss")
     },
+    "phi3 with windows": {**GROUPED, "architecture": "phi3", "rotary_dim": 16, "sliding_window": 64},
 }
 FUSED = ("attention=flash", "recipe=pure", "b=2")
 EAGER = ("attention=eager", "recipe=amp", "b=2", "dropout=0.1")

@@ -24,6 +24,7 @@ _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "gptj": ("input_norm", *_KEYS_FIRST, "mlp."),
     "opt": (*_KEYS_FIRST, "input_norm", "mlp.", "post_attention_norm"),
     "phi": ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "attention.", "mlp.", "i"),
+    "phi3": ("attention.o_proj", "attention.", "mlp.", "input_norm", "post_attention_norm"),
     "qwen3_moe": (*_PROJECTIONS, "mlp.experts", "mlp.", "input_norm", "post_attention_norm"),
     "starcoder2": _NORMS_LAST,
 }

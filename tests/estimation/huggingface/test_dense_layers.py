@@ -29,6 +29,10 @@ LAYERS = {
     "llama": 2 * NORM + ATTENTION + GATED,
     "granite": 2 * NORM + ATTENTION + GATED,  # multipliers by numbers keep nothing
     "seed_oss": 2 * NORM + ATTENTION + GATED,
+    # v's product has q and k, too: 2 each; the output is copied by token, 2
+    "phi3": 2 * NORM + ATTENTION + 4 * BSD + 2 * BSK + GATED,
+    # fp32 input 4, normed in fp32 4, output 2; 1 + weight in fp32
+    "gemma": 2 * (10 * BSD + TOKEN + 4 * D) + ATTENTION + GATED,
     # relu's output 2, its square 2
     "arcee": 2 * NORM + ATTENTION + 4 * BSF,
     # PyTorch's LayerNorm: input 2, output 2, mean and deviation; gelu's input 2 and output 2

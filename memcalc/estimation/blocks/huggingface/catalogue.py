@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.errors import InputError
 from memcalc.estimation.blocks.huggingface.codegen import CodeGen
 from memcalc.estimation.blocks.huggingface.family import Family
+from memcalc.estimation.blocks.huggingface.gemma import Gemma
 from memcalc.estimation.blocks.huggingface.glm import Glm, Glm4
 from memcalc.estimation.blocks.huggingface.gpt2 import Gpt2
 from memcalc.estimation.blocks.huggingface.gpt_neox import GptNeox
@@ -14,6 +15,7 @@ from memcalc.estimation.blocks.huggingface.multiplied import Ernie4, Granite, Se
 from memcalc.estimation.blocks.huggingface.nanochat import NanoChat
 from memcalc.estimation.blocks.huggingface.olmo import Olmo, Olmo2
 from memcalc.estimation.blocks.huggingface.opt import Opt
+from memcalc.estimation.blocks.huggingface.phi3 import Phi3
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.tape import Tape, Tensor
 from memcalc.ledger.component import Component
@@ -22,6 +24,7 @@ FAMILIES: dict[str, type[Family]] = {
     "arcee": Llama,
     "codegen": CodeGen,
     "ernie4_5": Ernie4,
+    "gemma": Gemma,
     "glm": Glm,
     "glm4": Glm4,
     "gpt2": Gpt2,
@@ -34,6 +37,7 @@ FAMILIES: dict[str, type[Family]] = {
     "olmo": Olmo,
     "olmo2": Olmo2,
     "opt": Opt,
+    "phi3": Phi3,
     "qwen2": Llama,
     "qwen2_moe": Qwen2Moe,
     "qwen3": Llama,

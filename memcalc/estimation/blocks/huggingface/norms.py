@@ -25,3 +25,11 @@ def bare_layer_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tenso
     """OlmoLayerNorm: PyTorch's, of fp32, without parameters; cast last."""
     y = ops.layer_norm(ops.cast(x, "fp32", f"{module} input in fp32"), module, width, ())
     return ops.cast(y, x.dtype, f"{module} output in {x.dtype}")
+
+
+def shifted_rms_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tensor:
+    """GemmaRMSNorm: normed * (1 + weight) in fp32, which is cast last."""
+    product = ops.times_wide_weight(ops.normed_in_fp32(x, module), module, (width,), shifted=True)
+    y = ops.cast(product, x.dtype, f"{module} output in {x.dtype}")
+    ops.tape.still_named(x)
+    return y

@@ -1,0 +1,31 @@
+"""Gemma and its successors."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.huggingface.llama import Llama
+from memcalc.estimation.blocks.huggingface.norms import shifted_rms_norm
+from memcalc.estimation.tape import Tensor
+
+
+class Gemma(Llama):
+    """GemmaDecoderLayer: norms with a weight around 1, and embeddings that their own module scales."""
+
+    def norm(self, x: Tensor, module: str, width: str) -> Tensor:
+        """GemmaRMSNorm."""
+        return shifted_rms_norm(self.ops, x, module, width)
+
+    def token_embedding(self) -> Tensor:
+        """GemmaTextScaledWordEmbedding: rows times a buffer of one element.
+
+        What is told to need a gradient, where the table is frozen, is what the module returns.
+        """
+        rows = super().token_embedding()
+        leaf = self.tape.leaves.pop(rows.storage, None) is not None
+        rows.grad = rows.grad and not leaf
+        scaled = self.ops.scale(rows, "scaled embeddings")
+        if rows.grad:
+            self.tape.also_saves(Tensor(-1, ("1",), self.c.parameters))
+        if leaf:
+            scaled.grad = True
+            self.tape.leaves[scaled.storage] = self.tape.nodes[-1]
+        return scaled
