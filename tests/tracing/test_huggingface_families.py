@@ -23,12 +23,14 @@ FAMILIES: dict[str, dict[str, object]] = {
     "opt norms behind": {"architecture": "opt", "final_norm": False, "embedding_size": 64},
     **{
         family: {**GROUPED, "architecture": family}
-        for family in ("arcee", "granite", "nanochat", "olmo", "olmo2", "starcoder2")
+        for family in ("arcee", "cohere", "granite", "nanochat", "olmo", "olmo2", "stablelm", "starcoder2")
     },
     **{
         family: {**GROUPED, "architecture": family} | {"head_dim": 48}
         for family in ("ernie4_5", "gemma", "glm", "glm4", "phi3", "seed_oss")
     },
+    "cohere with norms of heads": {**GROUPED, "architecture": "cohere", "qk_norm": True, "head_dim": 48},
+    "stablelm side by side": {**GROUPED, "architecture": "stablelm", "parallel_block": True, "norms_per_layer": 1},
     "phi3 with windows": {**GROUPED, "architecture": "phi3", "rotary_dim": 16, "sliding_window": 64},
 }
 FUSED = ("attention=flash", "recipe=pure", "b=2")

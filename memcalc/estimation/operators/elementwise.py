@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.estimation import workspaces
 from memcalc.estimation.operators.base import DERIVATIVES, Base, wider
-from memcalc.estimation.tape import CAST, NEW, SAME, Node, Shape, Tensor
+from memcalc.estimation.tape import CAST, NEW, REDUCED, SAME, Node, Shape, Tensor
 from memcalc.ledger.component import Component
 
 
@@ -108,6 +108,12 @@ class Elementwise(Base):
         """The mean over the last axis; keeps nothing, its gradient is spread over a new tensor."""
         y = self.tape.new(name, x.shape[:-1], x.dtype, DERIVATIVES)
         self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
+        return y
+
+    def minus_rows(self, x: Tensor, rows: Tensor, name: str) -> Tensor:
+        """x less one number for each row; keeps nothing. Their gradient is first as large as x, then summed."""
+        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (rows, x), (y,), (), (REDUCED, SAME)))
         return y
 
     def slices(self, x: Tensor, shapes: tuple[Shape, ...], name: str) -> tuple[Tensor, ...]:

@@ -18,9 +18,13 @@ class Norms(Base):
         width: str,
         tensors: tuple[str, ...] = ("weight", "bias"),
         out: Shape | None = None,
+        heads: str = "",
     ) -> Tensor:
-        """Keeps x, and mean and reciprocal deviation in fp32 (ATen native/cuda/layer_norm_kernel.cu)."""
-        return self._fused_norm(x, module, width, ("mean", "reciprocal deviation"), tensors, out)
+        """Keeps x, and mean and reciprocal deviation in fp32 (ATen native/cuda/layer_norm_kernel.cu).
+
+        `heads`: the last axis but one, each part of which has a norm with a weight of its own.
+        """
+        return self._fused_norm(x, module, width, ("mean", "reciprocal deviation"), tensors, out, heads)
 
     def rms_norm(
         self, x: Tensor, module: str, width: str, tensors: tuple[str, ...] = ("weight",), out: Shape | None = None
@@ -36,6 +40,7 @@ class Norms(Base):
         statistics: tuple[str, ...],
         tensors: tuple[str, ...],
         out: Shape | None,
+        heads: str = "",
     ) -> Tensor:
         """`out`: the output's shape where it is seen with other axes."""
         tape = self.tape
@@ -47,16 +52,17 @@ class Norms(Base):
         item_bytes = DTYPE_BYTES[self.parameters]
         rule = workspaces.named(
             workspaces.norm_backward,
-            rows=tuple(x.shape[:-1]),
+            rows=tuple(x.shape[: -2 if heads else -1]),
             width=width,
             item_bytes=item_bytes,
             buffers=len(tensors),
         )
         scratch = tape.store(f"{module} partial sums", (), "uint8", citation, rule=rule)
-        affine = tuple(Tensor(-1, (width,), self.parameters) for _ in tensors)
+        weight = (heads, width) if heads else (width,)
+        affine = tuple(Tensor(-1, weight, self.parameters) for _ in tensors)
         # A frozen weight has no gradient, so no sums over all rows are made.
         tensors = tensors if self.trains(module) else ()
-        gradients = tuple(self.parameter_gradient(module, t, (width,), self.parameters) for t in tensors)
+        gradients = tuple(self.parameter_gradient(module, t, weight, self.parameters) for t in tensors)
         node = Node(
             module,
             (x,),

@@ -37,6 +37,20 @@ LAYERS = {
     "arcee": 2 * NORM + ATTENTION + 4 * BSF,
     # PyTorch's LayerNorm: input 2, output 2, mean and deviation; gelu's input 2 and output 2
     "starcoder2": 2 * (4 * BSD + 2 * TOKEN) + ATTENTION + 4 * BSF,
+    # One norm: what x is less its mean 4, and 4 once more, normed in fp32 4, output 2; the weight in fp32.
+    # q: as much but the output, a weight for each head; k as well.
+    "cohere": (14 * BSD + TOKEN + 4 * D)
+    + (12 * BSD + H * TOKEN + 4 * D)
+    + (12 * BSK + KV * TOKEN + 4 * D * KV // H)
+    + ATTENTION
+    + GATED,
+    # q: LayerNorms' input 2, mean and deviation for each head; k as well. The output is copied by token, 2.
+    "stablelm": 2 * (4 * BSD + 2 * TOKEN)
+    + (2 * BSD + 2 * H * TOKEN)
+    + (2 * BSK + 2 * KV * TOKEN)
+    + ATTENTION
+    + 2 * BSD
+    + GATED,
     # LayerNorm of fp32: its input 4, mean and deviation; its output in bf16 2
     "olmo": 2 * (6 * BSD + 2 * TOKEN) + ATTENTION + GATED,
     # Layer input 2. q: fp32 4, normed in fp32 4; k as well. Output norms: 4 + 4 each. The MLP's input 2.
@@ -52,6 +66,7 @@ LAYERS = {
 }
 
 HALF_TURNS = ("glm", "glm4")  # of each head
+NORMED_HEADS = ("cohere", "stablelm")  # where the config says so
 
 
 @pytest.mark.parametrize("family", LAYERS)
@@ -69,6 +84,7 @@ def test_a_layer_keeps(family: str) -> None:
         "attention_dropout": 0.0,
         "residual_dropout": 0.0,
     }
+    model |= {"qk_norm": True} if family in NORMED_HEADS else {}
     training = {"implementation": "huggingface", "recipe": "pure", "attention": "flash", "b": B, "s": S}
 
     def kept(layers: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.errors import InputError
 from memcalc.estimation.blocks.huggingface.codegen import CodeGen
+from memcalc.estimation.blocks.huggingface.cohere import Cohere
 from memcalc.estimation.blocks.huggingface.family import Family
 from memcalc.estimation.blocks.huggingface.gemma import Gemma
 from memcalc.estimation.blocks.huggingface.glm import Glm, Glm4
@@ -16,6 +17,7 @@ from memcalc.estimation.blocks.huggingface.nanochat import NanoChat
 from memcalc.estimation.blocks.huggingface.olmo import Olmo, Olmo2
 from memcalc.estimation.blocks.huggingface.opt import Opt
 from memcalc.estimation.blocks.huggingface.phi3 import Phi3
+from memcalc.estimation.blocks.huggingface.stablelm import StableLm
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.tape import Tape, Tensor
 from memcalc.ledger.component import Component
@@ -23,6 +25,7 @@ from memcalc.ledger.component import Component
 FAMILIES: dict[str, type[Family]] = {
     "arcee": Llama,
     "codegen": CodeGen,
+    "cohere": Cohere,
     "ernie4_5": Ernie4,
     "gemma": Gemma,
     "glm": Glm,
@@ -43,6 +46,7 @@ FAMILIES: dict[str, type[Family]] = {
     "qwen3": Llama,
     "qwen3_moe": Qwen3Moe,
     "seed_oss": SeedOss,
+    "stablelm": StableLm,
     "starcoder2": Starcoder2,
 }
 

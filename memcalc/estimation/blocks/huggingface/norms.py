@@ -33,3 +33,19 @@ def shifted_rms_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tens
     y = ops.cast(product, x.dtype, f"{module} output in {x.dtype}")
     ops.tape.still_named(x)
     return y
+
+
+def wide_layer_norm(ops: Operators, x: Tensor, module: str, weight: Shape) -> Tensor:
+    """CohereLayerNorm: weight * normed in fp32, which is cast last; what x is less its mean is made twice."""
+    wide = ops.cast(x, "fp32", f"{module} input in fp32")
+    mean = ops.mean(wide, f"{module} mean")
+    squares = ops.pow(ops.minus_rows(wide, mean, f"{module} distances to square"), f"{module} squares")
+    variance = ops.mean(squares, f"{module} variance")
+    centered = ops.minus_rows(wide, mean, f"{module} distances")
+    shifted = ops.shift(variance, f"{module} variance + eps")
+    deviation = ops.pointwise(shifted, f"{module} reciprocal deviation", saves="output")
+    normed = ops.mul(centered, deviation, f"{module} normed", reduces=True)
+    ops.tape.still_named(wide)
+    y = ops.cast(ops.times_wide_weight(normed, module, weight), x.dtype, f"{module} output in {x.dtype}")
+    ops.tape.still_named(mean, variance)
+    return y

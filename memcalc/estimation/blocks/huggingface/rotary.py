@@ -15,7 +15,8 @@ class Rotary(Family):
     """
 
     always_joins = False  # with the rest, though it may be empty
-    turns_in_fp32 = False  # q.float(), k.float()
+    turns_in_fp32 = False  # q.float(), k.float(), and what is made of them by itself
+    casts_to_turn = False  # q and k are in fp32 before either turns
 
     def positioned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, turned: all of each head or its first features."""
@@ -24,20 +25,22 @@ class Rotary(Family):
             return ops.liger_rope(q, "q"), ops.liger_rope(k, "k")
         tables = self.spread_tables()
         given, turned, passed = {"q": q, "k": k}, {}, {}
+        if self.casts_to_turn:
+            given = {name: ops.cast(x, "fp32", f"{name} in fp32") for name, x in given.items()}
         for name, x in given.items():
             cut, passed[name] = self.cut(x, name)
             turned[name] = self.turned(cut, name, tables)
         turned = {name: self.joined(turned[name], passed[name], x, name) for name, x in given.items()}
-        found = [ops.cast(turned[name], x.dtype) if self.wide else turned[name] for name, x in given.items()]
+        found = [ops.cast(turned[name], x.dtype) if self.wide else turned[name] for name, x in (("q", q), ("k", k))]
         if self.wide:  # until apply_rotary_pos_emb returns both
-            self.tape.still_named(*turned.values())
+            self.tape.still_named(*turned.values(), *given.values())
         self.tape.still_named(*tables)
         return found[0], found[1]
 
     @property
     def wide(self) -> bool:
         """Whether positions are applied in fp32, and the result is cast back."""
-        return self.wide_tables or self.turns_in_fp32
+        return self.wide_tables or self.turns_in_fp32 or self.casts_to_turn
 
     @property
     def turned_by_head(self) -> bool:

@@ -1,0 +1,36 @@
+"""Cohere's Command-R."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.huggingface.llama import Llama
+from memcalc.estimation.blocks.huggingface.norms import wide_layer_norm
+from memcalc.estimation.tape import Tensor
+
+
+class Cohere(Llama):
+    """CohereDecoderLayer: attention and the MLP beside each other, of one norm; queries and keys turn in fp32."""
+
+    norms_heads = "together"
+    casts_to_turn = True
+
+    def norm(self, x: Tensor, module: str, width: str) -> Tensor:
+        """CohereLayerNorm."""
+        return wide_layer_norm(self.ops, x, module, (width,))
+
+    def head_norm(self, x: Tensor, name: str) -> Tensor:
+        """The same, with weights for each head."""
+        return wide_layer_norm(self.ops, x, f"attention.{name}_norm", x.shape[-2:]) if self.c.qk_norm else x
+
+    def layer(self) -> Tensor:
+        """The norm, both branches, and their sum."""
+        x = self.entry()
+        given = self.norm(x, "input_norm", "d")
+        attended = self.attention(given)
+        fed = self.mlp(given)
+        y = self.ops.add(self.ops.add(x, attended, "attention sum"), fed, "layer output")
+        self.tape.still_named(given, attended, fed)
+        return y
+
+    def logits(self, x: Tensor) -> Tensor:
+        """logits * logit_scale."""
+        return self.ops.scale(x, "scaled logits")

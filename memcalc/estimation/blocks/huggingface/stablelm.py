@@ -1,0 +1,48 @@
+"""StableLM."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.huggingface.llama import Llama
+from memcalc.estimation.tape import Tensor
+
+
+class StableLm(Llama):
+    """StableLmDecoderLayer: PyTorch's LayerNorm, a part of each head turns, dropout of the MLP's output."""
+
+    always_joins = True
+    norms_heads = "together"
+    named: tuple[Tensor, ...] = ()  # by attention, of what it has turned
+
+    def layer(self) -> Tensor:
+        """Attention and the MLP beside each other, or one after the other, with names for what both return."""
+        ops, x = self.ops, self.entry()
+        given = self.norm(x, "input_norm", "d")
+        attended = self.attention(given)
+        total = ops.add(x, attended, "attention sum") if not self.c.parallel_block else x
+        fed = self.mlp(given if self.c.parallel_block else self.norm(total, "post_attention_norm", "d"))
+        fed = ops.dropout(fed, "mlp dropout", self.c.residual_dropout)
+        if self.c.parallel_block:
+            total = ops.add(x, attended, "attention sum")
+        y = ops.add(total, fed, "layer output")
+        self.tape.still_named(given, attended, fed)
+        return y
+
+    def head_norm(self, x: Tensor, name: str) -> Tensor:
+        """StableLmLayerNormPerHead: heads are split, each is normed, and all are joined, head by head."""
+        if not self.c.qk_norm:
+            return x
+        ops, module = self.ops, f"attention.{name}_norm"
+        seen = x if self.c.attention == "eager" else ops.seen(x, name)
+        (parts,) = ops.split(seen, (x.shape,), f"heads of {name}")
+        normed = ops.layer_norm(parts, module, "d_h", ("weight",), heads=x.shape[-2])
+        return ops.concatenate((normed,), x.shape, f"{name} normed, joined")
+
+    def joined(self, turned: Tensor, passed: Tensor | None, x: Tensor, name: str) -> Tensor:
+        """query_rot, query_pass and the keys' have names until attention returns."""
+        self.named += (turned, x)
+        return super().joined(turned, passed, x, name)
+
+    def attended(self, x: Tensor) -> Tensor:
+        """As it is."""
+        self.tape.still_named(*self.named)
+        return x
