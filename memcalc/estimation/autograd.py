@@ -94,7 +94,7 @@ class Backward:
         is taken out of its store, which holds it no longer.
         """
         nodes = self.tape.nodes[segment.start : segment.stop]
-        saved = {index for node in nodes for index in node.saved}
+        lasting = {index for node in nodes for index in node.saved} | self.tape.region  # which ends when it has run
         last = max((p for p, node in enumerate(nodes) if node.unpacks), default=-1)
         uses: dict[int, int] = {}
         for position, node in enumerate(nodes):
@@ -118,7 +118,7 @@ class Backward:
                         self.make_again(index)
                     alive.add(index)
             for index in sorted(alive):
-                if index not in saved and uses.get(index, position) <= position:
+                if index not in lasting and uses.get(index, position) <= position:
                     self.release(self.current(index))
                     alive.discard(index)
         for node in nodes:

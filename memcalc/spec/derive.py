@@ -8,6 +8,7 @@ from memcalc.errors import InputError
 from memcalc.spec.families import family_defaults, rotated_share
 
 _NESTED = ("moe", "mla")
+_WITH_GELU = ("gelu", "geglu")
 
 
 def derive_model(raw: dict[str, object]) -> dict[str, object]:
@@ -22,7 +23,10 @@ def derive_model(raw: dict[str, object]) -> dict[str, object]:
     model = _given(raw)
     architecture = model.get("architecture")
     if isinstance(architecture, str):
-        model = _merged(family_defaults(architecture), model)
+        defaults = family_defaults(architecture)
+        if model.get("mlp") not in (None, *_WITH_GELU):
+            defaults.pop("gelu", None)  # of the activation that the family has by default
+        model = _merged(defaults, model)
     hidden_size = _size(model.get("hidden_size"))
     heads = _size(model.get("num_attention_heads"))
     if heads is not None:

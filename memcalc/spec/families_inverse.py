@@ -101,7 +101,7 @@ def _settle(keys: dict[str, Any], field: str, rule: Rule, wanted: dict[str, Any]
         if rule.value != value:
             return False
     elif rule.how == "read":
-        theirs = _theirs(value, translations_of(family, field))
+        theirs = _theirs(field, wanted, family)
         if theirs is _UNSETTLED:
             return False
         needs[rule.keys[0]] = theirs
@@ -131,10 +131,14 @@ def _layer_types(wanted: dict[str, Any]) -> list[str]:
     return ["full_attention" if each else "sliding_attention" for each in whole]
 
 
-def _theirs(value: Any, table: dict[Any, Any] | None) -> Any:
-    """What the family calls our value: of several words the first."""
+def _theirs(field: str, wanted: dict[str, Any], family: str) -> Any:
+    """What the family calls our value: of several words the first that says what is wanted of all fields read alike."""
+    value, table = wanted[field], translations_of(family, field)
     if table is None:
         return list(value) if isinstance(value, tuple) else value
-    found = next((theirs for theirs, ours in table.items() if ours == value), _UNSETTLED)
+    rules = rules_of(family)
+    alike = {other: translations_of(family, other) or {} for other in rules if rules[other] == rules[field]}
+    words = (word for word in table if all(words.get(word) == wanted[other] for other, words in alike.items()))
+    found = next(words, _UNSETTLED)
     # A table with null alone stands for null; other values go through it unchanged.
     return value if found is _UNSETTLED and None in table else found

@@ -8,7 +8,8 @@ One file a model_type in memcalc/data/families, with these keys:
     read       our field: their key ("a.b" lies in the object a), or a list of keys of which the first that is present
                counts, or one of the mappings below; `moe` and `mla` are nested
     defaults   their key: what transformers' configuration class takes where config.json leaves it out
-    translate  our field: {their value: our value}; a value outside the table is refused
+    translate  our field: {their value: our value}; a value outside the table is refused. The word that `mlp` is read
+               from says which gelu is meant, too: `GELUS`
     require    their key: the values (the first one is the default) for which our block holds at all
     buffers    what transformers registers as buffers; see `Buffers`
     not_modelled   what the family's block does besides, and the plain implementation does not
@@ -38,6 +39,9 @@ import yaml
 
 from memcalc.errors import InputError
 from memcalc.spec.family_values import shown
+
+# transformers' words for activations, and which gelu each is; all others are no gelu.
+GELUS: dict[object, object] = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "new", "gelu_fast": "fast"}
 
 FOLDER = Path(__file__).parent.parent / "data" / "families"
 
@@ -129,12 +133,17 @@ def parsed(name: str) -> Family:
     data = yaml.load((FOLDER / f"{name}.yaml").read_bytes(), Loader=_Loader)
     if "same_as" in data:
         return parsed(data["same_as"])
+    rules = {field: _rules(rule) for field, rule in flattened(data["read"]).items()}
+    translate = data.get("translate", {})
+    if "mlp" in rules:
+        rules["gelu"] = rules["mlp"]
+        translate["gelu"] = {word: GELUS.get(word, "exact") for word in translate["mlp"]}
     return Family(
         name=name,
         fixed=data["fixed"],
-        rules={field: _rules(rule) for field, rule in flattened(data["read"]).items()},
+        rules=rules,
         defaults=data["defaults"],
-        translate=data.get("translate", {}),
+        translate=translate,
         require=data.get("require", {}),
         buffers=Buffers(**data.get("buffers", {})),
         not_modelled=tuple(data.get("not_modelled", ())),

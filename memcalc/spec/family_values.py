@@ -49,6 +49,7 @@ CHOICES = frozenset(
         "norm_placement",
         "qk_norm_width",
         "mlp",
+        "gelu",
     }
 )
 # Sizes that are of the family, not of one checkpoint of it.

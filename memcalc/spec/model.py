@@ -14,6 +14,7 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 PositionEmbedding = Literal["learned", "rope", "alibi", "none"]
 Normalization = Literal["layernorm", "rmsnorm"]
 Mlp = Literal["gelu", "relu", "relu2", "swiglu", "geglu"]
+Gelu = Literal["exact", "tanh", "new", "fast"]
 Layers = Annotated[tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(strict=False)]
 
 
@@ -84,6 +85,9 @@ class ModelSpec(Block):
     embedding_norm: bool = Field(False, description="a norm after the embedding (BLOOM)")
     embedding_size: Size = Field(description="width of the embedding table; default: hidden_size, else projected")
     mlp: Mlp = Field("gelu", description="gelu | relu | relu2: two matrices; swiglu | geglu: three")
+    gelu: Gelu = Field(
+        "exact", description="of transformers' modules: one operator (exact, tanh) | several (new, fast: gelu_new ...)"
+    )
     qkv_bias: bool = Field(True, description="bias of the query, key and value projections")
     output_bias: bool = Field(True, description="bias of the attention's output projection")
     mlp_bias: bool = Field(True, description="bias of the MLP's projections")

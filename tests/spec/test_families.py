@@ -60,6 +60,7 @@ def test_llama_defaults() -> None:
         "normalization": "rmsnorm",
         "norms_per_layer": 2,
         "mlp": "swiglu",
+        "gelu": "exact",
         "qkv_bias": False,
         "output_bias": False,
         "mlp_bias": False,

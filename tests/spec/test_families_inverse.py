@@ -26,6 +26,7 @@ WITH_EXPERTS = tuple(
     "deepseek_v2 deepseek_v3 ernie4_5_moe glm4_moe gpt_oss granitemoe llama4_text minimax_m2 mixtral olmoe phimoe "
     "qwen2_moe qwen3_moe".split()
 )
+BY_DEFAULT = {("gpt2", "new"), ("gptj", "new"), ("phi", "new"), ("gpt_neox", "exact")}  # not written
 
 
 def small_model(family: str, **changes: Any) -> ModelSpec:
@@ -56,6 +57,23 @@ def test_what_is_written_reads_as_it_was(family: str) -> None:
 
     again = load({"model": read_hf_config(config, "config.json"), "training": {"sequence_length": 16}}).model
     assert again.model_copy(update={"architecture": family}) == model
+
+
+@pytest.mark.parametrize(("gelu", "word"), [("exact", "gelu"), ("new", "gelu_new"), ("fast", "gelu_fast")])
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "gptj", "opt", "phi"])
+def test_which_gelu_is_in_the_word_for_the_activation(family: str, gelu: str, word: str) -> None:
+    config = write_hf_config(small_model(family, mlp="gelu", gelu=gelu))
+    block = read_hf_config(config, "config.json")
+
+    assert word in (config.get("hidden_act"), config.get("activation_function")) or (family, gelu) in BY_DEFAULT
+    assert (block["mlp"], block["gelu"]) == ("gelu", gelu)
+
+
+def test_another_activation_than_the_familys_is_no_new_gelu() -> None:
+    model = small_model("phi", mlp="relu")
+
+    assert (small_model("phi").gelu, model.gelu) == ("new", "exact")
+    assert write_hf_config(model)["hidden_act"] == "relu"
 
 
 @pytest.mark.parametrize("family", known_families())

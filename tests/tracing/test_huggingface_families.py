@@ -19,7 +19,10 @@ FAMILIES: dict[str, dict[str, object]] = {
     "gpt_neox": {"architecture": "gpt_neox"},
     "gpt_neox one after the other": {"architecture": "gpt_neox", "parallel_block": False, "qkv_bias": False}
     | {"output_bias": False, "mlp": "relu"},
+    "gpt_neox gelu_fast": {"architecture": "gpt_neox", "gelu": "fast"},
     "opt": {"architecture": "opt"},
+    "phi": {**GROUPED, "architecture": "phi"},
+    "phi tied, whole heads turned": {"architecture": "phi", "tie_word_embeddings": True, "rotary_dim": 32},
     "opt norms behind": {"architecture": "opt", "final_norm": False, "embedding_size": 64},
     **{
         family: {**GROUPED, "architecture": family}

@@ -55,6 +55,7 @@ class Structure(NamedTuple):
     norm_placement: str
     parallel_block: bool
     mlp: str
+    gelu: str  # of transformers' modules
     gated_mlp: bool
     usual_width: bool  # F = 4d, written 4·d
     qkv_bias: bool
@@ -160,6 +161,7 @@ def structure_of(spec: Spec) -> Structure:
         norm_placement=model.norm_placement,
         parallel_block=model.parallel_block,
         mlp=model.mlp,
+        gelu=model.gelu if huggingface else "exact",
         gated_mlp=model.gated_mlp,
         usual_width=model.intermediate_size == 4 * model.hidden_size,
         qkv_bias=model.qkv_bias,

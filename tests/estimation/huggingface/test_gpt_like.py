@@ -52,6 +52,36 @@ def test_gpt_neox_keeps_the_fused_product_beside_what_it_turns(parallel: bool) -
     assert kept == sum(terms) + NORMS
 
 
+@pytest.mark.parametrize(("gelu", "kept"), [("exact", 1), ("tanh", 1), ("new", 4), ("fast", 7)])
+def test_a_gelu_of_several_operators_keeps_what_each_needs(gelu: str, kept: int) -> None:
+    """new: x of its cube, tanh, and x/2 and 1 + tanh of the last product; fast: both factors of three products.
+
+    Those are 0.044715 x and x, sqrt(2/pi) x and 1 + 0.044715 x², x/2 and 1 + tanh; and tanh's own output.
+    """
+    inner = 2 * 4 * BSD
+    least = kept_by_a_layer("gpt_neox", "dropout=0", "attention=flash", gelu="exact")
+
+    assert kept_by_a_layer("gpt_neox", "dropout=0", "attention=flash", gelu=gelu) == least + (kept - 1) * inner
+
+
+def test_phi_keeps_one_norms_output_for_attention_and_mlp() -> None:
+    """Queries and keys are copied when they are joined; what they were projected as is kept by nobody."""
+    kept = kept_by_a_layer("phi", "dropout=0", "attention=flash", gelu="exact")
+    terms = (
+        2 * BSD,  # layer input
+        2 * BSD,  # norm's output
+        2 * 2 * BSD,  # q and k, their turned part and the rest joined
+        2 * BSD,  # v
+        4 * B * H * S,  # log-sum-exp
+        2 * BSD,  # what attention makes
+        2 * BSD,  # the same token by token
+        2 * 4 * BSD,  # input of gelu
+        2 * 4 * BSD,  # its output
+    )
+
+    assert kept == sum(terms) + NORMS // 2
+
+
 def test_opt_keeps_relu_once() -> None:
     """The output of relu is what both its backward and the next matrix need."""
     kept = kept_by_a_layer("opt", "dropout=0.1", "attention=eager")

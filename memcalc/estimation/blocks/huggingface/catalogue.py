@@ -16,6 +16,7 @@ from memcalc.estimation.blocks.huggingface.multiplied import Ernie4, Granite, Se
 from memcalc.estimation.blocks.huggingface.nanochat import NanoChat
 from memcalc.estimation.blocks.huggingface.olmo import Olmo, Olmo2
 from memcalc.estimation.blocks.huggingface.opt import Opt
+from memcalc.estimation.blocks.huggingface.phi import Phi
 from memcalc.estimation.blocks.huggingface.phi3 import Phi3
 from memcalc.estimation.blocks.huggingface.stablelm import StableLm
 from memcalc.estimation.blocks.structure import Structure
@@ -40,6 +41,7 @@ FAMILIES: dict[str, type[Family]] = {
     "olmo": Olmo,
     "olmo2": Olmo2,
     "opt": Opt,
+    "phi": Phi,
     "phi3": Phi3,
     "qwen2": Llama,
     "qwen2_moe": Qwen2Moe,

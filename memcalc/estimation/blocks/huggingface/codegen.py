@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from memcalc.estimation.blocks.huggingface.family import Family
+from memcalc.estimation.blocks.huggingface.mlp import Mlps
 from memcalc.estimation.tape import Tensor
 
 _ROTATED = (("b", "s", "h", "d_rot"), ("b", "s", "h", "d_h-d_rot"))
 
 
-class CodeGen(Family):
+class CodeGen(Mlps):
     """CodeGenBlock: rotates a part of each head, attends in fp32, attention and MLP side by side."""
 
     rotates = False  # its layers make their own tables
@@ -22,7 +22,7 @@ class CodeGen(Family):
         attended = self.attention(normed)
         inner = "4·d" if c.usual_width else "F"
         up = ops.linear(normed, "mlp.up_proj", (inner, "d"), ("b", "s", inner), bias=True)
-        down = ops.linear(self.new_gelu(up), "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=True)
+        down = ops.linear(self.act(up, "mlp."), "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=True)
         fed = ops.dropout(down, "mlp dropout", c.residual_dropout)
         output = ops.add(ops.add(attended, fed, "block sum"), x, "layer output")
         self.tape.still_named(normed, attended, fed)

@@ -23,6 +23,7 @@ class Family:
     wide_tables = False  # which stay in fp32
     layers_take_positions = True  # among their arguments
     spreads_tables = False  # of which each layer makes its own, for pairs of neighbouring features
+    renames_embeddings = False  # inputs_embeds, once they have been dropped out, is what is left of them
     wide_logits = False  # the model itself returns them in fp32
 
     def __init__(self, c: Structure, tape: Tape, *, experts: bool = False) -> None:
@@ -47,11 +48,13 @@ class Family:
             # inputs_embeds and position_embeds keep their names
             self.tape.names.update((x.storage, positions.storage))
             x = ops.broadcast_add(x, positions, "embedding sum")
-        else:
+        elif not self.renames_embeddings:
             self.tape.names.add(x.storage)  # inputs_embeds
         self.shared_tables()
-        x = self.first_hidden(x)
-        return ops.dropout(x, "embedding dropout", c.embedding_dropout)
+        x = ops.dropout(self.first_hidden(x), "embedding dropout", c.embedding_dropout)
+        if self.renames_embeddings:
+            self.tape.names.add(x.storage)
+        return x
 
     def positions(self) -> Tensor:
         """The rows of the table of positions, which are counted out, and named position_ids."""
@@ -153,17 +156,6 @@ class Family:
         if self.c.liger:
             return self.ops.liger_rms_norm(x, module, width)
         return self.ops.composite_rms_norm(x, module, width, named=True)
-
-    def new_gelu(self, x: Tensor) -> Tensor:
-        """NewGELUActivation: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), eight operators."""
-        ops = self.ops
-        half = ops.scale(x, "gelu x/2")
-        cube = ops.scale(ops.pow(x, "gelu x^3"), "gelu 0.044715 x^3")
-        inner = ops.scale(ops.add(x, cube, "gelu sum"), "gelu argument")
-        factor = ops.shift(ops.pointwise(inner, "gelu tanh", saves="output"), "gelu 1 + tanh")
-        output = ops.mul(half, factor, "gelu output")
-        self.tape.still_named(x)
-        return output
 
     def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """integrations/sdpa_attention.py: grouped heads go to flash as they are; others are repeated.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from memcalc.estimation.blocks.caching import cached
-from memcalc.estimation.blocks.huggingface.family import Family
+from memcalc.estimation.blocks.huggingface.mlp import Mlps
 from memcalc.estimation.tape import Tensor
 
 
-class Gpt2(Family):
+class Gpt2(Mlps):
     """GPT2Block."""
 
     rotates = False
@@ -34,7 +34,7 @@ class Gpt2(Family):
         normed = ops.layer_norm(x, "post_attention_norm", "d")
         inner = "4·d" if c.usual_width else "F"
         up = ops.linear(normed, "mlp.up_proj", (inner, "d"), ("b", "s", inner), bias=True, conv1d=True)
-        down = ops.linear(self.new_gelu(up), "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=True, conv1d=True)
+        down = ops.linear(self.act(up, "mlp."), "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=True, conv1d=True)
         fed = ops.dropout(down, "mlp dropout", c.residual_dropout)
         output = ops.add(x, fed, "layer output")
         self.tape.still_named(normed, attended)

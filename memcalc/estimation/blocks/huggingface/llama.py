@@ -110,3 +110,21 @@ class Llama(Rotary, Mlps):
         if self.c.attention == "eager":
             return self.eager(q, k, v, softmax_in_fp32=True)
         return self.scaled_dot_product(q, k, v)
+
+
+class PartlyTurned(Llama):
+    """Attention that cuts queries and keys, turns a part and joins both itself, so the pieces have names until then."""
+
+    always_joins = True
+    norms_heads = "together"
+    named: tuple[Tensor, ...] = ()  # query_rot and key_rot, and what query_pass and key_pass are views of
+
+    def joined(self, turned: Tensor, passed: Tensor | None, x: Tensor, name: str) -> Tensor:
+        """Both parts in one tensor."""
+        self.named += (turned, x)
+        return super().joined(turned, passed, x, name)
+
+    def attended(self, x: Tensor) -> Tensor:
+        """As it is; the names go when attention returns."""
+        self.tape.still_named(*self.named)
+        return x

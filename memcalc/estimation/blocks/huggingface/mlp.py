@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.estimation.blocks.huggingface.activations import COMPOSITE
 from memcalc.estimation.blocks.huggingface.family import Family
 from memcalc.estimation.tape import Tensor
 
@@ -24,7 +25,7 @@ class Mlps(Family):
         c, ops = self.c, self.ops
         gate = ops.linear(x, f"{prefix}gate_proj", (inner, "d"), ("b", "s", inner), bias=c.mlp_bias)
         kind = f"{prefix}{self.activation}"
-        gate = gate if c.liger else ops.pointwise(gate, kind)
+        gate = gate if c.liger else self.act(gate, prefix)
         up = ops.linear(x, f"{prefix}up_proj", (inner, "d"), ("b", "s", inner), bias=c.mlp_bias)
         multiplied = ops.liger_swiglu if c.liger else ops.mul
         product = multiplied(gate, up, f"{kind}(gate) * up")
@@ -37,7 +38,7 @@ class Mlps(Family):
         joined = ops.linear(x, f"{prefix}gate_up_proj", (both[-1], "d"), both, bias=c.mlp_bias)
         gate, up = ops.split(joined, (("b", "s", inner), ("b", "s", inner)), f"{prefix}gate, up")
         kind = f"{prefix}{self.activation}"
-        product = ops.mul(up, ops.pointwise(gate, kind), f"up * {kind}(gate)")
+        product = ops.mul(up, self.act(gate, prefix), f"up * {kind}(gate)")
         self.tape.still_named(gate, up)
         return ops.linear(product, f"{prefix}down_proj", ("d", inner), ("b", "s", "d"), bias=c.mlp_bias)
 
@@ -48,10 +49,12 @@ class Mlps(Family):
         return ops.linear(self.act(up, prefix), f"{prefix}down_proj", ("d", inner), ("b", "s", "d"), bias=c.mlp_bias)
 
     def act(self, x: Tensor, prefix: str) -> Tensor:
-        """gelu, relu, or relu squared (activations.py, ReLUSquaredActivation)."""
-        ops, kind = self.ops, self.c.mlp
-        y = ops.pointwise(x, f"{prefix}{self.activation}", saves="input" if kind == "gelu" else "output")
-        if kind == "relu2":
+        """One operator, unless the config has a gelu of several, or relu squared (activations.py)."""
+        c, ops, kind = self.c, self.ops, self.activation
+        if kind == "gelu" and c.gelu in COMPOSITE:
+            return COMPOSITE[c.gelu](ops, x)
+        y = ops.pointwise(x, f"{prefix}{kind}", saves="output" if kind == "relu" else "input")
+        if c.mlp == "relu2":
             y = ops.pow(y, f"{prefix}relu²")
             self.tape.still_named(x)
         return y

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from memcalc.estimation.blocks.huggingface.llama import Llama
+from memcalc.estimation.blocks.huggingface.llama import PartlyTurned
 from memcalc.estimation.tape import Tensor
 
 
-class StableLm(Llama):
+class StableLm(PartlyTurned):
     """StableLmDecoderLayer: PyTorch's LayerNorm, a part of each head turns, dropout of the MLP's output."""
-
-    always_joins = True
-    norms_heads = "together"
-    named: tuple[Tensor, ...] = ()  # by attention, of what it has turned
 
     def layer(self) -> Tensor:
         """Attention and the MLP beside each other, or one after the other, with names for what both return."""
@@ -36,13 +32,3 @@ class StableLm(Llama):
         (parts,) = ops.split(seen, (x.shape,), f"heads of {name}")
         normed = ops.layer_norm(parts, module, "d_h", ("weight",), heads=x.shape[-2])
         return ops.concatenate((normed,), x.shape, f"{name} normed, joined")
-
-    def joined(self, turned: Tensor, passed: Tensor | None, x: Tensor, name: str) -> Tensor:
-        """query_rot, query_pass and the keys' have names until attention returns."""
-        self.named += (turned, x)
-        return super().joined(turned, passed, x, name)
-
-    def attended(self, x: Tensor) -> Tensor:
-        """As it is."""
-        self.tape.still_named(*self.named)
-        return x
