@@ -10,7 +10,7 @@ from memcalc.spec.finetuning import ATTENTION_TARGETS, MLP_TARGETS, LoraSpec, Ql
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
-from memcalc.spec.training import TrainingSpec
+from memcalc.spec.training import ParallelismSpec, TrainingSpec
 
 
 class Quantised(NamedTuple):
@@ -31,6 +31,7 @@ class Adapters(NamedTuple):
     saved: tuple[str, ...]  # trained whole
     quantised: Quantised | None
     input_gradient: bool  # the embedding's output needs a gradient
+    keeps_inputs: bool = False  # frozen layers, too, keep their input, which no gradient needs
 
     def holds_in_4_bits(self, module: str) -> bool:
         """Whether a linear layer's matrix is quantised."""
@@ -48,9 +49,16 @@ def adapters_of(spec: Spec) -> Adapters | None:
         return frozen_for(spec.inference.quantization)
     if training.lora is None:
         return None
-    return _adapters(
+    found = _adapters(
         training.lora, training.qlora, spec.model, training.implementation, training.dtype, training.recipe
     )
+    # DeepSpeed 0.19 runtime/zero/linear.py: stage 3 saves input and weight of each layer, whatever trains.
+    return found._replace(keeps_inputs=True) if replaces_linears(spec.parallelism) else found
+
+
+def replaces_linears(parallelism: ParallelismSpec) -> bool:
+    """Whether DeepSpeed's stage 3 runs linear layers of its own (runtime/zero/linear.py)."""
+    return parallelism.engine == "deepspeed" and parallelism.zero_stage == 3 and parallelism.shards > 1
 
 
 @lru_cache(maxsize=8)

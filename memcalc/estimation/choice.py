@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memcalc.estimation.adapters import base_dtype
+from memcalc.estimation.adapters import adapters_of, base_dtype
 from memcalc.estimation.blocks.structure import float8_of
 from memcalc.estimation.copies import Spread
 from memcalc.estimation.engines.transformer_engine import in_8_bits
@@ -45,6 +45,7 @@ class Choice(NamedTuple):
     weights_on_host: bool = False  # the weights are
     pins: bool = False  # in pinned memory
     recomputes: bool = False  # every layer, where DeepSpeed's stage 3 gathers by the order of modules
+    detached: bool = False  # the first layer's input needs no gradient
     replicates: bool = False  # HSDP: there are several groups, which add up what each has reduced
     fp8_weights: bool = False  # Transformer Engine's matrices have weights in 8 bits alone
     held_in: str = ""  # dtype of the weights that are held, where it is not `base`
@@ -81,7 +82,7 @@ class Choice(NamedTuple):
 def choice_of(spec: Spec) -> Choice:
     """The choice of a run."""
     training, base = spec.training, base_dtype(spec.training)
-    recipe = RECIPES[training.recipe]
+    recipe, adapters = RECIPES[training.recipe], adapters_of(spec)
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     return Choice(
         training.recipe,
@@ -106,6 +107,7 @@ def choice_of(spec: Spec) -> Choice:
         spec.parallelism.weights_on_host,
         spec.parallelism.offload_pin_memory,
         spec.parallelism.engine == "deepspeed" and spec.parallelism.zero_stage == 3 and training.recompute == "full",
+        adapters is not None and not adapters.input_gradient,
         spec.parallelism.data_parallel_replicate > 1,
         training.fp8_params,
         narrow_gather=float8_of(spec) if training.fp8_all_gather else None,

@@ -18,14 +18,13 @@ CODE_4_BIT, CODE_8_BIT = 16, 256
 
 
 def with_adapters(rows: Iterable[Held], adapters: Adapters, base: str) -> Iterator[Held]:
-    """The frozen rows, then what trains: copies of the modules that are saved whole, and two matrices a target.
+    """The frozen rows, each before what trains beside it: a copy of a module that is saved whole, or two matrices.
 
     Args:
         rows: the model's own parameters.
         adapters: what trains beside them.
         base: dtype of frozen weights that are not quantised.
     """
-    trained: list[Held] = []
     for held in rows:
         matrix = held.tensor == "weight" and len(held.axes) == len(("out", "in"))  # stacked experts are none
         if matrix and adapters.holds_in_4_bits(held.module) and adapters.quantised is not None:
@@ -34,10 +33,9 @@ def with_adapters(rows: Iterable[Held], adapters: Adapters, base: str) -> Iterat
             yield held._replace(dtype=base, trains=False)
         name = held.module.rpartition(".")[2]
         if name in adapters.saved:  # PEFT keeps the module itself too (utils/other.py, ModulesToSaveWrapper)
-            trained.append(held._replace(module=f"{held.module}.saved", dtype=base))
+            yield held._replace(module=f"{held.module}.saved", dtype=base)
         elif matrix and name in adapters.targets:
-            trained += _adapter(held, adapters.dtype, ("r", adapters.rank))
-    yield from trained
+            yield from _adapter(held, adapters.dtype, ("r", adapters.rank))
 
 
 def _adapter(held: Held, dtype: str, rank: Axis) -> Iterator[Held]:

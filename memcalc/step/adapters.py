@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from memcalc.errors import Unavailable
@@ -78,8 +79,14 @@ def linear_layers(module: nn.Module, spec: Spec, names: Iterable[str]) -> Iterat
     ends = tuple(f".{module_name(spec, name)}" for name in names)
     for path, part in module.named_modules():
         weight = getattr(part, "weight", None)
-        if f".{path}".endswith(ends) and isinstance(weight, Tensor) and weight.dim() == len(("out", "in")):
+        if f".{path}".endswith(ends) and isinstance(weight, Tensor) and len(_shape(weight)) == len(("out", "in")):
             yield path, part
+
+
+def _shape(weight: Tensor) -> torch.Size:
+    """The whole parameter's: DeepSpeed's stage 3 leaves an empty tensor in its place."""
+    shape: torch.Size = getattr(weight, "ds_shape", weight.shape)
+    return shape
 
 
 def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:

@@ -26,9 +26,15 @@ def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
 
         model = split_over(model, spec, mesh["tensor"])
     if spec.parallelism.data_parallel > 1:
-        _shard(model.module, spec, mesh)
+        _shard(_called(model.module), spec, mesh)
     _give_memory(model.module, spec, device)
     return model
+
+
+def _called(module: nn.Module) -> nn.Module:
+    """The module that is called: adapters are inside of it, and PEFT's own around it."""
+    inside = getattr(module, "get_base_model", None)
+    return module if inside is None else inside()
 
 
 def _shard(module: nn.Module, spec: Spec, mesh: DeviceMesh) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from memcalc.estimation.adapters import Adapters, adapters_of, base_dtype
+from memcalc.estimation.adapters import Adapters, adapters_of, base_dtype, replaces_linears
 from memcalc.estimation.operators.float8 import Float8
 from memcalc.estimation.remembered import remembered
 from memcalc.estimation.stages import Kind
@@ -219,7 +219,7 @@ def structure_of(spec: Spec) -> Structure:
         checkpoints_layers=training.recompute not in ("none", "selective"),
         frees_tables=saves_on_host != "none"
         and training.recompute == "none",  # a checkpoint's closure has them as an argument
-        replaced_linears=parallelism.engine == "deepspeed" and parallelism.zero_stage == 3 and parallelism.shards > 1,
+        replaced_linears=replaces_linears(parallelism),
         fp8=training.fp8 if megatron else "none",
         fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _card(spec)),
         float8=float8_of(spec),

@@ -68,12 +68,19 @@ def root_unit(parameters: Parameters, size: Callable[[Held], int] = attrgetter("
     return sum(held.count * size(held) for held in parameters if held.where != "layer")
 
 
-def gradient_share(elements: int, choice: Choice, source: str) -> Item:
-    """A rank's share of a layer's gradients, once they are reduced; main gradients that always exist need none."""
+def gradient_share(elements: int, choice: Choice, source: str, dtype: str = "") -> Item:
+    """A rank's share of a layer's gradients, once they are reduced; main gradients that always exist need none.
+
+    Args:
+        elements: of the layer's gradients.
+        choice: of the run.
+        source: of the rule.
+        dtype: theirs, where it is not that of the weights that forward reads.
+    """
     recipe = RECIPES[choice.recipe]
     each = 0
     if recipe.gradients is not None:
-        each += DTYPE_BYTES[choice.base]
+        each += DTYPE_BYTES[dtype or choice.base]
         each += DTYPE_BYTES["fp32"] if recipe.main_gradients_live == "backward" else 0
     elements = -(-elements // choice.data_parallel)
     share = buffer("gradient share of a layer", elements, "uint8", 0, "P_layer/N", f"{source}: reduced gradients")
@@ -86,7 +93,7 @@ def host_shards(parameters: Parameters, choice: Choice, dtype: str, source: str)
     kinds: dict[str, list[int]] = {}
     for held in parameters:
         if held.where == "layer":
-            size = DTYPE_BYTES[dtype] * prod(choice.spread(2).shape(held))
+            size = DTYPE_BYTES[held.dtype or dtype] * prod(choice.spread(2).shape(held))
             kinds.setdefault(held.module.partition("*")[0], []).append(size)
     sizes = max(kinds.values(), key=sum, default=[])
     shards = buffer("layer's shards from the host", 0, dtype, 0, "P_layer/N", source)
@@ -100,11 +107,3 @@ def buffer(name: str, elements: int, dtype: str, mask: int, symbol: str, citatio
     formula = f"{DTYPE_BYTES[dtype]}·{symbol}"
     component = Component.COMMUNICATION_BUFFERS
     return Item(component, "engine", name, (elements,), dtype, 1, each, rounded(each), mask, formula, citation)
-
-
-def mixed_buffer(name: str, elements: int, narrow: int, dtype: str, symbol: str, citation: str) -> Item:
-    """One of parameters of which some are in 8 bits; then it is one of bytes (_fsdp_collectives.py: uint8)."""
-    if not narrow:
-        return buffer(name, elements, dtype, 0, symbol, citation)
-    whole = buffer(name, narrow + (elements - narrow) * DTYPE_BYTES[dtype], "uint8", 0, symbol, citation)
-    return whole._replace(formula=f"1·{symbol}, {DTYPE_BYTES[dtype]}· what torchao does not convert")

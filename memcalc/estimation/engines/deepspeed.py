@@ -27,9 +27,10 @@ def deepspeed(parameters: Parameters, choice: Choice) -> Buffers:
     """A bucket that gradients are gathered in, allocated whole; at stage 3 also gathered parameters."""
     if choice.zero_stage == 3:
         return _stage_3(parameters, choice)
-    elements = sum(held.count * held.elements for held in parameters)
+    # What is frozen is in no group of the optimizer's: it stays as it is on every rank.
+    trained = Parameters(held for held in parameters if held.trains)
     around = Around()
-    standing = list(_standing(parameters, elements, choice))
+    standing = list(_standing(trained, choice))
     detail = "stage_1_and_2.py: setup_buckets: allocated whole at the first gradient, freed after "
     if choice.accumulates and choice.reduces_after_backward:
         standing.append(_bucket(choice, BETWEEN, f"{detail}the last micro-batch"))
@@ -49,10 +50,10 @@ def deepspeed(parameters: Parameters, choice: Choice) -> Buffers:
 def _stage_3(parameters: Parameters, choice: Choice) -> Buffers:
     """The bucket stays; around it what is gathered, as it comes and goes."""
     bucket = _bucket(choice, from_phase("optimizer"), "stage3.py: allocated whole and kept")
-    largest = max(held.elements for held in parameters)
+    largest = max(held.elements for held in parameters if held.trains)
     source = f"{SOURCE}stage3.py: create_reduce_and_remove_grad_hooks gathers each parameter for a moment"
     hooked = buffer("largest parameter, gathered", largest, choice.compute, mask_of("optimizer"), "P_matrix", source)
-    found = gathered(parameters, recomputes=choice.recomputes)
+    found = gathered(parameters, recomputes=choice.recomputes, detached=choice.detached)
     last = _gathered(found.backward_layers[-1], choice)
     first = last if len(found.backward_layers) == 1 else _gathered(found.backward_layers[0], choice)
     around = Around(
@@ -119,8 +120,9 @@ def _after_backward(parameters: Parameters, choice: Choice, around: Around) -> A
     return around._replace(after_embedding=(*around.backward_embedding, *((beyond,) if beyond.each else ())))
 
 
-def _standing(parameters: Parameters, elements: int, choice: Choice) -> Iterator[Item]:
-    """What stages 1 and 2 hold beside the bucket."""
+def _standing(parameters: Parameters, choice: Choice) -> Iterator[Item]:
+    """What stages 1 and 2 hold of what trains beside the bucket."""
+    elements = sum(held.count * held.elements for held in parameters)
     if choice.masters_follow_flattening or not choice.offloads:
         yield _flattening(elements, choice)
     if choice.offloads:
@@ -137,7 +139,7 @@ def _standing(parameters: Parameters, elements: int, choice: Choice) -> Iterator
 
 def _wholes(parameters: Parameters, choice: Choice) -> Item:
     """Stage 2 sums up whole gradients of parameters of which the first rank has a part, until the last micro-batch."""
-    share = -(-sum(held.count * held.elements for held in parameters if held.trains) // choice.data_parallel)
+    share = -(-sum(held.count * held.elements for held in parameters) // choice.data_parallel)
     beyond = max(0, first_share(parameters, choice.data_parallel).touched - share)
     source = f"{SOURCE}stage_1_and_2.py: get_all_grad_tensors(params_in_partition)"
     whole = buffer("gradients beyond the rank's part", beyond, choice.base, BETWEEN, "P_touched - P/N", source)

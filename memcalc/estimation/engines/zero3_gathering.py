@@ -54,9 +54,15 @@ class Gathered(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def gathered(parameters: Parameters, *, recomputes: bool) -> Gathered:
-    """What is gathered in a steady step; `recomputes`: every layer's forward runs again in backward."""
-    elements, uses = turns(parameters, recomputes=recomputes)
+def gathered(parameters: Parameters, *, recomputes: bool, detached: bool = False) -> Gathered:
+    """What is gathered in a steady step.
+
+    Args:
+        parameters: of the stage.
+        recomputes: every layer's forward runs again in backward.
+        detached: the first layer's input needs no gradient, since nothing before it trains.
+    """
+    elements, uses = turns(parameters, recomputes=recomputes, detached=detached)
     routed = [each.number for each in arrivals(parameters) if each.routed] if not recomputes else []
     heights = list(_play(elements, uses, frozenset(routed)))
     most: dict[tuple[str, bool, int], int] = {}
@@ -78,8 +84,8 @@ def gathered(parameters: Parameters, *, recomputes: bool) -> Gathered:
     )
 
 
-def turns(parameters: Parameters, *, recomputes: bool) -> tuple[list[int], list[Use]]:
-    """The elements of every parameter, and the modules of a step in order, the root first."""
+def turns(parameters: Parameters, *, recomputes: bool, detached: bool = False) -> tuple[list[int], list[Use]]:
+    """The elements of every parameter, and the modules of a step in order, the root first; see `gathered`."""
     elements: list[int] = []
     before = _numbered(_modules(parameters, "embedding"), elements)
     layers = [_numbered(_modules(layer, "layer"), elements) for layer in layers_of(parameters)]
@@ -100,9 +106,29 @@ def turns(parameters: Parameters, *, recomputes: bool) -> tuple[list[int], list[
         again = (
             layers[number][: 1 + max(at for at, module in enumerate(layers[number]) if module)] if recomputes else []
         )
-        backward += uses("layer", [*again, *reversed(layers[number])], layer=number, forward=False)
-    backward += uses("embedding", reversed(before), forward=False)
+        reached = _reached(next(layers_of(parameters)), layers[0]) if detached and not number else layers[number]
+        backward += uses("layer", [*again, *reversed(reached)], layer=number, forward=False)
+    if not detached:
+        backward += uses("embedding", reversed(before), forward=False)
     return elements, forward + backward
+
+
+def _reached(layer: list[Held], numbered: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The modules of the first layer that backward comes to, though its input needs no gradient.
+
+    What reads that input is not reached, nor what reads what came of it, until something has trained on the way.
+    """
+    found = []
+    branch = stream = False  # whether what is on the way needs a gradient: inside attention or MLP, and behind it
+    for tensors, numbers in zip(_modules(layer, "layer"), numbered, strict=True):
+        path = tensors[0].module if tensors else ""
+        trains = any(held.trains for held in tensors)
+        stream = stream or (branch and bool(path) and ".attention." not in path)
+        needed = branch if path.endswith(("o_proj", "down_proj")) else stream
+        if trains or needed or not tensors:
+            found.append(numbers)
+        branch = branch or trains
+    return found
 
 
 def _numbered(modules: Iterable[Sequence[Held]], elements: list[int]) -> list[tuple[int, ...]]:
@@ -123,7 +149,10 @@ def _modules(parameters: Iterable[Held], where: str) -> list[list[Held]]:
     found: list[list[Held]] = []
     inside: list[str] = []
     for module, tensors in groupby((held for held in parameters if held.where == where), key=lambda held: held.module):
-        holders = module.split(".")[2:-1] if where == "layer" else []
+        if module.endswith(".lora_A"):  # PEFT's layer goes before the matrix that it stands around, its dropout after
+            found[-1:] = [[], found[-1], []]
+        own = module.removesuffix(".lora_A").removesuffix(".lora_B")
+        holders = own.split(".")[2:-1] if where == "layer" else []
         alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(inside, holders, strict=False)))
         found += [[] for _ in inside[alike:]]  # left
         found += [[] for _ in holders[alike:]]  # entered

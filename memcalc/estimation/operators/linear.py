@@ -37,9 +37,9 @@ class Linear(Base):
     ) -> Tensor:
         """y = x W^T + b. Keeps x (and W, which is no new memory); backward makes dx, dW and db.
 
-        A frozen W keeps no x, which only dW needs, but W itself for dx. db is a sum over all tokens, see
-        `workspaces.column_sum`. Under sequence parallelism a column-parallel matrix
-        gathers its input, which is kept as the rank's own part, and a row-parallel one scatters its output.
+        A frozen W keeps no x, which only dW needs (see `Adapters.keeps_inputs`), but W itself for dx. db is a sum over
+        all tokens, see `workspaces.column_sum`. Under sequence parallelism a column-parallel matrix gathers its input,
+        which is kept as the rank's own part, and a row-parallel one scatters its output.
 
         Args:
             x: the input.
@@ -79,13 +79,14 @@ class Linear(Base):
             tokens = tuple("s" if axis == "s/t" else axis for axis in leading)
             rule = workspaces.named(workspaces.column_sum, rows=tokens, columns=(weight[0],))
             temporaries.append(tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule))
+        keeps = trains or (x.grad and self.adapters is not None and self.adapters.keeps_inputs)
         seen = Tensor(casts[0].storage if casts else -1, weight, dtype, strided=not conv1d)
         node = Node(
             module,
             (x, *casts) if bias else (*casts, x),  # addmm makes dx first, mm dW (derivatives.yaml, in order of names)
             (y,),
             # The weight's cast for dx, x for the weight's gradient; no gradient needs the bias.
-            (*((x.storage,) if trains else ()), *(cast.storage for cast in casts[:1] if x.grad)),
+            (*((x.storage,) if keeps else ()), *(cast.storage for cast in casts[:1] if x.grad)),
             # Of more than two axes dx is seen as a view of a matrix (ATen native/Linear.cpp, _flatten_nd_linear).
             tuple(VIEW if each is x and not given.flat else NEW for each in ((x, *casts) if bias else (*casts, x))),
             caller_holds=(given.storage,),
@@ -132,6 +133,7 @@ class Linear(Base):
                 casts.append(self.cast_weight(module, name, shape, gradients.get(name)))
         x = self.autocast_input(x, module)  # where the bias had no need of it
         y = self.tape.new(f"{module} output", out, dtype, "aten::baddbmm" if bias else "aten::bmm")
+        keeps = trains or (x.grad and self.adapters is not None and self.adapters.keeps_inputs)
         seen = Tensor(casts[0].storage if casts else -1, weight, dtype)
         inputs = (x, *casts) if bias else (*casts, x)  # of batch1, batch2, self; of mat2 before self
         node = Node(
@@ -139,7 +141,7 @@ class Linear(Base):
             inputs,
             (y,),
             # As of `linear`.
-            (*((x.storage,) if trains else ()), *(cast.storage for cast in casts[:1] if x.grad)),
+            (*((x.storage,) if keeps else ()), *(cast.storage for cast in casts[:1] if x.grad)),
             (NEW,) * len(inputs),
             backward_temporaries=temporaries,
             parameters=() if casts else tuple(gradients.values()),
