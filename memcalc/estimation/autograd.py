@@ -199,10 +199,12 @@ class Backward:
                 found.append((source, tensor))
                 continue
             output = node.outputs[0]
+            # Of an operator in place the output is its input, of which it may be the narrower one.
+            wide = "fp32" if any(each.dtype == "fp32" for each in (output, *node.inputs)) else output.dtype
             if kind == REDUCED:
-                made = self.gradient_of(Tensor(tensor.storage, output.shape, output.dtype))
+                made = self.gradient_of(Tensor(tensor.storage, output.shape, wide))
             else:
-                made = self.gradient_of(tensor, output.dtype if kind == CAST else tensor.dtype)
+                made = self.gradient_of(tensor, wide if kind == CAST else tensor.dtype)
             if kind == VIEW:
                 self.views.add(made)
             found.append((made, tensor))

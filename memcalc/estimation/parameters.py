@@ -93,19 +93,29 @@ def frozen_parameters(model: ModelSpec) -> int:
 
 @lru_cache(maxsize=256)
 def buffer_elements(model: ModelSpec) -> int:
-    """Elements of the buffers that transformers registers: router corrections, rotary tables, scales."""
+    """Elements of the buffers that transformers registers: router corrections, rotary tables, scales, masks."""
+    corrections = model.layers_with_experts(0, model.num_layers) * corrections_of_a_router(model)
+    return corrections + table_elements(model) + family_buffers(model.architecture).scalars + mask_elements(model)
+
+
+def corrections_of_a_router(model: ModelSpec) -> int:
+    """Those of them that one router corrects its scores by."""
+    moe = model.moe
+    if moe is None or not moe.router_correction_bias or moe.router_correction_parameter:
+        return 0
+    return moe.num_experts
+
+
+def table_elements(model: ModelSpec) -> int:
+    """Those of them that rotary tables have."""
     buffers = family_buffers(model.architecture)
-    elements = buffers.scalars
-    if model.moe is not None and model.moe.router_correction_bias and not model.moe.router_correction_parameter:
-        elements += model.layers_with_experts(0, model.num_layers) * model.moe.num_experts
-    elements += mask_elements(model)
     if model.position_embedding != "rope" and not buffers.unused_rotary:
-        return elements
+        return 0
     if buffers.sinusoids:
         # Every layer has its own table of sines and cosines: [S, rotary_dim].
-        return elements + model.num_layers * model.max_position_embeddings * model.rotary_dim
+        return model.num_layers * model.max_position_embeddings * model.rotary_dim
     # One frequency for each pair of rotated dimensions; `inv_freq` and the copy `original_inv_freq`.
-    return elements + 2 * ((model.rotary_dim + 1) // 2) * buffers.rotary_tables
+    return 2 * ((model.rotary_dim + 1) // 2) * buffers.rotary_tables
 
 
 def mask_elements(model: ModelSpec) -> int:

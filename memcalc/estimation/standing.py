@@ -7,7 +7,7 @@ from memcalc.estimation.choice import choice_of
 from memcalc.estimation.engines import megatron
 from memcalc.estimation.frozen import adapters_follow_the_head
 from memcalc.estimation.items import Item, from_phase, mask_of
-from memcalc.estimation.parameters import buffer_elements, mask_elements
+from memcalc.estimation.parameters import corrections_of_a_router, mask_elements, table_elements
 from memcalc.estimation.remembered import remembered
 from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stages import Stage
@@ -38,34 +38,29 @@ def uses_torch_products(spec: Spec, stage: Stage) -> bool:
 
 
 def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
-    """What transformers' modules hold beside parameters: rotary tables and router corrections in fp32, a stage's share.
+    """What transformers' modules hold beside parameters: rotary tables and router corrections, a stage's share.
 
     And, while the model is built, a head of its own, which is dropped when the embedding takes its place.
     """
     if spec.training.implementation != "huggingface":
         return []
-    masks = mask_elements(spec.model) * stage.layers // spec.model.num_layers
-    scalars = family_buffers(spec.model.architecture).scalars
-    others = buffer_elements(spec.model) - mask_elements(spec.model) - scalars
-    elements = others * stage.layers // spec.model.num_layers
-    each = 4 * elements
+    model, buffers, mask = spec.model, family_buffers(spec.model.architecture), from_phase("model")
     citation = "transformers 5.23: nn.Buffer in the modelling files"
-    mask = from_phase("model")
-    name = "rotary tables and router corrections"
-    items = [
-        Item(Component.WEIGHTS, "buffers", name, (elements,), "fp32", 1, each, rounded(each), mask, "4·n", citation)
-    ]
-    if masks:
-        each, name = rounded(masks), "causal masks"
-        items.append(Item(Component.WEIGHTS, "buffers", name, (masks,), "bool", 1, masks, each, mask, "1·n", citation))
-    if scalars:
-        # Built in the weights' dtype: transformers modeling_utils.py, local_torch_dtype.
-        dtype = choice_of(spec).base
-        each = DTYPE_BYTES[dtype] * scalars
-        block, formula, sizes = rounded(each), f"{DTYPE_BYTES[dtype]}·n", (scalars,)
-        items.append(
-            Item(Component.WEIGHTS, "buffers", "scales", sizes, dtype, 1, each, block, mask, formula, citation)
-        )
+    base = choice_of(spec).base  # transformers modeling_utils.py, local_torch_dtype: what models are built in
+    routers = sum(model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
+    kinds = (
+        ("rotary tables", table_elements(model) * stage.layers // model.num_layers, 1, "fp32"),
+        ("causal masks", mask_elements(model) * stage.layers // model.num_layers, 1, "bool"),
+        ("scales", buffers.scalars, 1, base),
+        ("router corrections", corrections_of_a_router(model), routers, base if buffers.narrow_corrections else "fp32"),
+    )
+    items = []
+    for name, elements, count, dtype in kinds:
+        size, axes = DTYPE_BYTES[dtype], (elements,)
+        each = size * elements
+        given = (each, rounded(each), mask, f"{size}·n", citation)
+        if each * count:
+            items.append(Item(Component.WEIGHTS, "buffers", name, axes, dtype, count, *given))
     # A model that is loaded in 4 bits is made without weights, so no head is made in vain.
     in_vain = spec.training.finetune == "full" or adapters_follow_the_head(spec)
     if spec.model.tie_word_embeddings and stage.has_head and in_vain:

@@ -53,7 +53,7 @@ class OptimizerStep:
         """memcalc/step/averages.py: what is not in fp32 is cast, one parameter after the other."""
         if choice.ema != "fp32" or choice.update.dtype == "fp32":
             return
-        for held in in_order(parameters):
+        for held in in_order(parameters, choice.update.family):
             self.requests.drop([self.requests.take(DTYPE_BYTES["fp32"] * prod(held.shape))])
 
 

@@ -11,6 +11,7 @@ from memcalc.estimation.copies import UNSPREAD
 from memcalc.estimation.optimizers.buffers import Alive, Buffer, item_of
 from memcalc.estimation.optimizers.lists import DECAYED, DROPPED_BEFORE, foreach_lists
 from memcalc.estimation.optimizers.loops import SCRIPTS, gradient_script, makes_states_on_the_way
+from memcalc.estimation.optimizers.registered import registered
 from memcalc.estimation.optimizers.states import first_phase, own_states, shared_states
 from memcalc.estimation.optimizers.update import Update
 from memcalc.estimation.sharding import Held, Parameters
@@ -31,6 +32,7 @@ class Updating:
     def __init__(self, requests: Requests, parameters: Parameters, update: Update, card: Multiprocessors) -> None:
         self.requests = requests
         self.parameters = parameters
+        self.in_order = tuple(in_order(parameters, update.family))
         self.update = update
         self.card = card
         self.lazy = first_phase(update) != "optimizer"
@@ -44,7 +46,7 @@ class Updating:
     def build(self) -> None:
         """States that are there as soon as the optimizer is."""
         if not self.lazy:
-            self._make_states(in_order(self.parameters))
+            self._make_states(self.in_order)
 
     def run(self, *, first: bool) -> None:
         """One step."""
@@ -53,7 +55,7 @@ class Updating:
         on_the_way = makes_states_on_the_way(self.update) and not foreach
         lists: list[int] = self._list(DECAYED) if decayed_before else []
         if first and self.lazy and not on_the_way:
-            self._make_states(in_order(self.parameters))
+            self._make_states(self.in_order)
         if foreach and self.update.optimizer == "adafactor":
             self._factored()
         elif foreach:
@@ -61,7 +63,7 @@ class Updating:
         elif self.update.implementation == "for-loop" and not self.update.paged:
             self._loop(makes=first and self.lazy and on_the_way)
         elif first and self.lazy and on_the_way:
-            self._make_states(in_order(self.parameters))
+            self._make_states(self.in_order)
 
     def _make_states(self, parameters: Iterable[Held]) -> None:
         for held in parameters:
@@ -70,7 +72,7 @@ class Updating:
             self.shared = []
 
     def _list(self, name: str) -> list[int]:
-        return [self._take(held, Buffer(name)) for held in in_order(self.parameters)]
+        return [self._take(held, Buffer(name)) for held in self.in_order]
 
     def _foreach(self, lists: list[int]) -> None:
         """`lists`: those that are there already."""
@@ -80,15 +82,15 @@ class Updating:
         for name in names[1:] if lists else names:
             lists += self._list(name)
         if self.update.optimizer == "rprop":  # torch/optim/rprop.py: four times torch.where of each parameter
-            for held in in_order(self.parameters):
+            for held in self.in_order:
                 condition = self._take(held, Buffer("condition", dtype="bool"))
                 self.requests.drop([condition, self._take(held, Buffer("chosen"))])
         self.requests.drop(lists)
 
     def _factored(self) -> None:
         """torch/optim/_adafactor.py, _multi_tensor_adafactor: matrices, then vectors; their updates end together."""
-        matrices = [held for held in in_order(self.parameters) if len(held.axes) > 1]
-        vectors = [held for held in in_order(self.parameters) if len(held.axes) == 1]
+        matrices = [held for held in self.in_order if len(held.axes) > 1]
+        vectors = [held for held in self.in_order if len(held.axes) == 1]
         self.requests.drop([self._take(held, Buffer("means of the rows", "rows")) for held in matrices])
         means: list[int] = []
         for held in matrices:
@@ -108,7 +110,7 @@ class Updating:
         bound: dict[str, int] = {}
         script_of = SCRIPTS.get(self.update.optimizer)
         before = len(gradient_script(self.update)) if self.update.optimizer == "momentum" else 0  # its clone of that
-        for held in in_order(self.parameters):
+        for held in self.in_order:
             script = () if script_of is None else script_of(self.update, held)
             for position, statement in enumerate(script):
                 if makes and position == before:
@@ -129,12 +131,17 @@ class Updating:
         return self.requests.take(item_of(alive, self.update, UNSPREAD, self.card, 0, "").each)
 
 
-def in_order(parameters: Parameters) -> Iterator[Held]:
-    """The parameters as modules make them: the embedding's, each layer's in turn, the head's."""
-    by_part: dict[str, list[Held]] = {"embedding": [], "layer": [], "head": []}
-    for held in parameters:
-        by_part[held.where].append(held)
-    yield from by_part["embedding"]
-    for _ in range(max((held.count for held in by_part["layer"]), default=0)):
-        yield from by_part["layer"]
-    yield from by_part["head"]
+def in_order(parameters: Parameters, family: str) -> Iterator[Held]:
+    """The parameters as modules register them: the embedding's, each layer's in turn, the head's.
+
+    Dense layers stand before those with experts.
+    """
+    embedding, layers, head = registered(parameters, family)
+    yield from embedding
+    kinds: dict[str, list[Held]] = {}
+    for held in layers:
+        kinds.setdefault(held.module.rpartition("*.")[0], []).append(held)
+    for alike in kinds.values():
+        for _ in range(max(held.count for held in alike)):
+            yield from alike
+    yield from head

@@ -59,6 +59,7 @@ class Buffers:
         unused_rotary: whether the tables exist whatever the positions are (Falcon with ALiBi).
         scalars: buffers of one element (Gemma's embedding scale).
         masks: where a causal mask of max_position_embeddings squared is held: once, or in every layer.
+        narrow_corrections: whether router corrections are built in the weights' dtype, not in fp32.
     """
 
     sinusoids: bool = False
@@ -66,6 +67,7 @@ class Buffers:
     unused_rotary: bool = False
     scalars: int = 0
     masks: Literal["model", "layer"] | None = None
+    narrow_corrections: bool = False
 
 
 @dataclass(frozen=True, slots=True)

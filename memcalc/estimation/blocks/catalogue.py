@@ -10,7 +10,7 @@ from memcalc.estimation.blocks.context import over_context_ranks
 from memcalc.estimation.blocks.huggingface import catalogue as huggingface
 from memcalc.estimation.blocks.plain import PlainBlock
 from memcalc.estimation.blocks.plain_ends import plain_embedding, plain_head, shared_tables
-from memcalc.estimation.blocks.structure import Structure
+from memcalc.estimation.blocks.structure import Structure, structure_of
 from memcalc.estimation.compilation import compiled
 from memcalc.estimation.program import Event, Program
 from memcalc.estimation.saving import save_on_host
@@ -81,7 +81,7 @@ def has_formulas(spec: Spec) -> bool:
     training = spec.training
     if training.implementation != "huggingface" or spec.inference is not None:
         return True
-    return spec.model.architecture in huggingface.FAMILIES
+    return huggingface.is_written(structure_of(spec))
 
 
 def has_own_tape(structure: Structure) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from memcalc.estimation import workspaces
-from memcalc.estimation.operators.base import DERIVATIVES, Base, wider
+from memcalc.estimation.operators.adapted import Adapted
+from memcalc.estimation.operators.base import DERIVATIVES, wider
 from memcalc.estimation.tape import CAST, NEW, REDUCED, SAME, Node, Shape, Tensor
 
 INDEXING = "torch 2.13 ATen native/cuda/Indexing.cu, index_put_with_sort_kernel"
 GROUPED = "torch 2.13 derivatives.yaml, _grouped_mm"
 
 
-class Routing(Base):
+class Routing(Adapted):
     """Choices of experts, and what follows them."""
 
     def flattened(self, x: Tensor, name: str) -> Tensor:
@@ -26,8 +27,32 @@ class Routing(Base):
         self.tape.record(Node(name, (x,), (y,), (indices.storage,), (NEW,), also_allocates=(indices.storage,)))
         return y, indices
 
+    def wide_linear(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+        """linear(x.float(), weight.float()) of a matrix of tokens: both copies are kept, each for the other's gradient.
+
+        Autocast has its own mind about what they are multiplied in, and weights in fp32 are no copies.
+        """
+        tape, trains = self.tape, self.trains(module)
+        x = self.cast(x, "fp32", f"{module} input in fp32")
+        if self.parameters == "fp32":
+            return self.linear(x, module, weight, out, bias=False)
+        wide = tape.new(f"{module}.weight in fp32", weight, "fp32", "aten::_to_copy", grad=trains)
+        gradients = (self.parameter_gradient(module, "weight", weight, self.parameters),) if trains else ()
+        tape.record(Node(f"{module}.weight cast", (), (wide,), (), (), parameters=gradients))
+        y = tape.new(f"{module} output", out, "fp32", "torch.nn.functional.linear")
+        seen = Tensor(wide.storage, weight, "fp32", strided=True)
+        saved = (*((x,) if trains else ()), *((seen,) if x.grad else ()))
+        kinds = (NEW if trains else None, NEW if x.grad else None)
+        node = Node(module, (wide, x), (y,), tuple(t.storage for t in saved), kinds, variables=saved)
+        tape.record(node)
+        return y
+
     def total(self, x: Tensor, name: str) -> Tensor:
-        """The sum over the last axis; keeps nothing, and its gradient is handed on expanded, as a view."""
+        """The sum over the last axis; keeps nothing, and its gradient is handed on expanded, as a view.
+
+        On autocast's fp32 list.
+        """
+        x = self.cast(x, "fp32") if self.autocast else x
         y = self.tape.new(name, x.shape[:-1], x.dtype, DERIVATIVES)
         self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
         return y
@@ -51,10 +76,10 @@ class Routing(Base):
         self, y: Tensor, x: Tensor, by: Tensor, name: str, saved: tuple[int, ...], made: tuple[int, ...]
     ) -> Tensor:
         citation = "torch 2.13 FunctionsManual.cpp, div_tensor_other_grad"
-        words = ("quotient", "its quotient", "negated gradient")
-        steps = [self.tape.store(f"{name}: {step}", x.shape, x.dtype, citation) for step in words]
+        words, dtype = ("quotient", "its quotient", "negated gradient"), wider(x.dtype, by.dtype)
+        steps = [self.tape.store(f"{name}: {step}", x.shape, dtype, citation) for step in words]
         on_the_way = (*((step, 1) for step in steps), *((step, -1) for step in reversed(steps)))
-        gradients = (REDUCED, NEW)
+        gradients = (REDUCED, NEW if x.dtype == dtype else CAST)
         self.tape.record(Node(name, (by, x), (y,), saved, gradients, prepares=on_the_way, also_allocates=made))
         return y
 

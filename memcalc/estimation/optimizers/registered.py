@@ -16,16 +16,18 @@ _PROJECTIONS = (
 )
 # LlamaDecoderLayer, and whoever copies it; norms of heads come behind the projections.
 _NORMS_LAST = (*_PROJECTIONS, "mlp.", "input_norm", "post_attention_norm")
+_EXPERTS_FIRST = (*_PROJECTIONS, "mlp.experts", "mlp.router", "mlp.", "input_norm", "post_attention_norm")
 _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "arcee": _NORMS_LAST,
     "falcon": ("attention.", "mlp.", "input_norm", "post_attention_norm"),
+    "glm4_moe": _EXPERTS_FIRST,
     "gpt_neo": ("input_norm", *_KEYS_FIRST, "post_attention_norm", "mlp."),
     "gpt_neox": ("input_norm", "post_attention_norm", "attention.", "mlp."),
     "gptj": ("input_norm", *_KEYS_FIRST, "mlp."),
     "opt": (*_KEYS_FIRST, "input_norm", "mlp.", "post_attention_norm"),
     "phi": ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "attention.", "mlp.", "i"),
     "phi3": ("attention.o_proj", "attention.", "mlp.", "input_norm", "post_attention_norm"),
-    "qwen3_moe": (*_PROJECTIONS, "mlp.experts", "mlp.", "input_norm", "post_attention_norm"),
+    "qwen3_moe": _EXPERTS_FIRST,
     "starcoder2": _NORMS_LAST,
 }
 _BEFORE_LAYERS: dict[str, tuple[str, ...]] = {

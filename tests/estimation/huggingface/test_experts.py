@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 import memcalc
+from memcalc.errors import InputError
 from memcalc.ledger.component import Component
 
 B, S, D, H, L = 2, 32, 64, 4, 3
@@ -83,3 +86,54 @@ def test_qwen2_opens_its_shared_expert_by_a_gate() -> None:
     kept = kept_by_a_layer("qwen2_moe", moe=moe | {"shared_expert_intermediate_size": shared})
 
     assert kept == sum((*NORM, *ATTENTION, *NORM, *EXPERTS, *terms))
+
+
+def test_olmoe_norms_whole_rows_of_queries_and_keys() -> None:
+    turned = (4 * BSD + 4 * BS + 2 * BSD) * 2  # of q and k one norm for all heads: fp32, deviations, normed
+    weights = 2 * COPIES
+
+    assert kept_by_a_layer("olmoe") == sum((*NORM, *ATTENTION, turned, *NORM, *EXPERTS, weights))
+
+
+BY_TOKEN = 2 * BSD  # what attention makes of joined heads, token by token
+GATHERED = (
+    4 * COPIES,  # weights as they were before the division
+    4 * BS,  # by which sum
+    4 * COPIES,  # by expert, for the gradient of what experts make
+)
+
+
+def test_minimax_gathers_weights_from_scores() -> None:
+    turned = (4 * BSD + 4 * BS + 2 * BSD) * 2
+
+    kept = kept_by_a_layer("minimax_m2", head_dim=D // H)
+
+    assert kept == sum((*NORM, *ATTENTION, BY_TOKEN, turned, *NORM, *EXPERTS, *GATHERED))
+
+
+def test_glm_routes_in_fp32_and_adds_an_expert_that_all_tokens_visit() -> None:
+    shared = F
+    terms = (
+        4 * BSD,  # tokens in fp32
+        4 * E * D,  # the router's weight in fp32
+        3 * 2 * BS * shared,  # gate, silu(gate) and up of the shared expert
+        2 * BS * shared,  # silu(gate) * up
+    )
+    moe = {"num_experts": E, "num_experts_per_token": K, "expert_intermediate_size": F}
+
+    kept = kept_by_a_layer("glm4_moe", moe=moe | {"shared_expert_intermediate_size": shared, "first_dense_layers": 0})
+
+    assert kept == sum((*NORM, *ATTENTION, BY_TOKEN, *NORM, *EXPERTS, *GATHERED, *terms))
+
+
+def test_adapters_beside_stacked_experts_are_refused_where_no_step_can_be_traced() -> None:
+    """PEFT puts those of dense MLPs beside the experts, which are no matrices of their own."""
+    moe = {"num_experts": E, "num_experts_per_token": K, "expert_intermediate_size": F, "first_dense_layers": 0}
+    run = {
+        "model": SIZES | {"architecture": "glm4_moe", "moe": moe | {"shared_expert_intermediate_size": F}},
+        "training": {"b": B, "s": S, "recipe": "pure", "implementation": "huggingface", "finetune": "lora"},
+        "parallelism": {"engine": "ddp", "data_parallel": 2},
+    }
+
+    with pytest.raises(InputError, match="PEFT puts them beside its stacked experts"):
+        memcalc.estimate(run)

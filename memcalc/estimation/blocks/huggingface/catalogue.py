@@ -14,14 +14,16 @@ from memcalc.estimation.blocks.huggingface.llama import Llama
 from memcalc.estimation.blocks.huggingface.mixtral import Mixtral, Qwen2Moe, Qwen3Moe
 from memcalc.estimation.blocks.huggingface.multiplied import Ernie4, Granite, SeedOss, Starcoder2
 from memcalc.estimation.blocks.huggingface.nanochat import NanoChat
-from memcalc.estimation.blocks.huggingface.olmo import Olmo, Olmo2
+from memcalc.estimation.blocks.huggingface.olmo import Olmo, Olmo2, Olmoe
 from memcalc.estimation.blocks.huggingface.opt import Opt
 from memcalc.estimation.blocks.huggingface.phi import Phi
 from memcalc.estimation.blocks.huggingface.phi3 import Phi3
+from memcalc.estimation.blocks.huggingface.sigmoid import Glm4Moe, MiniMaxM2
 from memcalc.estimation.blocks.huggingface.stablelm import StableLm
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.tape import Tape, Tensor
 from memcalc.ledger.component import Component
+from memcalc.spec.finetuning import MLP_TARGETS
 
 FAMILIES: dict[str, type[Family]] = {
     "arcee": Llama,
@@ -31,15 +33,18 @@ FAMILIES: dict[str, type[Family]] = {
     "gemma": Gemma,
     "glm": Glm,
     "glm4": Glm4,
+    "glm4_moe": Glm4Moe,
     "gpt2": Gpt2,
     "gpt_neox": GptNeox,
     "granite": Granite,
     "llama": Llama,
+    "minimax_m2": MiniMaxM2,
     "mistral": Llama,
     "mixtral": Mixtral,
     "nanochat": NanoChat,
     "olmo": Olmo,
     "olmo2": Olmo2,
+    "olmoe": Olmoe,
     "opt": Opt,
     "phi": Phi,
     "phi3": Phi3,
@@ -54,6 +59,14 @@ FAMILIES: dict[str, type[Family]] = {
 
 # Those whose tapes know a cache of keys and values; of others the plain block stands for what generates.
 WITH_CACHE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
+# Of which PEFT moves adapters of dense MLPs to the stacked experts (PEFT 0.21 utils/transformers_weight_conversion.py).
+ADAPTERS_MOVE = frozenset({"glm4_moe", "olmoe", "qwen3_moe"})
+
+
+def is_written(c: Structure) -> bool:
+    """Whether the modules of a run are written down."""
+    moves = c.adapters is not None and c.family in ADAPTERS_MOVE and not set(MLP_TARGETS).isdisjoint(c.adapters.targets)
+    return c.family in FAMILIES and not moves
 
 
 def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
@@ -88,6 +101,12 @@ def write_shared_tables(c: Structure) -> Tape:
 
 
 def _family_of(c: Structure) -> type[Family]:
+    if c.family in FAMILIES and not is_written(c):
+        raise InputError(
+            f"Adapters beside the MLPs of {c.family} are not modelled: PEFT puts them beside its stacked experts.",
+            "Set training.lora.target_modules: attention, or implementation: plain.",
+            "training.lora.target_modules",
+        )
     if c.family not in FAMILIES:
         raise InputError(
             f"implementation = huggingface is not modelled for architecture = {c.family or 'none'}.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.estimation.blocks.huggingface.llama import Llama
+from memcalc.estimation.blocks.huggingface.mixtral import Qwen3Moe
 from memcalc.estimation.blocks.huggingface.norms import bare_layer_norm, wide_rms_norm
 from memcalc.estimation.tape import Shape, Tensor
 
@@ -26,14 +27,12 @@ class After(Llama):
         return self.residual(x, self.mlp, "layer output", after="mlp_output_norm")
 
 
-class Olmo2(After):
-    """Olmo2DecoderLayer: norms of all heads together, whose products are cast last; positions in fp32."""
-
-    wide_tables = True
+class WholeRows(Llama):
+    """Norms of all heads of queries, and of keys, together."""
 
     def norm(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
-        """Olmo2RMSNorm."""
-        return wide_rms_norm(self.ops, x, module, width, out)
+        """LlamaRMSNorm, whose output is seen with other axes."""
+        return self.ops.composite_rms_norm(x, module, width, out=out, named=True)
 
     def projected(self, x: Tensor) -> dict[str, Tensor]:
         """q_norm(q_proj(x)), of whole rows that are seen head by head afterwards."""
@@ -47,3 +46,17 @@ class Olmo2(After):
             part = self.norm(part, f"attention.{name}_norm", width, out) if normed else part
             parts[name] = ops.seen(part, name) if c.attention == "eager" else part
         return parts
+
+
+class Olmo2(WholeRows, After):
+    """Olmo2DecoderLayer: norms of whole rows, whose products are cast last; positions in fp32."""
+
+    wide_tables = True
+
+    def norm(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
+        """Olmo2RMSNorm."""
+        return wide_rms_norm(self.ops, x, module, width, out)
+
+
+class Olmoe(WholeRows, Qwen3Moe):
+    """OlmoeDecoderLayer: norms of whole rows, and Qwen3-MoE's router."""

@@ -1,0 +1,84 @@
+"""Families whose routers score experts by a sigmoid, and choose by corrected scores."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.huggingface.experts import COPIES, grouped_experts
+from memcalc.estimation.blocks.huggingface.mixtral import Mixtral
+from memcalc.estimation.blocks.huggingface.olmo import WholeRows
+from memcalc.estimation.tape import Tensor
+
+SCORES = ("b", "s", "E")
+
+
+class MiniMaxM2(WholeRows, Mixtral):
+    """MiniMaxM2DecoderLayer: norms of whole rows, positions of a part of each head."""
+
+    always_joins = True
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """MiniMaxM2TopKRouter: no gradient reaches the corrected scores, since their indices alone are used."""
+        c, ops = self.c, self.ops
+        logits = ops.linear(x, "mlp.router", ("E", "d"), SCORES, bias=c.router_bias)
+        scores = ops.pointwise(ops.cast(logits, "fp32", "router logits in fp32"), "router scores", saves="output")
+        corrected = ops.table("corrected scores", SCORES, "fp32")
+        best, chosen = ops.top_k(corrected, COPIES, "best corrected scores")
+        weights = ops.gather(scores, COPIES, "router weights", values=True, index=chosen)
+        wide = weights
+        weights = ops.divide_in_place(weights, ops.total(weights, "sum of router weights"), "router weights")
+        self.tape.still_named(scores, corrected, best, wide)
+        return logits, weights, chosen
+
+
+class GroupLimited(Mixtral):
+    """Experts of the best groups of experts, and one that every token visits (DeepSeek-V3, and who copies it)."""
+
+    groups = "1"  # as the family's config has them where it does not say
+    best_groups = "1"
+
+    def routed(self, x: Tensor) -> Tensor:
+        """DeepseekV3MoE."""
+        ops = self.ops
+        logits, weights, chosen = self.route(ops.flattened(x, "tokens of the router"))
+        total = grouped_experts(ops, x, weights, chosen)
+        y = ops.add(total, self.dense(x, "mlp.shared_experts.", "F_s"), "experts and shared expert")
+        self.tape.still_named(logits, weights, chosen, total)
+        return y
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """DeepseekV3TopkRouter, in fp32."""
+        ops = self.ops
+        logits = ops.wide_linear(x, "mlp.router", ("E", "d"), SCORES)
+        scores = ops.pointwise(logits, "router scores", saves="output")
+        chosen, *named = self.choose()
+        weights = gathered = ops.gather(scores, COPIES, "router weights", values=True, index=chosen)
+        divisor = ops.shift(ops.total(weights, "sum of router weights"), "sum of router weights + 1e-20")
+        weights = ops.divide_in_place(weights, divisor, "router weights")
+        weights = ops.scale(weights, "scaled router weights")
+        self.tape.still_named(logits, scores, divisor, gathered, *named)
+        return logits, weights, chosen
+
+    def choose(self) -> tuple[Tensor, ...]:
+        """Which experts, and what else has a name: no gradient reaches any of it."""
+        ops, groups = self.ops, ("b", "s", self.groups)
+        corrected = ops.table("corrected scores", SCORES, "fp32")
+        best, which = ops.top_k(corrected, (*groups, "2"), "best scores of each group")
+        of_groups = ops.table("scores of groups", groups, "fp32")
+        self.tape.still_named(best)
+        _, best_groups = ops.top_k(of_groups, (*groups[:2], self.best_groups), "best groups")
+        mask = ops.table("mask of groups", groups, "fp32")
+        named = [which, of_groups, best_groups, mask]  # autograd saves the first for the third
+        if self.groups != "1":  # else a view
+            named.append(ops.table("mask of scores", SCORES, "fp32"))
+        ops.table("mask in bool", SCORES, "bool")
+        named.append(ops.table("mask of other groups", SCORES, "bool"))
+        masked = ops.table("masked scores", SCORES, "fp32")
+        self.tape.still_named(corrected)
+        _, chosen = ops.top_k(masked, COPIES, "best masked scores")
+        return chosen, *named, masked
+
+
+class Glm4Moe(GroupLimited):
+    """Glm4MoeDecoderLayer: norms of heads, positions of a part of each."""
+
+    norms_heads = "together"
+    always_joins = True
