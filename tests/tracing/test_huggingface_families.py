@@ -16,6 +16,8 @@ SIZES: dict[str, object] = {
 }
 GROUPED: dict[str, object] = {"num_key_value_heads": 2, "intermediate_size": 416, "vocab_size": 4096}
 FAMILIES: dict[str, dict[str, object]] = {
+    "gpt_bigcode": {**GROUPED, "architecture": "gpt_bigcode", "num_key_value_heads": 1},
+    "gpt_bigcode, a key head for each query head": {"architecture": "gpt_bigcode"},
     "gpt_neox": {"architecture": "gpt_neox"},
     "gpt_neox one after the other": {"architecture": "gpt_neox", "parallel_block": False, "qkv_bias": False}
     | {"output_bias": False, "mlp": "relu"},
@@ -24,6 +26,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "phi": {**GROUPED, "architecture": "phi"},
     "phi tied, whole heads turned": {"architecture": "phi", "tie_word_embeddings": True, "rotary_dim": 32},
     "opt norms behind": {"architecture": "opt", "final_norm": False, "embedding_size": 64},
+    "llama, one key head": {**GROUPED, "architecture": "llama", "num_key_value_heads": 1},
     **{
         family: {**GROUPED, "architecture": family}
         for family in ("arcee", "cohere", "granite", "nanochat", "olmo", "olmo2", "stablelm", "starcoder2")

@@ -74,6 +74,7 @@ class Structure(NamedTuple):
     own_embedding_width: bool
     tied: bool  # one gradient for table and head; two ends of a pipeline have one each
     grouped: bool  # fewer key/value heads than query heads
+    one_key_head: bool  # which all query heads share
     square: bool  # h·d_h = d, written d
     mla: bool
     query_latent: bool
@@ -180,6 +181,7 @@ def structure_of(spec: Spec) -> Structure:
         own_embedding_width=model.embedding_size != model.hidden_size,
         tied=model.tie_word_embeddings and parallelism.pipeline_parallel == 1,
         grouped=model.num_key_value_heads != model.num_attention_heads,
+        one_key_head=model.num_key_value_heads == 1 < model.num_attention_heads,
         square=model.query_size == model.hidden_size,
         mla=model.mla is not None,
         query_latent=model.mla is not None and model.mla.q_lora_rank > 0,

@@ -82,6 +82,28 @@ def test_phi_keeps_one_norms_output_for_attention_and_mlp() -> None:
     assert kept == sum(terms) + NORMS // 2
 
 
+@pytest.mark.parametrize("b", [1, 2])
+def test_one_key_head_is_copied_for_each_query_head_of_several_sequences_alone(b: int) -> None:
+    """Of one sequence a product reads the same head again and again."""
+    kept = kept_by_a_layer("gpt_bigcode", f"b={b}", "dropout=0", "attention=eager", num_key_value_heads=1)
+    bsd = b * S * D
+    terms = (
+        2 * bsd,  # layer input
+        2 * bsd,  # norm's output
+        2 * bsd if b > 1 else 2 * (bsd + 2 * bsd // H),  # q by head, or the product that all three are views of
+        2 * 2 * bsd if b > 1 else 0,  # k and v by head
+        4 * b * H * S * S,  # probabilities in fp32
+        2 * b * H * S * S,  # in bf16
+        2 * bsd,  # what attention makes, token by token
+        2 * bsd,  # attention sum
+        2 * bsd,  # norm's output
+        2 * 4 * bsd,  # input of gelu
+        2 * 4 * bsd,  # its output
+    )
+
+    assert kept == sum(terms) + b * NORMS // B
+
+
 def test_opt_keeps_relu_once() -> None:
     """The output of relu is what both its backward and the next matrix need."""
     kept = kept_by_a_layer("opt", "dropout=0.1", "attention=eager")

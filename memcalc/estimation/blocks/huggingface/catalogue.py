@@ -9,6 +9,7 @@ from memcalc.estimation.blocks.huggingface.family import Family
 from memcalc.estimation.blocks.huggingface.gemma import Gemma
 from memcalc.estimation.blocks.huggingface.glm import Glm, Glm4
 from memcalc.estimation.blocks.huggingface.gpt2 import Gpt2
+from memcalc.estimation.blocks.huggingface.gpt_bigcode import GptBigcode
 from memcalc.estimation.blocks.huggingface.gpt_neox import GptNeox
 from memcalc.estimation.blocks.huggingface.llama import Llama
 from memcalc.estimation.blocks.huggingface.mixtral import Mixtral, Qwen2Moe, Qwen3Moe
@@ -35,6 +36,7 @@ FAMILIES: dict[str, type[Family]] = {
     "glm4": Glm4,
     "glm4_moe": Glm4Moe,
     "gpt2": Gpt2,
+    "gpt_bigcode": GptBigcode,
     "gpt_neox": GptNeox,
     "granite": Granite,
     "llama": Llama,

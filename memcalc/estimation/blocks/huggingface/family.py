@@ -169,8 +169,7 @@ class Family:
             core = ops.flash_attention(q, k, v, "h", "h_kv", "d_h", "s", splits=not c.attention_dropout)
             return ops.copy(core, "attention output by token") if self.turned_by_head else core
         if c.grouped:
-            heads = ("b", "s", "h", "d_h")
-            k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
+            k, v = (self.repeated(x, name, ("b", "s", "h", "d_h"), views=c.masked) for x, name in ((k, "k"), (v, "v")))
         return ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=c.masked)
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:
@@ -179,10 +178,13 @@ class Family:
         dtype = q.dtype if softmax_in_fp32 else v.dtype  # under autocast turned queries are in fp32
         heads, keys, scores_shape = ("b", "s", "h", "d_h"), ("b", c.keys, "h", "d_h"), ("b", "h", "s", c.keys)
         if c.grouped:
-            k, v = ops.copy(k, "k for each head", keys), ops.copy(v, "v for each head", keys)
+            k, v = self.repeated(k, "k", keys), self.repeated(v, "v", keys)
+        named = (k, v)
+        copies = c.batched and (not c.grouped or c.one_key_head)  # of which products want each matrix by itself
         if c.batched and not self.turned_by_head:
             q = ops.copy(q, "q by head")
-            k = k if c.grouped else ops.copy(k, "k by head")
+        if copies and (c.grouped or not self.turned_by_head):
+            k = ops.copy(k, "k by head")
         scores = ops.scale(ops.matmul(q, k, "scores", scores_shape), "scaled scores")
         masked = scores = ops.shift(self.scores(scores), "masked scores", c.parameters)
         wide = ops.softmax(scores, "attention probabilities", "fp32" if softmax_in_fp32 else "")
@@ -190,13 +192,19 @@ class Family:
         if softmax_in_fp32:
             self.tape.still_named(masked)  # attn_weights, until they are probabilities in dtype
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
-        values = ops.copy(v, "v by head") if c.batched and not c.grouped else v
+        values = ops.copy(v, "v by head") if copies else v
         self.weights = (dropped,)
         core = ops.matmul(dropped, values, "attention output", heads)
         by_token = ops.copy(core, "attention output by token", reorders=c.batched)
         if c.grouped:
-            self.tape.still_named(k, v)  # key_states, value_states
+            self.tape.still_named(*named)  # key_states, value_states
         return by_token
+
+    def repeated(self, x: Tensor, name: str, heads: Shape, *, views: bool = True) -> Tensor:
+        """repeat_kv: keys or values for each query head; a view, if need be, of a head that all share."""
+        if views and self.c.one_key_head:
+            return self.ops.expanded(x, f"{name} for each head", heads)
+        return self.ops.copy(x, f"{name} for each head", heads)
 
     def scores(self, x: Tensor) -> Tensor:
         """What becomes of scaled scores before they are masked."""
