@@ -18,8 +18,9 @@ HOW_TO_GET_ONE = (
 )
 SUGGESTED = "2.13.0"  # what the tests of memcalc run with
 
-# Packages with CUDA code of their own, beside torch in site-packages: what they need of NVIDIA's libraries is
-# stubbed too. Looking into every package would cost more time than all the rest.
+# Packages with CUDA code of their own, wherever Python looks for packages (an environment may stand on another one that
+# has torch): what they need of NVIDIA's libraries is stubbed too. Looking into every package would cost more time than
+# all the rest.
 EXTENSIONS = re.compile(
     r"(torchvision|torchaudio|bitsandbytes|flash_attn.*|xformers|transformer_engine.*|apex|amp_C|fused_\w+_cuda"
     r"|causal_conv1d.*|mamba_ssm|selective_scan_cuda|grouped_gemm.*|deep_gemm.*|liger_kernel)(\..*\.so)?"
@@ -39,7 +40,7 @@ class TorchBuild:
         cuda: major and minor of the CUDA that it was built with.
         cudnn: version of cuDNN, likewise.
         nccl: version of NCCL, likewise.
-        extensions: libraries of other packages beside it that need CUDA as well.
+        extensions: libraries of other packages that need CUDA as well.
     """
 
     folder: Path
@@ -64,12 +65,13 @@ def find_torch(pythons: Iterable[str]) -> TorchBuild:
     """
     wrong = ""
     for python in dict.fromkeys(pythons):
-        for entry in _search_path(python):
+        entries = _search_path(python)
+        for entry in entries:
             folder = Path(entry) / "torch"
             if (folder / "version.py").is_file():
                 text = (folder / "version.py").read_text()
                 if _assigned(text, "cuda"):
-                    return _describe(folder, text)
+                    return _describe(folder, text, [Path(entry) for entry in entries])
                 wrong = wrong or _without_cuda(folder, text)
                 break
     raise Unavailable(
@@ -103,7 +105,7 @@ def _assigned(text: str, name: str) -> str:
     return match[1] if match else ""
 
 
-def _describe(folder: Path, text: str) -> TorchBuild:
+def _describe(folder: Path, text: str, search_path: list[Path]) -> TorchBuild:
     version = _assigned(text, "__version__")
     numbers = [int(number) for number in re.findall(r"\d+", _assigned(text, "cuda"))]
     required = _metadata(folder)
@@ -113,7 +115,7 @@ def _describe(folder: Path, text: str) -> TorchBuild:
         cuda=(numbers[0], numbers[1]),
         cudnn=_required(required, "nvidia-cudnn", NEWEST_CUDNN),
         nccl=_required(required, "nvidia-nccl", NEWEST_NCCL),
-        extensions=tuple(_extensions(folder.parent)),
+        extensions=tuple(_extensions(dict.fromkeys([folder.parent, *search_path]))),
     )
 
 
@@ -129,7 +131,8 @@ def _required(metadata: str, package: str, default: tuple[int, int, int]) -> tup
     return (int(match[1]), int(match[2]), int(match[3])) if match else default
 
 
-def _extensions(site_packages: Path) -> Iterator[Path]:
-    for entry in sorted(site_packages.iterdir()):
-        if EXTENSIONS.fullmatch(entry.name):
-            yield from sorted(entry.rglob("*.so")) if entry.is_dir() else [entry]
+def _extensions(search_path: Iterable[Path]) -> Iterator[Path]:
+    for folder in search_path:
+        for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if EXTENSIONS.fullmatch(entry.name):
+                yield from sorted(entry.rglob("*.so")) if entry.is_dir() else [entry]

@@ -63,6 +63,18 @@ def test_packages_with_cuda_code_are_looked_at_too(site: Path) -> None:
     ]
 
 
+def test_packages_of_an_environment_that_stands_on_another_ones_torch(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(site, "2.8.0", cuda="'12.8'")
+    own = tmp_path / "own"
+    (own / "bitsandbytes").mkdir(parents=True)
+    (own / "bitsandbytes" / "libbitsandbytes_cuda128.so").write_bytes(b"")
+    monkeypatch.setattr(sys, "path", [str(own), str(tmp_path / "not-there.zip"), str(site)])
+
+    assert [path.parent.parent for path in find_torch([sys.executable]).extensions] == [own]
+
+
 @pytest.mark.parametrize(("hip", "kind"), [("None", "CPU"), ("'6.3'", "ROCm")])
 def test_another_build_is_named_with_the_way_out(site: Path, hip: str, kind: str) -> None:
     install(site, "2.13.0+x", hip=hip)
