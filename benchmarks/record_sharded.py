@@ -171,7 +171,7 @@ def deepspeed(spec: Any, phases: Phases) -> None:
         "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's own is compiled on the way
     }
     with phases.phase("model"):
-        if stage == 3:
+        if stage == 3 and spec.training.finetune != "qlora":  # 4 bits are made on the device, and then split
             with ds.zero.Init(config_dict_or_path=config):
                 model = build(spec, torch.device("cuda", 0))
         else:

@@ -6,11 +6,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memcalc.estimation.remembered import remembered
-from memcalc.spec.finetuning import ATTENTION_TARGETS, MLP_TARGETS, LoraSpec, QloraSpec, adapted_modules
+from memcalc.spec.finetuning import ATTENTION_TARGETS, MLP_TARGETS, LoraSpec, QloraSpec, adapted_modules, packing_dtype
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
-from memcalc.spec.training import ParallelismSpec, TrainingSpec
+from memcalc.spec.training import TrainingSpec
 
 
 class Quantised(NamedTuple):
@@ -19,6 +19,7 @@ class Quantised(NamedTuple):
     block_size: int
     nested: bool  # their scales are quantised as well
     head: bool  # the head too
+    storage: str = "uint8"  # dtype of the tensors that they are packed in
 
 
 class Adapters(NamedTuple):
@@ -52,13 +53,21 @@ def adapters_of(spec: Spec) -> Adapters | None:
     found = _adapters(
         training.lora, training.qlora, spec.model, training.implementation, training.dtype, training.recipe
     )
+    if found.quantised is not None:
+        storage = packing_dtype(training, spec.parallelism)
+        found = found._replace(quantised=found.quantised._replace(storage=storage))
     # DeepSpeed 0.19 runtime/zero/linear.py: stage 3 saves input and weight of each layer, whatever trains.
-    return found._replace(keeps_inputs=True) if replaces_linears(spec.parallelism) else found
+    return found._replace(keeps_inputs=True) if replaces_linears(spec) else found
 
 
-def replaces_linears(parallelism: ParallelismSpec) -> bool:
-    """Whether DeepSpeed's stage 3 runs linear layers of its own (runtime/zero/linear.py)."""
-    return parallelism.engine == "deepspeed" and parallelism.zero_stage == 3 and parallelism.shards > 1
+def replaces_linears(spec: Spec) -> bool:
+    """Whether DeepSpeed's stage 3 runs linear layers of its own (runtime/zero/linear.py).
+
+    deepspeed.zero.Init puts them there; matrices in 4 bits are made without it, and split afterwards.
+    """
+    parallelism = spec.parallelism
+    splits = parallelism.engine == "deepspeed" and parallelism.zero_stage == 3 and parallelism.shards > 1
+    return splits and spec.training.finetune != "qlora"
 
 
 @lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ from memcalc.estimation.engines.buffers import Around, Buffers
 from memcalc.estimation.engines.ddp import ddp
 from memcalc.estimation.engines.deepspeed import deepspeed
 from memcalc.estimation.engines.fsdp2 import fsdp2
-from memcalc.estimation.sharding import Parameters, stage_parameters
+from memcalc.estimation.sharding import Parameters, stage_parameters, without_properties
 from memcalc.estimation.stages import Stage
 from memcalc.spec.spec import Spec
 
@@ -24,7 +24,7 @@ def communication_buffers(spec: Spec, stage: Stage) -> Buffers:
         return Buffers((), Around(backward_layer=received, backward_first_layer=received, backward_embedding=received))
     if spec.parallelism.shards * spec.parallelism.data_parallel_replicate == 1:
         return Buffers()
-    return _buffers(stage_parameters(spec, stage), choice_of(spec))
+    return _buffers(without_properties(stage_parameters(spec, stage)), choice_of(spec))
 
 
 @lru_cache(maxsize=1024)

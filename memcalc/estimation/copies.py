@@ -23,6 +23,8 @@ class Spread(NamedTuple):
 
     def over(self, held: Held) -> int:
         """The ranks that share one parameter."""
+        if held.beside:
+            return 1
         return self.expert_ranks if held.routed else self.ranks
 
     def shape(self, held: Held) -> tuple[int, ...]:

@@ -52,7 +52,10 @@ def _in_4_bits(held: Held, quantised: Quantised) -> Iterator[Held]:
     """
     blocks = -(-held.elements // quantised.block_size)
     scale = f"n/{quantised.block_size}"
-    parts: list[tuple[str, str, int, str]] = [("in 4 bits", "n/2", -(-held.elements // 2), "uint8")]
+    packed = 2 * DTYPE_BYTES[quantised.storage]  # elements in one of these
+    axes = ((f"n/{packed}", -(-held.elements // packed)),)
+    yield Held(held.module, f"{held.tensor} in 4 bits", axes, held.count, held.where, quantised.storage, trains=False)
+    parts: list[tuple[str, str, int, str]] = []
     if quantised.nested:
         parts += [
             ("scales in 8 bits", scale, blocks, "uint8"),
@@ -65,7 +68,8 @@ def _in_4_bits(held: Held, quantised: Quantised) -> Iterator[Held]:
     parts.append(("table of 4 bits", "16", CODE_4_BIT, "fp32"))
     for name, symbol, size, dtype in parts:
         axes = ((symbol, size),)
-        yield Held(held.module, f"{held.tensor} {name}", axes, held.count, held.where, dtype, trains=False)
+        tensor = f"{held.tensor} {name}"
+        yield Held(held.module, tensor, axes, held.count, held.where, dtype, trains=False, beside=True)
 
 
 def all_parameters(spec: Spec) -> int:

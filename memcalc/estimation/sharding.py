@@ -27,7 +27,8 @@ class Held(NamedTuple):
     """A parameter tensor as one rank of a stage holds it before ZeRO: its axes after the tensor-parallel split.
 
     `dtype` is its own, where it has another than the recipe says; `trains` whether it gets a gradient; `gradient` the
-    axes of that, where autograd makes it larger than the parameter is.
+    axes of that, where autograd makes it larger than the parameter is; `beside` says that it is no parameter, but the
+    property of one, and whole on every rank.
     """
 
     module: str
@@ -38,6 +39,7 @@ class Held(NamedTuple):
     dtype: str = ""
     trains: bool = True
     gradient: tuple[Axis, ...] = ()
+    beside: bool = False
 
     @property
     def routed(self) -> bool:
@@ -74,6 +76,12 @@ class Parameters(tuple[Held, ...]):
     def __eq__(self, other: object) -> bool:
         """Identity: `stage_parameters` returns the same object for the same stage."""
         return self is other
+
+
+@lru_cache(maxsize=1024)
+def without_properties(parameters: Parameters) -> Parameters:
+    """What engines know of: parameters alone."""
+    return Parameters(held for held in parameters if not held.beside)
 
 
 def shard_shape(shape: tuple[int, ...], ranks: int, engine: str) -> tuple[int, ...]:

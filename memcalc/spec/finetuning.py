@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from memcalc.spec.model import Block, ModelSpec, Probability, Size
+
+if TYPE_CHECKING:
+    from memcalc.spec.training import ParallelismSpec, TrainingSpec
 
 # The linear layers that adapters can stand beside, under the names of the table of parameters.
 ATTENTION_TARGETS = (
@@ -66,6 +69,15 @@ class QloraSpec(Block):
     double_quantization: bool = Field(True, description="whether the scales are quantised to 8 bits themselves")
     block_size: BlockSize = Field(64, description="elements that share a scale")
     quantize_lm_head: bool = Field(False, description="whether an untied head is quantised as well")
+
+
+def packing_dtype(training: TrainingSpec, parallelism: ParallelismSpec) -> str:
+    """Of the tensors that 4-bit matrices are packed in: bytes, but where they are spread over ranks that of all else.
+
+    transformers' bnb_4bit_quant_storage: engines gather what has one floating-point dtype.
+    """
+    spread = parallelism.shards > 1 and parallelism.zero_stage >= (2 if parallelism.engine == "fsdp2" else 3)
+    return training.dtype if spread else "uint8"
 
 
 def default_finetuning(training: dict[str, Any]) -> dict[str, Any]:

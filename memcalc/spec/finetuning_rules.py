@@ -77,9 +77,3 @@ def _parallel(spec: Spec) -> Iterator[Broken]:
                 f"{name} = {getattr(parallelism, name)} with finetune = {training.finetune} is not modelled.",
                 f"Set {name}: 1; data_parallel is modelled.",
             )
-    if training.finetune == "qlora" and parallelism.zero_stage > 0 and parallelism.data_parallel > 1:
-        yield Broken(
-            ("parallelism", "zero_stage"),
-            f"zero_stage = {parallelism.zero_stage} with finetune = qlora is not modelled.",
-            "Set zero_stage: 0, which keeps the frozen base on every rank, or finetune: lora.",
-        )

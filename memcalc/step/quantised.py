@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from memcalc.errors import Unavailable
-from memcalc.spec.finetuning import adaptable_modules
+from memcalc.spec.finetuning import adaptable_modules, packing_dtype
 from memcalc.spec.spec import Spec
 from memcalc.step.adapters import linear_layers
-from memcalc.step.dtypes import compute_dtype
+from memcalc.step.dtypes import DTYPES, compute_dtype
 
 
 def quantise(module: nn.Module, spec: Spec, device: torch.device) -> None:
@@ -57,6 +57,9 @@ def elements(parameter: nn.Parameter) -> int:
     return parameter.numel() if state is None else int(torch.Size(state.shape).numel())
 
 
+PACKED = DTYPES | {"uint8": torch.uint8}
+
+
 def _in_4_bits(part: nn.Module, spec: Spec, device: torch.device) -> nn.Module:
     bitsandbytes: Any = importlib.import_module("bitsandbytes")
     qlora = spec.training.qlora
@@ -75,6 +78,7 @@ def _in_4_bits(part: nn.Module, spec: Spec, device: torch.device) -> nn.Module:
         quant_type=qlora.quantization,
         compress_statistics=qlora.double_quantization,
         blocksize=qlora.block_size,
+        quant_storage=PACKED[packing_dtype(spec.training, spec.parallelism)],
         module=linear,
     ).to(device)
     if part.bias is not None:

@@ -20,14 +20,16 @@ from memcalc.step.host import HOST
 def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
     """The model, split over ranks before it has any memory: by DTensor within layers, then by FSDP2 as a whole."""
     mesh = mesh_of(spec, device)
-    model = build(spec, torch.device("meta"))
+    quantised = spec.training.finetune == "qlora"  # by kernels, on a device
+    model = build(spec, device if quantised else torch.device("meta"))
     if spec.parallelism.tensor_parallel > 1:
         from memcalc.step.tensor_parallel import split_over
 
         model = split_over(model, spec, mesh["tensor"])
     if spec.parallelism.data_parallel > 1:
         _shard(_called(model.module), spec, mesh)
-    _give_memory(model.module, spec, device)
+    if not quantised:
+        _give_memory(model.module, spec, device)
     return model
 
 

@@ -86,6 +86,21 @@ def test_stage_3_keeps_inputs_of_frozen_layers() -> None:
     assert more == 2 * LAYERS * (D * tokens + down)
 
 
+@pytest.mark.parametrize("engine", ["fsdp2", "deepspeed"])
+def test_a_base_in_4_bits_is_split_and_its_scales_are_not(engine: str) -> None:
+    """Four elements to each bf16 number; a scale in 8 bits for 64 elements, another in fp32 for 256 of these, a mean,
+    and tables of 16 and 256 fp32 numbers, of each of seven matrices."""
+    recipe = "pure" if engine == "fsdp2" else "mixed-16"
+    words = (*RUN, f"recipe={recipe}", f"engine={engine}", "zero_stage=3", "data_parallel=8", "finetune=qlora")
+    ledger = estimated(*words, "lora.adapter_dtype=compute")
+    matrices = BASE - 2 * D
+    scales = matrices // 64 + 4 * (matrices // 64 // 256) + 7 * 4 * (1 + 16 + 256)
+
+    held = ledger.components("optimizer_step_2")[Component.WEIGHTS]
+    split = LAYERS * (matrices // 2 + 2 * 2 * D + 2 * ADAPTERS) + 2 * (V * D + D)
+    assert held == split // 8 + LAYERS * scales
+
+
 CASES = (
     "recipe=pure",
     "recipe=pure zero_stage=2",

@@ -152,14 +152,3 @@ def test_what_contradicts_itself_is_refused(block: dict[str, Any], message: str)
 def test_splits_that_adapters_were_not_written_for_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=f"{name} = 2 with finetune = lora is not modelled"):
         load({"model": MODEL, "training": {"finetune": "lora"}, "parallelism": {name: 2}})
-
-
-@pytest.mark.parametrize("engine", ["fsdp2", "deepspeed"])
-def test_a_base_in_4_bits_is_not_spread_over_ranks(engine: str) -> None:
-    """One in 16 bits is."""
-    parallelism = {"engine": engine, "zero_stage": 3, "data_parallel": 8}
-    training = {"sequence_length": 8, "recipe": "pure" if engine == "fsdp2" else "mixed-16"}
-    load({"model": MODEL, "training": training | {"finetune": "lora"}, "parallelism": parallelism})
-
-    with pytest.raises(InputError, match="zero_stage = 3 with finetune = qlora is not modelled"):
-        load({"model": MODEL, "training": training | {"finetune": "qlora"}, "parallelism": parallelism})

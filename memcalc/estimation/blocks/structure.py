@@ -221,7 +221,7 @@ def structure_of(spec: Spec) -> Structure:
         checkpoints_layers=training.recompute not in ("none", "selective"),
         frees_tables=saves_on_host != "none"
         and training.recompute == "none",  # a checkpoint's closure has them as an argument
-        replaced_linears=replaces_linears(parallelism),
+        replaced_linears=replaces_linears(spec),
         fp8=training.fp8 if megatron else "none",
         fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _card(spec)),
         float8=float8_of(spec),

@@ -63,6 +63,11 @@ def units(parameters: Parameters, size: Callable[[Held], int] = attrgetter("elem
     return {kind in experts: elements for kind, elements in found.items()}
 
 
+def trained_elements(held: Held) -> int:
+    """Elements of a tensor's gradient; none of what is frozen."""
+    return held.elements if held.trains else 0
+
+
 def root_unit(parameters: Parameters, size: Callable[[Held], int] = attrgetter("elements")) -> int:
     """Elements of what belongs to no layer: embeddings, final norm, head."""
     return sum(held.count * size(held) for held in parameters if held.where != "layer")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.choice import Choice
-from memcalc.estimation.engines.buffers import Around, Buffers, buffer, gradient_share, units
+from memcalc.estimation.engines.buffers import Around, Buffers, buffer, gradient_share, trained_elements, units
 from memcalc.estimation.engines.zero3_gathering import gathered
 from memcalc.estimation.engines.zero_offload import gradient_passage
 from memcalc.estimation.engines.zero_reduction import BUCKET, Reduction, after_backward, first_share, in_backward
@@ -37,7 +37,7 @@ def deepspeed(parameters: Parameters, choice: Choice) -> Buffers:
     else:
         bucket = _bucket(choice, 0, f"{detail}backward")
         around = Around(
-            backward_head=(bucket,),
+            backward_head=(bucket,) if any(held.where == "head" for held in trained) else (),
             backward_layer=(bucket,),
             backward_last_layer=(bucket,),
             backward_first_layer=(bucket,),
@@ -93,7 +93,7 @@ def _in_backward(parameters: Parameters, choice: Choice, around: Around, there: 
         return tuple(found)
 
     in_layers = at("layer")
-    shares = {kind: gradient_share(size, choice, SOURCE) for kind, size in units(parameters).items()}
+    shares = {kind: gradient_share(size, choice, SOURCE) for kind, size in units(parameters, trained_elements).items()}
     if choice.offloads:  # a gradient leaves for the host as soon as it is reduced
         shares = {kind: share._replace(each=0, block=0) for kind, share in shares.items()}
     return around._replace(
