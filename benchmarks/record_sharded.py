@@ -195,7 +195,9 @@ def train(spec: Any, phases: Phases, engine: Any, loss_of: Any) -> None:
             engine.optimizer.zero_grad()
         for _ in range(spec.training.gradient_accumulation_steps):
             with phases.phase(f"forward_{step}"):
-                logits = engine(ids)
+                found = engine(ids)
+                logits = getattr(found, "logits", found)  # transformers' models return more
+                del found
             with phases.phase(f"loss_{step}"):
                 loss = loss_of(logits, labels)
             with phases.phase(f"backward_{step}"):

@@ -69,13 +69,13 @@ def gathered(parameters: Parameters, *, recomputes: bool, detached: bool = False
     at_gradient: dict[int, int] = {}  # the last turn of a parameter is in backward
     for use, height in zip(uses, heights, strict=True):
         key = (use.place, use.forward, use.layer)
-        most[key] = max(most.get(key, 0), height.inside)
-        at_gradient.update(dict.fromkeys(use.parameters, height.inside))
+        most[key] = max(most.get(key, 0), height.most)
+        at_gradient.update(dict.fromkeys(use.parameters, height.most))
     layers = range(max(use.layer for use in uses) + 1)
     turn = next(number for number, use in enumerate(uses) if not use.forward)
     return Gathered(
         tuple(most.get(("layer", True, layer), 0) for layer in layers),
-        most.get(("head", True, 0), 0),
+        heights[turn - 1].inside,  # when logits are made, the head has been copied out of what it arrived in
         heights[turn - 1].after,
         most.get(("head", False, 0), 0),
         tuple(most.get(("layer", False, layer), 0) for layer in layers),
@@ -96,8 +96,10 @@ def turns(parameters: Parameters, *, recomputes: bool, detached: bool = False) -
     def uses(place: str, modules: Iterable[tuple[int, ...]], *, layer: int = 0, forward: bool) -> list[Use]:
         return [Use(module, place, layer, forward) for module in modules]
 
-    forward = uses("embedding", [(), *before], forward=True)
-    backward = uses("head", [(), *reversed(after)], forward=False)
+    # The model has a turn of its own, and PEFT's around it another one.
+    roots: list[tuple[int, ...]] = [()] if all(held.trains for held in parameters) else [(), ()]
+    forward = uses("embedding", [*roots, *before], forward=True)
+    backward = uses("head", [*roots, *reversed(after)], forward=False)
     for number, layer in enumerate(layers):
         forward += uses("layer", layer, layer=number, forward=True)
     forward += uses("head", after, forward=True)
@@ -163,8 +165,9 @@ def _modules(parameters: Iterable[Held], where: str) -> list[list[Held]]:
 
 
 class Height(NamedTuple):
-    """Gathered elements while a module runs, and after it."""
+    """Gathered elements: at most, from a module's asking for its own on; while it runs; and after it."""
 
+    most: int
     inside: int
     after: int
 
@@ -244,7 +247,8 @@ def _play(elements: list[int], uses: list[Use], routed: frozenset[int] = frozens
                 size += elements[number]
             fetched_for[number] = max(fetched_for[number], later)
         coordinator.gather(ahead)
-        most = max(most, coordinator.held)
+        inside = coordinator.held
+        most = max(most, inside)
         for number in use.parameters:
             again = bisect_left(turns_of[number], turn + 1)
             far = again == len(turns_of[number]) or (
@@ -257,4 +261,4 @@ def _play(elements: list[int], uses: list[Use], routed: frozenset[int] = frozens
                 viewed = use.forward and number in routed and number in coordinator.there
                 views.update((number,) if viewed else ())
                 coordinator.let_go(number, viewed=viewed)
-        yield Height(most, coordinator.held)
+        yield Height(most, inside, coordinator.held)
