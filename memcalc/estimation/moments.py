@@ -9,7 +9,7 @@ from memcalc.estimation.items import Item
 from memcalc.estimation.program import Event, Program
 from memcalc.estimation.sized import Sized
 from memcalc.estimation.stages import Kind, Stage
-from memcalc.spec.layers import are_mixed, fills_windows
+from memcalc.spec.layers import differ_in_masks, differ_in_rotation
 from memcalc.spec.spec import Spec
 
 Holding = tuple[int, tuple[int, ...], int]  # (block, storages, how many of each are alive)
@@ -83,8 +83,10 @@ def layer_name(spec: Spec, kind: Kind, kinds: int) -> str:
     words = []
     if spec.model.moe is not None and (spec.model.moe.first_dense_layers or spec.model.moe.mixed):
         words.append("moe" if kind.experts else "dense")
-    if fills_windows(spec) and are_mixed(spec):
+    if differ_in_masks(spec):
         words.append("window" if kind.masked else "full")
+    elif differ_in_rotation(spec):
+        words.append("unturned" if kind.unturned else "turned")
     if spec.training.recompute not in ("none", "selective", "full"):
         words.append("recomputed" if kind.recomputed else "kept")
     return f"layers.{'.'.join(words)}.*"

@@ -15,6 +15,7 @@ from math import prod
 from typing import Literal
 
 from memcalc.spec.families import family_buffers
+from memcalc.spec.layers import windows_among
 from memcalc.spec.model import MlaSpec, ModelSpec, MoeSpec
 
 Axis = tuple[str, int]
@@ -115,7 +116,8 @@ def table_elements(model: ModelSpec) -> int:
         # Every layer has its own table of sines and cosines: [S, rotary_dim].
         return model.num_layers * model.max_position_embeddings * model.rotary_dim
     # One frequency for each pair of rotated dimensions; `inv_freq` and the copy `original_inv_freq`.
-    return 2 * ((model.rotary_dim + 1) // 2) * buffers.rotary_tables
+    tables = min(buffers.rotary_tables, sum(windows_among(model)))
+    return 2 * ((model.rotary_dim + 1) // 2) * tables
 
 
 def mask_elements(model: ModelSpec) -> int:

@@ -17,7 +17,7 @@ from memcalc.estimation.moments import Candidate, Holding, held, place
 from memcalc.estimation.program import Stream, highest
 from memcalc.estimation.stages import Kind, Stage, starts_detached
 from memcalc.estimation.timeline import Timeline
-from memcalc.spec.layers import has_mask
+from memcalc.spec.layers import has_mask, turns_nothing
 from memcalc.spec.segments import Segment, has_segments, items_of, leaves
 from memcalc.spec.spec import Spec
 
@@ -61,19 +61,20 @@ class PlannedTimeline(Timeline):
     def kinds(self) -> list[Kind]:
         """Every kind of layer in both ways, kept and recomputed."""
         layers = range(self.stage.first, self.stage.stop)
-        found: dict[tuple[bool, bool, bool], list[int]] = {}
+        found: dict[tuple[bool, bool, bool, bool], list[int]] = {}
         for layer in layers:
             found.setdefault(self._alike(layer), []).append(layer)
         return [
-            Kind(experts, again, masked, len(alike), alike[0], alike[-1], detached)
-            for (experts, masked, detached), alike in found.items()
+            Kind(experts, again, masked, unturned, len(alike), alike[0], alike[-1], detached)
+            for (experts, masked, unturned, detached), alike in found.items()
             for again in (False, True)
         ]
 
-    def _alike(self, layer: int) -> tuple[bool, bool, bool]:
+    def _alike(self, layer: int) -> tuple[bool, bool, bool, bool]:
         moe = self.spec.model.moe
         experts = moe is not None and moe.has_experts(layer)
-        return experts, has_mask(self.spec, layer), layer == 0 and starts_detached(self.spec)
+        detached = layer == 0 and starts_detached(self.spec)
+        return experts, has_mask(self.spec, layer), turns_nothing(self.spec, layer), detached
 
     def block_of(self, layer: int, *, again: bool) -> int:
         """The number of a layer's block: it keeps its activations, or it is recomputed, and nothing runs behind it."""
@@ -81,8 +82,8 @@ class PlannedTimeline(Timeline):
         return next(
             number
             for number, block in enumerate(self.blocks)
-            if block.kind is not None and (block.kind.experts, block.kind.masked, block.kind.detached) == alike
-            if block.kind.recomputed is again
+            if (kind := block.kind) is not None and kind.recomputed is again
+            if (kind.experts, kind.masked, kind.unturned, kind.detached) == alike
         )
 
     # -- the three phases ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from memcalc.estimation.adapters import adapters_of
 from memcalc.estimation.schedules import Chunk, Ends, chunks_in_flight, chunks_of, ends_in_flight
-from memcalc.spec.layers import are_mixed, has_mask
+from memcalc.spec.layers import are_mixed, has_mask, turns_nothing, windows_among
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.segments import has_segments, leaves
 from memcalc.spec.spec import Spec
@@ -50,6 +50,7 @@ class Traits(NamedTuple):
     experts: bool
     recomputed: bool
     masked: bool
+    unturned: bool
 
 
 class Kind(NamedTuple):
@@ -58,6 +59,7 @@ class Kind(NamedTuple):
     experts: bool
     recomputed: bool
     masked: bool  # the sequence fills its window, which a mask keeps
+    unturned: bool  # queries and keys stay as they are, whatever their position
     count: int  # type: ignore[assignment] # hides tuple.count, which no kind needs
     first: int
     last: int
@@ -66,7 +68,7 @@ class Kind(NamedTuple):
     @property
     def traits(self) -> Traits:
         """What its layers have in common."""
-        return Traits(self.experts, self.recomputed, self.masked)
+        return Traits(self.experts, self.recomputed, self.masked, self.unturned)
 
 
 def stages_of(spec: Spec, micro_batches: int | None = None) -> tuple[Stage, ...]:
@@ -163,13 +165,13 @@ def _kinds_of(spec: Spec, stage: Stage) -> list[Kind]:
     dense = dense_layers(spec.model)
     spans = [(False, stage.first, min(stage.stop, dense)), (True, max(stage.first, dense), stage.stop)]
     kinds = []
-    masked = has_mask(spec, 0)
+    masked, unturned = has_mask(spec, 0), turns_nothing(spec, 0)
     for experts, lo, hi in spans:
         recomputed = recomputed_count(spec.training, lo, hi) if hi > lo else 0
         for again, count in ((False, hi - lo - recomputed), (True, recomputed)):
             if hi > lo and count > 0:
                 first, last = _ends(spec.training, again, lo, hi)
-                kinds.append(Kind(experts, again, masked, count, first, last))
+                kinds.append(Kind(experts, again, masked, unturned, count, first, last))
     return sorted(kinds, key=lambda kind: kind.first)
 
 
@@ -184,7 +186,8 @@ def _mixed_kinds(spec: Spec, stage: Stage) -> list[Kind]:
 def _traits_of(spec: Spec, layer: int) -> Traits:
     moe = spec.model.moe
     experts = moe is not None and moe.has_experts(layer)
-    return Traits(experts, recomputed_count(spec.training, layer, layer + 1) == 1, has_mask(spec, layer))
+    again = recomputed_count(spec.training, layer, layer + 1) == 1
+    return Traits(experts, again, has_mask(spec, layer), turns_nothing(spec, layer))
 
 
 def runs_of(spec: Spec, stage: Stage) -> Iterator[Kind]:
@@ -197,9 +200,10 @@ def runs_of(spec: Spec, stage: Stage) -> Iterator[Kind]:
     dense = dense_layers(spec.model)
     named = set() if isinstance(spec.training.recompute, str) else {*leaves(spec.training.recompute)}
     borders = {stage.first, stage.stop} | {edge for layer in named for edge in (layer, layer + 1)} | {dense}
+    shared = has_mask(spec, 0), turns_nothing(spec, 0)
     edges = sorted(edge for edge in borders if stage.first <= edge <= stage.stop)
     for lo, hi in pairwise(edges):
-        yield Kind(lo >= dense, lo in named, has_mask(spec, 0), hi - lo, lo, hi - 1)
+        yield Kind(lo >= dense, lo in named, *shared, hi - lo, lo, hi - 1)
 
 
 def dense_layers(model: ModelSpec) -> int:
@@ -234,6 +238,17 @@ def recomputed_count(training: TrainingSpec, lo: int, hi: int) -> int:
         k = int(plan.removeprefix("every-"))  # layers k-1, 2k-1, ...
         return hi // k - lo // k
     return 0
+
+
+def windows_run_again(spec: Spec) -> tuple[bool, bool]:
+    """Whether a layer with a window, and one without, runs its forward again in backward."""
+    plan = spec.training.recompute
+    if not isinstance(plan, str):
+        found = {spec.model.has_window(layer) for layer in leaves(plan)}
+        return True in found, False in found
+    if plan in ("none", "selective"):
+        return False, False
+    return windows_among(spec.model, int(plan.removeprefix("every-")) if plan != "full" else 1)
 
 
 def _ends(training: TrainingSpec, recomputed: bool, lo: int, hi: int) -> tuple[int, int]:

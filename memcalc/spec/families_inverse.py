@@ -115,19 +115,22 @@ def _settle(keys: dict[str, Any], field: str, rule: Rule, wanted: dict[str, Any]
     elif rule.how == "except":
         needs[rule.keys[0]] = [layer for layer in range(wanted["num_layers"]) if layer not in value] if value else None
     elif rule.how == "every":
-        needs[rule.keys[0]] = _layer_types(wanted)
+        needs[rule.keys[0]] = _layer_types(field, wanted)
     elif rule.how == "others":
         if value:
-            needs[rule.keys[0]] = _layer_types(wanted)
+            needs[rule.keys[0]] = _layer_types(field, wanted)
     elif rule.how == "after":
         needs[rule.keys[0]] = min(value) - 1 if value else None
     return all(keys.setdefault(key, needed) == needed for key, needed in needs.items())
 
 
-def _layer_types(wanted: dict[str, Any]) -> list[str]:
-    """A word for each layer: whether it attends to all tokens or to a window of them."""
-    interval, layers = wanted["full_attention_interval"], wanted["full_attention_layers"]
+def _layer_types(field: str, wanted: dict[str, Any]) -> list[Any]:
+    """A word for each layer: whether it attends to all tokens or to a window of them; 0 or 1: whether it rotates."""
+    of = field.rpartition("_")[0]
+    interval, layers = wanted[f"{of}_interval"], wanted[f"{of}_layers"]
     whole = [bool(interval and (layer + 1) % interval == 0) or layer in layers for layer in range(wanted["num_layers"])]
+    if of == "unrotated":
+        return [int(not each) for each in whole]
     return ["full_attention" if each else "sliding_attention" for each in whole]
 
 

@@ -86,12 +86,16 @@ def _other_layers(
 
 
 def _whole_layers(key: str, value: object, where: str) -> tuple[int, list[int]]:
-    """Which layers attend to all tokens: n if each n-th one does, else 0 and the layers."""
+    """Which layers attend to all tokens, or have a 0: n if each n-th one does, else 0 and the layers."""
     if value is None:
         return 0, []
-    if not isinstance(value, list) or len(value) > _MOST_NAMED_LAYERS or not all(isinstance(v, str) for v in value):
+    if (
+        not isinstance(value, list)
+        or len(value) > _MOST_NAMED_LAYERS
+        or not all(isinstance(v, (str, int)) for v in value)
+    ):
         raise InputError(f"{key} = {shown(value)} is no list of words.", "Write one word a layer.", f"{where}: {key}")
-    full = [layer for layer, word in enumerate(value) if word == "full_attention"]
+    full = [layer for layer, word in enumerate(value) if word in ("full_attention", 0)]
     interval = full[0] + 1 if full else 0
     if full == list(range(interval - 1, len(value), interval or 1)) or not full:
         return interval, []

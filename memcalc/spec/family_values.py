@@ -35,6 +35,7 @@ COUNTS = frozenset(
         "position_embedding_offset",
         "sliding_window",
         "full_attention_interval",
+        "unrotated_interval",
         "moe.shared_expert_intermediate_size",
         "moe.first_dense_layers",
         "mla.q_lora_rank",
@@ -53,8 +54,8 @@ CHOICES = frozenset(
     }
 )
 # Sizes that are of the family, not of one checkpoint of it.
-WINDOWS = frozenset({"sliding_window", "full_attention_interval"})
-LAYERS = frozenset({"moe.dense_layers", "full_attention_layers"})
+WINDOWS = frozenset({"sliding_window", "full_attention_interval", "unrotated_interval"})
+LAYERS = frozenset({"moe.dense_layers", "full_attention_layers", "unrotated_layers"})
 
 _LARGEST_SIZE = 2**40
 

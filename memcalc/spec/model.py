@@ -95,6 +95,9 @@ class ModelSpec(Block):
     sliding_window: Count = Field(0, description="(w) tokens that layers attend to at most; 0: all before")
     full_attention_interval: Count = Field(0, description="each n-th layer attends to all tokens; 0: none of them")
     full_attention_layers: Layers = Field((), description="layers, counted from 0, that do so besides those")
+    unrotated_interval: Count = Field(0, description="each n-th layer turns nothing under rope (SmolLM3: 4); 0: none")
+    unrotated_layers: Layers = Field((), description="layers, counted from 0, that turn nothing besides those")
+    rotates_windows_alone: bool = Field(False, description="whether layers without a window turn nothing (Cohere 2)")
     attention_sinks: bool = Field(False, description="a learned logit for each query head (gpt-oss)")
     qk_norm: bool = Field(False, description="a norm on each query head and key head (Qwen3)")
     qk_norm_width: Literal["head", "each-head", "all-heads"] = Field(
@@ -129,6 +132,13 @@ class ModelSpec(Block):
         interval = self.full_attention_interval
         full = (interval and (layer + 1) % interval == 0) or layer in self.full_attention_layers
         return self.sliding_window > 0 and not full
+
+    def rotates(self, layer: int) -> bool:
+        """Whether this layer, counted from 0, turns its queries and keys by their positions."""
+        left_out = self.unrotated_interval and (layer + 1) % self.unrotated_interval == 0
+        if left_out or layer in self.unrotated_layers:
+            return False
+        return self.has_window(layer) or not (self.rotates_windows_alone and self.sliding_window > 0)
 
     def layers_with_experts(self, lo: int, hi: int) -> int:
         """How many of the layers from `lo` up to but not including `hi` have experts."""

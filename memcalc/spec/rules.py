@@ -151,7 +151,11 @@ def _mixed_layers(spec: Spec) -> Iterator[Broken]:
     if spec.model.num_layers > MOST_MIXED_LAYERS and are_mixed(spec):
         moe = spec.model.moe
         experts = moe is not None and moe.mixed
-        kinds = "dense layers between those with experts" if experts else "windows in some layers, which masks keep"
+        kinds = (
+            "dense layers between those with experts"
+            if experts
+            else "layers that differ in their windows or in what they turn"
+        )
         yield Broken(
             ("model", "num_layers"),
             f"num_layers = {spec.model.num_layers} with {kinds}.",

@@ -75,6 +75,21 @@ def test_sequences_that_fill_windows_have_tapes_of_their_own(whole: int):
     assert_same("mistral-7b", table, *run)
 
 
+@pytest.mark.parametrize("preset", ["smollm3-3b", "command-r7b"])
+def test_layers_that_turn_nothing_have_tapes_of_their_own(preset: str):
+    run = ("implementation=huggingface", "num_layers=9")
+    axes: dict[Any, Any] = {
+        "recompute": ["none", "every-2"],
+        ("zero_stage", "data_parallel"): [(0, 1), (3, 4)],
+        "s": [128, 300, 5000],
+        "b": [1, 2],
+        "attention": ["flash", "eager"],
+    }
+    table = evaluate(preset, axes, *run)
+    assert table.valid.all()
+    assert_same(preset, table, *run)
+
+
 def test_sums_are_exact():
     table = evaluate("llama-3-8b", {"b": [1, 2], "pipeline_parallel": [1, 4]}, ledger=True)
     assert table.ledger_bytes is not None

@@ -8,11 +8,11 @@ from typing import NamedTuple
 from memcalc.estimation.adapters import Adapters, adapters_of, base_dtype, replaces_linears
 from memcalc.estimation.operators.float8 import Float8
 from memcalc.estimation.remembered import remembered
-from memcalc.estimation.stages import Kind
+from memcalc.estimation.stages import Kind, windows_run_again
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.families import family_of, rules_of
 from memcalc.spec.kernels import needs_columns
-from memcalc.spec.layers import fills_windows
+from memcalc.spec.layers import fills_windows, windows_among
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
@@ -121,14 +121,19 @@ class Structure(NamedTuple):
     drops_logits: bool = False  # the loop has no name for the model's output in backward
     liger: bool = False  # Liger's kernels in place of transformers' norms, rotary positions and MLPs
     window_mask: bool = False  # the model makes one, for layers whose window the sequence fills
+    windows: bool = False  # some layers have one
+    others: bool = True  # some have none
+    windows_again: bool = False  # and run again, so what they are called with stays until then
+    others_again: bool = False  # likewise, of layers without
     masked: bool = False  # this layer attends under it
+    unturned: bool = False  # this layer leaves queries and keys as they are, whatever their position
     embedding_stays: bool = False  # autograd has it as a leaf, and the first layer does not keep its input by itself
 
     def of_layers(self, kind: Kind) -> Structure:
         """That of layers of one kind."""
-        if kind.detached or kind.masked:
-            return self._replace(detached=self.detached or kind.detached, masked=kind.masked)
-        return self
+        if not (kind.detached or kind.masked or kind.unturned):
+            return self
+        return self._replace(detached=self.detached or kind.detached, masked=kind.masked, unturned=kind.unturned)
 
     @property
     def keys(self) -> str:
@@ -152,6 +157,8 @@ def structure_of(spec: Spec) -> Structure:
     theirs = huggingface and spec.inference is not None  # modules of all families, by the plain block
     saves_on_host = "none" if spec.inference is not None else training.offload_activations
     offset = model.position_embedding_offset
+    windows, others = windows_among(model) if huggingface else (False, True)
+    windows_again, others_again = windows_run_again(spec) if huggingface else (False, False)
     return Structure(
         implementation=training.implementation,
         family=(model.architecture or "") if huggingface else "",
@@ -228,6 +235,10 @@ def structure_of(spec: Spec) -> Structure:
         drops_logits=training.logits_until == "loss",
         liger=huggingface and training.kernels == "liger" and (model.architecture or "") in LIGER_FAMILIES,
         window_mask=huggingface and fills_windows(spec),
+        windows=windows,
+        others=others,
+        windows_again=windows_again,
+        others_again=others_again,
     )
 
 

@@ -27,12 +27,20 @@ ATTENTION = 4 * BSD + 4 * BSK + LSE
 
 LAYERS = {
     "llama": 2 * NORM + ATTENTION + GATED,
+    "smollm3": 2 * NORM + ATTENTION + GATED,
     "granite": 2 * NORM + ATTENTION + GATED,  # multipliers by numbers keep nothing
     "seed_oss": 2 * NORM + ATTENTION + GATED,
     # v's product has q and k, too: 2 each; the output is copied by token, 2
     "phi3": 2 * NORM + ATTENTION + 4 * BSD + 2 * BSK + GATED,
     # fp32 input 4, normed in fp32 4, output 2; 1 + weight in fp32
     "gemma": 2 * (10 * BSD + TOKEN + 4 * D) + ATTENTION + GATED,
+    # Two more such norms, of the branches' outputs, whose own are not kept; each head of q and k has one, too
+    "gemma3_text": 2 * (10 * BSD + TOKEN + 4 * D)
+    + 2 * (8 * BSD + TOKEN + 4 * D)
+    + (8 * BSD + H * TOKEN + 4 * 16)
+    + (8 * BSK + KV * TOKEN + 4 * 16)
+    + ATTENTION
+    + GATED,
     # relu's output 2, its square 2
     "arcee": 2 * NORM + ATTENTION + 4 * BSF,
     # PyTorch's LayerNorm: input 2, output 2, mean and deviation; gelu's input 2 and output 2
@@ -44,6 +52,7 @@ LAYERS = {
     + (12 * BSK + KV * TOKEN + 4 * D * KV // H)
     + ATTENTION
     + GATED,
+    "cohere2": (14 * BSD + TOKEN + 4 * D) + ATTENTION + GATED,
     # q: LayerNorms' input 2, mean and deviation for each head; k as well. The output is copied by token, 2.
     "stablelm": 2 * (4 * BSD + 2 * TOKEN)
     + (2 * BSD + 2 * H * TOKEN)
@@ -55,6 +64,15 @@ LAYERS = {
     "olmo": 2 * (6 * BSD + 2 * TOKEN) + ATTENTION + GATED,
     # Layer input 2. q: fp32 4, normed in fp32 4; k as well. Output norms: 4 + 4 each. The MLP's input 2.
     "olmo2": 2 * BSD + (8 * BSD + TOKEN) + (8 * BSK + TOKEN) + ATTENTION + 2 * (8 * BSD + TOKEN) + 2 * BSD + GATED,
+    "olmo3": 2 * BSD + (8 * BSD + TOKEN) + (8 * BSK + TOKEN) + ATTENTION + 2 * (8 * BSD + TOKEN) + 2 * BSD + GATED,
+    # Layer input 2. Norms of heads: fp32 4, normed 2; of the branches' outputs: the same. The MLP's input 2.
+    "exaone4": 2 * BSD
+    + (6 * BSD + H * TOKEN)
+    + (6 * BSK + KV * TOKEN)
+    + ATTENTION
+    + 2 * (6 * BSD + TOKEN)
+    + 2 * BSD
+    + GATED,
     # Tables of pairs in fp32, s·d_h each: 2 · 4 · 32 · 16
     "ernie4_5": 2 * NORM + ATTENTION + GATED + 2 * 4 * S * 16,
     # Half of each head turns: tables of pairs 2 · 2 · 32 · 8; the output is copied by token, 2
@@ -71,6 +89,11 @@ NORMED_HEADS = ("cohere", "stablelm")  # where the config says so
 
 @pytest.mark.parametrize("family", LAYERS)
 def test_a_layer_keeps(family: str) -> None:
+    assert kept_by_one_layer(family, {}, "flash") == LAYERS[family]
+
+
+def kept_by_one_layer(family: str, fields: dict[str, object], attention: str) -> int:
+    """What a third layer keeps that two do not."""
     model: dict[str, object] = {
         "architecture": family,
         "num_layers": 1,
@@ -85,10 +108,33 @@ def test_a_layer_keeps(family: str) -> None:
         "residual_dropout": 0.0,
     }
     model |= {"qk_norm": True} if family in NORMED_HEADS else {}
-    training = {"implementation": "huggingface", "recipe": "pure", "attention": "flash", "b": B, "s": S}
+    training = {"implementation": "huggingface", "recipe": "pure", "attention": attention, "b": B, "s": S}
 
     def kept(layers: int) -> int:
-        run = {"model": model | {"num_layers": layers}, "training": training}
+        run = {"model": model | fields | {"num_layers": layers}, "training": training}
         return memcalc.estimate(run).ledger.components("loss_1")[Component.ACTIVATIONS]
 
-    assert kept(3) - kept(2) == LAYERS[family]
+    return kept(3) - kept(2)
+
+
+def test_capped_scores_keep_what_tanh_made() -> None:
+    """Gemma 2, eager. Of several sequences products read copies: q 2, k and v for every query head 2 each."""
+    scores = B * H * S * S
+    before, after = 10 * BSD + TOKEN + 4 * D, 8 * BSD + TOKEN + 4 * D
+    # tanh's output 2, softmax's 4, its cast 2
+    attention = 3 * 2 * BSD + 8 * scores + 2 * BSD
+
+    assert kept_by_one_layer("gemma2", {}, "eager") == 2 * before + 2 * after + attention + GATED
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("smollm3", {"unrotated_layers": (0, 1, 2)}),
+        ("exaone4", {"full_attention_interval": 1}),
+        ("cohere2", {"full_attention_interval": 1}),
+    ],
+)
+def test_a_layer_that_turns_nothing_keeps_as_much(family: str, fields: dict[str, object]) -> None:
+    """Queries and keys as they are in place of turned ones, and casts of them are none."""
+    assert kept_by_one_layer(family, fields, "flash") == LAYERS[family]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from memcalc.errors import InputError
 from memcalc.estimation.blocks.huggingface.codegen import CodeGen
-from memcalc.estimation.blocks.huggingface.cohere import Cohere
+from memcalc.estimation.blocks.huggingface.cohere import Cohere, Cohere2
 from memcalc.estimation.blocks.huggingface.family import Family
-from memcalc.estimation.blocks.huggingface.gemma import Gemma
+from memcalc.estimation.blocks.huggingface.gemma import Gemma, Gemma2, Gemma3
 from memcalc.estimation.blocks.huggingface.glm import Glm, Glm4
 from memcalc.estimation.blocks.huggingface.gpt2 import Gpt2
 from memcalc.estimation.blocks.huggingface.gpt_bigcode import GptBigcode
@@ -15,7 +15,7 @@ from memcalc.estimation.blocks.huggingface.llama import Llama
 from memcalc.estimation.blocks.huggingface.mixtral import Mixtral, Qwen2Moe, Qwen3Moe
 from memcalc.estimation.blocks.huggingface.multiplied import Ernie4, Granite, SeedOss, Starcoder2
 from memcalc.estimation.blocks.huggingface.nanochat import NanoChat
-from memcalc.estimation.blocks.huggingface.olmo import Olmo, Olmo2, Olmoe
+from memcalc.estimation.blocks.huggingface.olmo import Exaone4, Olmo, Olmo2, Olmo3, Olmoe
 from memcalc.estimation.blocks.huggingface.opt import Opt
 from memcalc.estimation.blocks.huggingface.phi import Phi
 from memcalc.estimation.blocks.huggingface.phi3 import Phi3
@@ -30,8 +30,12 @@ FAMILIES: dict[str, type[Family]] = {
     "arcee": Llama,
     "codegen": CodeGen,
     "cohere": Cohere,
+    "cohere2": Cohere2,
     "ernie4_5": Ernie4,
+    "exaone4": Exaone4,
     "gemma": Gemma,
+    "gemma2": Gemma2,
+    "gemma3_text": Gemma3,
     "glm": Glm,
     "glm4": Glm4,
     "glm4_moe": Glm4Moe,
@@ -46,6 +50,7 @@ FAMILIES: dict[str, type[Family]] = {
     "nanochat": NanoChat,
     "olmo": Olmo,
     "olmo2": Olmo2,
+    "olmo3": Olmo3,
     "olmoe": Olmoe,
     "opt": Opt,
     "phi": Phi,
@@ -55,6 +60,7 @@ FAMILIES: dict[str, type[Family]] = {
     "qwen3": Llama,
     "qwen3_moe": Qwen3Moe,
     "seed_oss": SeedOss,
+    "smollm3": Llama,
     "stablelm": StableLm,
     "starcoder2": Starcoder2,
 }
@@ -117,4 +123,11 @@ def _family_of(c: Structure) -> type[Family]:
             "pip install 'llm-memcalc[hf]'.",
             "training.implementation",
         )
-    return FAMILIES[c.family]
+    family = FAMILIES[c.family]
+    if family.eager_only and c.attention != "eager":
+        raise InputError(
+            f"transformers' {c.family} has eager attention only, but attention = {c.attention}.",
+            "Set training.attention: eager.",
+            "training.attention",
+        )
+    return family

@@ -34,3 +34,9 @@ class Cohere(Llama):
     def logits(self, x: Tensor) -> Tensor:
         """logits * logit_scale."""
         return self.ops.scale(x, "scaled logits")
+
+
+class Cohere2(Cohere):
+    """Cohere2DecoderLayer: the same, but norms of heads; layers without a window turn nothing."""
+
+    masks_windows = True

@@ -24,6 +24,9 @@ class Family:
     layers_take_positions = True  # among their arguments
     spreads_tables = False  # of which each layer makes its own, for pairs of neighbouring features
     renames_embeddings = False  # inputs_embeds, once they have been dropped out, is what is left of them
+    masks_windows = False  # the model makes an eager mask of its own for layers with windows
+    turns_windows = False  # and rotary tables of their own
+    eager_only = False
     wide_logits = False  # the model itself returns them in fp32
 
     def __init__(self, c: Structure, tape: Tape, *, experts: bool = False) -> None:
@@ -65,8 +68,14 @@ class Family:
 
     def name_positions(self, indices: int) -> None:
         """position_ids: until the model returns, or, as an argument of layers that run again, until these have."""
-        again = self.c.checkpoints_layers and self.layers_take_positions
-        (self.tape.held if again else self.tape.names).add(indices)
+        self.name_argument(indices, stays=self.c.checkpoints_layers and self.layers_take_positions)
+
+    def name_argument(self, storage: int, *, stays: bool) -> None:
+        """Of layers: until the model returns, or, if it `stays`, until those that are called with it have run backward.
+
+        Source: torch/utils/checkpoint.py: the function that runs again has its arguments.
+        """
+        (self.tape.held if stays else self.tape.names).add(storage)
 
     def first_hidden(self, x: Tensor) -> Tensor:
         """What the first layer is given."""
@@ -85,23 +94,23 @@ class Family:
         write_mask(tape, c)
         if c.attention == "eager":
             # masking_utils.py: additive, in the dtype of the embeddings; the sum with the scores does not keep it
-            mask = self.shared_table("causal mask", ("b", "s", c.keys), c.parameters)
-            if c.checkpoints_layers:  # torch/utils/checkpoint.py: the function that runs again has its arguments
-                tape.hold(mask)
-            else:
-                tape.names.add(mask.storage)
+            masks = {"causal mask": c.others_again if self.masks_windows else c.checkpoints_layers}
+            if self.masks_windows and c.windows:
+                masks["mask of windows"] = c.windows_again
+            for name, stays in masks.items():
+                self.name_argument(self.shared_table(name, ("b", "s", c.keys), c.parameters).storage, stays=stays)
         if c.window_mask:
-            mask = self.shared_table("window mask", ("s", "s"), "bool")
-            tape.hold(mask) if c.checkpoints_layers else tape.names.add(mask.storage)
+            self.name_argument(self.shared_table("window mask", ("s", "s"), "bool").storage, stays=c.windows_again)
         if not self.rotates:
             return
         # A checkpoint has them as arguments. Where layers make tables of their own, autograd has not kept these.
         keeps = c.checkpoints_layers or not self.spreads_tables
         if c.cache is None:
             self.name_positions(self.shared_table("position ids", ("s",), "int64").storage)
-        for name in ("cosines", "sines"):
+        kinds = {"": not self.turns_windows or c.others, " of windows": self.turns_windows and c.windows}
+        for name in (f"{table}{kind}" for kind, there in kinds.items() if there for table in ("cosines", "sines")):
             table = self.shared_table(name, ("s", self.turned_width), self.table_dtype)
-            (tape.held if keeps else tape.names).add(table.storage)
+            self.name_argument(table.storage, stays=keeps)
 
     @property
     def turned_width(self) -> str:

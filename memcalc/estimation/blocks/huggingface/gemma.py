@@ -29,3 +29,34 @@ class Gemma(Llama):
             scaled.grad = True
             self.tape.leaves[scaled.storage] = self.tape.nodes[-1]
         return scaled
+
+
+class Gemma2(Gemma):
+    """Gemma2DecoderLayer: norms before and after both branches; scores and logits are capped."""
+
+    eager_only = True
+    masks_windows = True
+
+    def layer(self) -> Tensor:
+        """Attention between two norms, then the MLP between two."""
+        return self.between_norms()
+
+    def scores(self, x: Tensor) -> Tensor:
+        """attn_logit_softcapping."""
+        return self.soft_capped(x, "scores")
+
+    def logits(self, x: Tensor) -> Tensor:
+        """final_logit_softcapping."""
+        return self.soft_capped(x, "logits")
+
+
+class Gemma3(Gemma):
+    """Gemma3DecoderLayer: norms before and after both branches, and of heads; tables of their own for windows."""
+
+    norms_heads = "together"
+    masks_windows = True
+    turns_windows = True
+
+    def layer(self) -> Tensor:
+        """Attention between two norms, then the MLP between two."""
+        return self.between_norms()

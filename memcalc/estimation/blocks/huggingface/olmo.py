@@ -1,4 +1,4 @@
-"""OLMo and its successors."""
+"""OLMo and its successors, and EXAONE 4."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ class After(Llama):
         """Attention and its norm, then the MLP and its."""
         x = self.residual(self.entry(), self.attention, "attention sum", after="attention_output_norm")
         return self.residual(x, self.mlp, "layer output", after="mlp_output_norm")
+
+
+class Exaone4(After):
+    """Exaone4Attention: norms of heads."""
+
+    norms_heads = "together"
+    masks_windows = True
 
 
 class WholeRows(Llama):
@@ -56,6 +63,13 @@ class Olmo2(WholeRows, After):
     def norm(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
         """Olmo2RMSNorm."""
         return wide_rms_norm(self.ops, x, module, width, out)
+
+
+class Olmo3(Olmo2):
+    """Olmo3DecoderLayer: masks and tables of their own for layers with windows."""
+
+    masks_windows = True
+    turns_windows = True
 
 
 class Olmoe(WholeRows, Qwen3Moe):

@@ -21,6 +21,8 @@ class Rotary(Family):
     def positioned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, turned: all of each head or its first features."""
         ops, c = self.ops, self.c
+        if c.unturned:
+            return q, k
         if c.liger:
             return ops.liger_rope(q, "q"), ops.liger_rope(k, "k")
         tables = self.spread_tables()
