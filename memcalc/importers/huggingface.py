@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.importers import fsdp, trl
+from memcalc.importers.adapters import place_adapters
 from memcalc.importers.attention import attention
 from memcalc.importers.deepspeed import AS_PARTS
 from memcalc.importers.fsdp import place_fsdp
@@ -41,8 +42,6 @@ FUSED = ("adamw_torch_fused", "adamw_apex_fused")
 ON = {True: True, False: False, "true": True, "false": False}
 RECOMPUTE = {True: "full", False: "none", "true": "full", "false": "none", "unsloth": "full", "offload": "full"}
 
-# How PEFT's patterns end: "...(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
-_PATTERN = re.compile(r"\((\w+(?:\|\w+)*)\)(\w*)\$?$")
 _STAGE = re.compile(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", re.IGNORECASE)
 
 # Fields of TrainingArguments (transformers 5.23), and of TRL.
@@ -141,7 +140,7 @@ def finish_trainer(draft: Draft, *, weights_follow: bool = False, upcast: bool =
     place_model(draft)
     draft.default("training.implementation", "huggingface")
     _optimizer(draft)
-    _adapters(draft)
+    place_adapters(draft)
     stage = _sharding(draft)
     half = "bf16" if is_on(facts.get("bf16")) else "fp16" if is_on(facts.get("fp16")) else None
     autocasts = half is not None
@@ -175,37 +174,6 @@ def _optimizer(draft: Draft) -> None:
         draft.default("training.optimizer_implementation", "fused")
     if str(name).startswith("paged_"):
         draft.default("training.optimizer_options.paged", True)
-
-
-def _adapters(draft: Draft) -> None:
-    facts = draft.facts
-    adapted = is_on(facts.get("peft")) or draft.values.get("training.finetune") in ("lora", "qlora")
-    if adapted and is_on(facts.get("four_bits")):
-        draft.values["training.finetune"] = "qlora"
-    elif adapted:
-        draft.default("training.finetune", "lora")
-    else:
-        for path in [path for path in draft.values if path.startswith("training.lora.")]:
-            del draft.values[path]
-        return
-    targets = facts.get("targets")
-    if isinstance(targets, str):
-        targets = _named_targets(draft, targets)
-    if isinstance(targets, list):  # "self_attn.q_proj" is the q_proj of every layer
-        targets = list(dict.fromkeys(str(name).rpartition(".")[2] for name in targets))
-    if targets:
-        draft.default("training.lora.target_modules", targets)
-
-
-def _named_targets(draft: Draft, text: str) -> str | list[str]:
-    """The modules that a text names: all, some with commas between them, or those that a pattern matches."""
-    if text in ("all", "all-linear"):
-        return "all-linear"
-    ends = _PATTERN.search(text)
-    if ends is None:
-        return [name.strip() for name in text.split(",")]
-    draft.notes.append(f"adapters by the pattern {text}: those of these names in every layer of the language model")
-    return [f"{name}{ends[2] or ''}" for name in ends[1].split("|")]
 
 
 def _sharding(draft: Draft) -> int:

@@ -35,8 +35,16 @@ def validated(raw: dict[str, Any], source: Source) -> Spec:
         findings = error.errors(include_url=False)
         # Of generation the training block is made from the inference block, whose keys the user knows.
         finding = next((each for each in findings if each["loc"][0] == "inference"), findings[0])
-        location: Path = tuple(part for part in finding["loc"] if not _is_union_branch(part))
+        location = _location(finding)
+        if isinstance(finding["input"], list | tuple):  # of a list that is none of the words its member is named
+            members = (each for each in findings if _location(each)[:-1] == location)
+            finding = next(members, finding)
+            location = _location(finding)
         raise _in_our_words(finding, location, source.where(location)) from None
+
+
+def _location(finding: Any) -> Path:
+    return tuple(part for part in finding["loc"] if not _is_union_branch(part))
 
 
 def _is_union_branch(part: str | int) -> bool:
@@ -47,6 +55,8 @@ def _is_union_branch(part: str | int) -> bool:
 def _in_our_words(finding: Any, location: Path, where: str) -> InputError:
     kind, value, context = finding["type"], finding["input"], finding.get("ctx", {})
     field = str(location[-1]) if location else "the configuration"
+    if location and isinstance(location[-1], int):
+        field = f"{location[-2]}[{location[-1]}]"
     if kind == "missing":
         return InputError(f"{field} is missing, and nothing else tells it.", f"Add a line `{field}: ...`.", where)
     if field == "recompute":

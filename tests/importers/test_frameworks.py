@@ -241,6 +241,8 @@ def test_a_global_batch_fills_the_pipeline_however_many_replicas_there_are(tmp_p
         ("[self_attn.q_proj, mlp.up_proj, q_proj]", ("q_proj", "up_proj")),
         ("'q_proj, v_proj'", ("q_proj", "v_proj")),
         ("all-linear", "all-linear"),
+        ("[c_fc, c_proj]", ("up_proj", "o_proj", "down_proj")),
+        ("[q_proj, linear_attn.in_proj_qkvz]", ("q_proj",)),
         (r"'model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|q)_proj'", ("up_proj", "down_proj", "q_proj")),
         (r"'model.layers.\d+.self_attn.(q_proj|o_proj)$'", ("q_proj", "o_proj")),
     ],
@@ -252,6 +254,14 @@ def test_targets_of_adapters(targets: str, expected: object, tmp_path: Path) -> 
 
     assert lora is not None
     assert lora.target_modules == expected
+
+
+def test_adapters_beside_layers_without_a_name_of_ours_are_told(tmp_path: Path) -> None:
+    text = QLORA.replace("lora_target_linear: true", "lora_target_modules: [q_proj, in_proj]")
+    imported = import_file(written(tmp_path, "run.yaml", text))
+
+    assert imported is not None
+    assert any("adapters beside in_proj are left out" in note for note in imported.notes)
 
 
 def test_a_schedule_without_stages_waits_for_them(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""LoRA and QLoRA as PEFT's configurations say them: whether there are adapters, and beside which layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import get_args
+
+from memcalc.importers.switches import is_on
+from memcalc.importers.table import Draft
+from memcalc.spec.finetuning import Target
+
+# What families of transformers call the layers that the table of parameters has (modeling_<family>.py); c_proj and
+# dense end more than one layer, and PEFT takes them all.
+LAYERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("c_attn", "query_key_value", "Wqkv"), ("qkv_proj",)),
+    **dict.fromkeys(("out_proj", "dense"), ("o_proj",)),
+    **dict.fromkeys(("c_fc", "fc_in", "fc1", "dense_h_to_4h"), ("up_proj",)),
+    **dict.fromkeys(("fc_out", "fc2", "dense_4h_to_h"), ("down_proj",)),
+    "c_proj": ("o_proj", "down_proj"),
+}
+
+# How PEFT's patterns end: "...(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
+_PATTERN = re.compile(r"\((\w+(?:\|\w+)*)\)(\w*)\$?$")
+
+
+def place_adapters(draft: Draft) -> None:
+    """What is tuned, and the layers beside which adapters stand."""
+    facts = draft.facts
+    adapted = is_on(facts.get("peft")) or draft.values.get("training.finetune") in ("lora", "qlora")
+    if adapted and is_on(facts.get("four_bits")):
+        draft.values["training.finetune"] = "qlora"
+    elif adapted:
+        draft.default("training.finetune", "lora")
+    else:
+        for path in [path for path in draft.values if path.startswith("training.lora.")]:
+            del draft.values[path]
+        return
+    targets = facts.get("targets")
+    if isinstance(targets, str):
+        targets = _named(draft, targets)
+    if isinstance(targets, list):
+        targets = _layers(draft, map(str, targets))
+    if targets:
+        draft.default("training.lora.target_modules", targets)
+
+
+def _named(draft: Draft, text: str) -> str | list[str]:
+    """The modules that a text names: all, some with commas between them, or those that a pattern matches."""
+    if text in ("all", "all-linear"):
+        return "all-linear"
+    ends = _PATTERN.search(text)
+    if ends is None:
+        return [name.strip() for name in text.split(",")]
+    draft.notes.append(f"adapters by the pattern {text}: those of these names in every layer of the language model")
+    return [f"{name}{ends[2] or ''}" for name in ends[1].split("|")]
+
+
+def _layers(draft: Draft, names: Iterable[str]) -> list[str]:
+    """Our names of layers; "self_attn.q_proj" is the q_proj of every layer. What has none is told."""
+    found: dict[str, None] = {}
+    for name in names:
+        last = name.rpartition(".")[2]
+        ours = LAYERS.get(last, (last,) if last in get_args(Target) else ())
+        if not ours:
+            draft.notes.append(f"adapters beside {name} are left out: no layer that memcalc knows has this name")
+        found.update(dict.fromkeys(ours))
+    return list(found)
