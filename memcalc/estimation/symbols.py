@@ -83,6 +83,8 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
         "t": tensor_parallel,
         "1": 1,
         "2": 2,
+        "4": 4,
+        "8": 8,
     }
     if model.position_embedding_offset:
         values[f"S+{model.position_embedding_offset}"] = model.max_position_embeddings + model.position_embedding_offset
@@ -102,6 +104,7 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
             "r_kv": mla.kv_lora_rank,
             "d_n": mla.qk_nope_head_dim,
             "d_r": mla.qk_rope_head_dim,
+            "d_r/2": mla.qk_rope_head_dim // 2,
             "d_v": mla.v_head_dim,
             "d_n+d_r": mla.qk_nope_head_dim + mla.qk_rope_head_dim,
             "d_n+d_v": mla.qk_nope_head_dim + mla.v_head_dim,

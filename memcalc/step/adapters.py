@@ -31,6 +31,8 @@ FAMILY_NAMES = {
         "embed_tokens": "word_embeddings",
     },
     "codegen": {"o_proj": "out_proj", "up_proj": "fc_in", "down_proj": "fc_out", "embed_tokens": "wte"},
+    "deepseek_v2": {"kv_a_proj": "kv_a_proj_with_mqa"},
+    "deepseek_v3": {"kv_a_proj": "kv_a_proj_with_mqa"},
     "falcon": {
         "qkv_proj": "query_key_value",
         "o_proj": "self_attention.dense",

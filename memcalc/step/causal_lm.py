@@ -41,17 +41,17 @@ class CausalLM:
     head: Head | None = None
 
 
-def build(spec: Spec, device: torch.device) -> CausalLM:
-    """The model of the spec with random weights, made on the device in the dtype that the recipe keeps weights in.
+def build(spec: Spec, device: torch.device, *, place: torch.device | None = None) -> CausalLM:
+    """The model of the spec with random weights, for the device, in the dtype that the recipe keeps weights in.
 
-    With the adapters and the 4-bit matrices that the spec asks for.
+    With the adapters and the 4-bit matrices that the spec asks for. They are made on `place`, if that is another one.
 
     Raises:
         InputError: the implementation cannot be run here, or does not know the model.
         Unavailable: PEFT, bitsandbytes or torchao is missing.
     """
     quantised = spec.training.finetune == "qlora"
-    model = build_base(spec, torch.device("meta") if quantised else device, device)
+    model = build_base(spec, torch.device("meta") if quantised else place or device, device)
     if quantised:
         quantise(model.module, spec, device)
     if spec.training.lora is not None:

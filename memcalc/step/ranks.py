@@ -21,7 +21,7 @@ def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
     """The model, split over ranks before it has any memory: by DTensor within layers, then by FSDP2 as a whole."""
     mesh = mesh_of(spec, device)
     quantised = spec.training.finetune == "qlora"  # by kernels, on a device
-    model = build(spec, device if quantised else torch.device("meta"))
+    model = build(spec, device, place=torch.device("meta"))
     if spec.parallelism.tensor_parallel > 1:
         from memcalc.step.tensor_parallel import split_over
 

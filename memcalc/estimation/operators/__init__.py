@@ -13,12 +13,13 @@ from memcalc.estimation.operators.grouped import Grouped
 from memcalc.estimation.operators.liger import LigerKernels
 from memcalc.estimation.operators.loss_parallel import LossParallel
 from memcalc.estimation.operators.norms import Norms
+from memcalc.estimation.operators.parts import Parts
 from memcalc.estimation.operators.routing import Routing
 from memcalc.estimation.operators.tokenwise import TokenwiseLoss
 from memcalc.estimation.operators.wide_weights import WideWeights
 
 
 class Operators(
-    TokenwiseLoss, Norms, WideWeights, Attention, Grouped, Collectives, LossParallel, LigerKernels, Routing
+    TokenwiseLoss, Norms, WideWeights, Attention, Grouped, Collectives, LossParallel, LigerKernels, Routing, Parts
 ):
     """A tape with the vocabulary of a module's forward."""

@@ -94,17 +94,27 @@ class Attention(Base):
         return tuple(self.tape.store("unneeded gradient", t.shape, t.dtype, "ATen, mha_bwd") for t in found)
 
     def efficient_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, heads: str, head_dim: str, length: str, *, masked: bool = False
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: str,
+        head_dim: str,
+        length: str,
+        *,
+        masked: bool = False,
+        out: Shape | None = None,
     ) -> Tensor:
         """Keeps q, k, v, its output, and fp32 log-sum-exps (ATen native/transformers/cuda/attention.cu).
 
-        `masked`: it is given a mask of truth values, and keeps one in its own dtype.
+        `masked`: it is given a mask of truth values, and keeps one in its own dtype. `out`: as wide as values, where
+        these are not as wide as keys.
         """
         citation = "ATen native/transformers/cuda/attention.cu, attention_backward.cu"
         v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))  # as `linear` does
         mask = (self.mask_in_dtype(q.dtype, length),) if masked else ()
         name = "attention"
-        y = self.tape.new(f"{name} output", q.shape, q.dtype, citation)
+        y = self.tape.new(f"{name} output", out or q.shape, q.dtype, citation)
         rows = workspaces.named(workspaces.log_sum_exp_rows, heads=heads, length=length)
         lse = self.tape.store(f"{name} log-sum-exp", ("b", heads, length), "fp32", citation, rule=rows)
         rule = workspaces.named(

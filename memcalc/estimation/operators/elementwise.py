@@ -19,6 +19,12 @@ class Elementwise(Base):
         self.tape.record(Node(name, (a, b), (y,), (), gradients))
         return y
 
+    def subtract(self, a: Tensor, b: Tensor, name: str) -> Tensor:
+        """a - b, of one dtype; keeps nothing. The gradient of b is negated."""
+        y = self.tape.new(name, a.shape, a.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (a, b), (y,), (), (SAME, NEW)))
+        return y
+
     def mul(self, a: Tensor, b: Tensor, name: str, shape: Shape | None = None, *, reduces: bool = False) -> Tensor:
         """a * b; keeps each factor whose partner needs a gradient.
 

@@ -137,3 +137,37 @@ def test_adapters_beside_stacked_experts_are_refused_where_no_step_can_be_traced
 
     with pytest.raises(InputError, match="PEFT puts them beside its stacked experts"):
         memcalc.estimate(run)
+
+
+def latent(**training: object) -> dict[str, object]:
+    widths = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+    moe = {"num_experts": 8, "num_experts_per_token": K, "expert_intermediate_size": F}
+    experts = moe | {"shared_expert_intermediate_size": F, "first_dense_layers": L}
+    return {
+        "model": SIZES | {"architecture": "deepseek_v3", "mla": widths, "moe": experts},
+        "training": {"b": B, "s": S, "recipe": "pure", "implementation": "huggingface"} | training,
+    }
+
+
+def test_deepseek_keeps_latents_and_what_comes_of_them() -> None:
+    q, kv, turned, plain, value = 24, 16, 4, 8, 6
+    norms = sum((4 * BS * width + 4 * BS + 2 * BS * width + 2 * BS * width) for width in (q, kv))
+    attention = (
+        2 * BS * H * (plain + turned),  # q, joined
+        2 * BS * H * (plain + turned),  # k, written part by part
+        2 * BS * H * (plain + value),  # what keys and values are made of
+        2 * BS * H * value,  # what attention makes
+        4 * B * H * S,  # log-sum-exp
+    )
+    mlp = 4 * 2 * BS * F  # gate, silu(gate), up and their product
+
+    kept = memcalc.estimate(latent(attention="memory-efficient")).ledger.components("loss_1")[Component.ACTIVATIONS]
+
+    assert kept == L * sum((*NORM, norms, *attention, *NORM, mlp))
+
+
+def test_flash_is_refused_where_values_are_not_as_wide_as_keys() -> None:
+    run = latent(attention="flash") | {"parallelism": {"engine": "ddp", "data_parallel": 2}}
+
+    with pytest.raises(InputError, match="no kernel for deepseek_v3"):
+        memcalc.estimate(run)

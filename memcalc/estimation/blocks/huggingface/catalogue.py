@@ -11,6 +11,7 @@ from memcalc.estimation.blocks.huggingface.glm import Glm, Glm4
 from memcalc.estimation.blocks.huggingface.gpt2 import Gpt2
 from memcalc.estimation.blocks.huggingface.gpt_bigcode import GptBigcode
 from memcalc.estimation.blocks.huggingface.gpt_neox import GptNeox
+from memcalc.estimation.blocks.huggingface.latent import DeepseekV3
 from memcalc.estimation.blocks.huggingface.llama import Llama
 from memcalc.estimation.blocks.huggingface.mixtral import Mixtral, Qwen2Moe, Qwen3Moe
 from memcalc.estimation.blocks.huggingface.multiplied import Ernie4, Granite, SeedOss, Starcoder2
@@ -31,6 +32,7 @@ FAMILIES: dict[str, type[Family]] = {
     "codegen": CodeGen,
     "cohere": Cohere,
     "cohere2": Cohere2,
+    "deepseek_v3": DeepseekV3,
     "ernie4_5": Ernie4,
     "exaone4": Exaone4,
     "gemma": Gemma,
@@ -68,13 +70,22 @@ FAMILIES: dict[str, type[Family]] = {
 # Those whose tapes know a cache of keys and values; of others the plain block stands for what generates.
 WITH_CACHE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 # Of which PEFT moves adapters of dense MLPs to the stacked experts (PEFT 0.21 utils/transformers_weight_conversion.py).
-ADAPTERS_MOVE = frozenset({"glm4_moe", "olmoe", "qwen3_moe"})
+ADAPTERS_MOVE = frozenset({"deepseek_v3", "glm4_moe", "olmoe", "qwen3_moe"})
 
 
 def is_written(c: Structure) -> bool:
     """Whether the modules of a run are written down."""
-    moves = c.adapters is not None and c.family in ADAPTERS_MOVE and not set(MLP_TARGETS).isdisjoint(c.adapters.targets)
-    return c.family in FAMILIES and not moves
+    return c.family in FAMILIES and not _moves_adapters(c) and not _lacks_kernel(c)
+
+
+def _moves_adapters(c: Structure) -> bool:
+    targets = () if c.adapters is None else c.adapters.targets
+    return c.family in ADAPTERS_MOVE and not set(MLP_TARGETS).isdisjoint(targets)
+
+
+def _lacks_kernel(c: Structure) -> bool:
+    """PyTorch's flash has none for values that are not as wide as keys."""
+    return c.mla and c.attention == "flash"
 
 
 def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
@@ -109,7 +120,13 @@ def write_shared_tables(c: Structure) -> Tape:
 
 
 def _family_of(c: Structure) -> type[Family]:
-    if c.family in FAMILIES and not is_written(c):
+    if _lacks_kernel(c):
+        raise InputError(
+            f"PyTorch's attention = flash has no kernel for {c.family}, whose values are not as wide as its keys.",
+            "Set training.attention: memory-efficient or eager, or implementation: plain.",
+            "training.attention",
+        )
+    if _moves_adapters(c):
         raise InputError(
             f"Adapters beside the MLPs of {c.family} are not modelled: PEFT puts them beside its stacked experts.",
             "Set training.lora.target_modules: attention, or implementation: plain.",

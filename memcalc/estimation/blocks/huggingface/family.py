@@ -203,7 +203,7 @@ class Family:
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
         values = ops.copy(v, "v by head") if copies else v
         self.weights = (dropped,)
-        core = ops.matmul(dropped, values, "attention output", heads)
+        core = ops.matmul(dropped, values, "attention output", (*heads[:-1], v.shape[-1]))
         by_token = ops.copy(core, "attention output by token", reorders=c.batched)
         if c.grouped:
             self.tape.still_named(*named)  # key_states, value_states

@@ -55,11 +55,15 @@ class Llama(Rotary, Mlps):
         if c.cache is not None:
             k, v = cached(ops, c.cache, k, v)
         core = self.core(q, k, v)
-        width = "d" if c.square else "h·d_h"
-        y = ops.linear(core, "attention.o_proj", ("d", width), ("b", "s", "d"), bias=c.output_bias)
+        y = ops.linear(core, "attention.o_proj", ("d", self.core_width), ("b", "s", "d"), bias=c.output_bias)
         y = self.attended(y)
         self.tape.still_named(q, k, v)
         return y
+
+    @property
+    def core_width(self) -> str:
+        """Axis of what attention makes, all heads together."""
+        return "d" if self.c.square else "h·d_h"
 
     def attended(self, x: Tensor) -> Tensor:
         """What attention does to its output before it returns it."""
@@ -123,6 +127,11 @@ class PartlyTurned(Llama):
         """Both parts in one tensor."""
         self.named += (turned, x)
         return super().joined(turned, passed, x, name)
+
+    @property
+    def core_width(self) -> str:
+        """Axis of what attention makes, all heads together."""
+        return "d" if self.c.square else "h·d_h"
 
     def attended(self, x: Tensor) -> Tensor:
         """As it is; the names go when attention returns."""

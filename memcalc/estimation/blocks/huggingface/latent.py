@@ -1,0 +1,96 @@
+"""Multi-head latent attention: queries, and keys with values, pass through narrow latents."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.huggingface.llama import Llama
+from memcalc.estimation.blocks.huggingface.sigmoid import GroupLimited
+from memcalc.estimation.tape import Tensor
+
+TOKENS = ("b", "s")
+HEADS = (*TOKENS, "h")
+QUERIES = "h·(d_n+d_r)"
+
+
+class Latent(Llama):
+    """DeepseekV3Attention: pairs of neighbouring features of a part of each head turn; keys share theirs."""
+
+    latents: tuple[Tensor, ...] = ()  # of the layer's attention, whose variables they are until it returns
+
+    @property
+    def turned_width(self) -> str:
+        """The part of a head that turns."""
+        return "d_r"
+
+    @property
+    def core_width(self) -> str:
+        """Values have a width of their own."""
+        return "h·d_v"
+
+    @property
+    def turned_by_head(self) -> bool:
+        """Queries are joined, and keys written, in the order of their axes."""
+        return True
+
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Through latents; keys are written into a tensor of their own."""
+        ops = self.ops
+        q = self.queries(x)
+        plain_q, turning_q = ops.split(ops.seen(q, "q"), ((*HEADS, "d_n"), (*HEADS, "d_r")), "q parts")
+        latent = ("b", "s", "r_kv+d_r")
+        joint = ops.linear(x, "attention.kv_a_proj", (latent[-1], "d"), latent, bias=self.c.qkv_bias)
+        compressed, turning_k = ops.split(joint, ((*TOKENS, "r_kv"), (*TOKENS, "1", "d_r")), "latents")
+        compressed = self.norm(compressed, "attention.kv_a_norm", "r_kv")
+        turned_q, turned_k = self.positioned(turning_q, turning_k)
+        plain_q = ops.cast(plain_q, turned_q.dtype) if self.c.autocast else plain_q
+        whole_q = ops.concatenate((plain_q, turned_q), (*HEADS, "d_n+d_r"), "q joined")
+        both = (*HEADS, "d_n+d_v")
+        kv = ops.linear(compressed, "attention.kv_b_proj", ("h·(d_n+d_v)", "r_kv"), both, bias=False)
+        plain_k, v = ops.split(ops.seen(kv, "k and v"), ((*HEADS, "d_n"), (*HEADS, "d_v")), "k and v")
+        for_all = ops.expanded(turned_k, "turned k for each head", (*HEADS, "d_r"))
+        k = ops.written((plain_k, for_all), (*HEADS, "d_n+d_r"), "k written")
+        self.latents = (q, turned_q, joint, turned_k)
+        return whole_q, k, v
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Of a latent of their own, where there is one."""
+        c, ops, out = self.c, self.ops, (*HEADS, "d_n+d_r")
+        if not c.query_latent:
+            return ops.linear(x, "attention.q_proj", (QUERIES, "d"), out, bias=False)
+        latent = ops.linear(x, "attention.q_a_proj", ("r_q", "d"), (*TOKENS, "r_q"), bias=c.qkv_bias)
+        latent = self.norm(latent, "attention.q_a_norm", "r_q")
+        return ops.linear(latent, "attention.q_b_proj", (QUERIES, "r_q"), out, bias=False)
+
+    def positioned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """apply_rotary_pos_emb_interleave: products of halves, which are joined."""
+        halves = {"q": self.halves(q, "q"), "k": self.halves(k, "k")}
+        return self.turned_pairs(q, "q", *halves["q"]), self.turned_pairs(k, "k", *halves["k"])
+
+    def halves(self, x: Tensor, name: str) -> tuple[Tensor, ...]:
+        """Every second feature, and those between."""
+        half = (*x.shape[:-1], "d_r/2")
+        return self.ops.slices(x, (half, half), f"{name} halves")
+
+    def turned_pairs(self, x: Tensor, name: str, first: Tensor, second: Tensor) -> Tensor:
+        """first * cos - second * sin, and second * cos + first * sin."""
+        ops, dtype = self.ops, self.table_dtype
+        straight = ops.mul_table(first, f"{name} first * cos", dtype)
+        low = ops.subtract(straight, ops.mul_table(second, f"{name} second * sin", dtype), f"{name} low")
+        straight = ops.mul_table(second, f"{name} second * cos", dtype)
+        high = ops.add(straight, ops.mul_table(first, f"{name} first * sin", dtype), f"{name} high")
+        return ops.concatenate((low, high), x.shape, f"{name} turned")
+
+    def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Memory-efficient: flash has no kernel for values that are not as wide as keys."""
+        return self.ops.efficient_attention(q, k, v, "h", "d_n+d_r", "s", masked=self.c.masked, out=v.shape)
+
+    def attended(self, x: Tensor) -> Tensor:
+        """The latents go with their names."""
+        self.tape.still_named(*self.latents)
+        return x
+
+
+class DeepseekV3(Latent, GroupLimited):
+    """DeepseekV3DecoderLayer."""
+
+    groups = "8"
+    best_groups = "4"

@@ -1,0 +1,35 @@
+"""Tensors that are written part by part."""
+
+from __future__ import annotations
+
+from memcalc.estimation.operators.base import Base
+from memcalc.estimation.tape import NEW, Node, Shape, Tensor
+
+COPY_SLICES = "torch 2.13 torch/csrc/autograd/functions/tensor.cpp, CopySlices"
+
+
+class Parts(Base):
+    """Tensors that are written part by part."""
+
+    def written(self, parts: tuple[Tensor, ...], out: Shape, name: str) -> Tensor:
+        """A new tensor, into which the parts are copied one after the other (whole[...].copy_(part)).
+
+        Backward of each copies the gradient of the whole, and from that of the part, whose place there is then filled
+        with zeros, unless nothing wants to know: what is there before the first part needs no gradient.
+        """
+        tape, dtype = self.tape, parts[0].dtype
+        storage = tape.store(name, out, dtype, "aten::new_empty")
+        whole: Tensor | None = None
+        for part in parts:
+            y = Tensor(storage, out, dtype)
+            copied = f"{name}: gradient of a part"
+            if whole is None:
+                copy = tape.store(f"{name}: gradient, copied", out, dtype, COPY_SLICES)
+                node = Node(copied, (part,), (y,), (), (NEW,), prepares=((copy, 1),))
+            else:
+                zeros = (tape.store(f"{name}: zeros", part.shape, dtype, COPY_SLICES),)
+                node = Node(copied, (whole, part), (y,), (), (NEW, NEW), backward_temporaries=zeros)
+            tape.record(node)
+            whole = y
+        assert whole is not None
+        return whole
