@@ -25,6 +25,7 @@ from memcalc.ledger import textbook
 from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
 from memcalc.spec.cards import all_cards, find_card
+from memcalc.spec.families import attends_eagerly
 from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.presets import preset_names
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
@@ -421,6 +422,7 @@ KINDS = (
         f"{preset} implementation=huggingface attention={attention}"
         for preset in presets_by_family()
         for attention in ("eager", "flash")
+        if attention == "eager" or not attends_eagerly(memcalc.load(preset).model.architecture, "huggingface")
     ),
 )
 

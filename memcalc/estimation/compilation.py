@@ -51,8 +51,8 @@ def compiled(
         for index, storage in enumerate(tape.storages)
     )
     region, names = tuple(sorted(tape.region - kept)), tuple(sorted(tape.names - kept - tape.region))
-    packed = tuple(tape.packed)
-    return Program(storages, tuple(forward), tuple(loss), tuple(backward), region, names, packed, named)
+    packed, handed = tuple(tape.packed), tuple(sorted(tape.handed - kept - tape.region - tape.names))
+    return Program(storages, tuple(forward), tuple(loss), tuple(backward), region, names, packed, named, handed)
 
 
 def _hold_leaves(tape: Tape, output: Tensor | None) -> None:

@@ -90,6 +90,7 @@ class Program:
     names: tuple[int, ...] = ()
     packed: tuple[int, ...] = ()  # what it keeps on the host between forward and backward
     named_output: tuple[int, ...] = ()  # its output, if it is one of `names`, though the next block's
+    handed: tuple[int, ...] = ()  # what it returns beside it, named until the next layer has returned, if not kept
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:

@@ -114,7 +114,14 @@ class StageBlocks:
                     storages += block.program.named_output
                 holdings.append((index, storages, before))
             holdings += [(index, storages, count) for storages, count in block.others]
+            if phase == "forward" and block.program.handed and self._has_layer(block, layer - 1):
+                holdings.append((index, block.program.handed, 1))
         return holdings
+
+    def _has_layer(self, block: Block, layer: int) -> bool:
+        """Whether a layer of this stage is one that a block stands for."""
+        inside = block.kind is not None and layer >= self.stage.first
+        return inside and count_between(self.spec, block.kind, layer, layer + 1) > 0  # type: ignore[arg-type]
 
     def _first_layer_has_its_input(self, layer: int) -> bool:
         """Whether the first layer holds what it was given, while some layer is at work: it is that, or keeps it."""

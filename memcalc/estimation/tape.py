@@ -123,6 +123,7 @@ class Tape:
     given: set[int] = field(default_factory=set)  # beside the input, alive when forward begins: a cache so far
     region: set[int] = field(default_factory=set)  # alive until the autocast region ends, with the loss
     names: set[int] = field(default_factory=set)  # alive until the model's forward returns: its Python variables
+    handed: set[int] = field(default_factory=set)  # alive until the next layer returns, whose name for them it takes
     deferred: set[int] = field(default_factory=set)  # parameter gradients that wait for another block's (tied)
     arrives_summed: int | None = None  # the parameter gradient that this block completes (tied)
     segments: list[Segment] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import InputError
+from memcalc.spec.families import attends_eagerly
 from memcalc.spec.finetuning import default_finetuning
 from memcalc.spec.optimizers import default_optimizer
 from memcalc.spec.recipes import ALIASES
@@ -27,6 +28,8 @@ def default_training(training: dict[str, Any], model: dict[str, Any], offload: o
         filled.setdefault("sequence_length", min(DEFAULT_SEQUENCE_LENGTH, positions))
     if model.get("transformers_config") is not None:
         filled.setdefault("implementation", "huggingface")  # nobody else knows the family
+    if attends_eagerly(model.get("architecture"), filled.get("implementation")):
+        filled.setdefault("attention", "eager")
     if filled.get("implementation") == "megatron":
         # bf16 with fp32 main gradients, a fused optimizer and a loss over the parts of the vocabulary
         for field, value in MEGATRON.items():

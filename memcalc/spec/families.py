@@ -96,6 +96,13 @@ def family_omissions(architecture: str | None) -> tuple[str, ...]:
     return () if architecture is None else family_named(architecture, "model.architecture").not_modelled
 
 
+def attends_eagerly(architecture: object, implementation: object) -> bool:
+    """Whether the modules that run are transformers', of a family that knows no fused attention."""
+    if implementation != "huggingface" or architecture not in known_families():
+        return False
+    return family_named(str(architecture), "model.architecture").eager_only
+
+
 def family_of(architecture: str) -> str:
     """The model_type that a name stands for: "gpt2" for "gpt3"."""
     return family_named(architecture, "model.architecture").name

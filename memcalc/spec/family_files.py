@@ -12,6 +12,7 @@ One file a model_type in memcalc/data/families, with these keys:
                from says which gelu is meant, too: `GELUS`
     require    their key: the values (the first one is the default) for which our block holds at all
     buffers    what transformers registers as buffers; see `Buffers`
+    eager_only     whether transformers' modules attend by products alone, and refuse `sdpa`
     not_modelled   what the family's block does besides, and the plain implementation does not
 
 Where one key is not the whole story, a field reads
@@ -91,6 +92,7 @@ class Family:
     translate: dict[str, dict[object, object]]
     require: dict[str, list[object]]
     buffers: Buffers
+    eager_only: bool
     not_modelled: tuple[str, ...]
 
     @property
@@ -148,6 +150,7 @@ def parsed(name: str) -> Family:
         translate=translate,
         require=data.get("require", {}),
         buffers=Buffers(**data.get("buffers", {})),
+        eager_only=data.get("eager_only", False),
         not_modelled=tuple(data.get("not_modelled", ())),
     )
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.spec.broken import Broken
+from memcalc.spec.families import attends_eagerly
 from memcalc.spec.spec import Spec
 
 
 def kernels(spec: Spec) -> Iterator[Broken]:
-    """Liger's replace transformers' modules, whose windows alone are masks."""
-    training = spec.training
+    """Liger's replace transformers' modules, whose windows alone are masks; not all of these have fused attention."""
+    training, architecture = spec.training, spec.model.architecture
+    if training.attention != "eager" and attends_eagerly(architecture, training.implementation):
+        yield Broken(
+            ("training", "attention"),
+            f"transformers' {architecture} has eager attention only, but attention = {training.attention}.",
+            "Set training.attention: eager.",
+        )
     if training.kernels == "liger" and training.implementation != "huggingface":
         yield Broken(
             ("training", "kernels"),

@@ -16,6 +16,7 @@ from memcalc.estimation.operators import Operators
 from memcalc.estimation.program import Event, Program, Storage, alive_after, highest
 from memcalc.estimation.tape import NEW, SAME, Node, Tape, Tensor
 from memcalc.ledger.component import Component
+from memcalc.spec.families import attends_eagerly
 from memcalc.spec.presets import preset_names
 from tests.estimation.stories import AXES, block, compile_, names, story
 
@@ -157,6 +158,8 @@ def programs_of(preset: str) -> Iterable[tuple[str, Program]]:
     choices = (("plain", "huggingface"), ("pure", "amp"), ("eager", "flash"), ("none", "selective"))
     for implementation, recipe, attention, recompute in product(*choices):
         chosen = f"implementation={implementation} recipe={recipe} attention={attention} recompute={recompute}"
+        if attention != "eager" and attends_eagerly(load(preset).model.architecture, implementation):
+            continue
         spec = load(preset, *chosen.split(), "dropout=0.1", "b=2")
         if implementation == "huggingface" and spec.model.architecture not in huggingface.FAMILIES:
             continue

@@ -6,6 +6,7 @@ import pytest
 
 import memcalc
 from memcalc.ledger.component import Component
+from memcalc.spec.families import attends_eagerly
 
 SIZES: dict[str, object] = {
     "num_layers": 3,
@@ -22,6 +23,7 @@ WINDOWS: dict[str, dict[str, object]] = {
 FAMILIES: dict[str, dict[str, object]] = {
     "gpt_bigcode": {**GROUPED, "architecture": "gpt_bigcode", "num_key_value_heads": 1},
     "gpt_bigcode, a key head for each query head": {"architecture": "gpt_bigcode"},
+    "gpt_neo": {"architecture": "gpt_neo"},
     "gpt_neox": {"architecture": "gpt_neox"},
     "gpt_neox one after the other": {"architecture": "gpt_neox", "parallel_block": False, "qkv_bias": False}
     | {"output_bias": False, "mlp": "relu"},
@@ -31,6 +33,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "phi tied, whole heads turned": {"architecture": "phi", "tie_word_embeddings": True, "rotary_dim": 32},
     "opt norms behind": {"architecture": "opt", "final_norm": False, "embedding_size": 64},
     "llama, one key head": {**GROUPED, "architecture": "llama", "num_key_value_heads": 1},
+    **{family: {"architecture": family, "num_attention_heads": 8, "rotary_dim": 8} for family in ("codegen", "gptj")},
     **{
         family: {**GROUPED, "architecture": family}
         for family in ("arcee", "cohere", "gemma2", "granite", "nanochat", "olmo", "olmo2", "stablelm", "starcoder2")
@@ -66,7 +69,6 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "LoRA, every second recomputed": (*FUSED, "recompute=every-2", "finetune=lora", "lora.rank=4"),
     "saved on the host": (*FUSED, "offload_activations=pinned"),
 }
-EAGER_ONLY = ("gemma2",)  # transformers refuses sdpa, which caps no scores
 PHASES = ("forward_2", "loss_2", "backward_2", "optimizer_step_2")
 
 
@@ -75,10 +77,10 @@ PHASES = ("forward_2", "loss_2", "backward_2", "optimizer_step_2")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_phase_asks_for_the_same_bytes(family: str, setting: str) -> None:
     """Without what blocks add. Of the loss the shifted labels are left out; of one sequence they are no copy."""
-    words = ("s=256", *SETTINGS[setting])
-    if family in EAGER_ONLY:
+    model, words = SIZES | FAMILIES[family], ("s=256", *SETTINGS[setting])
+    if attends_eagerly(model["architecture"], "huggingface"):
         words = tuple("attention=eager" if word.startswith("attention=") else word for word in words)
-    run = {"model": SIZES | FAMILIES[family], "training": {"implementation": "huggingface"}}
+    run = {"model": model, "training": {"implementation": "huggingface"}}
     estimated, traced = memcalc.estimate(run, *words).ledger, memcalc.trace(run, *words, steps=2).ledger
     tokens = 99 if "s=99" in words else 256
     b = int(next(word for word in words if word.startswith("b="))[2:])

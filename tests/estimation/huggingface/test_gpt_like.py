@@ -104,6 +104,38 @@ def test_one_key_head_is_copied_for_each_query_head_of_several_sequences_alone(b
     assert kept == sum(terms) + b * NORMS // B
 
 
+@pytest.mark.parametrize(("family", "before_and_behind"), [("gpt_neo", (2, 2)), ("gptj", (1, 0))])
+def test_queries_and_keys_in_fp32_make_probabilities_of_fp32(family: str, before_and_behind: tuple[int, int]) -> None:
+    """GPT-Neo has a norm before the MLP and its input, too; GPT-J turns queries and keys, which makes new ones."""
+    norms, second = before_and_behind
+    kept = kept_by_a_layer(family, "dropout=0", gelu="exact", **({"rotary_dim": 8} if family == "gptj" else {}))
+    tables = 0 if family == "gpt_neo" else 2 * 2 * 2 * S * 8  # sines and cosines for q and k, 8 features, in bf16
+    terms = (
+        2 * BSD,  # layer input
+        2 * BSD,  # norm's output
+        2 * 4 * BSD,  # q and k in fp32, by head
+        2 * BSD,  # v by head
+        4 * MAP,  # probabilities in fp32
+        2 * MAP,  # in bf16
+        2 * BSD,  # what attention makes, token by token
+        second * 2 * BSD,  # attention sum, norm's output
+        2 * 4 * BSD,  # input of gelu
+        2 * 4 * BSD,  # its output
+        tables,
+    )
+
+    assert kept == sum(terms) + norms * NORMS // 2
+
+
+@pytest.mark.parametrize("family", ["bloom", "codegen", "gpt_neo", "gptj", "mpt"])
+def test_what_attends_by_products_alone_does_so_by_default(family: str) -> None:
+    run = {"model": SIZES | {"architecture": family}, "training": {"implementation": "huggingface"}}
+
+    assert memcalc.load(run).training.attention == "eager"
+    with pytest.raises(memcalc.InputError, match=f"transformers' {family} has eager attention only"):
+        memcalc.load(run, "attention=flash")
+
+
 def test_opt_keeps_relu_once() -> None:
     """The output of relu is what both its backward and the next matrix need."""
     kept = kept_by_a_layer("opt", "dropout=0.1", "attention=eager")

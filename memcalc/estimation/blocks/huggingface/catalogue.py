@@ -10,7 +10,9 @@ from memcalc.estimation.blocks.huggingface.gemma import Gemma, Gemma2, Gemma3
 from memcalc.estimation.blocks.huggingface.glm import Glm, Glm4
 from memcalc.estimation.blocks.huggingface.gpt2 import Gpt2
 from memcalc.estimation.blocks.huggingface.gpt_bigcode import GptBigcode
+from memcalc.estimation.blocks.huggingface.gpt_neo import GptNeo
 from memcalc.estimation.blocks.huggingface.gpt_neox import GptNeox
+from memcalc.estimation.blocks.huggingface.gptj import Gptj
 from memcalc.estimation.blocks.huggingface.latent import DeepseekV3
 from memcalc.estimation.blocks.huggingface.llama import Llama
 from memcalc.estimation.blocks.huggingface.mixtral import Mixtral, Qwen2Moe, Qwen3Moe
@@ -43,7 +45,9 @@ FAMILIES: dict[str, type[Family]] = {
     "glm4_moe": Glm4Moe,
     "gpt2": Gpt2,
     "gpt_bigcode": GptBigcode,
+    "gpt_neo": GptNeo,
     "gpt_neox": GptNeox,
+    "gptj": Gptj,
     "granite": Granite,
     "llama": Llama,
     "minimax_m2": MiniMaxM2,
@@ -105,6 +109,8 @@ def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
     assert tape.entry is not None
     # The model's loop over layers holds a layer's input until it returns, and the layer what attention returns.
     tape.still_named(tape.entry, *family.weights)
+    if family.names_returned:
+        tape.handed.update(weights.storage for weights in family.weights)
     return tape, output
 
 

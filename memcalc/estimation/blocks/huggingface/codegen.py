@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.estimation.blocks.huggingface.mlp import Mlps
 from memcalc.estimation.tape import Tensor
 
-_ROTATED = (("b", "s", "h", "d_rot"), ("b", "s", "h", "d_h-d_rot"))
+ROTATED = (("b", "s", "h", "d_rot"), ("b", "s", "h", "d_h-d_rot"))
 
 
 class CodeGen(Mlps):
@@ -13,6 +13,12 @@ class CodeGen(Mlps):
 
     rotates = False  # its layers make their own tables
     wide_logits = True
+    names_returned = True
+
+    def shared_tables(self) -> None:
+        """Beside the mask the position ids, which layers are called with."""
+        super().shared_tables()
+        self.name_positions(self.shared_table("position ids", ("s",), "int64").storage)
 
     def layer(self) -> Tensor:
         """Attention and the MLP after one norm."""
@@ -37,7 +43,7 @@ class CodeGen(Mlps):
         q, k = ops.copy(q, "q by group"), ops.copy(k, "k by group")
         v = ops.copy(v, "v by group", reorders=True)
         tables = ops.table("sines and cosines", ("s", "d_rot"), "fp32")
-        parts = {name: ops.slices(x, _ROTATED, name) for name, x in (("k", k), ("q", q))}
+        parts = {name: ops.slices(x, ROTATED, name) for name, x in (("k", k), ("q", q))}
         rotated = {name: self.rotated(turning, name) for name, (turning, _) in parts.items()}
         joined: dict[str, Tensor] = {}
         for name, (_, passing) in parts.items():
@@ -55,6 +61,7 @@ class CodeGen(Mlps):
         scores = ops.scale(ops.shift(scores, "masked scores", c.parameters), "scaled scores")
         probabilities = ops.cast(ops.softmax(scores, "attention probabilities"), v.dtype, "probabilities in dtype")
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        self.weights = (dropped,)
         v_read = ops.copy(v, "v by head") if c.batched else v
         core = ops.matmul(dropped, v_read, "attention output", heads)
         core = ops.copy(core, "attention output by token", reorders=c.batched)
@@ -63,11 +70,11 @@ class CodeGen(Mlps):
         self.tape.still_named(qkv, q, k, v, tables, *rotated.values(), *joined.values())
         return attended
 
-    def rotated(self, turning: Tensor, name: str) -> Tensor:
-        """apply_rotary_pos_emb, with fp32 tables that are repeated for pairs of features, for each of q and k anew."""
+    def rotated(self, turning: Tensor, name: str, dtype: str = "fp32") -> Tensor:
+        """apply_rotary_pos_emb, with tables that are repeated for pairs of features, for each of q and k anew."""
         ops = self.ops
         half = (*turning.shape[:-1], "d_rot/2")
-        sines, cosines = (ops.table(f"{name} {table}", ("s", "d_rot"), "fp32") for table in ("sines", "cosines"))
+        sines, cosines = (ops.table(f"{name} {table}", ("s", "d_rot"), dtype) for table in ("sines", "cosines"))
         straight = ops.mul(turning, cosines, f"{name} * cos")
         first, second = ops.slices(turning, (half, half), f"{name} pairs")
         pairs = ops.concatenate((ops.scale(second, f"{name} negated"), first), turning.shape, f"{name} pairs swapped")

@@ -27,6 +27,7 @@ class Family:
     masks_windows = False  # the model makes an eager mask of its own for layers with windows
     turns_windows = False  # and rotary tables of their own
     eager_only = False
+    names_returned = False  # by the model's loop, all that a layer returns: its attention weights, too
     wide_logits = False  # the model itself returns them in fp32
 
     def __init__(self, c: Structure, tape: Tape, *, experts: bool = False) -> None:

@@ -1,0 +1,32 @@
+"""GPT-Neo: GPT-2's layers, whose attention has matrices for q, k and v each, and products of fp32."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.huggingface.gpt2 import Gpt2
+from memcalc.estimation.blocks.huggingface.wide import Wide
+from memcalc.estimation.tape import Tensor
+
+
+class GptNeo(Wide, Gpt2):
+    """GPTNeoBlock: layers that attend to all tokens or to a window differ in what their mask says alone."""
+
+    conv1d = False
+    layers_take_positions = False
+    names_returned = True
+
+    def attention(self, x: Tensor) -> Tensor:
+        """GPTNeoSelfAttention.forward."""
+        c, ops = self.c, self.ops
+        heads = ("b", "s", "h", "d_h")
+        q, k, v = (
+            ops.seen(ops.linear(x, f"attention.{name}_proj", ("d", "d"), heads, bias=False), name) for name in "qkv"
+        )
+        attended = self.linear(self.wide(q, k, v), "attention.o_proj", ("d", "d"), ("b", "s", "d"))
+        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        self.tape.still_named(x, q, k, v)
+        return attended
+
+    def scored(self, x: Tensor) -> Tensor:
+        """torch.where by the layer's own mask, and a tensor of one number."""
+        self.named = (self.ops.table("mask value", ("1",), x.dtype),)
+        return self.ops.where(x, "scores of earlier tokens", ("s", "s"))
