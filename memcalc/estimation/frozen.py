@@ -30,7 +30,7 @@ def with_adapters(rows: Iterable[Held], adapters: Adapters, base: str) -> Iterat
         if matrix and adapters.holds_in_4_bits(held.module) and adapters.quantised is not None:
             yield from _in_4_bits(held, adapters.quantised)
         else:
-            yield held._replace(dtype=base, trains=False)
+            yield held._replace(dtype=held.dtype or base, trains=False)
         name = held.module.rpartition(".")[2]
         if name in adapters.saved:  # PEFT keeps the module itself too (utils/other.py, ModulesToSaveWrapper)
             yield held._replace(module=f"{held.module}.saved", dtype=base)

@@ -19,6 +19,7 @@ from memcalc.estimation.blocks.structure import layout, table_gradient_is_whole
 from memcalc.estimation.parameters import Axis, Parameter, parameter_table
 from memcalc.estimation.stages import Stage, one_in_flight
 from memcalc.estimation.symbols import model_values
+from memcalc.spec.families import built_in_fp32
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
 
@@ -143,6 +144,7 @@ def _stage_parameters(
     experts_here = sum(model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
     here = {"layers.dense.": layers - experts_here, "layers.moe.": experts_here}
     rows: list[Held] = []
+    wide = built_in_fp32(model.architecture) if implementation == "huggingface" and base != "fp32" else ()
     table = parameter_table(model)
     for row in table if implementation != "plain" else chain.from_iterable(map(_apart, table)):
         count = 1
@@ -153,7 +155,8 @@ def _stage_parameters(
         if count:
             gradient = row.shape if split.whole_table_gradient and row.module == "embed_tokens" else ()
             axes = _split(row, split, shares)
-            rows.append(Held(row.module, row.tensor, axes, count, row.where, gradient=gradient))
+            dtype = "fp32" if wide and row.module.endswith(wide) else ""
+            rows.append(Held(row.module, row.tensor, axes, count, row.where, dtype, gradient=gradient))
     if pipeline and stage.has_head and model.tie_word_embeddings:
         # Tied embeddings are stored on both ends of a pipeline (Megatron-LM, arXiv 1909.08053).
         width = ("d_e", model.embedding_size) if model.embedding_size != model.hidden_size else ("d", model.hidden_size)

@@ -7,7 +7,7 @@ from memcalc.estimation.choice import choice_of
 from memcalc.estimation.engines import megatron
 from memcalc.estimation.frozen import adapters_follow_the_head
 from memcalc.estimation.items import Item, from_phase, mask_of
-from memcalc.estimation.parameters import corrections_of_a_router, mask_elements, table_elements
+from memcalc.estimation.parameters import mask_elements, table_elements
 from memcalc.estimation.remembered import remembered
 from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stages import Stage
@@ -47,12 +47,13 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
     model, buffers, mask = spec.model, family_buffers(spec.model.architecture), from_phase("model")
     citation = "transformers 5.23: nn.Buffer in the modelling files"
     base = choice_of(spec).base  # transformers modeling_utils.py, local_torch_dtype: what models are built in
+    corrections = model.moe.num_experts if model.moe is not None and model.moe.router_correction_bias else 0
     routers = sum(model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
     kinds = (
         ("rotary tables", table_elements(model) * stage.layers // model.num_layers, 1, "fp32"),
         ("causal masks", mask_elements(model) * stage.layers // model.num_layers, 1, "bool"),
         ("scales", buffers.scalars, 1, base),
-        ("router corrections", corrections_of_a_router(model), routers, base if buffers.narrow_corrections else "fp32"),
+        ("router corrections", corrections, routers, base if buffers.narrow_corrections else "fp32"),
     )
     items = []
     for name, elements, count, dtype in kinds:

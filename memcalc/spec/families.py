@@ -82,6 +82,11 @@ def family_buffers(architecture: str | None) -> Buffers:
     return Buffers() if architecture is None else family_named(architecture, "model.architecture").buffers
 
 
+def built_in_fp32(architecture: str | None) -> tuple[str, ...]:
+    """Modules of a layer whose weights are in fp32 whatever the others are in."""
+    return () if architecture is None else family_named(architecture, "model.architecture").in_fp32
+
+
 def rotated_share(architecture: str) -> float:
     """The part of a head that a family rotates where its config.json does not say."""
     family = family_named(architecture, "model.architecture")

@@ -14,6 +14,7 @@ One file a model_type in memcalc/data/families, with these keys:
     buffers    what transformers registers as buffers; see `Buffers`
     eager_only     whether transformers' modules attend by products alone, and refuse `sdpa`
     not_modelled   what the family's block does besides, and the plain implementation does not
+    in_fp32     modules of a layer whose weights transformers builds in fp32, whatever the others are in
 
 Where one key is not the whole story, a field reads
 
@@ -94,6 +95,7 @@ class Family:
     buffers: Buffers
     eager_only: bool
     not_modelled: tuple[str, ...]
+    in_fp32: tuple[str, ...]
 
     @property
     def read(self) -> dict[str, tuple[str, ...]]:
@@ -152,6 +154,7 @@ def parsed(name: str) -> Family:
         buffers=Buffers(**data.get("buffers", {})),
         eager_only=data.get("eager_only", False),
         not_modelled=tuple(data.get("not_modelled", ())),
+        in_fp32=tuple(data.get("in_fp32", ())),
     )
 
 

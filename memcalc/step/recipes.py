@@ -84,7 +84,7 @@ class Copies:
         def upcast(_: Tensor) -> None:
             assert parameter.grad is not None
             if master.grad is None:
-                master.grad = parameter.grad.float()
+                master.grad = parameter.grad.to(torch.float32, copy=True)  # which is kept; the first one is cleared
             else:
                 master.grad.add_(parameter.grad)
             if transient:
@@ -99,7 +99,7 @@ class Copies:
         """One update, with what the recipe does before and after it."""
         if self.recipe.main_gradients_live == "step":
             for parameter, master in zip(self.parameters, self.masters, strict=True):
-                master.grad = None if parameter.grad is None else parameter.grad.float()
+                master.grad = None if parameter.grad is None else parameter.grad.to(torch.float32, copy=True)
         for master, gradient in zip(self.masters, self.summed, strict=False):
             master.grad = gradient.float()
         if self.max_norm is not None:

@@ -34,6 +34,9 @@ LATENT: dict[str, object] = {
 }
 FAMILIES: dict[str, dict[str, object]] = {
     "deepseek_v3": LATENT | {"moe": SHARED | {"first_dense_layers": 1}},
+    "ernie4_5_moe": {"moe": SHARED | {"first_dense_layers": 1}},
+    "ernie4_5_moe with biases": {"architecture": "ernie4_5_moe", "qkv_bias": True, "output_bias": True}
+    | {"mlp_bias": True, "lm_head_bias": True, "moe": EXPERTS},
     "glm4_moe": {"moe": SHARED | {"first_dense_layers": 1}},
     "glm4_moe with norms": {"architecture": "glm4_moe", "qk_norm": True, "qkv_bias": True, "moe": SHARED},
     "minimax_m2": {"moe": EXPERTS},
@@ -45,7 +48,7 @@ FAMILIES: dict[str, dict[str, object]] = {
 SETTINGS: dict[str, tuple[str, ...]] = {
     "flash": ("recipe=pure", "b=2"),
     "memory-efficient, masters": ("attention=memory-efficient", "recipe=mixed-18", "b=1"),
-    "eager, autocast": ("attention=eager", "recipe=amp", "b=2", "attention_dropout=0.1"),
+    "eager, autocast": ("attention=eager", "recipe=amp", "b=2", "dropout=0.1"),
     "flash, autocast in fp16": ("recipe=amp", "dtype=fp16", "b=3", "logits_until=loss"),
     "fp32": ("attention=eager", "recipe=fp32", "b=2", "optimizer_implementation=fused"),
     "recomputed": ("recipe=pure", "b=2", "recompute=full"),
@@ -55,11 +58,19 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 }
 LOOP = ("attention=eager", "recipe=fp32", "b=2", "optimizer_implementation=for-loop")
 TABLES = 32 * 2**10  # of FSDP2's copy kernels: addresses and sizes of what they copy
-MIXED = {"deepseek_v3", "glm4_moe"}  # dense layers and such with experts: the order of their requests is not known
+MIXED = {
+    "deepseek_v3",
+    "ernie4_5_moe",
+    "glm4_moe",
+}  # dense layers and such with experts: the order of their requests is not known
+RESTS = {"ernie4_5_moe with biases"}  # what blocks do not split off differs: 1.1 MiB
 BLOCK = 512  # two rotary tables are two blocks, which the estimate rounds up together
 
 
-NOT_MODELLED = {("deepseek_v3", "saved on the host")}  # latent attention
+NOT_MODELLED = {
+    ("deepseek_v3", "saved on the host"),  # latent attention
+    *((family, "FSDP2") for family in FAMILIES if "ernie" in family),  # which refuses routers of another dtype
+}
 NO_FLASH = {"deepseek_v3"}  # values are not as wide as keys
 
 
@@ -92,7 +103,7 @@ def test_every_phase_asks_for_the_same_bytes(family: str, setting: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - MIXED))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - MIXED - RESTS))
 def test_a_loop_over_parameters_has_the_same_blocks(family: str) -> None:
     """Of the two stacks of experts one is half as large as the other: what blocks add says where the step is highest."""
     words = ("s=256", *LOOP)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from memcalc.estimation.adapters import Adapters
 from memcalc.estimation.tape import NEW, Node, Shape, Tape, Tensor
 from memcalc.ledger.component import Component
@@ -29,6 +32,16 @@ class Base:
         self.parameters = parameters
         self.autocast = autocast
         self.fp8, self.fp8_columns = "none", False  # of Transformer Engine's matrices
+
+    @contextmanager
+    def in_fp32(self) -> Iterator[None]:
+        """Where parameters are in fp32, and autocast is off."""
+        before = self.autocast, self.parameters
+        self.autocast, self.parameters = False, "fp32"
+        try:
+            yield
+        finally:
+            self.autocast, self.parameters = before
 
     def trains(self, module: str) -> bool:
         """Whether a module's own parameters get gradients."""

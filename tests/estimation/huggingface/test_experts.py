@@ -139,6 +139,38 @@ def test_adapters_beside_stacked_experts_are_refused_where_no_step_can_be_traced
         memcalc.estimate(run)
 
 
+def test_ernie_routes_by_a_weight_that_is_in_fp32_itself() -> None:
+    terms = (
+        2 * 4 * S * D // H,  # cosines and sines of pairs, in fp32
+        4 * BSD,  # tokens in fp32
+        4 * COPIES,  # weights before the division
+        4 * BS,  # their sum
+        4 * BS,  # the same, clamped
+        2 * COPIES,  # weights by expert
+        4 * 2 * BS * F,  # gate, silu(gate), up and their product of the shared expert
+    )
+    moe = {"num_experts": E, "num_experts_per_token": K, "expert_intermediate_size": F, "first_dense_layers": 0}
+    experts = moe | {"shared_expert_intermediate_size": F}
+
+    kept = kept_by_a_layer("ernie4_5_moe", head_dim=D // H, moe=experts)
+
+    assert kept == sum((*NORM, *ATTENTION, *NORM, *EXPERTS, *terms))
+
+
+def test_a_router_in_fp32_is_held_updated_and_corrected_in_fp32() -> None:
+    moe = {"num_experts": E, "num_experts_per_token": K, "expert_intermediate_size": F, "first_dense_layers": 0}
+    run = {
+        "model": SIZES | {"architecture": "ernie4_5_moe", "moe": moe | {"shared_expert_intermediate_size": F}},
+        "training": {"b": B, "s": S, "recipe": "pure", "implementation": "huggingface"},
+    }
+
+    rows = memcalc.estimate(run).ledger.rows
+    held = {(row.component, row.tensor): row.bytes for row in rows if row.module.endswith("mlp.router")}
+
+    assert held[Component.WEIGHTS, "weight"] == held[Component.GRADIENTS, "weight gradient"] == 4 * L * E * D
+    assert next(row.bytes for row in rows if row.tensor == "router corrections") == 4 * L * E
+
+
 def latent(**training: object) -> dict[str, object]:
     widths = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
     moe = {"num_experts": 8, "num_experts_per_token": K, "expert_intermediate_size": F}

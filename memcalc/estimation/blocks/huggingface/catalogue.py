@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.errors import InputError
 from memcalc.estimation.blocks.huggingface.codegen import CodeGen
 from memcalc.estimation.blocks.huggingface.cohere import Cohere, Cohere2
+from memcalc.estimation.blocks.huggingface.ernie import Ernie4Moe
 from memcalc.estimation.blocks.huggingface.family import Family
 from memcalc.estimation.blocks.huggingface.gemma import Gemma, Gemma2, Gemma3
 from memcalc.estimation.blocks.huggingface.glm import Glm, Glm4
@@ -36,6 +37,7 @@ FAMILIES: dict[str, type[Family]] = {
     "cohere2": Cohere2,
     "deepseek_v3": DeepseekV3,
     "ernie4_5": Ernie4,
+    "ernie4_5_moe": Ernie4Moe,
     "exaone4": Exaone4,
     "gemma": Gemma,
     "gemma2": Gemma2,
@@ -74,7 +76,7 @@ FAMILIES: dict[str, type[Family]] = {
 # Those whose tapes know a cache of keys and values; of others the plain block stands for what generates.
 WITH_CACHE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 # Of which PEFT moves adapters of dense MLPs to the stacked experts (PEFT 0.21 utils/transformers_weight_conversion.py).
-ADAPTERS_MOVE = frozenset({"deepseek_v3", "glm4_moe", "olmoe", "qwen3_moe"})
+ADAPTERS_MOVE = frozenset({"deepseek_v3", "ernie4_5_moe", "glm4_moe", "olmoe", "qwen3_moe"})
 
 
 def is_written(c: Structure) -> bool:

@@ -1,0 +1,41 @@
+"""ERNIE 4.5 with experts."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.huggingface.experts import COPIES, grouped_experts
+from memcalc.estimation.blocks.huggingface.mixtral import Mixtral
+from memcalc.estimation.blocks.huggingface.multiplied import Ernie4
+from memcalc.estimation.tape import Tensor
+
+SCORES = ("b", "s", "E")
+
+
+class Ernie4Moe(Ernie4, Mixtral):
+    """Ernie4_5_MoeDecoderLayer: a router in fp32, and an expert that all tokens visit."""
+
+    def routed(self, x: Tensor) -> Tensor:
+        """Ernie4_5_MoeSparseMoeBlock, whose tokens are a matrix."""
+        ops = self.ops
+        tokens = ops.flattened(x, "tokens")
+        shared = self.dense(tokens, "mlp.shared_experts.", "F_s") if self.c.shared_expert else None
+        logits, weights, chosen = self.route(tokens)
+        total = grouped_experts(ops, tokens, weights, chosen)
+        if shared is not None:
+            total = ops.add(total, shared, "experts and shared expert")
+        y = ops.cast(total, x.dtype, f"sum of experts in {x.dtype}")
+        self.tape.still_named(logits, weights, chosen, *(() if shared is None else (shared,)))
+        return y
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Ernie4_5_MoeTopKRouter: its weight is built in fp32, and autocast is off."""
+        ops = self.ops
+        with ops.in_fp32():
+            logits = ops.wide_linear(x, "mlp.router", ("E", "d"), SCORES)
+            probabilities = ops.softmax(logits, "router probabilities")
+            best, chosen = ops.top_k(ops.table("corrected probabilities", SCORES, "fp32"), COPIES, "best corrected")
+            weights = ops.gather(probabilities, COPIES, "router weights", values=True, index=chosen)
+            least = ops.pointwise(ops.total(weights, "sum of router weights"), "sum, clamped")
+            weights = ops.divide(weights, least, "router weights")
+        weights = ops.cast(weights, x.dtype, f"router weights in {x.dtype}")
+        self.tape.still_named(best)
+        return logits, weights, chosen
