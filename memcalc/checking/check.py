@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from memcalc.checking.baseline import Baseline, growth_of, read_baseline, same_path, with_allowance
-from memcalc.checking.discovery import find_configs
+from memcalc.checking.discovery import Found, find_configs
 from memcalc.checking.parallel import mapped
 from memcalc.checking.patterns import is_pattern
 from memcalc.checking.policy import NO_POLICY, Limits, Policy
-from memcalc.checking.report import BUDGET, CheckReport, Outcome, Sizes
+from memcalc.checking.report import BUDGET, CheckReport, Outcome, Sizes, Status
 from memcalc.errors import InputError, MemcalcError
 from memcalc.estimation.estimate import estimate
 from memcalc.importers.loading import load
@@ -73,8 +73,24 @@ def check(
         outcomes = [_compared(outcome, task, before) for outcome, task in zip(outcomes, tasks, strict=True)]
     gone = set(before or ()) - {same_path(path) for path in found.files}
     return CheckReport(
-        tuple(outcomes), found.skipped, asked.budget, before is not None, tuple(sorted(gone)), skip_others
+        tuple(outcomes),
+        found.skipped,
+        asked.budget,
+        before is not None,
+        tuple(sorted(gone)),
+        skip_others,
+        tuple(_remarks(found, () if paths else policy.idle(found.files), before)),
     )
+
+
+def _remarks(found: Found, idle: Iterable[str], before: Baseline | None) -> Iterator[str]:
+    """What of the question came to nothing; `idle`: patterns of settings that match no file."""
+    yield from (
+        f"{folder} is a link to a folder, which was not entered: name it to check it" for folder in found.linked
+    )
+    yield from (f"{pattern} of the settings matches no configuration" for pattern in idle)
+    if before and not any(same_path(path) in before for path in found.files):
+        yield "the baseline holds none of these configurations: nothing was compared"
 
 
 def _outcome(task: _Task) -> Outcome:
@@ -124,7 +140,8 @@ def _judged(path: str, result: Result, limits: Limits) -> Outcome:
     end, words = min(ends)
     margin = 0 if limits.margin is None else limits.margin.of(end)
     limit = end - margin
-    return Outcome(path, "fits" if needed <= limit else "does not fit", sizes, needed, basis, limit, words, margin)
+    status: Status = "fits" if needed <= limit else "does not fit"
+    return Outcome(path, status, sizes, needed, basis, limit, words, margin, notes=result.notes)
 
 
 def _compared(outcome: Outcome, task: _Task, before: Baseline) -> Outcome:

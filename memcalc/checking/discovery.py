@@ -14,6 +14,7 @@ from memcalc.spec.yaml_source import is_template, is_yaml
 
 _YAML = (".yaml", ".yml")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+_TEXTS = (".txt", ".args")
 
 # At the start of a line: a `model:` with a block under it (or in braces), or one of our two references to a model.
 _MARKS = re.compile(
@@ -35,7 +36,7 @@ _FOREIGN_YAML = (
     ),
     (
         re.compile(r"^(?:checkpoint_dir|model_name)[ \t]*:[ \t]*\S", re.MULTILINE),
-        re.compile(r"^train[ \t]*:[ \t]*$", re.MULTILINE),
+        re.compile(r"^train[ \t]*:[ \t]*(?:\{.*)?$", re.MULTILINE),
     ),
 )
 # torchtune's files all hold a `model:` block, but those that generate or evaluate are no training.
@@ -43,9 +44,16 @@ _TORCHTUNE = re.compile(r"^[ \t]+_component_[ \t]*:[ \t]*torchtune\.", re.MULTIL
 _TRAINS = re.compile(r"^optimizer[ \t]*:", re.MULTILINE)
 _FOREIGN_TOML = (re.compile(r"^\[model\]", re.MULTILINE), re.compile(r"^flavor[ \t]*=", re.MULTILINE))
 _FOREIGN_SCRIPT = (re.compile(r"--num-layers\s"), re.compile(r"--hidden-size\s"))
+# Megatron-LM's arguments in a file of their own, and TrainingArguments as JSON.
+_ARGUMENTS = (re.compile(r"^\s*--num-layers\s", re.MULTILINE), re.compile(r"^\s*--hidden-size\s", re.MULTILINE))
+_FOREIGN_JSON = (
+    re.compile(r'"model_name_or_path"\s*:'),
+    re.compile(r'"per_device_train_batch_size"\s*:'),
+)
 
 
-# Of YAML without these words it is asked whether it is YAML, up to this size: larger are lock files and interfaces.
+# Of YAML without these words it is asked whether it is YAML, up to this size: larger are lock files and interfaces;
+# and of texts and JSON whether they are configurations: larger are data.
 MOST_CHARACTERS = 65_536
 
 
@@ -54,6 +62,7 @@ class Found(NamedTuple):
 
     files: list[str]  # named files as they were named, and the configs of folders, each once
     skipped: int  # files that are no configs
+    linked: list[str]  # folders behind links, which may lead anywhere: not entered
 
 
 def _excludes_nothing(path: str) -> bool:  # noqa: ARG001 - stands in for a policy's own
@@ -76,19 +85,20 @@ def find_configs(
     files: dict[str, None] = {}
     skipped: set[str] = set()
     closed: list[OSError] = []
+    linked: list[str] = []
     for path in paths:
         for each in _expanded(os.fspath(path), excludes):
             folder = Path(each).is_dir()
             # What does not exist is taken, too: loading it says so, or finds a preset of that name.
             doubtful = folder or (skip_others and Path(each).is_file())
-            for file in (file for file in _walk(each, closed) if not excludes(file)) if folder else (each,):
+            for file in (file for file in _walk(each, closed, linked) if not excludes(file)) if folder else (each,):
                 if doubtful and not is_config(file):
                     skipped.add(file)
                 else:
                     files[file] = None
     folders = [str(error.filename) for error in closed]  # they, too, are named: what is in them was not checked
     files.update((folder, None) for folder in folders if not excludes(folder))
-    return Found(list(files), len(skipped - files.keys()))
+    return Found(list(files), len(skipped - files.keys()), [folder for folder in linked if not excludes(folder)])
 
 
 def _expanded(path: str, excludes: Callable[[str], bool]) -> list[str]:
@@ -101,10 +111,14 @@ def _expanded(path: str, excludes: Callable[[str], bool]) -> list[str]:
     return [each for each in found if not excludes(each)] if found else [path]
 
 
-def _walk(folder: str, closed: list[OSError]) -> Iterator[str]:
-    """The files of a folder and of those below it; of those that cannot be listed the errors are added to `closed`."""
+def _walk(folder: str, closed: list[OSError], linked: list[str]) -> Iterator[str]:
+    """The files of a folder and of those below it.
+
+    Of those that cannot be listed the errors are added to `closed`, and those behind links to `linked`.
+    """
     for parent, folders, names in os.walk(folder, onerror=closed.append):
         folders[:] = sorted(name for name in folders if not name.startswith("."))  # .git, .venv, ...
+        linked += [path for name in folders if os.path.islink(path := os.path.join(parent, name))]  # noqa: PTH114, PTH118 - as below
         yield from (os.path.join(parent, name) for name in sorted(names))  # noqa: PTH118 - "./a.yaml" stays "./a.yaml"
 
 
@@ -114,7 +128,7 @@ def is_config(path: str) -> bool:
     What must not be read may be one: sizing it says so. A pipe, which would be waited for, is none.
     """
     name = Path(path).name.lower()
-    if not name.endswith((*_YAML, ".toml", *_SCRIPTS, "config.json")) or not Path(path).is_file():
+    if not name.endswith((*_YAML, ".toml", *_SCRIPTS, *_TEXTS, ".json")) or not Path(path).is_file():
         return False
     try:
         if name.endswith(_YAML):
@@ -124,13 +138,23 @@ def is_config(path: str) -> bool:
             marked = _MARKS.search(text) is not None or any(_has(text, marks) for marks in _FOREIGN_YAML)
             return marked or _may_have_been_one(text)
         if name.endswith((".toml", *_SCRIPTS)):
-            text = Path(path).read_text(encoding="utf-8", errors="replace")
-            return _has(text, _FOREIGN_TOML if name.endswith(".toml") else _FOREIGN_SCRIPT)
-        return _is_model(Path(path).read_text(encoding="utf-8", errors="replace"))
+            return _has(_text(path), _FOREIGN_TOML if name.endswith(".toml") else _FOREIGN_SCRIPT)
+        return _holds_arguments(path, name) or (name.endswith("config.json") and _is_model(_text(path)))
     except PermissionError:
         return True
     except OSError:  # it has gone meanwhile
         return False
+
+
+def _text(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8", errors="replace")
+
+
+def _holds_arguments(path: str, name: str) -> bool:
+    """Whether a text or a JSON file holds another framework's arguments; a large one holds data."""
+    if Path(path).stat().st_size > MOST_CHARACTERS:
+        return False
+    return _has(_text(path), _ARGUMENTS if name.endswith(_TEXTS) else _FOREIGN_JSON)
 
 
 def _may_have_been_one(text: str) -> bool:

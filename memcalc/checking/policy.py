@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +69,12 @@ class Policy(NamedTuple):
     def excludes(self, path: str) -> bool:
         """Whether a file that was found in a folder, or by a pattern, is left out."""
         return bool(self.exclude) and any(matches(pattern, self._name(path)) for pattern in self.exclude)
+
+    def idle(self, files: Iterable[str]) -> list[str]:
+        """Patterns of rules that match none of the files that are checked."""
+        names = [self._name(path) for path in files] if self.rules else []
+        patterns = [pattern for rule in self.rules for pattern in rule.patterns]
+        return [pattern for pattern in patterns if not any(matches(pattern, name) for name in names)]
 
     def here(self, path: str) -> str:
         """A path of the settings as seen from the current folder."""

@@ -49,6 +49,7 @@ class Outcome(NamedTuple):
     growth: Growth | None = None  # None: no baseline, or none of this configuration
     message: str = ""  # what is wrong with a broken one
     line: int | None = None  # where in the file, if that is known
+    notes: tuple[str, ...] = ()  # what else to know: how another framework's file was read, and what of it was not
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class CheckReport:
         compared: whether there was a baseline.
         gone: configurations of the baseline that were not found any more.
         may_be_empty: whether nothing to check is well, too.
+        remarks: what of the question came to nothing.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -70,6 +72,7 @@ class CheckReport:
     compared: bool = False
     gone: tuple[str, ...] = ()
     may_be_empty: bool = False
+    remarks: tuple[str, ...] = ()
 
     def count(self, status: Status) -> int:
         """How many configurations ended so."""

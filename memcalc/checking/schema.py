@@ -36,6 +36,7 @@ class CheckedConfig(Block):
     change: Change | None = Field(description="null: no baseline, or none of this configuration")
     message: str | None = Field(description="what is wrong with a broken one")
     line: int | None = Field(description="where in the file, if that is known")
+    notes: list[str] = Field(description="how another framework's file was read, what of it is not counted or assumed")
 
 
 class CheckDocument(Block):
@@ -47,3 +48,4 @@ class CheckDocument(Block):
     skipped: int = Field(description="files that are no configurations")
     configs: list[CheckedConfig]
     gone: list[str] = Field(description="configurations of the baseline that were not checked")
+    remarks: list[str] = Field(description="links to folders that were not entered, rules that match nothing")

@@ -49,16 +49,17 @@ def command(
     if not table.possible.any():
         several = f"none of {len(table):,} configurations can be; the first"
         raise InputError(f"{several if len(table) > 1 else 'the configuration cannot be'}: {table.reason(0)}")
-    name = table.spec(int(table.possible.argmax())).name
+    first = table.spec(int(table.possible.argmax()))
+    name = first.name
     for path in output or ():
-        write_output(path, table, name)
+        write_output(path, table, name, first.notes)
     for path in plot or ():
         write_picture(path, table, f"{name} on {gpu}" if gpu else name, units)
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.sweeps.files import sweep_document
 
-        print_json(sweep_document(table, name))
+        print_json(sweep_document(table, name, first.notes))
     elif form == "csv":
         from memcalc.cli.output import print_text
         from memcalc.report.sweeps.files import sweep_csv
@@ -68,7 +69,7 @@ def command(
         from memcalc.report.screen import make_screen
         from memcalc.report.sweeps.screen import draw_sweep
 
-        draw_sweep(make_screen(), table, name, _card(gpu), units, listed=listed)
+        draw_sweep(make_screen(), table, name, _card(gpu), units, listed=listed, notes=first.notes)
 
 
 def _card(gpu: str | None) -> str:

@@ -19,7 +19,7 @@ from memcalc.importers.loading import import_file, load, opened
 from memcalc.spec.broken import Broken
 from memcalc.spec.cards import find_card
 from memcalc.spec.inference_rules import of_training
-from memcalc.spec.loading import Opened, load_opened, load_parallelism
+from memcalc.spec.loading import Opened, load_opened, load_parallelism, mapping_of
 from memcalc.spec.overrides import parse_overrides
 from memcalc.spec.reading import read_source
 from memcalc.spec.rules import RULES, Rule
@@ -63,6 +63,7 @@ class Points:
         self.grid = grid
         self._overrides, self._gpu, self._gpus_per_node = overrides, gpu, gpus_per_node
         changes = self._changes = parse_overrides(overrides)
+        _refuse_twice(grid, changes, gpu)
         if gpu is not None:
             find_card(gpu)
         self._source = source if isinstance(source, Spec | Mapping) else _read(source, overrides)
@@ -194,11 +195,19 @@ class Points:
             return True
 
 
+def _refuse_twice(grid: Grid, changes: Mapping[Place, Any], gpu: str | None) -> None:
+    """A field that is varied and given as well."""
+    given = {".".join(map(str, path)): "--set" for path in changes} | ({} if gpu is None else {"hardware.gpu": "--gpu"})
+    for field in grid.fields:
+        if field in given:
+            name = field.rpartition(".")[2]
+            raise InputError(f"{name} is varied, and given as well.", "Keep one of the two.", given[field])
+
+
 def _read(source: str | Path, overrides: tuple[str, ...]) -> Source:
     """The source itself; standard input, which is read once, as a mapping."""
     if str(source) == "-":
-        data: Mapping[str, Any] = read_source(source).data
-        return data
+        return mapping_of(read_source(source))
     if import_file(source, overrides) is None:
         read_source(source)  # what cannot be read is no matter of single configurations
     return source

@@ -44,3 +44,4 @@ class SweepDocument(Block):
     name: str
     axes: list[SweepAxis]
     configurations: list[SweepConfiguration]
+    notes: list[str] = Field(description="how another framework's file was read, what of it is not counted or assumed")

@@ -115,6 +115,12 @@ class Fit:
     all_recomputed: Result | None = None
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """On the file that the run is of."""
+        known = self.asked or (self.best[0].result if self.best else None)
+        return () if known is None else known.notes
+
+    @property
     def changed(self) -> Result | None:
         """The run that does not fit and whose changes were tried; None: none was."""
         if self.all_recomputed is not None:

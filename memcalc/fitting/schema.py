@@ -185,5 +185,6 @@ class FitDocument(Block):
     maxima: dict[str, FitMaximum]
     minima: FitMinima
     nearest: list[FitNearest]
+    notes: list[str]
     pruned: list[FitPruned]
     cost_terms: dict[str, FitTerm]

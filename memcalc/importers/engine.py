@@ -13,7 +13,6 @@ from memcalc.importers.table import Draft, Framework, Untranslatable
 
 _REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,200})\}")  # of OmegaConf
 _OFF = (False, 0, "", "no", "none", "null", "false", "off", "disabled", "cpu_none")
-_LISTED = 12  # names in a note before it is cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,9 @@ class Imported:
         found = [summary, *self.notes]
         found += [f"not modelled: {path}: {why}." for path, why in self.not_modelled]
         if self.unknown:
-            found.append(f"unknown, hence not counted: {_names(self.unknown)}.")
+            found.append(f"unknown, hence not counted: {', '.join(self.unknown)}.")
         if self.no_effect:
-            found.append(f"without effect: {_names(tuple(path for path, _ in self.no_effect))}.")
+            found.append(f"without effect: {', '.join(path for path, _ in self.no_effect)}.")
         for path, what in self.missing:
             found.append(f"missing: {what}; give it with --set {path.rpartition('.')[2]}=, 1 is taken.")
         return tuple(found)
@@ -159,8 +158,3 @@ def _blocks(values: Mapping[str, Any]) -> dict[str, Any]:
             block = block.setdefault(part, {})
         block[name] = value
     return blocks
-
-
-def _names(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:_LISTED])
-    return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"

@@ -62,6 +62,7 @@ def document(result: Result) -> dict[str, Any]:
         "fits": result.fits,
         "headroom_bytes": result.headroom_bytes,
         "not_modelled": list(result.not_modelled),
+        "notes": list(result.notes),
         **({} if headline.host is None else {"host": _host(headline.host)}),
         **({} if result.generation is None else {"kv_cache": asdict(result.generation)}),
     }

@@ -124,6 +124,7 @@ class Document(Block):
     fits: bool | None
     headroom_bytes: int | None
     not_modelled: list[str]
+    notes: list[str] = Field(description="what else to know: how another framework's file was read, and what not")
     host: Host | None = Field(None, description="left out where the run puts nothing there")
     kv_cache: KvCache | None = Field(None, description="of inference alone")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from memcalc.report.screen import Screen, Span
+from memcalc.report.screen import Screen, Span, harmless
 
 
 class _Output(Console):
@@ -23,6 +23,6 @@ class ColourScreen(Screen):
 
     def line(self, *spans: Span) -> None:
         """Print the spans as one line, each in its style."""
-        text = Text.assemble(*spans)
+        text = Text.assemble(*((harmless(part), style) for part, style in spans))
         text.rstrip()
         self.console.print(text, no_wrap=True, overflow="ignore", crop=False)

@@ -9,7 +9,7 @@ from memcalc.ledger.result import Result
 from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
-from memcalc.report.words import label, signed_percent
+from memcalc.report.words import label, shortened, signed_percent
 from memcalc.units import Unit, format_number
 
 _SHARE = Column("%", right=True)
@@ -127,4 +127,4 @@ def draw_comparison(screen: Screen, results: Sequence[Result], unit: Unit) -> No
         draw_line(screen, "The estimate is without the workspaces and the rounding that only CUDA has.", 0)
     for grid in comparison_grids(results, unit):
         draw_grid(screen, grid)
-    draw_list(screen, "Notes", results[-1].notes)
+    draw_list(screen, "Notes", map(shortened, results[-1].notes))

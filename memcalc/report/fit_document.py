@@ -55,6 +55,7 @@ def fit_document(answer: Fit) -> dict[str, Any]:
         "maxima": {name: _maximum(found) for name, found in answer.maxima.items()},
         "minima": _minima(answer),
         "nearest": [_nearest(found) for found in answer.nearest],
+        "notes": list(answer.notes),
         "pruned": [
             {"choice": choice or None, "reason": reason, "times": times}
             for (choice, reason), times in answer.pruned.items()

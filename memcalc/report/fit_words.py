@@ -9,7 +9,7 @@ from memcalc.fitting.maxima import Maximum
 from memcalc.fitting.minima import MOST_GPUS
 from memcalc.report.shortage_changes import settings
 from memcalc.report.verdict import subject, verdict
-from memcalc.report.words import count, plural
+from memcalc.report.words import count, plural, shortened
 from memcalc.spec.segments import words
 from memcalc.spec.spec import Spec
 from memcalc.units import Unit, format_bytes
@@ -169,5 +169,4 @@ def notes(answer: Fit, *, why: bool) -> list[str]:
         found.append(f"the largest fits, and the {NEIGHBOURS} next values do not")
     if answer.pruned and not why:
         found.append(f"{sum(answer.pruned.values()):,} choices were left out by rules: --why lists them")
-    known = answer.asked or (answer.best[0].result if answer.best else None)
-    return [*found, *(() if known is None else known.notes)]
+    return [*found, *map(shortened, answer.notes)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from memcalc.report.screen import harmless
+
 
 class Column(NamedTuple):
     """One column: its head, numbers to the right, and whether long text may wrap."""
@@ -44,4 +46,5 @@ def _markdown_row(cells: list[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*").replace("\n", " ").strip()
+    text = text.replace("\n", " ").strip()
+    return harmless(text.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*"))

@@ -11,6 +11,7 @@ from memcalc.report.grid import Column, Grid, markdown_grid
 from memcalc.report.moments import phase_grid, rank_grid
 from memcalc.report.textbook import textbook_grid
 from memcalc.report.verdict import figures, subject, verdict
+from memcalc.report.words import shortened
 from memcalc.units import Unit
 
 
@@ -26,7 +27,7 @@ def sizing_markdown(result: Result, unit: Unit = "GiB", *, all_ranks: bool = Fal
     lines += markdown_grid(generation_grid(result, unit) if result.generation else textbook_grid(result, unit))
     if explain is not None:
         lines += _explanation(result, unit, explain)
-    lines += _items("Notes", result.notes)
+    lines += _items("Notes", tuple(map(shortened, result.notes)))
     lines += _items("Not modelled", result.not_modelled)
     return "\n".join(lines).rstrip()
 

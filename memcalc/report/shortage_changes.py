@@ -8,7 +8,7 @@ from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.verdict import subject
-from memcalc.report.words import label, letter, meaning, percent
+from memcalc.report.words import label, letter, meaning, percent, shortened
 from memcalc.units import Unit, format_bytes, format_number
 
 SHOWN = 8  # changes that save memory but do not fit
@@ -23,7 +23,7 @@ def draw_explained(screen: Screen, explained: Explained, unit: Unit) -> None:
     draw_line(screen, budget_sentence(explained, unit), 2)
     screen.line()
     _draw_changes(screen, explained, unit)
-    draw_list(screen, "About this estimate", explained.notes)
+    draw_list(screen, "About this estimate", map(shortened, explained.notes))
 
 
 def budget_sentence(explained: Explained, unit: Unit) -> str:

@@ -12,7 +12,7 @@ from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.textbook import textbook_grid
 from memcalc.report.verdict import figures, subject, verdict
-from memcalc.report.words import letter_style
+from memcalc.report.words import letter_style, shortened
 from memcalc.units import Unit
 
 _VERDICT_STYLES = {True: "bold green", False: "bold red", None: "bold"}
@@ -38,7 +38,7 @@ def draw_sizing(
     draw_grid(screen, generation_grid(result, unit) if result.generation else textbook_grid(result, unit))
     if explain is not None:
         _draw_explanation(screen, result, unit, explain)
-    draw_list(screen, "Notes", result.notes)
+    draw_list(screen, "Notes", map(shortened, result.notes))
     draw_list(screen, "Not modelled", result.not_modelled)
 
 

@@ -82,3 +82,15 @@ def rank_text(rank: dict[str, int]) -> str:
 def plural(number: int, noun: str) -> str:
     """ "1 file", "2 files"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+_NAMED = 12  # in one note of a screen
+
+
+def shortened(note: str) -> str:
+    """A note for a screen: of a long list of names the first ones. The JSON has all."""
+    head, colon, names = note.partition(": ")
+    several = names.split(", ")
+    if not colon or len(several) <= _NAMED or any(" " in name for name in several):
+        return note
+    return f"{head}: {', '.join(several[:_NAMED])} and {len(several) - _NAMED} more."

@@ -99,10 +99,25 @@ def load_opened(
         overridden["hardware", "gpu"] = "--gpu"
     read = replace(opened.source, overridden=overridden)
     blocks = copy.deepcopy(dict(opened.blocks))
+    named = next((changes[key,] for key in MODEL_SOURCES if changes.get((key,)) is not None), None)
+    if named is not None:
+        _make_way(blocks, str(named))
     apply_overrides(blocks, changes)
     spec = _resolve(blocks, opened.folder, read)
     check(spec, read)
     return spec
+
+
+def _make_way(blocks: dict[str, Any], named: str) -> None:
+    """For a model that is named in place of the one that a file has: sizes of both would be neither.
+
+    What a file adds to a model that it names itself, or says of one that it does not have whole, stays.
+    """
+    for key in MODEL_SOURCES:
+        blocks.pop(key, None)
+    if {"num_layers", "hidden_size"} <= blocks.get("model", {}).keys():
+        blocks["model"] = {}
+        blocks["name"] = Path(named).stem
 
 
 def load_parallelism(opened: Opened, changes: Mapping[Place, Any], training: TrainingSpec) -> ParallelismSpec:
@@ -119,8 +134,12 @@ def load_parallelism(opened: Opened, changes: Mapping[Place, Any], training: Tra
         raise InputError(str(error), "See `memcalc schema`.", "parallelism") from None
 
 
-def _blocks(source: Source) -> dict[str, Any]:
-    """The blocks of a file under their full names; a Hugging Face config.json becomes a model block."""
+def mapping_of(source: Source) -> dict[str, Any]:
+    """What a source holds.
+
+    Raises:
+        InputError: it is no mapping, or an empty one.
+    """
     data = source.data
     if not isinstance(data, dict) or not data:
         raise InputError(
@@ -128,6 +147,12 @@ def _blocks(source: Source) -> dict[str, Any]:
             "Write at least a `model:` block; `memcalc models` lists presets to start from.",
             source.label,
         )
+    return data
+
+
+def _blocks(source: Source) -> dict[str, Any]:
+    """The blocks of a file under their full names; a Hugging Face config.json becomes a model block."""
+    data = mapping_of(source)
     if "model_type" in data and "model" not in data:
         return {"model": read_hf_config(data, source.label)}
     blocks: dict[str, Any] = {}

@@ -272,3 +272,53 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_amounts_name_their_option(option: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "gpt2", "--gpu", "t4", option]) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+AXOLOTL = """\
+base_model: meta-llama/Llama-3.2-1B
+sequence_len: 512
+micro_batch_size: 1
+bf16: true
+a_field_of_tomorrow: 3
+"""
+
+
+def test_how_another_frameworks_file_was_read_is_said_in_every_format(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "run.yaml").write_text(AXOLOTL)
+    words = "unknown, hence not counted: a_field_of_tomorrow"
+
+    for form in ("table", "markdown", "json", "github", "junit", "sarif"):
+        assert main(["check", "configs", "--gpu", "h100-80gb", "--set", "data_parallel=1", "--format", form]) == 0
+        assert words in " ".join(capsys.readouterr().out.replace("\\_", "_").split()), form
+
+
+def test_settings_that_match_nothing_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A typo would give another limit; where files are named, as hooks do, it is no matter."""
+    (folder / "run.yaml").write_text(SMALL)
+    text = 'paths = ["configs"]\ngpu = "t4"\n[[rules]]\npaths = ["config/**"]\nbudget = "1GiB"\n'
+    (folder.parent / "memcalc.toml").write_text(text)
+
+    main(["check"])
+    assert "config/** of the settings matches no configuration" in capsys.readouterr().out
+    main(["check", "configs/run.yaml"])
+    assert "matches no configuration" not in capsys.readouterr().out
+
+
+def test_a_baseline_of_other_configurations_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "run.yaml").write_text(SMALL)
+    main(["check", "configs", "--gpu", "t4", "--format", "json"])
+    (folder.parent / "main.json").write_text(capsys.readouterr().out)
+    (folder / "run.yaml").rename(folder / "other.yaml")
+
+    main(["check", "configs", "--gpu", "t4", "--baseline", "main.json", "--max-growth", "0"])
+    assert "nothing was compared" in " ".join(capsys.readouterr().out.split())
+
+
+def test_names_cannot_steer_a_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a\x1b[31m.yaml").write_text(SMALL)
+
+    for form in ("table", "markdown"):
+        main(["check", "configs", "--gpu", "t4", "--format", form])
+        assert "\x1b" not in capsys.readouterr().out

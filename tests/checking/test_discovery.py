@@ -76,14 +76,14 @@ def test_a_named_file_is_always_taken_and_only_once(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("")
 
-    assert find_configs([path, path, "absent.yaml"]) == ([str(path), "absent.yaml"], 0)
+    assert find_configs([path, path, "absent.yaml"]) == ([str(path), "absent.yaml"], 0, [])
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "run.yaml").write_text("preset: gpt2\n")
 
-    assert find_configs([tmp_path]) == ([str(tmp_path / "run.yaml")], 1)
+    assert find_configs([tmp_path]) == ([str(tmp_path / "run.yaml")], 1, [])
     named = check([tmp_path / "pipe.yaml"], Limits(gpu="t4")).outcomes[0]
     assert named.message == "it is a pipe or a device, not a file. Pass it on standard input, as `-`."
 
@@ -108,7 +108,37 @@ def test_what_must_not_be_read_is_told_not_skipped(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "scandir", scandir)
     monkeypatch.setattr(Path, "read_text", read)
 
-    assert find_configs([tmp_path]) == ([str(tmp_path / "secret.yaml"), str(closed)], 0)
+    assert find_configs([tmp_path]) == ([str(tmp_path / "secret.yaml"), str(closed)], 0, [])
     report = check([closed], Limits(gpu="t4"))
     assert report.exit_code == 2
     assert report.outcomes[0].message == "it cannot be listed: Permission denied. Check its rights, or leave it out."
+
+
+def test_folders_behind_links_are_told(tmp_path: Path) -> None:
+    """They may lead to data sets, or back: they are not entered, and nobody is to think that they were."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "run.yaml").write_text("preset: gpt2\n")
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "elsewhere")
+
+    assert find_configs([tmp_path / "in"]) == ([], 0, [str(tmp_path / "in" / "link")])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("args.txt", "--num-layers 2\n--hidden-size 64\n"),
+        ("train.json", '{"model_name_or_path": "gpt2", "per_device_train_batch_size": 2}'),
+        ("lit.yaml", "checkpoint_dir: checkpoints/gpt2\ntrain: {micro_batch_size: 1}\n"),
+    ],
+)
+def test_what_is_read_where_it_is_named_is_found_in_a_folder(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+
+    assert find_configs([tmp_path]).files == [str(tmp_path / name)]
+
+
+def test_a_text_about_arguments_is_none(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("We pass --num-layers 2 and --hidden-size 64.\n")
+
+    assert find_configs([tmp_path]).files == []

@@ -157,3 +157,45 @@ def test_what_no_number_holds_is_too_large(run: Callable[..., Run]) -> None:
     assert code == 0
     assert "2 configurations on NVIDIA H100 SXM: 0 fit, 2 do not" in out
     assert "1 configuration not sized: It needs more than 1 PiB of one GPU" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gpu", "l4", "--vary", "gpu=t4,h200"), "--gpu: gpu is varied, and given as well. Keep one of the two."),
+        (("--vary", "b=1,2", "--set", "b=7"), "--set: micro_batch_size is varied, and given as well."),
+    ],
+)
+def test_a_field_that_is_varied_and_given_is_refused(
+    words: tuple[str, ...], message: str, run: Callable[..., Run]
+) -> None:
+    code, _, err = run("sweep", "gpt2", *words)
+
+    assert code == 2
+    assert message in err
+
+
+def test_models_are_varied(run: Callable[..., Run]) -> None:
+    out = json.loads(run("sweep", "gpt2", "--vary", "preset=gpt2,gpt2-xl", "-f", "json").out)
+    peaks = [memcalc.estimate(name).ledger.peak_bytes for name in ("gpt2", "gpt2-xl")]
+
+    assert [each["peak_bytes"] for each in out["configurations"]] == peaks
+    assert out["notes"] == []
+
+
+@pytest.mark.parametrize("text", ["", "null", "[1]", "3"])
+def test_standard_input_that_is_no_configuration(
+    text: str, run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    code, _, err = run("sweep", "-", "--vary", "b=1,2")
+
+    assert code == 2
+    assert "standard input: it holds" in err
+
+
+def test_what_is_too_large_for_a_table_does_not_fit(run: Callable[..., Run]) -> None:
+    words = ("--gpu", "h200", "--vary", "b=1,1000000", "-f", "csv")
+    rows = list(csv.DictReader(io.StringIO(run("sweep", "llama-3-8b", *words).out)))
+
+    assert [(row["valid"], row["fits"]) for row in rows] == [("true", "false"), ("false", "false")]

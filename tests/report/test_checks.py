@@ -300,6 +300,9 @@ def test_every_failure_is_one_annotation(report: CheckReport) -> None:
         return
 
     assert not any("\n" in line for line in lines)
+    notices = [each for each in found if each[0] == "notice"]
+    assert all(properties.keys() == {"file", "title"} for _, properties, _ in notices)
+    found = [each for each in found if each not in notices]
     assert [(name, properties["file"]) for name, properties, _ in found] == [("error", each.path) for each in failing]
     assert all(properties.keys() <= PROPERTIES for _, properties, _ in found)
     assert [properties.get("line") for _, properties, _ in found] == [each.line and str(each.line) for each in failing]

@@ -207,3 +207,16 @@ hardware:
     assert spec.name == "gpt3-175b"
     assert spec.model.head_dim == 128
     assert spec == load("gpt3", ["name=gpt3-175b"], gpu="a100-80gb")
+
+
+def test_a_preset_that_is_set_takes_the_place_of_a_whole_model(tmp_path: Path) -> None:
+    """Of a preset, a config.json and a file with sizes of its own; what a file adds to a model it names stays."""
+    assert load("gpt2", ("preset=gpt2-xl",)).model == load("gpt2-xl").model
+    assert load("gpt2", ("preset=gpt2-xl", "num_layers=3")).model.num_layers == 3
+
+    (tmp_path / "own.yaml").write_text("model: {l: 2, d: 64, h: 4, V: 100}\ntraining: {b: 3}\n")
+    spec = load(tmp_path / "own.yaml", ("preset=gpt2",))
+    assert (spec.name, spec.model, spec.training.micro_batch_size) == ("gpt2", load("gpt2").model, 3)
+
+    (tmp_path / "named.yaml").write_text("model: {preset: gpt2, l: 2}\n")
+    assert load(tmp_path / "named.yaml", ("preset=gpt2-xl",)).model.num_layers == 2

@@ -17,6 +17,7 @@ def check_document(report: CheckReport) -> dict[str, Any]:
         "skipped": report.skipped,
         "configs": [_config(outcome) for outcome in report.outcomes],
         "gone": list(report.gone),
+        "remarks": list(report.remarks),
     }
 
 
@@ -40,6 +41,7 @@ def _config(outcome: Outcome) -> dict[str, Any]:
         "change": None if outcome.growth is None else _change(outcome.growth),
         "message": outcome.message or None,
         "line": outcome.line,
+        "notes": list(outcome.notes),
     }
 
 

@@ -7,14 +7,16 @@ src/Runner.Common/ActionCommand.cs.
 from __future__ import annotations
 
 from memcalc.checking.report import CheckReport
-from memcalc.report.checks.words import RULES, sentence, summary
+from memcalc.report.checks.words import HARMLESS, RULES, sentence, summary
 from memcalc.units import Unit
 
 
 def github_lines(report: CheckReport, unit: Unit) -> list[str]:
-    """An annotation for each configuration that fails, a plain line for each that fits, and the summary."""
-    lines = []
+    """An annotation for each configuration that fails, a plain line for each that fits, notices, and the summary."""
+    lines = [f"::warning title=memcalc::{_data(remark)}" for remark in report.remarks]
     for outcome in report.outcomes:
+        notes = (note for note in outcome.notes if not note.startswith(HARMLESS))
+        lines += [f"::notice file={_property(outcome.path)},title=memcalc::{_data(note)}" for note in notes]
         if outcome.status == "fits":
             lines.append(_harmless(f"fits: {outcome.path}: {sentence(outcome, unit)}"))
             continue

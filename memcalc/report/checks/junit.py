@@ -44,7 +44,8 @@ def junit_xml(report: CheckReport, unit: Unit) -> str:
 def _case(outcome: Outcome, unit: Unit) -> list[str]:
     said = sentence(outcome, unit)
     if outcome.status == "fits":
-        return _element(outcome.path, f"    <system-out>{_text(said)}</system-out>")
+        told = "\n".join((said, *outcome.notes))
+        return _element(outcome.path, f"    <system-out>{_text(told)}</system-out>")
     tag = "error" if outcome.status == "broken" else "failure"
     kind = _attribute(RULES[outcome.status][0])
     return _element(

@@ -74,9 +74,18 @@ def _driver() -> dict[str, Any]:
 
 def _invocation(report: CheckReport) -> dict[str, Any]:
     invocation: dict[str, Any] = {"executionSuccessful": report.exit_code != 2, "exitCode": report.exit_code}  # 3.20.14
+    notifications: list[dict[str, Any]] = [
+        {
+            "level": "note",
+            "message": {"text": note},
+            "locations": [{"physicalLocation": {"artifactLocation": _location(outcome.path)}}],
+        }
+        for outcome in report.outcomes
+        for note in outcome.notes
+    ]
     if not report.outcomes and report.exit_code:
-        invocation["toolExecutionNotifications"] = [{"level": "error", "message": {"text": summary(report)}}]
-    return invocation
+        notifications.append({"level": "error", "message": {"text": summary(report)}})
+    return invocation | ({"toolExecutionNotifications": notifications} if notifications else {})
 
 
 def _result(outcome: Outcome, rule: int, unit: Unit) -> dict[str, Any]:

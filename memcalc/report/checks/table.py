@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from memcalc.checking.report import CheckReport, Outcome
-from memcalc.report.checks.words import place, summary
+from memcalc.report.checks.words import notes, place, summary
 from memcalc.report.grid import Column, Grid, markdown_grid
-from memcalc.report.screen import Screen
+from memcalc.report.screen import Screen, harmless
 from memcalc.report.terminal import draw_grid, draw_list
 from memcalc.units import Unit, format_number
 
@@ -43,6 +43,7 @@ def draw_checks(screen: Screen, report: CheckReport, unit: Unit) -> None:
         draw_grid(screen, grid)
     draw_list(screen, "Broken", _broken(report))
     draw_list(screen, _GONE, _gone(report))
+    draw_list(screen, "Notes", notes(report))
     screen.line((summary(report), "bold red" if report.exit_code else "bold green"))
 
 
@@ -52,7 +53,7 @@ def check_markdown(report: CheckReport, unit: Unit) -> str:
     grid = check_grid(report, unit)
     if grid.rows:
         lines += markdown_grid(grid)
-    for title, items in (("Broken", _broken(report)), (_GONE, _gone(report))):
+    for title, items in (("Broken", _broken(report)), (_GONE, _gone(report)), ("Notes", notes(report))):
         if items:
             lines += [f"### {title}", "", *(f"- {_plain(item)}" for item in items), ""]
     return "\n".join(lines).rstrip()
@@ -80,4 +81,4 @@ def _plain(text: str) -> str:
     """A text whose signs Markdown leaves alone: messages quote what users wrote."""
     for sign in "\\`*_[]<>|":
         text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
+    return harmless(" ".join(text.split()))

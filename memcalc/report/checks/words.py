@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from memcalc.checking.report import BUDGET, CheckReport, Growth, Outcome, Status
-from memcalc.report.words import plural
+from memcalc.report.words import plural, shortened
 from memcalc.units import Unit, format_bytes
 
+_FEW = 3  # paths that are named
+HARMLESS = "without effect"  # how notes begin that say what changes nothing
 NOTHING = "no configuration found: nothing was checked"
 
 # In the summary; and as the rule that is broken: its name in machine-readable formats, its title for people.
@@ -42,6 +44,26 @@ def sentence(outcome: Outcome, unit: Unit) -> str:
     rest = f"{format_bytes(abs(spare), unit)} {'to spare' if spare >= 0 else 'too much'}"
     text = f"{needed} against {_limit(outcome, unit)}: {rest}; peak in {outcome.sizes.peak_phase}"
     return text if outcome.growth is None else f"{text}; {_change(outcome.growth, unit)}"
+
+
+_SAID = 20  # notes of a screen
+
+
+def notes(report: CheckReport) -> list[str]:
+    """What is to be known of the configurations: each note once, and of which ones it is."""
+    found: dict[str, list[str]] = {}
+    for outcome in report.outcomes:
+        for note in outcome.notes:
+            found.setdefault(note, []).append(outcome.path)
+    alone = len(report.outcomes) == 1
+    said = [shortened(note) if alone else f"{shortened(note)} ({_whose(paths)})" for note, paths in found.items()]
+    said = [*report.remarks, *said]
+    more = len(said) - _SAID
+    return [*said[:_SAID], f"and {more} more: see --format json"] if more > 0 else said
+
+
+def _whose(paths: list[str]) -> str:
+    return ", ".join(paths) if len(paths) <= _FEW else f"{len(paths)} configurations"
 
 
 def signed(difference: int, unit: Unit) -> str:

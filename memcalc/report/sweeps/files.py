@@ -24,6 +24,7 @@ def columns(table: Table) -> dict[str, list[Any]]:
     """Every column by its name; an entry is None where a configuration cannot be, or no card was named."""
     valid = table.valid.tolist()
     judged = [ok and usable >= 0 for ok, usable in zip(valid, table.usable_bytes.tolist(), strict=True)]
+    too_large = table.too_large & any(judged)  # for any card
     points = [list(table.point(index).values()) for index in range(len(table))]
     found: dict[str, list[Any]] = {
         field.rpartition(".")[2]: [point[number] for point in points] for number, field in enumerate(table.grid.fields)
@@ -31,7 +32,10 @@ def columns(table: Table) -> dict[str, list[Any]]:
     headroom = (table.usable_bytes - table.device_bytes).tolist()
     found |= {
         "valid": valid,
-        "fits": [space >= 0 if ok else None for space, ok in zip(headroom, judged, strict=True)],
+        "fits": [
+            space >= 0 if ok else False if large else None
+            for space, ok, large in zip(headroom, judged, too_large.tolist(), strict=True)
+        ],
         "peak_bytes": _kept(table.peak_bytes.tolist(), valid),
         "peak_phase": _kept([table.phases[phase] for phase in table.peak_phase.tolist()], valid),
         "pipeline_stage": _kept(table.pipeline_stage.tolist(), valid),
@@ -62,13 +66,13 @@ def sweep_csv(table: Table) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def sweep_document(table: Table, name: str) -> dict[str, Any]:
+def sweep_document(table: Table, name: str, notes: tuple[str, ...] = ()) -> dict[str, Any]:
     """The JSON document."""
     found = columns(table)
     axes = [{"fields": list(axis.fields), "values": [list(step) for step in axis.values]} for axis in table.grid.axes]
     rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
     start = {"schema_version": SCHEMA_VERSION, "source": "sweep", "name": name}
-    return {**start, "axes": axes, "configurations": rows}
+    return {**start, "axes": axes, "configurations": rows, "notes": list(notes)}
 
 
 def check_output(path: Path) -> None:
@@ -83,7 +87,7 @@ def check_output(path: Path) -> None:
         _pyarrow()
 
 
-def write_output(path: Path, table: Table, name: str) -> None:
+def write_output(path: Path, table: Table, name: str, notes: tuple[str, ...] = ()) -> None:
     """Write the table in the format of the file's suffix."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
@@ -91,7 +95,7 @@ def write_output(path: Path, table: Table, name: str) -> None:
         arrays = {name: arrow.array(_plain(values), _type(name, arrow)) for name, values in columns(table).items()}
         parquet.write_table(arrow.table(arrays), path)
     elif suffix == ".json":
-        path.write_text(json.dumps(sweep_document(table, name), ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(sweep_document(table, name, notes), ensure_ascii=False) + "\n", encoding="utf-8")
     else:
         path.write_text(sweep_csv(table) + "\n", encoding="utf-8")
 

@@ -7,8 +7,8 @@ from memcalc.engine.table import TOO_LARGE, Table
 from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import Screen
 from memcalc.report.sweeps.landscape import Landscape, Map
-from memcalc.report.terminal import draw_grid, draw_line
-from memcalc.report.words import plural
+from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.report.words import plural, shortened
 from memcalc.units import Unit, format_number
 
 FEW = 32  # configurations that are listed one by one
@@ -17,7 +17,16 @@ MOST_MAPS = 12
 MOST_REASONS = 8
 
 
-def draw_sweep(screen: Screen, table: Table, name: str, card: str, unit: Unit, *, listed: bool = False) -> None:
+def draw_sweep(
+    screen: Screen,
+    table: Table,
+    name: str,
+    card: str,
+    unit: Unit,
+    *,
+    listed: bool = False,
+    notes: tuple[str, ...] = (),
+) -> None:
     """The whole report.
 
     Args:
@@ -27,6 +36,7 @@ def draw_sweep(screen: Screen, table: Table, name: str, card: str, unit: Unit, *
         card: by which it is judged; "" without one.
         unit: of all numbers.
         listed: list every configuration, however many there are.
+        notes: on the file that the grid is of.
     """
     landscape = Landscape(table)
     screen.line((_headline(table, landscape, name, card), "bold"))
@@ -50,6 +60,7 @@ def draw_sweep(screen: Screen, table: Table, name: str, card: str, unit: Unit, *
         )
     if len(reasons) > MOST_REASONS:
         draw_line(screen, f"and {len(reasons) - MOST_REASONS} more reasons: see --format csv.", 0)
+    draw_list(screen, "Notes", map(shortened, notes))
 
 
 def _headline(table: Table, landscape: Landscape, name: str, card: str) -> str:
