@@ -57,7 +57,8 @@ def fit(
         source: as for `load`.
         overrides: as for `load`.
         gpu: as for `load`; a card must be named here or in the configuration.
-        gpus: how many of them; None: as many as the configuration is spread over.
+        gpus: how many of them; None: as many as the configuration is spread over. With minimize="gpus" the most that
+            may be.
         maximize: one quantity alone: micro_batch_size, sequence_length, layers or parameters.
         minimize: one quantity alone: gpus, gpu_kind or recompute.
         hold: fields of the parallelism, `micro_batch_size` or `recompute`, that every layout keeps as they are.

@@ -8,6 +8,7 @@ import typer
 
 from memcalc.cli.options import Config, Gpu, Set, Units
 
+GPUS_HELP = "How many cards; default: the configuration's own. With --minimize gpus: at most so many, by default 4,096."
 HOLD_HELP = "Keep this field as it is in every layout, e.g. tensor_parallel. Repeatable."
 
 
@@ -23,9 +24,7 @@ def command(
     *,
     overrides: Set = None,
     gpu: Gpu = None,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", "-n", metavar="N", help="How many cards; default: the configuration's own.")
-    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", "-n", metavar="N", help=GPUS_HELP)] = None,
     maximize: Annotated[
         Literal["micro_batch_size", "sequence_length", "layers", "parameters"] | None,
         typer.Option(help="Ask for the largest of one alone."),

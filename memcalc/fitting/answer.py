@@ -22,7 +22,7 @@ class Question:
     """What is asked.
 
     Args:
-        gpus: cards in all; None: as many as the run has.
+        gpus: cards in all; None: as many as the run has. Where the fewest are asked for: the most of them that may be.
         maximize: one of `maxima.MAXIMA`; None: all is asked.
         minimize: one of `minima.MINIMA`; None: all is asked.
         hold: fields that keep the run's own value in every layout.
@@ -80,7 +80,7 @@ class Fit:
         asked: the estimate of the run as it is, spread by data over more or fewer cards where it must be.
         unasked: why there is no such run.
         name: of the run.
-        base: the run that maxima and minima are about: the run as it is, else the best layout.
+        base: the run that maxima and minima are about: the run as it is, else the best layout; None: there is neither.
         base_is_best: whether it is the best layout.
         maxima: by what was made larger.
         ranking: all layouts that fit, the cheapest first.
@@ -88,7 +88,7 @@ class Fit:
         pruned: what was left out and how often.
         nearest: changes that make the run fit, by what they ask for, the smallest first; where the least
             recomputation was asked for and all of it is not enough, changes beside recomputing every layer.
-        fewest: the fewest cards; None: not even the most that are tried are enough.
+        fewest: the fewest cards; None: no number that is tried is enough.
         cards: what the run needs on every card, the smallest first.
         least_recompute: the least recomputation; None: all of it is not enough.
         all_recomputed: the run with every layer recomputed, where that is not enough.
@@ -132,7 +132,7 @@ class Fit:
     def fits(self) -> bool:
         """Whether the answer to the question is yes."""
         if self.question.maximize is not None:
-            return all(found.value > 0 for found in self.maxima.values())
+            return any(found.value > 0 for found in self.maxima.values())
         if self.question.minimize == "gpus":
             return self.fewest is not None
         if self.question.minimize == "gpu_kind":

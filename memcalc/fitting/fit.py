@@ -13,7 +13,7 @@ from memcalc.fitting.answer import Best, Fit, Nearest, Question
 from memcalc.fitting.costs import costs_of, sequences_of
 from memcalc.fitting.layouts import HOLDABLE, Space
 from memcalc.fitting.maxima import MAXIMA, maximum
-from memcalc.fitting.minima import MINIMA, cards_for, fewest_gpus, least_recompute
+from memcalc.fitting.minima import MINIMA, MOST_GPUS, cards_for, fewest_gpus, least_recompute
 from memcalc.fitting.peaks import device_bytes
 from memcalc.fitting.ranking import Ranking, rank
 from memcalc.fitting.varying import broken_rule, varied
@@ -46,11 +46,11 @@ def fit(spec: Spec, question: Question) -> Fit:
         answer.pruned = dict(space.pruned)
         answer.best = _best(ranking, question.top)
     answer.base_is_best = bool(answer.best) and not own
-    base = answer.best[0].result.spec if answer.base_is_best else asked or spec
-    answer.base = base
-    for what in MAXIMA[:2] if everything else filter(None, [question.maximize]):
-        answer.maxima[what] = maximum(what, base, card)
-    _minimized(answer, spec, base, held)
+    answer.base = base = answer.best[0].result.spec if answer.base_is_best else asked
+    if base is not None:
+        for what in MAXIMA[:2] if everything else filter(None, [question.maximize]):
+            answer.maxima[what] = maximum(what, base, card)
+    _minimized(answer, spec, held)
     if answer.changed is not None:
         answer.nearest = _nearest(answer.changed, card, system)
     return answer
@@ -133,19 +133,22 @@ def _best(ranking: Ranking, top: int) -> list[Best]:
     return list(found.values())
 
 
-def _minimized(answer: Fit, spec: Spec, base: Spec, held: frozenset[str]) -> None:
-    wanted, card = answer.question.minimize, answer.card
+def _minimized(answer: Fit, spec: Spec, held: frozenset[str]) -> None:
+    wanted, card, base = answer.question.minimize, answer.card, answer.base
     if wanted == "gpus":
         batch = spec.training.global_batch_size
         if batch is None and spec.parallelism.ranks > 1:
             batch = sequences_of(spec)
-        answer.fewest = fewest_gpus(spec, card, answer.system, batch, held)
+        most = answer.question.gpus or MOST_GPUS
+        answer.fewest = fewest_gpus(spec, card, answer.system, batch, held, most)
         if answer.fewest is not None:
             answer.gpus, answer.sequences = answer.fewest, batch or step_sequences(spec, answer.fewest)
             space = Space(spec, answer.gpus, answer.system.node, answer.sequences, held)
             answer.ranking = rank(space, answer.system, card, spec, held)
             answer.best = _best(answer.ranking, answer.question.top)
             answer.pruned = dict(space.pruned)
+    elif base is None:
+        return
     elif wanted == "gpu_kind":
         answer.cards = cards_for(base)
     elif wanted == "recompute":

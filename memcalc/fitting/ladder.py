@@ -1,8 +1,10 @@
 """The largest step of a ladder that fits, and proof of it: the neighbours on both sides are tried.
 
 "Largest" means: it fits, and the next NEIGHBOURS larger values do not. A peak grows with the size of a batch, a
-sequence or a model, but not byte for byte: the allocator rounds, and kernels take other workspaces at other sizes. So
-after the bisection the values above the border are tried too, and where one of them fits, the search climbs on from it.
+sequence or a model, but not value for value: the allocator rounds, kernels take other workspaces at other sizes, and
+what is padded to a multiple (PyTorch pads masks of attention to 8 columns) needs less at multiples than between them.
+Such a peak rises along every NEIGHBOURS-th value. So after the bisection the values above the border are tried too, and
+where one of them fits, the search goes on along those that stand as it does.
 A still larger value could fit only if the peak fell by more than it grows over NEIGHBOURS steps.
 """
 
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-NEIGHBOURS = 4
+NEIGHBOURS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,14 @@ class Border:
         next_value: the next one, which does not; None: the ladder ends.
         tried: every value that was tried, and whether it fits.
         gaps: smaller neighbours of `value` that do not fit, although it does.
+        above: how many next larger values were tried, and do not fit: NEIGHBOURS, or fewer where the ladder ends.
     """
 
     value: int
     next_value: int | None
     tried: dict[int, bool]
     gaps: tuple[int, ...]
+    above: int
 
 
 def border(ladder: Sequence[int], fits: Callable[[int], bool], start: int = 0) -> Border:
@@ -47,18 +51,12 @@ def border(ladder: Sequence[int], fits: Callable[[int], bool], start: int = 0) -
             tried[value] = fits(value)
         return tried[value]
 
-    low, high = _bracket(len(ladder), at, start)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if at(middle):
-            low = middle
-        else:
-            high = middle
-    low = _climbed(len(ladder), at, low)
+    low = _climbed(len(ladder), at, _bisected(at, *_bracket(len(ladder), at, start)))
     if low < 0:
-        return Border(0, ladder[0] if ladder else None, tried, ())
+        return Border(0, ladder[0] if ladder else None, tried, (), min(NEIGHBOURS, len(ladder)))
     gaps = tuple(ladder[place] for place in range(max(low - NEIGHBOURS, 0), low) if not at(place))
-    return Border(ladder[low], ladder[low + 1] if low + 1 < len(ladder) else None, tried, gaps)
+    above = min(NEIGHBOURS, len(ladder) - low - 1)
+    return Border(ladder[low], ladder[low + 1] if above else None, tried, gaps, above)
 
 
 def _bracket(length: int, at: Callable[[int], bool], start: int) -> tuple[int, int]:
@@ -79,9 +77,26 @@ def _bracket(length: int, at: Callable[[int], bool], start: int) -> tuple[int, i
 
 def _climbed(length: int, at: Callable[[int], bool], low: int) -> int:
     """The last place that fits, when each of its NEIGHBOURS successors was tried."""
-    place = low + 1
-    while place < min(length, low + 1 + NEIGHBOURS):
-        if at(place):
-            low = place
-        place += 1
+    while True:
+        above = [place for place in range(low + 1, min(length, low + 1 + NEIGHBOURS)) if at(place)]
+        if not above:
+            return low
+        low = max(_last_alike(length, at, place) for place in above)
+
+
+def _last_alike(length: int, at: Callable[[int], bool], place: int) -> int:
+    """From a place that fits, the last of every NEIGHBOURS-th place that does."""
+    alike = range(place, length, NEIGHBOURS)
+    low, high = _bracket(len(alike), lambda step: at(alike[step]), 0)
+    return alike[_bisected(lambda step: at(alike[step]), low, high)]
+
+
+def _bisected(at: Callable[[int], bool], low: int, high: int) -> int:
+    """Between a place that fits and one that does not: one that fits and whose next one does not."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if at(middle):
+            low = middle
+        else:
+            high = middle
     return low

@@ -6,7 +6,7 @@ what it recomputes is chosen for it afterwards, in `ranking`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from memcalc.fitting.varying import broken_rule, varied
@@ -14,6 +14,20 @@ from memcalc.spec.spec import Spec
 
 # Stages 2 and 3 are DeepSpeed's or FSDP2's, 1 is DeepSpeed's; Megatron-Core has 0 and 1.
 ENGINES = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
+
+# What makes a layout.
+DEGREES = (
+    "tensor_parallel",
+    "context_parallel",
+    "pipeline_parallel",
+    "data_parallel",
+    "expert_parallel",
+    "schedule",
+    "virtual_stages",
+    "sequence_parallel",
+    "zero_stage",
+    "engine",
+)
 
 HOLDABLE = (
     "tensor_parallel",
@@ -61,9 +75,11 @@ class Space:
         self._spec, self._gpus, self._node, self._sequences, self._held = spec, gpus, node, sequences, held
         self.pruned: dict[Pruned, int] = {}  # and how often
 
-    def layouts(self) -> Iterator[Layout]:
-        """Every layout that the rules allow."""
+    def layouts(self, skipped: Callable[[dict[str, Any]], bool] = lambda _: False) -> Iterator[Layout]:
+        """Every layout that the rules allow, but for those whose degrees are to be skipped."""
         for degrees in self._degrees():
+            if skipped(degrees):
+                continue
             replicas = degrees["data_parallel"]
             words = _words(degrees)
             if self._sequences % replicas:

@@ -46,6 +46,7 @@ class Maximum:
         next_bytes: what a GPU needs with it; None: no rule allows it.
         end: why there is no next one, or why it is not allowed; empty where memory is why.
         gaps: smaller neighbours that do not fit, although `value` does.
+        above: how many of the next larger values were tried: none of them fits.
         result: the estimate at `value`; None where that is 0.
         parameters: of the model at `value`.
         note: how it is counted.
@@ -59,6 +60,7 @@ class Maximum:
     next_bytes: int | None
     end: str
     gaps: tuple[int, ...]
+    above: int
     result: Result | None
     parameters: int
     note: str
@@ -101,6 +103,7 @@ def maximum(what: str, spec: Spec, card: Card) -> Maximum:
         next_bytes=next_bytes,
         end=scale.end if next_value is None else refused.get(next_value, ""),
         gaps=found.gaps,
+        above=found.above,
         result=None if at is None else estimate(at),
         parameters=0 if at is None else count_parameters(at.model),
         note=scale.note,

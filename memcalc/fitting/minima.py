@@ -11,7 +11,7 @@ from memcalc.estimation.stages import stages_of
 from memcalc.fitting.ladder import border
 from memcalc.fitting.layouts import Space
 from memcalc.fitting.peaks import device_bytes
-from memcalc.fitting.ranking import some_layout_fits
+from memcalc.fitting.ranking import Failing, some_layout_fits
 from memcalc.fitting.varying import varied
 from memcalc.ledger.component import Component
 from memcalc.spec.cards import Card, all_cards
@@ -20,7 +20,7 @@ from memcalc.spec.systems import System
 
 MINIMA = ("gpus", "gpu_kind", "recompute")
 
-MOST_GPUS = 4096  # a search ends there
+MOST_GPUS = 4096  # a search ends there, unless another number is given
 
 ONE_GPU = {
     "data_parallel": 1,
@@ -63,11 +63,14 @@ class LeastRecompute(NamedTuple):
     device_bytes: int
 
 
-def fewest_gpus(spec: Spec, card: Card, system: System, sequences: int | None, held: frozenset[str]) -> int | None:
-    """The fewest cards on which some layout fits; None: not even MOST_GPUS are enough.
+def fewest_gpus(
+    spec: Spec, card: Card, system: System, sequences: int | None, held: frozenset[str], most: int = MOST_GPUS
+) -> int | None:
+    """The fewest cards on which some layout fits; None: no number up to `most` is enough.
 
-    Numbers up to a node, then whole nodes, in rising order: none is passed over but those whose cards together cannot
-    hold weights, masters and optimizer states once.
+    Numbers up to a node, then whole nodes, and `most`: none is passed over but those whose cards together cannot hold
+    weights, masters and optimizer states once. Numbers that double come first, to find one that is enough; those below
+    it from the largest down, since a split that fails with many replicas need not be sized with fewer.
 
     Args:
         spec: the run.
@@ -75,28 +78,31 @@ def fewest_gpus(spec: Spec, card: Card, system: System, sequences: int | None, h
         system: where it runs.
         sequences: of one optimizer step; None: the run's micro-batch on every card.
         held: fields that keep the run's own value.
+        most: the search ends there.
     """
+    failing: Failing = {}
     least = -(-reserved_bytes(resident_bytes(spec)) // card.usable_bytes)
 
     def fits(gpus: int) -> bool:
         batch = sequences or gpus * spec.training.micro_batch_size
-        return some_layout_fits(Space(spec, gpus, system.node, batch, held), system, card, spec, held)
+        return some_layout_fits(Space(spec, gpus, system.node, batch, held), system, card, spec, held, failing)
 
-    counts = [gpus for gpus in node_counts(system.node) if gpus >= least]
-    coarse: list[int] = []  # each at least twice the one before: to find a number that is enough
+    counts = [gpus for gpus in node_counts(system.node, most) if gpus >= least]
+    coarse: list[int] = []  # each at least twice the one before, and the last
     for gpus in counts:
-        if not coarse or gpus >= 2 * coarse[-1]:
+        if not coarse or gpus >= 2 * coarse[-1] or gpus == counts[-1]:
             coarse.append(gpus)
     enough = next(filter(fits, coarse), None)
-    if enough is None:
-        return None
-    return next((gpus for gpus in counts if gpus < enough and gpus not in coarse and fits(gpus)), enough)
+    rest = [gpus for gpus in reversed(counts) if gpus not in coarse and (enough is None or gpus < enough)]
+    return min(filter(fits, rest), default=enough)
 
 
 def node_counts(node: int, most: int = MOST_GPUS) -> Iterator[int]:
-    """1, 2, ... up to a node, then whole nodes: 16, 24, 32, ..."""
+    """1, 2, ... up to a node, then whole nodes: 16, 24, 32, ...; at last `most`."""
     yield from range(1, min(node, most) + 1)
     yield from range(2 * node, most + 1, node)
+    if most > node and most % node:
+        yield most
 
 
 def resident_bytes(spec: Spec) -> int:

@@ -8,10 +8,10 @@ one that is known to be too much is not sized.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memcalc.fitting.costs import Costs, Recompute, Step
-from memcalc.fitting.layouts import Layout, Space
+from memcalc.fitting.layouts import DEGREES, Layout, Space
 from memcalc.fitting.peaks import device_bytes
 from memcalc.fitting.varying import varied
 from memcalc.spec.cards import Card
@@ -47,14 +47,39 @@ class Ranking(NamedTuple):
     sized: int  # estimates made
 
 
-def some_layout_fits(space: Space, system: System, card: Card, spec: Spec, held: frozenset[str] = frozenset()) -> bool:
-    """Whether any layout fits; arguments as for `rank`."""
+# How a model is split over the cards of a replica, and the most replicas with which that is known not to fit.
+Failing = dict[tuple[Any, ...], int]
+
+
+def some_layout_fits(
+    space: Space, system: System, card: Card, spec: Spec, held: frozenset[str], failing: Failing
+) -> bool:
+    """Whether any layout fits; arguments as for `rank`.
+
+    Fewer replicas hold no less each, of the states that they share and of as many sequences or more: what `failing`
+    knows is not sized, and what fails is added to it.
+    """
     search = _Search(card)
     recomputes = recompute_choices(spec, held)
-    return any(
-        search.cheapest(layout, system, recomputes, micro_batches(spec, layout, held)) is not None
-        for layout in space.layouts()
-    )
+
+    def fails(degrees: dict[str, Any]) -> bool:
+        replicas: int = degrees["data_parallel"]
+        return replicas <= failing.get(_split(degrees), 0)
+
+    for layout in space.layouts(fails):
+        sizes = micro_batches(spec, layout, held)
+        if search.cheapest(layout, system, recomputes, sizes) is not None:
+            return True
+        if sizes:  # else no micro-batch divides the sequences, but one may with other replicas
+            degrees = layout.spec.parallelism
+            split = _split({field: getattr(degrees, field) for field in DEGREES})
+            failing[split] = max(degrees.data_parallel, failing.get(split, 0))
+    return False
+
+
+def _split(degrees: dict[str, Any]) -> tuple[Any, ...]:
+    """All of a layout but its replicas."""
+    return tuple(degrees[field] for field in DEGREES if field != "data_parallel")
 
 
 def rank(space: Space, system: System, card: Card, spec: Spec, held: frozenset[str] = frozenset()) -> Ranking:

@@ -104,7 +104,7 @@ class FitMaximum(Block):
     next_value: int | None
     next_device_bytes: int | None
     end: str | None = Field(description="why there is no larger value, where memory is not why")
-    neighbours_tried: int
+    neighbours_tried: int = Field(description="the next larger values, of which none fits")
     smaller_that_do_not_fit: list[int]
     parameters: int
     note: str | None

@@ -41,12 +41,12 @@ def draw_fit(screen: Screen, answer: Fit, unit: Unit, *, why: bool = False) -> N
     screen.line()
     if question.minimize is not None:
         draw_line(screen, minimum_sentence(answer, unit), 0, style=_STYLES[answer.fits])
-    elif question.maximize is None:
+    elif question.maximize is None or answer.base is None:
         draw_line(screen, asked_sentence(answer, unit), 0, style=_STYLES[bool(answer.asked and answer.asked.fits)])
-    layouts = answer.ranking is not None and question.maximize is None
+    layouts = answer.ranking is not None and (question.maximize is None or answer.base is None)
     if layouts:
         draw_line(screen, layouts_sentence(answer), 0, style=_STYLES[bool(answer.best)])
-    if question.maximize is None:
+    if question.maximize is None or answer.base is None:
         screen.line()
     if layouts and answer.best:
         for grid in (layout_grid(answer, unit), cost_grid(answer), memory_grid(answer, unit)):

@@ -6,7 +6,6 @@ from typing import Any
 
 from memcalc.fitting.answer import Best, Fit, Nearest
 from memcalc.fitting.costs import TERMS, Costs
-from memcalc.fitting.ladder import NEIGHBOURS
 from memcalc.fitting.maxima import Maximum
 from memcalc.fitting.ranking import Ranking
 from memcalc.ledger.result import Result
@@ -119,7 +118,7 @@ def _maximum(found: Maximum) -> dict[str, Any]:
         "next_value": found.next_value,
         "next_device_bytes": found.next_bytes,
         "end": found.end or None,
-        "neighbours_tried": NEIGHBOURS,
+        "neighbours_tried": found.above,
         "smaller_that_do_not_fit": list(found.gaps),
         "parameters": found.parameters,
         "note": found.note or None,

@@ -49,6 +49,8 @@ def layouts_sentence(answer: Fit) -> str:
         return ""
     batch = f"for {plural(answer.sequences, 'sequence')} a step"
     if not ranking.fitting:
+        if ranking.tried == 0:
+            return "There is no layout: --why says what was left out."
         if ranking.tried == 1:
             return f"The only layout does not fit, {batch}."
         return f"None of {plural(ranking.tried, 'layout')} fits, {batch}."
@@ -60,8 +62,11 @@ def minimum_sentence(answer: Fit, unit: Unit) -> str:
     """The answer to --minimize."""
     if answer.question.minimize == "gpus":
         if answer.fewest is None:
-            return f"Not even {MOST_GPUS:,} cards are enough."
+            bound = answer.question.gpus
+            return f"No number of cards up to {bound or MOST_GPUS:,} is enough{'' if bound else ' (--gpus: up to N)'}."
         return f"{plural(answer.fewest, 'card')} at least: with fewer no layout fits."
+    if answer.base is None:
+        return asked_sentence(answer, unit)
     if answer.question.minimize == "gpu_kind":
         smallest = next((sized for sized in answer.cards if sized.fits), None)
         if smallest is None:
@@ -165,8 +170,10 @@ def notes(answer: Fit, *, why: bool) -> list[str]:
         found.append("costs rank layouts; they are no forecast: all rates are peaks, and nothing overlaps")
     if answer.system.assumed and answer.gpus > answer.system.node:
         found.append(answer.system.assumed)
-    if any(maximum.value for maximum in answer.maxima.values()):
-        found.append(f"the largest fits, and the {NEIGHBOURS} next values do not")
+    above = max((maximum.above for maximum in answer.maxima.values() if maximum.value), default=0)
+    if above:
+        values = "next value does" if above == 1 else f"{above} next values do"
+        found.append(f"the largest fits, and the {values} not; along every {NEIGHBOURS}th one a peak grows")
     if answer.pruned and not why:
         found.append(f"{sum(answer.pruned.values()):,} choices were left out by rules: --why lists them")
     return [*found, *map(shortened, answer.notes)]

@@ -124,6 +124,38 @@ def test_cards_that_the_run_cannot_be_spread_over(run: Callable[..., Run]) -> No
     assert found["not_as_it_is"] == "the run splits its model over 3 cards, which do not divide 4"
 
 
+@pytest.mark.parametrize(
+    "question",
+    [(), ("--maximize", "sequence_length"), ("--minimize", "gpu_kind"), ("--minimize", "recompute")],
+)
+def test_no_run_and_no_layout(run: Callable[..., Run], question: tuple[str, ...]) -> None:
+    """Nothing is told of three cards that nobody asked about."""
+    held = ("gpt2", "--gpu", "t4", "--gpus", "8", "--hold", "tensor_parallel", "--set", "tensor_parallel=3")
+    code, out, err = run("fit", *held, *question)
+
+    assert (code, err) == (1, "")
+    assert "there is no such run: the run splits its model over 3 cards, which do not divide 8." in " ".join(
+        out.split()
+    )
+    assert "There is no layout: --why says what was left out." in " ".join(out.split())
+    assert "The largest" not in out
+    assert "the largest fits" not in out
+
+
+def test_a_ladder_that_ends_has_no_next_values(run: Callable[..., Run]) -> None:
+    run_of_all = ("fit", "gpt2", "--gpu", "h100-80gb", "--maximize")
+
+    assert "next values do not" not in run(*run_of_all, "sequence_length").out
+    assert "8 next values do not" in run(*run_of_all, "micro_batch_size").out
+
+
+def test_most_cards_of_a_search(run: Callable[..., Run]) -> None:
+    code, out, _ = run("fit", "llama-3-8b", "--gpu", "t4", "--minimize", "gpus", "--gpus", "4")
+
+    assert code == 1
+    assert "No number of cards up to 4 is enough." in out
+
+
 def test_a_global_batch_ties_every_layout(run: Callable[..., Run]) -> None:
     _, found = document(run, *SMALL, "--set", "global_batch_size=12", "--gpus", "4")
 

@@ -46,9 +46,26 @@ def test_a_dip_beyond_the_border_is_climbed() -> None:
     assert (found.value, found.next_value, found.gaps) == (9, 10, (7,))
 
 
+@examples(60)
+@given(st.lists(st.integers(0, 3_000), min_size=NEIGHBOURS, max_size=NEIGHBOURS), st.integers(0, 4_000))
+def test_a_peak_with_a_period_has_its_last_border(borders: list[int], start: int) -> None:
+    """What is padded to multiples: each residue has a border of its own, however far apart they are."""
+
+    def fits(value: int) -> bool:
+        return value <= 500 + borders[value % NEIGHBOURS]
+
+    last = max(value for value in range(1, 4_000) if fits(value))
+    assert border(range(1, 10_000), fits, start).value == last
+
+
+def test_the_ladder_ends() -> None:
+    assert border(range(1, 7), lambda value: value <= 3).above == 3
+    assert border(range(1, 7), lambda _: True).above == 0
+
+
 def test_few_are_asked() -> None:
-    """Doubling to 2^20, halving back, four neighbours on each side: some 50 of a million."""
-    assert len(border(range(1, 2**30), lambda value: value <= 1_000_000).tried) <= 50
+    """Doubling to 2^20, halving back, eight neighbours on each side: some 55 of a million."""
+    assert len(border(range(1, 2**30), lambda value: value <= 1_000_000).tried) <= 56
 
 
 def test_an_empty_ladder() -> None:

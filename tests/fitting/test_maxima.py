@@ -55,6 +55,24 @@ def test_the_longest_sequence_fits_and_no_neighbour_above(config: Config, positi
         assert not fits(config, f"s={found.value + more * t}")
 
 
+@pytest.mark.parametrize(
+    ("spread", "expected"),
+    [
+        (("pipeline_parallel=2", "gradient_accumulation_steps=1"), 145_712),
+        (("recipe=pure", "data_parallel=8", "zero_stage=3"), 163_480),
+    ],
+)
+def test_masks_that_are_padded(spread: tuple[str, ...], expected: int) -> None:
+    """Between multiples of 8 a layer's mask is copied to a padded one: GiB more than at the next multiple."""
+    run = ("recompute=full", "implementation=huggingface", *spread)
+    found = largest("sequence_length", "mistral-7b", *run, gpu="mi300x")
+
+    assert found.value == expected
+    assert fits("mistral-7b", *run, f"s={expected}", gpu="mi300x")
+    for more in range(1, 200):
+        assert not fits("mistral-7b", *run, f"s={expected + more}", gpu="mi300x")
+
+
 @pytest.mark.parametrize("what", MAXIMA)
 @pytest.mark.parametrize(("name", "card"), [("llama-3.2-1b", "rtx-4090"), ("gpt2", "t4"), ("deepseek-v2-lite", "b300")])
 def test_of_presets(what: str, name: str, card: str) -> None:

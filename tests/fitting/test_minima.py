@@ -4,7 +4,7 @@ import pytest
 
 import memcalc
 from memcalc.fitting.layouts import Space
-from memcalc.fitting.minima import node_counts, resident_bytes
+from memcalc.fitting.minima import fewest_gpus, node_counts, resident_bytes
 from memcalc.fitting.ranking import rank
 from memcalc.spec.cards import all_cards, find_card
 from memcalc.spec.systems import system_of
@@ -34,6 +34,32 @@ def test_with_one_card_less_no_layout_fits(
         assert not rank(space, system, find_card(card), spec).fitting
 
 
+def test_the_last_number_is_tried() -> None:
+    """Six cards are enough and five are not: where six are the most, it is the last number that says so."""
+    run = ("llama-3-8b", "recipe=mixed-16")
+
+    for most in (6, 7, 64):
+        assert memcalc.fit(*run, gpu="a100-40gb", minimize="gpus", gpus=most).fewest == 6
+    none = memcalc.fit(*run, gpu="a100-40gb", minimize="gpus", gpus=5)
+    assert none.fewest is None
+    assert not none.fits
+
+
+def test_none_is_passed_over() -> None:
+    """Splits that fail with more replicas are not sized again; every number has the answer of all its layouts."""
+    card = find_card("l4")
+    spec, system = memcalc.load("llama-3.2-3b", "recipe=mixed-16", gpu="l4"), system_of(card)
+    fitting = [
+        gpus
+        for gpus in node_counts(system.node, 24)
+        if rank(Space(spec, gpus, system.node, gpus), system, card, spec).fitting
+    ]
+
+    for most in (1, 2, 3, 5, 8, 24):
+        expected = min((gpus for gpus in fitting if gpus <= most), default=None)
+        assert fewest_gpus(spec, card, system, None, frozenset(), most) == expected
+
+
 def test_what_stays_is_held_at_least_once() -> None:
     """gpt2's 124,439,808 parameters in mixed-16: 2 + 4 + 4 + 4 bytes each."""
     spec = memcalc.load("gpt2", "recipe=mixed-16", "data_parallel=8", "zero_stage=3")
@@ -43,6 +69,7 @@ def test_what_stays_is_held_at_least_once() -> None:
 
 def test_numbers_of_cards() -> None:
     assert list(node_counts(4, 20)) == [1, 2, 3, 4, 8, 12, 16, 20]
+    assert list(node_counts(8, 20)) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 20]
     assert list(node_counts(8, 6)) == [1, 2, 3, 4, 5, 6]
 
 
