@@ -39,6 +39,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     | {"mlp_bias": True, "lm_head_bias": True, "moe": EXPERTS},
     "glm4_moe": {"moe": SHARED | {"first_dense_layers": 1}},
     "glm4_moe with norms": {"architecture": "glm4_moe", "qk_norm": True, "qkv_bias": True, "moe": SHARED},
+    "granitemoe": {"moe": EXPERTS},
     "minimax_m2": {"moe": EXPERTS},
     "mixtral": {"moe": EXPERTS},
     "olmoe": {"head_dim": 48, "moe": EXPERTS},

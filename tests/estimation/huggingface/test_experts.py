@@ -171,6 +171,16 @@ def test_a_router_in_fp32_is_held_updated_and_corrected_in_fp32() -> None:
     assert next(row.bytes for row in rows if row.tensor == "router corrections") == 4 * L * E
 
 
+def test_granite_weighs_by_the_softmax_of_the_best_logits() -> None:
+    without = EXPERTS[1:]  # probabilities of all experts
+    weights = (
+        4 * COPIES,  # the softmax of the best
+        2 * COPIES,  # weights by expert
+    )
+
+    assert kept_by_a_layer("granitemoe") == sum((*NORM, *ATTENTION, *NORM, *without, *weights))
+
+
 def latent(**training: object) -> dict[str, object]:
     widths = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
     moe = {"num_experts": 8, "num_experts_per_token": K, "expert_intermediate_size": F}

@@ -16,7 +16,7 @@ from memcalc.estimation.blocks.huggingface.gpt_neox import GptNeox
 from memcalc.estimation.blocks.huggingface.gptj import Gptj
 from memcalc.estimation.blocks.huggingface.latent import DeepseekV3
 from memcalc.estimation.blocks.huggingface.llama import Llama
-from memcalc.estimation.blocks.huggingface.mixtral import Mixtral, Qwen2Moe, Qwen3Moe
+from memcalc.estimation.blocks.huggingface.mixtral import GraniteMoe, Mixtral, Qwen2Moe, Qwen3Moe
 from memcalc.estimation.blocks.huggingface.multiplied import Ernie4, Granite, SeedOss, Starcoder2
 from memcalc.estimation.blocks.huggingface.nanochat import NanoChat
 from memcalc.estimation.blocks.huggingface.olmo import Exaone4, Olmo, Olmo2, Olmo3, Olmoe
@@ -51,6 +51,7 @@ FAMILIES: dict[str, type[Family]] = {
     "gpt_neox": GptNeox,
     "gptj": Gptj,
     "granite": Granite,
+    "granitemoe": GraniteMoe,
     "llama": Llama,
     "minimax_m2": MiniMaxM2,
     "mistral": Llama,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.estimation.blocks.huggingface.experts import COPIES, grouped_experts
 from memcalc.estimation.blocks.huggingface.llama import Llama
+from memcalc.estimation.blocks.huggingface.multiplied import Granite
 from memcalc.estimation.tape import Tensor
 
 
@@ -67,3 +68,17 @@ class Qwen2Moe(Qwen3Moe):
         gate = ops.pointwise(gate, "mlp.shared_expert_gate sigmoid", saves="output")
         gated = ops.weigh(common, gate, "gated shared expert")
         return ops.add(total, gated, "experts and shared expert")
+
+
+class GraniteMoe(Granite, Mixtral):
+    """GraniteMoeDecoderLayer: Granite's multipliers; the softmax of the best logits alone."""
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """GraniteMoeTopKRouter."""
+        c, ops = self.c, self.ops
+        logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
+        logits = ops.cast(logits, "fp32", "router logits in fp32")
+        best, chosen = ops.top_k(logits, COPIES, "best router logits")
+        weights = ops.cast(ops.softmax(best, "router weights"), x.dtype, f"router weights in {x.dtype}")
+        self.tape.still_named(best)
+        return logits, weights, chosen
