@@ -87,6 +87,6 @@ def mesh_of(spec: Spec, device: torch.device) -> DeviceMesh:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of a model: the longest list of modules in it."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=[])
+    """The layers of a model: the list of modules that holds most of it, the outermost of several."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return list(max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=()))

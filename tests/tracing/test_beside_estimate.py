@@ -32,11 +32,15 @@ def test_the_same_bytes_for_the_same_purpose(recipe: str, attention: str, implem
 TABLES = 32 * 2**10  # of FSDP2's copy kernels: addresses and sizes of what they copy
 SMALL = ("num_layers=3", "b=2", "s=256", "recipe=pure", "V=8000")
 
+SHARDED = ("engine=fsdp2", "zero_stage=3", "data_parallel=4")
+
 
 @pytest.mark.parametrize(
     "run",
     [
         ("mistral-7b", *SMALL, "implementation=huggingface", "attention=eager", "recompute=full", "logits_until=loss"),
+        # Made on no device at all, modules run the kernels of one.
+        ("mistral-7b", *SMALL, "implementation=huggingface", "sliding_window=128", *SHARDED),
         ("nanochat-d20", *SMALL, "recipe=amp"),  # square is made of pow, which autocast takes to fp32
         *(
             pytest.param(run, marks=pytest.mark.long)
@@ -48,6 +52,9 @@ SMALL = ("num_layers=3", "b=2", "s=256", "recipe=pure", "V=8000")
                 ("mixtral-8x7b", *SMALL, "num_layers=5", "engine=fsdp2", "zero_stage=3", "data_parallel=2"),
                 ("llama-2-7b", *SMALL, "optimizer=momentum", "tensor_parallel=2"),
                 ("llama-2-7b", *SMALL, "optimizer=adam", "optimizer_options.weight_decay=0.1", "tensor_parallel=2"),
+                ("llama-2-7b", *SMALL, "implementation=huggingface", "attention=memory-efficient", *SHARDED),
+                # Each layer has a list of norms that is longer than that of layers.
+                ("stablelm-2-1.6b", *SMALL, "implementation=huggingface", "qk_norm=true", *SHARDED),
                 ("gpt2", *SMALL[:-1], "engine=fsdp2", "zero_stage=2", "data_parallel=8"),
                 # The kernel of softmax reads fp16 and writes fp32; of bf16 it needs a copy.
                 ("qwen3-0.6b", *SMALL, "recipe=amp", "dtype=fp16", "attention=eager", "recompute=every-2"),
