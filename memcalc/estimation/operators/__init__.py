@@ -15,11 +15,22 @@ from memcalc.estimation.operators.loss_parallel import LossParallel
 from memcalc.estimation.operators.norms import Norms
 from memcalc.estimation.operators.parts import Parts
 from memcalc.estimation.operators.routing import Routing
+from memcalc.estimation.operators.scores import Scores
 from memcalc.estimation.operators.tokenwise import TokenwiseLoss
 from memcalc.estimation.operators.wide_weights import WideWeights
 
 
 class Operators(
-    TokenwiseLoss, Norms, WideWeights, Attention, Grouped, Collectives, LossParallel, LigerKernels, Routing, Parts
+    TokenwiseLoss,
+    Norms,
+    WideWeights,
+    Attention,
+    Grouped,
+    Collectives,
+    LossParallel,
+    LigerKernels,
+    Routing,
+    Parts,
+    Scores,
 ):
     """A tape with the vocabulary of a module's forward."""

@@ -142,13 +142,6 @@ class Elementwise(Base):
         self.tape.record(Node(name, (x,), (y,), (), (SAME if x.dtype == y.dtype else NEW,)))
         return y
 
-    def where(self, x: Tensor, name: str, mask: Shape) -> Tensor:
-        """x where a mask that is there says so, else a number; keeps the mask."""
-        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
-        self.tape.also_saves(Tensor(-1, mask, "bool"))
-        return y
-
     def pow(self, x: Tensor, name: str) -> Tensor:
         """x to a power: keeps x; on autocast's fp32 list.
 

@@ -127,6 +127,30 @@ def test_queries_and_keys_in_fp32_make_probabilities_of_fp32(family: str, before
     assert kept == sum(terms) + norms * NORMS // 2
 
 
+@pytest.mark.parametrize("family", ["bloom", "mpt"])
+def test_alibi_is_nothing_that_a_layer_keeps(family: str) -> None:
+    """It needs no gradient, so neither sums nor products with it keep it; of the gelus each keeps its input.
+
+    BLOOM's embedding has a norm, which keeps what it is given.
+    """
+    kept = kept_by_a_layer(family, "dropout=0")
+    terms = (
+        2 * BSD,  # layer input
+        2 * BSD,  # norm's output
+        3 * 2 * BSD,  # q, k and v by head
+        4 * MAP,  # probabilities in fp32
+        2 * MAP,  # in bf16
+        2 * BSD,  # what attention makes, token by token
+        2 * BSD,  # attention sum
+        2 * BSD,  # norm's output
+        2 * 4 * BSD,  # input of gelu
+        2 * 4 * BSD,  # its output
+        (2 * BSD + NORMS // 2) // L if family == "bloom" else 0,
+    )
+
+    assert kept == sum(terms) + NORMS
+
+
 @pytest.mark.parametrize("family", ["bloom", "codegen", "gpt_neo", "gptj", "mpt"])
 def test_what_attends_by_products_alone_does_so_by_default(family: str) -> None:
     run = {"model": SIZES | {"architecture": family}, "training": {"implementation": "huggingface"}}

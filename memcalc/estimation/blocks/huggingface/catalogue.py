@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.errors import InputError
+from memcalc.estimation.blocks.huggingface.bloom import Bloom
 from memcalc.estimation.blocks.huggingface.codegen import CodeGen
 from memcalc.estimation.blocks.huggingface.cohere import Cohere, Cohere2
 from memcalc.estimation.blocks.huggingface.ernie import Ernie4Moe
@@ -17,6 +18,7 @@ from memcalc.estimation.blocks.huggingface.gptj import Gptj
 from memcalc.estimation.blocks.huggingface.latent import DeepseekV3
 from memcalc.estimation.blocks.huggingface.llama import Llama
 from memcalc.estimation.blocks.huggingface.mixtral import GraniteMoe, Mixtral, Qwen2Moe, Qwen3Moe
+from memcalc.estimation.blocks.huggingface.mpt import Mpt
 from memcalc.estimation.blocks.huggingface.multiplied import Ernie4, Granite, SeedOss, Starcoder2
 from memcalc.estimation.blocks.huggingface.nanochat import NanoChat
 from memcalc.estimation.blocks.huggingface.olmo import Exaone4, Olmo, Olmo2, Olmo3, Olmoe
@@ -32,6 +34,7 @@ from memcalc.spec.finetuning import MLP_TARGETS
 
 FAMILIES: dict[str, type[Family]] = {
     "arcee": Llama,
+    "bloom": Bloom,
     "codegen": CodeGen,
     "cohere": Cohere,
     "cohere2": Cohere2,
@@ -56,6 +59,7 @@ FAMILIES: dict[str, type[Family]] = {
     "minimax_m2": MiniMaxM2,
     "mistral": Llama,
     "mixtral": Mixtral,
+    "mpt": Mpt,
     "nanochat": NanoChat,
     "olmo": Olmo,
     "olmo2": Olmo2,

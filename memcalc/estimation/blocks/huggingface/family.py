@@ -113,6 +113,13 @@ class Family:
             table = self.shared_table(name, ("s", self.turned_width), self.table_dtype)
             self.name_argument(table.storage, stays=keeps)
 
+    def name_table(self, table: Tensor) -> None:
+        """A variable of the model's, which its layers are called with.
+
+        torch/utils/checkpoint.py: a function that runs again has its arguments.
+        """
+        (self.tape.held if self.c.checkpoints_layers else self.tape.names).add(table.storage)
+
     @property
     def turned_width(self) -> str:
         """How many features of a head turn with its position."""
