@@ -12,13 +12,24 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from memcalc.errors import InputError
 from memcalc.spec.spec import Spec
 from memcalc.step.causal_lm import CausalLM, build
 from memcalc.step.host import HOST
 
 
 def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
-    """The model, split over ranks before it has any memory: by DTensor within layers, then by FSDP2 as a whole."""
+    """The model, split over ranks before it has any memory: by DTensor within layers, then by FSDP2 as a whole.
+
+    Raises:
+        InputError: a loss that reads the head's matrix itself, outside of the module that gathers it.
+    """
+    if spec.training.loss in ("chunked", "fused") and spec.parallelism.data_parallel > 1:
+        raise InputError(
+            f"loss = {spec.training.loss} reads the head where FSDP2 has not gathered it: such a step is not run here.",
+            "Set loss: materialized, or use `memcalc estimate`.",
+            "training.loss",
+        )
     mesh = mesh_of(spec, device)
     quantised = spec.training.finetune == "qlora"  # by kernels, on a device
     model = build(spec, device, place=torch.device("meta"))

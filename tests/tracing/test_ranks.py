@@ -92,3 +92,9 @@ def test_an_optimizer_that_cannot_update_parts_is_refused(optimizer: str, implem
     assert f"optimizer = {optimizer} ({implementation}): PyTorch 2." in message
     assert len(message) < 400
     assert message.endswith("Set another optimizer, such as adamw, or engine: ddp, which splits none.")
+
+
+def test_a_loss_that_reads_the_head_itself_is_refused() -> None:
+    """It ended in PyTorch's own error about mixed tensors."""
+    with pytest.raises(InputError, match="loss = chunked reads the head where FSDP2 has not gathered it"):
+        memcalc.trace(*SMALL, "data_parallel=2", "loss=chunked")
