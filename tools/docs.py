@@ -409,14 +409,23 @@ def accuracy_sharded() -> str:
 
 
 def accuracy_sharded_summary() -> str:
-    """Median and worst error of the recorded ranks, by engine."""
-    rows = []
-    for engine in ("ddp", "fsdp2", "deepspeed"):
-        for held_out in (False, True):
-            errors = [abs(run.error) for run in sharded_runs() if (run.engine, run.held_out) == (engine, held_out)]
-            role = "**held out**" if held_out else "written against"
-            rows.append([engine, role, len(errors), f"{statistics.median(errors):.3%}", f"{max(errors):.3%}"])
-    return table(["engine", "the formulas were", "runs", "median error", "worst error"], rows)
+    """Median and worst error of the recorded ranks, by engine and by what trains."""
+    errors: dict[tuple[str, str, bool], list[float]] = {}
+    for run in sharded_runs():
+        kind = (run.engine, run.spec.training.finetune, run.held_out)
+        errors.setdefault(kind, []).append(abs(run.error))
+    rows = [
+        [
+            engine,
+            finetune,
+            "**held out**" if held_out else "written against",
+            len(own),
+            f"{statistics.median(own):.3%}",
+            f"{max(own):.3%}",
+        ]
+        for (engine, finetune, held_out), own in sorted(errors.items())
+    ]
+    return table(["engine", "finetune", "the formulas were", "runs", "median error", "worst error"], rows)
 
 
 TABLES: dict[str, Callable[..., str]] = {
