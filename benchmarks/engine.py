@@ -21,6 +21,7 @@ GRIDS: dict[str, tuple[str, dict[Any, Any]]] = {
         "gpt3",
         {"b": range(1, 257), "s": range(64, 2049, 8), "gradient_accumulation_steps": [1, 2, 4, 8, 16, 32, 64, 128]},
     ),
+    "batches of every length": ("gpt3", {"b": range(1, 257), "s": range(1, 2049)}),
     "batches, tensor parallelism, ZeRO, recomputation": (
         "gpt3",
         {
