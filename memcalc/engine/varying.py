@@ -1,9 +1,9 @@
-"""`--vary field=values` as an axis: "1..64", "1..64..8", "none,selective,full", or several of these with commas."""
+"""`--vary field=values` as an axis: "1..64", "1..64..8", "none,full,[0,1]", or several of these with commas."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from memcalc.engine.grid import Grid, Value
 from memcalc.errors import InputError
@@ -46,7 +46,7 @@ def parse_axes(texts: Iterable[str]) -> Grid:
 
 def _values(text: str, where: str) -> list[Value]:
     found: list[Value] = []
-    for word in text.split(","):
+    for word in _words(text):
         match = _RANGE.fullmatch(word.strip())
         if match is None:
             found.append(_scalar(word, where))
@@ -57,7 +57,18 @@ def _values(text: str, where: str) -> list[Value]:
         if (last - first) // step >= MOST_CONFIGURATIONS:
             raise InputError(f"{word} holds too many numbers.", "Give it a step: FIRST..LAST..STEP.", where)
         found += range(first, last + 1, step)
-    return list(dict.fromkeys(found))
+    return list({repr(value): value for value in found}.values())
+
+
+def _words(text: str) -> Iterator[str]:
+    """What stands between commas, but for those in brackets."""
+    depth = start = 0
+    for number, sign in enumerate(text):
+        depth += (sign == "[") - (sign == "]")
+        if sign == "," and not depth:
+            yield text[start:number]
+            start = number + 1
+    yield text[start:]
 
 
 def _scalar(word: str, where: str) -> Value:
@@ -66,7 +77,7 @@ def _scalar(word: str, where: str) -> Value:
         value = parse_yaml(word, where).data
     except InputError as error:
         raise InputError(error.problem, error.remedy, where) from None
-    if value is None or isinstance(value, dict | list):
+    if value is None or value == [] or isinstance(value, dict):
         raise InputError(
             f"{word.strip()!r} is no value.", "Separate values by commas, e.g. none,selective,full.", where
         )

@@ -18,7 +18,11 @@ def subject(result: Result) -> str:
         return _generation(result, spec.inference)
     training = spec.training
     step = f"b={training.micro_batch_size}, s={training.sequence_length}, {training.dtype}, {training.recipe}"
+    if training.fp8 != "none":
+        step += f", fp8 {training.fp8}"
     how = f"{training.optimizer}, {training.attention} attention, recompute {words(training.recompute)}"
+    if training.lora is not None:
+        how = f"{'QLoRA' if training.finetune == 'qlora' else 'LoRA'} of rank {training.lora.rank}, {how}"
     modules = f"{training.implementation} modules"
     return f"{spec.name}: {count(result.parameters)} parameters; {step}\n{how}, {modules}; {_spread(spec)}"
 
@@ -52,6 +56,10 @@ def _spread(spec: Spec) -> str:
         words.append(f"experts over {parallelism.expert_parallel}")
     if parallelism.zero_stage:
         words.append(f"ZeRO {parallelism.zero_stage}")
+    if parallelism.data_parallel_replicate > 1:
+        words.append(f"{parallelism.data_parallel_replicate} replicas")
+    if parallelism.offload != "none":
+        words.append("offload" if parallelism.offload == "all" else f"offload of {parallelism.offload}")
     engine = [parallelism.engine] if spec.inference is None else []
     return plural(parallelism.ranks, "GPU") + (f" ({', '.join([*words, *engine])})" if words else "")
 

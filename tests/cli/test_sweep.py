@@ -199,3 +199,11 @@ def test_what_is_too_large_for_a_table_does_not_fit(run: Callable[..., Run]) -> 
     rows = list(csv.DictReader(io.StringIO(run("sweep", "llama-3-8b", *words).out)))
 
     assert [(row["valid"], row["fits"]) for row in rows] == [("true", "false"), ("false", "false")]
+
+
+def test_plans_of_recomputation_are_varied(run: Callable[..., Run]) -> None:
+    plans = ("none", "[0,1,2]", "[[0,1],[2]]")
+    rows = csv.DictReader(io.StringIO(run("sweep", "gpt2", "--vary", f"recompute={','.join(plans)}", "-f", "csv").out))
+    peaks = [memcalc.estimate("gpt2", f"recompute={plan}").ledger.peak_bytes for plan in plans]
+
+    assert [int(row["peak_bytes"]) for row in rows] == peaks
