@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from memcalc.errors import InputError
-from memcalc.importers.table import Draft, Framework, Untranslatable
+from memcalc.importers.table import Draft, Elsewhere, Framework, Meaning, Untranslatable
 
 _REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,200})\}")  # of OmegaConf
 _OFF = (False, 0, "", "no", "none", "null", "false", "off", "disabled", "cpu_none")
@@ -28,6 +28,7 @@ class Imported:
         unknown: fields that the table does not know.
         missing: our fields that a run needs and that it does not say: path, and what it is.
         notes: what else to know.
+        elsewhere: fields that are ours and whose values the file leaves to whoever runs it: path, and our fields.
     """
 
     framework: Framework
@@ -38,6 +39,7 @@ class Imported:
     unknown: tuple[str, ...]
     missing: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def sentences(self) -> tuple[str, ...]:
         """All of it, for the notes of a result."""
@@ -75,6 +77,7 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
     no_effect: list[tuple[str, str]] = []
     not_modelled: list[tuple[str, str]] = []
     unknown: list[str] = []
+    elsewhere: list[tuple[str, tuple[str, ...]]] = []
     for path, raw in leaves:
         value = _resolved(raw, data, path)
         meaning = framework.meaning(path)
@@ -82,7 +85,14 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
             unknown.append(path)
         elif meaning.kind == "no effect":
             no_effect.append((path, meaning.words))
-        elif isinstance(value, str) and value.startswith("$"):
+        elif isinstance(value, Elsewhere) and meaning.kind == "mapped":
+            asked = _asked(meaning, overridden)
+            if asked:
+                elsewhere.append((path, asked))
+                draft.notes.append(f"{path} = {value} is given elsewhere: {_settings(asked)} says it")
+            else:
+                mapped.append((path, value, meaning.words))
+        elif isinstance(value, Elsewhere) or (isinstance(value, str) and value.startswith("$")):
             draft.notes.append(f"{path} = {value} is given elsewhere")
         elif meaning.kind == "not modelled":
             off = (value.lower() if isinstance(value, str) else value) in _OFF if not isinstance(value, list) else False
@@ -106,7 +116,19 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
         tuple(unknown),
         tuple(missing),
         tuple(draft.notes),
+        tuple(elsewhere),
     )
+
+
+def _asked(meaning: Meaning, overridden: frozenset[str]) -> tuple[str, ...]:
+    """Our fields that a field decides, without those that the user sets."""
+    named = bool(overridden & {"preset", "hf_config"})
+    fields = (path for path in meaning.words.split(", ") if "." in path)
+    return tuple(path for path in fields if path not in overridden and not (named and path.startswith("model.")))
+
+
+def _settings(paths: Iterable[str]) -> str:
+    return " ".join(f"--set {path}=" for path in paths)
 
 
 @contextmanager

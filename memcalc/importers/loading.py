@@ -79,6 +79,7 @@ def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[st
 
 def _opened(imported: Imported, overrides: tuple[str, ...], path: Path) -> Opened:
     given = set(parse_overrides(overrides))
+    _check_elsewhere(imported, path)
     _check_model(imported, given, path)
     _check_ranks(imported, given, path)
     return open_own({"name": path.stem, **imported.blocks})
@@ -173,6 +174,20 @@ def _check_ranks(imported: Imported, given: set[Place], path: Path) -> None:
             "Give their number with --set data_parallel=.",
             path.name,
         )
+
+
+def _check_elsewhere(imported: Imported, path: Path) -> None:
+    """What the file leaves to whoever runs it is asked for by name; of replicas the notes say that one is taken."""
+    asked = [(field, ours) for field, ours in imported.elsewhere if ours != ("parallelism.data_parallel",)]
+    if not asked:
+        return
+    fields = ", ".join(field for field, _ in asked)
+    settings = " ".join(f"--set {each}=" for each in dict.fromkeys(each for _, ours in asked for each in ours))
+    raise InputError(
+        f"this configuration of {imported.framework.name} leaves to whoever runs it: {fields}.",
+        f"Give them: {settings}",
+        path.name,
+    )
 
 
 def _check_model(imported: Imported, given: set[Place], path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,9 @@ _BF16 = {True: "bf16", False: None}
 _NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm", "layernorm1p": "layernorm"}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rope", "none": "none", "yarn": "rope", "mrope": "rope"}
 _POSITIONS |= {"absolute": "learned", "rotary": "rope", "alibi": "alibi"}  # of BigScience's Megatron-DeepSpeed
+
+_CONTEXT_METHODS = {"p2p": "ring", "a2a": "all-to-all"}
+_PATTERN = re.compile(r"(\[[01,\s]+\])\s*(?:\*\s*(\d{1,4}))?")  # of layers: ([0]*3+[1]*58)
 
 # arguments.py: what latent attention is where nothing is said; 0: queries are projected directly.
 _LATENT = {
@@ -33,6 +37,7 @@ FIELDS: dict[str, Meaning] = {
     "max-position-embeddings": to("model.max_position_embeddings"),
     "vocab-size": to("model.vocab_size"),
     "padded-vocab-size": to("model.vocab_size"),
+    "pad-vocab-size-to": to("model.vocab_size"),  # of BigScience's Megatron-DeepSpeed
     "make-vocab-size-divisible-by": nothing("the vocabulary is counted as it is given: give the padded one"),
     "position-embedding-type": to("model.position_embedding", _POSITIONS),
     "use-rotary-position-embeddings": to("model.position_embedding", {True: "rope"}),
@@ -78,6 +83,7 @@ FIELDS: dict[str, Meaning] = {
     "tensor-model-parallel-size": to("parallelism.tensor_parallel"),
     "pipeline-model-parallel-size": to("parallelism.pipeline_parallel"),
     "context-parallel-size": to("parallelism.context_parallel"),
+    "cp-comm-type": fact("context_method", "parallelism.context_parallel_method"),
     "expert-model-parallel-size": to("parallelism.expert_parallel"),
     "expert-tensor-parallel-size": to("parallelism.expert_tensor_parallel"),
     "sequence-parallel": to("parallelism.sequence_parallel"),
@@ -105,6 +111,7 @@ FIELDS: dict[str, Meaning] = {
     "tp-comm-overlap*": nothing("when, not what"),
     "apply-query-key-layer-scaling": nothing("how scores are scaled"),
     "optimizer-offload-fraction": nothing("part of optimizer-cpu-offload"),
+    "grad-reduce-in-bf16": fact("reduce_bf16", "training.gradient_dtype"),
     "accumulate-allreduce-grads-in-fp32": nothing("main gradients are counted in fp32"),
     "no-position-embedding": fact("no_positions", "model.position_embedding"),
     **{
@@ -179,9 +186,11 @@ FIELDS: dict[str, Meaning] = {
 def _finish(draft: Draft) -> None:
     facts, values = draft.facts, draft.values
     draft.default("training.implementation", "megatron")
-    if "training.dtype" not in values:
+    if "training.dtype" not in values and "training.dtype" not in draft.overridden:
         draft.notes.append("neither bf16 nor fp16 is asked for: Megatron-LM's fp32 is not modelled, bf16 is counted")
         values["training.dtype"] = "bf16"
+    if facts.get("reduce_bf16") is True and values.get("training.dtype") == "bf16":
+        draft.default("training.gradient_dtype", "bf16")
     if facts.get("no_positions") is True:
         draft.default("model.position_embedding", "none")
     draft.default("model.position_embedding", "learned")
@@ -234,7 +243,12 @@ def _experts(draft: Draft) -> None:
     if "model.intermediate_size" in values:
         draft.default("model.moe.expert_intermediate_size", values["model.intermediate_size"])
     every, layers = facts.get("expert_layers", 1), values.get("model.num_layers", 0)
-    if _counts(every, layers):
+    told = _told_layers(every)
+    if told and len(told) == layers:
+        dense = [layer for layer, experts in enumerate(told) if not experts]
+        if dense:
+            values["model.moe.dense_layers"] = dense
+    elif _counts(every, layers):
         dense = [layer for layer in range(layers) if layer % every]  # gpt_layer_specs.py: the first one has experts
         if dense:
             values["model.moe.dense_layers"] = dense
@@ -245,6 +259,18 @@ def _experts(draft: Draft) -> None:
         )
     if facts.get("dispatcher", "alltoall") not in ("alltoall", "alltoall_seq", "flex"):
         draft.notes.append(f"not modelled: the dispatcher {facts['dispatcher']}; all-to-all is counted")
+
+
+def _told_layers(pattern: Any) -> list[int]:
+    """`([0]*3+[1]*58)` -> 0 for each layer without experts, 1 for each with; nothing where it is no such pattern."""
+    text = str(pattern).strip().removeprefix("(").removesuffix(")")
+    found: list[int] = []
+    for term in text.split("+"):
+        match = _PATTERN.fullmatch(term.strip())
+        if match is None or len(found) > _MOST:
+            return []
+        found += [int(digit) for digit in re.findall(r"[01]", match[1])] * int(match[2] or 1)
+    return found
 
 
 def _recompute(draft: Draft) -> None:
@@ -275,7 +301,7 @@ def _ranks(draft: Draft) -> None:
     for kind in kinds:
         degree = values.get(f"parallelism.{kind}_parallel", 1)
         size *= degree if _counts(degree) else 1
-    per_node, nodes = facts.get("per_node"), facts.get("nodes", 1)
+    per_node, nodes = facts.get("per_node"), facts.get("nodes", None if "nnodes" in draft.paths else 1)
     if type(per_node) is int and type(nodes) is int:
         world = per_node * nodes
         if world % size == 0:
@@ -287,6 +313,12 @@ def _ranks(draft: Draft) -> None:
     # Where nobody says how many replicas there are, one runs them all: as many micro-batches are in flight as may be.
     if type(total) is int and (replicas is not None or (type(micro) is int and micro > 0 and total % micro == 0)):
         values["training.global_batch_size"] = total
+    if facts.get("context_method") and values.get("parallelism.context_parallel", 1) != 1:
+        method = _CONTEXT_METHODS.get(str(facts["context_method"]))
+        if method is None:
+            draft.notes.append(f"not modelled: cp-comm-type {facts['context_method']}; a ring is counted")
+        else:
+            draft.default("parallelism.context_parallel_method", method)
     chunk, layers = facts.get("chunk"), values.get("model.num_layers")
     stages = values.get("parallelism.pipeline_parallel", 1)
     if type(facts.get("virtual")) is int and facts["virtual"] > 1:

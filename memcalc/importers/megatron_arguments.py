@@ -1,76 +1,157 @@
-"""The arguments in a shell script or a file of arguments, with its own variables filled in. Nothing is run."""
+"""Megatron-LM's arguments in a shell script or a file of arguments. Nothing is run."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-_COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*")
-_ASSIGNMENT = re.compile(
-    r"(?:^|(?<=;))[ \t]*(?:export[ \t]+)?([A-Za-z_]\w{0,60})=(?:\"([^\"\n]*)\"|'([^'\n]*)'|([^\s(;]*))", re.MULTILINE
-)
-_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w{0,60})(?::?-([^}\n]{0,200}))?\}|\$([A-Za-z_]\w{0,60})")
-_SUM = re.compile(r"\$\(\(\s*([\d\s*+/()-]{1,100})\s*\)\)")
-_PRODUCT = re.compile(r"\s*(\d{1,9})\s*([*/+-])\s*(\d{1,9})\s*")
-_ARGUMENT = re.compile(r"(?<![\w-])--([a-z][A-Za-z0-9_-]{1,80})((?:[ \t=\n]+(?!--)[^\s()\"'\\]+)*)")
+from memcalc.importers.shell.marks import Marks, is_open
+from memcalc.importers.shell.script import Script, read_script
+from memcalc.importers.shell.tokens import ShellError
+from memcalc.importers.table import Elsewhere
 
-_QUOTED = re.compile(r"(?<=[\s=])([\"'])([^\s\"'()]{1,200})\1(?=[\s)]|$)")
+_PROGRAM = re.compile(r"(?:^|[/\s\x01])[\w.-]*(?:train|finetune|sft)[\w-]*\.py\b")
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed")
+_OPTION = re.compile(r"--([A-Za-z][\w-]{0,80})(?:=(.*))?", re.DOTALL)
+_MORE = re.compile(r"\$[@*]|.*(?:args?|opts?|options?|params?|flags?|extra)(?:\[@\])?\}?", re.IGNORECASE | re.DOTALL)
+_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N\s*)(\d+)", re.MULTILINE)
+_SLURMS = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+_NOT_PLAIN = re.compile(r"\s")
 
-_MOST_ROUNDS = 8  # of variables that refer to variables
+Options = dict[str, tuple[str, ...]]
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """`--num-layers 96 --bf16` -> {"num-layers": 96, "bf16": True}; the last of several is taken.
+    """`pretrain_gpt.py --num-layers 96 --bf16` -> {"num-layers": 96, "bf16": True}; the last of several is taken.
 
-    Variables of the script itself are filled in, and products of two numbers; what is given on its command line or made
-    by other programs stays as it stands.
+    Of a script they are those of the command that trains, with what its launcher says of processes and nodes; of a file
+    that starts no program, those that stand in it or in its variables. What the text leaves open (the caller's
+    arguments, the environment, branches that it does not decide) is `Elsewhere`.
     """
-    plain = _COMMENT.sub("", text.replace("\\\n", " "))
-    variables: dict[str, str] = {}
-    for match in _ASSIGNMENT.finditer(plain):
-        variables[match[1]] = next((part for part in match.groups()[1:] if part is not None), "")
-    variables = {name: _filled(text, variables) for name, text in variables.items()}
-    found: dict[str, Any] = {}
-    for match in _ARGUMENT.finditer(_QUOTED.sub(r"\2", _filled(plain, variables))):
-        words = match[2].replace("=", " ").split()
-        program = next((number for number, word in enumerate(words) if word.endswith(".py")), len(words))
-        words = words[:program]  # torchrun --nnodes 2 pretrain_gpt.py
-        name = match[1].replace("_", "-")
-        found[name] = True if not words else _value(words[0]) if len(words) == 1 else [_value(word) for word in words]
-    return found
+    nodes = _NODES.search(text)
+    given = "".join(f"{name}={nodes[1]}\n" for name in _SLURMS) if nodes else ""
+    try:
+        script = read_script(given + text, lambda word: bool(_NOT_PLAIN.search(word) and _PROGRAM.search(word)))
+        reader = _Reader(script.marks)
+        options = reader.joined([reader.options(words) for words in _runs(script)], "what other commands say")
+    except (ShellError, RecursionError):
+        return {}
+    return {name: _value(words, script.marks) for name, words in options.items()}
 
 
-def _filled(text: str, variables: dict[str, str]) -> str:
-    for _ in range(_MOST_ROUNDS):
-        before = text
-        text = _VARIABLE.sub(lambda match: _substitute(match, variables), text)
-        text = _SUM.sub(lambda match: _product(match[1], match[0]), text)
-        if text == before or len(text) > 1_000_000:
-            break
-    return text
+def _runs(script: Script) -> list[list[str]]:
+    """The arguments of each command that trains; where there is none, those that stand alone."""
+    started = [list(_of_launcher(words, place)) for words in script.commands if (place := _program(words)) is not None]
+    if started:
+        return started
+    alone = [list(words) for words in script.commands if words and words[0].startswith("--")]
+    if not alone and not any(".py" in word for words in script.commands for word in words):
+        values = [value.split() if isinstance(value, str) else list(value) for value in script.variables.values()]
+        alone = [words for words in values if _first(words).startswith("--")]
+    return [[word for words in alone for word in words]]
 
 
-def _substitute(match: re.Match[str], variables: dict[str, str]) -> str:
-    name = match[1] or match[3]
-    if name in variables and f"${name}" not in variables[name] and f"${{{name}" not in variables[name]:
-        return variables[name]
-    return match[2] if match[2] is not None else match[0]
+def _first(words: Sequence[str]) -> str:
+    """The first word that is not open."""
+    return next((word for word in words if not is_open(word)), "")
 
 
-def _product(expression: str, otherwise: str) -> str:
-    parts = _PRODUCT.fullmatch(expression)
-    if parts is None:
-        return otherwise
-    a, b = int(parts[1]), int(parts[3])
-    if parts[2] == "/" and b == 0:
-        return otherwise
-    return str({"*": a * b, "+": a + b, "-": a - b, "/": a // b if b else 0}[parts[2]])
+def _program(words: Sequence[str]) -> int | None:
+    """Where in a command the program that trains is."""
+    for place, word in enumerate(words):
+        if _PROGRAM.search(word) and not word.startswith("-"):
+            return place
+    launched = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _LAUNCHERS), None)
+    named = any(".py" in word for word in words)
+    if launched is not None and not named and "--num-layers" in words:  # a program whose name is open
+        return next((place for place in range(launched + 1, len(words)) if is_open(words[place])), None)
+    return None
 
 
-def _value(word: str) -> Any:
-    word = word.strip(",;")
-    if re.fullmatch(r"\d{1,15}", word):
-        return int(word)
+def _of_launcher(words: Sequence[str], program: int) -> Iterator[str]:
+    """A launcher's options and the program's: not those of what runs the launcher."""
+    launcher = next((place for place in range(program) if words[place].rpartition("/")[2] in _LAUNCHERS), program)
+    yield from (word for word in words[launcher + 1 : program] if word != "--")
+    yield "--"  # the program ends the launcher's last option
+    yield from words[program + 1 :]
+
+
+class _Reader:
+    """Words to options, with those of open words whose choices are known."""
+
+    def __init__(self, marks: Marks) -> None:
+        self.marks = marks
+        self.known: dict[str, Options] = {}
+
+    def options(self, words: Sequence[str], *, whole: bool = True) -> Options:
+        """Each option's words.
+
+        Args:
+            words: a command's, or a variable's.
+            whole: whether they are a command's, of which an open word that may hold any options is told by its name.
+        """
+        found: Options = {}
+        name = None
+        for word in words:
+            option = _OPTION.fullmatch(word)
+            if option:
+                name = option[1].replace("_", "-")
+                found[name] = () if option[2] is None else (option[2],)
+            elif word == "--" or self._holds_options(word):
+                found |= self._choices(word)
+                open_word = self.marks.whole(word)
+                if whole and open_word and not open_word.choices:
+                    found[open_word.text] = (word,)
+                name = None
+            elif name is not None:
+                found[name] = (*found[name], word)
+        return found
+
+    def _holds_options(self, word: str) -> bool:
+        """Whether an open word stands for options, not for the value of one."""
+        open_word = self.marks.whole(word)
+        if open_word is None:
+            return False
+        if not open_word.choices:
+            return _MORE.fullmatch(open_word.text) is not None
+        firsts = [each.split() if isinstance(each, str) else list(each) for each in open_word.choices]
+        told = [words[0] for words in firsts if words]
+        marked = [word for word in told if is_open(word)]
+        plain = [word for word in told if not is_open(word)]
+        return all(word.startswith("--") for word in plain) if plain else all(map(self._holds_options, marked))
+
+    def _choices(self, word: str) -> Options:
+        if word not in self.known:
+            self.known[word] = {}
+            open_word = self.marks.whole(word)
+            choices = open_word.choices if open_word else ()
+            ways = [self.options(each.split() if isinstance(each, str) else each, whole=False) for each in choices]
+            self.known[word] = self.joined(ways, open_word.text if open_word else "")
+        return self.known[word]
+
+    def joined(self, ways: Sequence[Options], named: str) -> Options:
+        """Options of several ways, of which nobody says which is gone: what differs is open."""
+        found: Options = {}
+        for name in dict.fromkeys(name for way in ways for name in way):
+            values = [way.get(name) for way in ways]
+            same = values[0] is not None and all(value == values[0] for value in values)
+            found[name] = values[0] if same and values[0] is not None else (self.marks.mark(named),)
+        return found
+
+
+def _value(words: Sequence[str], marks: Marks) -> Any:
+    if any(map(is_open, words)):
+        return Elsewhere(" ".join(marks.shown(word) for word in words))
+    if not words:
+        return True
+    return _plain(words[0]) if len(words) == 1 else [_plain(word) for word in words]
+
+
+def _plain(word: str) -> Any:
+    word = word.strip("'\"")
+    if re.fullmatch(r"\d[\d_]{0,18}", word):
+        return int(word.replace("_", ""))
     if re.fullmatch(r"\d{0,9}\.\d{1,12}", word):
         return float(word)
     return word

@@ -9,6 +9,12 @@ from typing import Any, Literal, NamedTuple
 Kind = Literal["mapped", "no effect", "not modelled"]
 
 
+class Elsewhere(str):
+    """A value that a file leaves to whoever runs it, as it stands there: `$2`, `$TENSOR_PARALLEL`."""
+
+    __slots__ = ()
+
+
 @dataclass
 class Draft:
     """Our configuration in the making.

@@ -1,0 +1,320 @@
+"""Goes through a script's commands, and notes those that it would run.
+
+A condition that the text decides leaves the other branches out. Where it does not, every branch is gone through, and a
+variable that they leave with several values is open: a mark with its choices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from memcalc.importers.shell.conditions import all_of, any_of, decided
+from memcalc.importers.shell.expansion import Expander
+from memcalc.importers.shell.marks import Marks, Value, is_open, without_marks
+from memcalc.importers.shell.syntax import Block, Case, If, Inverted, Loop, Node, Pair, Simple, parse
+from memcalc.importers.shell.tokens import ShellError
+
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[\w+\])?(\+?)=(.*)", re.DOTALL)
+_DECLARING = ("export", "readonly", "declare", "local", "typeset")
+_SILENT = ("echo", "printf", "cat", "tee", "mkdir", "cd", "set", "shift", "read", "trap", "source", ".", "logger")
+_OPTIONS_OF_ITS_OWN = re.compile(r"\$[#@*1]|\bgetopts?\b")
+_SHELLS = ("bash", "sh", "zsh")
+_COMMAND = re.compile(r"-[a-z]*c")
+_MOST_COMMANDS = 5_000
+_DEEPEST = 100  # commands within each other
+
+
+class _Ends(Exception):
+    """`exit`."""
+
+
+class _Returns(_Ends):
+    """`return` from a function."""
+
+
+@dataclass
+class Script:
+    """What a text would run.
+
+    Args:
+        marks: what is open in the words.
+        commands: the words of each command, but of those that only print or prepare.
+        variables: as they are at the end, in the order of their first assignment.
+    """
+
+    marks: Marks = field(default_factory=Marks)
+    commands: list[tuple[str, ...]] = field(default_factory=list)
+    variables: dict[str, Value] = field(default_factory=dict)
+
+
+def read_script(text: str, runs: Callable[[str], bool]) -> Script:
+    """Everything that a script would run.
+
+    Args:
+        text: the script's.
+        runs: whether a word that is a whole command line (`bash -c "..."`, `eval`) is to be read as such.
+
+    Raises:
+        ShellError: the text is no shell script that we can read.
+    """
+    walk = _Walk(runs)
+    with suppress(_Ends):
+        walk.block(parse(without_marks(text).replace("\r\n", "\n")))
+    return walk.script
+
+
+class _Walk:
+    def __init__(self, runs: Callable[[str], bool]) -> None:
+        self.script = Script()
+        self.runs = runs
+        self.functions: dict[str, Node] = {}
+        self.steps = 0
+        self.depth = 0
+
+    @property
+    def expander(self) -> Expander:
+        return Expander(self.script.variables, self.script.marks)
+
+    def block(self, block: Block) -> bool | None:
+        before = dict(self.script.variables)
+        status: bool | None = True
+        for node in block.nodes:
+            status = self.node(node)
+        if block.apart:
+            self.script.variables = before
+        return status
+
+    def node(self, node: Node) -> bool | None:
+        """Go through a command; whether it succeeds, None where that is not known."""
+        self.steps += 1
+        self.depth += 1
+        if self.steps > _MOST_COMMANDS or self.depth > _DEEPEST:
+            raise ShellError("too long")
+        try:
+            return self._node(node)
+        finally:
+            self.depth -= 1
+
+    def _node(self, node: Node) -> bool | None:
+        if isinstance(node, Simple):
+            return self.simple(node)
+        if isinstance(node, Pair):
+            return self.pair(node)
+        if isinstance(node, Inverted):
+            status = self.node(node.node)
+            return None if status is None else not status
+        if isinstance(node, Block):
+            return self.block(node)
+        if isinstance(node, If):
+            return self.conditional(list(node.branches), node.otherwise)
+        if isinstance(node, Case):
+            return self.case(node)
+        if isinstance(node, Loop):
+            return self.loop(node)
+        self.functions[node.name] = node.body
+        return True
+
+    def pair(self, node: Pair) -> bool | None:
+        left = self.node(node.left)
+        if node.joint == "|":
+            return self.node(node.right)
+        if left is None and not _is_test(node.left):
+            left = True  # a program is taken to succeed
+        if left is None:
+            return self.either([lambda: self.node(node.right), lambda: None])
+        if left is (node.joint == "&&"):
+            right = self.node(node.right)
+            return all_of(left, right) if node.joint == "&&" else any_of(left, right)
+        return left
+
+    def conditional(self, branches: list[tuple[Block, Block]], otherwise: Block) -> bool | None:
+        if not branches:
+            return self.block(otherwise)
+        condition, body = branches[0]
+        holds = self.block(condition)
+        if holds is True:
+            return self.block(body)
+        if holds is False:
+            return self.conditional(branches[1:], otherwise)
+        return self.either([lambda: self.block(body), lambda: self.conditional(branches[1:], otherwise)])
+
+    def case(self, node: Case) -> bool | None:
+        subject = self.expander.text(node.word)
+        possible: list[Block] = []
+        for patterns, body in node.branches:
+            found = [decided([subject, "==", self.expander.text(each)], patterns=True) for each in patterns]
+            if any(each is None for each in found) or any(found):
+                possible.append(body)
+            if any(found) or "*" in patterns:
+                break
+        else:
+            possible.append(Block(()))
+        return self.either([lambda body=body: self.block(body) for body in possible])  # type: ignore[misc]
+
+    def loop(self, node: Loop) -> bool | None:
+        """The body once; a loop over the script's own options is taken to find none."""
+        if node.name:
+            self.script.variables[node.name] = self.script.marks.mark(f"${node.name}")
+            return self.block(node.body)
+        if _OPTIONS_OF_ITS_OWN.search(_words_of(node.condition)):
+            return True
+        holds = self.block(node.condition)
+        if holds is False:
+            return True
+        return self.either([lambda: self.block(node.body), lambda: None])
+
+    def either(self, ways: Sequence[Callable[[], bool | None]]) -> bool | None:
+        """Go each of several ways from here, and leave open what they make different."""
+        if len(ways) == 1:
+            return ways[0]()
+        before = self.script.variables
+        ends: list[dict[str, Value]] = []
+        for way in ways:
+            self.script.variables = dict(before)
+            try:
+                way()
+            except _Ends:
+                continue
+            ends.append(self.script.variables)
+        if not ends:
+            self.script.variables = before
+            raise _Ends
+        names = dict.fromkeys(name for each in ends for name in each)
+        self.script.variables = {
+            name: self._joined(name, [each[name] if name in each else self._unset(name) for each in ends])
+            for name in names
+        }
+        return None
+
+    def _unset(self, name: str) -> Value:
+        return self.script.marks.mark(f"${name}")
+
+    def _joined(self, name: str, values: list[Value]) -> Value:
+        if all(value == values[0] for value in values):
+            return values[0]
+        arrays = [value for value in values if isinstance(value, tuple)]
+        if len(arrays) != len(values):
+            return self.script.marks.mark(f"${name}", values)
+        same = 0
+        while all(len(each) > same and each[same] == arrays[0][same] for each in arrays):
+            same += 1
+        rest = self.script.marks.mark(f"${{{name}[@]}}", [each[same:] for each in arrays])
+        return (*arrays[0][:same], rest)
+
+    def simple(self, node: Simple) -> bool | None:
+        words = list(node.words)
+        if words[:1] == ["[["]:
+            return decided([self.expander.text(word) for word in words[1:-1]], patterns=True)
+        if words and words[0].startswith("(("):
+            value = self.expander.text(f"${words[0]}")
+            return None if is_open(value) else value != "0"
+        while words and (match := _ASSIGNED.match(words[0])):
+            self.assign(match)
+            words.pop(0)
+        if not words and not node.bodies:
+            return True
+        if words and words[0] in _DECLARING:
+            for word in words[1:]:
+                match = _ASSIGNED.match(word)
+                if match:
+                    self.assign(match)
+            return True
+        found = [part for word in words for part in self.expander.words(word)]
+        return self.command(found, [self.expander.here(body) for body in node.bodies])
+
+    def assign(self, match: re.Match[str]) -> None:
+        name, more, raw = match.groups()
+        before = self.script.variables.get(name)
+        value: Value
+        if raw.startswith("(") and raw.endswith(")"):
+            value = self.expander.array(raw[1:-1])
+            if more and before is not None:
+                value = (*((before,) if isinstance(before, str) else before), *value)
+        else:
+            value = self.expander.text(raw)
+            if more and isinstance(before, str):
+                value = before + value
+        self.script.variables[name] = value
+
+    def command(self, words: list[str], bodies: list[str]) -> bool | None:
+        name = words[0] if words else ""
+        if name in ("[", "test"):
+            return decided(words[1:-1] if name == "[" else words[1:], patterns=False)
+        if name in ("true", ":", "false"):
+            return name != "false"
+        if name in ("exit", "return"):
+            raise _Ends if name == "exit" else _Returns
+        if name == "unset":
+            for each in words[1:]:
+                self.script.variables[each] = ""
+            return True
+        if name == "let":
+            return None
+        if name in self.functions:
+            return self.call(self.functions[name], words[1:])
+        if name in _SILENT:
+            return None
+        lines = [" ".join(words[1:])] if name == "eval" else [*self.lines_of(words), *bodies]
+        if lines:
+            for line in lines:
+                self.line(line)
+        else:
+            self.script.commands.append(tuple(words))
+        return None
+
+    def lines_of(self, words: list[str]) -> list[str]:
+        """The words that are command lines: what a shell is given, and what else holds a program with its arguments."""
+        shell = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _SHELLS), None)
+        if shell is not None:
+            for place in range(shell + 1, len(words) - 1):
+                if _COMMAND.fullmatch(words[place]):
+                    return [words[place + 1]]
+        return [word for word in words if self.runs(word)]
+
+    def line(self, text: str) -> None:
+        """A command line within a word."""
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise ShellError("too deep")
+        try:
+            self.block(parse(text))
+        except _Ends:
+            pass
+        finally:
+            self.depth -= 1
+
+    def call(self, body: Node, words: list[str]) -> bool | None:
+        outer = {name: self.script.variables.get(name) for name in map(str, range(1, 10))}
+        for number in range(1, 10):
+            self.script.variables[str(number)] = words[number - 1] if number <= len(words) else ""
+        try:
+            return self.node(body)
+        except _Returns:
+            return None
+        finally:
+            for name, value in outer.items():
+                if value is None:
+                    self.script.variables.pop(name, None)
+                else:
+                    self.script.variables[name] = value
+
+
+def _is_test(node: Node) -> bool:
+    """Whether a command only decides something."""
+    if isinstance(node, Pair):
+        return _is_test(node.left)
+    if isinstance(node, Inverted):
+        return _is_test(node.node)
+    first = node.words[0] if isinstance(node, Simple) and node.words else ""
+    return first in ("[", "[[", "test") or first.startswith("((")
+
+
+def _words_of(node: Node) -> str:
+    if isinstance(node, Simple):
+        return " ".join(node.words)
+    if isinstance(node, Pair):
+        return f"{_words_of(node.left)} {_words_of(node.right)}"
+    return " ".join(map(_words_of, node.nodes)) if isinstance(node, Block) else ""

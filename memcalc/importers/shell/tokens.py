@@ -1,0 +1,150 @@
+"""Words and operators of a shell script. Words keep their quotes, which expansion reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_PLAIN = re.compile(r"[^\s;&|<>()'\"\\$`]+")
+_OPERATOR = re.compile(r"\n|;;&?|;&|;|&&|&>>|&>|&|\|\||\|&|\||<<<|<<-|<<|<&|<|>>|>&|>\||>|\(|\)")
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=$")
+_BEFORE_SUMS = ("if", "elif", "while", "until", "for", "!")
+_DEEPEST = 50  # quotes and substitutions within each other
+REDIRECTIONS = ("<", ">", ">>", "<<", "<<-", "<<<", "&>", "&>>", ">&", "<&", ">|")
+
+
+class ShellError(ValueError):
+    """The text is no shell script that we can read."""
+
+
+class Token(NamedTuple):
+    """A word, or an operator; `body` is the text that a here-document's operator has."""
+
+    text: str
+    operator: bool = False
+    body: str = ""
+
+
+def tokens(text: str) -> list[Token]:
+    """All of a script's.
+
+    Raises:
+        ShellError: a quotation mark or bracket is open at the end.
+    """
+    found: list[Token] = []
+    waiting: list[int] = []  # here-documents whose text begins after this line
+    at = 0
+    while at < len(text):
+        char = text[at]
+        if text.startswith("\\\n", at):
+            at += 2
+        elif char in " \t":
+            at += 1
+        elif char == "#":
+            at = _end_of_line(text, at)
+        elif text.startswith("((", at) and (not found or found[-1].operator or found[-1].text in _BEFORE_SUMS):
+            end = skip(text, at)
+            found.append(Token(text[at:end]))
+            at = end
+        elif operator := _OPERATOR.match(text, at):
+            at = operator.end()
+            if operator[0] in ("<<", "<<-"):
+                waiting.append(len(found))
+            found.append(Token(operator[0], operator=True))
+            if operator[0] == "\n" and waiting:
+                for place in waiting:
+                    at = _here(text, at, found, place)
+                waiting.clear()
+        else:
+            end = word_end(text, at)
+            found.append(Token(text[at:end]))
+            at = end
+    return found
+
+
+def word_end(text: str, at: int) -> int:
+    """Where the word that begins here ends."""
+    start = at
+    while at < len(text):
+        plain = _PLAIN.match(text, at)
+        if plain:
+            at = plain.end()
+        elif text[at] in "'\"$`\\" or (text[at] == "(" and _ARRAY.match(text[start:at])):
+            at = skip(text, at)
+        else:
+            break
+    return at
+
+
+def skip(text: str, at: int, depth: int = 0) -> int:
+    """Behind what begins here: a quotation, a substitution, brackets, an escaped character, or one character.
+
+    Raises:
+        ShellError: it does not end.
+    """
+    if depth > _DEEPEST:
+        raise ShellError("too deep")
+    char = text[at]
+    if char == "\\":
+        return min(at + 2, len(text))
+    if char == "'":
+        return _found(text, "'", at + 1)
+    if char == "`":
+        return _found(text, "`", at + 1)
+    if char == '"':
+        return _until(text, at + 1, '"', "\\$`", depth)
+    if text.startswith("${", at):
+        return _until(text, at + 2, "}", "\\'\"$`", depth)
+    if text.startswith("$(", at):
+        return _until(text, at + 2, ")", "\\'\"$`(#", depth)
+    if char == "(":
+        return _until(text, at + 1, ")", "\\'\"$`(#", depth)
+    return at + 1
+
+
+def _until(text: str, at: int, end: str, special: str, depth: int) -> int:
+    while at < len(text):
+        if text[at] == end:
+            return at + 1
+        if text[at] == "#" and "#" in special:
+            at = _end_of_line(text, at) if text[at - 1].isspace() else at + 1
+        elif text[at] in special:
+            at = skip(text, at, depth + 1)
+        else:
+            at += 1
+    raise ShellError(f"no {end}")
+
+
+def _found(text: str, end: str, at: int) -> int:
+    place = text.find(end, at)
+    if place < 0:
+        raise ShellError(f"no {end}")
+    return place + 1
+
+
+def _end_of_line(text: str, at: int) -> int:
+    end = text.find("\n", at)
+    return len(text) if end < 0 else end
+
+
+def _here(text: str, at: int, found: list[Token], place: int) -> int:
+    """Put a here-document's text at its operator; the next line behind it."""
+    if place + 1 >= len(found):
+        raise ShellError("no name of a here-document")
+    name = found[place + 1].text
+    bare = name.strip("'\"\\")
+    body: list[str] = []
+    while at < len(text):
+        end = _end_of_line(text, at)
+        line, at = text[at:end], min(end + 1, len(text))
+        if (line.lstrip("\t") if found[place].text == "<<-" else line).rstrip("\r") == bare:
+            break
+        body.append(line)
+    found[place] = Token(found[place].text, True, "\n".join(body))
+    return at
+
+
+def words_within(text: str) -> Iterator[str]:
+    """The words of an array's brackets."""
+    return (token.text for token in tokens(text) if not token.operator)
