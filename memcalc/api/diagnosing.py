@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memcalc.api.sources import Source, load
-from memcalc.spec.inference_rules import of_training
+from memcalc.api.sources import Source, run_of
 
 if TYPE_CHECKING:
     from memcalc.diagnosis.diagnosis import Diagnosis
@@ -27,6 +26,6 @@ def oom(
     from memcalc.diagnosis.diagnosis import diagnose
     from memcalc.diagnosis.streams import open_log
 
-    spec = None if config is None else of_training(load(config, *overrides, gpu=gpu), "oom")
+    run = None if config is None else run_of(config, *overrides, gpu=gpu, verb="oom")
     with open_log(log) as (name, stream):
-        return diagnose(name, stream, spec, report)
+        return diagnose(name, stream, run, report)

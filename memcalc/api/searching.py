@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from memcalc.api.sources import Source, load
-from memcalc.spec.inference_rules import of_training
+from memcalc.api.sources import Source, run_of
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -65,10 +64,10 @@ def fit(
         options: node, nic_gbit, top: see `memcalc.fitting.answer.Question`.
     """
     from memcalc.fitting.answer import Question
-    from memcalc.fitting.fit import fit as fit_spec
+    from memcalc.fitting.fit import fit as fit_run
 
     question = Question(gpus=gpus, maximize=maximize, minimize=minimize, hold=tuple(hold), **options)
-    return fit_spec(of_training(load(source, *overrides, gpu=gpu), "fit"), question)
+    return fit_run(run_of(source, *overrides, gpu=gpu, gpus=1 if minimize == "gpus" else gpus, verb="fit"), question)
 
 
 def _read(option: str, text: str, parse: Callable[[str], _T]) -> _T:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from memcalc.spec.inference_rules import of_training
 from memcalc.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from memcalc.changes.run import Run
+
+DATA_PARALLEL = "parallelism.data_parallel"
 
 Source = Spec | str | Path | Mapping[str, Any]
 
@@ -23,3 +29,42 @@ def load(source: Source, *overrides: str, gpu: str | None = None) -> Spec:
     from memcalc.importers.loading import load as load_spec
 
     return load_spec(source, overrides, gpu=gpu)
+
+
+def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, gpus: int | None = None) -> Run:
+    """The training run that `source` describes, to be changed.
+
+    Args:
+        source: as for `load`.
+        overrides: as for `load`.
+        verb: who asks, for messages.
+        gpu: as for `load`.
+        gpus: over how many cards it is spread, where its configuration, of another framework, does not say.
+    """
+    from memcalc.changes.run import Run
+    from memcalc.importers.loading import opened
+    from memcalc.spec.loading import load_opened
+    from memcalc.spec.overrides import parse_overrides
+
+    implied = () if gpus is None else _replicas(source, overrides, gpus)
+    words = (*overrides, *implied)
+    once = opened(source, words)  # standard input is read once
+
+    def changed(more: Sequence[str]) -> Spec:
+        own, further = parse_overrides(words), parse_overrides(more)
+        card = None if ("hardware", "gpu") in further else gpu
+        return load_opened(once, own | further, gpu=card)
+
+    spec = changed(()) if str(source) == "-" else load(source, *words, gpu=gpu)
+    return Run(of_training(spec, verb), changed, implied)
+
+
+def _replicas(source: Source, overrides: tuple[str, ...], gpus: int) -> tuple[str, ...]:
+    """The data parallelism of so many cards, where another framework's launcher would say it."""
+    from memcalc.importers.loading import import_file
+
+    imported = None if isinstance(source, Spec | Mapping) else import_file(source, overrides)
+    if imported is None or all(place != DATA_PARALLEL for place, _ in imported.missing):
+        return ()
+    ranks = load(source, *overrides, f"{DATA_PARALLEL}=1").parallelism.ranks
+    return (f"{DATA_PARALLEL}={gpus // ranks if gpus % ranks == 0 else 1}",)

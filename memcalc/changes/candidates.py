@@ -79,44 +79,49 @@ def _sharding(spec: Spec) -> Iterator[Candidate]:
     parallelism = spec.parallelism
     if parallelism.data_parallel == 1:
         return
-    stages = range(parallelism.zero_stage + 1, 4)
-    if parallelism.engine == "megatron":  # its distributed optimizer is stage 1, and there is no other
-        if 1 in stages:
-            yield Candidate("shard more", ("parallelism.zero_stage=1",), _STAGE_COSTS[1], SAME)
-    else:
-        for stage in stages:
-            yield Candidate("shard more", _stage(stage), _STAGE_COSTS[stage], SAME)
-        if parallelism.offload == "none":
-            yield Candidate("shard more", _offload(spec), "states on the host, which updates the weights", SAME)
+    for stage in _stages(spec):
+        yield Candidate("shard more", _stage(spec, stage), _STAGE_COSTS[stage], SAME)
+    if parallelism.offload == "none" and not _of_megatron(spec):
+        for overrides in _offloads(spec):
+            yield Candidate("shard more", overrides, "states on the host, which updates the weights", SAME)
     if spec.model.moe is not None:
         for factor in FACTORS:
             overrides = (f"parallelism.expert_parallel={parallelism.expert_parallel * factor}",)
             yield Candidate("split experts", overrides, "tokens travel to their experts", SAME)
 
 
-def _offload(spec: Spec) -> tuple[str, ...]:
-    """DeepSpeed's optimizer on the host where it shards that already; else all that FSDP2 shards, as PyTorch has it."""
+def _of_megatron(spec: Spec) -> bool:
+    """Whether Megatron-Core shards the run: its modules run under its own engine or plain DDP, and no other."""
+    return spec.parallelism.engine == "megatron" or spec.training.implementation == "megatron"
+
+
+def _stages(spec: Spec) -> range:
+    """ZeRO stages above the run's; Megatron-Core's distributed optimizer is stage 1, and it has no other."""
+    return range(spec.parallelism.zero_stage + 1, 2 if _of_megatron(spec) else 4)
+
+
+def _offloads(spec: Spec) -> Iterator[tuple[str, ...]]:
+    """DeepSpeed's optimizer on the host where it shards that already; then all that FSDP2 shards, as PyTorch has it."""
     parallelism = spec.parallelism
     if parallelism.engine == "deepspeed" and parallelism.zero_stage > 1:
-        return ("parallelism.offload=optimizer",)
+        yield ("parallelism.offload=optimizer",)
     sharded = parallelism.zero_stage == 3 and parallelism.engine == "fsdp2"
     defaults = ("parallelism.offload_pin_memory=true", "training.optimizer_implementation=for-loop")
-    return *(() if sharded else _stage(3)), "parallelism.offload=all", *defaults
+    yield *(() if sharded else _stage(spec, 3)), "parallelism.offload=all", *defaults
 
 
 _STAGE_COSTS = {1: "weights gathered after each step", 2: "gradients scattered", 3: "weights gathered as they are used"}
 
 
-def _stage(stage: int) -> tuple[str, str]:
-    return f"parallelism.zero_stage={stage}", f"parallelism.engine={'fsdp2' if stage == 3 else 'deepspeed'}"
+def _stage(spec: Spec, stage: int) -> tuple[str, ...]:
+    engine = "megatron" if _of_megatron(spec) else "fsdp2" if stage == 3 else "deepspeed"
+    return f"parallelism.zero_stage={stage}", f"parallelism.engine={engine}"
 
 
 def _replicas(spec: Spec) -> Iterator[Candidate]:
     """More ranks to shard over; as many sequences a step where those that there are can be dealt out to them."""
     training, parallelism = spec.training, spec.parallelism
-    if parallelism.engine == "megatron":
-        return
-    sharded = () if parallelism.zero_stage else _stage(3)
+    sharded = () if parallelism.zero_stage else _stage(spec, _stages(spec)[-1])
     own = training.micro_batch_size * training.gradient_accumulation_steps  # sequences of a replica
     for factor in FACTORS:
         price, share = f"{factor} times as many GPUs", own // factor

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 
 from memcalc.changes.candidates import NONE, OTHER_CARD, RESULTS, SAME, Candidate
+from memcalc.changes.run import Run, joined
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
-from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
 
 MOST_PAIRS = 2  # of each kind of result
@@ -41,24 +41,26 @@ class Finder:
     """Tries changes of one run.
 
     Args:
-        spec: the run.
+        run: the run.
         offered: the changes to try, the cheapest first, of each lever the mildest first.
         peak: allocated bytes of the run as it is.
         judge: says of an estimate what it needs, and whether that fits.
         hopeless: says, sooner than an estimate, of what runs a pair need not be looked at: they do not fit.
         price: what a change costs, to choose by; else its GPUs, then how much it asks for.
+        words: what leads from the run as it is written to the one that is changed: part of each change.
     """
 
     def __init__(
         self,
-        spec: Spec,
+        run: Run,
         offered: Iterable[Candidate],
         peak: int,
         judge: Judge,
         hopeless: Callable[[Spec], bool] = lambda _: False,
         price: Price = lambda change: (change.spec.parallelism.ranks, change.asks),
+        words: Sequence[str] = (),
     ) -> None:
-        self._blocks = spec.model_dump()
+        self._run, self._words = run, words
         self._peak, self._judge, self._hopeless, self._price = peak, judge, hopeless, price
         tried = [(candidate, self._evaluated((candidate,))) for candidate in offered]
         self._possible = [(candidate, change) for candidate, change in tried if change is not None]
@@ -146,7 +148,7 @@ class Finder:
     def _loaded(self, parts: tuple[Candidate, ...]) -> Spec | None:
         """The run with the changes; None: they contradict the rest of it."""
         try:
-            return load(self._blocks, _overrides(parts))
+            return self._run.changed(self._overrides(parts))
         except InputError:
             return None
 
@@ -164,7 +166,7 @@ class Finder:
         allocated = result.ledger.peak_bytes
         return Change(
             levers=tuple(part.lever for part in parts),
-            overrides=_overrides(parts),
+            overrides=self._overrides(parts),
             cost="; ".join(dict.fromkeys(part.cost for part in parts if part.cost != NONE)) or NONE,
             result=max((part.result for part in parts), key=RESULTS.index),
             asks=sum(part.result != SAME for part in parts),
@@ -175,9 +177,10 @@ class Finder:
             spec=result.spec,
         )
 
-
-def _overrides(parts: tuple[Candidate, ...]) -> tuple[str, ...]:
-    return tuple(override for part in parts for override in part.overrides)
+    def _overrides(self, parts: tuple[Candidate, ...]) -> tuple[str, ...]:
+        """All words after the run's own; what the changes set is not said before."""
+        changes = (override for part in parts for override in part.overrides)
+        return joined(dict(word.split("=", 1) for word in (*self._words, *changes)))
 
 
 def _pairs_of(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from memcalc.changes.candidates import RESULTS, candidates
 from memcalc.changes.finding import Change, Finder
+from memcalc.changes.run import Run
 from memcalc.diagnosis.accounting import Account
 from memcalc.diagnosis.report import LABELS, Report
 from memcalc.diagnosis.sizes import NOTHING
@@ -14,7 +15,6 @@ from memcalc.estimation.outside import reserved_bytes
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import Result
-from memcalc.spec.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Explained:
     notes: tuple[str, ...]
 
 
-def explain(spec: Spec, report: Report, account: Account) -> Explained:
+def explain(run: Run, report: Report, account: Account) -> Explained:
     """The ledger at the failing moment, and the changes that would have avoided it."""
-    result = estimate(spec)
+    result = estimate(run.spec)
     ledger = result.ledger
     held = None
     if account.live is not None and account.asked is not None:
@@ -58,7 +58,7 @@ def explain(spec: Spec, report: Report, account: Account) -> Explained:
     phase = failing_phase(ledger, report.phase, held)
     unexplained = max(0, (held or 0) - ledger.totals[phase])
     budget, source = _budget(report, account, result)
-    changes = _changes(spec, ledger.peak_bytes, unexplained, budget)
+    changes = _changes(run, ledger.peak_bytes, unexplained, budget)
     return Explained(
         result=result,
         phase=phase,
@@ -98,14 +98,14 @@ def _budget(report: Report, account: Account, result: Result) -> tuple[int | Non
     return None, ""
 
 
-def _changes(spec: Spec, peak: int, unexplained: int, budget: int | None) -> tuple[Change, ...]:
+def _changes(run: Run, peak: int, unexplained: int, budget: int | None) -> tuple[Change, ...]:
     """What fits, by what it asks for: single changes, and pairs of what is not enough alone; then what does not fit."""
 
     def judge(result: Result) -> tuple[int, bool | None]:
         needed = reserved_bytes(result.ledger.peak_bytes + unexplained)
         return needed, None if budget is None else needed <= budget
 
-    finder = Finder(spec, candidates(spec), peak, judge)
+    finder = Finder(run, candidates(run.spec), peak, judge)
     singles = finder.singles()
     fitting = [change for change in singles if change.fits]
     if budget is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from memcalc.changes.run import Run
 from memcalc.diagnosis.accounting import Account, account_of
 from memcalc.diagnosis.advice import advice_for
 from memcalc.diagnosis.causes import Cause, cause_of
@@ -16,7 +17,6 @@ from memcalc.diagnosis.report import Report
 from memcalc.diagnosis.scanning import Scanner
 from memcalc.diagnosis.settings import Advice
 from memcalc.errors import InputError
-from memcalc.spec.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class Diagnosis:
         return self.findings[self.chosen]
 
 
-def diagnose(log: str | Path, stream: BinaryIO, spec: Spec | None = None, report: int = 1) -> Diagnosis:
+def diagnose(log: str | Path, stream: BinaryIO, run: Run | None = None, report: int = 1) -> Diagnosis:
     """Find the out-of-memory reports of a log and explain them.
 
     Args:
         log: the name to call it by.
         stream: its bytes.
-        spec: the run's configuration, if there is one.
+        run: the run's configuration, if there is one.
         report: which of the reports to explain, from 1.
 
     Raises:
@@ -84,7 +84,7 @@ def diagnose(log: str | Path, stream: BinaryIO, spec: Spec | None = None, report
         )
     findings = tuple(_finding(each) for each in found.reports)
     chosen = findings[report - 1]
-    explained = None if spec is None else explain(spec, chosen.report, chosen.account)
+    explained = None if run is None else explain(run, chosen.report, chosen.account)
     return Diagnosis(str(log), findings, found.not_kept, found.harmless, report - 1, explained)
 
 

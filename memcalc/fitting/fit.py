@@ -7,6 +7,7 @@ from math import inf
 
 from memcalc.changes.candidates import OTHER_CARD, RESULTS, Candidate, candidates
 from memcalc.changes.finding import Change, Finder
+from memcalc.changes.run import Run, words_to
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.fitting.answer import Best, Fit, Nearest, Question
@@ -23,12 +24,13 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System, system_of
 
 
-def fit(spec: Spec, question: Question) -> Fit:
+def fit(run: Run, question: Question) -> Fit:
     """What fits.
 
     Raises:
         InputError: no card is named, or the question is wrong.
     """
+    spec = run.spec
     card, held = _checked(spec, question)
     system = system_of(card, question.node, question.nic_gbit)
     gpus = question.gpus or spec.parallelism.ranks
@@ -52,7 +54,7 @@ def fit(spec: Spec, question: Question) -> Fit:
             answer.maxima[what] = maximum(what, base, card)
     _minimized(answer, spec, held)
     if answer.changed is not None:
-        answer.nearest = _nearest(answer.changed, card, system)
+        answer.nearest = _nearest(run, answer.changed, card, system)
     return answer
 
 
@@ -157,7 +159,7 @@ def _minimized(answer: Fit, spec: Spec, held: frozenset[str]) -> None:
             answer.all_recomputed = estimate(varied(base, training={"recompute": "full"}))
 
 
-def _nearest(result: Result, card: Card, system: System) -> list[Nearest]:
+def _nearest(run: Run, result: Result, card: Card, system: System) -> list[Nearest]:
     """The smallest changes that make the run fit: single ones, and pairs of what is not enough alone."""
 
     def judge(changed: Result) -> tuple[int, bool | None]:
@@ -175,7 +177,8 @@ def _nearest(result: Result, card: Card, system: System) -> list[Nearest]:
 
     before = token_seconds(result.spec, system)
     offered = [*candidates(result.spec), *_larger_cards(card)]
-    finder = Finder(result.spec, offered, result.ledger.peak_bytes, judge, hopeless, price)
+    words = words_to(run, result.spec)
+    finder = Finder(run, offered, result.ledger.peak_bytes, judge, hopeless, price, words)
     fitting = [change for change in finder.singles() if change.fits]
     return sorted(map(priced, (*fitting, *finder.pairs())), key=_size)
 

@@ -145,7 +145,7 @@ class FitNearest(Block):
     """A change, or a pair of them, that makes the run fit."""
 
     levers: list[str]
-    set: list[str] = Field(description="as --set takes them")
+    set: list[str] = Field(description="as --set takes them; hardware.gpu in place of --gpu")
     cost: str
     card_time_per_token: float | None = Field(description="1: as before; null: the cost model does not know the host")
     result: str = Field(description="what it does to the training's result")

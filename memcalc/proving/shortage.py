@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 from memcalc.allocator import replay
+from memcalc.changes.run import written_out
 from memcalc.diagnosis.diagnosis import diagnose
 from memcalc.errors import MemcalcError
 from memcalc.events.event import Kind
@@ -50,7 +51,7 @@ def fitting(measurement: Measurement) -> str:
     """What would have fitted, by the estimate held to what the run had allocated."""
     message = (measurement.message or "").encode()
     try:
-        explained = diagnose("the run", io.BytesIO(message), predicted_spec(measurement)).explained
+        explained = diagnose("the run", io.BytesIO(message), written_out(predicted_spec(measurement))).explained
     except MemcalcError:  # a message without figures, or a run without formulas
         return ""
     if explained is None:

@@ -74,8 +74,9 @@ def _draw_changes(screen: Screen, explained: Explained, unit: Unit) -> None:
 
 
 def settings(change: Change) -> str:
-    """The change as --set takes it, without the names of the blocks."""
-    return " ".join(override.partition(".")[2] for override in change.overrides)
+    """The change as --set takes it, without the names of the blocks; another card in place of --gpu, which wins."""
+    words = (override.partition(".")[2] for override in change.overrides)
+    return " ".join(f"--gpu {word[4:]}" if word.startswith("gpu=") else word for word in words)
 
 
 def effect(change: Change, unit: Unit) -> str:

@@ -3,8 +3,10 @@
 import pytest
 
 import memcalc
+from memcalc.api.sources import run_of
 from memcalc.changes.candidates import MORE_GPUS, OTHER_RESULT, RESULTS, SAME, Candidate, candidates
 from memcalc.changes.finding import MOST_PAIRS, Finder
+from memcalc.changes.run import written_out
 from memcalc.ledger.result import Result
 from memcalc.spec.spec import Spec
 
@@ -13,6 +15,7 @@ RUNS = [
     ("llama-3-8b", ("b=2", "recipe=pure"), "h100-80gb"),
     ("llama-3-8b", ("data_parallel=8", "recipe=mixed-16", "s=8192"), "a100-40gb"),
     ("gpt2-large", ("tensor_parallel=2", "b=16"), "v100-16gb"),
+    ("llama-3-8b", ("implementation=huggingface",), "l4"),  # adapters move the recipe that is taken by default
 ]
 
 
@@ -22,7 +25,12 @@ def finder(name: str, overrides: tuple[str, ...], card: str) -> Finder:
     def judge(result: Result) -> tuple[int, bool | None]:
         return result.headline.device_bytes or 0, result.fits
 
-    return Finder(spec, candidates(spec), memcalc.estimate(spec).ledger.peak_bytes, judge)
+    return Finder(
+        run_of(name, *overrides, gpu=card, verb="fit"),
+        candidates(spec),
+        memcalc.estimate(spec).ledger.peak_bytes,
+        judge,
+    )
 
 
 @pytest.mark.parametrize(("name", "overrides", "card"), RUNS)
@@ -136,9 +144,39 @@ def test_a_milder_pair_where_the_strongest_cannot_be() -> None:
     def judge(result: Result) -> tuple[int, bool | None]:
         return result.headline.device_bytes or 0, result.fits
 
-    (pair,) = Finder(spec, [*shard, *split], 0, judge).pairs()
+    (pair,) = Finder(written_out(spec), [*shard, *split], 0, judge).pairs()
     assert pair.spec.parallelism.zero_stage == 1
     assert pair.fits
 
 
 STAGES = [(1, ()), (3, ("engine=fsdp2",))]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "card", "expected"),
+    [
+        ("llama-3-8b", ("implementation=megatron", "data_parallel=8"), "h200", {"zero_stage": 1, "engine": "megatron"}),
+        (
+            "mixtral-8x7b",
+            ("implementation=megatron", "data_parallel=64"),
+            "h100-80gb",
+            {"zero_stage": 1, "engine": "megatron", "expert_parallel": 8},
+        ),
+        (
+            "llama-3-8b",
+            ("data_parallel=8", "zero_stage=2", "b=2", "gradient_accumulation_steps=4"),
+            "l4",
+            {"zero_stage": 3, "engine": "fsdp2", "offload": "all"},
+        ),
+    ],
+)
+def test_what_the_ranks_that_are_there_can_share(
+    name: str, overrides: tuple[str, ...], card: str, expected: dict[str, object]
+) -> None:
+    """Megatron-Core's distributed optimizer from plain DDP; all on the host from where DeepSpeed shards gradients."""
+    found = finder(name, overrides, card)
+    same = [change for change in [*found.singles(), *found.pairs()] if change.fits and change.result == SAME]
+
+    assert any(
+        all(getattr(change.spec.parallelism, field) == value for field, value in expected.items()) for change in same
+    )

@@ -4,6 +4,7 @@ import io
 
 import pytest
 
+from memcalc.changes.run import written_out
 from memcalc.diagnosis.changes import Explained
 from memcalc.diagnosis.diagnosis import diagnose
 from memcalc.estimation.estimate import estimate
@@ -21,7 +22,7 @@ def explained(allocated: str, *, run=RUN, frame: str = "", reserved: str = "", f
         f"CUDA out of memory. Tried to allocate 1.00 GiB (GPU 0; {CARD}.00 GiB total capacity; {allocated} GiB already "
         f"allocated; {free} GiB free; {reserved or allocated} GiB reserved in total by PyTorch)"
     )
-    found = diagnose("a.log", io.BytesIO(text.encode()), load(*run)).explained
+    found = diagnose("a.log", io.BytesIO(text.encode()), written_out(load(*run))).explained
     assert found is not None
     return found
 
@@ -99,7 +100,7 @@ def test_changes_that_the_run_contradicts_are_not_offered() -> None:
 
 def test_without_figures_the_card_is_the_budget() -> None:
     spec = load("gpt2-large", ["b=8"], gpu="v100-16gb")
-    found = diagnose("a.log", io.BytesIO(b"RuntimeError: CUDA error: out of memory\n"), spec).explained
+    found = diagnose("a.log", io.BytesIO(b"RuntimeError: CUDA error: out of memory\n"), written_out(spec)).explained
 
     assert found is not None
     assert found.held is None

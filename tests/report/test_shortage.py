@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
+from memcalc.changes.run import written_out
 from memcalc.diagnosis.diagnosis import Diagnosis, diagnose
 from memcalc.report.colour import ColourScreen
 from memcalc.report.screen import Screen
@@ -42,7 +43,7 @@ TOO_LARGE = ("llama-2-7b", ["b=4", "recipe=mixed-16", "data_parallel=8", "zero_s
 
 
 def of(text: str, run: tuple[str, list[str]] | None = None) -> Diagnosis:
-    return diagnose("error.log", io.BytesIO(text.encode()), None if run is None else load(*run))
+    return diagnose("error.log", io.BytesIO(text.encode()), None if run is None else written_out(load(*run)))
 
 
 CASES = {

@@ -1,0 +1,80 @@
+"""A run that can be loaded again with further words of --set, and the words that lead from it to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from memcalc.errors import InputError
+from memcalc.spec.loading import load
+from memcalc.spec.spec import Spec
+
+BLOCKS = ("model", "training", "parallelism", "hardware")
+
+ROUNDS = 3  # a value that is set moves defaults of others, which are set in turn
+
+
+class Run(NamedTuple):
+    """A run as its user wrote it.
+
+    Args:
+        spec: the run.
+        changed: the run with further words after its own, as --set takes them: defaults follow them. Raises
+            `InputError` where there is no such run.
+        implied: words that its configuration lacks and that the question gives: whoever writes the run down needs them.
+    """
+
+    spec: Spec
+    changed: Callable[[Sequence[str]], Spec]
+    implied: tuple[str, ...] = ()
+
+
+def written_out(spec: Spec) -> Run:
+    """A run of which all fields are set."""
+    blocks = spec.model_dump()
+    return Run(spec, lambda words: load(blocks, words))
+
+
+def words_to(run: Run, target: Spec) -> tuple[str, ...]:
+    """The words of --set that make a run another one, with those that keep what would follow from them as it is."""
+    words = dict(word.split("=", 1) for word in run.implied)
+    reached = run.spec
+    for _ in range(ROUNDS):
+        missing = {field: value for block in BLOCKS for field, value in _unlike(block, reached, target)}
+        if not missing:
+            break
+        words |= missing
+        try:
+            reached = run.changed(joined(words))
+        except InputError:
+            break
+    return joined(words)
+
+
+def joined(words: dict[str, str]) -> tuple[str, ...]:
+    """Values by field as --set takes them."""
+    return tuple(f"{field}={value}" for field, value in words.items())
+
+
+def _unlike(name: str, one: Any, other: Any) -> Iterator[tuple[str, str]]:
+    """The fields below this one that differ, with the second value."""
+    field = name.rpartition(".")[2]
+    first, second = getattr(one, field, None), getattr(other, field)
+    if first == second:
+        return
+    if not isinstance(second, BaseModel):
+        yield name, _text(second)
+        return
+    for inner in type(second).model_fields:
+        yield from _unlike(f"{name}.{inner}", first, second)
+
+
+def _text(value: Any) -> str:
+    """A value as YAML on one line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    return str(value)
