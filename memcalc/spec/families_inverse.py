@@ -17,6 +17,7 @@ from memcalc.spec.family_files import Rule
 from memcalc.spec.model import ModelSpec
 
 _UNSETTLED = object()
+_UNSAID = object()  # nothing needs to be given
 
 
 def write_hf_config(model: ModelSpec) -> dict[str, Any]:
@@ -112,16 +113,29 @@ def _settle(keys: dict[str, Any], field: str, rule: Rule, wanted: dict[str, Any]
         head = wanted["head_dim"]
         share = value / head
         needs[rule.keys[-1]] = share if int(head * share) == value else (value + 0.5) / head
-    elif rule.how == "except":
-        needs[rule.keys[0]] = [layer for layer in range(wanted["num_layers"]) if layer not in value] if value else None
-    elif rule.how == "every":
-        needs[rule.keys[0]] = _layer_types(field, wanted)
-    elif rule.how == "others":
-        if value:
-            needs[rule.keys[0]] = _layer_types(field, wanted)
-    elif rule.how == "after":
-        needs[rule.keys[0]] = min(value) - 1 if value else None
+    else:
+        given = _of_layers(field, rule.how, wanted)
+        if given is _UNSETTLED:
+            return False
+        if given is not _UNSAID:
+            needs[rule.keys[0]] = given
     return all(keys.setdefault(key, needed) == needed for key, needed in needs.items())
+
+
+def _of_layers(field: str, how: str, wanted: dict[str, Any]) -> Any:
+    """What a key says of layers for a field to hold those that are wanted."""
+    value = wanted[field]
+    if how == "every":
+        return _layer_types(field, wanted)
+    if how == "others":
+        return _layer_types(field, wanted) if value else _UNSAID
+    if how == "before":
+        return len(value) if list(value) == list(range(len(value))) else _UNSETTLED
+    if not value:
+        return None
+    if how == "after":
+        return min(value) - 1
+    return [layer for layer in range(wanted["num_layers"]) if layer not in value]
 
 
 def _layer_types(field: str, wanted: dict[str, Any]) -> list[Any]:

@@ -21,6 +21,7 @@ Where one key is not the whole story, a field reads
     {product: [keys]}, {quotient: [two keys]}      of sizes; the quotient is rounded down
     {share: keys}                                  of the width of a head
     {except: key}, {after: key}                    the layers that a list leaves out; those behind a layer, -1 the last
+    {before: key}                                  as many layers, the first ones
     {every: key}, {others: key}                    of a list with a word for each layer: n if each n-th one, and no
                                                    other, is "full_attention" (or 0), else 0; else the layers that are
     {value: ours}                                  the same for every config

@@ -69,13 +69,17 @@ def _computed(family: Family, field: str, rule: Rule, config: dict[str, object],
 def _other_layers(
     family: Family, how: str, key: str, value: object, config: dict[str, object], where: str
 ) -> list[int]:
-    """The layers that a list does not name, or those behind one."""
+    """The layers that a list does not name, those behind one, or the first ones."""
     layers = value_of(family, "num_layers", config, where)
     if value is None or value == -1:
         return []
     assert isinstance(layers, int)
     if layers > _MOST_NAMED_LAYERS:
         raise InputError(f"{key} is given for {layers} layers.", "Leave it out.", f"{where}: {key}")
+    if how == "before":
+        first = checked(key, value, "count", where)
+        assert isinstance(first, int)
+        return list(range(min(first, layers)))
     if how == "after":
         last = checked(key, value, "count", where)
         assert isinstance(last, int)
