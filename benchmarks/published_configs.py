@@ -58,6 +58,7 @@ SOURCES = (
 GIVEN = (
     (re.compile(r"not said over how many GPUs"), "data_parallel=8"),
     (re.compile(r"no ranks to shard over"), "data_parallel=8"),
+    (re.compile(r"leaves to whoever runs it: bf16\.enabled"), "dtype=bf16"),
     (re.compile(r"the model's sizes: vocab_size\."), "vocab_size=50304"),
     (re.compile(r"the model's sizes: num_layers"), "preset=llama-3-8b"),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from memcalc.importers import float8, fsdp
 from memcalc.importers.huggingface import finish_trainer
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, part, to
+from memcalc.importers.table import LENGTH, Draft, Framework, Meaning, fact, lacking, nothing, part, to
 
 _LAUNCHER = ("multinode_launcher", "hostfile", "exclusion_filter", "inclusion_filter")
 
@@ -29,6 +29,17 @@ FIELDS: dict[str, Meaning] = {
     "deepspeed_config.zero3_*": nothing("loading and saving are not sized"),
     "deepspeed_config.deepspeed_moe_layer_cls_names": nothing("how it is done, not what is kept"),
     **{f"deepspeed_config.deepspeed_{name}": nothing() for name in _LAUNCHER},
+    **{
+        f"parallelism_config.parallelism_config_{name}_size": fact(f"{name}_size", words)
+        for name, words in (
+            ("dp_replicate", "parallelism.data_parallel_replicate"),
+            ("dp_shard", "parallelism.data_parallel"),
+            ("tp", "parallelism.tensor_parallel"),
+            ("cp", "parallelism.context_parallel"),
+            ("sp", "parallelism.context_parallel"),
+        )
+    },
+    "parallelism_config.parallelism_config_*": nothing("how it is done, not what is kept"),
     "parallelism_config*": lacking("parallelism other than data"),
     "megatron_lm_config*": lacking("Megatron-LM below accelerate: give its own arguments instead"),
     "dynamo_config*": lacking("torch.compile"),
@@ -43,7 +54,7 @@ FIELDS: dict[str, Meaning] = {
     "gpu_ids": nothing("num_processes counts them"),
     "machine_rank": nothing(),
     "main_*": nothing(),
-    "num_machines": nothing("num_processes counts all"),
+    "num_machines": fact("machines", "parallelism.data_parallel_replicate"),
     "rdzv_backend": nothing(),
     "same_network": nothing(),
     "use_cpu": nothing(),
@@ -76,9 +87,30 @@ def _finish(draft: Draft) -> None:
         }
     if kind != "FSDP":
         facts.pop("fsdp_config", None)
+    _place_degrees(draft)
     finish_trainer(draft, upcast=False)
     if precision == "fp8":
         _in_8_bits(draft)
+
+
+def _place_degrees(draft: Draft) -> None:
+    """parallelism_config.py: replicas times shards times other degrees are num_processes."""
+    facts = draft.facts
+    replicas, shards, tensor, context, sequence = (
+        size if type(size := facts.get(f"{name}_size", 1)) is int and size > 0 else 1
+        for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    )
+    others = tensor * context * sequence
+    processes = draft.values.get("parallelism.data_parallel")
+    if others > 1:
+        draft.default("parallelism.tensor_parallel", tensor)
+        draft.default("parallelism.context_parallel", context * sequence)
+        if type(processes) is int and processes % others == 0:
+            draft.values["parallelism.data_parallel"] = processes // others
+    if replicas * shards > 1:
+        draft.default("parallelism.data_parallel", replicas * shards)
+    if replicas > 1:
+        draft.default("parallelism.data_parallel_replicate", replicas)
 
 
 def _in_8_bits(draft: Draft) -> None:
@@ -101,5 +133,5 @@ ACCELERATE = Framework(
     FIELDS,
     _finish,
     _recognised,
-    (("training.micro_batch_size", "sequences in one forward, which the script says"),),
+    (("training.micro_batch_size", "sequences in one forward, which the script says"), LENGTH),
 )

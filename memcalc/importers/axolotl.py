@@ -222,7 +222,9 @@ def _finish(draft: Draft) -> None:
         draft.facts["targets"] = "all-linear"
     if isinstance(draft.facts.get("replicas"), int) and draft.facts["replicas"] > 1:
         replicas = draft.facts["replicas"]
-        draft.values["parallelism.data_parallel"] = draft.values.get("parallelism.data_parallel", 1) * replicas
+        shards = draft.values.get("parallelism.data_parallel", 1)
+        if type(shards) is int:  # our own rules refuse what is no number
+            draft.values["parallelism.data_parallel"] = shards * replicas
         draft.values["parallelism.data_parallel_replicate"] = replicas
     _precision(draft)
     draft.default("training.sequence_length", 512)

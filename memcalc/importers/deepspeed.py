@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers.offload import place_optimizer
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, part, to
+from memcalc.importers.table import LENGTH, Draft, Framework, Meaning, fact, lacking, nothing, part, to
 
 _HOW = (  # DeepSpeed's words for the way in which ZeRO works
     "allgather_partitions",
@@ -135,12 +135,23 @@ AS_PARTS = {path: part(meaning.words) if meaning.kind == "mapped" else meaning f
 def finish_deepspeed(draft: Draft) -> None:
     """Precision: DeepSpeed keeps fp32 copies that the optimizer updates beside 16-bit weights."""
     half = "bf16" if draft.facts.get("bf16") is True else "fp16" if draft.facts.get("fp16") is True else None
-    draft.default("training.dtype", half or "fp32")
-    draft.default("training.recipe", "fp32" if half is None else "mixed-16")
+    if half is None and "auto" in (draft.facts.get("bf16"), draft.facts.get("fp16")):
+        _ask_precision(draft)
+    else:
+        draft.default("training.dtype", half or "fp32")
+        draft.default("training.recipe", "fp32" if half is None else "mixed-16")
     draft.default("parallelism.zero_stage", 0)
     draft.default("parallelism.engine", "deepspeed")
     draft.default("training.implementation", "huggingface")
     place_optimizer(draft, _place(draft, "offload", "cpu_offload"), _place(draft, "offload_param", "cpu_offload_param"))
+
+
+def _ask_precision(draft: Draft) -> None:
+    """`auto` is what the Trainer around it says, which is not in the file."""
+    if "training.dtype" in draft.overridden:
+        draft.default("training.recipe", "mixed-16")
+    elif "training.recipe" not in draft.overridden:
+        draft.elsewhere.append(("bf16.enabled and fp16.enabled", ("training.dtype",)))
 
 
 def _place(draft: Draft, device: str, older: str) -> object:
@@ -161,5 +172,6 @@ DEEPSPEED = Framework(
     (
         ("parallelism.data_parallel", "how many GPUs share the data"),
         ("training.micro_batch_size", "sequences in one forward"),
+        LENGTH,
     ),
 )

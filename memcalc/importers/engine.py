@@ -10,9 +10,11 @@ from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.importers.table import Draft, Elsewhere, Framework, Meaning, Untranslatable
+from memcalc.spec.defaults import DEFAULT_SEQUENCE_LENGTH
 
 _REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,200})\}")  # of OmegaConf
 _OFF = (False, 0, "", "no", "none", "null", "false", "off", "disabled", "cpu_none")
+_TAKEN = {"training.sequence_length": f"at most {DEFAULT_SEQUENCE_LENGTH:,} are taken"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class Imported:
         if self.no_effect:
             found.append(f"without effect: {', '.join(path for path, _ in self.no_effect)}.")
         for path, what in self.missing:
-            found.append(f"missing: {what}; give it with --set {path.rpartition('.')[2]}=, 1 is taken.")
+            taken = _TAKEN.get(path, "1 is taken")
+            found.append(f"missing: {what}; give it with --set {path.rpartition('.')[2]}=, {taken}.")
         return tuple(found)
 
 
@@ -77,7 +80,6 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
     no_effect: list[tuple[str, str]] = []
     not_modelled: list[tuple[str, str]] = []
     unknown: list[str] = []
-    elsewhere: list[tuple[str, tuple[str, ...]]] = []
     for path, raw in leaves:
         value = _resolved(raw, data, path)
         meaning = framework.meaning(path)
@@ -88,7 +90,7 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
         elif isinstance(value, Elsewhere) and meaning.kind == "mapped":
             asked = _asked(meaning, overridden)
             if asked:
-                elsewhere.append((path, asked))
+                draft.elsewhere.append((path, asked))
                 draft.notes.append(f"{path} = {value} is given elsewhere: {_settings(asked)} says it")
             else:
                 mapped.append((path, value, meaning.words))
@@ -116,7 +118,7 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
         tuple(unknown),
         tuple(missing),
         tuple(draft.notes),
-        tuple(elsewhere),
+        tuple(draft.elsewhere),
     )
 
 

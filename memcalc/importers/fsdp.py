@@ -61,9 +61,7 @@ def place_fsdp(draft: Draft, words: str) -> int:
     strategy = next((word for word in reversed(said) if word in _STAGES), "full_shard")
     stage = _STAGES[strategy]
     if strategy.startswith("hybrid") or strategy in ("4", "5"):
-        draft.notes.append(
-            "FSDP shards within a node, with copies over nodes: say how many with --set data_parallel_replicate="
-        )
+        _place_replicas(draft)
     if stage:
         draft.default("parallelism.zero_stage", stage)
         draft.default("parallelism.engine", "fsdp2")
@@ -72,6 +70,17 @@ def place_fsdp(draft: Draft, words: str) -> int:
     if _is_on(settings, "offload_params") or "offload" in said:
         place_shards(draft)
     return stage
+
+
+def _place_replicas(draft: Draft) -> None:
+    """A copy of the shards on each machine, where the file says how many there are."""
+    machines = draft.facts.get("machines")
+    if type(machines) is int and machines > 0:
+        draft.default("parallelism.data_parallel_replicate", machines)
+    elif "parallelism.data_parallel_replicate" not in draft.values:
+        draft.notes.append(
+            "FSDP shards within a node, with copies over nodes: say how many with --set data_parallel_replicate="
+        )
 
 
 def _strategies(settings: Mapping[Any, Any]) -> list[str]:

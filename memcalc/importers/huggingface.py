@@ -13,12 +13,12 @@ from memcalc.importers.adapters import place_adapters
 from memcalc.importers.attention import attention
 from memcalc.importers.deepspeed import AS_PARTS
 from memcalc.importers.fsdp import place_fsdp
-from memcalc.importers.models import named_model, place_model
+from memcalc.importers.models import named_model, place_model, published_dtype
 from memcalc.importers.offload import place_optimizer
 from memcalc.importers.switches import is_on
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.table import LENGTH, Draft, Framework, Meaning, fact, lacking, nothing, to
 from memcalc.importers.trainers_loop import place_trainers_loop
-from memcalc.importers.trl import finish_trl
+from memcalc.importers.trl import finish_trl, is_trls
 
 # transformers 5.23, training_args.py (OptimizerNames).
 OPTIMIZERS = {
@@ -49,6 +49,8 @@ TRAINER: dict[str, Meaning] = {
     **trl.FIELDS,
     "model_name_or_path": named_model(),
     "per_device_train_batch_size": to("training.micro_batch_size"),
+    "block_size": to("training.sequence_length"),  # of transformers' examples/pytorch/language-modeling
+    "model_max_length": to("training.sequence_length"),  # of FastChat's and others' scripts
     "gradient_accumulation_steps": to("training.gradient_accumulation_steps"),
     "gradient_checkpointing": to("training.recompute", RECOMPUTE),
     "bf16": fact("bf16", "precision of the step"),
@@ -128,12 +130,15 @@ TRAINER: dict[str, Meaning] = {
 }
 
 
-def finish_trainer(draft: Draft, *, weights_follow: bool = False, upcast: bool = True) -> None:
+def finish_trainer(
+    draft: Draft, *, weights_follow: bool = False, upcast: bool = True, as_published: bool = False
+) -> None:
     """Precision, sharding, optimizer and adapters from what was said.
 
     Args:
         draft: our configuration in the making.
         weights_follow: whether the weights are loaded in the step's precision (axolotl, LLaMA-Factory) or in fp32.
+        as_published: whether weights are loaded in the checkpoint's dtype where nothing is said (transformers 5).
         upcast: whether weights that train are made fp32 again where nothing shards them (LLaMA-Factory).
     """
     facts = draft.facts
@@ -144,7 +149,9 @@ def finish_trainer(draft: Draft, *, weights_follow: bool = False, upcast: bool =
     stage = _sharding(draft)
     half = "bf16" if is_on(facts.get("bf16")) else "fp16" if is_on(facts.get("fp16")) else None
     autocasts = half is not None
-    weights = str(facts.get("weights", "")).rpartition(".")[2]
+    weights = str(facts.get("weights", "auto" if as_published else "")).rpartition(".")[2]
+    if weights == "auto":
+        weights = published_dtype(draft, half)
     low = weights in ("bfloat16", "float16", "bf16", "fp16") or (weights_follow and half is not None and not upcast)
     if half is None and low:
         half = "bf16" if weights.startswith("b") else "fp16"
@@ -185,6 +192,8 @@ def _sharding(draft: Draft) -> int:
             draft.default("parallelism.zero_stage", stage)
             draft.default("parallelism.engine", "deepspeed")
             place_optimizer(draft, draft.facts.get("offload"), draft.facts.get("offload_param"))
+            if words:
+                draft.notes.append("fsdp is left out, for deepspeed is given, too: transformers takes one of them")
             return stage
     return place_fsdp(draft, " ".join(map(str, words)) if isinstance(words, list) else str(words or ""))
 
@@ -204,12 +213,25 @@ def _deepspeed_stage(draft: Draft, deepspeed: Any) -> int | None:
             return int(found[1])
     if not isinstance(config, Mapping):
         return None
+    _tell_mismatch(draft, config)
     zero = config.get("zero_optimization")
     zero = zero if isinstance(zero, Mapping) else {}
     offload = {name: _device(zero.get(f"offload_{name}")) for name in ("optimizer", "param")}
     draft.facts["offload"], draft.facts["offload_param"] = offload["optimizer"], offload["param"]
     stage = zero.get("stage", 0)
     return stage if type(stage) is int and 0 <= stage <= 3 else None
+
+
+def _tell_mismatch(draft: Draft, config: Mapping[str, Any]) -> None:
+    """Two precisions, with which transformers does not start (integrations/deepspeed.py)."""
+    for name in ("bf16", "fp16"):
+        block = config.get(name)
+        said = block.get("enabled") if isinstance(block, Mapping) else None
+        if said is True and not is_on(draft.facts.get(name)):
+            draft.notes.append(
+                f"DeepSpeed's {name}.enabled is true and {name} is not: transformers refuses both together, and the "
+                "precision of its own arguments is counted"
+            )
 
 
 def _device(offload: object) -> object:
@@ -225,7 +247,7 @@ def _is_trainer(data: Mapping[str, Any]) -> bool:
 
 def _finish(draft: Draft) -> None:
     finish_trl(draft)
-    finish_trainer(draft, upcast=False)
+    finish_trainer(draft, upcast=False, as_published=not is_trls(draft))  # TRL's own silence is fp32
     place_trainers_loop(draft)
 
 
@@ -235,5 +257,5 @@ TRAINING_ARGUMENTS = Framework(
     fields=TRAINER,
     finish=_finish,
     recognised=_is_trainer,
-    expected=GPUS,
+    expected=(*GPUS, LENGTH),
 )

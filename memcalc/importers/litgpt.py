@@ -55,7 +55,15 @@ FIELDS: dict[str, Meaning] = {
     "ops_profile": nothing("logging"),
 }
 
-_OPTIMIZERS = {"adamw": "adamw", "adam": "adam", "adamw8bit": "adam-8bit", "pagedadamw": "adamw", "sgd": "sgd"}
+_OPTIMIZERS = {
+    "adamw": "adamw",
+    "adam": "adam",
+    "adamw8bit": "adam-8bit",
+    "pagedadamw": "adamw",
+    "pagedadamw32bit": "adamw",
+    "pagedadamw8bit": "adam-8bit",
+    "sgd": "sgd",
+}
 _RECIPES = {
     "bf16-true": ("bf16", "pure"),
     "bf16-mixed": ("bf16", "amp"),
@@ -97,7 +105,10 @@ def _optimizer(draft: Draft) -> None:
     named = draft.facts.get("optimizer")
     path = named.get("class_path", "") if isinstance(named, Mapping) else named
     if isinstance(path, str) and path:
-        draft.translate("training.optimizer", path.rpartition(".")[2], _OPTIMIZERS)
+        name = path.rpartition(".")[2]
+        draft.translate("training.optimizer", name, _OPTIMIZERS)
+        if name.lower().startswith("paged"):
+            draft.default("training.optimizer_options.paged", True)
 
 
 def _adapters(draft: Draft) -> None:

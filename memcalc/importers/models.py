@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from memcalc.importers.table import Draft, Meaning
 from memcalc.spec.presets import preset_names
@@ -13,6 +15,7 @@ _BEFORE = re.compile(r"^(?:meta-|open-|unsloth-)+")
 _AFTER = re.compile(
     r"(?:-(?:instruct|chat|base|hf|it|fp16|bf16|4bit|bnb|unsloth|dpo|sft|rl|preview|turbo|v\d+(?:\.\d+)*|\d{4}))+$"
 )
+_IN_32_BITS = ("gpt2", "gpt-neo-", "gpt-j-")  # published in float32
 _SAME = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b", "llama-3.3-70b": "llama-3-70b"}  # of their sizes
 
 
@@ -42,6 +45,37 @@ def place_model(draft: Draft) -> None:
     if preset is not None:
         draft.values["preset"] = preset
         draft.notes.append(f"the model {name} is taken to be our preset {preset}")
+
+
+def published_dtype(draft: Draft, half: str | None) -> str:
+    """The dtype that a model's weights are published in, which a program that names none loads them in.
+
+    A config.json says it. Of a model that is only named the step's is taken, and told.
+    """
+    path = draft.values.get("hf_config")
+    config = _config(path) if isinstance(path, str) else {}
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        dtype = part.get("dtype", part.get("torch_dtype"))
+        if isinstance(dtype, str):
+            return dtype
+    if str(draft.values.get("preset")).startswith(_IN_32_BITS):
+        return "float32"
+    taken = "float16" if half == "fp16" else "bfloat16"
+    if "training.recipe" not in draft.overridden:
+        draft.notes.append(
+            f"weights are loaded in the checkpoint's dtype (transformers 5), taken to be {taken}: where it is float32, "
+            f"--set recipe={'amp' if half else 'fp32 --set dtype=fp32'}"
+        )
+    return taken
+
+
+def _config(path: str) -> dict[str, Any]:
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def preset_of(name: str) -> str | None:

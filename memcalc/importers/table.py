@@ -26,6 +26,7 @@ class Draft:
         folder: where files named in the configuration are looked for.
         overridden: our fields that the user sets anyway.
         paths: the fields that the file has, with a value.
+        elsewhere: fields whose values the file leaves to whoever runs it: path, and which fields of ours they decide.
     """
 
     folder: str
@@ -34,6 +35,7 @@ class Draft:
     values: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    elsewhere: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
 
     def default(self, path: str, value: Any) -> None:
         """What the framework does where its configuration is silent."""
@@ -108,6 +110,9 @@ def nothing(why: str = "no effect on the memory of a step") -> Meaning:
 def lacking(what: str) -> Meaning:
     """The field changes memory in a way that memcalc does not model; "no", 0 and false change nothing."""
     return Meaning("not modelled", what)
+
+
+LENGTH = ("training.sequence_length", "tokens of a sequence, which the program says")
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ FIELDS: dict[str, Meaning] = {
     "callbacks": nothing("logging"),
     "benchmarks": nothing("evaluation is not sized"),
     "wandb_*": nothing("logging"),
-    "max_prompt_length": nothing("part of preference training or reinforcement learning"),
+    "max_prompt_length": fact("prompt_length", "training.sequence_length"),
+    "max_completion_length": fact("completion_length", "training.sequence_length"),
     **dict.fromkeys(
         ("beta", "precompute_ref_*", "sync_ref_model", "ref_model_*", "f_divergence_type", "f_alpha_*", "loss_weights"),
         _PREFERENCE,
@@ -58,7 +59,7 @@ FIELDS: dict[str, Meaning] = {
         for name in ("ld_alpha", "use_weighting", "discopop_tau", "label_smoothing", "disable_dropout")
     },
     **dict.fromkeys(
-        ("num_generations*", "max_completion_length", "reward_funcs", "use_vllm", "vllm_*", "generation_batch_size"),
+        ("num_generations*", "reward_funcs", "use_vllm", "vllm_*", "generation_batch_size"),
         _REINFORCEMENT,
     ),
     **{
@@ -86,6 +87,11 @@ _ITS_OWN = frozenset(
 )
 
 
+def is_trls(draft: Draft) -> bool:
+    """Whether a file is for TRL's scripts."""
+    return bool(_ITS_OWN & draft.paths)
+
+
 def finish_trl(draft: Draft) -> None:
     """TRL's own defaults, where a file is for it: trl/trainer/base_config.py."""
     facts = draft.facts
@@ -95,7 +101,7 @@ def finish_trl(draft: Draft) -> None:
         batch, length = (draft.values.get(f"training.{name}") for name in ("micro_batch_size", "sequence_length"))
         if isinstance(batch, int) and isinstance(length, int):
             draft.default("training.loss_chunks", min(max(-(-batch * length // _CHUNK), 1), 1024))
-    if not _ITS_OWN & draft.paths:
+    if not is_trls(draft):
         return
     if "bf16" not in facts and facts.get("fp16") not in (True, "true"):
         facts["bf16"] = True
@@ -105,7 +111,13 @@ def finish_trl(draft: Draft) -> None:
         draft.notes.append(
             "TRL checkpoints every layer where nothing is said (since 0.22): --set recompute=none if not"
         )
-    if not _REINFORCED & draft.paths:
+    if _REINFORCED & draft.paths:
+        if _REINFORCED & draft.paths == {"max_completion_length"}:
+            draft.notes.append(f"not modelled: max_completion_length: {_REINFORCEMENT.words}")
+        lengths = [facts.get("prompt_length"), facts.get("completion_length")]
+        if all(type(length) is int for length in lengths):  # both are in one forward
+            draft.default("training.sequence_length", sum(lengths))
+    else:
         draft.default("training.sequence_length", 1024)
     if loss is None and not _PREFERRED & draft.paths:
         draft.notes.append(

@@ -72,7 +72,7 @@ def test_trl_has_defaults_of_its_own(tmp_path: Path) -> None:
     plain = spec_of(tmp_path, "b.yaml", LLAMA + "per_device_train_batch_size: 2\n")
 
     assert (ours.training.dtype, ours.training.recompute, ours.training.sequence_length) == ("bf16", "full", 1024)
-    assert (plain.training.dtype, plain.training.recompute, plain.training.sequence_length) == ("fp32", "none", 2048)
+    assert (plain.training.dtype, plain.training.recompute, plain.training.sequence_length) == ("bf16", "none", 2048)
     assert any("TRL's SFT computes the loss in chunks since 1.7" in note for note in ours.notes)
 
 
