@@ -1,9 +1,10 @@
-"""What families do to attention scores: positions as a bias, and numbers in place of what a mask hides."""
+"""What families do to attention scores: positions as a bias, numbers in place of what a mask hides, steps in place."""
 
 from __future__ import annotations
 
+from memcalc.estimation import workspaces
 from memcalc.estimation.operators.base import DERIVATIVES, Base
-from memcalc.estimation.tape import NEW, Node, Shape, Tensor
+from memcalc.estimation.tape import NEW, SAME, Node, Shape, Tensor
 
 
 class Scores(Base):
@@ -30,4 +31,25 @@ class Scores(Base):
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
         self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
         self.tape.also_saves(Tensor(-1, mask, "bool"))
+        return y
+
+    def divide_by_number(self, x: Tensor, name: str) -> Tensor:
+        """x /= a number: no new tensor forward, one backward."""
+        y = Tensor(x.storage, x.shape, x.dtype)
+        self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
+        return y
+
+    def add_in_place(self, x: Tensor, other: Tensor, name: str) -> Tensor:
+        """x += other, of the same dtype."""
+        y = Tensor(x.storage, x.shape, x.dtype)
+        self.tape.record(Node(name, (x, other), (y,), (), (SAME, SAME)))
+        return y
+
+    def one_row(self, x: Tensor, out: Shape, name: str) -> Tensor:
+        """x[..., [i], :]: a copy. Backward adds it up into a tensor of zeros as large as x; the index is the host's."""
+        tape = self.tape
+        y = tape.new(name, out, x.dtype, "aten::index")
+        rule = workspaces.named(workspaces.add_rows, indices=("1",), rows=("h_kv",))
+        scratch = tape.store(f"{name}: sorted index", (), "uint8", "ATen native/cuda/Indexing.cu", rule=rule)
+        tape.record(Node(name, (x,), (y,), (), (NEW,), backward_temporaries=(scratch,)))
         return y

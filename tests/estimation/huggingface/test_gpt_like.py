@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 import memcalc
+from memcalc.estimation.blocks.catalogue import has_formulas
 from memcalc.ledger.component import Component
 
 B, S, D, H, L = 2, 32, 64, 4, 3
@@ -125,6 +126,33 @@ def test_queries_and_keys_in_fp32_make_probabilities_of_fp32(family: str, before
     )
 
     assert kept == sum(terms) + norms * NORMS // 2
+
+
+@pytest.mark.parametrize("kv", [1, 2])
+def test_falcon_copies_its_keys_and_values(kv: int) -> None:
+    """One key head is read by all query heads once it is copied by head; groups of heads are copied beforehand."""
+    kept = kept_by_a_layer(
+        "falcon", "dropout=0", "attention=eager", num_key_value_heads=kv, norms_per_layer=kv, intermediate_size=4 * D
+    )
+    terms = (
+        2 * BSD,  # layer input
+        kv * 2 * BSD,  # output of one norm, or of one each for attention and MLP
+        3 * 2 * BSD,  # q, k and v by head
+        2 * MAP,  # probabilities in bf16
+        2 * BSD,  # what attention makes, token by token
+        2 * 4 * BSD,  # input of gelu
+        2 * 4 * BSD,  # its output
+    )
+
+    assert kept == sum(terms) + kv * NORMS // 2
+
+
+def test_what_falcon_does_besides_is_traced() -> None:
+    run = {"model": SIZES | {"architecture": "falcon"}, "training": {"implementation": "huggingface"}}
+
+    assert has_formulas(memcalc.load(run, "attention=eager"))
+    assert not has_formulas(memcalc.load(run, "attention=memory-efficient"))
+    assert not has_formulas(memcalc.load(run, "attention=eager", "model.position_embedding=alibi"))
 
 
 @pytest.mark.parametrize("family", ["bloom", "mpt"])

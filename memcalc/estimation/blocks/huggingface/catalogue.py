@@ -7,6 +7,7 @@ from memcalc.estimation.blocks.huggingface.bloom import Bloom
 from memcalc.estimation.blocks.huggingface.codegen import CodeGen
 from memcalc.estimation.blocks.huggingface.cohere import Cohere, Cohere2
 from memcalc.estimation.blocks.huggingface.ernie import Ernie4Moe
+from memcalc.estimation.blocks.huggingface.falcon import Falcon
 from memcalc.estimation.blocks.huggingface.family import Family
 from memcalc.estimation.blocks.huggingface.gemma import Gemma, Gemma2, Gemma3
 from memcalc.estimation.blocks.huggingface.glm import Glm, Glm4
@@ -42,6 +43,7 @@ FAMILIES: dict[str, type[Family]] = {
     "ernie4_5": Ernie4,
     "ernie4_5_moe": Ernie4Moe,
     "exaone4": Exaone4,
+    "falcon": Falcon,
     "gemma": Gemma,
     "gemma2": Gemma2,
     "gemma3_text": Gemma3,
@@ -86,7 +88,7 @@ ADAPTERS_MOVE = frozenset({"deepseek_v3", "ernie4_5_moe", "glm4_moe", "olmoe", "
 
 def is_written(c: Structure) -> bool:
     """Whether the modules of a run are written down."""
-    return c.family in FAMILIES and not _moves_adapters(c) and not _lacks_kernel(c)
+    return c.family in FAMILIES and FAMILIES[c.family].is_written(c) and not _moves_adapters(c) and not _lacks_kernel(c)
 
 
 def _moves_adapters(c: Structure) -> bool:

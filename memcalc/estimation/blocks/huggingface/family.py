@@ -38,6 +38,11 @@ class Family:
         self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters)
         self.ops.float8 = c.float8
 
+    @classmethod
+    def is_written(cls, c: Structure) -> bool:  # noqa: ARG003
+        """Whether that holds for all that the family can be."""
+        return True
+
     def entry(self) -> Tensor:
         """What the layer before hands on."""
         shape, dtype = ("b", "s", "d"), self.c.parameters
