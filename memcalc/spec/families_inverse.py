@@ -113,7 +113,7 @@ def _settle(keys: dict[str, Any], field: str, rule: Rule, wanted: dict[str, Any]
         head = wanted["head_dim"]
         share = value / head
         needs[rule.keys[-1]] = share if int(head * share) == value else (value + 0.5) / head
-    else:
+    elif rule.how in ("except", "every", "others", "before", "after"):
         given = _of_layers(field, rule.how, wanted)
         if given is _UNSETTLED:
             return False
