@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import memcalc
 from memcalc.errors import InputError
+from memcalc.estimation.blocks.huggingface.catalogue import FAMILIES as WRITTEN
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.spec import Spec
@@ -70,6 +71,30 @@ LATER = {
     "qwen3_moe": ["qwen3-30b-a3b"],
     "seed_oss": ["seed-oss-36b"],
     "starcoder2": ["starcoder2-3b", "starcoder2-7b"],
+}
+# And after those again: of which presets have layers that a card holds.
+LATEST = {
+    "bloom": ["bloom-7b1"],
+    "cohere": ["command-r"],
+    "cohere2": ["command-r7b"],
+    "deepseek_v2": ["deepseek-v2-lite"],
+    "ernie4_5_moe": ["ernie-4.5-21b-a3b"],
+    "falcon": ["falcon-7b"],
+    "gemma": ["gemma-2b", "gemma-7b"],
+    "gemma2": ["gemma-2-2b", "gemma-2-9b"],
+    "gemma3_text": ["gemma-3-1b"],
+    "gpt_bigcode": ["starcoder"],
+    "gpt_neo": ["gpt-neo-125m", "gpt-neo-1.3b", "gpt-neo-2.7b"],
+    "gptj": ["gpt-j-6b"],
+    "granitemoe": ["granite-3.0-1b-a400m"],
+    "mpt": ["mpt-7b"],
+    "olmo3": ["olmo-3-7b"],
+    "olmoe": ["olmoe-1b-7b"],
+    "phi": ["phi-1.5", "phi-2"],
+    "phi3": ["phi-3-mini"],
+    "phimoe": ["phi-3.5-moe"],
+    "smollm3": ["smollm3-3b"],
+    "stablelm": ["stablelm-2-1.6b", "stablelm-3b-4e1t"],
 }
 IN_TRANSFORMERS = ("gpt2", "codegen", "llama", "mistral", "qwen2", "qwen3")  # implementation: huggingface
 EAGER_ONLY = "codegen"  # transformers 5.23 has no other attention for it
@@ -141,11 +166,16 @@ def theirs(lot: Lot, rounds: int) -> Iterator[str]:
     yield from alone(lot, [(family, "huggingface") for family in LATER] * rounds)
 
 
+def latest(lot: Lot, rounds: int) -> Iterator[str]:
+    """The same of the latest."""
+    yield from alone(lot, [(family, "huggingface") for family in LATEST if family in WRITTEN] * rounds)
+
+
 def alone(lot: Lot, deck: list[tuple[str, str]]) -> Iterator[str]:
     """Runs on one GPU, each of a family's modules."""
     for family, implementation in deck:
         while True:
-            preset = lot.choice(FAMILIES.get(family) or LATER[family])
+            preset = lot.choice(FAMILIES.get(family) or LATER.get(family) or LATEST[family])
             words = sizes(lot, memcalc.load(preset).model)
             words += settings(lot, ("fp32", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"))
             words += updated(lot, (*OPTIMIZERS_DRAWN, "adamw", "adam-8bit", "adam-8bit", "lion-8bit"))
@@ -201,11 +231,11 @@ def in_transformers(spec: Spec) -> bool:
 def main() -> None:
     """Print the list."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["single", "theirs", "sharded"])
+    parser.add_argument("what", choices=["single", "theirs", "latest", "sharded"])
     parser.add_argument("seed", type=int)
     parser.add_argument("rounds", type=int)
     arguments = parser.parse_args()
-    draw = {"single": single, "theirs": theirs, "sharded": sharded}[arguments.what]
+    draw = {"single": single, "theirs": theirs, "latest": latest, "sharded": sharded}[arguments.what]
     print(f"drawn-{arguments.seed}:   # benchmarks/draw_cases.py {arguments.what} {arguments.seed} {arguments.rounds}")
     for case in draw(Lot(arguments.seed), arguments.rounds):
         print(f"- {case}")
