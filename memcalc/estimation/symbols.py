@@ -132,6 +132,7 @@ def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
     values = dict(model_values(model, parallelism.tensor_parallel))
     values["b"] = b
     values["s"] = s
+    values["s+1"] = s + 1
     values["s/t"] = -(-s // parallelism.tensor_parallel)
     values["c"] = parallelism.context_parallel
     values["s/c"] = -(-s // parallelism.context_parallel)

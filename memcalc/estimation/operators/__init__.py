@@ -8,6 +8,7 @@ torch/csrc's autocast_mode.h say: matrix products to the autocast dtype, norms, 
 from __future__ import annotations
 
 from memcalc.estimation.operators.attention import Attention
+from memcalc.estimation.operators.biased import Biased
 from memcalc.estimation.operators.collectives import Collectives
 from memcalc.estimation.operators.grouped import Grouped
 from memcalc.estimation.operators.liger import LigerKernels
@@ -32,5 +33,6 @@ class Operators(
     Routing,
     Parts,
     Scores,
+    Biased,
 ):
     """A tape with the vocabulary of a module's forward."""

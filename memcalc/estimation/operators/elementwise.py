@@ -263,7 +263,7 @@ class Elementwise(Base):
         `dtype`: what it is asked for in, if not the input's; under autocast fp32, whose list it is on. Of fp16 the
         kernel makes fp32 by itself, and backward fp16 (torch 2.13 ATen native/SoftMax.cpp, half_to_float).
         """
-        wide = "fp32" if self.autocast else dtype or x.dtype
+        wide = dtype or ("fp32" if self.autocast else x.dtype)
         if x.dtype != "fp16":
             x = self.cast(x, wide)
         y = self.tape.new(name, x.shape, wide, DERIVATIVES)

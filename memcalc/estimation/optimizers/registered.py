@@ -24,6 +24,7 @@ _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "glm4_moe": _EXPERTS_FIRST,
     "gpt_neo": ("input_norm", *_KEYS_FIRST, "post_attention_norm", "mlp."),
     "gpt_neox": ("input_norm", "post_attention_norm", "attention.", "mlp."),
+    "gpt_oss": ("attention.sinks", *_PROJECTIONS, "mlp.", "input_norm", "post_attention_norm"),
     "gptj": ("input_norm", *_KEYS_FIRST, "mlp."),
     "granitemoe": (*_PROJECTIONS, "input_norm", "post_attention_norm", "mlp."),
     "opt": (*_KEYS_FIRST, "input_norm", "mlp.", "post_attention_norm"),

@@ -47,10 +47,10 @@ EXPERTS = (
 )
 
 
-def kept_by_a_layer(family: str, **model: object) -> int:
+def kept_by_a_layer(family: str, attention: str = "flash", **model: object) -> int:
     run = {
         "model": SIZES | model | {"architecture": family},
-        "training": {"b": B, "s": S, "recipe": "pure", "implementation": "huggingface", "attention": "flash"},
+        "training": {"b": B, "s": S, "recipe": "pure", "implementation": "huggingface", "attention": attention},
     }
     return memcalc.estimate(run).ledger.components("loss_1")[Component.ACTIVATIONS] // L
 
@@ -179,6 +179,34 @@ def test_granite_weighs_by_the_softmax_of_the_best_logits() -> None:
     )
 
     assert kept_by_a_layer("granitemoe") == sum((*NORM, *ATTENTION, *NORM, *without, *weights))
+
+
+def test_gpt_oss_keeps_probabilities_with_sinks_and_what_its_clamps_read() -> None:
+    norm = (
+        4 * BSD,  # its input in fp32
+        4 * BS,  # the reciprocal deviation
+        4 * BSD,  # normed in fp32, for the weight's gradient
+        2 * BSD,  # times the weight, of the matrices behind
+    )
+    attention = (
+        3 * 2 * BSD,  # q and k, turned, and v by head
+        8 * B * H * S,  # where the largest logits are
+        2 * B * H * S * (S + 1),  # probabilities, of sinks too
+        2 * BSD,  # what attention makes, by token
+    )
+    experts = (
+        8 * COPIES,  # which experts
+        2 * COPIES,  # the softmax of their logits
+        *EXPERTS[2:8],  # orders, ends, copies of tokens, gate and up
+        8 * COPIES,  # experts in order, of which biases are taken
+        5 * 2 * COPIES * F,  # gate, clamped; its sigmoid; their product; up + 1; and that product
+        2 * COPIES * D,  # what experts make
+        2 * COPIES,  # weights by expert
+    )
+
+    kept = kept_by_a_layer("gpt_oss", "eager", head_dim=D // H, sliding_window=0)
+
+    assert kept == sum((*norm, *attention, *norm, *experts))
 
 
 def latent(**training: object) -> dict[str, object]:

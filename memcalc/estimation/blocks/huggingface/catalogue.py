@@ -15,6 +15,7 @@ from memcalc.estimation.blocks.huggingface.gpt2 import Gpt2
 from memcalc.estimation.blocks.huggingface.gpt_bigcode import GptBigcode
 from memcalc.estimation.blocks.huggingface.gpt_neo import GptNeo
 from memcalc.estimation.blocks.huggingface.gpt_neox import GptNeox
+from memcalc.estimation.blocks.huggingface.gpt_oss import GptOss
 from memcalc.estimation.blocks.huggingface.gptj import Gptj
 from memcalc.estimation.blocks.huggingface.latent import DeepseekV3
 from memcalc.estimation.blocks.huggingface.llama import Llama
@@ -54,6 +55,7 @@ FAMILIES: dict[str, type[Family]] = {
     "gpt_bigcode": GptBigcode,
     "gpt_neo": GptNeo,
     "gpt_neox": GptNeox,
+    "gpt_oss": GptOss,
     "gptj": Gptj,
     "granite": Granite,
     "granitemoe": GraniteMoe,

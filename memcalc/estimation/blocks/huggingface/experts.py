@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memcalc.estimation.operators import Operators
 from memcalc.estimation.tape import Tensor
 
 COPIES = ("b", "s", "k")
 
 
-def grouped_experts(ops: Operators, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+def silu_gated(ops: Operators, both: Tensor) -> Tensor:
+    """_default_apply_gate: silu(gate) * up."""
+    gate, up = ops.split(both, ((*COPIES, "F_e"),) * 2, "gate and up")
+    product = ops.mul(ops.pointwise(gate, "mlp.experts.silu"), up, "mlp.experts.silu(gate) * up")
+    ops.tape.still_named(both)
+    return product
+
+
+def grouped_experts(
+    ops: Operators,
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    gated: Callable[[Operators, Tensor], Tensor] = silu_gated,
+    *,
+    biases: bool = False,
+) -> Tensor:
     """grouped_mm_experts_forward, transformers' default: copies of the tokens, sorted by expert, and back.
 
     Its variables hold what they name until it returns.
@@ -18,6 +36,8 @@ def grouped_experts(ops: Operators, x: Tensor, weights: Tensor, chosen: Tensor) 
         x: the tokens, (b, s, d).
         weights: of the experts that each token visits, (b, s, k).
         chosen: which these are.
+        gated: what is made of gate and up.
+        biases: whether products have them, a row for each expert.
     """
     rows = (*COPIES, "d")
     ids, order = ops.sorted_order(chosen, "order of token copies")
@@ -27,11 +47,14 @@ def grouped_experts(ops: Operators, x: Tensor, weights: Tensor, chosen: Tensor) 
     counted = ops.table("experts of copies", COPIES, "int32", "aten::_to_copy")
     counts = ops.table("copies of each expert", ("E",), "int32", "aten::histc")
     ends = ops.table("ends of groups", ("E",), "int32", "aten::cumsum")
-    both = ops.grouped_product(selected, ends, "mlp.experts.gate_up_proj", ("E", "2·F_e", "d"), (*COPIES, "2·F_e"))
-    gate, up = ops.split(both, ((*COPIES, "F_e"),) * 2, "gate and up")
-    product = ops.mul(ops.pointwise(gate, "mlp.experts.silu"), up, "mlp.experts.silu(gate) * up")
-    ops.tape.still_named(both)
-    down = ops.grouped_product(product, ends, "mlp.experts.down_proj", ("E", "d", "F_e"), rows)
+    inner, into, out = (*COPIES, "2·F_e"), "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+    bias = (ops.rows_of_bias(into, ("E", "2·F_e"), ids, inner),) if biases else ()
+    both = ops.grouped_product(selected, ends, into, ("E", "2·F_e", "d"), inner)
+    product = gated(ops, ops.add_in_place(both, *bias, f"{into} and bias") if bias else both)
+    before, bias = bias, (ops.rows_of_bias(out, ("E", "d"), ids, rows),) if biases else ()
+    ops.tape.still_named(*before)
+    down = ops.grouped_product(product, ends, out, ("E", "d", "F_e"), rows)
+    down = ops.add_in_place(down, *bias, f"{out} and bias") if bias else down
     weighted = ops.weigh(down, scales, "weighted expert outputs")
     back = ops.table("order of tokens", COPIES, "int64", "aten::empty_like")
     ops.table("positions of copies", COPIES, "int64", "aten::arange")
@@ -39,5 +62,5 @@ def grouped_experts(ops: Operators, x: Tensor, weights: Tensor, chosen: Tensor) 
     summed = ops.sum_of_copies(ordered, x.shape, "sum of experts")
     total = ops.cast(summed, x.dtype, f"sum of experts in {x.dtype}")
     named = (chosen, ids, order, selected, scales, counted, counts, ends, down, back, ordered, summed)
-    ops.tape.still_named(*named, weights)
+    ops.tape.still_named(*named, *bias, weights)
     return total

@@ -70,15 +70,6 @@ class Latent(Llama):
         half = (*x.shape[:-1], "d_r/2")
         return self.ops.slices(x, (half, half), f"{name} halves")
 
-    def turned_pairs(self, x: Tensor, name: str, first: Tensor, second: Tensor) -> Tensor:
-        """first * cos - second * sin, and second * cos + first * sin."""
-        ops, dtype = self.ops, self.table_dtype
-        straight = ops.mul_table(first, f"{name} first * cos", dtype)
-        low = ops.subtract(straight, ops.mul_table(second, f"{name} second * sin", dtype), f"{name} low")
-        straight = ops.mul_table(second, f"{name} second * cos", dtype)
-        high = ops.add(straight, ops.mul_table(first, f"{name} first * sin", dtype), f"{name} high")
-        return ops.concatenate((low, high), x.shape, f"{name} turned")
-
     def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Memory-efficient: flash has no kernel for values that are not as wide as keys."""
         return self.ops.efficient_attention(q, k, v, "h", "d_n+d_r", "s", masked=self.c.masked, out=v.shape)

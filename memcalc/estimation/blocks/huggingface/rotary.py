@@ -96,3 +96,12 @@ class Rotary(Family):
         half = (*x.shape[:-1], f"{x.shape[-1]}/2")
         first, second = ops.slices(x, (half, half), f"{name} halves")
         return ops.concatenate((ops.scale(second, f"-{name} half"), first), x.shape, f"turned {name}")
+
+    def turned_pairs(self, x: Tensor, name: str, first: Tensor, second: Tensor) -> Tensor:
+        """first * cos - second * sin, and second * cos + first * sin."""
+        ops, dtype = self.ops, self.table_dtype
+        straight = ops.mul_table(first, f"{name} first * cos", dtype)
+        low = ops.subtract(straight, ops.mul_table(second, f"{name} second * sin", dtype), f"{name} low")
+        straight = ops.mul_table(second, f"{name} second * cos", dtype)
+        high = ops.add(straight, ops.mul_table(first, f"{name} first * sin", dtype), f"{name} high")
+        return ops.concatenate((low, high), x.shape, f"{name} turned")

@@ -1,0 +1,65 @@
+"""What experts with biases do beside their products, and attention with a logit of its own for each head."""
+
+from __future__ import annotations
+
+from memcalc.estimation import workspaces
+from memcalc.estimation.operators.base import DERIVATIVES, Base
+from memcalc.estimation.operators.routing import INDEXING
+from memcalc.estimation.tape import NEW, REDUCED, SAME, Node, Shape, Tensor
+
+
+class Biased(Base):
+    """Rows of parameters, sums in place, clamps."""
+
+    def rows_of_bias(self, module: str, bias: Shape, index: Tensor, out: Shape) -> Tensor:
+        """A row of a parameter for each copy of a token; keeps the index. Its gradient is added up from all of them."""
+        tape, trains = self.tape, self.trains(module)
+        y = tape.new(f"{module} bias of each copy", out, self.parameters, "aten::index", grad=trains)
+        gradients: tuple[int, ...] = ()
+        scratch: tuple[int, ...] = ()
+        if trains:
+            gradients = (self.parameter_gradient(module, "bias", bias, self.parameters),)
+            rule = workspaces.named(workspaces.add_rows, indices=index.shape, rows=bias[:1])
+            scratch = (tape.store(f"{module} bias: sorted indices", (), "uint8", INDEXING, rule=rule),)
+        saved = (index.storage,) if trains else ()
+        node = Node(f"{module} bias", (), (y,), saved, (), backward_temporaries=scratch, parameters=gradients)
+        tape.record(node)
+        return y
+
+    def add_in_place(self, x: Tensor, other: Tensor, name: str) -> Tensor:
+        """x += other: x's own memory, and the same gradient for both."""
+        y = Tensor(x.storage, x.shape, x.dtype, grad=x.grad or other.grad)
+        kinds = tuple(SAME if tensor.grad else None for tensor in (x, other))
+        self.tape.record(Node(name, (x, other), (y,), (), kinds))
+        return y
+
+    def clamp(self, x: Tensor, name: str, bounds: int) -> Tensor:
+        """Not above one bound, or between two; keeps x. Backward asks of each bound whether x was within it, again.
+
+        torch 2.13 torch/csrc/autograd/FunctionsManual.cpp, clamp_backward: where(x >= min and x <= max, gradient, 0).
+        """
+        tape = self.tape
+        y = tape.new(name, x.shape, x.dtype, DERIVATIVES)
+        zero = tape.store(f"{name}: zero", (), x.dtype, DERIVATIVES)
+        masks = [tape.store(f"{name}: within a bound", x.shape, "bool", DERIVATIVES) for _ in range(bounds)]
+        on_the_way = tuple((index, 1) for index in (zero, *masks))
+        tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,), prepares=on_the_way, variables=(x,)))
+        return y
+
+    def parameter_for_each(self, module: str, parameter: Shape, out: Shape) -> Tensor:
+        """A parameter seen for each sequence and token: no bytes; its gradient is a sum over them."""
+        tape, trains = self.tape, self.trains(module)
+        y = Tensor(tape.store(f"{module}, seen", ("0",), self.parameters, DERIVATIVES), out, self.parameters, trains)
+        gradients = (self.parameter_gradient(module, "weight", parameter, self.parameters),) if trains else ()
+        tape.record(Node(module, (), (y,), (), (), parameters=gradients))
+        return y
+
+    def minus_largest(self, x: Tensor, name: str) -> Tensor:
+        """x - x.max(dim=-1): of the largest its place is kept; its gradient goes back there, in a tensor of zeros."""
+        tape, largest = self.tape, (*x.shape[:-1], "1")
+        top = tape.new(f"{name}: largest", largest, x.dtype, DERIVATIVES)
+        place = tape.store(f"{name}: place of the largest", largest, "int64", DERIVATIVES)
+        tape.record(Node(f"{name}: largest", (x,), (top,), (place,), (NEW,), also_allocates=(place,)))
+        y = tape.new(name, x.shape, x.dtype, DERIVATIVES)
+        tape.record(Node(name, (x, top), (y,), (), (SAME, REDUCED)))
+        return y
