@@ -89,7 +89,7 @@ class Fit:
         nearest: changes that make the run fit, by what they ask for, the smallest first; where the least
             recomputation was asked for and all of it is not enough, changes beside recomputing every layer.
         fewest: the fewest cards; None: no number that is tried is enough.
-        cards: what the run needs on every card, the smallest first.
+        cards: what the run needs on every card of the same vendor, the smallest first.
         least_recompute: the least recomputation; None: all of it is not enough.
         all_recomputed: the run with every layer recomputed, where that is not enough.
     """
@@ -129,6 +129,11 @@ class Fit:
         return self.asked if everything and self.asked is not None and not self.asked.fits else None
 
     @property
+    def smallest(self) -> Sized | None:
+        """The smallest of `cards` that will do."""
+        return next((sized for sized in self.cards if sized.will_do), None)
+
+    @property
     def fits(self) -> bool:
         """Whether the answer to the question is yes."""
         if self.question.maximize is not None:
@@ -136,7 +141,7 @@ class Fit:
         if self.question.minimize == "gpus":
             return self.fewest is not None
         if self.question.minimize == "gpu_kind":
-            return any(sized.fits for sized in self.cards)
+            return self.smallest is not None
         if self.question.minimize == "recompute":
             return self.least_recompute is not None
         return bool(self.best) or (self.asked is not None and bool(self.asked.fits))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import inf
 
 from memcalc.changes.candidates import OTHER_CARD, RESULTS, Candidate, candidates
@@ -51,7 +52,8 @@ def fit(run: Run, question: Question) -> Fit:
     answer.base = base = answer.best[0].result.spec if answer.base_is_best else asked
     if base is not None:
         for what in MAXIMA[:2] if everything else filter(None, [question.maximize]):
-            answer.maxima[what] = maximum(what, base, card)
+            found = maximum(what, base, card)
+            answer.maxima[what] = replace(found, words=words_to(run, found.result.spec) if found.result else ())
     _minimized(answer, spec, held)
     if answer.changed is not None:
         answer.nearest = _nearest(run, answer.changed, card, system)
@@ -152,7 +154,7 @@ def _minimized(answer: Fit, spec: Spec, held: frozenset[str]) -> None:
     elif base is None:
         return
     elif wanted == "gpu_kind":
-        answer.cards = cards_for(base)
+        answer.cards = cards_for(base, card.vendor)
     elif wanted == "recompute":
         answer.least_recompute = least_recompute(base, card)
         if answer.least_recompute is None:

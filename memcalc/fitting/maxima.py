@@ -11,7 +11,7 @@ from memcalc.estimation.estimate import estimate
 from memcalc.estimation.parameters import count_parameters
 from memcalc.fitting.ladder import border
 from memcalc.fitting.peaks import device_bytes
-from memcalc.fitting.scaling import heads_step, scaled, with_layers
+from memcalc.fitting.scaling import heads_step, scaled
 from memcalc.fitting.varying import broken_rule, varied
 from memcalc.ledger.result import Result
 from memcalc.spec.cards import Card
@@ -50,6 +50,7 @@ class Maximum:
         result: the estimate at `value`; None where that is 0.
         parameters: of the model at `value`.
         note: how it is counted.
+        words: what makes the run that was asked about this one, as --set takes it.
     """
 
     what: str
@@ -64,6 +65,7 @@ class Maximum:
     result: Result | None
     parameters: int
     note: str
+    words: tuple[str, ...] = ()
 
 
 def maximum(what: str, spec: Spec, card: Card) -> Maximum:
@@ -168,10 +170,12 @@ def _sequences(spec: Spec) -> Scale:
 def _layers(spec: Spec) -> Scale:
     recompute = spec.training.recompute
     named = max(leaves(recompute), default=0) + 1 if isinstance(recompute, tuple) else 1
-    least = max(spec.parallelism.pipeline_parallel, named)
+    moe = spec.model.moe
+    dense = 0 if moe is None else max(moe.first_dense_layers, max(moe.dense_layers, default=-1) + 1)
+    least = max(spec.parallelism.pipeline_parallel, named, dense)
     return Scale(
         range(least, MOST),
-        lambda layers: varied(spec, model=with_layers(spec.model, layers)),
+        lambda layers: varied(spec, model={"num_layers": layers}),
         spec.model.num_layers,
         "",
         "layers like those of the model, nothing else changed",

@@ -12,7 +12,7 @@ from memcalc.fitting.ladder import border
 from memcalc.fitting.layouts import Space
 from memcalc.fitting.peaks import device_bytes
 from memcalc.fitting.ranking import Failing, some_layout_fits
-from memcalc.fitting.varying import varied
+from memcalc.fitting.varying import broken_rule, varied
 from memcalc.ledger.component import Component
 from memcalc.spec.cards import Card, all_cards
 from memcalc.spec.spec import Spec
@@ -35,16 +35,26 @@ ONE_GPU = {
 }
 
 
+# FlashAttention-2's kernels, and PyTorch's copies of them, are for Ampere and later.
+FLASH = (8, 0)
+
+
 class Sized(NamedTuple):
-    """A card, and what the run needs on it."""
+    """A card, what the run needs on it, and what the card lacks to run it as it is sized; empty: nothing."""
 
     card: Card
     device_bytes: int
+    lacks: str
 
     @property
     def fits(self) -> bool:
-        """Whether the run fits."""
+        """Whether its memory is enough."""
         return self.device_bytes <= self.card.usable_bytes
+
+    @property
+    def will_do(self) -> bool:
+        """Whether the run fits, and the card has what it takes."""
+        return self.fits and not self.lacks
 
 
 class LeastRecompute(NamedTuple):
@@ -116,10 +126,27 @@ def resident_bytes(spec: Spec) -> int:
     return sum(held.get(part, 0) for part in (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.OPTIMIZER_STATE))
 
 
-def cards_for(spec: Spec) -> list[Sized]:
-    """What the run needs on every card of the table, the smallest card first."""
-    cards = sorted(all_cards(), key=lambda card: (card.usable_bytes, card.name))
-    return [Sized(card, device_bytes(varied(spec, hardware={"gpu": card.name}), card)) for card in cards]
+def cards_for(spec: Spec, vendor: str) -> list[Sized]:
+    """What the run needs on every card of a vendor, the smallest card first."""
+    found = []
+    for card in sorted(all_cards(), key=lambda card: (card.usable_bytes, card.name)):
+        if card.vendor == vendor:
+            run = varied(spec, hardware={"gpu": card.name})
+            found.append(Sized(card, device_bytes(run, card), lacking(run, card)))
+    return found
+
+
+def lacking(spec: Spec, card: Card) -> str:
+    """What a card lacks for the run: a dtype's matrix units, a kernel, or what a rule asks of it."""
+    lacks = []
+    if spec.training.dtype == "bf16" and card.bf16_tflops is None:
+        lacks.append("no bf16 matrix units")
+    if spec.training.attention == "flash" and (card.compute_capability or FLASH) < FLASH:
+        lacks.append("no flash attention")
+    broken = broken_rule(spec)
+    if broken is not None:
+        lacks.append(broken.problem)
+    return "; ".join(lacks)
 
 
 def least_recompute(spec: Spec, card: Card) -> LeastRecompute | None:

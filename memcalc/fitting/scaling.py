@@ -48,15 +48,3 @@ def scaled(model: ModelSpec, heads: int) -> dict[str, Any]:
         }
         fields["moe"] = model.moe.model_copy(update=inner)
     return fields
-
-
-def with_layers(model: ModelSpec, layers: int) -> dict[str, Any]:
-    """The fields of the model with so many layers."""
-    fields: dict[str, Any] = {"num_layers": layers}
-    if model.moe is not None:
-        inner = {
-            "first_dense_layers": min(model.moe.first_dense_layers, layers),
-            "dense_layers": tuple(layer for layer in model.moe.dense_layers if layer < layers),
-        }
-        fields["moe"] = model.moe.model_copy(update=inner)
-    return fields

@@ -107,6 +107,7 @@ class FitMaximum(Block):
     neighbours_tried: int = Field(description="the next larger values, of which none fits")
     smaller_that_do_not_fit: list[int]
     parameters: int
+    set: list[str] = Field(description="what makes the run this one, as --set takes it; empty: nothing, or none fits")
     note: str | None
     estimate: FitSized | None
 
@@ -118,6 +119,7 @@ class FitCard(Block):
     device_bytes: int
     usable_bytes: int
     fits: bool
+    lacks: str | None = Field(description="why the run cannot be there as it is sized, however much memory there is")
 
 
 class FitRecompute(Block):

@@ -121,6 +121,7 @@ def _maximum(found: Maximum) -> dict[str, Any]:
         "neighbours_tried": found.above,
         "smaller_that_do_not_fit": list(found.gaps),
         "parameters": found.parameters,
+        "set": list(found.words),
         "note": found.note or None,
         "estimate": None if found.result is None else _sized(found.result),
     }
@@ -132,13 +133,14 @@ def _minima(answer: Fit) -> dict[str, Any]:
         return {"gpus": answer.fewest}
     if wanted == "gpu_kind":
         return {
-            "gpu_kind": next((sized.card.name for sized in answer.cards if sized.fits), None),
+            "gpu_kind": answer.smallest.card.name if answer.smallest else None,
             "cards": [
                 {
                     "name": sized.card.name,
                     "device_bytes": sized.device_bytes,
                     "usable_bytes": sized.card.usable_bytes,
                     "fits": sized.fits,
+                    "lacks": sized.lacks or None,
                 }
                 for sized in answer.cards
             ],

@@ -123,15 +123,17 @@ def pruned_grid(answer: Fit) -> Grid:
 
 def card_grid(answer: Fit, unit: Unit) -> Grid:
     """What the run needs on every card."""
+    lacks = any(sized.lacks for sized in answer.cards)
     rows = [
         (
             "fits" if sized.fits else "too large",
             sized.card.name,
             format_number(sized.device_bytes, unit),
             format_number(sized.card.usable_bytes, unit),
+            *((sized.lacks,) if lacks else ()),
         )
         for sized in answer.cards
     ]
-    strong = frozenset(index for index, sized in enumerate(answer.cards) if sized.fits)
+    strong = frozenset(index for index, sized in enumerate(answer.cards) if sized.will_do)
     columns = (Column(""), Column("card"), Column(f"needs {unit}", right=True), Column("usable", right=True))
-    return Grid("", columns, rows, strong)
+    return Grid("", (*columns, *((Column("but", wrap=True),) if lacks else ())), rows, strong)

@@ -7,12 +7,14 @@ from memcalc.fitting.answer import Fit, Nearest
 from memcalc.fitting.ladder import NEIGHBOURS
 from memcalc.fitting.maxima import Maximum
 from memcalc.fitting.minima import MOST_GPUS
-from memcalc.report.shortage_changes import settings
+from memcalc.report.shortage_changes import as_typed, settings
 from memcalc.report.verdict import subject, verdict
 from memcalc.report.words import count, plural, shortened
 from memcalc.spec.segments import words
 from memcalc.spec.spec import Spec
 from memcalc.units import Unit, format_bytes
+
+MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "huawei": "Huawei"}
 
 _NAMES = {
     "micro_batch_size": "micro-batch",
@@ -68,10 +70,10 @@ def minimum_sentence(answer: Fit, unit: Unit) -> str:
     if answer.base is None:
         return asked_sentence(answer, unit)
     if answer.question.minimize == "gpu_kind":
-        smallest = next((sized for sized in answer.cards if sized.fits), None)
-        if smallest is None:
-            return f"No card of the table is large enough, {which_run(answer)}."
-        return f"{smallest.card.name} is the smallest card that is large enough, {which_run(answer)}."
+        maker = MAKERS[answer.card.vendor]
+        if answer.smallest is None:
+            return f"No {maker} card of the table will do, {which_run(answer)}."
+        return f"{answer.smallest.card.name} is the smallest {maker} card that will do, {which_run(answer)}."
     found = answer.least_recompute
     if found is None:
         assert answer.all_recomputed is not None, "it was tried"
@@ -117,6 +119,8 @@ def maximum_lines(found: Maximum, unit: Unit) -> list[str]:
         lines.append(found.end)
     if found.gaps:
         lines.append(f"of the {NEIGHBOURS} below it {', '.join(f'{gap:,}' for gap in found.gaps)} need more than it")
+    if found.what == "parameters" and found.words:
+        lines.append(f"--set takes it as {as_typed(found.words)}")
     if found.note and found.value:
         lines.append(found.note)
     return lines

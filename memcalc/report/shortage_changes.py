@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from memcalc.changes.finding import Change
 from memcalc.diagnosis.changes import Explained
 from memcalc.report.grid import Column, Grid
@@ -74,8 +76,13 @@ def _draw_changes(screen: Screen, explained: Explained, unit: Unit) -> None:
 
 
 def settings(change: Change) -> str:
-    """The change as --set takes it, without the names of the blocks; another card in place of --gpu, which wins."""
-    words = (override.partition(".")[2] for override in change.overrides)
+    """The change as --set takes it, without the names of the blocks."""
+    return as_typed(change.overrides)
+
+
+def as_typed(overrides: Iterable[str]) -> str:
+    """Words of --set without the names of the blocks; another card in place of --gpu, which wins."""
+    words = (override.partition(".")[2] for override in overrides)
     return " ".join(f"--gpu {word[4:]}" if word.startswith("gpu=") else word for word in words)
 
 

@@ -149,6 +149,18 @@ def test_a_ladder_that_ends_has_no_next_values(run: Callable[..., Run]) -> None:
     assert "8 next values do not" in run(*run_of_all, "micro_batch_size").out
 
 
+def test_a_larger_model_by_its_fields(run: Callable[..., Run]) -> None:
+    command = ("llama-3-8b", "--gpu", "h200", "--set", "recipe=pure", "--maximize", "parameters")
+    _, found = document(run, *command)
+    largest = found["maxima"]["parameters"]
+
+    assert any(word.startswith("model.hidden_size=") for word in largest["set"])
+    again = memcalc.estimate("llama-3-8b", "recipe=pure", *largest["set"], gpu="h200")
+    assert again.headline.device_bytes == largest["estimate"]["device_bytes"]
+    printed = " ".join(run("fit", *command).out.split())
+    assert "--set takes it as " + " ".join(word.partition(".")[2] for word in largest["set"]) in printed
+
+
 def test_most_cards_of_a_search(run: Callable[..., Run]) -> None:
     code, out, _ = run("fit", "llama-3-8b", "--gpu", "t4", "--minimize", "gpus", "--gpus", "4")
 

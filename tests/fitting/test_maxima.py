@@ -91,6 +91,31 @@ def test_of_presets(what: str, name: str, card: str) -> None:
             assert not fits(name, *overrides, f"{field}={found.next_value}", gpu=card)
 
 
+@pytest.mark.parametrize("what", MAXIMA)
+@pytest.mark.parametrize(
+    "name", ["llama-3-8b", "deepseek-v2-lite", "gemma-2-2b", "mixtral-8x7b", "gpt2", "qwen3-30b-a3b"]
+)
+def test_words_of_the_largest(what: str, name: str) -> None:
+    """Written after the run's own --set they give the run that was sized."""
+    run = ("recipe=pure", "recompute=full", "data_parallel=8", "zero_stage=3")
+    found = largest(what, name, *run, gpu="b300")
+
+    assert found.result is not None
+    again = memcalc.estimate(name, *run, *found.words, gpu="b300")
+    assert again.spec == found.result.spec
+    assert again.headline.device_bytes == found.result.headline.device_bytes
+
+
+def test_dense_layers_stay() -> None:
+    """DeepSeek-V3 begins with three dense layers: two layers are another model."""
+    found = largest("layers", "deepseek-v3", "recipe=mixed-16", gpu="h100-80gb")
+
+    assert (found.value, found.next_value) == (0, 3)
+    wider = largest("layers", "deepseek-v3", "recipe=pure", "recompute=full", gpu="b300")
+    assert wider.value >= 3
+    assert fits("deepseek-v3", "recipe=pure", "recompute=full", f"num_layers={wider.value}", gpu="b300")
+
+
 def test_nothing_fits() -> None:
     """The states of 8 billion parameters alone are more than the card has."""
     found = largest("micro_batch_size", "llama-3-8b")
