@@ -17,6 +17,7 @@ RECORDS = [json.loads(line) for line in (FOLDER / "null-h100-80gb-torch-2.13.0.j
 
 GPT2 = "gpt2 l=3 b=2 s=128"
 LLAMA = "llama-3.2-1b l=3 b=2 s=128 V=4096"
+WINDOWS = "mistral-7b l=2 d=256 h=4 num_key_value_heads=2 V=4096 sliding_window=64 b=2 s=128"
 MIXTURE = "mixtral-8x7b l=2 d=256 h=4 num_key_value_heads=2 moe.expert_intermediate_size=512 V=4096 b=2 s=128"
 # transformers shifts the labels, two copies of 8 bytes a token with a count each that the loss holds, and positions are
 # a layer's argument, which checkpoints hold: the estimate has none of these, offloaded or not.
@@ -101,6 +102,8 @@ def test_ranks_of_fsdp2(words: str) -> None:
         "llama-3.2-1b l=2 b=2 s=128 implementation=huggingface recipe=pure",
         "llama-3.2-1b l=2 b=2 s=128 implementation=huggingface recipe=amp attention=eager",
         "llama-3.2-1b l=2 b=2 s=128 implementation=huggingface recipe=mixed-20 recompute=full",
+        # The host has a window's mask for each head.
+        f"{WINDOWS} implementation=huggingface recipe=pure",
     ],
 )
 def test_requests_of_transformers_modules(words: str) -> None:

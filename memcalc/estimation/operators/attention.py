@@ -126,6 +126,8 @@ class Attention(Base):
         )
         scratch = self.tape.store(f"{name} backward accumulators", (), "uint8", citation, rule=rule)
         saved = (*dict.fromkeys(t.storage for t in (q, k, v, *mask, y)), lse)
+        # Expanded to all heads, which a copy of it has one by one.
+        seen = tuple(Tensor(each.storage, ("b", heads, length, length), each.dtype) for each in mask)
         node = Node(
             name,
             (q, k, v, *mask),
@@ -134,7 +136,7 @@ class Attention(Base):
             (NEW, NEW, NEW, *(None for _ in mask)),
             also_allocates=(lse,),
             backward_temporaries=(scratch, *self._dropped(q, k, v)),
-            variables=(*_by_head(q, k, v, *mask, y), self.tape.whole(lse), *SEED_AND_OFFSET),
+            variables=(*_by_head(q, k, v, *seen, y), self.tape.whole(lse), *SEED_AND_OFFSET),
         )
         self.tape.record(node)
         return y
