@@ -82,7 +82,9 @@ class TrainingSpec(Block):
     offload_activations: OffloadActivations = Field(
         "none", description="what forward saves, kept in that memory of the host (PyTorch's save_on_cpu)"
     )
-    attention: Attention = Field("flash", description="the attention kernel")
+    attention: Attention = Field(
+        "flash", description="the attention kernel; of transformers' families that know no fused one: eager"
+    )
     attention_windows: Windows = Field(
         "kernel",
         description="who keeps a sliding window that the sequence fills: the kernel (flash_attention_2) | a mask, with "

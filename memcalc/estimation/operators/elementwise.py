@@ -190,12 +190,6 @@ class Elementwise(Base):
         self.tape.record(Node(f"{name} by head", (x,), (y,), (), (NEW if x.grad else None,)))
         return y
 
-    def expanded(self, x: Tensor, name: str, shape: Shape) -> Tensor:
-        """A view of x, repeated along axes: backward sums its gradient over them."""
-        y = Tensor(x.storage, shape, x.dtype)
-        self.tape.record(Node(name, (x,), (y,), (), (NEW if x.grad else None,)))
-        return y
-
     def broadcast_add(self, x: Tensor, rows: Tensor, name: str) -> Tensor:
         """x + rows, which are the same for every sequence: the gradient of rows is a sum over the batch."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)

@@ -8,7 +8,7 @@ from memcalc.estimation.tape import NEW, SAME, Node, Shape, Tensor
 
 
 class Scores(Base):
-    """Products with a bias, and choices by a mask."""
+    """Products with a bias, choices by a mask, and heads that several share."""
 
     def biased_matmul(self, bias: Tensor, a: Tensor, b: Tensor, name: str, out: Shape) -> Tensor:
         """alpha · a @ b + bias, which needs no gradient (baddbmm): keeps both factors.
@@ -52,4 +52,10 @@ class Scores(Base):
         rule = workspaces.named(workspaces.add_rows, indices=("1",), rows=("h_kv",))
         scratch = tape.store(f"{name}: sorted index", (), "uint8", "ATen native/cuda/Indexing.cu", rule=rule)
         tape.record(Node(name, (x,), (y,), (), (NEW,), backward_temporaries=(scratch,)))
+        return y
+
+    def expanded(self, x: Tensor, name: str, shape: Shape) -> Tensor:
+        """A view of x, repeated along axes: backward sums its gradient over them."""
+        y = Tensor(x.storage, shape, x.dtype)
+        self.tape.record(Node(name, (x,), (y,), (), (NEW if x.grad else None,)))
         return y
