@@ -205,12 +205,11 @@ def _refuse_twice(grid: Grid, changes: Mapping[Place, Any], gpu: str | None) -> 
 
 
 def _read(source: str | Path, overrides: tuple[str, ...]) -> Source:
-    """The source itself; standard input, which is read once, as a mapping."""
-    if str(source) == "-":
-        return mapping_of(read_source(source))
-    if import_file(source, overrides) is None:
-        read_source(source)  # what cannot be read is no matter of single configurations
-    return source
+    """The source itself; our own configuration on standard input as a mapping."""
+    if import_file(source, overrides) is not None:
+        return source
+    read = read_source(source)  # what cannot be read is no matter of single configurations
+    return mapping_of(read) if str(source) == "-" else source
 
 
 def _broken(rule: Rule, lanes: dict[str, Numbers], run: Spec) -> int | Numbers:

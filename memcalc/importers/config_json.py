@@ -5,19 +5,27 @@ The families themselves are data (`memcalc.spec.families`); here their keys are 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memcalc.importers.engine import Imported
-from memcalc.importers.table import Draft, Framework, nothing
+from memcalc.importers.table import Draft, Framework, lacking, nothing
 from memcalc.spec.families import keys_of, known_families
 
+_OTHER_HEADS = re.compile(
+    r"For(?:SequenceClassification|TokenClassification|QuestionAnswering|Reward\w*)$|(?<!LMHead)Model$"
+)
 _GENERATION = "generation is not sized"
 _ROTARY = "positions are computed, not kept"
 
 # PretrainedConfig of transformers 5.23, and what the families' own classes have in common.
 FIELDS = {
     "architectures": nothing("model_type says it"),
+    "quantization_config": lacking("weights in fewer bits: those of the run's dtype are counted"),
+    "compression_config": lacking("weights in fewer bits: those of the run's dtype are counted"),
+    "num_labels": nothing("a head of a few rows"),
+    "norm_topk_prob": nothing("how experts' outputs are weighed"),
     "_name_or_path": nothing(),
     "name_or_path": nothing(),
     "auto_map": nothing("model_type says it"),
@@ -56,16 +64,26 @@ def listed(data: Mapping[str, Any]) -> Imported | None:
     if model_type not in known_families():
         return None
     keys = keys_of(model_type)
-    mapped, no_effect, unknown = [], [], []
+    mapped, no_effect, not_modelled, unknown = [], [], [], []
     for key, value in _leaves(data, frozenset(keys)):
         meaning = CONFIG_JSON.meaning(key)
         if key in keys:
             mapped.append((key, value, ", ".join(f"model.{field}" for field in keys[key])))
         elif meaning is None:
             unknown.append(key)
+        elif key == "architectures" and (other := _other_head(value)):
+            not_modelled.append((key, f"{other}, which has another head: that of a language model is counted"))
+        elif meaning.kind == "not modelled":
+            not_modelled.append((key, meaning.words))
         else:
             no_effect.append((key, meaning.words))
-    return Imported(CONFIG_JSON, {}, tuple(mapped), tuple(no_effect), (), tuple(unknown), (), ())
+    return Imported(CONFIG_JSON, {}, tuple(mapped), tuple(no_effect), tuple(not_modelled), tuple(unknown), (), ())
+
+
+def _other_head(architectures: Any) -> str:
+    """A class that is no language model, such as LlamaForSequenceClassification."""
+    names = architectures if isinstance(architectures, list) else [architectures]
+    return next((str(name) for name in names if _OTHER_HEADS.search(str(name))), "")
 
 
 def _leaves(data: Mapping[str, Any], read: frozenset[str], prefix: str = "") -> Iterator[tuple[str, Any]]:

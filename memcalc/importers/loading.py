@@ -12,6 +12,7 @@ from memcalc.spec.loading import Opened, load_opened
 from memcalc.spec.loading import load as load_own
 from memcalc.spec.loading import open_source as open_own
 from memcalc.spec.overrides import parse_overrides
+from memcalc.spec.reading import STANDARD_INPUT, standard_input
 from memcalc.spec.rules import check_rules
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import MAX_CHARACTERS, Source, parse_yaml
@@ -51,10 +52,11 @@ def load(
         return load_own(source.model_dump(), overrides, gpu=gpu, check=check).with_notes(source.notes)
     imported = None if isinstance(source, Mapping) else import_file(source, overrides)
     if imported is None:
+        _refuse_other_texts(source)
         spec = load_own(source, overrides, gpu=gpu, check=check)
         lists = None if isinstance(source, Mapping) else list_config_json(source)
         return spec if lists is None else spec.with_notes(lists.sentences())
-    path = Path(str(source))
+    path = _path(source)
     read = _opened(imported, overrides, path)
     try:
         spec = load_opened(read, parse_overrides(overrides), gpu=gpu, check=check)
@@ -74,7 +76,10 @@ def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[st
     if isinstance(source, Spec):
         return open_own(source.model_dump())
     imported = None if isinstance(source, Mapping) else import_file(source, overrides)
-    return open_own(source) if imported is None else _opened(imported, overrides, Path(str(source)))
+    if imported is not None:
+        return _opened(imported, overrides, _path(source))
+    _refuse_other_texts(source)
+    return open_own(source)
 
 
 def _opened(imported: Imported, overrides: tuple[str, ...], path: Path) -> Opened:
@@ -82,20 +87,21 @@ def _opened(imported: Imported, overrides: tuple[str, ...], path: Path) -> Opene
     _check_elsewhere(imported, path)
     _check_model(imported, given, path)
     _check_ranks(imported, given, path)
-    return open_own({"name": path.stem, **imported.blocks})
+    name = "unnamed" if path.name == STANDARD_INPUT else path.stem
+    return open_own({"name": name, **imported.blocks})
 
 
 def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported | None:
     """A file in our words; None if it is no other framework's."""
-    path = Path(source)
-    if path.suffix.lower() not in _SUFFIXES or not _is_file(path):
-        return None
-    data = _data(path)
-    if data is None:
+    path = _path(source)
+    found = _of_standard_input() if path.name == STANDARD_INPUT else [_data(path)]
+    candidates = [data for data in found if data is not None]
+    if not candidates:
         return None
     from memcalc.importers.engine import read  # a table for each framework: only for those who need one
     from memcalc.importers.registry import recognised
 
+    data = next((each for each in candidates if recognised(each) is not None), candidates[0])
     framework = recognised(data)
     if framework is None:
         return None
@@ -108,13 +114,13 @@ def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported |
 
 def list_config_json(source: str | Path) -> Imported | None:
     """What was made of the keys of a Hugging Face config.json; None if the file is none."""
-    path = Path(source)
-    if path.suffix.lower() != ".json" or not _is_file(path):
+    path = _path(source)
+    if path.name != STANDARD_INPUT and (path.suffix.lower() != ".json" or not _is_file(path)):
         return None
     import json
 
     try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
+        data = json.loads(standard_input() if path.name == STANDARD_INPUT else path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
@@ -131,13 +137,62 @@ def _is_file(path: Path) -> bool:
         return False
 
 
+def _path(source: Spec | str | Path | Mapping[str, Any]) -> Path:
+    """Where a source lies; standard input by that name."""
+    return Path(STANDARD_INPUT) if str(source) == "-" else Path(str(source))
+
+
 def _data(path: Path) -> Mapping[str, Any] | None:
     """The file as plain data; None where it is ours, or no configuration at all: our own loader says what is wrong."""
+    text = _text(path)
+    return None if text is None else _parsed(text, path.suffix.lower(), path.name)
+
+
+def _of_standard_input() -> list[Mapping[str, Any] | None]:
+    """Its text as each format: nobody says which it is."""
+    text = standard_input()
+    if _OURS.search(text):
+        return []
+    return [_parsed(text, suffix, STANDARD_INPUT) for suffix in (".json", ".yaml", ".toml", ".sh")]
+
+
+def _text(path: Path) -> str | None:
+    """What is in a file that may be another framework's."""
+    if path.suffix.lower() not in _SUFFIXES or not _is_file(path):
+        return None
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return None
-    suffix = path.suffix.lower()
+
+
+def _refuse_other_texts(source: str | Path | Mapping[str, Any]) -> None:
+    """Say of a script or of TOML what it lacks, in its own words: our own loader would miss YAML in it.
+
+    Raises:
+        InputError: it holds no configuration.
+    """
+    path = _path(source) if isinstance(source, str | Path) else Path()
+    suffix, text = path.suffix.lower(), _text(path)
+    if text is None or suffix not in (".toml", *_SCRIPTS) or _OURS.search(text):
+        return
+    if suffix == ".toml":
+        import tomllib
+
+        try:
+            tomllib.loads(text)
+        except ValueError as error:
+            raise InputError(f"this is not TOML: {error}.", "Check quotes and brackets there.", path.name) from None
+        raise InputError("it holds no configuration of torchtitan.", "Name its [model] and [training].", path.name)
+    raise InputError(
+        "it holds no arguments of Megatron-LM: none of its commands trains with --num-layers and --hidden-size.",
+        "Name a script that starts pretrain_gpt.py or its like, or a file of its arguments.",
+        path.name,
+    )
+
+
+def _parsed(text: str, suffix: str, label: str) -> Mapping[str, Any] | None:
+    """A text of a format as plain data; None where it is ours, or not of that format."""
     if len(text) > MAX_CHARACTERS or (suffix in (".yaml", ".yml") and _OURS.search(text)):
         return None
     data: Any
@@ -155,7 +210,7 @@ def _data(path: Path) -> Mapping[str, Any] | None:
 
             data = json.loads(text)
         else:
-            data = parse_yaml(text, path.name).data
+            data = parse_yaml(text, label).data
     except (InputError, ValueError, RecursionError):
         return None
     if not isinstance(data, Mapping) or ("model_type" in data and "base_model" not in data):

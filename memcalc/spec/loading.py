@@ -155,6 +155,12 @@ def _blocks(source: Source) -> dict[str, Any]:
     data = mapping_of(source)
     if "model_type" in data and "model" not in data:
         return {"model": read_hf_config(data, source.label)}
+    if "architectures" in data and "model" not in data:
+        raise InputError(
+            "a Hugging Face config.json names its family, and this one has no model_type.",
+            'Write it in, such as "model_type": "llama".',
+            source.label,
+        )
     blocks: dict[str, Any] = {}
     for key, value in data.items():
         if key == "inference" and value is None:  # a training run, written out in full

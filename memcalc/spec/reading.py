@@ -11,6 +11,9 @@ from memcalc.spec.fields import nearest
 from memcalc.spec.presets import preset_names, preset_path
 from memcalc.spec.yaml_source import MAX_CHARACTERS, Source, parse_yaml
 
+STANDARD_INPUT = "standard input"
+_read: list[tuple[object, bytes]] = []  # the stream that was read, and what was in it
+
 
 def read_source(source: str | Path) -> Source:
     """The configuration at a path, else the preset of that name; "-" reads standard input.
@@ -19,7 +22,7 @@ def read_source(source: str | Path) -> Source:
         InputError: nothing is there, it cannot be read, or it is no UTF-8 YAML.
     """
     if str(source) == "-":
-        return parse_yaml(_decode(sys.stdin.buffer.read(4 * MAX_CHARACTERS + 1), "standard input"), "standard input")
+        return parse_yaml(standard_input(), STANDARD_INPUT)
     path = find_config(source)
     try:
         with path.open("rb") as file:
@@ -27,6 +30,17 @@ def read_source(source: str | Path) -> Source:
     except OSError as error:
         raise InputError(f"it cannot be read: {error.strerror}.", "Check the path and its rights.", str(path)) from None
     return parse_yaml(_decode(data, path.name), path.name)
+
+
+def standard_input() -> str:
+    """Its text. It is read once: who asks again, to see whose configuration it is, gets the same.
+
+    Raises:
+        InputError: it is no UTF-8.
+    """
+    if not _read or _read[0][0] is not sys.stdin:
+        _read[:] = [(sys.stdin, sys.stdin.buffer.read(4 * MAX_CHARACTERS + 1))]
+    return _decode(_read[0][1], STANDARD_INPUT)
 
 
 def _list(folder: Path) -> None:

@@ -27,6 +27,8 @@ MAX_NODES = 20_000
 _DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9_]*)?(\.[0-9_]*)?([eE][-+]?[0-9]+)?")
 _SCIENTIFIC = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 
+_CHECK = "Check indentation, quotes and colons there."
+_MERGE = "tag:yaml.org,2002:merge"
 _TEMPLATE = re.compile(r"\{\{|\{%|<%")
 
 Path = tuple[str | int, ...]
@@ -143,13 +145,14 @@ def _construct(node: yaml.Node, path: Path, source: Source, budget: list[int]) -
 
 def _mapping(node: yaml.MappingNode, path: Path, source: Source, budget: list[int]) -> dict[str, Any]:
     result: dict[str, Any] = {}
+    merged = _merged(node, path, source, budget)
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         place = ": ".join(filter(None, (f"{source.label}:{line}", _dotted(path))))
         if not isinstance(key_node, yaml.ScalarNode):
             raise InputError("a key must be a word.", "Write `name: value` lines.", place)
-        if key_node.tag == "tag:yaml.org,2002:merge":
-            raise InputError("a configuration knows no merge keys (<<).", "Write the fields out.", place)
+        if key_node.tag == _MERGE:
+            continue
         key = key_node.value
         child = (*path, key)
         if key in result:
@@ -160,6 +163,29 @@ def _mapping(node: yaml.MappingNode, path: Path, source: Source, budget: list[in
             )
         source.lines[child] = line
         result[key] = _construct(value_node, child, source, budget)
+    return merged | result if merged else result
+
+
+def _merged(node: yaml.MappingNode, path: Path, source: Source, budget: list[int]) -> dict[str, Any]:
+    """What merge keys (`<<: *base`) bring, which the mapping's own keys go over: of several mappings the first counts.
+
+    Raises:
+        InputError: one merges what is no mapping, or itself.
+    """
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        if key_node.tag != _MERGE:
+            continue
+        place = (*path, key_node.value)
+        several = isinstance(value_node, yaml.SequenceNode)
+        for each in value_node.value if several else [value_node]:
+            found = _construct(each, place, source, budget)
+            if not isinstance(found, dict):
+                where = ": ".join(filter(None, (f"{source.label}:{key_node.start_mark.line + 1}", _dotted(path))))
+                raise InputError("a merge key (<<) takes mappings.", "Name the anchor of one.", where)
+            for key in found.keys() - result.keys():
+                source.lines[*path, key] = source.lines[*place, key]
+            result = found | result
     return result
 
 
@@ -201,10 +227,11 @@ def _syntax_error(error: yaml.YAMLError, label: str, text: str) -> InputError:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed"
     place = f"{label}:{mark.line + 1}" if mark is not None else label
-    remedy = "Check indentation, quotes and colons there."
+    language = "JSON" if label.endswith(".json") else "YAML"
+    remedy = "Check commas, quotes and brackets there." if language == "JSON" else _CHECK
     if is_template(text):
         remedy = "It looks like a template: name what it renders to."
-    return InputError(f"this is not YAML: {problem}.", remedy, place)
+    return InputError(f"this is not {language}: {problem}.", remedy, place)
 
 
 def _dotted(path: Path) -> str:

@@ -219,10 +219,25 @@ def test_a_few_aliases_are_fine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place"), [("a:\n  <<: {b: 1}\n", "run.yaml:2: a"), ("x: &x {b: 1}\n<<: *x\n", "run.yaml:2")]
+    ("text", "expected"),
+    [
+        ("a: {<<: {b: 1, c: 2}, c: 3}", {"b": 1, "c": 3}),
+        ("x: &x {b: 1}\na:\n  c: 2\n  b: 3\n  <<: *x", {"b": 3, "c": 2}),
+        ("x: &x {b: 1, c: 1}\ny: &y {b: 2, d: 2}\na: {<<: [*x, *y]}", {"b": 1, "c": 1, "d": 2}),
+        ("x: &x {b: {c: 1}}\ny: &y {<<: *x}\na: {<<: *y}", {"b": {"c": 1}}),
+    ],
 )
-def test_merge_keys_are_refused(text: str, place: str) -> None:
-    assert refusal(text) == f"{place}: a configuration knows no merge keys (<<). Write the fields out."
+def test_merge_keys(text: str, expected: dict[str, Any]) -> None:
+    """As YAML 1.1 has them: a mapping's own keys go over what it merges, the first of several over the others."""
+    source = parse_yaml(text, "run.yaml")
+
+    assert source.data["a"] == expected
+    assert {("a", key) for key in expected} <= source.lines.keys()
+
+
+def test_merge_keys_of_no_mapping_are_refused() -> None:
+    assert refusal("a:\n  <<: 1\n") == ("run.yaml:2: a: a merge key (<<) takes mappings. Name the anchor of one.")
+    assert "an alias refers to itself" in refusal("a: &a\n  <<: *a\n")
 
 
 @pytest.mark.parametrize(
