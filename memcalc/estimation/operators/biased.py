@@ -9,7 +9,7 @@ from memcalc.estimation.tape import NEW, REDUCED, SAME, Node, Shape, Tensor
 
 
 class Biased(Base):
-    """Rows of parameters, sums in place, clamps."""
+    """Rows of parameters, clamps, and what is subtracted before a softmax."""
 
     def rows_of_bias(self, module: str, bias: Shape, index: Tensor, out: Shape) -> Tensor:
         """A row of a parameter for each copy of a token; keeps the index. Its gradient is added up from all of them."""
@@ -24,13 +24,6 @@ class Biased(Base):
         saved = (index.storage,) if trains else ()
         node = Node(f"{module} bias", (), (y,), saved, (), backward_temporaries=scratch, parameters=gradients)
         tape.record(node)
-        return y
-
-    def add_in_place(self, x: Tensor, other: Tensor, name: str) -> Tensor:
-        """x += other: x's own memory, and the same gradient for both."""
-        y = Tensor(x.storage, x.shape, x.dtype, grad=x.grad or other.grad)
-        kinds = tuple(SAME if tensor.grad else None for tensor in (x, other))
-        self.tape.record(Node(name, (x, other), (y,), (), kinds))
         return y
 
     def clamp(self, x: Tensor, name: str, bounds: int) -> Tensor:
