@@ -33,6 +33,7 @@ LATENT: dict[str, object] = {
     },
 }
 FAMILIES: dict[str, dict[str, object]] = {
+    "deepseek_v2": LATENT | {"moe": SHARED | {"first_dense_layers": 1}},
     "deepseek_v3": LATENT | {"moe": SHARED | {"first_dense_layers": 1}},
     "ernie4_5_moe": {"moe": SHARED | {"first_dense_layers": 1}},
     "ernie4_5_moe with biases": {"architecture": "ernie4_5_moe", "qkv_bias": True, "output_bias": True}
@@ -61,6 +62,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 LOOP = ("attention=eager", "recipe=fp32", "b=2", "optimizer_implementation=for-loop")
 TABLES = 32 * 2**10  # of FSDP2's copy kernels: addresses and sizes of what they copy
 MIXED = {
+    "deepseek_v2",
     "deepseek_v3",
     "ernie4_5_moe",
     "glm4_moe",
@@ -70,12 +72,12 @@ BLOCK = 512  # two rotary tables are two blocks, which the estimate rounds up to
 
 
 NOT_MODELLED = {
-    ("deepseek_v3", "saved on the host"),  # latent attention
+    *((family, "saved on the host") for family in ("deepseek_v2", "deepseek_v3")),  # latent attention
     ("gpt_oss", "recomputed"),  # a mask goes when the last layer that reads it has run backward, not with all of them
     *((family, "FSDP2") for family in FAMILIES if "ernie" in family),  # which refuses routers of another dtype
 }
 EAGER_ONLY = {"gpt_oss"}
-NO_FLASH = {"deepseek_v3"}  # values are not as wide as keys
+NO_FLASH = {"deepseek_v2", "deepseek_v3"}  # values are not as wide as keys
 
 
 def run_of(family: str) -> dict[str, object]:

@@ -19,6 +19,7 @@ _NORMS_LAST = (*_PROJECTIONS, "mlp.", "input_norm", "post_attention_norm")
 _EXPERTS_FIRST = (*_PROJECTIONS, "mlp.experts", "mlp.router", "mlp.", "input_norm", "post_attention_norm")
 _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "arcee": _NORMS_LAST,
+    "deepseek_v2": _EXPERTS_FIRST,
     "deepseek_v3": _EXPERTS_FIRST,
     "falcon": ("attention.", "mlp.", "input_norm", "post_attention_norm"),
     "glm4_moe": _EXPERTS_FIRST,

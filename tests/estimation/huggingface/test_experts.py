@@ -209,17 +209,18 @@ def test_gpt_oss_keeps_probabilities_with_sinks_and_what_its_clamps_read() -> No
     assert kept == sum((*norm, *attention, *norm, *experts))
 
 
-def latent(**training: object) -> dict[str, object]:
+def latent(architecture: str = "deepseek_v3", **training: object) -> dict[str, object]:
     widths = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
     moe = {"num_experts": 8, "num_experts_per_token": K, "expert_intermediate_size": F}
     experts = moe | {"shared_expert_intermediate_size": F, "first_dense_layers": L}
     return {
-        "model": SIZES | {"architecture": "deepseek_v3", "mla": widths, "moe": experts},
+        "model": SIZES | {"architecture": architecture, "mla": widths, "moe": experts},
         "training": {"b": B, "s": S, "recipe": "pure", "implementation": "huggingface"} | training,
     }
 
 
-def test_deepseek_keeps_latents_and_what_comes_of_them() -> None:
+@pytest.mark.parametrize("architecture", ["deepseek_v2", "deepseek_v3"])
+def test_deepseek_keeps_latents_and_what_comes_of_them(architecture: str) -> None:
     q, kv, turned, plain, value = 24, 16, 4, 8, 6
     norms = sum((4 * BS * width + 4 * BS + 2 * BS * width + 2 * BS * width) for width in (q, kv))
     attention = (
@@ -231,7 +232,8 @@ def test_deepseek_keeps_latents_and_what_comes_of_them() -> None:
     )
     mlp = 4 * 2 * BS * F  # gate, silu(gate), up and their product
 
-    kept = memcalc.estimate(latent(attention="memory-efficient")).ledger.components("loss_1")[Component.ACTIVATIONS]
+    run = latent(architecture, attention="memory-efficient")
+    kept = memcalc.estimate(run).ledger.components("loss_1")[Component.ACTIVATIONS]
 
     assert kept == L * sum((*NORM, norms, *attention, *NORM, mlp))
 

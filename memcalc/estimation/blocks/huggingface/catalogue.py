@@ -17,7 +17,7 @@ from memcalc.estimation.blocks.huggingface.gpt_neo import GptNeo
 from memcalc.estimation.blocks.huggingface.gpt_neox import GptNeox
 from memcalc.estimation.blocks.huggingface.gpt_oss import GptOss
 from memcalc.estimation.blocks.huggingface.gptj import Gptj
-from memcalc.estimation.blocks.huggingface.latent import DeepseekV3
+from memcalc.estimation.blocks.huggingface.latent import DeepseekV2, DeepseekV3
 from memcalc.estimation.blocks.huggingface.llama import Llama
 from memcalc.estimation.blocks.huggingface.mixtral import GraniteMoe, Mixtral, Qwen2Moe, Qwen3Moe
 from memcalc.estimation.blocks.huggingface.mpt import Mpt
@@ -40,6 +40,7 @@ FAMILIES: dict[str, type[Family]] = {
     "codegen": CodeGen,
     "cohere": Cohere,
     "cohere2": Cohere2,
+    "deepseek_v2": DeepseekV2,
     "deepseek_v3": DeepseekV3,
     "ernie4_5": Ernie4,
     "ernie4_5_moe": Ernie4Moe,
@@ -85,7 +86,7 @@ FAMILIES: dict[str, type[Family]] = {
 # Those whose tapes know a cache of keys and values; of others the plain block stands for what generates.
 WITH_CACHE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 # Of which PEFT moves adapters of dense MLPs to the stacked experts (PEFT 0.21 utils/transformers_weight_conversion.py).
-ADAPTERS_MOVE = frozenset({"deepseek_v3", "ernie4_5_moe", "glm4_moe", "olmoe", "qwen3_moe"})
+ADAPTERS_MOVE = frozenset({"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "olmoe", "qwen3_moe"})
 
 
 def is_written(c: Structure) -> bool:

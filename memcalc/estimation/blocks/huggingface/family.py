@@ -20,6 +20,7 @@ class Family:
     """
 
     rotates = True  # with tables of the model's, which all layers read
+    tables: tuple[str, ...] = ("cosines", "sines")
     wide_tables = False  # which stay in fp32
     layers_take_positions = True  # among their arguments
     spreads_tables = False  # of which each layer makes its own, for pairs of neighbouring features
@@ -114,7 +115,7 @@ class Family:
         if c.cache is None:
             self.name_positions(self.shared_table("position ids", ("s",), "int64").storage)
         kinds = {"": not self.turns_windows or c.others, " of windows": self.turns_windows and c.windows}
-        for name in (f"{table}{kind}" for kind, there in kinds.items() if there for table in ("cosines", "sines")):
+        for name in (f"{table}{kind}" for kind, there in kinds.items() if there for table in self.tables):
             table = self.shared_table(name, ("s", self.turned_width), self.table_dtype)
             self.name_argument(table.storage, stays=keeps)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from memcalc.estimation.blocks.huggingface.experts import COPIES
 from memcalc.estimation.blocks.huggingface.llama import Llama
-from memcalc.estimation.blocks.huggingface.sigmoid import GroupLimited
+from memcalc.estimation.blocks.huggingface.sigmoid import SCORES, GroupLimited
 from memcalc.estimation.tape import Tensor
 
 TOKENS = ("b", "s")
@@ -48,7 +49,7 @@ class Latent(Llama):
         plain_k, v = ops.split(ops.seen(kv, "k and v"), ((*HEADS, "d_n"), (*HEADS, "d_v")), "k and v")
         for_all = ops.expanded(turned_k, "turned k for each head", (*HEADS, "d_r"))
         k = ops.written((plain_k, for_all), (*HEADS, "d_n+d_r"), "k written")
-        self.latents = (q, turned_q, joint, turned_k)
+        self.latents = (q, turned_q, joint, compressed, turned_k)
         return whole_q, k, v
 
     def queries(self, x: Tensor) -> Tensor:
@@ -85,3 +86,28 @@ class DeepseekV3(Latent, GroupLimited):
 
     groups = "8"
     best_groups = "4"
+
+
+class DeepseekV2(Latent, GroupLimited):
+    """DeepseekV2DecoderLayer: pairs turn as complex numbers; the best of all experts (greedy)."""
+
+    tables = ("turns of pairs",)
+    wide_tables = True
+
+    def positioned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """apply_rotary_emb: products of complex64, which a pair of fp32 is seen as."""
+        ops = self.ops
+        wide = [(x, name, ops.cast(x, "fp32", f"{name} in fp32")) for x, name in ((q, "q"), (k, "k"))]
+        found = [ops.cast(ops.mul_table(each, f"{name} * turns", "fp32"), x.dtype) for x, name, each in wide]
+        self.tape.still_named(*(each for _, _, each in wide))
+        return found[0], found[1]
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """DeepseekV2TopkRouter, in fp32."""
+        ops = self.ops
+        logits = ops.wide_linear(x, "mlp.router", ("E", "d"), SCORES)
+        scores = ops.softmax(logits, "router scores", "fp32")
+        best, chosen = ops.top_k(scores, COPIES, "router weights")
+        weights = ops.scale(best, "scaled router weights")
+        self.tape.still_named(scores, best)
+        return logits, weights, chosen
