@@ -77,6 +77,15 @@ def _of_launcher(words: Sequence[str], program: int) -> Iterator[str]:
     yield from words[program + 1 :]
 
 
+def _apart(words: Sequence[str]) -> Iterator[str]:
+    """Words, and those within one that holds several options: `bash entry.sh pretrain_gpt.py "--bf16 --lr 1"`."""
+    for word in words:
+        if word.lstrip().startswith("--") and _OPTION.match(word.split()[0]) and _NOT_PLAIN.search(word):
+            yield from word.split()
+        else:
+            yield word
+
+
 class _Reader:
     """Words to options, with those of open words whose choices are known."""
 
@@ -93,7 +102,7 @@ class _Reader:
         """
         found: Options = {}
         name = None
-        for word in words:
+        for word in _apart(words):
             option = _OPTION.fullmatch(word)
             if option:
                 name = option[1].replace("_", "-")

@@ -163,6 +163,14 @@ def test_options_of_a_name_that_is_never_set_are_told(tmp_path: Path) -> None:
     assert found.blocks["model"]["mlp"] == "swiglu"
 
 
+def test_options_within_one_word(tmp_path: Path) -> None:
+    path = script(
+        tmp_path, f'A=" {SMALL}"\nmpirun -np 8 bash entry.sh pretrain_llama.py "${{A}} --swiglu $more_options"'
+    )
+
+    assert load(path).model.mlp == "swiglu"
+
+
 def test_slurms_nodes_are_those_of_the_script(tmp_path: Path) -> None:
     text = (
         f'#SBATCH --nodes=4\nN=$SLURM_NNODES\nsrun bash -c "torchrun --nproc_per_node 8 --nnodes $N train.py {SMALL}"'
