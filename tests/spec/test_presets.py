@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from memcalc.errors import InputError
 from memcalc.estimation.parameters import buffer_elements, count_parameters, parameter_table
 from memcalc.spec.derive import derive_model
 from memcalc.spec.loading import load
@@ -163,7 +164,10 @@ def test_presets_leave_out_what_follows(name: str) -> None:
     for key in block:
         if key == "architecture":
             continue
-        shorter = derive_model({other: value for other, value in block.items() if other != key})
+        try:
+            shorter = derive_model({other: value for other, value in block.items() if other != key})
+        except InputError:  # none: GLM-4.5's heads do not divide its width
+            continue
         assert shorter.get(key) != whole[key], key
 
 
