@@ -220,7 +220,7 @@ def test_reasons_are_asked_once_for_all_batches_that_break_the_same_rule(monkeyp
     ],
 )
 def test_every_reason_is_that_of_its_own_configuration(source, axes):
-    table = evaluate(source, axes, "global_batch_size=4" if "global_batch_size" in axes else "data_parallel=1")
+    table = evaluate(source, axes, "data_parallel=1")
     assert table.every_reason() == [table.reason(index) for index in range(len(table))]
     assert any(table.every_reason())
 
