@@ -80,6 +80,7 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
     no_effect: list[tuple[str, str]] = []
     not_modelled: list[tuple[str, str]] = []
     unknown: list[str] = []
+    open_fields: set[str] = set()
     for path, raw in leaves:
         value = _resolved(raw, data, path)
         meaning = framework.meaning(path)
@@ -89,6 +90,7 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
             no_effect.append((path, meaning.words))
         elif isinstance(value, Elsewhere) and meaning.kind == "mapped":
             asked = _asked(meaning, overridden)
+            open_fields |= {field for field in meaning.words.split(", ") if field.startswith("model.")}
             if asked:
                 draft.elsewhere.append((path, asked))
                 draft.notes.append(f"{path} = {value} is given elsewhere: {_settings(asked)} says it")
@@ -106,8 +108,11 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
                 meaning.apply(draft, value)  # type: ignore[misc]  # what is mapped has one
             if not isinstance(value, Mapping):  # a block's own fields come after it
                 mapped.append((path, value, meaning.words))
+    said = frozenset(draft.values)
     with _refusing(framework):
         framework.finish(draft)
+    for path in open_fields - said:  # the user's model says it, not the framework's default
+        draft.values.pop(path, None)
     missing = [(path, what) for path, what in framework.expected if path not in draft.values and path not in overridden]
     return Imported(
         framework,

@@ -99,6 +99,17 @@ def test_what_the_caller_gives_is_asked_for_by_name(tmp_path: Path) -> None:
     assert (spec.model.num_layers, spec.training.sequence_length, spec.model.tie_word_embeddings) == (2, 128, False)
 
 
+def test_a_model_that_is_named_says_what_the_script_leaves_open(tmp_path: Path) -> None:
+    """Not Megatron-LM's silence: tied embeddings, biases, four times the width."""
+    text = """
+    if [ $1 = 8B ]; then MORE="--untie-embeddings-and-output-weights --disable-bias-linear"; fi
+    python pretrain_gpt.py --num-layers $L --hidden-size 4096 --ffn-hidden-size $F --normalization $N --bf16 ${MORE}
+    """
+    ours = load(script(tmp_path, text), ["preset=llama-3-8b"]).model
+
+    assert ours == load("llama-3-8b").model.model_copy(update={"position_embedding": "learned"})
+
+
 def test_every_field_that_is_left_open_is_in_a_note(tmp_path: Path) -> None:
     found = imported(tmp_path, "TP=$1\nNNODES=$SLURM_NNODES" + CHAIN)
     paths = [path for path, _ in found.elsewhere]
