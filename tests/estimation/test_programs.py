@@ -163,7 +163,7 @@ def programs_of(preset: str) -> Iterable[tuple[str, Program]]:
         if attention == "flash" and implementation == "huggingface" and load(preset).model.mla is not None:
             continue  # PyTorch's wants values as wide as keys
         spec = load(preset, *chosen.split(), "dropout=0.1", "b=2")
-        if implementation == "huggingface" and spec.model.architecture not in huggingface.FAMILIES:
+        if implementation == "huggingface" and not huggingface.is_written(structure_of(spec)):
             continue
         for part, again in product(PARTS, (False, True)):
             if part != "expert layer" or spec.model.moe is not None:
