@@ -26,6 +26,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
 from memcalc.spec.cards import all_cards, find_card
 from memcalc.spec.families import attends_eagerly
+from memcalc.spec.model import ModelSpec
 from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.presets import preset_names
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
@@ -400,6 +401,15 @@ def presets_by_family() -> tuple[str, ...]:
     return tuple(preset for family, preset in found.items() if family in FAMILIES)
 
 
+def _has_flash(model: ModelSpec) -> bool:
+    """Whether there are formulas of transformers' modules with PyTorch's flash attention.
+
+    It wants values as wide as keys, and no mask, which transformers always gives to Falcon's.
+    """
+    masked = model.architecture == "falcon"
+    return not attends_eagerly(model.architecture, "huggingface") and model.mla is None and not masked
+
+
 KINDS = (
     "gpt2 dropout=0.1 attention=eager",
     "gpt2 dropout=0.1 attention=memory-efficient recipe=amp optimizer=adam-8bit",
@@ -422,7 +432,7 @@ KINDS = (
         f"{preset} implementation=huggingface attention={attention}"
         for preset in presets_by_family()
         for attention in ("eager", "flash")
-        if attention == "eager" or not attends_eagerly(memcalc.load(preset).model.architecture, "huggingface")
+        if attention == "eager" or _has_flash(memcalc.load(preset).model)
     ),
 )
 
