@@ -14,7 +14,7 @@ from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.huggingface.catalogue import FAMILIES
 from memcalc.estimation.blocks.structure import Structure, layout, structure_of
 from memcalc.estimation.engines import buffers, ddp, deepspeed, fsdp2, gradient_buffer, megatron
-from memcalc.estimation.estimate import FRAGMENTATION, NOT_MODELLED
+from memcalc.estimation.estimate import FRAGMENTATION, NOT_MODELLED, estimate
 from memcalc.estimation.items import PHASES, phases_of
 from memcalc.estimation.parameters import Parameter, count_parameters, parameter_table
 from memcalc.estimation.program import Program, alive_after, highest
@@ -389,7 +389,7 @@ def cited_by(spec: Spec) -> Iterator[tuple[str, str]]:
         for gradients in (ON_ARRIVAL, Gradients(kept=True, main_dtype="fp32")):
             for storage in program(structure, part, NOT_RECOMPUTED, gradients).storages:
                 yield storage.name, storage.citation
-    for row in memcalc.estimate(spec).ledger.rows:
+    for row in estimate(spec).ledger.rows:  # by formulas alone
         yield row.tensor, row.citation
 
 

@@ -84,6 +84,7 @@ class DryRunDocument(Block):
     fits: bool | None
     headroom_bytes: int | None
     not_modelled: list[str]
+    notes: list[str]
     command: list[str]
     gpus: int
     outcome: str

@@ -165,6 +165,7 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
         "fits": run.fits,
         "headroom_bytes": run.headroom_bytes,
         "not_modelled": list(NOT_MODELLED),
+        "notes": [],
         "command": list(run.command),
         "gpus": run.gpus,
         "outcome": run.outcome,

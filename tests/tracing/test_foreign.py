@@ -68,22 +68,32 @@ def test_estimate_traces_and_says_so(tmp_path: Path) -> None:
     assert estimated.ledger.totals == memcalc.trace(source, *RUN, steps=2).result.ledger.totals
 
 
-FALCON = ("falcon-7b", "l=1", "d=64", "h=1", "V=512", "s=32", "attention=eager", "implementation=huggingface")
+PHIMOE = (
+    "phi-3.5-moe",
+    "l=1",
+    "d=64",
+    "h=2",
+    "num_key_value_heads=2",
+    "V=512",
+    "s=32",
+    "attention=eager",
+    "implementation=huggingface",
+)
 
 
 def test_modules_without_formulas_are_traced_by_estimate(capsys: pytest.CaptureFixture[str]) -> None:
     """On one GPU and under FSDP2; another engine's ranks cannot be traced, so the message says what there is."""
-    estimated = memcalc.estimate(*FALCON)
+    estimated = memcalc.estimate(*PHIMOE)
 
     assert estimated.source == "trace"
     assert estimated.notes[0] == (
-        "memcalc has no formulas for transformers' modules of falcon: their real step was traced on fake tensors"
+        "memcalc has no formulas for transformers' modules of phimoe: their real step was traced on fake tensors"
     )
-    assert estimated.ledger.totals == memcalc.trace(*FALCON, steps=2).result.ledger.totals
-    with pytest.raises(InputError, match=r"not modelled for architecture = falcon.* On one GPU and under FSDP2"):
-        memcalc.estimate(*FALCON, "data_parallel=2", "zero_stage=2", "engine=deepspeed")
-    words = [word for override in FALCON[1:] for word in ("--set", override)]
-    assert main(["trace", FALCON[0], *words, "--compare"]) == 2
+    assert estimated.ledger.totals == memcalc.trace(*PHIMOE, steps=2).result.ledger.totals
+    with pytest.raises(InputError, match=r"not modelled for architecture = phimoe.* On one GPU and under FSDP2"):
+        memcalc.estimate(*PHIMOE, "data_parallel=2", "zero_stage=2", "engine=deepspeed")
+    words = [word for override in PHIMOE[1:] for word in ("--set", override)]
+    assert main(["trace", PHIMOE[0], *words, "--compare"]) == 2
     assert "--compare: there is no estimate of it: memcalc traces this, too. Leave it out." in capsys.readouterr().err
 
 
@@ -91,7 +101,7 @@ def test_without_transformers_modules_without_formulas_are_refused(monkeypatch: 
     monkeypatch.setattr(import_module("memcalc.tracing.trace"), "can_read_foreign", lambda: False)
 
     with pytest.raises(InputError, match=r"or set implementation: plain\. .* pip install 'llm-memcalc\[hf\]'"):
-        memcalc.estimate(*FALCON)
+        memcalc.estimate(*PHIMOE)
 
 
 def test_the_spec_that_a_record_holds_is_the_run(tmp_path: Path) -> None:
