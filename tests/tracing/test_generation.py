@@ -37,8 +37,12 @@ def words(case: str) -> list[str]:
     ],
 )
 def test_recorded_runs_to_the_byte(case: str) -> None:
-    """Each phase. The recordings made tied heads apart and freed them, which leaves other blocks: none of these is."""
-    assert memcalc.trace(*words(case), gpu="h100-80gb").result.ledger.totals == RECORDS[case]["phases"]
+    """Each phase. The recordings made tied heads apart and freed them, which leaves other blocks: none of these is.
+
+    Phi ran with the gelu of one operator, before its config's own was read.
+    """
+    ran = ("gelu=exact",) if case.startswith("phi") else ()
+    assert memcalc.trace(*words(case), *ran, gpu="h100-80gb").result.ledger.totals == RECORDS[case]["phases"]
 
 
 @pytest.mark.long
