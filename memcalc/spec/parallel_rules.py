@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.spec.broken import Broken, divisors
+from memcalc.spec.families import built_in_fp32
+from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path
 
@@ -190,6 +192,20 @@ def replicas(spec: Spec) -> Iterator[Broken]:
             ("parallelism", "data_parallel_replicate"),
             f"data_parallel_replicate = {groups} with engine {parallelism.engine}.",
             "Only fsdp2 shards inside groups (HSDP).",
+        )
+
+
+def one_dtype(spec: Spec) -> Iterator[Broken]:
+    """FSDP2 takes parameters that train in one dtype (torch 2.13 _fsdp_param_group.py, _init_mp_dtypes)."""
+    training, parallelism = spec.training, spec.parallelism
+    wide = built_in_fp32(spec.model.architecture) if training.implementation == "huggingface" else ()
+    trained = training.finetune == "full" and RECIPES[training.recipe].weights != "fp32"
+    if wide and trained and parallelism.engine == "fsdp2" and parallelism.data_parallel > 1:
+        yield Broken(
+            ("training", "recipe"),
+            f"recipe = {training.recipe} with FSDP2: transformers builds {', '.join(wide)} of "
+            f"{spec.model.architecture} in fp32, and FSDP2 refuses parameters of two dtypes.",
+            "Set recipe: amp or fp32, another engine, or implementation: plain.",
         )
 
 

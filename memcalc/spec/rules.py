@@ -275,6 +275,7 @@ RULES: tuple[Rule, ...] = (
     parallel_rules.context,
     parallel_rules.experts,
     parallel_rules.replicas,
+    parallel_rules.one_dtype,
     offload_rules.offload,
     offload_rules.activations,
     parallel_rules.schedule,

@@ -27,7 +27,7 @@ def test_the_record_covers_the_presets(found: list[Agreement]) -> None:
 def test_within_one_percent_and_a_fifth_in_the_median(found: list[Agreement], name: str) -> None:
     errors = {(run.preset, run.implementation): abs(error(getattr(run, name))) for run in found}
     if name == "activations":  # of a model of 1 B with filled windows the mask is a part that the two name otherwise
-        del errors["gemma-3-1b", "huggingface"]
+        assert errors.pop(("gemma-3-1b", "huggingface")) < 0.015
 
     assert max(errors.values()) < 0.01, max(errors, key=errors.__getitem__)
     assert statistics.median(errors.values()) < 0.002

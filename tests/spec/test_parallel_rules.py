@@ -162,3 +162,12 @@ def test_torchtitan_needs_ranks_and_its_own_model() -> None:
         load({"model": SIZES} | titan)
     with pytest.raises(InputError, match="FSDP2 has no ranks to shard over"):
         load({"preset": "llama-3-8b", "training": titan["training"]})
+
+
+def test_fsdp2_takes_parameters_of_one_dtype() -> None:
+    """transformers builds ERNIE's routers in fp32: PyTorch's assertion was the traceback of a trace."""
+    words = ("num_layers=2", "implementation=huggingface", "engine=fsdp2", "zero_stage=3", "data_parallel=2")
+    with pytest.raises(InputError, match="FSDP2 refuses parameters of two dtypes"):
+        load("ernie-4.5-21b-a3b", (*words, "recipe=pure"))
+    for other in (("recipe=amp",), ("recipe=pure", "implementation=plain"), ("recipe=pure", "data_parallel=1")):
+        load("ernie-4.5-21b-a3b", (*words, *other))

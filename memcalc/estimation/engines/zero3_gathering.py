@@ -97,7 +97,8 @@ def turns(parameters: Parameters, *, recomputes: bool, detached: bool = False) -
         return [Use(module, place, layer, forward) for module in modules]
 
     # The model has a turn of its own, and PEFT's around it another one.
-    roots: list[tuple[int, ...]] = [()] if all(held.trains for held in parameters) else [(), ()]
+    adapted = any(held.module.endswith(".lora_A") for held in parameters)
+    roots: list[tuple[int, ...]] = [(), ()] if adapted else [()]
     forward = uses("embedding", [*roots, *before], forward=True)
     backward = uses("head", [*roots, *reversed(after)], forward=False)
     for number, layer in enumerate(layers):
