@@ -10,13 +10,15 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- its usual name
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from memcalc.errors import MemcalcError
 
 Inputs = tuple[Tensor, ...]
 
@@ -44,6 +46,11 @@ def probes(*, tiny: bool) -> Iterator[Probe]:
         yield from _attention(batch, heads, length, size, tiny=tiny)
     yield from _choices(8 if tiny else 4096)
     yield from _updates(16 if tiny else 1 << 20)
+    if not tiny:
+        yield from _more_attention()
+        yield from _losses(2048, 50257)
+        yield from _losses(4096, 128256)
+        yield from _experts(4096, 1024, 8)
 
 
 def _tensor(device: torch.device, *shape: int, dtype: torch.dtype, grad: bool = True) -> Tensor:
@@ -108,17 +115,106 @@ def _attention(batch: int, heads: int, length: int, size: int, *, tiny: bool) ->
     kernels = {"math": SDPBackend.MATH}
     if not tiny:
         kernels |= {"flash": SDPBackend.FLASH_ATTENTION, "memory-efficient": SDPBackend.EFFICIENT_ATTENTION}
+    for name, kernel in kernels.items():
+        yield _kernel(name, kernel, Heads(batch, heads, length, size))
+
+
+class Heads(NamedTuple):
+    """Shapes of attention: keys and values may have fewer heads, values another width, and be laid out by tokens."""
+
+    batch: int
+    heads: int
+    length: int
+    size: int
+    keys: int | None = None
+    values: int | None = None
+    by_tokens: bool = False
+    dtype: torch.dtype = torch.bfloat16
+
+    def words(self) -> str:
+        """The shape, and what is unusual in it."""
+        keys = "" if self.keys is None else f", {self.keys} of keys"
+        values = "" if self.values is None else f", values {self.values}"
+        return _words(self.dtype, *self[:4]) + keys + values + (", by tokens" if self.by_tokens else "")
+
+    def make(self, device: torch.device) -> Inputs:
+        """Queries, keys and values, each of shape [b, heads, s, width]."""
+        found = []
+        for heads, width in (
+            (self.heads, self.size),
+            (self.keys or self.heads, self.size),
+            (self.keys or self.heads, self.values or self.size),
+        ):
+            if self.by_tokens:
+                whole = _tensor(device, self.batch, self.length, heads, width, dtype=self.dtype, grad=False)
+                found.append(whole.transpose(1, 2).requires_grad_())
+            else:
+                found.append(_tensor(device, self.batch, heads, self.length, width, dtype=self.dtype))
+        return tuple(found)
+
+
+def _kernel(name: str, kernel: SDPBackend | None, heads: Heads) -> Probe:
+    """Attention by one kernel; None: by whichever PyTorch takes."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        grouped = heads.keys is not None
+        if kernel is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        with sdpa_kernel(kernel):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+    return Probe(f"attention, {name}", heads.words(), heads.make, run)
+
+
+def _more_attention() -> Iterator[Probe]:
+    """Kernels' rules by width of heads: shapes that models of today have, as they lie in one."""
+    kernels: dict[str, SDPBackend | None] = {
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "default": None,
+    }
+    shapes = (
+        Heads(2, 16, 2048, 64, by_tokens=True),
+        Heads(2, 16, 2048, 96, by_tokens=True),
+        Heads(2, 16, 2048, 128, by_tokens=True),
+        Heads(2, 16, 2048, 192, by_tokens=True),
+        Heads(2, 16, 2048, 256, by_tokens=True),
+        Heads(1, 16, 1777, 80, by_tokens=True),
+        Heads(2, 32, 2048, 128, keys=8, by_tokens=True),
+        Heads(2, 16, 2048, 192, values=128, by_tokens=True),
+        Heads(1, 8, 1024, 256, by_tokens=True, dtype=torch.float32),
+        Heads(2, 16, 1024, 64, by_tokens=True, dtype=torch.float16),
+    )
+    for heads in shapes:
+        for name, kernel in kernels.items():
+            yield _kernel(name, kernel, heads)
+
+
+def _losses(tokens: int, vocabulary: int) -> Iterator[Probe]:
+    """The loss over logits in 16 bits, and the norm of fused kernels."""
+
+    def logits(device: torch.device) -> Inputs:
+        return (_tensor(device, tokens, vocabulary, dtype=torch.bfloat16), _ids(device, tokens, vocabulary))
+
+    shape = _words(torch.bfloat16, tokens, vocabulary)
+    yield Probe("cross_entropy", shape, logits, F.cross_entropy)
+    yield Probe("cross_entropy, cast to fp32", shape, logits, lambda x, y: F.cross_entropy(x.float(), y))
+
+
+def _experts(tokens: int, width: int, experts: int) -> Iterator[Probe]:
+    """Products grouped by expert (torch._grouped_mm), and what sorts tokens to them."""
+    if not hasattr(torch, "_grouped_mm"):
+        return
+    each = tokens // experts
 
     def make(device: torch.device) -> Inputs:
-        return tuple(_tensor(device, batch, heads, length, size, dtype=torch.bfloat16) for _ in range(3))
+        ends = torch.arange(each, tokens + 1, each, dtype=torch.int32, device=device)
+        rows = _tensor(device, tokens, width, dtype=torch.bfloat16)
+        return rows, _tensor(device, experts, width, 4 * width, dtype=torch.bfloat16), ends
 
-    for name, kernel in kernels.items():
-
-        def run(q: Tensor, k: Tensor, v: Tensor, kernel: SDPBackend = kernel) -> Tensor:
-            with sdpa_kernel(kernel):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-        yield Probe(f"attention, {name}", _words(torch.bfloat16, batch, heads, length, size), make, run)
+    product = torch._grouped_mm  # noqa: SLF001 -- no public name, in torch 2.11
+    yield Probe("grouped_mm", _words(torch.bfloat16, tokens, width, experts), make, product)
 
 
 def _choices(tokens: int) -> Iterator[Probe]:
@@ -169,7 +265,8 @@ def probed(probe: Probe, device: torch.device, recording: Callable[[], Any]) -> 
     with recording() as recorder:
         recorder.begin_phase("forward_1")
         output = probe.run(*inputs)
-    yield _line(probe, device, "forward", recorder)
+    node = getattr(output, "grad_fn", None)  # tells which kernel of attention it was
+    yield _line(probe, device, "forward", recorder) | {"node": None if node is None else node.name()}
     if not probe.backward:
         return
     gradient = torch.zeros_like(output)
@@ -204,22 +301,28 @@ def on_cuda() -> Iterator[Any]:
 
 def fake_lines(card: str, *, tiny: bool) -> Iterator[dict[str, Any]]:
     """The same lines by the rules of a card, on fake tensors. A kernel that they do not know has no line."""
+    for probe in probes(tiny=tiny):
+        # A kernel that PyTorch has not for this shape, or an operator without a rule: the device says what it says.
+        with suppress(RuntimeError, MemcalcError):
+            yield from _by_rules(probe, card)
+
+
+def _by_rules(probe: Probe, card: str) -> Iterator[dict[str, Any]]:
     from memcalc.spec.cards import find_card
     from memcalc.tracing.session import fake_cuda
 
-    for probe in probes(tiny=tiny):
-        with fake_cuda(find_card(card)) as session:
-            inputs = probe.make(session.device)
-            session.recorder.begin_phase("forward_1")
+    with fake_cuda(find_card(card)) as session:
+        inputs = probe.make(session.device)
+        session.recorder.begin_phase("forward_1")
+        before = len(session.recorder.events())
+        output = probe.run(*inputs)
+        yield _line(probe, torch.device("cpu"), "forward", Part(session.recorder.events()[before:]))
+        if probe.backward:
+            gradient = torch.zeros_like(output)
+            session.recorder.begin_phase("backward_1")
             before = len(session.recorder.events())
-            output = probe.run(*inputs)
-            yield _line(probe, torch.device("cpu"), "forward", Part(session.recorder.events()[before:]))
-            if probe.backward:
-                gradient = torch.zeros_like(output)
-                session.recorder.begin_phase("backward_1")
-                before = len(session.recorder.events())
-                output.backward(gradient)
-                yield _line(probe, torch.device("cpu"), "backward", Part(session.recorder.events()[before:]))
+            output.backward(gradient)
+            yield _line(probe, torch.device("cpu"), "backward", Part(session.recorder.events()[before:]))
 
 
 class Part(NamedTuple):

@@ -2,6 +2,7 @@
 
     python benchmarks/record_generation.py benchmarks/recordings/generation/null-h100-80gb-torch-2.13.0.jsonl \
         --python .venv-null/bin/python
+    python benchmarks/record_generation.py benchmarks/recordings/measured/FILE.jsonl   # on the GPU that is there
 
 Each case of generation_cases.yaml: a preset, then fields of its inference block. The model has the
 family's own class with all its layers; tokens are fed as `generate` feeds them, one forward for the prompt, then one a
@@ -13,7 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +35,7 @@ def main() -> None:
     """Parse the command line and run what has no record yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recordings", type=Path)
-    parser.add_argument("--python", required=True, help="an interpreter with a CUDA build of torch and transformers")
+    parser.add_argument("--python", help="for the null device: an interpreter with a CUDA build of torch, transformers")
     parser.add_argument("--card", default=CARD)
     arguments = parser.parse_args()
     arguments.recordings.parent.mkdir(parents=True, exist_ok=True)
@@ -40,17 +44,28 @@ def main() -> None:
     for case in (case for cases in yaml.safe_load(CASES.read_text()).values() for case in cases):
         if case in known:
             continue
-        with null_device(arguments.card, python=arguments.python) as device:
-            try:
-                found = device.call(generate, configuration(case), *choices(case))
-            except (RuntimeError, memcalc.MemcalcError) as error:
-                print(f"{case}: {error}", flush=True)
-                continue
+        try:
+            found = in_a_process(arguments, generate, configuration(case), *choices(case))
+        except (RuntimeError, memcalc.MemcalcError) as error:
+            print(f"{case}: {error}", flush=True)
+            continue
         record = {"case": case, "date": datetime.now(UTC).isoformat(timespec="seconds")}
-        record |= {"device": f"null:{arguments.card}"} | found
+        record |= found if arguments.python is None else found | {"device": f"null:{arguments.card}"}
         with arguments.recordings.open("a") as file:
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
         print(f"{case}: {max(record['phases'].values()):,}", flush=True)
+
+
+def in_a_process(
+    arguments: argparse.Namespace, function: Callable[..., dict[str, Any]], *values: Any
+) -> dict[str, Any]:
+    """What a function answers in a process of its own, on the null device or on the GPU."""
+    if arguments.python is not None:
+        with null_device(arguments.card, python=arguments.python) as device:
+            answer: dict[str, Any] = device.call(function, *values)
+            return answer
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *values).result()
 
 
 def configuration(case: str) -> dict[str, Any]:
@@ -123,6 +138,7 @@ def generate(
         for tensor in (layer.keys, layer.values):
             storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
     return {
+        "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "parameters": sum(p.numel() for p in model.parameters()),
         "cache_bytes": sum(storages.values()),

@@ -1,10 +1,11 @@
-"""Run the reference cases on the null CUDA device, and append what they held to a file of recordings.
+"""Run the reference cases on the null CUDA device, or on a GPU, and append what they held to a file of recordings.
 
     python benchmarks/record_reference.py a100-80gb a100-80gb .venv-null/bin/python benchmarks/recordings/FILE.jsonl
+    python benchmarks/record_reference.py a100-80gb cuda python3 benchmarks/recordings/measured/FILE.jsonl
 
-A list in reference_cases.yaml, a card, an interpreter with PyTorch's CUDA build, and where to. Cases whose record is
-there already are skipped. Each case is a process of its own, forked from one that has imported torch but has not yet
-started CUDA, so that every allocator begins empty.
+A list in reference_cases.yaml, a card (or `cuda`: the GPU that is there), an interpreter with PyTorch's CUDA build, and
+where to. Cases whose record is there already are skipped. Each case is a process of its own, forked from one that has
+imported torch but has not yet started CUDA, so that every allocator begins empty.
 """
 
 from __future__ import annotations
@@ -29,17 +30,26 @@ def main() -> None:
     """Run the cases of a list that have no record yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", help="a list in reference_cases.yaml")
-    parser.add_argument("card", help="as in `memcalc gpus`")
+    parser.add_argument("card", help="as in `memcalc gpus`; cuda: the GPU that is there")
     parser.add_argument("python", help="an interpreter whose torch is a CUDA build")
     parser.add_argument("recordings", type=Path, help="file that records are appended to")
     arguments = parser.parse_args()
-    variables = environment(arguments.card, pythons=[arguments.python])
-    variables["PYTHONPATH"] += os.pathsep + str(Path(__file__).parents[1])
+    variables = variables_of(arguments.card, arguments.python)
     known = recorded(arguments.recordings)
     with Worker((arguments.python, *WORKER), variables) as worker:
         for case in yaml.safe_load(CASES.read_text())[arguments.cases]:
             if command(case) not in known:
                 run(case, arguments.recordings, worker)
+
+
+def variables_of(card: str, python: str) -> dict[str, str]:
+    """The environment of the process that measures."""
+    here = str(Path(__file__).parents[1])
+    if card == "cuda":
+        return {"PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
+    variables = environment(card, pythons=[python])
+    variables["PYTHONPATH"] += os.pathsep + here
+    return variables
 
 
 def run(case: str, recordings: Path, worker: Worker) -> None:

@@ -1,11 +1,12 @@
 """Run a rank of FSDP2, DDP, DeepSpeed or DTensor, or one GPU, on the null CUDA device; append what it held by phase.
 
     python benchmarks/record_sharded.py known h100-80gb PYTHON benchmarks/recordings/sharded/FILE.jsonl
+    python benchmarks/record_sharded.py known cuda PYTHON benchmarks/recordings/measured/FILE.jsonl
 
-PYTHON is an interpreter with PyTorch's CUDA build (and DeepSpeed or torchao, for their cases). The other ranks are
-PyTorch's fake process group: collectives return at once, buffers are real. Cases are a list in sharded_cases.yaml;
-recorded ones are skipped. The step is the reference decoder's (memcalc/step); the engine is put around it as its
-documentation says.
+`cuda` is the GPU that is there in place of a card. PYTHON is an interpreter with PyTorch's CUDA build (and DeepSpeed or
+torchao, for their cases). The other ranks are PyTorch's fake process group: collectives return at once, buffers are
+real. Cases are a list in sharded_cases.yaml; recorded ones are skipped. The step is the reference decoder's
+(memcalc/step); the engine is put around it as its documentation says.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 CASES = Path(__file__).with_name("sharded_cases.yaml")
 STEPS = 3
+GPU = "cuda"  # in place of a card: the one that is there
 RANK = "rank="  # a word of a case: which of the ranks it is, if not the first
 
 
@@ -46,8 +48,12 @@ def main() -> None:
     for case in yaml.safe_load(CASES.read_text())[arguments.cases]:
         if case not in known:
             command = [arguments.python, *sys.argv, "--case", case]
-            ended = dry_run(command, arguments.card, timeout=600, stdout=subprocess.DEVNULL)
-            print(f"{case}: {ended.outcome}", flush=True)
+            if arguments.card == GPU:
+                done = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=600, check=False)
+                outcome = f"exit code {done.returncode}"
+            else:
+                outcome = dry_run(command, arguments.card, timeout=600, stdout=subprocess.DEVNULL).outcome
+            print(f"{case}: {outcome}", flush=True)
 
 
 def recorded(recordings: Path) -> set[str]:
@@ -79,7 +85,7 @@ def run(case: str, card: str, recordings: Path) -> None:
     record = {
         "case": case,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": f"null:{card}",
+        "device": torch.cuda.get_device_name() if card == GPU else f"null:{card}",
         "versions": {
             "torch": torch.__version__,
             **({"deepspeed": version("deepspeed")} if runner is deepspeed else {}),
