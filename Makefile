@@ -69,17 +69,17 @@ SNAPSHOTS ?= benchmarks/recordings/snapshots
 GPU_PYTHON ?= $(BIN)/python
 
 gpu-suite: ## On a GPU: measure the project's own runs; goes on where it was interrupted (DEVICE=null:h100-80gb rehearses)
-	PYTHONPATH=. $(GPU_PYTHON) -m memcalc measure --suite benchmarks/suite.yaml --device $(DEVICE) --record $(RECORDS)
+	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m memcalc measure --suite benchmarks/suite.yaml --device $(DEVICE) --record $(RECORDS)
 
 gpu-compare: ## Anywhere: traces beside what gpu-suite recorded, made afterwards (TRACES="fake null")
-	PYTHONPATH=. $(GPU_PYTHON) -m memcalc measure --compare $(RECORDS) $(TRACES:%=--trace %) --record $(dir $(RECORDS))traces/$(notdir $(RECORDS))
+	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m memcalc measure --compare $(RECORDS) $(TRACES:%=--trace %) --record $(dir $(RECORDS))traces/$(notdir $(RECORDS))
 
 gpu-probe: ## On a GPU: what each operator that matters allocates inside, beside what memcalc says (DEVICE likewise)
-	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.probe --device $(DEVICE) --record $(PROBES)
+	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m benchmarks.probe --device $(DEVICE) --record $(PROBES)
 
 gpu-snapshots: ## On a GPU: memory snapshots of two small programs, which the model of the allocator must reproduce
 	mkdir -p $(SNAPSHOTS)
-	for scenario in training shuffled; do PYTHONPATH=. $(GPU_PYTHON) benchmarks/record_snapshots.py $$scenario $(SNAPSHOTS) || exit 1; done
+	for scenario in training shuffled; do PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) benchmarks/record_snapshots.py $$scenario $(SNAPSHOTS) || exit 1; done
 
 clean: ## Remove environments, caches and builds
 	rm -rf .venv .venv-null build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
