@@ -19,7 +19,6 @@ from memcalc.estimation.estimate import estimate
 from memcalc.importers.loading import load
 from memcalc.ledger.result import Result
 from memcalc.spec.cards import find_card
-from memcalc.spec.overrides import parse_overrides
 
 _STANDARD_INPUT = "-"
 
@@ -54,7 +53,7 @@ def check(
     """
     if asked.gpu is not None:
         find_card(asked.gpu)  # once for all, rather than once a file
-    parse_overrides(asked.overrides)
+    asked = asked.with_card()
     if baseline is None and policy.baseline is not None:
         baseline = policy.here(policy.baseline)
     before = None if baseline is None else read_baseline(baseline)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from memcalc.checking.patterns import is_pattern
+from memcalc.checking.patterns import alternatives, exists, is_pattern
 from memcalc.spec.yaml_source import is_template, is_yaml
 
 _YAML = (".yaml", ".yml")
@@ -87,7 +87,8 @@ def find_configs(
     closed: list[OSError] = []
     linked: list[str] = []
     for path in paths:
-        for each in _expanded(os.fspath(path), excludes):
+        words = (os.fspath(path),) if exists(os.fspath(path)) else alternatives(os.fspath(path))
+        for each in (each for word in words for each in _expanded(word, excludes)):
             folder = Path(each).is_dir()
             # What does not exist is taken, too: loading it says so, or finds a preset of that name.
             doubtful = folder or (skip_others and Path(each).is_file())

@@ -1,4 +1,4 @@
-"""Patterns of paths, as shells and .gitignore files have them: `*` within a folder, `**` across folders."""
+"""Patterns of paths, as shells and .gitignore files have them: `*` within a folder, `**` across folders, `{a,b}`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,35 @@ from functools import cache
 from pathlib import Path
 
 _MAGIC = re.compile(r"[*?[]")
+_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")  # the innermost
+_MOST_ALTERNATIVES = 1_000  # of one pattern; one that has more means itself
 
 
 def is_pattern(path: str) -> bool:
     """Whether a path is to be expanded: it has a sign of a pattern, and nothing of that name exists."""
-    return _MAGIC.search(path) is not None and not _exists(path)
+    return _MAGIC.search(path) is not None and not exists(path)
 
 
 def matches(pattern: str, path: str) -> bool:
     """Whether a pattern means this path, or a folder above it. Both with "/" and relative to the same folder."""
-    return _compiled(pattern).fullmatch(path) is not None
+    return any(_compiled(each).fullmatch(path) is not None for each in alternatives(pattern))
+
+
+@cache
+def alternatives(pattern: str) -> tuple[str, ...]:
+    """`configs/{a,b}.yaml` as a shell writes it out, each once."""
+    found: dict[str, None] = {}
+    waiting = [pattern]
+    while waiting:
+        each = waiting.pop()
+        braces = _BRACES.search(each)
+        if braces is None:
+            found[each] = None
+            continue
+        waiting += [each[: braces.start()] + word + each[braces.end() :] for word in reversed(braces[1].split(","))]
+        if len(found) + len(waiting) > _MOST_ALTERNATIVES:
+            return (pattern,)
+    return tuple(found)
 
 
 @cache
@@ -44,7 +63,8 @@ def _compiles(expression: str) -> bool:
     return True
 
 
-def _exists(path: str) -> bool:
+def exists(path: str) -> bool:
+    """Whether there is such a file or folder; what no system could call one is none."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from memcalc.checking.amount import Amount
 from memcalc.checking.patterns import matches
+from memcalc.spec.cards import find_card
+from memcalc.spec.overrides import CARD, parse_overrides, refuse_two_cards
 
 
 class Limits(NamedTuple):
@@ -37,6 +39,21 @@ class Limits(NamedTuple):
             below.max_growth if self.max_growth is None else self.max_growth,
             below.overrides + self.overrides,
         )
+
+    def with_card(self) -> Limits:
+        """A card that is set as a field is the card to judge by: rules for it are those of `gpu`.
+
+        Raises:
+            InputError: both name one.
+        """
+        found = {word: parse_overrides((word,)).get(CARD) for word in self.overrides}
+        names = [name for name in found.values() if isinstance(name, str)]
+        if not names:
+            return self
+        refuse_two_cards(self.gpu, (CARD,))
+        find_card(names[-1])
+        rest = tuple(word for word in self.overrides if not isinstance(found[word], str))
+        return self._replace(gpu=names[-1], overrides=rest)
 
 
 class Rule(NamedTuple):

@@ -16,7 +16,6 @@ from memcalc.checking.policy import Limits, Policy, Rule
 from memcalc.errors import InputError
 from memcalc.spec.cards import find_card
 from memcalc.spec.fields import describe, nearest
-from memcalc.spec.overrides import parse_overrides
 
 
 class _Limits(BaseModel):
@@ -108,10 +107,10 @@ def _limits(said: _Limits, label: str) -> Limits:
         if said.gpu is not None:
             find_card(said.gpu)
         place = f"{label}: set"
-        parse_overrides(said.set)
+        limits = Limits(said.gpu, budget, amounts["margin"], amounts["max_growth"], tuple(said.set)).with_card()
     except InputError as error:
         raise InputError(error.problem, error.remedy, place) from None
-    return Limits(said.gpu, budget, amounts["margin"], amounts["max_growth"], tuple(said.set))
+    return limits
 
 
 _RULES = {

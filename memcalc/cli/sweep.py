@@ -53,8 +53,9 @@ def command(
     name = first.name
     for path in output or ():
         write_output(path, table, name, first.notes)
+    card = None if "hardware.gpu" in table.grid.fields else first.hardware.gpu
     for path in plot or ():
-        write_picture(path, table, f"{name} on {gpu}" if gpu else name, units)
+        write_picture(path, table, f"{name} on {card}" if card else name, units)
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.sweeps.files import sweep_document
@@ -69,7 +70,7 @@ def command(
         from memcalc.report.screen import make_screen
         from memcalc.report.sweeps.screen import draw_sweep
 
-        draw_sweep(make_screen(), table, name, _card(gpu), units, listed=listed, notes=first.notes)
+        draw_sweep(make_screen(), table, name, _card(card), units, listed=listed, notes=first.notes)
 
 
 def _card(gpu: str | None) -> str:

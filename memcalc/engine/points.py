@@ -20,7 +20,7 @@ from memcalc.spec.broken import Broken
 from memcalc.spec.cards import find_card
 from memcalc.spec.inference_rules import of_training
 from memcalc.spec.loading import Opened, load_opened, load_parallelism, mapping_of
-from memcalc.spec.overrides import parse_overrides
+from memcalc.spec.overrides import parse_overrides, refuse_two_cards
 from memcalc.spec.reading import read_source
 from memcalc.spec.rules import RULES, Rule
 from memcalc.spec.spec import Spec
@@ -64,6 +64,7 @@ class Points:
         self._overrides, self._gpu, self._gpus_per_node = overrides, gpu, gpus_per_node
         changes = self._changes = parse_overrides(overrides)
         _refuse_twice(grid, changes, gpu)
+        refuse_two_cards(gpu, changes)
         if gpu is not None:
             find_card(gpu)
         self._source = source if isinstance(source, Spec | Mapping) else _read(source, overrides)

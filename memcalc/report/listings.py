@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from memcalc.estimation.parameters import count_parameters
 from memcalc.report.grid import Column, Grid
 from memcalc.report.words import count
 from memcalc.spec.cards import all_cards
+from memcalc.spec.families import known_families
 from memcalc.spec.loading import load
 from memcalc.spec.presets import preset_names
 from memcalc.units import Unit, format_number
@@ -50,6 +52,12 @@ def model_grid(rows: list[dict[str, Any]]) -> Grid:
     ]
     heads = ("parameters", "l", "d", "h", "kv heads", "V", "experts")
     return Grid("", (Column("preset"), *(Column(head, right=True) for head in heads)), cells)
+
+
+def family_words() -> str:
+    """The model families whose config.json is sized by formula."""
+    text = f"Families (model_type) with formulas: {', '.join(known_families())}."
+    return "\n".join(textwrap.wrap(text, 100))
 
 
 def card_rows() -> list[dict[str, Any]]:

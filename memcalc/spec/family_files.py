@@ -113,6 +113,9 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 
+LISTED = "`memcalc models` lists the families that it has formulas for."  # fifty names would drown a message
+
+
 def family_named(name: str, where: str) -> Family:
     """A family by its name.
 
@@ -122,7 +125,7 @@ def family_named(name: str, where: str) -> Family:
     if name not in names():
         raise InputError(
             f"{shown(name)} is not a model family that memcalc knows.{nearest(name)}",
-            f"Use one of {', '.join(names())}; or leave it out and give every field of the model: block.",
+            f"{LISTED} Or leave it out and give every field of the model: block.",
             where,
         )
     return parsed(name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import InputError
-from memcalc.spec.family_files import names, nearest
+from memcalc.spec.family_files import LISTED, nearest
 from memcalc.spec.family_values import shown
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def configuration(text: str, where: str) -> Any:
     if not can_read_foreign():
         raise InputError(
             f"{shown(family)} is not a model family that memcalc has formulas for.{nearest(family)}",
-            f"It has them for {', '.join(names())}. The real step of others can be run with transformers: "
+            f"{LISTED} The real step of others can be run with transformers: "
             "pip install 'llm-memcalc[hf]', then `memcalc trace`.",
             where,
         )
@@ -77,7 +77,7 @@ def configuration(text: str, where: str) -> Any:
         raise InputError(
             f"{shown(family)} is not a model family that memcalc has formulas for, nor a causal language model that "
             f"transformers {transformers.__version__} knows.{nearest(family)}",
-            f"memcalc has formulas for {', '.join(names())}. A module of your own: memcalc.trace(module, inputs).",
+            f"{LISTED} A module of your own: memcalc.trace(module, inputs).",
             where,
         )
     try:

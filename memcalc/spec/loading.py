@@ -21,7 +21,7 @@ from memcalc.spec.families import read_hf_config
 from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, NESTED, canonical_block, describe, unknown_top_level
 from memcalc.spec.inference import default_inference, forward_of
 from memcalc.spec.inference_rules import LEFT_ASIDE, refuse_training_fields
-from memcalc.spec.overrides import apply_overrides, parse_overrides
+from memcalc.spec.overrides import CARD, apply_overrides, parse_overrides, refuse_two_cards
 from memcalc.spec.presets import presets_folder
 from memcalc.spec.reading import find_config, read_source
 from memcalc.spec.rules import check_rules
@@ -92,11 +92,12 @@ def load_opened(
     Raises:
         InputError: as `load`.
     """
+    refuse_two_cards(gpu, changes)
     overridden = opened.source.overridden | dict.fromkeys(changes, "--set")
     changes = dict(changes)
     if gpu is not None:
-        changes["hardware", "gpu"] = gpu
-        overridden["hardware", "gpu"] = "--gpu"
+        changes[CARD] = gpu
+        overridden[CARD] = "--gpu"
     read = replace(opened.source, overridden=overridden)
     blocks = copy.deepcopy(dict(opened.blocks))
     named = next((changes[key,] for key in MODEL_SOURCES if changes.get((key,)) is not None), None)

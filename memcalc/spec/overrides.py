@@ -33,6 +33,19 @@ def parse_overrides(assignments: Iterable[str]) -> dict[Path, Any]:
     return result
 
 
+CARD: Path = ("hardware", "gpu")
+
+
+def refuse_two_cards(gpu: str | None, changes: Iterable[Path]) -> None:
+    """Say no to a card that is named in both ways.
+
+    Raises:
+        InputError: --gpu is given, and --set gpu= as well.
+    """
+    if gpu is not None and CARD in changes:
+        raise InputError("gpu is set, and given as well.", "Keep one of the two.", "--gpu")
+
+
 def apply_overrides(raw: dict[str, Any], overrides: dict[Path, Any]) -> None:
     """Put the overridden values into the blocks of a configuration (under their full names), in place.
 

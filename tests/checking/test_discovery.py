@@ -142,3 +142,20 @@ def test_a_text_about_arguments_is_none(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("We pass --num-layers 2 and --hidden-size 64.\n")
 
     assert find_configs([tmp_path]).files == []
+
+
+def test_braces_stand_for_each_of_their_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a shell: one that is missing is named, and a file of that very name is itself."""
+    for name in ("a.yaml", "b-1.yaml", "b-2.yaml"):
+        (tmp_path / name).write_text("preset: gpt2\n")
+    monkeypatch.chdir(tmp_path)
+
+    assert find_configs(["{a,c}.yaml", "{b,d}-*.yaml"]).files == [
+        "a.yaml",
+        "c.yaml",
+        "b-1.yaml",
+        "b-2.yaml",
+        "d-*.yaml",
+    ]
+    (tmp_path / "{a,c}.yaml").write_text("preset: gpt2\n")
+    assert find_configs(["{a,c}.yaml"]).files == ["{a,c}.yaml"]

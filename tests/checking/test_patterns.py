@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.checking.patterns import matches
+from memcalc.checking.patterns import alternatives, matches
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,19 @@ from memcalc.checking.patterns import matches
         ("a.yaml", "aXyaml", False),  # a dot is a dot
         ("a[.yaml", "a[.yaml", True),
         ("[z-a].yaml", "[z-a].yaml", True),  # no range: itself
+        ("configs/{a,b}.yaml", "configs/b.yaml", True),
+        ("configs/{a,b}.yaml", "configs/c.yaml", False),
+        ("{a,b/*}/{c,}d", "b/x/d/e.yaml", True),
+        ("{a}.yaml", "{a}.yaml", True),  # no choice: itself, as in a shell
     ],
 )
 def test_matches(pattern: str, path: str, expected: bool) -> None:
     assert matches(pattern, path) is expected
+
+
+def test_alternatives_are_written_out_as_in_a_shell() -> None:
+    assert alternatives("x{a,{b,c}*}{1,2}") == ("xa1", "xa2", "xb*1", "xb*2", "xc*1", "xc*2")
+    assert alternatives("{a,b}" * 40) == ("{a,b}" * 40,)  # a trillion of them: itself
 
 
 @given(st.text(max_size=20), st.text(max_size=20))

@@ -84,6 +84,18 @@ def test_the_command_line_goes_over_the_settings(repository: Path) -> None:
     assert outcome.sizes.allocated == check("configs/small.yaml", overrides=["b=5"]).outcomes[0].sizes.allocated  # type: ignore[union-attr]
 
 
+def test_a_card_that_is_set_as_a_field(repository: Path) -> None:
+    """It is the card to judge by, level by level: a rule's over that of the rest, and the command line's over both."""
+    settings = SETTINGS.replace('gpu = "t4"\nset = ["b=2"]', 'set = ["gpu=t4", "b=2"]')
+    (repository / "memcalc.toml").write_text(settings)
+
+    for overrides, cards in (([], {"h100-80gb", "t4"}), (["hardware.gpu=h200"], {"h200"})):
+        assert {outcome.sizes.gpu for outcome in check(overrides=overrides).outcomes if outcome.sizes} == cards
+    (repository / "memcalc.toml").write_text(settings.replace("set = [", 'gpu = "l4"\nset = ['))
+    with pytest.raises(InputError, match=r"rules\[0\]: set: gpu is set, and given as well"):
+        check()
+
+
 def test_settings_of_a_project(repository: Path) -> None:
     (repository / "pyproject.toml").write_text(PROJECT)
     limits = {outcome.path: outcome.limit_bytes for outcome in check().outcomes}

@@ -207,3 +207,18 @@ def test_plans_of_recomputation_are_varied(run: Callable[..., Run]) -> None:
     peaks = [memcalc.estimate("gpt2", f"recompute={plan}").ledger.peak_bytes for plan in plans]
 
     assert [int(row["peak_bytes"]) for row in rows] == peaks
+
+
+@pytest.mark.parametrize("verb", ["estimate", "fit", "check", "sweep", "recompute"])
+def test_a_card_that_is_named_twice(run: Callable[..., Run], tmp_path: Path, verb: str) -> None:
+    """By --gpu and as a field that is set: each verb says so in the same words."""
+    config = tmp_path / "run.yaml"
+    config.write_text("preset: gpt2\n")
+    more = ("--vary", "b=1,2") if verb == "sweep" else ()
+    code, _, err = run(verb, str(config), "--gpu", "t4", "--set", "gpu=h200", *more)
+
+    assert (code, "--gpu: gpu is set, and given as well. Keep one of the two." in " ".join(err.split())) == (2, True)
+
+
+def test_a_card_that_is_set_is_named_above_the_map(run: Callable[..., Run]) -> None:
+    assert "on Tesla T4" in run("sweep", "gpt2", "--set", "gpu=t4", "--vary", "b=1,2").out

@@ -106,7 +106,7 @@ def test_one_key_can_set_two_fields() -> None:
 @pytest.mark.parametrize(
     ("config", "fragments"),
     [
-        (small_config("lama"), ["config.json: model_type", "'lama'", "Nearest: llama", "bloom, codegen"]),
+        (small_config("lama"), ["config.json: model_type", "'lama'", "Nearest: llama", "`memcalc models` lists"]),
         (small_config("../llama"), ["config.json: model_type", "'../llama'"]),
         ({"num_layers": 3}, ["model_type is missing", '"model_type": "llama"']),
         ({"model_type": 7}, ["model_type = 7", "not a text"]),

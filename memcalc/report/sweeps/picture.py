@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from html import escape
+from itertools import islice
 
 from memcalc.engine.table import Table
 from memcalc.report.sweeps.landscape import Landscape, Map
+from memcalc.report.sweeps.merging import MOST_CELLS, MOST_MAPS, factors, merged
 from memcalc.units import Unit, format_bytes
 
 CELL, LEFT, TOP, GAP = 14, 150, 46, 64  # pixels
@@ -19,14 +22,20 @@ def heat_maps(table: Table, title: str, unit: Unit) -> str:
     landscape = Landscape(table)
     body: list[str] = [f'<text x="10" y="22" font-size="15" font-weight="bold">{escape(title)}</text>']
     y, width = TOP, 0
-    for each in landscape.maps():
-        body += _map(landscape, each, y, table, unit)
+    maps = list(islice(landscape.maps(), MOST_MAPS))
+    down, across = factors(len(maps[0].rows), len(maps[0].columns), MOST_CELLS // len(maps))
+    for whole in maps:
+        each = whole if down == across == 1 else merged(whole, down, across)
+        body += _map(landscape, each, y, table, unit, "" if each is whole else "at most ")
         y += GAP + CELL * len(each.rows)
         width = max(width, LEFT + CELL * len(each.columns) + 40, 640)
     words = "green: share of the card in use; pale red: too large; grey: cannot be; red line: the frontier"
     if not landscape.judged:
         words = "green: share of the largest; grey: cannot be"
-    body.append(f'<text x="10" y="{y}">{words}</text>')
+    for line in (words, *_left_out(table, len(maps), maps[0], down, across)):
+        body.append(f'<text x="10" y="{y}">{line}</text>')
+        y += 14
+    y -= 14
     size = f'viewBox="0 0 {width} {y + 14}" width="{width}" height="{y + 14}"'
     style = 'font-family="sans-serif" font-size="11"'
     lines = "\n".join(body)
@@ -39,7 +48,19 @@ def heat_map_page(table: Table, title: str, unit: Unit) -> str:
     return f"{head}<body>\n{heat_maps(table, title, unit)}</body></html>\n"
 
 
-def _map(landscape: Landscape, each: Map, top: int, table: Table, unit: Unit) -> list[str]:
+def _left_out(table: Table, drawn: int, first: Map, down: int, across: int) -> Iterator[str]:
+    """What a picture of this size cannot show one by one."""
+    if down * across > 1:
+        yield (
+            f"each cell is up to {down * across:,} configurations, as large as the largest of them: it fits if all of "
+            "them fit"
+        )
+    others = len(table) // first.numbers.size - drawn
+    if others > 0:
+        yield f"{others:,} more maps are not drawn: vary less at a time"
+
+
+def _map(landscape: Landscape, each: Map, top: int, table: Table, unit: Unit, bound: str) -> list[str]:
     lines = [f'<text x="{LEFT}" y="{top + 10}" font-weight="bold">{escape(each.others)}</text>'] if each.others else []
     top += 18
     for row, name in enumerate(each.rows):
@@ -51,7 +72,7 @@ def _map(landscape: Landscape, each: Map, top: int, table: Table, unit: Unit) ->
             number = int(each.numbers[row, column])
             needs = "more than 1 PiB" if table.too_large[number] else "cannot be"
             if table.valid[number]:
-                needs = format_bytes(int(table.device_bytes[number]), unit)
+                needs = bound + format_bytes(int(table.device_bytes[number]), unit)
             words = escape(f"{where}: {needs}")
             lines.append(f'<rect {place} fill="{_fill(each, row, column)}"><title>{words}</title></rect>')
     lines.append(_frontier(landscape, each, top))
