@@ -68,8 +68,8 @@ def test_estimate_traces_and_says_so(tmp_path: Path) -> None:
     assert estimated.ledger.totals == memcalc.trace(source, *RUN, steps=2).result.ledger.totals
 
 
-PHIMOE = (
-    "phi-3.5-moe",
+UNWRITTEN = (
+    "llama-4-scout",
     "l=1",
     "d=64",
     "h=2",
@@ -83,17 +83,17 @@ PHIMOE = (
 
 def test_modules_without_formulas_are_traced_by_estimate(capsys: pytest.CaptureFixture[str]) -> None:
     """On one GPU and under FSDP2; another engine's ranks cannot be traced, so the message says what there is."""
-    estimated = memcalc.estimate(*PHIMOE)
+    estimated = memcalc.estimate(*UNWRITTEN)
 
     assert estimated.source == "trace"
     assert estimated.notes[0] == (
-        "memcalc has no formulas for transformers' modules of phimoe: their real step was traced on fake tensors"
+        "memcalc has no formulas for transformers' modules of llama4_text: their real step was traced on fake tensors"
     )
-    assert estimated.ledger.totals == memcalc.trace(*PHIMOE, steps=2).result.ledger.totals
-    with pytest.raises(InputError, match=r"not modelled for architecture = phimoe.* On one GPU and under FSDP2"):
-        memcalc.estimate(*PHIMOE, "data_parallel=2", "zero_stage=2", "engine=deepspeed")
-    words = [word for override in PHIMOE[1:] for word in ("--set", override)]
-    assert main(["trace", PHIMOE[0], *words, "--compare"]) == 2
+    assert estimated.ledger.totals == memcalc.trace(*UNWRITTEN, steps=2).result.ledger.totals
+    with pytest.raises(InputError, match=r"not modelled for architecture = llama4_text.* On one GPU and under FSDP2"):
+        memcalc.estimate(*UNWRITTEN, "data_parallel=2", "zero_stage=2", "engine=deepspeed")
+    words = [word for override in UNWRITTEN[1:] for word in ("--set", override)]
+    assert main(["trace", UNWRITTEN[0], *words, "--compare"]) == 2
     assert "--compare: there is no estimate of it: memcalc traces this, too. Leave it out." in capsys.readouterr().err
 
 
@@ -101,7 +101,7 @@ def test_without_transformers_modules_without_formulas_are_refused(monkeypatch: 
     monkeypatch.setattr(import_module("memcalc.tracing.trace"), "can_read_foreign", lambda: False)
 
     with pytest.raises(InputError, match=r"or set implementation: plain\. .* pip install 'llm-memcalc\[hf\]'"):
-        memcalc.estimate(*PHIMOE)
+        memcalc.estimate(*UNWRITTEN)
 
 
 def test_the_spec_that_a_record_holds_is_the_run(tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ FAMILIES: dict[str, dict[str, object]] = {
     "minimax_m2": {"moe": EXPERTS},
     "mixtral": {"moe": EXPERTS},
     "olmoe": {"head_dim": 48, "moe": EXPERTS},
+    "phimoe": {"moe": EXPERTS | {"num_experts_per_token": 2}},
+    "phimoe with biases and windows": {"architecture": "phimoe", "qkv_bias": True, "output_bias": True}
+    | {"lm_head_bias": True, "sliding_window": 64, "moe": EXPERTS | {"num_experts_per_token": 2}},
     "qwen2_moe": {"moe": SHARED | {"shared_expert_intermediate_size": 128}},
     "qwen3_moe": {"moe": EXPERTS},
 }
@@ -86,6 +89,7 @@ def run_of(family: str) -> dict[str, object]:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view")  # logits with a bias
 @pytest.mark.parametrize(
     ("family", "setting"), [pair for pair in product(FAMILIES, SETTINGS) if pair not in NOT_MODELLED]
 )

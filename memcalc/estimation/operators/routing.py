@@ -47,6 +47,34 @@ class Routing(Adapted):
         tape.record(node)
         return y
 
+    def filled(self, x: Tensor, mask: Tensor, name: str) -> Tensor:
+        """x with a number where a mask says so (masked_fill): keeps the mask."""
+        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (x,), (y,), (mask.storage,), (NEW,)))
+        return y
+
+    def overwritten(self, x: Tensor, index: Tensor, name: str) -> Tensor:
+        """x with a number at some indices of its last axis (scatter): keeps these."""
+        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (x,), (y,), (index.storage,), (NEW,)))
+        return y
+
+    def sparse_multiplier(self, scores: Tensor, weight: Tensor, chosen: Tensor, given: Tensor, name: str) -> Tensor:
+        """The weight of a chosen expert, scaled; its gradient goes to the scores, by the probabilities `given`, alone.
+
+        Source: transformers 5.23 modeling_phimoe.py, PhimoeMultiplier.
+        """
+        tape, citation = self.tape, "transformers 5.23 modeling_phimoe.py, PhimoeMultiplier"
+        y = tape.new(name, weight.shape, weight.dtype, citation)
+        scaled, negated = (
+            tape.store(f"{name}: {step}", weight.shape, weight.dtype, citation)
+            for step in ("scaled gradient", "negated gradient")
+        )
+        saved = (weight.storage, chosen.storage, given.storage)
+        kind, steps = NEW if scores.dtype == given.dtype else CAST, ((scaled, 1), (negated, 1))
+        tape.record(Node(name, (scores,), (y,), saved, (kind,), prepares=steps, between=((negated, -1),)))
+        return y
+
     def total(self, x: Tensor, name: str) -> Tensor:
         """The sum over the last axis; keeps nothing, and its gradient is handed on expanded, as a view.
 

@@ -181,6 +181,21 @@ def test_granite_weighs_by_the_softmax_of_the_best_logits() -> None:
     assert kept_by_a_layer("granitemoe") == sum((*NORM, *ATTENTION, *NORM, *without, *weights))
 
 
+def test_phimoe_draws_each_expert_from_probabilities_of_its_own() -> None:
+    """In the dtype of the logits; of the multipliers' custom backward nothing reaches what they are drawn by."""
+    norm = (2 * BSD, 2 * 4 * BS, 2 * BSD)  # its input, means and deviations; its output
+    without = EXPERTS[2:]  # probabilities of all experts in fp32, which are chosen
+    drawn = (
+        BS * E,  # which scores are out of reach
+        2 * BS * E,  # probabilities of the others
+        2 * BS,  # that of the expert
+        8 * BS,  # which this is
+    )
+    weights = 2 * COPIES  # by expert
+
+    assert kept_by_a_layer("phimoe") == sum((*norm, *ATTENTION, *norm, *without, *drawn, *drawn, weights))
+
+
 def test_gpt_oss_keeps_probabilities_with_sinks_and_what_its_clamps_read() -> None:
     norm = (
         4 * BSD,  # its input in fp32

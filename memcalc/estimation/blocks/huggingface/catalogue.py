@@ -27,6 +27,7 @@ from memcalc.estimation.blocks.huggingface.olmo import Exaone4, Olmo, Olmo2, Olm
 from memcalc.estimation.blocks.huggingface.opt import Opt
 from memcalc.estimation.blocks.huggingface.phi import Phi
 from memcalc.estimation.blocks.huggingface.phi3 import Phi3
+from memcalc.estimation.blocks.huggingface.phimoe import PhiMoe
 from memcalc.estimation.blocks.huggingface.sigmoid import Glm4Moe, MiniMaxM2
 from memcalc.estimation.blocks.huggingface.stablelm import StableLm
 from memcalc.estimation.blocks.structure import Structure
@@ -73,6 +74,7 @@ FAMILIES: dict[str, type[Family]] = {
     "opt": Opt,
     "phi": Phi,
     "phi3": Phi3,
+    "phimoe": PhiMoe,
     "qwen2": Llama,
     "qwen2_moe": Qwen2Moe,
     "qwen3": Llama,

@@ -1,0 +1,89 @@
+"""Phi-3.5-MoE: experts that are drawn one after the other, with a gradient of their own."""
+
+from __future__ import annotations
+
+from memcalc.estimation.blocks.huggingface.experts import COPIES
+from memcalc.estimation.blocks.huggingface.mixtral import Mixtral
+from memcalc.estimation.tape import Tensor
+
+SCORES = ("b", "s", "E")
+ONE = ("b", "s", "1")
+
+
+class PhiMoe(Mixtral):
+    """PhimoeDecoderLayer, and sparsemixer: its names stay until both experts of a token are drawn."""
+
+    drawn: tuple[Tensor, ...] = ()  # max_scores and max_ind of the draw before
+    factor: tuple[Tensor, ...] = ()  # likewise
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """PhimoeTopKRouter, in the dtype of its logits."""
+        c, ops = self.c, self.ops
+        logits = ops.linear(x, "mlp.router", ("E", "d"), SCORES, bias=c.router_bias)
+        first, chosen_first = self.draw(logits, logits, "first")
+        others = ops.overwritten(logits, chosen_first, "scores without the first")
+        second, chosen_second = self.draw(logits, others, "second")
+        weights = ops.concatenate((first, second), COPIES, "router weights")
+        chosen = ops.table("chosen experts", COPIES, "int64", "aten::cat")
+        self.tape.still_named(others, first, second, chosen_first, chosen_second, *self.drawn, *self.factor)
+        return logits, weights, chosen
+
+    def draw(self, logits: Tensor, scores: Tensor, which: str) -> tuple[Tensor, Tensor]:
+        """The weight of one expert, which reaches the logits by PhimoeMultiplier alone, and which it is."""
+        ops, tape = self.ops, self.tape
+        mask, best_at = self.out_of_reach(scores.dtype, which)
+        masked = ops.filled(scores, mask, f"{which} masked scores")
+        chosen = self.sampled(scores.dtype, which)
+        probabilities = ops.softmax(masked, f"{which} probabilities")
+        tape.still_named(masked)
+        weight = ops.gather(probabilities, ONE, f"{which} probability", values=True, index=chosen)
+        best, at = self.largest(f"{which} largest probability", probabilities.dtype)
+        tape.still_named(best_at, *self.drawn)
+        self.drawn = best, at
+        same = ops.table(f"{which} choice is the best", ONE, "bool")
+        chances = ops.table(f"{which} chances", ONE, probabilities.dtype)
+        lucky = ops.table(f"{which} chances taken", ONE, "bool")
+        tape.still_named(chances)
+        either = ops.table(f"{which} mask for one", ONE, "bool")
+        tape.still_named(same, lucky)
+        factors = wide = ops.table(f"{which} factors", ONE, "fp32")
+        if probabilities.dtype != "fp32":
+            factors = ops.table(f"{which} factors in {probabilities.dtype}", ONE, probabilities.dtype)
+        tape.still_named(either, wide)
+        multiplier = ops.sparse_multiplier(logits, weight, chosen, probabilities, f"{which} weight")
+        self.factor += (factors,)
+        return multiplier, chosen
+
+    def out_of_reach(self, dtype: str, which: str) -> tuple[Tensor, Tensor]:
+        """Of which scores are too far below the best, and where this is: no gradient reaches any of it."""
+        ops, tape = self.ops, self.tape
+        best, best_at = self.largest(f"{which} best score", dtype)
+        absolute = ops.table(f"{which} absolute scores", SCORES, dtype)
+        factor = ops.table(f"{which} divisors", SCORES, dtype)
+        tape.still_named(absolute, *self.factor[:1])
+        distances = ops.table(f"{which} distances", SCORES, dtype)
+        relative = ops.table(f"{which} relative distances", SCORES, dtype)
+        tape.still_named(distances)
+        mask = ops.table(f"{which} mask", SCORES, "bool")
+        tape.still_named(best, relative)
+        self.factor = (factor, *self.factor[1:])
+        return mask, best_at
+
+    def sampled(self, dtype: str, which: str) -> Tensor:
+        """The best of noisy scores, by its index: no gradient reaches any of it."""
+        ops, tape = self.ops, self.tape
+        noise = ops.table(f"{which} noise", SCORES, dtype)
+        logarithm = ops.table(f"{which} logarithm of noise", SCORES, dtype)
+        tape.still_named(noise)
+        noisy = ops.table(f"{which} noisy scores", SCORES, dtype)
+        tape.still_named(logarithm)
+        best, chosen = self.largest(f"{which} best noisy score", dtype)
+        tape.still_named(noisy, best)
+        return chosen
+
+    def largest(self, name: str, dtype: str) -> tuple[Tensor, Tensor]:
+        """max(dim=-1) of each token."""
+        best = self.ops.table(name, ONE, dtype)
+        at = self.ops.table(f"{name}: its index", ONE, "int64")
+        self.tape.still_named(best)
+        return best, at
