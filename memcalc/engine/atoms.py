@@ -6,7 +6,6 @@ phase holds at some moment then is a short row of numbers, one for each of these
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import mul
 from typing import Any, NamedTuple
@@ -14,18 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.engine.lanes import Integers, elementwise
-from memcalc.engine.reading import changed
+from memcalc.engine.lanes import Integers
+from memcalc.engine.rules import Batches, Numbers, Rules, Symbols
 from memcalc.estimation.allocation import BLOCK, rounded
 from memcalc.estimation.program import Kind, Program
-from memcalc.estimation.symbols import symbol_values
-from memcalc.spec.cards import Card
-from memcalc.spec.spec import Spec
 
 Bytes = npt.NDArray[np.float64]  # whole numbers: BLAS adds them up, and exactly so far below 2^53
 
 # No size and no sum may be larger: below, float64 and int64 are exact. It is a petabyte on one GPU.
 LARGEST = 2**50
+
+SAMPLE = 16  # numbers of an array by which it is looked up
 
 ONE = 0  # the atom of what is the same for all batches
 
@@ -37,17 +35,6 @@ class TooLarge(Exception):
     """A size is beyond `LARGEST`."""
 
 
-class Batches(NamedTuple):
-    """Micro-batch sizes and sequence lengths, one of each a configuration. [n]"""
-
-    micro_batch_size: Integers
-    sequence_length: Integers
-
-    def on(self, spec: Spec) -> Spec:
-        """The run with these arrays."""
-        return changed(spec, **self._asdict())
-
-
 class Sizes(NamedTuple):
     """Of each distinct size of a program: how often it has each atom. [sizes, atoms]"""
 
@@ -55,44 +42,24 @@ class Sizes(NamedTuple):
     rounded: Bytes
 
 
-class Rules:
-    """Results of workspace rules, which many runs share: by the rule and the values that it asked for."""
-
-    def __init__(self) -> None:
-        self._known: dict[Kind, list[tuple[dict[str, Any], int | Integers]]] = {}
-
-    def bytes(self, kind: Kind, values: Mapping[str, Any]) -> int | Integers:
-        """The bytes of one kind of storage."""
-        known = self._known.setdefault(kind, [])
-        for asked, found in known:
-            if all(_equal(values[name], value) for name, value in asked.items()):
-                return found
-        read: set[str] = set()
-        arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-        found = elementwise(lambda lanes: {"": kind.bytes(_Watched({**values, **lanes}, read))}, arrays)[""]
-        known.append(({name: values[name] for name in read}, found))
-        return found
-
-
 class Atoms:
     """The arrays that sizes are made of, and how they are made.
 
     Args:
-        spec: the run, with any of the batches.
-        card: the card.
-        batches: all of them.
-        rules: of workspaces.
+        symbols: of the run, over all batches of its context.
+        lanes: which of these batches.
+        rules: of workspaces, over all batches.
     """
 
-    def __init__(self, spec: Spec, card: Card | None, batches: Batches, rules: Rules) -> None:
-        self.values = elementwise(lambda lanes: symbol_values(changed(spec, **lanes), card), batches._asdict())
-        self.batches = batches
-        self.count = len(batches.micro_batch_size)
+    def __init__(self, symbols: Symbols, lanes: Numbers | slice, rules: Rules) -> None:
+        self.batches = Batches._make(each[lanes] for each in symbols.batches)
+        self.count = len(self.batches.micro_batch_size)
+        self._symbols, self._lanes = symbols, lanes
         self._rules = rules
         self._rows: list[Bytes] = []
         self._largest: list[int] = []
         self._numbers: dict[object, int] = {}
-        self._arrays: dict[bytes, int] = {}
+        self._arrays: dict[tuple[float, ...], list[int]] = {}  # by some of what they hold
         self._table: Bytes | None = None
         self._forms: dict[Program, list[tuple[Form, Form]]] = {}
         self._of_kind: dict[Kind, tuple[Form, Form]] = {}
@@ -148,12 +115,15 @@ class Atoms:
 
     def _find_form(self, kind: Kind) -> tuple[Form, Form]:
         if kind.rule is not None:
-            size = self._rules.bytes(kind, self.values)
-            return (self.of(size),), (self.of(rounded(size)),)  # type: ignore[arg-type] # arrays add up as numbers do
+            found = self._rules.bytes(kind, self._symbols)
+            if isinstance(found, int):
+                return (self.of(found),), (self.of(rounded(found)),)
+            exact, block = found.of(self._lanes)
+            return (self.of(exact),), (self.of(block),)
         number = kind.item_bytes
         varied: list[str] = []
         for axis in kind.axes:
-            value = self.values[axis]
+            value = self._symbols.values[axis]
             if isinstance(value, np.ndarray):
                 varied.append(axis)
             else:
@@ -172,26 +142,25 @@ class Atoms:
 
     def _product(self, axes: tuple[str, ...]) -> int:
         if axes not in self._numbers:
-            largest = reduce(mul, (int(self.values[axis].max()) for axis in axes))  # type: ignore[union-attr]
-            self._checked(largest)
-            self._add(axes, reduce(mul, (self.values[axis] for axis in axes)))
+            factors = [self._symbols.values[axis][self._lanes] for axis in axes]  # type: ignore[index] # they vary
+            self._checked(reduce(mul, (int(factor.max()) for factor in factors)))
+            self._add(axes, reduce(mul, factors))
         return self._numbers[axes]
 
     def _array(self, size: Integers) -> int:
         row = size.astype(np.float64)
-        known = self._arrays.get(row.tobytes())
-        if known is None:
-            self._checked(int(size.max()))
-            known = self._add(len(self._rows), row)
-        return known
+        for known in self._arrays.get(_sample(row), ()):
+            if np.array_equal(self._rows[known], row):
+                return known
+        self._checked(int(row.max()))
+        return self._add(len(self._rows), row)
 
     def _add(self, key: object, row: Any) -> int:
-        array = np.asarray(row, dtype=np.float64)
-        self._arrays.setdefault(array.tobytes(), len(self._rows))
-        self._numbers[key] = len(self._rows)
-        self._rows.append(array)
-        self._largest.append(int(row.max()))
-        return self._numbers[key]
+        number = self._numbers[key] = len(self._rows)
+        self._rows.append(np.asarray(row, dtype=np.float64))
+        self._arrays.setdefault(_sample(self._rows[number]), []).append(number)
+        self._largest.append(int(self._rows[number].max()))
+        return number
 
     @staticmethod
     def _checked(size: int) -> int:
@@ -206,24 +175,6 @@ def fitted(table: Bytes, width: int) -> Bytes:
     return np.concatenate([table, np.zeros((*table.shape[:-1], missing))], axis=-1) if missing else table
 
 
-def _equal(one: Any, two: Any) -> bool:
-    if isinstance(one, np.ndarray) and isinstance(two, np.ndarray):
-        return one is two or np.array_equal(one, two)
-    return not isinstance(one, np.ndarray) and not isinstance(two, np.ndarray) and bool(one == two)
-
-
-class _Watched(Mapping[str, Any]):
-    """Values that note which of them are asked for."""
-
-    def __init__(self, values: Mapping[str, Any], read: set[str]) -> None:
-        self._values, self._read = values, read
-
-    def __getitem__(self, name: str) -> Any:
-        self._read.add(name)
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+def _sample(row: Bytes) -> tuple[float, ...]:
+    """Some of what it holds, by which most arrays can be told apart."""
+    return tuple(row[:: max(len(row) // SAMPLE, 1)].tolist())

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from memcalc.engine.alike import Alike, alike_batches, alike_steps, differs_from_one
-from memcalc.engine.atoms import LARGEST, Atoms, Batches, Rules, TooLarge
+from memcalc.engine.atoms import LARGEST, Atoms, TooLarge
 from memcalc.engine.points import Context
 from memcalc.engine.reading import Reader, changed
 from memcalc.engine.results import sums
+from memcalc.engine.rules import Batches, Rules, Symbols
 from memcalc.engine.stage import Rank, places_of, ranks
 from memcalc.engine.table import COMPONENTS
 from memcalc.errors import InputError
@@ -77,7 +78,7 @@ class Sizer:
 
     def _forget(self) -> None:
         self._reader = Reader()
-        self._rules: dict[object, Rules] = {}
+        self._rules: dict[object, Rules] = {}  # by the batches that they are for
         self._kept = 0
 
     def found(self, contexts: Iterable[Context]) -> Iterator[Found]:
@@ -137,16 +138,16 @@ class Sizer:
     def _job(self, context: Context, batches: Alike) -> tuple[Atoms, Job]:
         micro, lengths, steps = batches.numbers
         b, s, m = context.batch
-        own = (tuple([b[i] for i in micro]), tuple([s[i] for i in lengths]))
-        update = {"sequence_length": own[1][0], "gradient_accumulation_steps": m[steps[0]]}
-        spec = changed(context.spec, micro_batch_size=own[0][0], **update)
+        update = {"sequence_length": s[lengths[0]], "gradient_accumulation_steps": m[steps[0]]}
+        spec = changed(context.spec, micro_batch_size=b[micro[0]], **update)
         card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
         find = self._reader.find
-        atoms = find(("atoms", own), spec, lambda run: self._atoms(run, own))
+        own = b, s, tuple(micro), tuple(lengths)
+        atoms = find(("atoms", own), spec, partial(self._atoms, own=own))
         places = find("places", spec, places_of)
         # Nothing but the stages depends on how many micro-batches there are, only on whether there are several.
         update["gradient_accumulation_steps"] = min(m[steps[0]], 2)
-        alike = [changed(spec, micro_batch_size=own[0][first], **update) for first in batches.kinds]
+        alike = [changed(spec, micro_batch_size=b[micro[first]], **update) for first in batches.kinds]
         kinds = [(each, find("structure", each, self._structure)) for each in alike]
         return atoms, Job(context, batches, ranks(self._reader, kinds, atoms, places, card))
 
@@ -155,10 +156,16 @@ class Sizer:
         return self._reader.same(found, found)
 
     def _atoms(self, run: Spec, own: tuple[tuple[int, ...], ...]) -> Atoms:
-        b, s = np.meshgrid(*(np.array(each, dtype=np.int64) for each in own), indexing="ij")
-        self._kept += b.size
+        b, s, micro, lengths = own
+        symbols = self._reader.find(("symbols", b, s), run, partial(self._symbols, b=b, s=s))
+        self._kept += len(micro) * len(lengths)
+        return Atoms(symbols, _lanes(micro, lengths, len(s)), self._rules.setdefault((b, s), Rules()))
+
+    def _symbols(self, run: Spec, b: tuple[int, ...], s: tuple[int, ...]) -> Symbols:
+        mesh = np.meshgrid(*(np.array(each, dtype=np.int64) for each in (b, s)), indexing="ij")
+        self._kept += mesh[0].size
         card = None if run.hardware.gpu is None else find_card(run.hardware.gpu)
-        return Atoms(run, card, Batches(b.ravel(), s.ravel()), self._rules.setdefault(own, Rules()))
+        return Symbols(run, card, Batches._make(each.ravel() for each in mesh))
 
     def _together(self, atoms: Atoms, jobs: list[Job]) -> Iterator[Found]:
         jobs.sort(key=lambda job: len(job.ranks))
@@ -174,6 +181,15 @@ class Sizer:
             update = {"micro_batch_size": b[i], "sequence_length": s[j], "gradient_accumulation_steps": m[k]}
             spec = changed(context.spec, **update)
             yield _single(context, _place([i], [j], [k]), estimate(spec), ledger=self._ledger)
+
+
+def _lanes(micro: tuple[int, ...], lengths: tuple[int, ...], count: int) -> NDIndices | slice:
+    """Where batches are among all of a context, which has so many lengths: a slice where they are neighbours."""
+    first = micro[0]
+    if len(lengths) == count and micro == tuple(range(first, first + len(micro))):
+        return slice(first * count, (first + len(micro)) * count)
+    places: NDIndices = np.add.outer(np.array(micro) * count, np.array(lengths)).ravel()
+    return places
 
 
 def _place(*several: list[int]) -> Place:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
 
+MOST = 16_384  # arguments of which a function is run at a time: they stay in the processor's cache
+
 
 class Parted(Exception):
     """Lanes have come to different decisions; `chosen` are those that said yes."""
@@ -33,11 +35,11 @@ def _decided(truth: npt.NDArray[np.bool_]) -> bool:
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Lanes, Any], Lanes]:
-    return lambda self, other: type(self)(function(self.values, _plain(other)))
+    return lambda self, other: self._made(function(self.values, _plain(other)))
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Lanes, Any], Lanes]:
-    return lambda self, other: type(self)(function(_plain(other), self.values))
+    return lambda self, other: self._made(function(_plain(other), self.values))
 
 
 def _comparison(function: Callable[[Any, Any], Any]) -> Callable[[Lanes, Any], bool]:
@@ -57,6 +59,11 @@ class Lanes:
     def __init__(self, values: Any) -> None:
         self.values = values
 
+    @classmethod
+    def _made(cls, values: Any) -> Lanes:
+        """What an operation comes to."""
+        return cls(values)
+
     __add__, __radd__ = _binary(operator.add), _reflected(operator.add)
     __sub__, __rsub__ = _binary(operator.sub), _reflected(operator.sub)
     __mul__, __rmul__ = _binary(operator.mul), _reflected(operator.mul)
@@ -71,7 +78,7 @@ class Lanes:
 
     def __neg__(self) -> Lanes:
         """The negative of each."""
-        return type(self)(-self.values)
+        return self._made(-self.values)
 
     def __bool__(self) -> bool:
         """Whether they are other than zero."""
@@ -90,7 +97,7 @@ class Lanes:
             more = (rest >> step) > 0
             bits = bits + step * more
             rest = np.where(more, rest >> step, rest)
-        return type(self)(bits + (rest > 0))
+        return self._made(bits + (rest > 0))
 
 
 class Spoken(Lanes):
@@ -109,8 +116,8 @@ class Spoken(Lanes):
 
 
 def elementwise(
-    function: Callable[[dict[str, Any]], Mapping[str, Any]],
-    arguments: Mapping[str, Integers],
+    function: Callable[[dict[Any, Any]], Mapping[str, Any]],
+    arguments: Mapping[Any, Integers],
     kind: type[Lanes] = Lanes,
 ) -> dict[str, int | Integers]:
     """The results of a function of whole numbers, by name, for arrays of arguments of one length.
@@ -124,15 +131,25 @@ def elementwise(
     """
     (count,) = {len(values) for values in arguments.values()}
     pieces: list[tuple[Any, Mapping[str, Any]]] = []
-    waiting: list[Any] = [slice(None)]
+    waiting: list[Any] = [slice(start, min(start + MOST, count)) for start in range(0, count, MOST)]
     while waiting:
         lanes = waiting.pop()
         try:
             pieces.append((lanes, function({name: kind(values[lanes]) for name, values in arguments.items()})))
         except Parted as parted:
-            numbers = np.arange(count)[lanes]
-            waiting += [numbers[~parted.chosen], numbers[parted.chosen]]
+            waiting += _parts(lanes, parted.chosen)
     return {name: _joined(count, [(lanes, found[name]) for lanes, found in pieces]) for name in pieces[0][1]}
+
+
+def _parts(lanes: Any, chosen: npt.NDArray[np.bool_]) -> list[Any]:
+    """Those of some lanes that are chosen and those that are not, as neighbours where they are."""
+    if isinstance(lanes, slice):
+        borders = np.flatnonzero(chosen[1:] != chosen[:-1])
+        if len(borders) == 1:
+            middle = lanes.start + int(borders[0]) + 1
+            return [slice(lanes.start, middle), slice(middle, lanes.stop)]
+        lanes = np.arange(lanes.start, lanes.stop)
+    return [lanes[~chosen], lanes[chosen]]
 
 
 def _joined(count: int, pieces: list[tuple[Any, Any]]) -> int | Integers:

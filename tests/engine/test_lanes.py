@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memcalc.engine import lanes as module
 from memcalc.engine.lanes import elementwise
 from memcalc.workspaces import ceil_div, round_up
 from memcalc.workspaces.multiprocessors import Multiprocessors
@@ -41,3 +42,17 @@ def test_arithmetic_is_that_of_integers(values):
 
 def test_what_does_not_depend_on_lanes_stays_a_number():
     assert elementwise(lambda _: {"seven": 7}, {"n": np.array([1, 2])}) == {"seven": 7}
+
+
+def test_arguments_are_taken_in_pieces_which_part_where_decisions_do(monkeypatch):
+    monkeypatch.setattr(module, "MOST", 4)
+    asked = []
+
+    def kinds(lanes):
+        asked.append(lanes["n"].values.tolist())
+        return {"": 10 * lanes["n"] if lanes["n"] % 10 > 4 else 7}
+
+    found = elementwise(kinds, {"n": np.array([1, 2, 8, 9, 5, 1, 6, 2, 3])})[""]
+
+    assert np.asarray(found).tolist() == [7, 7, 80, 90, 50, 7, 60, 7, 7]
+    assert sorted(asked) == sorted([[1, 2, 8, 9], [1, 2], [8, 9], [5, 1, 6, 2], [5, 6], [1, 2], [3]])
