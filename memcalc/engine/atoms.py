@@ -74,6 +74,14 @@ class Atoms:
             self._table = np.array(self._rows)
         return self._table
 
+    def never_zero(self, lanes: slice) -> npt.NDArray[np.bool_]:
+        """Which of them are zero for none of some batches. [atoms]"""
+        key = ("never zero", len(self), lanes.start, lanes.stop)
+        if key not in self.kept:
+            self.kept[key] = self.table[:, lanes].all(axis=1)
+        found: npt.NDArray[np.bool_] = self.kept[key]
+        return found
+
     def __len__(self) -> int:
         """How many there are."""
         return len(self._rows)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.intp]
 Levels = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
 
 COLUMNS = 2048  # batches whose sums are held against each other at a time: they stay in the processor's cache
 
@@ -41,3 +42,40 @@ def highest(forms: Bytes, ends: Numbers, atoms: Bytes) -> tuple[Bytes, Levels]:
         heights[:, lanes] = best[back]
         winners[:, lanes] = level[back]
     return heights, winners
+
+
+def ever_highest(forms: Bytes, atoms: Bytes, never_zero: Flags) -> list[int]:
+    """Which of some sums are the largest for some batch, the first of equal ones.
+
+    Args:
+        forms: how often each has each atom. [forms, atoms]
+        atoms: the arrays. [atoms, n]
+        never_zero: which of them are not for any batch. [atoms]
+    """
+    kept = not_contained(forms, never_zero)
+    if len(kept) == 1:
+        return kept
+    several = forms[kept]
+    used = several.any(axis=0)
+    rows = several[:, used] @ atoms[used]
+    largest = rows == rows.max(axis=0)
+    found = []
+    for number, row in zip(kept, largest, strict=True):
+        if row.any():
+            found.append(number)
+            largest &= ~row  # those behind it are not the first
+    return found
+
+
+def not_contained(counts: Bytes, never_zero: Flags) -> list[int]:
+    """Which sums no other one is as large as whatever the sizes are, but that some are never zero.
+
+    Args:
+        counts: how often each sum has each size. [sums, sizes]
+        never_zero: which sizes are not. [sizes]
+    """
+    contains = (counts[:, None, :] >= counts[None, :, :]).all(axis=2)
+    higher = (counts[:, None, never_zero] > counts[None, :, never_zero]).any(axis=2)
+    earlier = np.tri(len(counts), k=-1, dtype=np.bool_).T
+    contained = (contains & (higher | earlier)).any(axis=0)
+    return [int(index) for index in np.flatnonzero(~contained)]

@@ -12,6 +12,7 @@ from itertools import accumulate
 import numpy as np
 
 from memcalc.engine.atoms import Atoms, Bytes
+from memcalc.engine.highest import ever_highest
 from memcalc.engine.moments import Counts, Course, Family, Moments, Numbers, Streams, at_layers
 from memcalc.engine.slots import Slot
 
@@ -171,7 +172,9 @@ def _highest_of_family(family: Family, atoms: Atoms, lanes: slice) -> list[int]:
     key = (family.key, lanes.start, lanes.stop)
     if key not in atoms.kept:
         forms = family.counts @ atoms.sizes(family.program).rounded
-        winners = (atoms.table[:, lanes].T @ forms.T).argmax(axis=1)  # the first of equal ones
-        atoms.kept[key] = np.bincount(winners).nonzero()[0].tolist()
+        alike = ("highest", forms.tobytes(), forms.shape, lanes.start, lanes.stop)  # other families may have the same
+        if alike not in atoms.kept:
+            atoms.kept[alike] = ever_highest(forms, atoms.table[:, lanes], atoms.never_zero(lanes))
+        atoms.kept[key] = atoms.kept[alike]
     found: list[int] = atoms.kept[key]
     return found

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from memcalc.engine.highest import not_contained
 from memcalc.estimation.moments import Block
 from memcalc.estimation.program import Program, Stream
 from memcalc.estimation.stage_blocks import BEFORE_FIRST_PRODUCT
@@ -71,12 +72,3 @@ def _find_tops(
 def _never_zero(program: Program) -> npt.NDArray[np.bool_]:
     """Of each of its sizes; a rule may give none, and a difference of axes may be none."""
     return np.array([kind.rule is None and not any("-" in axis for axis in kind.axes) for kind in program.kinds])
-
-
-def not_contained(counts: Counts, never_zero: npt.NDArray[np.bool_]) -> list[int]:
-    """The same where nothing is known of sizes, but that some are never zero."""
-    contains = (counts[:, None, :] >= counts[None, :, :]).all(axis=2)
-    higher = (counts[:, None, never_zero] > counts[None, :, never_zero]).any(axis=2)
-    earlier = np.tri(len(counts), k=-1, dtype=np.bool_).T
-    contained = (contains & (higher | earlier)).any(axis=0)
-    return [int(index) for index in np.flatnonzero(~contained)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.engine import highest as module
-from memcalc.engine.highest import highest
+from memcalc.engine.highest import ever_highest, highest
 
 small = st.integers(0, 3)
 
@@ -38,3 +38,17 @@ def test_batches_are_taken_in_pieces(monkeypatch):
     )
     assert heights.tolist() == [[2.0, 2.0, 3.0]]
     assert winners.tolist() == [[1, 0, 0]]
+
+
+@given(data=st.data())
+def test_those_that_are_ever_the_highest_are_the_first_of_the_largest_of_some_batch(data):
+    atoms, batches = 3, data.draw(st.integers(1, 9))
+    forms = np.array(
+        data.draw(st.lists(st.lists(small, min_size=atoms, max_size=atoms), min_size=1, max_size=8)), float
+    )
+    column = st.lists(st.integers(0, 5), min_size=batches, max_size=batches)
+    table: Any = np.array([data.draw(column) for _ in range(atoms)], dtype=float)
+
+    found = ever_highest(forms, table, table.all(axis=1))
+
+    assert found == sorted(set((forms @ table).argmax(axis=0).tolist()))
