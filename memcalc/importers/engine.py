@@ -111,7 +111,7 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
     said = frozenset(draft.values)
     with _refusing(framework):
         framework.finish(draft)
-    for path in open_fields - said:  # the user's model says it, not the framework's default
+    for path in (open_fields - said) | _of_the_model(draft):  # the user's model says it, not the framework's default
         draft.values.pop(path, None)
     missing = [(path, what) for path, what in framework.expected if path not in draft.values and path not in overridden]
     return Imported(
@@ -125,6 +125,12 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
         tuple(draft.notes),
         tuple(draft.elsewhere),
     )
+
+
+def _of_the_model(draft: Draft) -> frozenset[str]:
+    """The framework's defaults of a model that the user names in their place."""
+    named = bool(draft.overridden & {"preset", "hf_config"})
+    return frozenset(path for path in draft.silent if named and path.startswith("model."))
 
 
 def _asked(meaning: Meaning, overridden: frozenset[str]) -> tuple[str, ...]:

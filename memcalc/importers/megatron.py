@@ -198,7 +198,9 @@ def _finish(draft: Draft) -> None:
         values["model.position_embedding"] = "none"
         draft.notes.append("not modelled: ALiBi, which Megatron-Core does not have; no positions are counted")
     draft.default("model.normalization", "layernorm")
-    values["model.tie_word_embeddings"] = not facts.get("untied", False)
+    if facts.get("untied", False):
+        values["model.tie_word_embeddings"] = False
+    draft.default("model.tie_word_embeddings", True)
     biased = not facts.get("no_bias", False)
     for name in ("qkv_bias", "output_bias", "mlp_bias"):
         draft.default(f"model.{name}", biased)

@@ -14,6 +14,7 @@ from memcalc.importers.litgpt import LITGPT
 from memcalc.importers.llama_factory import LLAMA_FACTORY
 from memcalc.importers.megatron import MEGATRON
 from memcalc.importers.nemo import NEMO
+from memcalc.importers.nemo_recipe import NEMO_RECIPE
 from memcalc.importers.table import Framework
 from memcalc.importers.torchtitan import TORCHTITAN
 from memcalc.importers.torchtune import TORCHTUNE
@@ -27,6 +28,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     LITGPT,
     TORCHTITAN,
     TORCHTUNE,
+    NEMO_RECIPE,
     NEMO,
     GPT_NEOX,
     DEEPSPEED,

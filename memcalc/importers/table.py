@@ -27,6 +27,7 @@ class Draft:
         overridden: our fields that the user sets anyway.
         paths: the fields that the file has, with a value.
         elsewhere: fields whose values the file leaves to whoever runs it: path, and which fields of ours they decide.
+        silent: our fields of which the file says nothing, and that the framework's defaults decide.
     """
 
     folder: str
@@ -36,10 +37,13 @@ class Draft:
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     elsewhere: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
 
     def default(self, path: str, value: Any) -> None:
         """What the framework does where its configuration is silent."""
-        self.values.setdefault(path, value)
+        if path not in self.values:
+            self.values[path] = value
+            self.silent.add(path)
 
     def translate(self, path: str, value: Any, values: Mapping[Any, Any]) -> None:
         """Our word for a value of theirs; None in the table says that the default stands.

@@ -11,6 +11,7 @@ from tests.importers.excerpts import (
     LLAMA_FACTORY,
     MEGATRON,
     NEMO,
+    NEMO_RECIPE,
     QLORA,
     TORCHTITAN,
     TORCHTUNE,
@@ -192,6 +193,34 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
             "parallelism.data_parallel": 4,  # 8 * 2 / 4
             "parallelism.zero_stage": 1,
             "training.gradient_accumulation_steps": 8,  # 128 / (4 * 4)
+        },
+    ),
+    "NeMo 2": (
+        "recipe.yaml",
+        NEMO_RECIPE,
+        (),
+        {
+            "model.num_layers": 16,  # the file's, over its class's 32
+            "model.intermediate_size": 14336,
+            "model.num_key_value_heads": 8,
+            "model.mlp": "swiglu",
+            "model.tie_word_embeddings": False,
+            "model.vocab_size": 128512,  # 128,256 to 128 for each of 4 ranks
+            "model.max_position_embeddings": 8192,
+            "training.sequence_length": 8192,
+            "training.micro_batch_size": 1,
+            "training.gradient_accumulation_steps": 64,  # 128 over 8 * 2 / (4 * 2) = 2 replicas
+            "training.recipe": "mixed-18",
+            "training.gradient_dtype": "bf16",  # the plugin's, over DDP's
+            "training.fp8": "tensorwise",
+            "training.fp8_params": True,
+            "training.recompute": "full",
+            "training.dropout": 0.0,
+            "parallelism.data_parallel": 2,
+            "parallelism.tensor_parallel": 4,
+            "parallelism.context_parallel": 2,
+            "parallelism.sequence_parallel": True,
+            "parallelism.zero_stage": 1,
         },
     ),
     "DeepSpeed": (

@@ -148,6 +148,55 @@ model:
     name: distributed_fused_adam
     lr: 2e-4
 """
+NEMO_RECIPE = """\
+_partial_: true
+_target_: nemo.collections.llm.api.pretrain
+data:
+  _target_: nemo.collections.llm.gpt.data.pre_training.PreTrainingDataModule
+  global_batch_size: 128
+  micro_batch_size: 1
+  paths: &paths [somewhere]
+  seq_length: 8192
+  tokenizer: &tokenizer
+    _target_: nemo.collections.common.tokenizers.huggingface.auto_tokenizer.AutoTokenizer
+    pretrained_model_name: meta-llama/Llama-3.1-8B
+model:
+  _target_: nemo.collections.llm.gpt.model.llama.LlamaModel
+  config:
+    _target_: nemo.collections.llm.gpt.model.llama.Llama3Config8B
+    num_layers: 16
+    recompute_granularity: full
+    a_field_of_tomorrow: 3
+optim:
+  _target_: nemo.lightning.pytorch.optim.megatron.MegatronOptimizerModule
+  config:
+    _target_: megatron.core.optimizer.optimizer_config.OptimizerConfig
+    bf16: true
+    optimizer: adam
+    use_distributed_optimizer: true
+trainer:
+  _target_: nemo.lightning.pytorch.trainer.Trainer
+  callbacks:
+  - _target_: nemo.lightning.pytorch.callbacks.flops_callback.FLOPsMeasurementCallback
+    data_config: {paths: *paths, tokenizer: *tokenizer}
+  devices: 8
+  num_nodes: 2
+  plugins:
+    _target_: nemo.lightning.pytorch.plugins.mixed_precision.MegatronMixedPrecision
+    fp8: hybrid
+    fp8_param_gather: true
+    fp8_recipe: tensorwise
+    grad_reduce_in_fp32: false
+    params_dtype: {_call_: false, _target_: torch.bfloat16}
+    precision: bf16-mixed
+  strategy:
+    _target_: nemo.lightning.pytorch.strategies.megatron_strategy.MegatronStrategy
+    context_parallel_size: 2
+    ddp: {_target_: megatron.core.distributed.DistributedDataParallelConfig, grad_reduce_in_fp32: true}
+    fsdp: null
+    sequence_parallel: true
+    tensor_model_parallel_size: 4
+"""
 TORCHTUNE = """\
 tokenizer:
   _component_: torchtune.models.llama3.llama3_tokenizer
