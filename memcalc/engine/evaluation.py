@@ -85,6 +85,9 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            if not gc.get_freeze_count():
+                gc.freeze()  # what is new counts as old, so that it is not walked through at once: there are no cycles
+                gc.unfreeze()
             gc.enable()
 
 

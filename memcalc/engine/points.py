@@ -53,6 +53,9 @@ class Context(NamedTuple):
 class Points:
     """The configurations of a grid.
 
+    Attributes:
+        rules: those that every configuration is asked for; the last one is of nodes, which loading does not know.
+
     Raises:
         InputError: the source cannot be read, an override cannot be understood, or there is no such card.
     """
@@ -61,7 +64,8 @@ class Points:
         self, source: Source, grid: Grid, overrides: tuple[str, ...], gpu: str | None, gpus_per_node: int | None
     ) -> None:
         self.grid = grid
-        self._overrides, self._gpu, self._gpus_per_node = overrides, gpu, gpus_per_node
+        self.rules: tuple[Rule, ...] = (*RULES, partial(_in_node, gpus_per_node))
+        self._overrides, self._gpu = overrides, gpu
         changes = self._changes = parse_overrides(overrides)
         _refuse_twice(grid, changes, gpu)
         refuse_two_cards(gpu, changes)
@@ -90,7 +94,7 @@ class Points:
         """
         words = (*self._overrides, *assignments(self.grid.point(number)))
         spec = of_training(load(self._source, words, gpu=self._gpu), "sweep")
-        for broken in self.node(spec):
+        for broken in self.rules[-1](spec):
             raise InputError(broken.problem, broken.remedy, ".".join(map(str, broken.key)))
         return spec
 
@@ -131,7 +135,7 @@ class Points:
             mesh = np.meshgrid(*(np.array(each, dtype=np.int64) for each in batch), indexing="ij")
             lanes = {field: array.ravel() for field, array in zip(BATCH, mesh, strict=True)}
             self._questions[batch] = [
-                ((rule, len(self._questions)), partial(_broken, rule, lanes)) for rule in (*RULES, self.node)
+                ((rule, len(self._questions)), partial(_broken, rule, lanes)) for rule in self.rules
             ]
         valid = np.ones(tuple(map(len, batch)), dtype=np.bool_)
         for key, broken in self._questions[batch]:
@@ -170,19 +174,6 @@ class Points:
             changes |= self._known[word]
         return changes
 
-    def node(self, spec: Spec) -> list[Broken]:
-        """The rule that tensor parallelism stays inside a node, if it was asked for."""
-        ranks = spec.parallelism.tensor_parallel
-        if self._gpus_per_node is None or ranks <= self._gpus_per_node:
-            return []
-        return [
-            Broken(
-                ("parallelism", "tensor_parallel"),
-                f"tensor_parallel = {ranks} is more than the {self._gpus_per_node} GPUs of a node.",
-                "Its ranks exchange activations in every layer: keep them inside one node.",
-            )
-        ]
-
     def _ties_batches(self) -> bool:
         """Whether the source ties micro-batch, accumulation and data parallelism together."""
         if isinstance(self._source, Spec):
@@ -211,6 +202,20 @@ def _read(source: str | Path, overrides: tuple[str, ...]) -> Source:
         return source
     read = read_source(source)  # what cannot be read is no matter of single configurations
     return mapping_of(read) if str(source) == "-" else source
+
+
+def _in_node(gpus: int | None, spec: Spec) -> list[Broken]:
+    """The rule that tensor parallelism stays inside a node of so many GPUs, if it was asked for."""
+    ranks = spec.parallelism.tensor_parallel
+    if gpus is None or ranks <= gpus:
+        return []
+    return [
+        Broken(
+            ("parallelism", "tensor_parallel"),
+            f"tensor_parallel = {ranks} is more than the {gpus} GPUs of a node.",
+            "Its ranks exchange activations in every layer: keep them inside one node.",
+        )
+    ]
 
 
 def _broken(rule: Rule, lanes: dict[str, Numbers], run: Spec) -> int | Numbers:

@@ -14,7 +14,6 @@ from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.spec.broken import Broken
 from memcalc.spec.inference_rules import of_training
-from memcalc.spec.rules import RULES
 
 
 class Pruned:
@@ -79,7 +78,7 @@ class Pruned:
 
         def first(some: dict[str, Any]) -> dict[str, int]:
             run = changed(spec, **some)
-            for rule in (*RULES, self.points.node):
+            for rule in self.points.rules:
                 for broken in rule(run):
                     known.setdefault(broken if worded else rule, broken if worded else None)
                     return {"": [*known].index(broken if worded else rule)}

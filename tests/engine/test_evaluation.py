@@ -1,5 +1,6 @@
 """Tables of a grid beside estimates made one by one."""
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -237,3 +238,21 @@ def test_words_that_are_the_same_are_asked_for_once(monkeypatch):
 def test_a_source_that_is_none_is_an_error():
     with pytest.raises(InputError, match="no-such-model"):
         evaluate("no-such-model", {"b": [1]})
+
+
+def test_a_grid_leaves_nothing_to_the_collector_of_cycles():
+    """It is off meanwhile, and what was made then is looked at when everything is."""
+    axes: dict[Any, Any] = {"tensor_parallel": [1, 2, 5], "recompute": ["none", "full"], "b": range(1, 9)}
+    frozen = gc.get_freeze_count()
+    list(blocks("gpt2", axes, size=16))  # what is made once is there
+    gc.collect()
+    gc.disable()
+    try:
+        list(blocks("gpt2", axes, size=16))
+        assert gc.collect() == 0
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    list(blocks("gpt2", axes, size=16))
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen
