@@ -169,11 +169,15 @@ class Sizer:
 
     def _together(self, atoms: Atoms, jobs: list[Job]) -> Iterator[Found]:
         jobs.sort(key=lambda job: len(job.ranks))
-        several = sums([job.ranks for job in jobs], atoms, jobs[0].batches.lanes, ledger=self._ledger)
-        for job, found in zip(jobs, several, strict=True):
-            shape = (len(job.batches.micro), len(job.batches.lengths), 1)
-            ledger = None if found.ledger is None else found.ledger.reshape(len(PHASES), -1, *shape)
-            yield Found(job.context, _place(*job.batches.numbers), found.rows.reshape(-1, *shape), ledger)
+        alike: dict[tuple[Rank, ...], list[Job]] = {}  # contexts that differ in nothing that is summed
+        for job in jobs:
+            alike.setdefault(tuple(job.ranks), []).append(job)
+        several = sums([*alike], atoms, jobs[0].batches.lanes, ledger=self._ledger)
+        for own, found in zip(alike.values(), several, strict=True):
+            for job in own:
+                shape = (len(job.batches.micro), len(job.batches.lengths), 1)
+                ledger = None if found.ledger is None else found.ledger.reshape(len(PHASES), -1, *shape)
+                yield Found(job.context, _place(*job.batches.numbers), found.rows.reshape(-1, *shape), ledger)
 
     def _one_by_one(self, context: Context, indices: NDIndices) -> Iterator[Found]:
         b, s, m = context.batch

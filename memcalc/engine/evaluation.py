@@ -13,9 +13,9 @@ import numpy as np
 from memcalc.engine.atoms import LARGEST
 from memcalc.engine.batches import Sizer
 from memcalc.engine.grid import Grid, Value
+from memcalc.engine.order import Order
 from memcalc.engine.points import Context, Points, Source
 from memcalc.engine.pruned import Pruned
-from memcalc.engine.reading import BATCH
 from memcalc.engine.results import AT_PEAK, BY_PHASE, PHASE, STAGE, WIDTH
 from memcalc.engine.table import COMPONENTS, Table
 from memcalc.estimation.items import PHASES
@@ -110,37 +110,27 @@ def _slabs(shape: tuple[int, ...], size: int) -> Iterator[tuple[int, tuple[range
 
 def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], *, ledger: bool) -> Table:
     shape = tuple(map(len, ranges))
-    valid = np.zeros(shape, dtype=np.bool_)
-    columns = np.zeros((len(OUTSIDE) + WIDTH, *shape), dtype=np.int64)
-    table = np.zeros((len(PHASES), len(COMPONENTS), *shape), dtype=np.int64) if ledger else None
+    count = prod(shape)
+    valid = np.zeros(count, dtype=np.bool_)
+    columns = np.zeros((len(OUTSIDE) + WIDTH, count), dtype=np.int64)
+    table = np.zeros((len(PHASES), len(COMPONENTS), count), dtype=np.int64) if ledger else None
     axes = points.grid.axes
     batch = {
         field: tuple(int(str(axes[number].values[step][0])) for step in ranges[number])
         for number, field in points.inner.items()
     }
-    outer = [number for number in range(len(axes)) if number not in points.inner]
+    order = Order(shape, points.inner)
     own = [
         [dict(zip(axes[number].fields, axes[number].values[step], strict=True)) for step in ranges[number]]
-        for number in outer
+        for number in order.outer
     ]
-    order = (*outer, *(number for field in BATCH for number, name in points.inner.items() if name == field))
-    absent = tuple(number for number, field in enumerate(BATCH) if field not in points.inner.values())
-
-    def by_context(array: np.ndarray[Any, Any], leading: int) -> np.ndarray[Any, Any]:
-        """A view by the outer axes and all three of batches."""
-        view = array.transpose(*range(leading), *(leading + number for number in order))
-        return np.expand_dims(view, tuple(leading + len(outer) + number for number in absent))
-
-    can, outside, rows = (
-        by_context(valid, 0),
-        by_context(columns[: len(OUTSIDE)], 1),
-        by_context(columns[len(OUTSIDE) :], 1),
-    )
-    ledgers = None if table is None else by_context(table, 2)
+    can, outside = order.by_context(valid), order.by_context(columns[: len(OUTSIDE)])
+    rows = order.by_context(columns[len(OUTSIDE) :])
+    ledgers = None if table is None else order.by_context(table)
     places: dict[int, tuple[int, ...]] = {}  # of contexts, by their ids: their steps on the outer axes
 
     def contexts() -> Iterator[Context]:
-        for steps in np.ndindex(*(shape[number] for number in outer)):
+        for steps in np.ndindex(*(shape[number] for number in order.outer)):
             values: dict[str, Any] = {}
             for several, step in zip(own, steps, strict=True):
                 values |= several[step]
@@ -156,6 +146,7 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         rows[(slice(None), *place)] = found.rows
         if ledgers is not None:
             ledgers[(slice(None), slice(None), *place)] = found.ledger
+    order.to_grid((valid, *columns, *(() if table is None else table.reshape(-1, count))))
     peak = columns[len(OUTSIDE) :][BY_PHASE].max(axis=0)
     too_large = valid & (peak > LARGEST)
     valid &= ~too_large
@@ -164,16 +155,15 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         columns[:, missing] = peak[missing] = 0
         if table is not None:
             table[:, :, missing] = 0
-    flat = columns.reshape(len(columns), -1)
-    (beyond, usable), rows = np.split(flat, [len(OUTSIDE)])
+    (beyond, usable), rows = np.split(columns, [len(OUTSIDE)])
     phase, stage, phases, components = rows[PHASE], rows[STAGE], rows[BY_PHASE], rows[AT_PEAK]
-    reserved: Any = reserved_bytes(peak.ravel())  # arrays count as numbers do
+    reserved: Any = reserved_bytes(peak)  # arrays count as numbers do
     return Table(
         points.grid,
         start,
-        valid.ravel(),
-        too_large.ravel(),
-        peak.ravel(),
+        valid,
+        too_large,
+        peak,
         phase,
         stage,
         reserved,
@@ -181,6 +171,6 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         usable,
         phases.T,
         components.T,
-        None if table is None else table.reshape(len(PHASES), len(COMPONENTS), -1).transpose(2, 0, 1),
+        None if table is None else table.transpose(2, 0, 1),
         Pruned(points),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +45,9 @@ class Varying:
         return found
 
 
-class Standing(NamedTuple):
-    """What stands through phases.
+@dataclass(frozen=True, eq=False, slots=True)
+class Standing:
+    """What stands through phases, the same object where it is.
 
     Args:
         constant: bytes that are the same for all batches. [phases, components]
@@ -75,7 +75,9 @@ def standing_of(spec: Spec, stage: Stage, items: list[Item], atoms: Atoms) -> St
         else:
             varying.append((item.mask, item.count, Slot(NUMBER[item.component], *slot)))
     tensors = tuple(varying)
-    return Standing(constant, atoms.kept.setdefault(("varying", tensors), Varying(tensors)))
+    own: Varying = atoms.kept.setdefault(("varying", tensors), Varying(tensors))
+    found: Standing = atoms.kept.setdefault(("standing", constant.tobytes(), own), Standing(constant, own))
+    return found
 
 
 def _states(spec: Spec, stage: Stage, atoms: Atoms) -> Bytes:

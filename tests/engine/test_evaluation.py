@@ -1,6 +1,7 @@
 """Tables of a grid beside estimates made one by one."""
 
 import gc
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -256,3 +257,28 @@ def test_a_grid_leaves_nothing_to_the_collector_of_cycles():
     list(blocks("gpt2", axes, size=16))
     assert gc.isenabled()
     assert gc.get_freeze_count() == frozen
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+def test_axes_come_in_any_order(ledger):
+    """Contexts are sized one after the other, and their configurations stand where the grid has them."""
+    axes: dict[Any, Any] = {
+        "b": [1, 2, 3],
+        "recompute": ["none", "full"],
+        "s": [256, 512],
+        "optimizer": ["adamw", "sgd"],
+    }
+    tables = []
+    for order in permutations(axes):
+        table = evaluate("gpt2", {name: axes[name] for name in order}, ledger=ledger)
+        results = {
+            tuple(sorted(table.point(number).items(), key=str)): (
+                table.phase_bytes[number].tolist(),
+                table.component_bytes[number].tolist(),
+                None if table.ledger_bytes is None else table.ledger_bytes[number].tolist(),
+            )
+            for number in range(len(table))
+        }
+        tables.append(results)
+    assert len({repr(rows) for rows in tables[0].values()}) > len(tables[0]) // 2
+    assert all(each == tables[0] for each in tables)
