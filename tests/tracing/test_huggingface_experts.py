@@ -42,6 +42,9 @@ FAMILIES: dict[str, dict[str, object]] = {
     "glm4_moe with norms": {"architecture": "glm4_moe", "qk_norm": True, "qkv_bias": True, "moe": SHARED},
     "gpt_oss": {"sliding_window": 64, "moe": EXPERTS},
     "granitemoe": {"moe": EXPERTS},
+    "llama4_text": {"num_layers": 4, "full_attention_interval": 2, "moe": SHARED | {"expert_interval": 2}},
+    "llama4_text in chunks": {"architecture": "llama4_text", "full_attention_interval": 2, "sliding_window": 64}
+    | {"moe": SHARED | {"num_experts": 4}},
     "minimax_m2": {"moe": EXPERTS},
     "mixtral": {"moe": EXPERTS},
     "olmoe": {"head_dim": 48, "moe": EXPERTS},
@@ -69,6 +72,7 @@ MIXED = {
     "deepseek_v3",
     "ernie4_5_moe",
     "glm4_moe",
+    "llama4_text",
 }  # dense layers and such with experts: the order of their requests is not known
 RESTS = {"ernie4_5_moe with biases"}  # what blocks do not split off differs: 1.1 MiB
 BLOCK = 512  # two rotary tables are two blocks, which the estimate rounds up together

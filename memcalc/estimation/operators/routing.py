@@ -59,6 +59,12 @@ class Routing(Adapted):
         self.tape.record(Node(name, (x,), (y,), (index.storage,), (NEW,)))
         return y
 
+    def placed(self, x: Tensor, index: Tensor, out: Shape, name: str) -> Tensor:
+        """A tensor of numbers, of which those at some indices of the last axis are x (scatter_): keeps these."""
+        y = self.tape.new(name, out, x.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (x,), (y,), (index.storage,), (NEW,)))
+        return y
+
     def sparse_multiplier(self, scores: Tensor, weight: Tensor, chosen: Tensor, given: Tensor, name: str) -> Tensor:
         """The weight of a chosen expert, scaled; its gradient goes to the scores, by the probabilities `given`, alone.
 
@@ -166,9 +172,8 @@ class Routing(Adapted):
     def sum_of_copies(self, x: Tensor, out: Shape, name: str) -> Tensor:
         """The copies of each token added up; keeps nothing. Backward repeats the gradient, for a view wants it whole.
 
-        On autocast's fp32 list.
+        Autocast asks for a sum in fp32, which reads x as it is (ATen autocast_mode.cpp, fp32_set_opt_dtype).
         """
-        x = self.cast(x, "fp32") if self.autocast else x
-        y = self.tape.new(name, out, x.dtype, "aten::sum")
+        y = self.tape.new(name, out, "fp32" if self.autocast else x.dtype, "aten::sum")
         self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
         return y

@@ -40,9 +40,9 @@ class Scores(Base):
         return y
 
     def add_in_place(self, x: Tensor, other: Tensor, name: str) -> Tensor:
-        """x += other, of the same dtype."""
+        """x += other, whose gradient is cast where it has another dtype."""
         y = Tensor(x.storage, x.shape, x.dtype)
-        self.tape.record(Node(name, (x, other), (y,), (), (SAME, SAME)))
+        self.tape.record(Node(name, (x, other), (y,), (), (SAME, SAME if other.dtype == x.dtype else NEW)))
         return y
 
     def one_row(self, x: Tensor, out: Shape, name: str) -> Tensor:

@@ -28,6 +28,7 @@ _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "gpt_oss": ("attention.sinks", *_PROJECTIONS, "mlp.", "input_norm", "post_attention_norm"),
     "gptj": ("input_norm", *_KEYS_FIRST, "mlp."),
     "granitemoe": (*_PROJECTIONS, "input_norm", "post_attention_norm", "mlp."),
+    "llama4_text": _EXPERTS_FIRST,
     "opt": (*_KEYS_FIRST, "input_norm", "mlp.", "post_attention_norm"),
     "phi": ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "attention.", "mlp.", "i"),
     "phi3": ("attention.o_proj", "attention.", "mlp.", "input_norm", "post_attention_norm"),

@@ -196,6 +196,36 @@ def test_phimoe_draws_each_expert_from_probabilities_of_its_own() -> None:
     assert kept_by_a_layer("phimoe") == sum((*norm, *ATTENTION, *norm, *without, *drawn, *drawn, weights))
 
 
+def test_llama4_shows_every_token_to_every_expert() -> None:
+    normed = (4 * BSD + 4 * BS * H) * 2  # of turned q and k: fp32, deviations
+    everywhere = E * BS
+    terms = (
+        8 * COPIES,  # where the best logits are
+        4 * BS * E,  # sigmoids in fp32
+        2 * everywhere * D,  # a copy of all tokens for each expert
+        2 * everywhere,  # scores by expert
+        2 * everywhere * D,  # tokens times these
+        2 * everywhere * 2 * F,  # gate and up
+        2 * 2 * everywhere * F,  # silu(gate), and times up
+        4 * 2 * BS * F,  # gate, silu(gate), up and their product of the shared expert
+    )
+    moe = {"num_experts": E, "num_experts_per_token": K, "expert_intermediate_size": F}
+
+    kept = kept_by_a_layer("llama4_text", head_dim=D // H, moe=moe | {"shared_expert_intermediate_size": F})
+
+    assert kept == sum((*NORM, *ATTENTION, normed, *NORM, *terms))
+
+
+def test_a_layer_of_llama4_that_turns_nothing_keeps_temperatures_in_place_of_norms() -> None:
+    moe = {"num_experts": E, "num_experts_per_token": K, "expert_intermediate_size": F}
+    experts = moe | {"shared_expert_intermediate_size": F}
+    turned, others = (
+        kept_by_a_layer("llama4_text", head_dim=D // H, moe=experts, full_attention_interval=every) for every in (4, 1)
+    )
+
+    assert turned - others == (4 * BSD + 4 * BS * H) * 2 - 4 * S
+
+
 def test_gpt_oss_keeps_probabilities_with_sinks_and_what_its_clamps_read() -> None:
     norm = (
         4 * BSD,  # its input in fp32

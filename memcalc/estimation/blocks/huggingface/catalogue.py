@@ -19,6 +19,7 @@ from memcalc.estimation.blocks.huggingface.gpt_oss import GptOss
 from memcalc.estimation.blocks.huggingface.gptj import Gptj
 from memcalc.estimation.blocks.huggingface.latent import DeepseekV2, DeepseekV3
 from memcalc.estimation.blocks.huggingface.llama import Llama
+from memcalc.estimation.blocks.huggingface.llama4 import Llama4
 from memcalc.estimation.blocks.huggingface.mixtral import GraniteMoe, Mixtral, Qwen2Moe, Qwen3Moe
 from memcalc.estimation.blocks.huggingface.mpt import Mpt
 from memcalc.estimation.blocks.huggingface.multiplied import Ernie4, Granite, SeedOss, Starcoder2
@@ -62,6 +63,7 @@ FAMILIES: dict[str, type[Family]] = {
     "granite": Granite,
     "granitemoe": GraniteMoe,
     "llama": Llama,
+    "llama4_text": Llama4,
     "minimax_m2": MiniMaxM2,
     "mistral": Llama,
     "mixtral": Mixtral,
@@ -87,6 +89,7 @@ FAMILIES: dict[str, type[Family]] = {
 
 # Those whose tapes know a cache of keys and values; of others the plain block stands for what generates.
 WITH_CACHE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
+TRACED = "On one GPU and under FSDP2 `memcalc estimate` and `memcalc trace` run it: pip install 'llm-memcalc[hf]'."
 # Of which PEFT moves adapters of dense MLPs to the stacked experts (PEFT 0.21 utils/transformers_weight_conversion.py).
 ADAPTERS_MOVE = frozenset({"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "olmoe", "qwen3_moe"})
 
@@ -149,15 +152,13 @@ def _family_of(c: Structure) -> type[Family]:
     if _moves_adapters(c):
         raise InputError(
             f"Adapters beside the MLPs of {c.family} are not modelled: PEFT puts them beside its stacked experts.",
-            "Set training.lora.target_modules: attention, or implementation: plain.",
+            f"Set training.lora.target_modules: attention, or set implementation: plain. {TRACED}",
             "training.lora.target_modules",
         )
     if c.family not in FAMILIES:
         raise InputError(
             f"implementation = huggingface is not modelled for architecture = {c.family or 'none'}.",
-            f"Modelled are {', '.join(sorted(FAMILIES))}; or set implementation: plain. "
-            "On one GPU and under FSDP2 `memcalc estimate` and `memcalc trace` run the others' step: "
-            "pip install 'llm-memcalc[hf]'.",
+            f"Modelled are {', '.join(sorted(FAMILIES))}; or set implementation: plain. {TRACED}",
             "training.implementation",
         )
     family = FAMILIES[c.family]

@@ -26,9 +26,11 @@ class Family:
     spreads_tables = False  # of which each layer makes its own, for pairs of neighbouring features
     renames_embeddings = False  # inputs_embeds, once they have been dropped out, is what is left of them
     masks_windows = False  # the model makes an eager mask of its own for layers with windows
+    window_mask: Shape = ("s", "s")
     turns_windows = False  # and rotary tables of their own
     eager_only = False
     names_returned = False  # by the model's loop, all that a layer returns: its attention weights, too
+    wide_probabilities = False  # which products take as softmax returns them
     wide_logits = False  # the model itself returns them in fp32
 
     def __init__(self, c: Structure, tape: Tape, *, experts: bool = False) -> None:
@@ -107,7 +109,8 @@ class Family:
             for name, stays in masks.items():
                 self.name_argument(self.shared_table(name, ("b", "s", c.keys), c.parameters).storage, stays=stays)
         if c.window_mask:
-            self.name_argument(self.shared_table("window mask", ("s", "s"), "bool").storage, stays=c.windows_again)
+            mask = self.shared_table("window mask", self.window_mask, "bool")
+            self.name_argument(mask.storage, stays=c.windows_again)
         if not self.rotates:
             return
         # A checkpoint has them as arguments. Where layers make tables of their own, autograd has not kept these.
@@ -211,7 +214,7 @@ class Family:
         scores = ops.scale(ops.matmul(q, k, "scores", scores_shape), "scaled scores")
         masked = scores = ops.shift(self.scores(scores), "masked scores", c.parameters)
         wide = ops.softmax(scores, "attention probabilities", "fp32" if softmax_in_fp32 else "")
-        probabilities = ops.cast(wide, dtype, "probabilities in dtype")
+        probabilities = wide if self.wide_probabilities else ops.cast(wide, dtype, "probabilities in dtype")
         if softmax_in_fp32:
             self.tape.still_named(masked)  # attn_weights, until they are probabilities in dtype
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
