@@ -21,6 +21,7 @@ from memcalc.spec.recipes import DTYPE_BYTES
 
 # Tails repeat from layer to layer; beyond this many layers the rest is taken as their average.
 SIMULATED_LAYERS = 128
+MOST_LAID_OUT = 10_000  # layers in a buffer of Megatron-LM: what no card holds has no rests to speak of
 
 
 class Built(NamedTuple):
@@ -46,6 +47,8 @@ def state_tails(
     states of one parameter after those of another.
     """
     layers = max((held.count for held in parameters if held.where == "layer"), default=0)
+    if choice.engine == "megatron" and layers > MOST_LAID_OUT:
+        return {}
     simulated = min(layers, SIMULATED_LAYERS)
     built = built_tensors(parameters, choice, copies, states, simulated)
     first = [each for each in built if each.mask & BIT["zero_grad_1"]]
