@@ -37,11 +37,13 @@ def main() -> None:
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--python", help="for the null device: an interpreter with a CUDA build of torch, transformers")
     parser.add_argument("--card", default=CARD)
+    parser.add_argument("--list", action="append", dest="lists", help="of generation_cases.yaml; by default all")
     arguments = parser.parse_args()
     arguments.recordings.parent.mkdir(parents=True, exist_ok=True)
     lines = arguments.recordings.read_text().splitlines() if arguments.recordings.exists() else []
     known = {json.loads(line)["case"] for line in lines}
-    for case in (case for cases in yaml.safe_load(CASES.read_text()).values() for case in cases):
+    lists = yaml.safe_load(CASES.read_text())
+    for case in (case for name in arguments.lists or lists for case in lists[name]):
         if case in known:
             continue
         try:
