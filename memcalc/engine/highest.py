@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -67,15 +69,17 @@ def ever_highest(forms: Bytes, atoms: Bytes, never_zero: Flags) -> list[int]:
     return found
 
 
-def not_contained(counts: Bytes, never_zero: Flags) -> list[int]:
+def not_contained(counts: npt.NDArray[Any], never_zero: Flags) -> list[int]:
     """Which sums no other one is as large as whatever the sizes are, but that some are never zero.
 
     Args:
         counts: how often each sum has each size. [sums, sizes]
         never_zero: which sizes are not. [sizes]
     """
-    contains = (counts[:, None, :] >= counts[None, :, :]).all(axis=2)
-    higher = (counts[:, None, never_zero] > counts[None, :, never_zero]).any(axis=2)
+    columns = counts.T
+    contains = (columns[:, :, None] >= columns[:, None, :]).all(axis=0)
+    always = counts[:, never_zero].sum(axis=1)  # of those that contain another one the larger have more of some size
     earlier = np.tri(len(counts), k=-1, dtype=np.bool_).T
-    contained = (contains & (higher | earlier)).any(axis=0)
-    return [int(index) for index in np.flatnonzero(~contained)]
+    contained = (contains & ((always[:, None] > always) | earlier)).any(axis=0)
+    found: list[int] = np.flatnonzero(~contained).tolist()
+    return found

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from memcalc.engine.atoms import Atoms, Bytes, Sizes
 from memcalc.engine.table import COMPONENTS
+from memcalc.estimation.backward_moments import after_first_product
 from memcalc.estimation.items import Item
 from memcalc.estimation.moments import Candidate, Holding
 from memcalc.estimation.program import Program, Stream
@@ -49,11 +50,10 @@ class Family(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """The moments of some phases that may be their highest, those of one phase after those of another.
+    """The moments of a phase that may be its highest.
 
     Args:
         candidates: the moments.
-        ends: where those of each phase begin, and where the last ones end. [phases + 1]
         counts: how many tensors of each size are alive, those of one block after those of another: however many layers
             there are, and for each layer. [2, moments, sizes]
         buffers: how many of each of the engine's buffers are around them, by slot, likewise. [2, moments, slots]
@@ -63,7 +63,6 @@ class Moments(NamedTuple):
     """
 
     candidates: list[Candidate]
-    ends: Numbers
     counts: Counts
     buffers: Counts
     families: list[Family]
@@ -86,37 +85,44 @@ class Course:
         self._programs = tuple([block.program for block in timeline.blocks])
         # Where the sizes of each block begin, and where those of the last one end.
         self._ends = list(accumulate((len(program.kinds) for program in self._programs), initial=0))
-        self._known: dict[Streams, Moments] = {}
+        self._known: dict[tuple[Stream, bool], Moments] = {}
         self._held: dict[object, Counts] = {}
 
-    def moments(self, streams: Streams) -> Moments:
-        """The moments of some phases."""
-        if streams not in self._known:
-            several = [
-                list(self.timeline.candidates(stream, self._slots[-1] if makes_workspace else None))
-                for stream, makes_workspace in streams
-            ]
-            candidates = [each for candidates in several for each in candidates]
-            buffers = np.zeros((len(candidates), len(self._slots)))
-            for number, each in enumerate(candidates):
-                for item, count in each.engine:
-                    buffers[number, self._numbers[id(item)]] += count
-            ends = np.cumsum([0, *map(len, several)])
-            families = self._families(candidates, np.repeat(np.arange(len(several)), np.diff(ends)).tolist())
-            keys = tuple([family.key for family in families])
-            order = np.array([number for family in families for number in family.moments])
-            counts = by_layer(self._counts(candidates, families)[np.argsort(order)])
-            self._known[streams] = Moments(candidates, ends, counts, by_layer(buffers), families, keys, order)
-        return self._known[streams]
+    def moments(self, stream: Stream, makes_workspace: bool) -> Moments:
+        """The moments of a phase; `makes_workspace`: its first matrix product does."""
+        key = (stream, makes_workspace)
+        if key not in self._known:
+            self._known[key] = self._with_workspace(stream) if makes_workspace else self._find(stream)
+        return self._known[key]
 
-    def _families(self, candidates: list[Candidate], phases: list[int]) -> list[Family]:
+    def _find(self, stream: Stream) -> Moments:
+        candidates = list(self.timeline.candidates(stream))
+        buffers = np.zeros((len(candidates), len(self._slots)))
+        for number, each in enumerate(candidates):
+            for item, count in each.engine:
+                buffers[number, self._numbers[id(item)]] += count
+        families = self._families(candidates)
+        keys = tuple([family.key for family in families])
+        order = np.array([number for family in families for number in family.moments])
+        counts = by_layer(self._counts(candidates, families)[np.argsort(order)])
+        return Moments(candidates, counts, by_layer(buffers), families, keys, order)
+
+    def _with_workspace(self, stream: Stream) -> Moments:
+        """The same moments; behind the first product stands its workspace."""
+        moments = self.moments(stream, makes_workspace=False)
+        buffers = moments.buffers.copy()
+        buffers[0, :, -1] += [after_first_product(each) for each in moments.candidates]
+        return moments._replace(buffers=buffers)
+
+    def _families(self, candidates: list[Candidate]) -> list[Family]:
         found: dict[object, list[int]] = {}
         engines: dict[int, object] = {}  # by their ids: moments of one place have theirs in common
-        for number, (phase, each) in enumerate(zip(phases, candidates, strict=True)):
+        for number, each in enumerate(candidates):
             *around, (block, _, count) = each.holdings
             if id(each.engine) not in engines:
                 engines[id(each.engine)] = tuple([(id(item), many) for item, many in each.engine])
-            found.setdefault((phase, block, count, engines[id(each.engine)], *map(id, around)), []).append(number)
+            place = (block, count, after_first_product(each), engines[id(each.engine)])
+            found.setdefault((*place, *map(id, around)), []).append(number)
         families = []
         for numbers in found.values():
             block = candidates[numbers[0]].holdings[-1][0]
@@ -150,9 +156,10 @@ class Course:
         sizes: Sizes = atoms.kept[key]
         return sizes
 
-    def held(self, streams: Streams, moment: int) -> Counts:
-        """What blocks hold in a moment of some phases, see `found`."""
-        return self.found((streams, moment), lambda: self.moments(streams).candidates[moment].holdings)
+    def held(self, stream: Stream, moment: int) -> Counts:
+        """What blocks hold in a moment of a phase, see `found`."""
+        moments = self.moments(stream, makes_workspace=False)
+        return self.found((stream, moment), lambda: moments.candidates[moment].holdings)
 
     def found(self, key: object, holdings: Callable[[], list[Holding]]) -> Counts:
         """How many tensors of each size blocks hold, by component, as of `Moments`. [2, components, sizes]

@@ -15,6 +15,7 @@ from memcalc.engine.atoms import Atoms, Bytes
 from memcalc.engine.highest import ever_highest
 from memcalc.engine.moments import Counts, Course, Family, Moments, Numbers, Streams, at_layers
 from memcalc.engine.slots import Slot
+from memcalc.estimation.program import Stream
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -54,10 +55,11 @@ class Part:
     layers: int
     others: Held | None
 
-    def components(self, moment: int, atoms: Atoms) -> Bytes:
-        """What is alive in one of the course's moments, by component: how often each has each atom."""
-        table = self.course.components(atoms, self.course.held(self.streams, moment), self.layers)
-        counts = at_layers(self.course.moments(self.streams).buffers[:, moment], self.layers)
+    def components(self, number: int, moment: int, atoms: Atoms) -> Bytes:
+        """What is alive in one of the course's moments of a pass, by component: how often each has each atom."""
+        stream, makes_workspace = self.streams[number]
+        table = self.course.components(atoms, self.course.held(stream, moment), self.layers)
+        counts = at_layers(self.course.moments(stream, makes_workspace).buffers[:, moment], self.layers)
         for slot in counts.nonzero()[0].tolist():
             self.slots[slot].add_to(table, float(counts[slot]))
         return table if self.others is None else table + self.others.components(atoms)
@@ -68,11 +70,11 @@ Runs = tuple[tuple[Part, int], ...]
 
 
 class Sized:
-    """The moments of some phases of a course, without those that another one exceeds for all batches.
+    """The moments of some passes of a course, without those that another one exceeds for all batches.
 
     Attributes:
-        numbers: which of the course's moments they are. [moments]
-        counts: how many of them each phase has.
+        numbers: which of its pass's moments each is. [moments]
+        counts: how many of them each pass has.
         forms: what blocks hold: how often it has each atom, however many layers there are, and for each layer.
             [2, moments, atoms]
         buffers: how many of each of the engine's buffers stand around it, and of the workspace, likewise.
@@ -80,11 +82,13 @@ class Sized:
     """
 
     def __init__(self, course: Course, streams: Streams, atoms: Atoms, lanes: slice) -> None:
-        moments = course.moments(streams)
-        self.numbers: Numbers = np.sort(moments.order[_highest_of(moments, atoms, lanes)])
-        self.counts: list[int] = np.diff(np.searchsorted(self.numbers, moments.ends)).tolist()
-        self.forms: Bytes = moments.counts[:, self.numbers] @ course.sizes(atoms).rounded
-        self.buffers: Counts = moments.buffers[:, self.numbers]
+        passes = [course.moments(*each) for each in streams]
+        found = [_kept(course, stream, atoms, lanes) for stream, _ in streams]
+        self.numbers: Numbers = np.concatenate([numbers for numbers, _ in found])
+        self.counts = [len(numbers) for numbers, _ in found]
+        self.forms: Bytes = np.concatenate([forms for _, forms in found], axis=1)
+        buffers = [moments.buffers[:, numbers] for moments, (numbers, _) in zip(passes, found, strict=True)]
+        self.buffers: Counts = np.concatenate(buffers, axis=1)
 
     def of(self, parts: list[Part], atoms: Atoms) -> Bytes:
         """The same moments of several parts, those of one after those of another. [parts * moments, atoms]"""
@@ -129,8 +133,8 @@ class Forms:
             sizes += sized.counts * len(own)
             numbers.append(np.tile(sized.numbers, len(own)))
         ends = np.cumsum(sizes)
-        runs_of = [[(part, first[part] + number) for part, number in runs] for runs in passes]
-        several = np.array([run for runs in runs_of for _, run in runs])
+        runs_of = [[(part, number, first[part] + number) for part, number in runs] for runs in passes]
+        several = np.array([run for runs in runs_of for _, _, run in runs])
         starts, counts = ends[several], np.diff(ends)[several]
         self.ends: Numbers = np.concatenate([[0], np.cumsum(counts)[np.cumsum([*map(len, passes)]) - 1]])
         rows = np.arange(self.ends[-1]) + np.repeat(starts - np.cumsum(counts) + counts, counts)
@@ -139,10 +143,10 @@ class Forms:
 
     def components(self, number: int, moment: int) -> Bytes:
         """What is alive in one of the moments of a pass, by component: how often it has each atom."""
-        for part, run in self._runs[number]:
+        for part, own, run in self._runs[number]:
             start, stop = self._bounds[run : run + 2].tolist()
             if moment < stop - start:
-                return part.components(int(self._moments[start + moment]), self._atoms)
+                return part.components(own, int(self._moments[start + moment]), self._atoms)
             moment -= stop - start
         raise IndexError(moment)
 
@@ -152,6 +156,17 @@ def _sized(course: Course, streams: Streams, atoms: Atoms, lanes: slice) -> Size
     if key not in atoms.kept:
         atoms.kept[key] = Sized(course, streams, atoms, lanes)
     found: Sized = atoms.kept[key]
+    return found
+
+
+def _kept(course: Course, stream: Stream, atoms: Atoms, lanes: slice) -> tuple[Numbers, Bytes]:
+    """The moments of a phase that are not always exceeded, and what blocks hold in them, see `Sized`."""
+    key = ("forms", course, stream, len(atoms), lanes.start, lanes.stop)
+    if key not in atoms.kept:
+        moments = course.moments(stream, makes_workspace=False)
+        numbers = np.sort(moments.order[_highest_of(moments, atoms, lanes)])
+        atoms.kept[key] = numbers, moments.counts[:, numbers] @ course.sizes(atoms).rounded
+    found: tuple[Numbers, Bytes] = atoms.kept[key]
     return found
 
 

@@ -19,7 +19,7 @@ from memcalc.estimation.stage_blocks import BEFORE_FIRST_PRODUCT
 from memcalc.estimation.stages import Kind, Stage, runs_of
 from memcalc.estimation.timeline import Timeline
 
-Counts = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int32]
 
 
 class Unsized(Timeline):
@@ -50,7 +50,7 @@ def _find_tops(
     program: Program, block: str, stream: Stream, since: int, among: frozenset[int] | None
 ) -> tuple[int, ...]:
     """The positions that no other one contains, among those at which something is made."""
-    current = np.zeros(len(program.kinds))
+    current = np.zeros(len(program.kinds), dtype=np.int32)
     heights: list[Counts] = []
     positions: list[int] = []
     early: list[bool] = []  # the workspace of matrix products is not there yet

@@ -14,15 +14,20 @@ from memcalc.estimation.stages import count_between
 from memcalc.estimation.turning_points import TurningPoints
 
 
+def after_first_product(moment: Candidate) -> bool:
+    """Whether backward has run a matrix product by then."""
+    return moment.where not in BEFORE_FIRST_PRODUCT
+
+
 class BackwardMoments(TurningPoints):
     """What may be the highest moment on the way back."""
 
     def _backward_with(self, workspace: Item | None) -> Iterator[Candidate]:
         for moment in self._backward:
-            if workspace is None or moment.where in BEFORE_FIRST_PRODUCT:
-                yield moment
-            else:
+            if workspace is not None and after_first_product(moment):
                 yield moment._replace(engine=(*moment.engine, (workspace, 1)))
+            else:
+                yield moment
 
     @cached_property
     def _backward(self) -> tuple[Candidate, ...]:
