@@ -72,6 +72,7 @@ class Atoms:
         """The arrays. [atoms, n]"""
         if self._table is None or len(self._table) != len(self._rows):
             self._table = np.array(self._rows)
+            self._rows = list(self._table)  # which are not kept twice
         return self._table
 
     def never_zero(self, lanes: slice) -> npt.NDArray[np.bool_]:

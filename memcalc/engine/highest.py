@@ -29,17 +29,19 @@ def highest(forms: Bytes, ends: Numbers, atoms: Bytes) -> tuple[Bytes, Levels]:
     count, sizes = atoms.shape[1], np.diff(ends)
     order = np.argsort(-sizes, kind="stable")  # so that those with a further form are the first ones
     back = np.argsort(order)
-    firsts = ends[:-1][order]
-    further = np.searchsorted(-sizes[order], -np.arange(1, sizes.max(initial=1))).tolist()
+    having = np.searchsorted(
+        -sizes[order], -np.arange(sizes.max(initial=1))
+    ).tolist()  # so many have a form of each number
+    by_number = forms[np.concatenate([ends[order[:several]] + number for number, several in enumerate(having)])]
     heights = np.empty((len(sizes), count))
     winners = np.empty((len(sizes), count), dtype=np.int32)
     for start in range(0, count, COLUMNS):
         lanes = slice(start, start + COLUMNS)
-        rows = forms @ atoms[:, lanes]
-        best, level = rows[firsts], np.zeros((len(sizes), rows.shape[1]), dtype=np.int32)
-        for number, several in enumerate(further, 1):
-            own, known = rows[firsts[:several] + number], best[:several]
-            np.copyto(level[:several], number, where=own > known)
+        best, *further = np.split(by_number @ atoms[:, lanes], np.cumsum(having)[:-1])
+        level = np.zeros(best.shape, dtype=np.int32)
+        for number, own in enumerate(further, 1):
+            known = best[: len(own)]
+            np.copyto(level[: len(own)], number, where=own > known)
             np.maximum(own, known, out=known)
         heights[:, lanes] = best[back]
         winners[:, lanes] = level[back]

@@ -164,7 +164,8 @@ def _look_up(self: Block, field: str) -> Any:
     if (name, field) not in _FIELDS:
         raise AttributeError(field)
     read.setdefault((name, field))
-    return getattr(block, field)
+    found = self.__dict__[field] = getattr(block, field)  # from now on it has it itself
+    return found
 
 
 class _Training(TrainingSpec):

@@ -207,8 +207,7 @@ def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
         },
         source,
     )
-    written_out = left_aside == spec.training.model_dump(exclude_none=True)  # a run that was resolved before
-    if not left_aside or written_out:
+    if not left_aside or left_aside == spec.training.model_dump(exclude_none=True):  # none, or resolved before
         return spec
     return spec.with_notes((LEFT_ASIDE,))
 
