@@ -191,6 +191,7 @@ def notes(spec: Spec) -> tuple[str, ...]:
     if training.implementation in ("megatron", "torchtitan") and training.logits_until == "backward":
         found.append(f"logits_until = backward has no effect: {training.implementation} lets them go before.")
     found += [*family_notes(spec), *window_notes(spec)]
-    if training.recompute == "selective" and training.attention != "eager":
+    by_operator = training.implementation == "torchtitan"  # which keeps and drops results of operators
+    if training.recompute == "selective" and training.attention != "eager" and not by_operator:
         found.append("recompute = selective saves little with a fused attention kernel, which keeps no maps.")
     return (*paging_notes(spec), *found)

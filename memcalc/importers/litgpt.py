@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers.models import named_model, place_model
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, part, to
+from memcalc.importers.table import LENGTH, Draft, Framework, Meaning, fact, lacking, nothing, part, to
 
 # LitGPT 0.5, litgpt/finetune, litgpt/pretrain.py, litgpt/args.py.
 FIELDS: dict[str, Meaning] = {
@@ -19,6 +19,7 @@ FIELDS: dict[str, Meaning] = {
     "train.micro_batch_size": to("training.micro_batch_size"),
     "train.global_batch_size": to("training.global_batch_size"),
     "train.max_seq_length": to("training.sequence_length"),
+    "train.max_norm": to("training.gradient_clipping"),
     "train.tie_embeddings": to("model.tie_word_embeddings"),
     "lora_r": to("training.lora.rank"),
     "lora_alpha": to("training.lora.alpha"),
@@ -38,7 +39,7 @@ FIELDS: dict[str, Meaning] = {
     **{
         f"train.{name}": nothing()
         for name in (
-            *("epochs", "max_steps", "max_tokens", "max_time", "max_norm", "min_lr", "lr_*", "log_interval"),
+            *("epochs", "max_steps", "max_tokens", "max_time", "min_lr", "lr_*", "log_interval"),
             *("save_interval", "weight_decay", "beta1", "beta2", "learning_rate"),
         )
     },
@@ -80,12 +81,18 @@ def _finish(draft: Draft) -> None:
     dtype, recipe = _RECIPES.get(str(facts.get("precision", "bf16-true")), ("bf16", "pure"))
     draft.default("training.dtype", dtype)
     draft.default("training.recipe", recipe)
+    fine_tunes = "checkpoint_dir" in draft.paths
     _optimizer(draft)
+    if not fine_tunes:  # litgpt/pretrain.py
+        draft.default("training.optimizer_implementation", "fused")
+        draft.notes.append("not modelled: torch.compile, which pretraining runs")
+    draft.notes.append("the loss is taken in chunks of 128 tokens, whose logits all stay: counted whole")
+    draft.default("training.micro_batch_size", 1 if fine_tunes else 4)
     devices, nodes = facts.get("devices"), facts.get("nodes", 1)
     gpus = devices * nodes if type(devices) is int and type(nodes) is int else None
     if gpus is not None:
         draft.default("parallelism.data_parallel", gpus)
-    if any(path.startswith("training.lora.") for path in draft.values):
+    if any(path.startswith("lora_") for path in draft.paths):
         _adapters(draft)
     if gpus is not None and gpus > 1:
         _sharding(draft, nodes)
@@ -109,6 +116,7 @@ def _optimizer(draft: Draft) -> None:
         draft.translate("training.optimizer", name, _OPTIMIZERS)
         if name.lower().startswith("paged"):
             draft.default("training.optimizer_options.paged", True)
+    draft.default("training.optimizer", "adamw")
 
 
 def _adapters(draft: Draft) -> None:
@@ -118,13 +126,22 @@ def _adapters(draft: Draft) -> None:
         name for name in ("q_proj", "k_proj", "v_proj", "o_proj") if facts.get(name, name in ("q_proj", "v_proj"))
     ]
     draft.values["training.lora.target_modules"] = [*wanted, *(_MLP if facts.get("mlp") else ())]
-    kind = str(facts.get("quantize") or "")
+    # adapters are made in the dtype of the weights: Fabric's precision "bf16-true" and that of bitsandbytes
+    draft.default("training.lora.rank", 8)
+    if draft.values["training.recipe"] == "pure":
+        draft.default("training.lora.adapter_dtype", "compute")
+    kind = str(facts.get("quantize") or "").removeprefix("bnb.")
     if kind.startswith(("nf4", "fp4")):
         draft.values["training.finetune"] = "qlora"
         draft.values["training.qlora.quantization"] = kind[:3]
+        draft.values["training.qlora.quantize_lm_head"] = True  # Fabric's plugin replaces every nn.Linear
         draft.values["training.qlora.double_quantization"] = kind.endswith("-dq")
     else:
         draft.values["training.finetune"] = "lora"
+        if kind:
+            draft.notes.append(f"not modelled: a base in {kind}: that of the run's dtype is counted")
+    if kind and draft.values["training.optimizer"] == "adamw":  # utils.py: bitsandbytes' PagedAdamW in its place
+        draft.values["training.optimizer_options.paged"] = True
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:
@@ -132,5 +149,10 @@ def _recognised(data: Mapping[str, Any]) -> bool:
 
 
 LITGPT = Framework(
-    "LitGPT", "0.5", FIELDS, _finish, _recognised, (("parallelism.data_parallel", "how many GPUs share the data"),)
+    "LitGPT",
+    "0.5",
+    FIELDS,
+    _finish,
+    _recognised,
+    (("parallelism.data_parallel", "how many GPUs share the data"), LENGTH),
 )

@@ -49,7 +49,7 @@ FIELDS: dict[str, Meaning] = {
     "parallelism.context_parallel_degree": to("parallelism.context_parallel"),
     "parallelism.expert_parallel_degree": to("parallelism.expert_parallel"),
     "parallelism.expert_tensor_parallel_degree": to("parallelism.expert_tensor_parallel"),
-    "parallelism.disable_loss_parallel": nothing("the logits are counted whole"),
+    "parallelism.disable_loss_parallel": fact("whole_logits", "training.loss"),
     "parallelism.enable_async_tensor_parallel": lacking("asynchronous tensor parallelism"),
     "parallelism.pipeline_parallel_schedule": to(
         "parallelism.schedule",
@@ -111,6 +111,8 @@ _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _LLAMAS = ("llama2", "llama3")
 _FLAVORS = {
     ("llama3", "405b"): "llama-3.1-405b",
+    ("llama4", "17bx16e"): "llama-4-scout",
+    ("llama4", "17bx16e_irope"): "llama-4-scout",
     ("deepseek_v3", "671b"): "deepseek-v3",
     ("deepseek_v3", "16b"): "deepseek-v2-lite",
 }
@@ -140,13 +142,27 @@ def _finish(draft: Draft) -> None:
         draft.default("training.implementation", "torchtitan")
         draft.notes.append("its modules, and what checkpointing by operator keeps, are those of December 2024")
     else:
-        draft.default("training.recipe", "mixed-16" if half else "fp32")
+        draft.default("training.recipe", _recipe(draft) if half else "fp32")
         draft.default("training.logits_until", "loss")  # train.py: `del pred`
         draft.notes.append("torchtitan's own modules are modelled for Llama under FSDP2 alone: counted as plain ones")
-        if half:
+        if draft.values.get("parallelism.tensor_parallel", 1) != 1:  # infra/parallelize.py, apply_tp
+            draft.default("parallelism.sequence_parallel", True)
+            draft.default("training.loss", "materialized" if facts.get("whole_logits") is True else "vocab-parallel")
+        if half and draft.values["training.recipe"] == "mixed-16":
             draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes a parameter")
     float8.torchtitan(draft, facts.get("converters", []))
     _recompute(draft, by_operator=own)
+
+
+def _recipe(draft: Draft) -> str:
+    """distributed/utils.py, maybe_enable_amp: FSDP casts; else autocast, which there is none of with TP or stages."""
+    if draft.values.get("parallelism.zero_stage"):
+        return "mixed-16"
+    split = any(draft.values.get(f"parallelism.{kind}_parallel", 1) != 1 for kind in ("tensor", "pipeline"))
+    if split:
+        draft.values["training.dtype"] = "fp32"
+        draft.notes.append("torchtitan computes in fp32 where it splits tensors or layers and shards nothing")
+    return "fp32" if split else "amp"
 
 
 def _sharding(draft: Draft) -> None:
@@ -155,14 +171,15 @@ def _sharding(draft: Draft) -> None:
     if shards == 1 and replicas != 1:
         draft.values["parallelism.data_parallel"] = replicas
         return
-    never = facts.get("reshard") == "never" or draft.values.get("parallelism.pipeline_parallel", 1) != 1
-    if shards != 1:
+    pipelined = draft.values.get("parallelism.pipeline_parallel", 1) != 1
+    never = facts.get("reshard") == "never" or (pipelined and facts.get("reshard") != "always")
+    if shards != 1 or draft.values.get("parallelism.context_parallel", 1) != 1:
         draft.default("parallelism.zero_stage", 2 if never else 3)
         draft.default("parallelism.engine", "fsdp2")
     if type(shards) is int and shards > 1:
         draft.values["parallelism.data_parallel"] = shards * (replicas if type(replicas) is int else 1)
-        if type(replicas) is int and replicas > 1:
-            draft.values["parallelism.data_parallel_replicate"] = replicas
+    if type(replicas) is int and replicas > 1:
+        draft.values["parallelism.data_parallel_replicate"] = replicas
     total = facts.get("global")
     if type(total) is int and total > 0:
         draft.values["training.global_batch_size"] = total

@@ -150,6 +150,8 @@ def _model(draft: Draft) -> str | None:
 
 def _adapters(draft: Draft, *, quantized: bool) -> None:
     draft.values["training.finetune"] = "qlora" if quantized else "lora"
+    if draft.values["training.recipe"] == "pure":  # recipes/lora_finetune_*.py: built in the run's dtype, and checked
+        draft.default("training.lora.adapter_dtype", "compute")
     targets = draft.facts.get("targets")
     if isinstance(targets, list):
         wanted = [_PROJECTIONS.get(str(name), str(name)) for name in targets]
@@ -165,8 +167,7 @@ def _sharding(draft: Draft) -> None:
         draft.values["parallelism.data_parallel"] = shards * several
         if several > 1:
             draft.values["parallelism.data_parallel_replicate"] = several
-    whole = "training.finetune" not in draft.values  # adapters beside a sharded base are not modelled
-    if whole and {"parallelism.data_parallel"} & (draft.values.keys() | draft.overridden):
+    if {"parallelism.data_parallel"} & (draft.values.keys() | draft.overridden):
         draft.default("parallelism.zero_stage", 2 if facts.get("reshard") is False else 3)
         draft.default("parallelism.engine", "fsdp2")
     if facts.get("offload") is True:

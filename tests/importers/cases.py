@@ -95,7 +95,10 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
         {
             "training.finetune": "qlora",
             "training.qlora.double_quantization": True,
+            "training.qlora.quantize_lm_head": True,
+            "training.optimizer_options.paged": True,
             "training.lora.rank": 32,
+            "training.lora.adapter_dtype": "compute",
             "training.lora.target_modules": ("q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
             "training.gradient_accumulation_steps": 8,
             "training.sequence_length": 512,
@@ -125,6 +128,7 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
             "training.finetune": "lora",
             "training.lora.rank": 8,
             "training.lora.target_modules": ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+            "training.lora.adapter_dtype": "compute",
             "training.optimizer": "adam-8bit",
             "training.recompute": "full",
             "training.recipe": "pure",

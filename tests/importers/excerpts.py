@@ -73,7 +73,7 @@ report_to: [wandb]
 LITGPT = """\
 checkpoint_dir: checkpoints/meta-llama/Meta-Llama-3-8B
 precision: bf16-true
-quantize: nf4-dq
+quantize: bnb.nf4-dq
 devices: 1
 lora_r: 32
 lora_query: true

@@ -9,6 +9,7 @@ import memcalc
 from memcalc.errors import InputError
 from memcalc.importers.engine import Imported
 from memcalc.importers.loading import import_file, load
+from tests.importers.excerpts import TORCHTUNE
 
 LLAMA = "model_name_or_path: meta-llama/Meta-Llama-3-8B\n"
 GPT = "--num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 "
@@ -273,3 +274,95 @@ def test_sizes_of_megatron_that_cannot_be(arguments: str, tmp_path: Path) -> Non
     """Refused by our rules, not by arithmetic; nothing is counted layer by layer."""
     with pytest.raises(InputError):
         spec_of(tmp_path, "a.sh", f"python pretrain_gpt.py {GPT}--bf16 {arguments}")
+
+
+def test_litgpt_pretrains_with_fused_adamw_and_clips(tmp_path: Path) -> None:
+    """litgpt/pretrain.py; the fine-tuning programs have neither, and one sequence in a forward."""
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "model_name: llama-3-8b\nprecision: bf16-mixed\ndevices: 1\ntrain: {global_batch_size: 8, max_norm: 1.0}\n"
+    )
+    pretrains = load(path).training
+    path.write_text("checkpoint_dir: llama-3-8b\nprecision: bf16-true\ndevices: 1\ntrain: {global_batch_size: 8}\n")
+    tunes = load(path).training
+
+    assert (pretrains.optimizer_implementation, pretrains.gradient_clipping, pretrains.micro_batch_size) == (
+        "fused",
+        1.0,
+        4,
+    )
+    assert (tunes.optimizer_implementation, tunes.gradient_clipping, tunes.micro_batch_size) == ("foreach", None, 1)
+    assert any("at most 2,048 are taken" in note for note in load(path).notes)
+
+
+def test_litgpt_has_bases_in_8_bits(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "checkpoint_dir: llama-3-8b\nquantize: bnb.int8\ndevices: 1\nlora_query: true\ntrain: {max_seq_length: 512}\n"
+    )
+    spec = load(path)
+
+    assert (spec.training.finetune, spec.training.lora and spec.training.lora.rank) == ("lora", 8)
+    assert any("not modelled: a base in int8" in note for note in spec.notes)
+
+
+LLAMA_TITAN = (
+    '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n[parallelism]\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "overrides", "expected"),
+    [
+        # shards over what replicas leave
+        ("data_parallel_replicate_degree = 2", ("data_parallel=16",), {"parallelism.data_parallel_replicate": 2}),
+        # norms and dropout along the sequence, and a loss over parts of the vocabulary, wherever tensors are split
+        (
+            "tensor_parallel_degree = 4",
+            ("data_parallel=8",),
+            {"parallelism.sequence_parallel": True, "training.loss": "vocab-parallel", "training.recipe": "mixed-16"},
+        ),
+        (
+            "tensor_parallel_degree = 4\ndisable_loss_parallel = true",
+            ("data_parallel=8",),
+            {"parallelism.sequence_parallel": True, "training.loss": "materialized"},
+        ),
+        # autocast where FSDP does not cast
+        ("data_parallel_shard_degree = 1", (), {"training.recipe": "amp", "parallelism.zero_stage": 0}),
+        (
+            "data_parallel_shard_degree = 1\ndata_parallel_replicate_degree = 4",
+            (),
+            {"training.recipe": "amp", "parallelism.data_parallel": 4, "parallelism.engine": "ddp"},
+        ),
+        (
+            "data_parallel_shard_degree = 1\ntensor_parallel_degree = 8",
+            (),
+            {"training.recipe": "fp32", "training.dtype": "fp32"},
+        ),
+    ],
+)
+def test_torchtitan_by_its_parallelism(
+    parallelism: str, overrides: tuple[str, ...], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = spec_of(tmp_path, "run.toml", LLAMA_TITAN + parallelism + "\n", *overrides)
+
+    for field, value in expected.items():
+        block, name = field.split(".")
+        assert getattr(getattr(spec, block), name) == value, field
+
+
+def test_checkpointing_by_operator_is_not_told_to_save_little(tmp_path: Path) -> None:
+    notes = memcalc.estimate(spec_of(tmp_path, "run.toml", LLAMA_TITAN, "data_parallel=8")).notes
+
+    assert not any("saves little" in note for note in notes)
+
+
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
+def test_torchtune_shards_bases_below_adapters(kind: str, tmp_path: Path) -> None:
+    """recipes/lora_finetune_distributed.py: FSDP2 as for a full model, over as many GPUs as are said."""
+    text = TORCHTUNE.replace("lora_llama3_1_8b", f"{kind}_llama3_1_8b").replace(
+        "bitsandbytes.optim.PagedAdamW8bit", "torch.optim.AdamW"
+    )
+    spec = spec_of(tmp_path, "run.yaml", text, "data_parallel=8")
+
+    assert (spec.training.finetune, spec.parallelism.zero_stage, spec.parallelism.engine) == (kind, 3, "fsdp2")
