@@ -20,6 +20,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "c_proj": ("o_proj", "down_proj"),
 }
 
+# PEFT 0.17, utils/constants.py: the layers where a program names none, by how our presets' names begin; others have
+# the projections of queries and values.
+_PEFTS = {
+    ("starcoder2", "phi-3.5"): ("q_proj", "v_proj"),
+    ("gpt2", "pythia", "gpt-neox", "bloom", "falcon", "mpt", "starcoder", "codegen", "phi-3"): ("qkv_proj",),
+    ("phi-1", "phi-2"): ("q_proj", "v_proj", "up_proj", "down_proj"),
+}
+
 # How PEFT's patterns end: "...(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
 _PATTERN = re.compile(r"\((\w+(?:\|\w+)*)\)(\w*)\$?$")
 
@@ -41,8 +49,15 @@ def place_adapters(draft: Draft) -> None:
         targets = _named(draft, targets)
     if isinstance(targets, list):
         targets = _layers(draft, map(str, targets))
+    if targets is None and facts.get("pefts_layers") is True:
+        targets = _pefts(str(draft.values.get("preset", "")))
+        draft.notes.append(f"adapters beside {' and '.join(targets)}, as PEFT takes them where none are named")
     if targets:
         draft.default("training.lora.target_modules", targets)
+
+
+def _pefts(preset: str) -> list[str]:
+    return list(next((layers for names, layers in _PEFTS.items() if preset.startswith(names)), ("q_proj", "v_proj")))
 
 
 def _named(draft: Draft, text: str) -> str | list[str]:

@@ -63,6 +63,8 @@ TRAINER: dict[str, Meaning] = {
     **{f"deepspeed.{path}": meaning for path, meaning in AS_PARTS.items()},
     "fsdp": fact("fsdp", "parallelism.zero_stage"),
     **fsdp.BLOCK,
+    "fsdp_transformer_layer_cls_to_wrap": nothing("how it is done, not what is kept"),  # until transformers 5
+    "fsdp_min_num_params": nothing("how it is done, not what is kept"),
     "use_liger_kernel": fact("liger", "training.kernels"),
     "liger_kernel_config": fact("liger_config", "training.kernels"),
     "torch_compile": lacking("torch.compile"),

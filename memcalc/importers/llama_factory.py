@@ -8,6 +8,7 @@ from typing import Any
 from memcalc.importers import float8
 from memcalc.importers.attention import WORDS, attention
 from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
+from memcalc.importers.switches import is_on
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
 from memcalc.importers.trainers_loop import place_trainers_loop
 
@@ -36,7 +37,7 @@ FIELDS: dict[str, Meaning] = {
     "fp8_enable_fsdp_float8_all_gather": nothing("it is logged, and handed to nobody"),
     "fp8_*": nothing("part of fp8"),
     "use_adam_mini": lacking("Adam-mini"),
-    "use_muon": lacking("Muon"),
+    "use_muon": fact("muon", "training.optimizer"),
     "use_v1_kernels": lacking("fused kernels"),
     "tensor_model_parallel_size": lacking("Megatron below LLaMA-Factory"),
     "pipeline_model_parallel_size": lacking("Megatron below LLaMA-Factory"),
@@ -150,6 +151,9 @@ def _finish(draft: Draft) -> None:
         if named:
             modules = named if isinstance(named, list) else [name.strip() for name in str(named).split(",")]
             draft.default("training.lora.modules_to_save", modules)
+    _precision(draft)
+    if facts.get("muon") is True:
+        facts["optimizer"] = "muon"
     draft.default("training.micro_batch_size", 8)  # TrainingArguments' own
     # model/model_utils/checkpointing.py: on unless it is disabled
     draft.default("training.recompute", "full")
@@ -162,6 +166,21 @@ def _finish(draft: Draft) -> None:
             float8.multiply_in_8_bits(draft, "rowwise", skip=["lm_head"])
         else:
             draft.notes.append(f"not modelled: matrix products in 8 bits by {backend}")
+
+
+def _precision(draft: Draft) -> None:
+    """model/patcher.py, model/adapter.py: weights where neither bf16 nor fp16 casts a step.
+
+    pure_bf16 keeps all that trains in bf16. Where nothing is said a base below adapters is in the checkpoint's dtype,
+    and what trains is cast up to fp32.
+    """
+    facts, adapted = draft.facts, draft.values["training.finetune"] in ("lora", "qlora")
+    if facts.get("pure") is True:
+        facts["weights"] = "bfloat16"
+        if adapted:
+            draft.default("training.lora.adapter_dtype", "compute")
+    elif adapted and not is_on(facts.get("bf16")) and not is_on(facts.get("fp16")):
+        facts.setdefault("weights", "auto")
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

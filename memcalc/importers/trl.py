@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.importers.switches import is_on
 from memcalc.importers.table import Draft, Meaning, fact, lacking, nothing, to
 
 _CHUNK = 256  # tokens whose logits are alive at once: trl/trainer/sft_trainer.py, _CHUNKED_LM_HEAD_CHUNK_SIZE
@@ -103,6 +104,8 @@ def finish_trl(draft: Draft) -> None:
             draft.default("training.loss_chunks", min(max(-(-batch * length // _CHUNK), 1), 1024))
     if not is_trls(draft):
         return
+    if is_on(facts.get("peft")):
+        _finish_adapters(draft)
     if "bf16" not in facts and facts.get("fp16") not in (True, "true"):
         facts["bf16"] = True
         draft.notes.append("TRL computes in bf16 where nothing else is said (since 0.22): --set dtype= for another")
@@ -123,6 +126,16 @@ def finish_trl(draft: Draft) -> None:
         draft.notes.append(
             "the logits are counted whole; TRL's SFT computes the loss in chunks since 1.7: --set loss=chunked"
         )
+
+
+def _finish_adapters(draft: Draft) -> None:
+    """trl/trainer/model_config.py; above a base in 4 bits trl/trainer/sft_trainer.py makes adapters bf16."""
+    for name, value in (("rank", 16), ("alpha", 32), ("dropout", 0.05)):
+        draft.default(f"training.lora.{name}", value)
+    draft.facts["pefts_layers"] = True
+    if is_on(draft.facts.get("four_bits")):
+        draft.default("training.qlora.double_quantization", False)
+        draft.default("training.lora.adapter_dtype", "compute")
 
 
 _REINFORCED = frozenset(("num_generations", "reward_funcs", "max_completion_length"))

@@ -366,3 +366,37 @@ def test_torchtune_shards_bases_below_adapters(kind: str, tmp_path: Path) -> Non
     spec = spec_of(tmp_path, "run.yaml", text, "data_parallel=8")
 
     assert (spec.training.finetune, spec.parallelism.zero_stage, spec.parallelism.engine) == (kind, 3, "fsdp2")
+
+
+FACTORY = LLAMA + "cutoff_len: 1024\nper_device_train_batch_size: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("finetuning_type: full\npure_bf16: true\n", {"dtype": "bf16", "recipe": "pure"}),
+        ("finetuning_type: full\n", {"dtype": "fp32", "recipe": "fp32"}),  # cast up, and nothing casts down
+        ("finetuning_type: lora\n", {"dtype": "bf16", "recipe": "pure", "adapter_dtype": "fp32"}),
+        ("finetuning_type: lora\npure_bf16: true\n", {"dtype": "bf16", "recipe": "pure", "adapter_dtype": "compute"}),
+        ("finetuning_type: lora\nbf16: true\n", {"dtype": "bf16", "recipe": "amp", "adapter_dtype": "fp32"}),
+        ("finetuning_type: full\nbf16: true\nuse_muon: true\n", {"optimizer": "muon", "recipe": "amp"}),
+    ],
+)
+def test_precisions_of_llama_factory(text: str, expected: dict[str, str], tmp_path: Path) -> None:
+    training = spec_of(tmp_path, "run.yaml", FACTORY + text).training
+
+    for name, value in expected.items():
+        assert getattr(training.lora if name == "adapter_dtype" else training, name) == value, name
+
+
+def test_adapters_of_trl(tmp_path: Path) -> None:
+    """ModelConfig's rank, PEFT's layers, scales that are not quantised again, and adapters in bf16 above 4 bits."""
+    text = LLAMA + "per_device_train_batch_size: 1\nmax_length: 1024\nuse_peft: true\ndtype: bfloat16\nbf16: true\n"
+    lora = spec_of(tmp_path, "run.yaml", text).training
+    qlora = spec_of(tmp_path, "run.yaml", text + "load_in_4bit: true\nlora_r: 8\n").training
+
+    assert (lora.lora.rank, lora.lora.dropout, lora.lora.adapter_dtype) == (16, 0.05, "fp32")
+    assert lora.lora.target_modules == ("q_proj", "v_proj")
+    assert (qlora.lora.rank, qlora.lora.adapter_dtype, qlora.qlora.double_quantization) == (8, "compute", False)
+    gpt = spec_of(tmp_path, "run.yaml", text.replace(LLAMA, "model_name_or_path: gpt2\n")).training
+    assert gpt.lora.target_modules == ("qkv_proj",)
