@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, place_dropout, to
+from memcalc.importers.vocabulary import NULL, entries_of, place_vocabulary
 
 _BF16 = {True: "bf16", False: None}
 _NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm", "layernorm1p": "layernorm"}
@@ -35,10 +36,12 @@ FIELDS: dict[str, Meaning] = {
     "group-query-attention": fact("grouped", "model.num_key_value_heads"),
     "kv-channels": to("model.head_dim"),
     "max-position-embeddings": to("model.max_position_embeddings"),
-    "vocab-size": to("model.vocab_size"),
+    "vocab-size": fact("vocabulary", "model.vocab_size"),
     "padded-vocab-size": to("model.vocab_size"),
     "pad-vocab-size-to": to("model.vocab_size"),  # of BigScience's Megatron-DeepSpeed
-    "make-vocab-size-divisible-by": nothing("the vocabulary is counted as it is given: give the padded one"),
+    "make-vocab-size-divisible-by": fact("divisible", "model.vocab_size"),
+    "tokenizer-type": fact("tokenizer_type", "rows of the vocabulary"),
+    "tokenizer-model": fact("tokenizer_model", "rows of the vocabulary"),
     "position-embedding-type": to("model.position_embedding", _POSITIONS),
     "use-rotary-position-embeddings": to("model.position_embedding", {True: "rope"}),
     "normalization": to("model.normalization", _NORMS),
@@ -108,6 +111,9 @@ FIELDS: dict[str, Meaning] = {
     "deepspeed-*": nothing("part of DeepSpeed below Megatron"),
     "embed-layernorm": lacking("a norm behind the embedding"),
     "loss-scale": nothing("scaling of the loss"),
+    "empty-unused-memory-level": nothing("cached blocks, which the reserve factor holds"),
+    "decoupled-*": nothing("not about memory"),
+    "tiktoken-*": nothing("data"),
     "tp-comm-overlap*": nothing("when, not what"),
     "apply-query-key-layer-scaling": nothing("how scores are scaled"),
     "optimizer-offload-fraction": nothing("part of optimizer-cpu-offload"),
@@ -219,6 +225,7 @@ def _finish(draft: Draft) -> None:
             values["training.fp8"] = recipe
         else:
             draft.notes.append(f"not modelled: fp8-recipe {recipe}")
+    _vocabulary(draft)
     _ranks(draft)
     _recompute(draft)
 
@@ -229,6 +236,22 @@ _MOST = 10_000  # layers that are told one by one
 def _counts(*values: Any) -> bool:
     """Whether all of them are numbers of layers or stages."""
     return all(type(value) is int and 0 < value <= _MOST for value in values)
+
+
+def _vocabulary(draft: Draft) -> None:
+    """tokenizer.py: --vocab-size, else the tokenizer's entries, are padded."""
+    facts = draft.facts
+    if "model.vocab_size" in draft.values:  # the padded one is given
+        return
+    kind, said = facts.get("tokenizer_type"), facts.get("vocabulary")
+    if said is not None:
+        null = kind == NULL and type(said) is int
+        place_vocabulary(draft, said + 1 if null else said, f"{said:,} entries and an end" if null else "")
+        return
+    name = facts.get("tokenizer_model") if kind == "HuggingFaceTokenizer" else kind
+    entries = entries_of(name)
+    if entries is not None:
+        place_vocabulary(draft, entries, f"that of {name}")
 
 
 def _widths(draft: Draft) -> None:

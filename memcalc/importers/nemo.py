@@ -7,6 +7,7 @@ from typing import Any
 
 from memcalc.importers import megatron
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.vocabulary import entries_of, place_vocabulary
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -69,7 +70,7 @@ _OTHERS: dict[str, Meaning] = {
         (lacking("layers of another kind"), ("transformer_block_type", "headscale", "normalize_attention_scores")),
         (nothing("routing is taken as balanced"), ("moe_aux_*", "moe_z_*", "moe_grouped_gemm", "moe_router_load_*")),
         (nothing("fusions and overlaps, not what is kept"), _FUSIONS),
-        (nothing("data"), ("data*", "tokenizer*", "test_ds*", "answer_only_loss", "version", "seed", "make_vocab_*")),
+        (nothing("data"), ("data*", "tokenizer*", "test_ds*", "answer_only_loss", "version", "seed")),
         (nothing("saving and loading"), ("dist_ckpt_*", "restore_from_path", "resume_from_checkpoint", "save_*")),
         (nothing("how weights begin"), ("init_method_std", "use_scaled_init_method", "use_cpu_initialization")),
         (nothing("logging"), ("nsys_profile*", "megatron_timer*", "enable_megatron_timers", "dump_debug_*", "apex_*")),
@@ -111,6 +112,8 @@ FIELDS: dict[str, Meaning] = {
     "model.moe_token_dispatcher_type": megatron.FIELDS["moe-token-dispatcher-type"],
     "model.override_vocab_size": to("model.vocab_size"),
     "model.qk_layernorm": to("model.qk_norm"),
+    "model.make_vocab_size_divisible_by": fact("divisible", "model.vocab_size"),
+    "model.tokenizer.type": fact("tokenizer", "rows of the vocabulary"),
     "model.precision": nothing("trainer.precision says it"),
     **_OTHERS,
     "trainer.precision": fact("precision", "training.dtype: precision of the step"),
@@ -157,6 +160,9 @@ def _finish(draft: Draft) -> None:
         draft.values["parallelism.schedule"] = "interleaved"
     if type(draft.values.get("model.hidden_size")) is int:
         draft.default("model.intermediate_size", 4 * draft.values["model.hidden_size"])
+    entries = entries_of(facts.get("tokenizer"))
+    if "model.vocab_size" not in draft.values and entries is not None:
+        place_vocabulary(draft, entries, f"that of {facts['tokenizer']}")
     megatron.MEGATRON.finish(draft)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
-from memcalc.importers.models import preset_of
 from memcalc.importers.table import Draft, Meaning
+from memcalc.importers.vocabulary import entries_of, place_vocabulary
 
 _CLASSES = Path(__file__).resolve().parent.parent / "data" / "nemo.yaml"
-_GPT2 = 50_257  # entries of the tokenizer that data modules take where none is named
+DEFAULT = "GPT2BPETokenizer"  # of data modules where none is named
 
 
 def place_class(draft: Draft, meanings: Mapping[str, Meaning]) -> None:
@@ -52,27 +52,17 @@ def _class_fields(name: str) -> dict[str, Any] | None:
     return {**(base or {}), **{field: value for field, value in own.items() if field != "like"}}
 
 
-def place_vocabulary(draft: Draft) -> None:
-    """gpt/model/base.py: the tokenizer's entries, padded so that every rank has as many, and these divide."""
-    facts, values = draft.facts, draft.values
-    if "model.vocab_size" in values or draft.overridden & {"model.vocab_size", "preset", "hf_config"}:
+def place_tokenizer(draft: Draft) -> None:
+    """gpt/model/base.py: the rows of the vocabulary, where the recipe does not say them itself."""
+    facts = draft.facts
+    if "model.vocab_size" in draft.values:
         return
-    whose = "the model's tokenizer"
-    entries = facts.get("entries")
     named, pretrains = facts.get("tokenizer"), str(facts.get("verb", "")).endswith("pretrain")
     if type(facts.get("null_entries")) is int:
-        whose, entries = "the tokenizer", facts["null_entries"] + 1  # null_tokenizer.py: and an end
-    elif isinstance(named, str) and (preset := preset_of(named)) is not None:
-        from memcalc.spec.loading import load  # few recipes name one
-
-        whose, entries = named, load(preset).model.vocab_size
-    elif (named is None and pretrains) or named == "GPT2BPETokenizer":
-        whose, entries = "GPT-2's tokenizer, which data has where none is named", _GPT2
-    elif isinstance(named, str):
-        entries = None
-    if type(entries) is not int:
-        return
-    ranks = values.get("parallelism.tensor_parallel", 1)
-    multiple = facts.get("divisible", 128) * ranks if type(facts.get("divisible", 128)) is type(ranks) is int else 1
-    values["model.vocab_size"] = -(-entries // max(multiple, 1)) * max(multiple, 1)
-    draft.notes.append(f"the vocabulary is that of {whose}, padded to {values['model.vocab_size']:,}")
+        place_vocabulary(draft, facts["null_entries"] + 1, "that of a NullTokenizer, which has an end")
+    elif named is not None or pretrains:
+        entries = entries_of(named or DEFAULT)
+        if entries is not None:
+            place_vocabulary(draft, entries, f"that of {named or f'{DEFAULT}, which data has where none is named'}")
+    elif type(facts.get("entries")) is int:
+        place_vocabulary(draft, facts["entries"], "that of the model's own tokenizer")

@@ -7,7 +7,7 @@ from typing import Any
 
 from memcalc.importers import megatron
 from memcalc.importers.models import named_model, place_model
-from memcalc.importers.nemo_classes import place_class, place_vocabulary
+from memcalc.importers.nemo_classes import place_class, place_tokenizer
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
 
 # TransformerConfig's words that are Megatron-LM's arguments, and those that these have under other names.
@@ -184,7 +184,7 @@ def _finish(draft: Draft) -> None:
         draft.default("model.intermediate_size", 4 * values["model.hidden_size"])
     facts.setdefault("per_node", 1)
     facts.setdefault("nodes", 1)
-    place_vocabulary(draft)
+    place_tokenizer(draft)
     megatron.MEGATRON.finish(draft)
     if facts.get("fp8_params") is True and values.get("parallelism.zero_stage") and "training.fp8" in values:
         values["training.fp8_params"] = True

@@ -9,7 +9,7 @@ import memcalc
 from memcalc.errors import InputError
 from memcalc.importers.engine import Imported
 from memcalc.importers.loading import import_file, load
-from tests.importers.excerpts import TORCHTUNE
+from tests.importers.excerpts import NEMO, TORCHTUNE
 
 LLAMA = "model_name_or_path: meta-llama/Meta-Llama-3-8B\n"
 GPT = "--num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 "
@@ -400,3 +400,39 @@ def test_adapters_of_trl(tmp_path: Path) -> None:
     assert (qlora.lora.rank, qlora.lora.adapter_dtype, qlora.qlora.double_quantization) == (8, "compute", False)
     gpt = spec_of(tmp_path, "run.yaml", text.replace(LLAMA, "model_name_or_path: gpt2\n")).training
     assert gpt.lora.target_modules == ("qkv_proj",)
+
+
+SCRIPT = "python pretrain_gpt.py --bf16 --num-layers 2 --hidden-size 64 --num-attention-heads 8 --seq-length 64 "
+SCRIPT += "--max-position-embeddings 64 --micro-batch-size 1 --tensor-model-parallel-size 8 "
+
+
+@pytest.mark.parametrize(
+    ("more", "rows"),
+    [
+        ("--vocab-size 50257", 51200),  # 128 for each of 8 ranks
+        ("--vocab-size 50257 --make-vocab-size-divisible-by 1", 50264),
+        ("--vocab-size 51200", 51200),
+        ("--padded-vocab-size 50264", 50264),
+        ("--vocab-size 51200 --tokenizer-type NullTokenizer", 52224),  # and an end
+        ("--tokenizer-type GPT2BPETokenizer --vocab-file $VOCABULARY", 51200),
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model ${TOKENIZER}", 32768),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.1-8B-Instruct", 129024),
+    ],
+)
+def test_megatrons_vocabulary_is_padded_for_its_ranks(more: str, rows: int, tmp_path: Path) -> None:
+    assert spec_of(tmp_path, "run.sh", SCRIPT + more + "\n").model.vocab_size == rows
+
+
+def test_a_tokenizer_that_the_script_leaves_open_is_asked_for_by_its_rows(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"the model's sizes: vocab_size\."):
+        spec_of(tmp_path, "run.sh", SCRIPT + "--tokenizer-type HuggingFaceTokenizer --tokenizer-model ${MODEL}\n")
+
+
+def test_nemos_vocabulary_is_padded_for_its_ranks(tmp_path: Path) -> None:
+    text = NEMO.replace(
+        "  megatron_amp_O2", "  tokenizer: {library: megatron, type: GPT2BPETokenizer}\n  megatron_amp_O2"
+    )
+    found = spec_of(tmp_path, "run.yaml", text)
+
+    assert found.model.vocab_size == 50688  # 128 for each of 4 ranks
+    assert any("the vocabulary is that of GPT2BPETokenizer, padded to 50,688" in note for note in found.notes)

@@ -1,0 +1,45 @@
+"""How many rows Megatron-Core's embedding has: a tokenizer's entries, padded for the tensor-parallel ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.importers.models import preset_of
+from memcalc.importers.table import Draft
+
+NULL = "NullTokenizer"  # has as many entries as it is told, and an end
+_DIVISIBLE = 128  # arguments.py: make_vocab_size_divisible_by
+_ENTRIES = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
+
+
+def entries_of(name: Any) -> int | None:
+    """Of a tokenizer that is named by its class, or by the model that it is published with; None: not known."""
+    if not isinstance(name, str):
+        return None
+    preset = preset_of(name)
+    if preset is None:
+        return _ENTRIES.get(name)
+    from memcalc.spec.loading import load  # few files name one
+
+    return load(preset).model.vocab_size
+
+
+def place_vocabulary(draft: Draft, entries: Any, whose: str) -> None:
+    """The padded number, and a note of it; what is no number is left for our own rules to refuse.
+
+    Args:
+        draft: our configuration in the making; its fact `divisible` is what the rows of each rank are a multiple of.
+        entries: of the tokenizer.
+        whose: the tokenizer, for the note.
+    """
+    if draft.overridden & {"model.vocab_size", "preset", "hf_config"}:
+        return
+    divisible, ranks = draft.facts.get("divisible", _DIVISIBLE), draft.values.get("parallelism.tensor_parallel", 1)
+    if not all(type(number) is int and number > 0 for number in (entries, divisible, ranks)):
+        draft.values["model.vocab_size"] = entries
+        return
+    multiple = divisible * ranks
+    padded = -(-entries // multiple) * multiple
+    draft.values["model.vocab_size"] = padded
+    if padded != entries or whose:
+        draft.notes.append(f"the vocabulary is {whose or f'{entries:,}'}, padded to {padded:,}")
