@@ -89,8 +89,17 @@ def _finish(draft: Draft) -> None:
         facts.pop("fsdp_config", None)
     _place_degrees(draft)
     finish_trainer(draft, upcast=False)
+    _tell_scripts(draft)
     if precision == "fp8":
         _in_8_bits(draft)
+
+
+def _tell_scripts(draft: Draft) -> None:
+    """What the script says, and is taken to say."""
+    if "training.optimizer" not in draft.overridden:
+        draft.notes.append("the optimizer is the script's: AdamW is taken; --set optimizer= for another")
+    if draft.values["training.recipe"] == "amp" and "training.recipe" not in draft.overridden:
+        draft.notes.append("the script is taken to load weights in fp32: where it loads 16 bits, --set recipe=pure")
 
 
 def _place_degrees(draft: Draft) -> None:

@@ -34,6 +34,29 @@ _HOW = (  # DeepSpeed's words for the way in which ZeRO works
     "zenflow*",
 )
 
+_OPTIMIZERS = {
+    "adamw": "adamw",
+    "adam": "adam",
+    "lion": "lion",
+    "sgd": "sgd",
+    "adagrad": "adagrad",
+    "muon": "muon",
+    "fusedadam": "adam",
+    "cpuadam": "adam",
+    "onebitadam": "adam",
+    "zerooneadam": "adam",
+    "lamb": "lamb",
+    "onebitlamb": "lamb",
+}
+_COMPRESSED = ("onebitadam", "zerooneadam", "onebitlamb")
+
+
+def _optimizer(draft: Draft, value: Any) -> None:
+    draft.translate("training.optimizer", value, _OPTIMIZERS)
+    if str(value).lower() in _COMPRESSED:
+        draft.notes.append(f"not modelled: what {value} keeps of the errors of its compression, 4 bytes a parameter")
+
+
 # DeepSpeed 0.17, deepspeed/runtime/config.py, zero/config.py.
 FIELDS: dict[str, Meaning] = {
     "train_batch_size": to("training.global_batch_size"),
@@ -43,18 +66,7 @@ FIELDS: dict[str, Meaning] = {
     "bf16.enabled": fact("bf16", "training.dtype: precision of the step"),
     "bfloat16.enabled": fact("bf16", "training.dtype: precision of the step"),
     "fp16.enabled": fact("fp16", "training.dtype: precision of the step"),
-    "optimizer.type": to(
-        "training.optimizer",
-        {
-            "adamw": "adamw",
-            "adam": "adam",
-            "lion": "lion",
-            "sgd": "sgd",
-            "fusedadam": "adam",
-            "onebitadam": "adam",
-            "lamb": "lamb",
-        },
-    ),
+    "optimizer.type": Meaning("mapped", "training.optimizer", _optimizer),
     "zero_optimization.offload_optimizer.device": fact("offload", "parallelism.offload"),
     "zero_optimization.cpu_offload": fact("cpu_offload", "parallelism.offload"),
     "zero_optimization.offload_param.device": fact("offload_param", "parallelism.offload"),
@@ -143,6 +155,11 @@ def finish_deepspeed(draft: Draft) -> None:
     draft.default("parallelism.zero_stage", 0)
     draft.default("parallelism.engine", "deepspeed")
     draft.default("training.implementation", "huggingface")
+    if "training.optimizer" not in draft.values.keys() | draft.overridden:
+        draft.notes.append("the optimizer is the program's: AdamW is taken; --set optimizer= for another")
+    micro = "training.micro_batch_size" in draft.values.keys() | draft.overridden
+    if "training.global_batch_size" in draft.values and not micro:
+        draft.default("training.gradient_accumulation_steps", 1)  # runtime/config.py, _set_batch_related_parameters
     place_optimizer(draft, _place(draft, "offload", "cpu_offload"), _place(draft, "offload_param", "cpu_offload_param"))
 
 

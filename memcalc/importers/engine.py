@@ -113,7 +113,7 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
         framework.finish(draft)
     for path in (open_fields - said) | _of_the_model(draft):  # the user's model says it, not the framework's default
         draft.values.pop(path, None)
-    missing = [(path, what) for path, what in framework.expected if path not in draft.values and path not in overridden]
+    missing = [(path, what) for path, what in framework.expected if not _is_settled(draft, path)]
     return Imported(
         framework,
         _blocks(draft.values),
@@ -125,6 +125,13 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
         tuple(draft.notes),
         tuple(draft.elsewhere),
     )
+
+
+def _is_settled(draft: Draft, path: str) -> bool:
+    """Whether a field is said, or follows: a micro-batch is what a whole batch leaves to each step and GPU."""
+    batch = ("training.global_batch_size", "training.gradient_accumulation_steps")
+    follows = path == "training.micro_batch_size" and all(each in draft.values for each in batch)
+    return path in draft.values or path in draft.overridden or follows
 
 
 def _of_the_model(draft: Draft) -> frozenset[str]:

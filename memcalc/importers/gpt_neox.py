@@ -7,7 +7,9 @@ from typing import Any
 
 from memcalc.importers import deepspeed
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, place_dropout, to
+from memcalc.importers.vocabulary import entries_of, place_vocabulary
 
+_NEOX, _NEOX_ENTRIES = "20B_tokenizer", 50_277  # of GPT-NeoX-20B and Pythia
 _ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "geglu": "geglu", "swiglu": "swiglu"}
 _NORMS = {
     "layernorm": "layernorm",
@@ -29,7 +31,9 @@ _FIELDS: dict[str, Meaning] = {
     "num_kv_heads": to("model.num_key_value_heads"),
     "max_position_embeddings": to("model.max_position_embeddings"),
     "padded_vocab_size": to("model.vocab_size"),
-    "make_vocab_size_divisible_by": nothing("the vocabulary is counted as it is given: give the padded one"),
+    "make_vocab_size_divisible_by": fact("divisible", "model.vocab_size"),
+    "tokenizer_type": fact("tokenizer", "rows of the vocabulary"),
+    "vocab_file": fact("vocabulary", "rows of the vocabulary"),
     "pos_emb": to("model.position_embedding", _POSITIONS),
     "rotary_pct": fact("rotated", "model.rotary_dim"),
     "rotary*": nothing("not about memory"),
@@ -136,6 +140,10 @@ def _finish(draft: Draft) -> None:
     if facts.get("together", 1) not in (0, 1) and values.get("training.recompute") == "full":
         draft.notes.append("not modelled: checkpoints of several layers together; each layer is one")
     _replicas(draft)
+    name = _NEOX if str(facts.get("vocabulary", "")).endswith(f"{_NEOX}.json") else facts.get("tokenizer")
+    entries = _NEOX_ENTRIES if name == _NEOX else entries_of(name)
+    if "model.vocab_size" not in values and entries is not None:
+        place_vocabulary(draft, entries, f"that of {name}")
     draft.default("training.optimizer", "adam")
     deepspeed.finish_deepspeed(draft)
 

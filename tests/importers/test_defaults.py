@@ -9,7 +9,7 @@ import memcalc
 from memcalc.errors import InputError
 from memcalc.importers.engine import Imported
 from memcalc.importers.loading import import_file, load
-from tests.importers.excerpts import NEMO, TORCHTUNE
+from tests.importers.excerpts import GPT_NEOX, NEMO, TORCHTUNE
 
 LLAMA = "model_name_or_path: meta-llama/Meta-Llama-3-8B\n"
 GPT = "--num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 "
@@ -436,3 +436,43 @@ def test_nemos_vocabulary_is_padded_for_its_ranks(tmp_path: Path) -> None:
 
     assert found.model.vocab_size == 50688  # 128 for each of 4 ranks
     assert any("the vocabulary is that of GPT2BPETokenizer, padded to 50,688" in note for note in found.notes)
+
+
+def test_deepspeeds_batch_is_one_step_where_nothing_else_is_said(tmp_path: Path) -> None:
+    """runtime/config.py: a batch alone is dealt out to the GPUs, in one forward each."""
+    text = '{"train_batch_size": 64, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}'
+    given = ("preset=gpt2", "data_parallel=8", "s=128")
+    alone = spec_of(tmp_path, "run.json", text, *given)
+    cut = spec_of(tmp_path, "run.json", text, *given, "b=2")
+
+    assert (alone.training.micro_batch_size, alone.training.gradient_accumulation_steps) == (8, 1)
+    assert (cut.training.micro_batch_size, cut.training.gradient_accumulation_steps) == (2, 4)
+    assert not any("sequences in one forward" in note for note in alone.notes)
+    assert any("the optimizer is the program's: AdamW is taken" in note for note in alone.notes)
+
+
+def test_optimizers_of_deepspeed_that_compress_are_told(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "OneBitLamb"}}'
+    spec = spec_of(tmp_path, "run.json", text, "preset=gpt2", "data_parallel=8", "s=128")
+
+    assert spec.training.optimizer == "lamb"
+    assert any("errors of its compression" in note for note in spec.notes)
+
+
+def test_what_accelerates_script_says_is_told(tmp_path: Path) -> None:
+    text = "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 2\n"
+    given = ("preset=gpt2", "b=1", "s=128")
+    notes = " ".join(spec_of(tmp_path, "run.yaml", text, *given).notes)
+    quiet = " ".join(spec_of(tmp_path, "run.yaml", text, *given, "recipe=pure", "optimizer=sgd").notes)
+
+    assert "AdamW is taken" in notes
+    assert "weights in fp32" in notes
+    assert "the script" not in quiet
+
+
+def test_gpt_neoxs_own_tokenizer_says_its_vocabulary(tmp_path: Path) -> None:
+    text = GPT_NEOX.replace(
+        '"a_field_of_tomorrow": 3,', '"vocab-file": "data/20B_tokenizer.json", "tokenizer-type": "HFTokenizer"'
+    )
+
+    assert spec_of(tmp_path, "20B.yml", text).model.vocab_size == 50432  # 128 for each of 2 ranks
