@@ -152,7 +152,9 @@ def _distinct(array: Integers) -> tuple[Integers, Numbers]:
 
 
 def _equal(one: int | Integers, two: int | Integers) -> bool:
-    return one is two or np.array_equal(one, two)
+    if isinstance(one, np.ndarray) and isinstance(two, np.ndarray):
+        return one is two or np.array_equal(one, two)
+    return not isinstance(one, np.ndarray) and not isinstance(two, np.ndarray) and one == two
 
 
 def _plain(found: int | Lanes) -> int | Lanes:

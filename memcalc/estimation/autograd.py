@@ -217,6 +217,8 @@ class Backward:
 
         Source: torch 2.13 torch/csrc/autograd/engine.cpp, validate_outputs.
         """
+        if CAST not in node.gradients and REDUCED not in node.gradients:
+            return outgoing
         kinds = zip(node.inputs, node.gradients, strict=True)
         others = {tensor for tensor, kind in kinds if kind in (CAST, REDUCED)}
         found: list[tuple[int, Tensor]] = []
@@ -229,9 +231,7 @@ class Backward:
 
     def compute(self, node: Node, *, takes: bool) -> None:
         """What an operator's backward makes, beside gradients of its inputs, and lets go."""
-        made = Counter(index for index, sign in (*node.prepares, *node.between) for _ in range(max(sign, 0)))
-        made.subtract(index for index, sign in (*node.prepares, *node.between) if sign < 0)
-        saved = [*made.elements(), *(self.current(index) for index in node.saved), *node.fetched]
+        saved = [*_left(node), *(self.current(index) for index in node.saved), *node.fetched]
         for index in (*(() if node.parameters_first else node.parameters), *node.backward_temporaries):
             self.allocate(index)
         if takes and node.summed_later:
@@ -305,3 +305,13 @@ class Backward:
         self.references[index] -= 1
         if self.references[index] == 0:
             self.events.append(Event(index, -1, self.label))
+
+
+def _left(node: Node) -> Iterable[int]:
+    """What an operator has made on its way and not dropped; most make nothing."""
+    steps = (*node.prepares, *node.between)
+    if not steps:
+        return ()
+    made = Counter(index for index, sign in steps for _ in range(max(sign, 0)))
+    made.subtract(index for index, sign in steps if sign < 0)
+    return made.elements()

@@ -85,9 +85,11 @@ def _kept(tape: Tape) -> set[int]:
 
 
 def _component(tape: Tape, index: int, saved: set[int]) -> Component:
+    if index in saved:
+        return tape.kind
     # In the head, what has the size of the logits belongs to the loss whether autograd keeps it or not.
-    logits = any(axis.startswith("V") for axis in tape.storages[index].shape)
-    if index in saved or (tape.kind is Component.LOGITS_AND_LOSS and logits):
+    in_head = tape.kind is Component.LOGITS_AND_LOSS
+    if in_head and any(axis.startswith("V") for axis in tape.storages[index].shape):
         return tape.kind
     return Component.TEMPORARIES
 
