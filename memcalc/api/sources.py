@@ -42,18 +42,24 @@ def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, g
         gpus: over how many cards it is spread, where its configuration, of another framework, does not say.
     """
     from memcalc.changes.run import Run
-    from memcalc.importers.loading import opened
+    from memcalc.importers.loading import import_file, opened
     from memcalc.spec.loading import load_opened
     from memcalc.spec.overrides import parse_overrides
+    from memcalc.spec.yaml_source import Path as Place
 
     implied = () if gpus is None else _replicas(source, overrides, gpus)
     words = (*overrides, *implied)
-    once = opened(source, words)  # standard input is read once
+    foreign = not isinstance(source, Spec | Mapping) and import_file(source, words) is not None
+    # What another framework's file comes to depends on which fields are set beside it.
+    known = {frozenset[Place](): opened(source, words)}
 
     def changed(more: Sequence[str]) -> Spec:
         own, further = parse_overrides(words), parse_overrides(more)
         card = None if ("hardware", "gpu") in further else gpu
-        return load_opened(once, own | further, gpu=card)
+        names = frozenset(further if foreign else ())
+        if names not in known:
+            known[names] = opened(source, (*words, *more))
+        return load_opened(known[names], own | further, gpu=card)
 
     spec = changed(()) if str(source) == "-" else load(source, *words, gpu=gpu)
     return Run(of_training(spec, verb), changed, implied)

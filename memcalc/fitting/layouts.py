@@ -15,6 +15,8 @@ from memcalc.spec.spec import Spec
 # Stages 2 and 3 are DeepSpeed's or FSDP2's, 1 is DeepSpeed's; Megatron-Core has 0 and 1.
 ENGINES = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
 
+MOST_CHUNKS = 64  # of layers in a stage; each makes the bubble smaller, and sends once more
+
 # What makes a layout.
 DEGREES = (
     "tensor_parallel",
@@ -164,8 +166,7 @@ class Space:
         yield "1f1b", 1
         layers = self._spec.model.num_layers
         if stages > 1 and layers % stages == 0:
-            for virtual in divisors(layers // stages)[1:]:
-                yield "interleaved", virtual
+            yield from (("interleaved", chunks) for chunks in divisors(layers // stages)[1:] if chunks <= MOST_CHUNKS)
 
     def _shardings(self, model_parallel: int, shards: int) -> Iterator[tuple[int, str]]:
         """ZeRO stages and whose they are; stages that shard over one rank are stage 0."""

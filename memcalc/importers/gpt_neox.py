@@ -140,7 +140,8 @@ def _finish(draft: Draft) -> None:
     if facts.get("together", 1) not in (0, 1) and values.get("training.recompute") == "full":
         draft.notes.append("not modelled: checkpoints of several layers together; each layer is one")
     _replicas(draft)
-    name = _NEOX if str(facts.get("vocabulary", "")).endswith(f"{_NEOX}.json") else facts.get("tokenizer")
+    owns = str(facts.get("vocabulary", "")).endswith(f"{_NEOX}.json")
+    name = _NEOX if owns else str(facts.get("tokenizer"))
     entries = _NEOX_ENTRIES if name == _NEOX else entries_of(name)
     if "model.vocab_size" not in values and entries is not None:
         place_vocabulary(draft, entries, f"that of {name}")

@@ -23,6 +23,7 @@ from memcalc.spec.yaml_source import Path, Source
 
 Rule = Callable[[Spec], Iterable[Broken]]
 
+MOST_LAYERS = 65_536  # engines lay out one by one what they shard; published models have 126 at most
 MOST_MIXED_LAYERS = 4096  # each is looked at by itself
 
 
@@ -164,6 +165,12 @@ def _mixed_layers(spec: Spec) -> Iterator[Broken]:
 
 
 def _layers(spec: Spec) -> Iterator[Broken]:
+    if spec.model.num_layers > MOST_LAYERS:
+        yield Broken(
+            ("model", "num_layers"),
+            f"num_layers = {spec.model.num_layers} is more than {MOST_LAYERS:,}.",
+            "No model comes near it.",
+        )
     layers, stages = spec.model.num_layers, spec.parallelism.pipeline_parallel
     if stages > layers:
         yield Broken(

@@ -123,3 +123,16 @@ def test_words_that_lead_to_another_run() -> None:
     assert run.changed(words) == target
     assert "training.recipe=mixed-20" in words
     assert words_to(run, run.spec) == ()
+
+
+def test_changes_of_another_frameworks_file_can_be_pasted(tmp_path: Path) -> None:
+    """What torchtitan's file comes to depends on the ranks beside it: its own modules are for FSDP2 on several."""
+    path = tmp_path / "8B.toml"
+    path.write_text('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 4\nseq_len = 8192\n')
+    given = ("zero_stage=2",)
+    found = memcalc.fit(path, *given, gpu="mi300x").nearest
+
+    assert found
+    for each in found:
+        pasted = memcalc.estimate(path, *given, *each.change.overrides, "gpu=mi300x")
+        assert pasted.headline.device_bytes == each.change.needed, each.change.overrides
