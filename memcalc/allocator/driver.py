@@ -1,18 +1,18 @@
 """The CUDA driver's side: a device of a certain capacity, addresses, and what is free.
 
-A model: physical memory is counted in granules of 2 MiB, which ranges smaller than one share, and addresses are given
-first-fit in an empty address space, freed ranges again. PyTorch's counters do not depend on the addresses; which of two
-equal blocks is reused may.
+A model: physical memory is counted in granules of 2 MiB, which ranges smaller than one share. PyTorch's counters do not
+depend on the addresses; which of two equal blocks is reused may, up to 2.11.
 """
 
 from __future__ import annotations
 
+from memcalc.allocator.addresses import AddressSpace
 from memcalc.allocator.holes import Holes
 from memcalc.allocator.sizes import MIB, multiple
 
 GRANULE = 2 * MIB  # cuMemGetAllocationGranularity on all cards so far
 SMALL_ALIGNMENT = 512  # of cudaMalloc's addresses; small ranges lie side by side in a granule
-FIRST_ADDRESS = 2**46  # about where CUDA's begin; any multiple of a granule but 0 would do
+END_OF_ADDRESSES = 2**47  # of a program's on x86-64, below which CUDA's lie; any multiple of a chunk would do
 FIRST_RESERVED = 2**56  # address space for expandable segments, apart from the rest
 ADDRESS_BITS = 60  # no address needs more
 UNKNOWN_CAPACITY = 2**50  # 1 PiB: a device whose size nobody named never runs out
@@ -24,12 +24,15 @@ class Driver:
     Args:
         capacity: bytes of the device; None for one that never runs out.
         used: bytes that are gone from the start: CUDA context, other processes, communication libraries.
+        addresses: where ranges lie; None: where CUDA's driver puts them.
     """
 
-    def __init__(self, capacity: int | None = None, used: int = 0) -> None:
+    def __init__(
+        self, capacity: int | None = None, used: int = 0, addresses: AddressSpace | Holes | None = None
+    ) -> None:
         self.capacity = UNKNOWN_CAPACITY if capacity is None else capacity
         self.free_bytes = self.least_free_bytes = self.capacity - used
-        self._holes = Holes(FIRST_ADDRESS, FIRST_RESERVED)
+        self._addresses = AddressSpace(END_OF_ADDRESSES) if addresses is None else addresses
         self._shared: dict[int, Holes] = {}  # granules that several small ranges lie in, by address
         self._reserved_end = FIRST_RESERVED
 
@@ -83,18 +86,18 @@ class Driver:
 
     def check(self) -> None:
         """States the invariant of the free ranges."""
-        for holes in (self._holes, *self._shared.values()):
-            holes.check()
+        for ranges in (self._addresses, *self._shared.values()):
+            ranges.check()
 
     def _take(self, size: int) -> int | None:
         if size > self.free_bytes:
             return None
         self._use(size)
-        return self._holes.take(size)
+        return self._addresses.take(size)
 
     def _put(self, address: int, size: int) -> None:
         self.free_bytes += size
-        self._holes.put(address, size)
+        self._addresses.put(address, size)
 
     def _use(self, size: int) -> None:
         self.free_bytes -= size

@@ -13,12 +13,14 @@ from memcalc.allocator.base import BlockAllocator
 from memcalc.allocator.blocks import FREE, IN_USE, Block, Segment
 from memcalc.allocator.counters import Counters
 from memcalc.allocator.device import DeviceMemory
-from memcalc.allocator.driver import FIRST_ADDRESS, GRANULE, Driver
+from memcalc.allocator.driver import GRANULE, Driver
 from memcalc.allocator.policy import BlockView, SegmentView
 from memcalc.allocator.pools import Pool
 from memcalc.allocator.sizes import multiple
 from memcalc.errors import OutOfMemory
 from memcalc.units import format_bytes
+
+FIRST_ADDRESS = 2**46  # of the one segment there is: any multiple of a granule but 0 would do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

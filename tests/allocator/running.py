@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from memcalc.allocator.driver import Driver
+from memcalc.allocator.holes import Holes
 from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.settings import parse_settings
 from memcalc.allocator.pytorch.versions import parse_version
 
 MIB = 2**20
+END = 2**47  # of addresses, as good as any
 VERSIONS = [f"2.{minor}" for minor in range(6, 16)]
 
 
 def allocator(
-    conf: str = "", version: str = "2.13", capacity: int | None = None, fraction: float | None = None
+    conf: str = "",
+    version: str = "2.13",
+    capacity: int | None = None,
+    fraction: float | None = None,
+    addresses: Holes | None = None,
 ) -> CachingAllocator:
-    """One with these settings, on a device of `capacity` bytes."""
+    """One with these settings, on a device of `capacity` bytes, with ranges where the driver puts them or first-fit."""
     parsed = parse_version(version)
-    return CachingAllocator(parse_settings(conf, parsed, fraction), parsed, Driver(capacity))
+    return CachingAllocator(parse_settings(conf, parsed, fraction), parsed, Driver(capacity, addresses=addresses))
 
 
 def figures(subject: CachingAllocator) -> tuple[int, int, int]:

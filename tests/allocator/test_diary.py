@@ -45,19 +45,22 @@ def entries(events: list[Event], config: str = "") -> list[tuple[str, int, float
 
 
 def test_what_pytorch_would_have_noted() -> None:
-    """A segment comes before the allocation that needed it; a free is requested, then completed."""
+    """A segment comes before the allocation that needed it; a free is requested, then completed.
+
+    The driver's chunks of 32 MiB and 64 MiB lie one below the other.
+    """
     assert entries(STEP) == [
         ("segment_alloc", 0, 30, 1),
         ("alloc", 0, 30, 1),
-        ("segment_alloc", 30, 20, 2),
-        ("alloc", 30, 5, 2),
+        ("segment_alloc", -32, 20, 2),
+        ("alloc", -32, 5, 2),
         ("free_requested", 0, 30, 3),
         ("free_completed", 0, 30, 3),
         ("segment_free", 0, 30, 4),
-        ("segment_alloc", 50, 40, 5),  # 30 would be too little
-        ("alloc", 50, 40, 5),
-        ("free_requested", 30, 5, 6),
-        ("free_completed", 30, 5, 6),
+        ("segment_alloc", -96, 40, 5),  # 30 would be too little
+        ("alloc", -96, 40, 5),
+        ("free_requested", -32, 5, 6),
+        ("free_completed", -32, 5, 6),
     ]
 
 

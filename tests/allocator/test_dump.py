@@ -84,11 +84,11 @@ def test_the_segments_are_those_at_the_end() -> None:
     keys = "device total_size allocated_size active_size requested_size stream segment_type segment_pool_id".split()
 
     assert [[segment[key] for key in keys] for segment in segments] == [
-        [0, 30 * MIB, 0, 0, 0, 0, "large", (0, 0)],
         [0, 20 * MIB, 5 * MIB + 512, 5 * MIB + 512, 5 * MIB + 100, 0, "large", (0, 0)],
-        [0, 2 * MIB, 1024, 1024, 1000, 2, "small", (0, 0)],
+        [0, 2 * MIB, 1024, 1024, 1000, 2, "small", (0, 0)],  # in what the 20 leave of the driver's chunk of 32
+        [0, 30 * MIB, 0, 0, 0, 0, "large", (0, 0)],
     ]
-    assert [(b["size"], b["state"], b["frames"]) for b in segments[1]["blocks"]] == [
+    assert [(b["size"], b["state"], b["frames"]) for b in segments[0]["blocks"]] == [
         (5 * MIB + 512, "active_allocated", MM_FRAMES),
         (15 * MIB - 512, "inactive", []),
     ]

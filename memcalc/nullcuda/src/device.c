@@ -25,10 +25,20 @@
 /* Address space for cudaMalloc, in multiples of the card's memory: holes must never be what makes it fail. */
 #define ADDRESS_SPACE 8
 
+/* The driver takes address space in multiples of this, aligned to it, and hands out what is left of one to whoever fits
+ * (benchmarks/recordings/gpu: all 99 segments of the snapshots of an H100 under driver 580 lie where this says). */
+#define CHUNK (32 * MIB)
+#define HOST_PAGE 4096
+
 #define MOST_DEVICES 64
 
 struct block {
     size_t offset, size;
+};
+
+struct blocks {
+    struct block *at; /* by offset */
+    size_t count, room;
 };
 
 struct range {
@@ -41,8 +51,8 @@ struct range {
 static struct {
     char *base;           /* address space of this device */
     size_t span;
-    struct block *blocks; /* by offset */
-    size_t count, room;
+    struct blocks blocks; /* what was allocated */
+    struct blocks chunks; /* the address space taken for it */
     size_t in_use, most;  /* bytes; the reserve included */
 } devices[MOST_DEVICES];
 
@@ -109,14 +119,14 @@ static void begin(void) {
     }
     visible = count_visible(card.gpus);
     for (int i = 0; i < visible; i++) {
-        size_t span = card.memory * ADDRESS_SPACE;
-        char *base = mmap(NULL, span + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        size_t span = card.memory / CHUNK * CHUNK * ADDRESS_SPACE;
+        char *base = mmap(NULL, span + CHUNK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (base == MAP_FAILED) {
             fprintf(stderr, "memcalc: no address space for the null device; is there a limit (ulimit -v)?\n");
             visible = i;
             break;
         }
-        devices[i].base = (char *)(((uintptr_t)base + PAGE - 1) / PAGE * PAGE);
+        devices[i].base = (char *)(((uintptr_t)base + CHUNK - 1) / CHUNK * CHUNK);
         devices[i].span = span;
         devices[i].in_use = devices[i].most = card.reserve;
     }
@@ -175,25 +185,80 @@ void null_release(int device, size_t size) {
     pthread_mutex_unlock(&lock);
 }
 
-/* The lowest hole that is large enough: addresses stay the same from run to run. */
-static int place(int device, size_t size, void **out) {
-    size_t index = 0, offset = 0;
-    struct block *blocks = devices[device].blocks;
-    for (; index < devices[device].count && blocks[index].offset - offset < size; index++)
-        offset = blocks[index].offset + blocks[index].size;
-    if (offset + size > devices[device].span) return OUT_OF_MEMORY;
-    if (devices[device].count == devices[device].room) {
-        size_t room = devices[device].room * 2 + 64;
-        blocks = realloc(blocks, room * sizeof *blocks);
-        if (blocks == NULL) return OUT_OF_MEMORY;
-        devices[device].blocks = blocks;
-        devices[device].room = room;
+/* The first of them that does not lie before an offset. */
+static size_t first_from(const struct blocks *blocks, size_t offset) {
+    size_t low = 0, high = blocks->count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (blocks->at[middle].offset < offset) low = middle + 1;
+        else high = middle;
     }
-    memmove(blocks + index + 1, blocks + index, (devices[device].count - index) * sizeof *blocks);
-    blocks[index] = (struct block){offset, size};
-    devices[device].count++;
+    return low;
+}
+
+static int insert(struct blocks *blocks, struct block block) {
+    if (blocks->count == blocks->room) {
+        size_t room = blocks->room * 2 + 64;
+        struct block *at = realloc(blocks->at, room * sizeof *at);
+        if (at == NULL) return OUT_OF_MEMORY;
+        blocks->at = at;
+        blocks->room = room;
+    }
+    size_t index = first_from(blocks, block.offset);
+    memmove(blocks->at + index + 1, blocks->at + index, (blocks->count - index) * sizeof *blocks->at);
+    blocks->at[index] = block;
+    blocks->count++;
+    return SUCCESS;
+}
+
+static void erase(struct blocks *blocks, size_t index) {
+    memmove(blocks->at + index, blocks->at + index + 1, (--blocks->count - index) * sizeof *blocks->at);
+}
+
+/* The lowest room of a size in a chunk; its end where there is none. */
+static size_t room_in(const struct blocks *blocks, struct block chunk, size_t size) {
+    size_t offset = chunk.offset, end = chunk.offset + chunk.size;
+    for (size_t i = first_from(blocks, offset); i < blocks->count && blocks->at[i].offset < end; i++) {
+        if (blocks->at[i].offset - offset >= size) return offset;
+        offset = blocks->at[i].offset + blocks->at[i].size;
+    }
+    return end - offset >= size ? offset : end;
+}
+
+/* A new chunk, from the top of the address space down: the highest hole with room for it wherever that begins, since
+ * what is mapped is cut to whole chunks afterwards. */
+static int take_chunk(int device, size_t size, size_t *offset) {
+    struct blocks *chunks = &devices[device].chunks;
+    size = (size + CHUNK - 1) / CHUNK * CHUNK;
+    size_t wanted = size + CHUNK - HOST_PAGE, end = devices[device].span, i = chunks->count;
+    while (i > 0 && end - (chunks->at[i - 1].offset + chunks->at[i - 1].size) < wanted) end = chunks->at[--i].offset;
+    if (end < wanted) return OUT_OF_MEMORY;
+    *offset = (end - wanted + CHUNK - 1) / CHUNK * CHUNK;
+    return insert(chunks, (struct block){*offset, size});
+}
+
+/* Where the driver would put it: what is left of the lowest chunk that has room, or a new chunk. */
+static int place(int device, size_t size, void **out) {
+    struct blocks *blocks = &devices[device].blocks, *chunks = &devices[device].chunks;
+    size_t offset = 0;
+    int found = 0;
+    for (size_t i = 0; i < chunks->count && !found; i++) {
+        offset = room_in(blocks, chunks->at[i], size);
+        found = offset < chunks->at[i].offset + chunks->at[i].size;
+    }
+    if (!found && take_chunk(device, size, &offset) != SUCCESS) return OUT_OF_MEMORY;
+    if (insert(blocks, (struct block){offset, size}) != SUCCESS) return OUT_OF_MEMORY;
     *out = devices[device].base + offset;
     return SUCCESS;
+}
+
+/* A chunk that nothing is in any more is given back. */
+static void leave(int device, size_t offset) {
+    struct blocks *blocks = &devices[device].blocks, *chunks = &devices[device].chunks;
+    size_t index = first_from(chunks, offset + 1) - 1;
+    struct block chunk = chunks->at[index];
+    size_t first = first_from(blocks, chunk.offset);
+    if (first == blocks->count || blocks->at[first].offset >= chunk.offset + chunk.size) erase(chunks, index);
 }
 
 int null_malloc(int device, size_t size, void **out) {
@@ -214,14 +279,9 @@ static int owner(const char *address) {
 }
 
 static struct block *around(int device, const char *address) {
-    size_t offset = address - devices[device].base, low = 0, high = devices[device].count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (devices[device].blocks[middle].offset <= offset) low = middle + 1;
-        else high = middle;
-    }
-    struct block *block = devices[device].blocks + low - 1;
-    return low > 0 && offset < block->offset + block->size ? block : NULL;
+    size_t offset = address - devices[device].base, next = first_from(&devices[device].blocks, offset + 1);
+    struct block *block = devices[device].blocks.at + next - 1;
+    return next > 0 && offset < block->offset + block->size ? block : NULL;
 }
 
 int null_free(void *address) {
@@ -231,10 +291,11 @@ int null_free(void *address) {
     struct block *block = device < 0 ? NULL : around(device, address);
     size_t size = 0;
     if (block != NULL && devices[device].base + block->offset == address) {
+        size_t offset = block->offset;
         size = block->size;
         devices[device].in_use -= size;
-        size_t after = devices[device].blocks + devices[device].count-- - (block + 1);
-        memmove(block, block + 1, after * sizeof *block);
+        erase(&devices[device].blocks, block - devices[device].blocks.at);
+        leave(device, offset);
     }
     pthread_mutex_unlock(&lock);
     if (size == 0) return INVALID_VALUE;
