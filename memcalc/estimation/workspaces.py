@@ -115,14 +115,29 @@ def flash_backward(values: Values, heads: str, kv_heads: str, head_dim: str, len
 
 
 @most_of
-def efficient_backward(values: Values, heads: str, head_dim: str, length: str, item_bytes: int) -> Script:
+def efficient_forward(
+    values: Values, heads: str, head_dim: str, value_dim: str, length: str, item_bytes: int
+) -> Script:
+    """the fp32 output that memory-efficient attention adds up in where heads are wider than 128: 4·b·h·s·d_v
+
+    ATen native/transformers/cuda/mem_eff_attention/kernel_forward.h (kNeedsOutputAccumulatorBuffer).
+    """
+    sizes = _heads(values, heads, heads, head_dim, length, item_bytes)
+    return attention.efficient_forward(sizes._replace(values=values[value_dim]))
+
+
+@most_of
+def efficient_backward(
+    values: Values, heads: str, head_dim: str, value_dim: str, length: str, item_bytes: int
+) -> Script:
     """row sums and accumulators of memory-efficient attention's backward
 
     ATen native/transformers/cuda/attention_backward.cu and mem_eff_attention/kernel_backward.h: the rows' products in
     fp32, and for each (batch, head) a workspace a block of queries; beyond a head dimension of 128, where 16-bit
     gradients of k and v no longer fit in registers, also one of each for every split of the keys.
     """
-    return attention.efficient_backward(_heads(values, heads, heads, head_dim, length, item_bytes))
+    sizes = _heads(values, heads, heads, head_dim, length, item_bytes)
+    return attention.efficient_backward(sizes._replace(values=values[value_dim]))
 
 
 def mask_in_dtype(values: Values, length: str, item_bytes: int) -> int:

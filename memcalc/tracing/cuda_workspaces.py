@@ -151,17 +151,18 @@ def _flash_backward(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, 
 
 
 def _efficient(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
-    script = attention.efficient_forward(_heads(*args[:2]))
+    script = attention.efficient_forward(_heads(*args[:3]))
     return (Hidden(script),) if script else ()
 
 
 def _efficient_backward(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
-    return (Hidden(attention.efficient_backward(_heads(*args[1:3]))),)
+    return (Hidden(attention.efficient_backward(_heads(*args[1:4]))),)
 
 
-def _heads(query: Tensor, key: Tensor) -> Heads:
+def _heads(query: Tensor, key: Tensor, value: Tensor | None = None) -> Heads:
     b, h, s, d = query.shape
-    return Heads(b, h, key.shape[1], s, key.shape[2], d, query.element_size())
+    values = None if value is None else value.shape[3]
+    return Heads(b, h, key.shape[1], s, key.shape[2], d, query.element_size(), values)
 
 
 def _split_copy(card: Multiprocessors, args: tuple[Any, ...], kwargs: Mapping[str, Any], _: Any) -> Sequence[Hidden]:

@@ -15,7 +15,7 @@ RANDOM_STATE = 16  # bytes of the seed and offset that a kernel with dropout dra
 
 
 class Heads(NamedTuple):
-    """The sizes of one call."""
+    """The sizes of one call; `values`: how wide those are, where not as wide as keys."""
 
     b: int
     h: int
@@ -24,6 +24,12 @@ class Heads(NamedTuple):
     t: int
     d: int
     item_bytes: int
+    values: int | None = None
+
+    @property
+    def d_v(self) -> int:
+        """How wide values and outputs are."""
+        return self.d if self.values is None else self.values
 
 
 def flash_forward(sizes: Heads, dropout: float, multiprocessors: int) -> tuple[Script, Script]:
@@ -70,8 +76,9 @@ def flash_backward(sizes: Heads) -> Script:
 
 
 def efficient_forward(sizes: Heads) -> Script:
-    """Beyond a head dimension of 128 the output is accumulated in fp32."""
-    return transient(FP32 * sizes.b * sizes.s * sizes.h * sizes.d) if sizes.d > 128 and sizes.item_bytes < FP32 else ()
+    """Where keys or values are wider than 128, the output is accumulated in fp32."""
+    wide = max(sizes.d, sizes.d_v) > 128 and sizes.item_bytes < FP32
+    return transient(FP32 * sizes.b * sizes.s * sizes.h * sizes.d_v) if wide else ()
 
 
 def efficient_backward(sizes: Heads) -> Script:
@@ -80,7 +87,7 @@ def efficient_backward(sizes: Heads) -> Script:
     workspace = sizes.b * sizes.h * _accumulators(sizes)
     product: Script = ()
     if sizes.item_bytes == FP32:
-        whole = FP32 * sizes.b * sizes.h * sizes.s * sizes.d
+        whole = FP32 * sizes.b * sizes.h * sizes.s * sizes.d_v
         product = (whole, delta, delta, -delta, -whole)
     else:
         product = (delta,)
@@ -98,5 +105,5 @@ def _accumulators(sizes: Heads) -> int:
     if d <= 128:
         return ceil_div(s, 128) * (FP32 * 128 * 128 + locks)
     splits = max(min(ceil_div(t, 64), 200 // (b * h)), 1)  # 16-bit gradients of k and v no longer fit in registers
-    keys_and_values = 2 * FP32 * splits * 64 * round_up(d, 128)
+    keys_and_values = FP32 * splits * 64 * (round_up(d, 128) + round_up(sizes.d_v, 128))
     return keys_and_values + ceil_div(s, 128) * ceil_div(d, 64) * (FP32 * 128 * 64 + locks)

@@ -26,7 +26,8 @@ KINDS = [
     Kind((), 1, workspaces.embedding_backward, (("tokens", ("b", "s")), ("rows", "V"), ("width", "d"))),
     Kind((), 1, workspaces.embedding_backward, (("tokens", ("d", "s", "b")), ("rows", "V"), ("width", "d"))),
     Kind((), 1, workspaces.flash_backward, GROUPS),
-    Kind((), 1, workspaces.efficient_backward, HEADS),
+    Kind((), 1, workspaces.efficient_forward, (*HEADS, ("value_dim", "d_h"))),
+    Kind((), 1, workspaces.efficient_backward, (*HEADS, ("value_dim", "d_h"))),
     Kind((), 1, workspaces.log_sum_exp_rows, (("heads", "h"), ("length", "s"))),
     Kind((), 1, workspaces.product, (("axes", ("b", "d", "s", "s")),)),  # nothing but a product
     Kind((), 1, workspaces.product, (("axes", ("d", "V")),)),  # no batch decides

@@ -183,7 +183,7 @@ def test_grouped_heads_get_gradients_of_keys_and_values_for_every_query_head() -
 
 def efficient(b: int, h: int, s: int, d: int, item_bytes: int = 2) -> int:
     values = {"b": b, "h": h, "s": s, "d_h": d}
-    return workspaces.efficient_backward(values, "h", "d_h", "s", item_bytes=item_bytes)
+    return workspaces.efficient_backward(values, "h", "d_h", "d_h", "s", item_bytes=item_bytes)
 
 
 @pytest.mark.parametrize(

@@ -112,9 +112,22 @@ def test_flash_attention() -> None:
         (Heads(1, 12, 12, 1024, 1024, 64, 2), (49152, 3_148_800, -49152, -3_148_800)),
         (Heads(1, 12, 12, 1000, 1000, 64, 2), (48000, 3_148_800, -48000, -3_148_800)),
         (Heads(1, 12, 12, 1024, 1024, 160, 2), (49152, 34_607_616, -49152, -34_607_616)),
+        # 6 splits of 64 keys of 256 and 64 values of 128, and 16 blocks of queries by 3 of 64 columns
+        (
+            Heads(2, 16, 16, 2048, 2048, 192, 2, 128),
+            (262_144, 32 * (4 * 6 * 64 * (256 + 128) + 16 * 3 * (4 * 128 * 64 + 16)), -262_144, -69_230_592),
+        ),
     ],
 )
 def test_memory_efficient_attention(sizes: Heads, script: tuple[int, ...]) -> None:
     """Delta and accumulators, given back in the order in which they were taken."""
     assert attention.efficient_backward(sizes) == script
     assert most(script) == script[0] + script[1]
+
+
+def test_memory_efficient_attention_of_wide_heads_adds_its_output_up_in_fp32() -> None:
+    """As wide as values: 4 bytes of 2 x 16 x 2048 x 128, and of 256 where values are as wide as keys."""
+    assert attention.efficient_forward(Heads(2, 16, 16, 2048, 2048, 128, 2)) == ()
+    assert attention.efficient_forward(Heads(2, 16, 16, 2048, 2048, 192, 2, 128)) == (33_554_432, -33_554_432)
+    assert attention.efficient_forward(Heads(2, 16, 16, 2048, 2048, 256, 2)) == (67_108_864, -67_108_864)
+    assert attention.efficient_forward(Heads(1, 8, 8, 1024, 1024, 256, 4)) == ()

@@ -117,14 +117,18 @@ class Attention(Base):
         y = self.tape.new(f"{name} output", out or q.shape, q.dtype, citation)
         rows = workspaces.named(workspaces.log_sum_exp_rows, heads=heads, length=length)
         lse = self.tape.store(f"{name} log-sum-exp", ("b", heads, length), "fp32", citation, rule=rows)
-        rule = workspaces.named(
-            workspaces.efficient_backward,
-            heads=heads,
-            head_dim=head_dim,
-            length=length,
-            item_bytes=DTYPE_BYTES[q.dtype],
+        sizes = {"heads": heads, "head_dim": head_dim, "value_dim": y.shape[-1], "length": length}
+        item_bytes = DTYPE_BYTES[q.dtype]
+        outputs, scratch = (
+            self.tape.store(f"{name} {what}", (), "uint8", citation, rule=rule)
+            for what, rule in (
+                ("fp32 output", workspaces.named(workspaces.efficient_forward, **sizes, item_bytes=item_bytes)),
+                (
+                    "backward accumulators",
+                    workspaces.named(workspaces.efficient_backward, **sizes, item_bytes=item_bytes),
+                ),
+            )
         )
-        scratch = self.tape.store(f"{name} backward accumulators", (), "uint8", citation, rule=rule)
         saved = (*dict.fromkeys(t.storage for t in (q, k, v, *mask, y)), lse)
         # Expanded to all heads, which a copy of it has one by one.
         seen = tuple(Tensor(each.storage, ("b", heads, length, length), each.dtype) for each in mask)
@@ -135,6 +139,7 @@ class Attention(Base):
             saved,
             (NEW, NEW, NEW, *(None for _ in mask)),
             also_allocates=(lse,),
+            forward_temporaries=(outputs,),
             backward_temporaries=(scratch, *self._dropped(q, k, v)),
             variables=(*_by_head(q, k, v, *seen, y), self.tape.whole(lse), *SEED_AND_OFFSET),
         )
