@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.importers.megatron_parts import (
+    place_experts,
+    place_precision,
+    place_ranks,
+    place_recompute,
+    place_rows,
+    place_widths,
+)
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, place_dropout, to
-from memcalc.importers.vocabulary import NULL, entries_of, place_vocabulary
 
 _BF16 = {True: "bf16", False: None}
 _NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm", "layernorm1p": "layernorm"}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rope", "none": "none", "yarn": "rope", "mrope": "rope"}
 _POSITIONS |= {"absolute": "learned", "rotary": "rope", "alibi": "alibi"}  # of BigScience's Megatron-DeepSpeed
 
-_CONTEXT_METHODS = {"p2p": "ring", "a2a": "all-to-all"}
-_PATTERN = re.compile(r"(\[[01,\s]+\])\s*(?:\*\s*(\d{1,4}))?")  # of layers: ([0]*3+[1]*58)
 
 # arguments.py: what latent attention is where nothing is said; 0: queries are projected directly.
 _LATENT = {
@@ -25,6 +29,8 @@ _LATENT = {
     "qk-pos-emb-head-dim": ("qk_rope_head_dim", 64),
     "v-head-dim": ("v_head_dim", 128),
 }
+
+_STATES = ("main-grads", "main-params", "exp-avg", "exp-avg-sq")  # of the precision-aware optimizer
 
 # Megatron-Core 0.14, megatron/training/arguments.py.
 FIELDS: dict[str, Meaning] = {
@@ -118,7 +124,8 @@ FIELDS: dict[str, Meaning] = {
     "apply-query-key-layer-scaling": nothing("how scores are scaled"),
     "optimizer-offload-fraction": nothing("part of optimizer-cpu-offload"),
     "grad-reduce-in-bf16": fact("reduce_bf16", "training.gradient_dtype"),
-    "accumulate-allreduce-grads-in-fp32": nothing("main gradients are counted in fp32"),
+    "accumulate-allreduce-grads-in-fp32": fact("accumulates_in_fp32", "training.gradient_dtype"),
+    **{f"{name}-dtype": lacking("moments, masters and gradients in fewer bits") for name in _STATES},
     "no-position-embedding": fact("no_positions", "model.position_embedding"),
     **{
         f"no-{name}": nothing("fusions and overlaps, not what is kept")
@@ -192,11 +199,7 @@ FIELDS: dict[str, Meaning] = {
 def _finish(draft: Draft) -> None:
     facts, values = draft.facts, draft.values
     draft.default("training.implementation", "megatron")
-    if "training.dtype" not in values and "training.dtype" not in draft.overridden:
-        draft.notes.append("neither bf16 nor fp16 is asked for: Megatron-LM's fp32 is not modelled, bf16 is counted")
-        values["training.dtype"] = "bf16"
-    if facts.get("reduce_bf16") is True and values.get("training.dtype") == "bf16":
-        draft.default("training.gradient_dtype", "bf16")
+    place_precision(draft)
     if facts.get("no_positions") is True:
         draft.default("model.position_embedding", "none")
     draft.default("model.position_embedding", "learned")
@@ -213,9 +216,9 @@ def _finish(draft: Draft) -> None:
     if facts.get("grouped") and type(facts.get("groups")) is int:
         values["model.num_key_value_heads"] = facts["groups"]
     place_dropout(draft, 0.1)
-    _widths(draft)
+    place_widths(draft)
     if "model.moe.num_experts" in values:
-        _experts(draft)
+        place_experts(draft)
     if facts.get("latent") is True:
         values.pop("model.head_dim", None)  # kv-channels, which latent attention does not read
         values |= {f"model.mla.{ours}": facts.get(name, default) for name, (ours, default) in _LATENT.items()}
@@ -225,133 +228,9 @@ def _finish(draft: Draft) -> None:
             values["training.fp8"] = recipe
         else:
             draft.notes.append(f"not modelled: fp8-recipe {recipe}")
-    _vocabulary(draft)
-    _ranks(draft)
-    _recompute(draft)
-
-
-_MOST = 10_000  # layers that are told one by one
-
-
-def _counts(*values: Any) -> bool:
-    """Whether all of them are numbers of layers or stages."""
-    return all(type(value) is int and 0 < value <= _MOST for value in values)
-
-
-def _vocabulary(draft: Draft) -> None:
-    """tokenizer.py: --vocab-size, else the tokenizer's entries, are padded."""
-    facts = draft.facts
-    if "model.vocab_size" in draft.values:  # the padded one is given
-        return
-    kind, said = facts.get("tokenizer_type"), facts.get("vocabulary")
-    if said is not None:
-        null = kind == NULL and type(said) is int
-        place_vocabulary(draft, said + 1 if null else said, f"{said:,} entries and an end" if null else "")
-        return
-    name = facts.get("tokenizer_model") if kind == "HuggingFaceTokenizer" else kind
-    entries = entries_of(name)
-    if entries is not None:
-        place_vocabulary(draft, entries, f"that of {name}")
-
-
-def _widths(draft: Draft) -> None:
-    """arguments.py: four times the width; two thirds of that where the MLP is gated, in whole 64s."""
-    values, size = draft.values, draft.values.get("model.hidden_size")
-    if type(size) is int:
-        gated = values.get("model.mlp") == "swiglu"
-        draft.default("model.intermediate_size", int(4 * size * 2 / 3 / 64) * 64 if gated else 4 * size)
-
-
-def _experts(draft: Draft) -> None:
-    facts, values = draft.facts, draft.values
-    draft.default("model.moe.num_experts_per_token", 2)  # arguments.py: moe_router_topk
-    if "model.intermediate_size" in values:
-        draft.default("model.moe.expert_intermediate_size", values["model.intermediate_size"])
-    every, layers = facts.get("expert_layers", 1), values.get("model.num_layers", 0)
-    told = _told_layers(every)
-    if told and len(told) == layers:
-        dense = [layer for layer, experts in enumerate(told) if not experts]
-        if dense:
-            values["model.moe.dense_layers"] = dense
-    elif _counts(every, layers):
-        dense = [layer for layer in range(layers) if layer % every]  # gpt_layer_specs.py: the first one has experts
-        if dense:
-            values["model.moe.dense_layers"] = dense
-    elif type(every) is not int:
-        draft.notes.append(
-            "which layers have experts is a pattern that is not read: all are counted with experts; say how many first "
-            "ones have none with --set model.moe.first_dense_layers="
-        )
-    if facts.get("dispatcher", "alltoall") not in ("alltoall", "alltoall_seq", "flex"):
-        draft.notes.append(f"not modelled: the dispatcher {facts['dispatcher']}; all-to-all is counted")
-
-
-def _told_layers(pattern: Any) -> list[int]:
-    """`([0]*3+[1]*58)` -> 0 for each layer without experts, 1 for each with; nothing where it is no such pattern."""
-    text = str(pattern).strip().removeprefix("(").removesuffix(")")
-    found: list[int] = []
-    for term in text.split("+"):
-        match = _PATTERN.fullmatch(term.strip())
-        if match is None or len(found) > _MOST:
-            return []
-        found += [int(digit) for digit in re.findall(r"[01]", match[1])] * int(match[2] or 1)
-    return found
-
-
-def _recompute(draft: Draft) -> None:
-    facts, values = draft.facts, draft.values
-    modules = facts.get("modules")
-    if "activations-checkpoint-method" in draft.paths:
-        draft.default("training.recompute", "full")
-    if modules and values.get("training.recompute") == "selective":
-        values["training.recompute_modules"] = modules if isinstance(modules, list) else [modules]
-    layers, of = facts.get("recomputed", 1), values.get("model.num_layers")
-    parts = [values.get(f"parallelism.{name}", 1) for name in ("pipeline_parallel", "virtual_stages")]
-    if values.get("training.recompute") == "full" and facts.get("method") == "block":
-        if _counts(layers, of, *parts) and of % (chunks := parts[0] * parts[1]) == 0:
-            size = of // chunks  # the first layers of every chunk: transformer_block.py
-            values["training.recompute"] = [
-                chunk * size + layer for chunk in range(chunks) for layer in range(min(layers, size))
-            ]
-        else:
-            draft.notes.append("not modelled: which layers are recomputed in blocks; all are counted as recomputed")
-    elif facts.get("method") == "uniform" and type(layers) is int and layers > 1:
-        draft.notes.append("not modelled: checkpoints of several layers together; each layer is one")
-
-
-def _ranks(draft: Draft) -> None:
-    facts, values = draft.facts, draft.values
-    kinds = ("tensor", "pipeline", "context")
-    size = 1
-    for kind in kinds:
-        degree = values.get(f"parallelism.{kind}_parallel", 1)
-        size *= degree if _counts(degree) else 1
-    per_node, nodes = facts.get("per_node"), facts.get("nodes", None if "nnodes" in draft.paths else 1)
-    if type(per_node) is int and type(nodes) is int:
-        world = per_node * nodes
-        if world % size == 0:
-            draft.default("parallelism.data_parallel", world // size)
-        else:
-            draft.notes.append(f"{world} GPUs are launched, but one copy of the model takes {size}")
-    total = facts.get("global")
-    micro, replicas = values.get("training.micro_batch_size", 1), values.get("parallelism.data_parallel")
-    # Where nobody says how many replicas there are, one runs them all: as many micro-batches are in flight as may be.
-    if type(total) is int and (replicas is not None or (type(micro) is int and micro > 0 and total % micro == 0)):
-        values["training.global_batch_size"] = total
-    if facts.get("context_method") and values.get("parallelism.context_parallel", 1) != 1:
-        method = _CONTEXT_METHODS.get(str(facts["context_method"]))
-        if method is None:
-            draft.notes.append(f"not modelled: cp-comm-type {facts['context_method']}; a ring is counted")
-        else:
-            draft.default("parallelism.context_parallel_method", method)
-    chunk, layers = facts.get("chunk"), values.get("model.num_layers")
-    stages = values.get("parallelism.pipeline_parallel", 1)
-    if type(facts.get("virtual")) is int and facts["virtual"] > 1:
-        values["parallelism.virtual_stages"] = facts["virtual"]
-        values["parallelism.schedule"] = "interleaved"
-    elif _counts(chunk, layers, stages) and layers % (stages * chunk) == 0:
-        values["parallelism.virtual_stages"] = layers // stages // chunk
-        values["parallelism.schedule"] = "interleaved"
+    place_rows(draft)
+    place_ranks(draft)
+    place_recompute(draft)
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

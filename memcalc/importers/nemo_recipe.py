@@ -207,7 +207,8 @@ def _precision(draft: Draft) -> None:
     facts = draft.facts
     precision = str(facts.get("precision", "bf16"))
     draft.default("training.dtype", "bf16" if "bf16" in precision else "fp16" if "16" in precision else "fp32")
-    facts["reduce_bf16"] = facts.get("reduces_in_fp32") is False  # mixed_precision.py: in fp32 by default
+    if facts.get("reduces_in_fp32") is False and draft.values["training.dtype"] != "fp32":  # mixed_precision.py
+        draft.default("training.gradient_dtype", draft.values["training.dtype"])
 
 
 def _activation(draft: Draft) -> None:

@@ -174,6 +174,7 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
             "model.tie_word_embeddings": True,
             "model.qkv_bias": True,
             "training.dtype": "fp16",
+            "training.gradient_dtype": "fp16",  # fp32 is the default beside bf16 alone
             "training.dropout": 0.0,
             "training.recipe": "mixed-18",
             "training.recompute": "selective",

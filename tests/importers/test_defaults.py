@@ -476,3 +476,18 @@ def test_gpt_neoxs_own_tokenizer_says_its_vocabulary(tmp_path: Path) -> None:
     )
 
     assert spec_of(tmp_path, "20B.yml", text).model.vocab_size == 50432  # 128 for each of 2 ranks
+
+
+@pytest.mark.parametrize(
+    ("more", "dtype"),
+    [
+        ("--fp16", "fp16"),
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", None),  # the recipe's: fp32
+        ("--bf16", None),
+        ("--bf16 --grad-reduce-in-bf16", "bf16"),
+    ],
+)
+def test_what_megatron_sums_gradients_in(more: str, dtype: str | None, tmp_path: Path) -> None:
+    text = SCRIPT.replace("--bf16", more) + "--vocab-size 1024\n"
+
+    assert spec_of(tmp_path, "run.sh", text).training.gradient_dtype == dtype
