@@ -140,21 +140,37 @@ def efficient_backward(
     return attention.efficient_backward(sizes._replace(values=values[value_dim]))
 
 
-def mask_in_dtype(values: Values, length: str, item_bytes: int) -> int:
-    """a mask in the dtype of the queries, b·s² elements, rows rounded up to 8
+def mask_in_dtype(values: Values, length: str, item_bytes: int, heads: str = "1") -> int:
+    """a mask in the dtype of the queries, b·s² elements (of each head, if they differ), rows rounded up to 8
 
     ATen native/transformers/attention.cpp: convert_boolean_attn_mask, preprocess_mask and pad_bias<8>.
     """
-    return item_bytes * values["b"] * values[length] * round_up(values[length], 8)
+    return item_bytes * values["b"] * values[heads] * values[length] * round_up(values[length], 8)
 
 
-def mask_before_padding(values: Values, length: str, item_bytes: int) -> int:
+def mask_before_padding(values: Values, length: str, item_bytes: int, heads: str = "1") -> int:
     """the same before its rows are rounded up, where they have to be
 
     ATen native/transformers/attention.cpp.
     """
     aligned = values[length] % 8 == 0
-    return 0 if aligned else item_bytes * values["b"] * values[length] * values[length]
+    return 0 if aligned else item_bytes * values["b"] * values[heads] * values[length] * values[length]
+
+
+def mask_of_rows_in_eights(values: Values, length: str, item_bytes: int, heads: str) -> int:
+    """the same where rows need no rounding: b·h·s² elements
+
+    ATen native/transformers/attention.cpp.
+    """
+    return mask_in_dtype(values, length, item_bytes, heads) if values[length] % 8 == 0 else 0
+
+
+def padded_mask(values: Values, length: str, item_bytes: int, heads: str) -> int:
+    """a mask of each head, where its rows have to be rounded up to 8
+
+    ATen native/transformers/attention.cpp: pad_bias<8>.
+    """
+    return 0 if values[length] % 8 == 0 else mask_in_dtype(values, length, item_bytes, heads)
 
 
 def log_sum_exp_rows(values: Values, heads: str, length: str) -> int:

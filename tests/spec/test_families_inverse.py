@@ -116,6 +116,17 @@ def test_a_variant_of_falcon_is_found_among_the_cases() -> None:
     assert (config["new_decoder_architecture"], config["num_kv_heads"]) == (True, 2)
 
 
+def test_groups_of_falcon_may_have_one_norm_and_a_key_head_each_may_have_two_one_after_the_other() -> None:
+    """Falcon-11B's and Falcon-RW's: attention and MLP one after the other are of the old architecture alone."""
+    grouped = write_hf_config(small_model("falcon", norms_per_layer=1, num_key_value_heads=2))
+    old = write_hf_config(small_model("falcon", norms_per_layer=2, num_key_value_heads=4, parallel_block=False))
+
+    assert (grouped["new_decoder_architecture"], grouped["num_ln_in_parallel_attn"]) == (True, 1)
+    assert (old["new_decoder_architecture"], old["multi_query"]) == (False, False)
+    with pytest.raises(InputError, match="num_key_value_heads = 2 is not what"):
+        write_hf_config(small_model("falcon", norms_per_layer=2, num_key_value_heads=2, parallel_block=False))
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [

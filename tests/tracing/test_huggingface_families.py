@@ -24,6 +24,10 @@ FAMILIES: dict[str, dict[str, object]] = {
     "falcon": {"architecture": "falcon", "num_key_value_heads": 1},
     "falcon, a key head for each query head": {"architecture": "falcon"},
     "falcon, groups of heads": {**GROUPED, "architecture": "falcon", "norms_per_layer": 2},
+    "falcon, groups of heads and one norm": {**GROUPED, "architecture": "falcon"},
+    "falcon, alibi": {"architecture": "falcon", "position_embedding": "alibi"},
+    "falcon, alibi and biases, one after the other": {"architecture": "falcon", "position_embedding": "alibi"}
+    | {"parallel_block": False, "norms_per_layer": 2, "qkv_bias": True, "output_bias": True, "mlp_bias": True},
     "gpt_bigcode": {**GROUPED, "architecture": "gpt_bigcode", "num_key_value_heads": 1},
     "gpt_bigcode, a key head for each query head": {"architecture": "gpt_bigcode"},
     "gpt_neo": {"architecture": "gpt_neo"},
@@ -82,9 +86,11 @@ PHASES = ("forward_2", "loss_2", "backward_2", "optimizer_step_2")
 def test_every_phase_asks_for_the_same_bytes(family: str, setting: str) -> None:
     """Without what blocks add. Of the loss the shifted labels are left out; of one sequence they are no copy."""
     model, words = SIZES | FAMILIES[family], ("s=256", *SETTINGS[setting])
-    # Falcon's sdpa always has a mask, which no fused kernel takes with one key head.
-    if model["architecture"] == "falcon" or attends_eagerly(model["architecture"], "huggingface"):
+    shares = model["architecture"] == "falcon" and model.get("num_key_value_heads") == 1
+    if shares or attends_eagerly(model["architecture"], "huggingface"):
         words = tuple("attention=eager" if word.startswith("attention=") else word for word in words)
+    if model["architecture"] == "falcon":  # whose layers always have a mask
+        words = tuple("attention=memory-efficient" if word == "attention=flash" else word for word in words)
     if model["architecture"] == "mpt":  # whose configuration takes whole numbers for a rate of dropout
         words = tuple("dropout=0" if word.startswith("dropout=") else word for word in words)
     run = {"model": model, "training": {"implementation": "huggingface"}}

@@ -161,7 +161,7 @@ def structure_of(spec: Spec) -> Structure:
     windows_again, others_again = windows_run_again(spec) if huggingface else (False, False)
     return Structure(
         implementation=training.implementation,
-        family=(model.architecture or "") if huggingface else "",
+        family=family_of(model.architecture) if huggingface and model.architecture else "",
         normalization=model.normalization,
         norm_weight=model.norm_weight,
         norm_bias=model.norm_bias,

@@ -103,16 +103,18 @@ class Attention(Base):
         length: str,
         *,
         masked: bool = False,
+        added: Tensor | None = None,
         out: Shape | None = None,
     ) -> Tensor:
         """Keeps q, k, v, its output, and fp32 log-sum-exps (ATen native/transformers/cuda/attention.cu).
 
-        `masked`: it is given a mask of truth values, and keeps one in its own dtype. `out`: as wide as values, where
-        these are not as wide as keys.
+        `masked`: it is given a mask of truth values, and keeps one in its own dtype. `added`: one of numbers for each
+        head, which it keeps. `out`: as wide as values, where these are not as wide as keys.
         """
         citation = "ATen native/transformers/cuda/attention.cu, attention_backward.cu"
+        mask: tuple[Tensor, ...] = () if added is None else (self.added_mask(added, length, heads),)
         v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))  # as `linear` does
-        mask = (self.mask_in_dtype(q.dtype, length),) if masked else ()
+        mask = (self.mask_in_dtype(q.dtype, length),) if masked else mask
         name = "attention"
         y = self.tape.new(f"{name} output", out or q.shape, q.dtype, citation)
         rows = workspaces.named(workspaces.log_sum_exp_rows, heads=heads, length=length)
@@ -130,8 +132,9 @@ class Attention(Base):
             )
         )
         saved = (*dict.fromkeys(t.storage for t in (q, k, v, *mask, y)), lse)
-        # Expanded to all heads, which a copy of it has one by one.
-        seen = tuple(Tensor(each.storage, ("b", heads, length, length), each.dtype) for each in mask)
+        # One of truth values is expanded to all heads, which a copy of it has one by one; one of numbers may be shared.
+        own, whole = masked or self.autocast, ("b", heads, length, length)
+        seen = tuple(Tensor(each.storage if own else -1, whole, each.dtype, strided=masked) for each in mask)
         node = Node(
             name,
             (q, k, v, *mask),
@@ -141,14 +144,26 @@ class Attention(Base):
             also_allocates=(lse,),
             forward_temporaries=(outputs,),
             backward_temporaries=(scratch, *self._dropped(q, k, v)),
-            variables=(*_by_head(q, k, v, *seen, y), self.tape.whole(lse), *SEED_AND_OFFSET),
+            variables=(*_by_head(q, k, v), *seen, *_by_head(y), self.tape.whole(lse), *SEED_AND_OFFSET),
         )
         self.tape.record(node)
         return y
 
-    def mask_in_dtype(self, dtype: str, length: str) -> Tensor:
+    def added_mask(self, x: Tensor, length: str, heads: str) -> Tensor:
+        """A mask of numbers, in the dtype and the rows that the kernel wants: a copy, unless it has both."""
+        if self.autocast:
+            return self.mask_in_dtype(self.compute, length, heads)
+        sizes = {"length": length, "item_bytes": DTYPE_BYTES[x.dtype], "heads": heads}
+        rule = workspaces.named(workspaces.padded_mask, **sizes)
+        storage = self.tape.store("mask, padded", (), "uint8", "ATen native/transformers/attention.cpp", rule=rule)
+        y = Tensor(storage, x.shape, x.dtype, grad=False)
+        self.tape.record(Node("mask, padded", (), (y,), (), ()))
+        return y
+
+    def mask_in_dtype(self, dtype: str, length: str, heads: str = "1") -> Tensor:
         """What the kernel adds to the scores: 0 or -inf, in rows of a multiple of 8."""
-        citation, sizes = "ATen native/transformers/attention.cpp", {"length": length, "item_bytes": DTYPE_BYTES[dtype]}
+        citation = "ATen native/transformers/attention.cpp"
+        sizes = {"length": length, "item_bytes": DTYPE_BYTES[dtype], "heads": heads}
         made = None
         for name, rule in (
             ("mask before padding", workspaces.mask_before_padding),

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Unpack
 
-from memcalc.estimation import workspaces
 from memcalc.estimation.operators.linear import How, Linear
-from memcalc.estimation.tape import SAME, VIEW, Node, Shape, Tensor
+from memcalc.estimation.tape import VIEW, Node, Shape, Tensor
 
 SOURCE = "torchao 0.18 float8/float8_linear.py"
 CAST = "torchao 0.18 float8/float8_training_tensor.py: _ToFloat8ConstrFunc"
@@ -51,7 +50,7 @@ class InFloat8(Linear):
             return super().linear(x, module, weight, out, bias=bias, **how)
         given, x = x, self.autocast_input(x, module)
         y = self._float8_product(x, given, module, weight, out, choice)
-        return self._plus_bias(y, module, weight[0]) if bias else y
+        return self.plus_bias(y, module, weight[0], y.dtype) if bias else y
 
     def _float8_product(
         self, x: Tensor, given: Tensor, module: str, weight: Shape, out: Shape, choice: Float8
@@ -97,16 +96,6 @@ class InFloat8(Linear):
         )
         self.tape.record(node)
         return y
-
-    def _plus_bias(self, y: Tensor, module: str, width: str) -> Tensor:
-        """The bias is added to the product, in a tensor of its own."""
-        total = self.tape.new(f"{module} output with bias", y.shape, y.dtype, SOURCE)
-        gradient = self.parameter_gradient(module, "bias", (width,), self.parameters)
-        rule = workspaces.named(workspaces.column_sum, rows=_tokens(y, y.shape), columns=(width,))
-        sums = self.tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
-        node = Node(f"{module} bias", (y,), (total,), (), (SAME,), summed_later=(sums,), parameters=(gradient,))
-        self.tape.record(node)
-        return total
 
     def _float8_cast(self, x: Tensor | None, name: str, shape: Shape, scales: Shape) -> tuple[Tensor, Tensor]:
         """A cast in forward and its scale, without gradients; of a weight (None) nothing is read from the tape."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypedDict
 
 from memcalc.estimation import workspaces
-from memcalc.estimation.operators.base import DERIVATIVES, Base
-from memcalc.estimation.tape import NEW, VIEW, Node, Shape, Tensor
+from memcalc.estimation.operators.base import DERIVATIVES, Base, wider
+from memcalc.estimation.tape import NEW, SAME, VIEW, Node, Shape, Tensor
 from memcalc.ledger.component import Component
 
 TIED_SUM = "sum with the tied head's gradient"  # the head's own gradient counts for it from then on
@@ -18,6 +18,7 @@ class How(TypedDict, total=False):
     row: bool
     tied: bool
     conv1d: bool
+    apart: bool
 
 
 class Linear(Base):
@@ -34,6 +35,7 @@ class Linear(Base):
         row: bool = False,
         tied: bool = False,
         conv1d: bool = False,
+        apart: bool = False,
     ) -> Tensor:
         """y = x W^T + b. Keeps x (and W, which is no new memory); backward makes dx, dW and db.
 
@@ -50,7 +52,13 @@ class Linear(Base):
             row: whether tensor parallelism splits the input axis.
             tied: the weight is the embedding's: its gradient waits for that of the embedding.
             conv1d: whether the weight is stored as it is multiplied, [in, out] (transformers' GPT-2).
+            apart: whether the bias is added by an operator of its own, as it is (transformers' Falcon).
         """
+        if bias and apart:
+            product = Linear.linear(self, x, module, weight, out, bias=False, row=row, tied=tied, conv1d=conv1d)
+            total = self.plus_bias(product, module, weight[0], wider(product.dtype, self.parameters))
+            self.tape.still_named(x, product)
+            return total
         given, tape, trains = x, self.tape, self.trains(module)
         dtype = self.compute if self.autocast else x.dtype
         casts: list[Tensor] = []
@@ -99,6 +107,22 @@ class Linear(Base):
             variables=(*((x,) if trains else ()), *((seen,) if x.grad else ())),
         )
         tape.record(node, trains=trains)
+        return y
+
+    def plus_bias(self, x: Tensor, module: str, width: str, dtype: str) -> Tensor:
+        """x and a parameter of its last axis, in a tensor of its own; keeps nothing."""
+        trains, same = self.trains(module), x.dtype == dtype
+        y = self.tape.new(f"{module} output with bias", x.shape, dtype, DERIVATIVES)
+        gradients: tuple[int, ...] = ()
+        sums: tuple[int, ...] = ()
+        if trains:
+            gradients = (self.parameter_gradient(module, "bias", (width,), self.parameters),)
+            tokens = tuple("s" if axis == "s/t" else axis for axis in x.shape[:2])
+            rule = workspaces.named(workspaces.column_sum, rows=tokens, columns=(width,))
+            sums = (self.tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule),)
+        kind = SAME if same else NEW
+        node = Node(f"{module} bias", (x,), (y,), (), (kind,), summed_later=sums, parameters=gradients)
+        self.tape.record(node)
         return y
 
     def _gathered(self, x: Tensor, module: str) -> tuple[int, ...]:

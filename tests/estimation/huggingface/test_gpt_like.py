@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 import memcalc
+from memcalc.errors import InputError
 from memcalc.estimation.blocks.catalogue import has_formulas
 from memcalc.ledger.component import Component
 
@@ -147,12 +148,49 @@ def test_falcon_copies_its_keys_and_values(kv: int) -> None:
     assert kept == sum(terms) + kv * NORMS // 2
 
 
-def test_what_falcon_does_besides_is_traced() -> None:
-    run = {"model": SIZES | {"architecture": "falcon"}, "training": {"implementation": "huggingface"}}
+def test_falcon_with_alibi_keeps_a_fused_product_and_a_mask_of_all_heads_that_layers_share() -> None:
+    kept = kept_by_a_layer("falcon", "dropout=0", "attention=memory-efficient", position_embedding="alibi")
+    terms = (
+        2 * BSD,  # layer input
+        2 * BSD,  # norm's output
+        3 * 2 * BSD,  # q, k and v, of which kernels are given views
+        2 * BSD,  # what attention makes
+        4 * B * H * S,  # log-sum-exp
+        2 * 4 * BSD,  # input of gelu
+        2 * 4 * BSD,  # its output
+    )
 
-    assert has_formulas(memcalc.load(run, "attention=eager"))
-    assert not has_formulas(memcalc.load(run, "attention=memory-efficient"))
-    assert not has_formulas(memcalc.load(run, "attention=eager", "model.position_embedding=alibi"))
+    assert kept == sum(terms) + NORMS // 2
+
+
+def test_falcon_without_alibi_keeps_a_mask_in_each_layer() -> None:
+    kept = kept_by_a_layer("falcon", "dropout=0", "attention=memory-efficient")
+    terms = (
+        2 * BSD,  # layer input
+        2 * BSD,  # norm's output
+        2 * 2 * BSD,  # q and k, turned
+        3 * 2 * BSD,  # v, a part of the fused product
+        2 * B * S * S,  # the mask in bf16
+        2 * BSD,  # what attention makes
+        4 * B * H * S,  # log-sum-exp
+        2 * 4 * BSD,  # input of gelu
+        2 * 4 * BSD,  # its output
+    )
+
+    assert kept == sum(terms) + NORMS // 2
+
+
+@pytest.mark.parametrize(("attention", "kv", "why"), [("flash", H, "a mask"), ("memory-efficient", 1, "one key head")])
+def test_falcon_has_no_kernel(attention: str, kv: int, why: str) -> None:
+    run = {
+        "model": SIZES | {"architecture": "falcon", "num_key_value_heads": kv},
+        "training": {"implementation": "huggingface", "attention": attention},
+        "parallelism": {"engine": "ddp", "data_parallel": 2},
+    }
+
+    assert not has_formulas(memcalc.load(run))
+    with pytest.raises(InputError, match=f"{attention} has no kernel for falcon, .*{why}"):
+        memcalc.estimate(run)
 
 
 @pytest.mark.parametrize("family", ["bloom", "mpt"])

@@ -96,17 +96,12 @@ ADAPTERS_MOVE = frozenset({"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_m
 
 def is_written(c: Structure) -> bool:
     """Whether the modules of a run are written down."""
-    return c.family in FAMILIES and FAMILIES[c.family].is_written(c) and not _moves_adapters(c) and not _lacks_kernel(c)
+    return c.family in FAMILIES and not _moves_adapters(c) and not FAMILIES[c.family].lacks_kernel(c)
 
 
 def _moves_adapters(c: Structure) -> bool:
     targets = () if c.adapters is None else c.adapters.targets
     return c.family in ADAPTERS_MOVE and not set(MLP_TARGETS).isdisjoint(targets)
-
-
-def _lacks_kernel(c: Structure) -> bool:
-    """PyTorch's flash has none for values that are not as wide as keys."""
-    return c.mla and c.attention == "flash"
 
 
 def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
@@ -143,10 +138,10 @@ def write_shared_tables(c: Structure) -> Tape:
 
 
 def _family_of(c: Structure) -> type[Family]:
-    if _lacks_kernel(c):
+    if c.family in FAMILIES and (why := FAMILIES[c.family].lacks_kernel(c)):
         raise InputError(
-            f"PyTorch's attention = flash has no kernel for {c.family}, whose values are not as wide as its keys.",
-            "Set training.attention: memory-efficient or eager, or implementation: plain.",
+            f"PyTorch's attention = {c.attention} has no kernel for {c.family}, {why}.",
+            "Set training.attention: eager or, where it fits, memory-efficient, or implementation: plain.",
             "training.attention",
         )
     if _moves_adapters(c):

@@ -2,92 +2,184 @@
 
 from __future__ import annotations
 
+from memcalc.estimation import workspaces
 from memcalc.estimation.blocks.huggingface.mlp import Mlps
 from memcalc.estimation.blocks.huggingface.rotary import Rotary
 from memcalc.estimation.blocks.structure import Structure
-from memcalc.estimation.tape import Shape, Tensor
+from memcalc.estimation.tape import Node, Shape, Tensor
+from memcalc.ledger.component import Component
+from memcalc.spec.recipes import DTYPE_BYTES
+
+HEADS = ("b", "s", "h", "d_h")
+MAP = ("b", "h", "s", "s")
 
 
 class Falcon(Rotary, Mlps):
-    """FalconDecoderLayer: of rotary models without biases, attending eagerly."""
+    """FalconDecoderLayer."""
 
     names_returned = True
 
     @classmethod
-    def is_written(cls, c: Structure) -> bool:
-        """Of sdpa, which always has a mask, and of ALiBi, biases and MLPs that follow attention steps are traced."""
-        return c.attention == "eager" and c.position == "rope" and c.parallel_block and not c.qkv_bias
+    def lacks_kernel(cls, c: Structure) -> str:
+        """Its sdpa always has a mask, which flash does not take, and no kernel knows of groups that it is not told."""
+        if c.attention == "flash":
+            return "whose layers always have a mask"
+        shares = c.one_key_head and not (c.parallel_block and c.norms_per_layer == 2)
+        return "which has one key head for all queries" if shares and c.attention != "eager" else ""
 
     @property
     def new_architecture(self) -> bool:
-        """Falcon-40B's: groups of heads, and two norms side by side."""
+        """Falcon-40B's: groups of heads, or two norms side by side."""
         c = self.c
-        return c.norms_per_layer == 2 or (c.grouped and not c.one_key_head)
+        return (c.parallel_block and c.norms_per_layer == 2) or (c.grouped and not c.one_key_head)
+
+    @property
+    def alibi(self) -> bool:
+        """Whether positions are a bias of scores (Falcon-RW)."""
+        return self.c.position == "alibi"
+
+    @property
+    def mask(self) -> Shape:
+        """With ALiBi one for each head."""
+        return ("b", "h", "s", "s") if self.alibi else super().mask
+
+    @property
+    def reads_tables(self) -> bool:
+        """Rotary tables are made with ALiBi, too."""
+        return not self.alibi
+
+    def shared_tables(self) -> None:
+        """Also a mask for each kernel, and with ALiBi its rows and the tokens that they are made for."""
+        super().shared_tables()
+        c = self.c
+        if self.alibi:
+            self.tape.names.add(self.shared_table("tokens that count", ("b", "s"), "int64").storage)
+            self.name_table(self.shared_table("alibi", ("b", "h", "s"), c.parameters))
+        if c.attention == "eager":
+            return
+        if self.alibi:
+            self.mask_with_alibi()
+        else:
+            self.name_table(self.shared_table("causal mask", ("s", "s"), "bool"))
+
+    def mask_with_alibi(self) -> None:
+        """Autograd keeps it, unless kernels are given copies, in another dtype or of longer rows."""
+        c, tape = self.c, self.tape
+        sizes = {"length": "s", "item_bytes": DTYPE_BYTES[c.parameters], "heads": "h"}
+        for name, rule, kept in (
+            ("mask with alibi", workspaces.mask_of_rows_in_eights, not c.autocast),
+            ("mask with alibi before padding", workspaces.mask_before_padding, False),
+        ):
+            filled = workspaces.named(rule, **sizes)
+            storage = tape.store(name, (), "uint8", self.citation, rule=filled, component=Component.TEMPORARIES)
+            tape.record(Node(name, (), (Tensor(storage, self.mask, c.parameters, grad=False),), (), ()))
+            self.name_argument(storage, stays=kept or c.checkpoints_layers)
 
     def layer(self) -> Tensor:
-        """Attention and the MLP side by side, of one norm or of one each."""
+        """Attention and the MLP side by side, of one norm or of one each; or one after the other."""
         c, ops = self.c, self.ops
-        x = self.entry()
+        x = residual = self.entry()
         normed = given = self.norm(x, "input_norm", "d")
-        if c.norms_per_layer == 2:
+        if c.parallel_block and c.norms_per_layer == 2:
             given = self.norm(x, "post_attention_norm", "d")
         attended = self.attention(normed)
-        made = self.mlp(given)
-        total = ops.add_in_place(made, attended, "mlp output + attention output")
-        output = ops.add(x, ops.dropout(total, "mlp dropout", c.residual_dropout), "layer output")
+        if not c.parallel_block:
+            dropped = ops.dropout(attended, "attention dropout", c.attention_dropout)
+            residual = ops.add(x, dropped, "attention sum")
+            self.tape.still_named(dropped)
+            given = self.norm(residual, "post_attention_norm", "d")
+        total = made = self.mlp(given)
+        if c.parallel_block:
+            total = ops.add_in_place(made, attended, "mlp output + attention output")
+        output = ops.add(residual, ops.dropout(total, "mlp dropout", c.residual_dropout), "layer output")
         self.tape.still_named(normed, given, attended, made)
         return output
 
     def mlp(self, x: Tensor) -> Tensor:
         """FalconMLP."""
-        inner = "4·d" if self.c.usual_width else "F"
-        up = self.linear(x, "mlp.up_proj", (inner, "d"), ("b", "s", inner))
-        return self.linear(self.act(up, "mlp."), "mlp.down_proj", ("d", inner), ("b", "s", "d"))
+        inner, bias = "4·d" if self.c.usual_width else "F", self.c.mlp_bias
+        up = self.linear(x, "mlp.up_proj", (inner, "d"), ("b", "s", inner), bias=bias)
+        return self.linear(self.act(up, "mlp."), "mlp.down_proj", ("d", inner), ("b", "s", "d"), bias=bias)
 
-    def linear(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
-        """FalconLinear: x @ weight.T. Autocast remembers casts of leaves alone, which a transposed weight is not."""
+    def linear(self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool) -> Tensor:
+        """FalconLinear: x @ weight.T + bias.
+
+        Autocast remembers casts of leaves alone, which a transposed weight is not, and leaves the bias as it is.
+        """
         region = set(self.tape.region)
-        y = self.ops.linear(x, module, weight, out, bias=False)
+        y = self.ops.linear(x, module, weight, out, bias=bias, apart=True)
         if self.c.adapters is None:  # whose own matrices are leaves
             self.tape.region = region
         return y
 
     def attention(self, x: Tensor) -> Tensor:
         """FalconAttention.forward, whose variables hold the fused product until it returns."""
-        c, ops = self.c, self.ops
-        shape = ("b", "s", "h", "d_h")
+        c = self.c
         width = "(h+2·h_kv)·d_h" if c.grouped else "3·d"
-        qkv = self.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width))
+        qkv = self.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.qkv_bias)
         q, k, v = self.heads(qkv)
-        q, k = self.positioned(q, k)
-        named = (q, k, v)
-        if c.one_key_head:
-            k, v = ops.expanded(k, "k for each head", shape), ops.expanded(v, "v for each head", shape)
+        if not self.alibi:
+            q, k = self.positioned(q, k)
+        by_token, *names = (
+            self.by_products(q, k, v, x.dtype) if c.attention == "eager" else (self.in_one_kernel(q, k, v),)
+        )
+        y = self.linear(by_token, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=c.output_bias)
+        self.tape.still_named(x, qkv, by_token, q, k, v, *names)
+        return y
+
+    def in_one_kernel(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """scaled_dot_product_attention, whose mask says where keys are, or adds ALiBi besides."""
+        if not self.alibi:
+            return self.ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=True)
+        mask = Tensor(-1, MAP, self.c.parameters, grad=False)
+        return self.ops.efficient_attention(q, k, v, "h", "d_h", "s", added=mask)
+
+    def by_products(self, q: Tensor, k: Tensor, v: Tensor, dtype: str) -> tuple[Tensor, ...]:
+        """Products of their own: what comes of them by token, and what has a name besides."""
+        c, ops = self.c, self.ops
+        if c.one_key_head and not self.new_architecture:
+            k, v = ops.expanded(k, "k for each head", HEADS), ops.expanded(v, "v for each head", HEADS)
         if c.batched:
             q, k = ops.copy(q, "q by head"), ops.copy(k, "k by head")
-        scores = ops.divide_by_number(ops.matmul(q, k, "scores", ("b", "h", "s", "s")), "scaled scores")
-        probabilities = ops.softmax(ops.shift(scores, "masked scores", c.parameters), "attention probabilities")
-        self.tape.still_named(scores)
+        scores = ops.matmul(q, k, "scores", MAP)
+        probabilities, *names = self.with_alibi(scores, dtype) if self.alibi else self.without(scores)
         self.weights = (probabilities,)
         values = ops.copy(v, "v by head") if c.batched else v
-        core = ops.matmul(probabilities, values, "attention output", shape)
-        by_token = ops.copy(core, "attention output by token", reorders=c.batched)
-        y = self.linear(by_token, "attention.o_proj", ("d", "d"), ("b", "s", "d"))
-        self.tape.still_named(x, qkv, by_token, *named)
-        return y
+        core = ops.matmul(probabilities, values, "attention output", HEADS)
+        return ops.copy(core, "attention output by token", reorders=c.batched), *names
+
+    def without(self, scores: Tensor) -> tuple[Tensor, ...]:
+        """Probabilities, which are never dropped out."""
+        ops = self.ops
+        scaled = ops.divide_by_number(scores, "scaled scores")
+        probabilities = ops.softmax(ops.shift(scaled, "masked scores", self.c.parameters), "attention probabilities")
+        self.tape.still_named(scaled)
+        return (probabilities,)
+
+    def with_alibi(self, scores: Tensor, dtype: str) -> tuple[Tensor, ...]:
+        """Probabilities, of scores in fp32 to which ALiBi is added before they are scaled, and again by the mask."""
+        c, ops = self.c, self.ops
+        wide = ops.cast(scores, "fp32", "scores in fp32")
+        logits = ops.divide_by_number(ops.shift(wide, "scores + alibi", c.parameters), "scaled scores")
+        masked = ops.shift(logits, "masked scores", c.parameters)
+        probabilities = ops.softmax(masked, "attention probabilities", dtype)
+        self.tape.still_named(masked)
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        return dropped, scores, wide, logits
 
     def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """_split_heads: keys and values of fewer heads are indexed, which copies them."""
         c, ops = self.c, self.ops
-        shape = ("b", "s", "h", "d_h")
         if not c.grouped and not self.new_architecture:
-            q, k, v = ops.slices(qkv, (shape, shape, shape), "q, k, v")
+            q, k, v = ops.slices(qkv, (HEADS, HEADS, HEADS), "q, k, v")
             return q, k, v
         shared = ("b", "s", "h_kv", "d_h")
-        (q,) = ops.slices(qkv, (shape,), "q")
+        (q,) = ops.slices(qkv, (HEADS,), "q")
         k, v = (ops.one_row(qkv, shared, f"{name} of each group") for name in ("k", "v"))
+        if c.one_key_head and self.new_architecture:
+            return q, ops.expanded(k, "k for each head", HEADS), ops.expanded(v, "v for each head", HEADS)
         if not self.new_architecture:
             return q, k, v
-        all_q, all_k, all_v = (ops.copy(x, f"{name} of each head", shape) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+        all_q, all_k, all_v = (ops.copy(x, f"{name} of each head", HEADS) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         self.tape.still_named(k, v)
         return all_q, all_k, all_v

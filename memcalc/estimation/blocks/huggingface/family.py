@@ -42,9 +42,9 @@ class Family:
         self.ops.float8 = c.float8
 
     @classmethod
-    def is_written(cls, c: Structure) -> bool:  # noqa: ARG003
-        """Whether that holds for all that the family can be."""
-        return True
+    def lacks_kernel(cls, c: Structure) -> str:  # noqa: ARG003
+        """Why PyTorch has no kernel for the attention that is asked for; empty where it has one."""
+        return ""
 
     def entry(self) -> Tensor:
         """What the layer before hands on."""
@@ -107,20 +107,30 @@ class Family:
             if self.masks_windows and c.windows:
                 masks["mask of windows"] = c.windows_again
             for name, stays in masks.items():
-                self.name_argument(self.shared_table(name, ("b", "s", c.keys), c.parameters).storage, stays=stays)
+                self.name_argument(self.shared_table(name, self.mask, c.parameters).storage, stays=stays)
         if c.window_mask:
             mask = self.shared_table("window mask", self.window_mask, "bool")
             self.name_argument(mask.storage, stays=c.windows_again)
         if not self.rotates:
             return
-        # A checkpoint has them as arguments. Where layers make tables of their own, autograd has not kept these.
-        keeps = c.checkpoints_layers or not self.spreads_tables
+        # A checkpoint has them as arguments.
+        keeps = c.checkpoints_layers or self.reads_tables
         if c.cache is None:
             self.name_positions(self.shared_table("position ids", ("s",), "int64").storage)
         kinds = {"": not self.turns_windows or c.others, " of windows": self.turns_windows and c.windows}
         for name in (f"{table}{kind}" for kind, there in kinds.items() if there for table in self.tables):
             table = self.shared_table(name, ("s", self.turned_width), self.table_dtype)
             self.name_argument(table.storage, stays=keeps)
+
+    @property
+    def mask(self) -> Shape:
+        """Axes of an additive one."""
+        return ("b", "s", self.c.keys)
+
+    @property
+    def reads_tables(self) -> bool:
+        """Whether autograd keeps the model's rotary tables, since layers read them as they are."""
+        return not self.spreads_tables
 
     def name_table(self, table: Tensor) -> None:
         """A variable of the model's, which its layers are called with.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.estimation.blocks.huggingface.experts import COPIES
 from memcalc.estimation.blocks.huggingface.llama import Llama
 from memcalc.estimation.blocks.huggingface.sigmoid import SCORES, GroupLimited
+from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.tape import Tensor
 
 TOKENS = ("b", "s")
@@ -16,6 +17,11 @@ class Latent(Llama):
     """DeepseekV3Attention: pairs of neighbouring features of a part of each head turn; keys share theirs."""
 
     latents: tuple[Tensor, ...] = ()  # of the layer's attention, whose variables they are until it returns
+
+    @classmethod
+    def lacks_kernel(cls, c: Structure) -> str:
+        """PyTorch's flash has none for values that are not as wide as keys."""
+        return "whose values are not as wide as its keys" if c.attention == "flash" else ""
 
     @property
     def turned_width(self) -> str:
