@@ -13,6 +13,7 @@ from memcalc.importers.table import Draft, Elsewhere, Framework, Meaning, Untran
 from memcalc.spec.defaults import DEFAULT_SEQUENCE_LENGTH
 
 _REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,200})\}")  # of OmegaConf
+_PRODUCT = re.compile(r"\$\{multiply:\s*([^,{}]{1,20}|\$\{[\w.]{1,200}\})\s*,\s*([^,{}]{1,20}|\$\{[\w.]{1,200}\})\s*\}")
 _OFF = (False, 0, "", "no", "none", "null", "false", "off", "disabled", "cpu_none")
 _TAKEN = {"training.sequence_length": f"at most {DEFAULT_SEQUENCE_LENGTH:,} are taken"}
 
@@ -181,6 +182,10 @@ def _leaves(framework: Framework, data: Mapping[str, Any], prefix: str = "") -> 
 
 def _resolved(value: Any, data: Mapping[str, Any], path: str) -> Any:
     """A reference to another field (`${model.encoder_seq_length}`, `${.hidden_size}`) as that field's value."""
+    product = _PRODUCT.fullmatch(value) if isinstance(value, str) else None
+    if product is not None:  # of NeMo's launcher
+        factors = [_number(_resolved(factor, data, path)) for factor in product.groups()]
+        return factors[0] * factors[1] if None not in factors else value
     match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return value
@@ -189,6 +194,13 @@ def _resolved(value: Any, data: Mapping[str, Any], path: str) -> Any:
     for name in names:
         found = found.get(name) if isinstance(found, Mapping) else None
     return value if found is None or isinstance(found, Mapping) else found
+
+
+def _number(value: Any) -> Any:
+    """A whole number, from a text as well; None where it is none."""
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    return value if type(value) is int else None
 
 
 def _blocks(values: Mapping[str, Any]) -> dict[str, Any]:

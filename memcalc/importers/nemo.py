@@ -21,6 +21,8 @@ _ACTIVATIONS = {
     "squared-relu": "relu",
 }
 
+_BF16 = ("bf16", "bfloat16")
+
 # The same arguments under NeMo's names.
 _SAME = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
@@ -51,7 +53,8 @@ _OTHER_MODEL = ("an encoder, or another model than a GPT", "a vision encoder", "
 _OTHERS: dict[str, Meaning] = {
     f"model.{name}": meaning
     for meaning, names in (
-        (lacking("FSDP below NeMo"), ("fsdp*",)),
+        (lacking("FSDP below NeMo"), ("fsdp",)),
+        (nothing("part of fsdp"), ("fsdp_*",)),
         (lacking("losses of several heads"), ("gather_with_grad", "local_loss")),
         (
             lacking(_OTHER_MODEL[0]),
@@ -67,7 +70,7 @@ _OTHERS: dict[str, Meaning] = {
         ),
         (lacking("other layers in each stage's checkpoints"), ("activations_checkpoint_layers_per_pipeline",)),
         (lacking("CUDA graphs"), ("enable_cuda_graph",)),
-        (lacking("layers of another kind"), ("transformer_block_type", "headscale", "normalize_attention_scores")),
+        (lacking("layers of another kind"), ("headscale",)),
         (nothing("routing is taken as balanced"), ("moe_aux_*", "moe_z_*", "moe_grouped_gemm", "moe_router_load_*")),
         (nothing("fusions and overlaps, not what is kept"), _FUSIONS),
         (nothing("data"), ("data*", "tokenizer*", "test_ds*", "answer_only_loss", "version", "seed")),
@@ -94,7 +97,10 @@ FIELDS: dict[str, Meaning] = {
     "model.activations_checkpoint_granularity": to("training.recompute", {"selective": "selective", "full": "full"}),
     "model.activations_checkpoint_method": fact("method", "training.recompute"),
     "model.activations_checkpoint_num_layers": fact("recomputed", "training.recompute"),
+    "model.transformer_block_type": fact("block", "model.norm_placement"),
+    "model.normalize_attention_scores": nothing("how scores are scaled"),
     "model.optim.name": fact("optimizer", "training.optimizer"),
+    "model.optim.grad_sync_dtype": fact("synced", "training.gradient_dtype"),
     "model.megatron_amp_O2": fact("o2", "training.recipe"),
     "model.mcore_gpt": nothing("Megatron-Core is counted"),
     "model.transformer_engine": nothing("Transformer Engine's modules are counted"),
@@ -124,6 +130,7 @@ FIELDS: dict[str, Meaning] = {
     "name": nothing(),
     "restore_from_path": nothing("loading is not sized"),
     "run*": nothing(),
+    "hydra*": nothing("where files are looked for"),
     **{
         name: nothing("generation is not sized")
         for name in (
@@ -143,6 +150,12 @@ def _finish(draft: Draft) -> None:
     draft.default("training.optimizer", "adamw")
     if "distributed" in optimizer:
         draft.default("parallelism.zero_stage", 1)
+        if draft.values["training.dtype"] == "bf16" and str(facts.get("synced")).rpartition(".")[2] in _BF16:
+            draft.default(
+                "training.gradient_dtype", "bf16"
+            )  # Apex: the buffer of gradients has the dtype of their sums
+    if facts.get("block", "pre_ln") != "pre_ln":
+        draft.notes.append(f"not modelled: blocks of the kind {facts['block']}: norms before each part are counted")
     facts["untied"] = facts.get("shared") is False
     facts["no_bias"] = facts.get("bias") is False
     facts["grouped"] = "groups" in facts

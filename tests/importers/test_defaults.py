@@ -491,3 +491,18 @@ def test_what_megatron_sums_gradients_in(more: str, dtype: str | None, tmp_path:
     text = SCRIPT.replace("--bf16", more) + "--vocab-size 1024\n"
 
     assert spec_of(tmp_path, "run.sh", text).training.gradient_dtype == dtype
+
+
+def test_words_of_nemos_launcher(tmp_path: Path) -> None:
+    """Products of other fields, the dtype that gradients are summed in, and blocks that are what is counted anyway."""
+    text = NEMO.replace(
+        "ffn_hidden_size: 3072", "ffn_hidden_size: ${multiply:4, ${.hidden_size}}\n  transformer_block_type: pre_ln"
+    )
+    text = text.replace("    lr: 2e-4", "    grad_sync_dtype: bf16")
+    found = imported(tmp_path, "run.yaml", text)
+
+    assert found.blocks["model"]["intermediate_size"] == 3072
+    assert found.blocks["training"]["gradient_dtype"] == "bf16"
+    assert found.not_modelled == ()
+    post = imported(tmp_path, "run.yaml", text.replace("pre_ln", "normformer"))
+    assert any("blocks of the kind normformer" in note for note in post.notes)
