@@ -119,6 +119,15 @@ FIELDS: dict[str, Meaning] = {
     "loss-scale": nothing("scaling of the loss"),
     "empty-unused-memory-level": nothing("cached blocks, which the reserve factor holds"),
     "decoupled-*": nothing("not about memory"),
+    "pp-partition-method": lacking("stages of unlike numbers of layers"),  # of BigScience's, with DeepSpeed's pipeline
+    **{
+        name: nothing("not about memory")
+        for name in (
+            *("tee", "max-restarts", "abort-on-*", "kill-switch-path", "norm-target-loss", "reset-progress"),
+            *("sync-tp-duplicated-parameters", "universal-checkpoint", "loss-on-targets-only"),
+            *("valid-weighted-*", "model-provider", "dataset-provider"),
+        )
+    },
     "tiktoken-*": nothing("data"),
     "tp-comm-overlap*": nothing("when, not what"),
     "apply-query-key-layer-scaling": nothing("how scores are scaled"),
