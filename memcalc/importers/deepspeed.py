@@ -34,7 +34,7 @@ _HOW = (  # DeepSpeed's words for the way in which ZeRO works
     "zenflow*",
 )
 
-_OPTIMIZERS = {
+OPTIMIZERS = {
     "adamw": "adamw",
     "adam": "adam",
     "lion": "lion",
@@ -52,7 +52,7 @@ _COMPRESSED = ("onebitadam", "zerooneadam", "onebitlamb")
 
 
 def _optimizer(draft: Draft, value: Any) -> None:
-    draft.translate("training.optimizer", value, _OPTIMIZERS)
+    draft.translate("training.optimizer", value, OPTIMIZERS)
     if str(value).lower() in _COMPRESSED:
         draft.notes.append(f"not modelled: what {value} keeps of the errors of its compression, 4 bytes a parameter")
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from memcalc.importers import fsdp, trl
 from memcalc.importers.adapters import place_adapters
 from memcalc.importers.attention import attention
 from memcalc.importers.deepspeed import AS_PARTS
+from memcalc.importers.deepspeed_file import place_deepspeed
 from memcalc.importers.fsdp import place_fsdp
 from memcalc.importers.models import named_model, place_model, published_dtype
 from memcalc.importers.offload import place_optimizer
@@ -42,7 +40,6 @@ FUSED = ("adamw_torch_fused", "adamw_apex_fused")
 ON = {True: True, False: False, "true": True, "false": False}
 RECOMPUTE = {True: "full", False: "none", "true": "full", "false": "none", "unsloth": "full", "offload": "full"}
 
-_STAGE = re.compile(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", re.IGNORECASE)
 
 # Fields of TrainingArguments (transformers 5.23), and of TRL.
 TRAINER: dict[str, Meaning] = {
@@ -189,7 +186,7 @@ def _sharding(draft: Draft) -> int:
     """ZeRO's stage, from DeepSpeed's file or FSDP's words."""
     deepspeed, words = draft.facts.get("deepspeed"), draft.facts.get("fsdp")
     if deepspeed:
-        stage = _deepspeed_stage(draft, deepspeed)
+        stage = place_deepspeed(draft, deepspeed)
         if stage is not None:
             draft.default("parallelism.zero_stage", stage)
             draft.default("parallelism.engine", "deepspeed")
@@ -198,46 +195,6 @@ def _sharding(draft: Draft) -> int:
                 draft.notes.append("fsdp is left out, for deepspeed is given, too: transformers takes one of them")
             return stage
     return place_fsdp(draft, " ".join(map(str, words)) if isinstance(words, list) else str(words or ""))
-
-
-def _deepspeed_stage(draft: Draft, deepspeed: Any) -> int | None:
-    config = deepspeed
-    if isinstance(deepspeed, str):
-        path = Path(draft.folder) / deepspeed
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            found = _STAGE.search(deepspeed.rpartition("/")[2])
-            if found is None:
-                draft.notes.append(f"{deepspeed} cannot be read: give its stage with --set zero_stage=")
-                return None
-            draft.notes.append(f"{deepspeed} cannot be read: stage {found[1]} is taken from its name")
-            return int(found[1])
-    if not isinstance(config, Mapping):
-        return None
-    _tell_mismatch(draft, config)
-    zero = config.get("zero_optimization")
-    zero = zero if isinstance(zero, Mapping) else {}
-    offload = {name: _device(zero.get(f"offload_{name}")) for name in ("optimizer", "param")}
-    draft.facts["offload"], draft.facts["offload_param"] = offload["optimizer"], offload["param"]
-    stage = zero.get("stage", 0)
-    return stage if type(stage) is int and 0 <= stage <= 3 else None
-
-
-def _tell_mismatch(draft: Draft, config: Mapping[str, Any]) -> None:
-    """Two precisions, with which transformers does not start (integrations/deepspeed.py)."""
-    for name in ("bf16", "fp16"):
-        block = config.get(name)
-        said = block.get("enabled") if isinstance(block, Mapping) else None
-        if said is True and not is_on(draft.facts.get(name)):
-            draft.notes.append(
-                f"DeepSpeed's {name}.enabled is true and {name} is not: transformers refuses both together, and the "
-                "precision of its own arguments is counted"
-            )
-
-
-def _device(offload: object) -> object:
-    return offload.get("device") if isinstance(offload, Mapping) else None
 
 
 GPUS = (("parallelism.data_parallel", "how many GPUs share the data"),)

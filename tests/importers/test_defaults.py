@@ -506,3 +506,26 @@ def test_words_of_nemos_launcher(tmp_path: Path) -> None:
     assert found.not_modelled == ()
     post = imported(tmp_path, "run.yaml", text.replace("pre_ln", "normformer"))
     assert any("blocks of the kind normformer" in note for note in post.notes)
+
+
+def test_deepspeeds_file_is_looked_for_where_programs_are_started(tmp_path: Path) -> None:
+    """`deepspeed: examples/deepspeed/...` is seen from the repository's root; its optimizer goes over the Trainer's."""
+    inner = tmp_path / "examples" / "train_full"
+    inner.mkdir(parents=True)
+    text = FACTORY + "finetuning_type: full\nbf16: true\ndeepspeed: examples/deepspeed/z3_offload.json\n"
+    given = ("data_parallel=8",)
+    named = spec_of(inner, "run.yaml", text, *given)
+    (tmp_path / "examples" / "deepspeed").mkdir()
+    (tmp_path / "examples" / "deepspeed" / "z3_offload.json").write_text(
+        '{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}}'
+    )
+    read = spec_of(inner, "run.yaml", text, *given)
+    (tmp_path / "examples" / "deepspeed" / "z3_offload.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Lion"}}'
+    )
+    lion = spec_of(inner, "run.yaml", text, *given)
+
+    assert (named.parallelism.zero_stage, named.parallelism.offload) == (3, "none")
+    assert any("seems to offload" in note for note in named.notes)
+    assert (read.parallelism.zero_stage, read.parallelism.offload) == (3, "all")
+    assert (lion.parallelism.zero_stage, lion.training.optimizer) == (2, "lion")

@@ -1,0 +1,84 @@
+"""DeepSpeed's file as Hugging Face's Trainer, axolotl, LLaMA-Factory and Accelerate name it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memcalc.importers.deepspeed import OPTIMIZERS
+from memcalc.importers.switches import is_on
+from memcalc.importers.table import Draft
+
+_STAGE = re.compile(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", re.IGNORECASE)
+
+
+def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
+    """What the file, or the block in its place, says beside the Trainer's own arguments: optimizer and offload.
+
+    Returns:
+        ZeRO's stage; None where nothing says it.
+    """
+    config = deepspeed
+    if isinstance(deepspeed, str):
+        config = _read_beside(draft.folder, deepspeed)
+        if config is None:
+            if "offload" in deepspeed.lower():
+                draft.notes.append(
+                    f"{deepspeed} seems to offload: what it does is counted on the device; say it with --set offload="
+                )
+            found = _STAGE.search(deepspeed.rpartition("/")[2])
+            if found is None:
+                draft.notes.append(f"{deepspeed} cannot be read: give its stage with --set zero_stage=")
+                return None
+            draft.notes.append(f"{deepspeed} cannot be read: stage {found[1]} is taken from its name")
+            return int(found[1])
+    if not isinstance(config, Mapping):
+        return None
+    _tell_mismatch(draft, config)
+    _place_deepspeeds_optimizer(draft, config)
+    zero = config.get("zero_optimization")
+    zero = zero if isinstance(zero, Mapping) else {}
+    offload = {name: _device(zero.get(f"offload_{name}")) for name in ("optimizer", "param")}
+    draft.facts["offload"], draft.facts["offload_param"] = offload["optimizer"], offload["param"]
+    stage = zero.get("stage", 0)
+    return stage if type(stage) is int and 0 <= stage <= 3 else None
+
+
+def _read_beside(folder: str, name: str) -> Any:
+    """A JSON file that is named as seen from this folder or from one above, where programs are started; else None."""
+    try:
+        start = Path(folder).resolve()
+        for each in (start, *start.parents):
+            if (each / name).is_file():
+                return json.loads((each / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        pass
+    return None
+
+
+def _place_deepspeeds_optimizer(draft: Draft, config: Mapping[str, Any]) -> None:
+    """The optimizer of DeepSpeed's own file goes over the Trainer's (integrations/deepspeed.py)."""
+    block = config.get("optimizer")
+    name = str(block.get("type", "")).lower() if isinstance(block, Mapping) else ""
+    if name in OPTIMIZERS and OPTIMIZERS[name] not in ("adam", "adamw"):
+        draft.values["training.optimizer"] = OPTIMIZERS[name]
+        draft.values.pop("training.optimizer_implementation", None)
+
+
+def _tell_mismatch(draft: Draft, config: Mapping[str, Any]) -> None:
+    """Two precisions, with which transformers does not start (integrations/deepspeed.py)."""
+    for name in ("bf16", "fp16"):
+        block = config.get(name)
+        said = block.get("enabled") if isinstance(block, Mapping) else None
+        if said is True and not is_on(draft.facts.get(name)):
+            draft.notes.append(
+                f"DeepSpeed's {name}.enabled is true and {name} is not: transformers refuses both together, and the "
+                "precision of its own arguments is counted"
+            )
+
+
+def _device(offload: object) -> object:
+    return offload.get("device") if isinstance(offload, Mapping) else None
