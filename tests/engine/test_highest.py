@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,8 +41,9 @@ def test_batches_are_taken_in_pieces(monkeypatch):
     assert winners.tolist() == [[1, 0, 0]]
 
 
+@pytest.mark.parametrize("columns", [0, module.COLUMNS])
 @given(data=st.data())
-def test_those_that_are_ever_the_highest_are_the_first_of_the_largest_of_some_batch(data):
+def test_those_that_are_ever_the_highest_are_the_first_of_the_largest_of_some_batch(columns, data):
     atoms, batches = 3, data.draw(st.integers(1, 9))
     forms = np.array(
         data.draw(st.lists(st.lists(small, min_size=atoms, max_size=atoms), min_size=1, max_size=8)), float
@@ -49,6 +51,8 @@ def test_those_that_are_ever_the_highest_are_the_first_of_the_largest_of_some_ba
     column = st.lists(st.integers(0, 5), min_size=batches, max_size=batches)
     table: Any = np.array([data.draw(column) for _ in range(atoms)], dtype=float)
 
-    found = ever_highest(forms, table, table.all(axis=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "COLUMNS", columns)  # many batches, and few
+        found = ever_highest(forms, table, table.all(axis=1))
 
     assert found == sorted(set((forms @ table).argmax(axis=0).tolist()))
