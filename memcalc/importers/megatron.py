@@ -12,6 +12,7 @@ from memcalc.importers.megatron_parts import (
     place_recompute,
     place_rows,
     place_widths,
+    tell_attention,
 )
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, place_dropout, to
 
@@ -100,7 +101,7 @@ FIELDS: dict[str, Meaning] = {
     "nproc-per-node": fact("per_node", "parallelism.data_parallel"),
     "nnodes": fact("nodes", "parallelism.data_parallel"),
     "rampup-batch-size": nothing("the full batch is counted"),
-    "attention-backend": nothing("its attention is one fused kernel"),
+    "attention-backend": fact("attention", "training.attention"),
     "use-flash-attn": nothing("its attention is one fused kernel"),
     "transformer-impl": nothing("Transformer Engine's modules are counted"),
     "use-mcore-models": nothing("Megatron-Core is counted"),
@@ -240,6 +241,7 @@ def _finish(draft: Draft) -> None:
     place_rows(draft)
     place_ranks(draft)
     place_recompute(draft)
+    tell_attention(draft)
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

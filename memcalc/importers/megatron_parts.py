@@ -151,3 +151,16 @@ def place_ranks(draft: Draft) -> None:
     elif _counts(chunk, layers, stages) and layers % (stages * chunk) == 0:
         values["parallelism.virtual_stages"] = layers // stages // chunk
         values["parallelism.schedule"] = "interleaved"
+
+
+def tell_attention(draft: Draft) -> None:
+    """Kernels that keep the scores of attention, which Megatron-Core's modules are not modelled with."""
+    kernel = str(draft.facts.get("attention", "auto")).rpartition(".")[2]
+    if kernel in ("unfused", "local"):
+        draft.notes.append(
+            f"not modelled: attention-backend {kernel}, which keeps its scores: one fused kernel is counted"
+        )
+    elif "deepspeed" in draft.paths and "use-flash-attn" not in draft.paths:
+        draft.notes.append(
+            "not modelled: attention of Megatron-DeepSpeed, which keeps its scores without use-flash-attn"
+        )

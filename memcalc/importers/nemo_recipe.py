@@ -38,6 +38,8 @@ _CONFIG: dict[str, Meaning] = {
     "fp8*": nothing("trainer.plugins says it"),
     "window_*": nothing("masks"),
     "enable_cuda_graph": lacking("CUDA graphs"),
+    "attention_backend": fact("attention", "training.attention"),
+    "attention_backend.*": nothing("part of attention_backend"),
     "external_cuda_graph": lacking("CUDA graphs"),
     "cuda_graph_*": nothing("part of CUDA graphs"),
     "fp32_residual_connection": lacking("residuals in fp32"),
@@ -59,7 +61,7 @@ _CONFIG: dict[str, Meaning] = {
             *("init_*", "output_layer_init*", "layernorm_*", "rotary_*", "rope_*", "*_factor", "old_context_len"),
             *("seq_len_interpolation_factor", "attention_softmax_in_fp32", "apply_query_key_*", "fp16_lm_*", "bf16"),
             *("fp16", "params_dtype*", "pipeline_dtype*", "autocast*", "forward_step_fn*", "data_step_fn*", "flash_*"),
-            *("generation_config*", "yarn_*", "mscale*", "attention_backend*", "deterministic_mode", "cp_comm_type"),
+            *("generation_config*", "yarn_*", "mscale*", "deterministic_mode", "cp_comm_type"),
             *("softmax_*", "query_pre_attn_scalar", "grad_*", "barrier_*", "timers*", "finalize_*", "*_func"),
         )
     },

@@ -529,3 +529,18 @@ def test_deepspeeds_file_is_looked_for_where_programs_are_started(tmp_path: Path
     assert any("seems to offload" in note for note in named.notes)
     assert (read.parallelism.zero_stage, read.parallelism.offload) == (3, "all")
     assert (lion.parallelism.zero_stage, lion.training.optimizer) == (2, "lion")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("--attention-backend unfused", "attention-backend unfused"),
+        ("--deepspeed", "attention of Megatron-DeepSpeed"),
+        ("--deepspeed --use-flash-attn", None),
+        ("--attention-backend flash", None),
+    ],
+)
+def test_attention_that_keeps_its_scores_is_told(more: str, words: str | None, tmp_path: Path) -> None:
+    notes = spec_of(tmp_path, "run.sh", f"{SCRIPT} {more} --vocab-size 1024\n").notes
+
+    assert any("keeps its scores" in note and str(words) in note for note in notes) == (words is not None)
