@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers import float8, fsdp
+from memcalc.importers.deepspeed_file import read_beside
 from memcalc.importers.huggingface import finish_trainer
 from memcalc.importers.table import LENGTH, Draft, Framework, Meaning, fact, lacking, nothing, part, to
 
@@ -78,6 +79,8 @@ def _finish(draft: Draft) -> None:
         if type(steps) is int:
             draft.default("training.gradient_accumulation_steps", steps)
         named = config.get("deepspeed_config_file")
+        if isinstance(named, str):
+            _read_deepspeeds(draft, named)
         facts["deepspeed"] = named or {
             "zero_optimization": {
                 "stage": config.get("zero_stage", 0),
@@ -92,6 +95,26 @@ def _finish(draft: Draft) -> None:
     _tell_scripts(draft)
     if precision == "fp8":
         _in_8_bits(draft)
+
+
+_WORDS = {
+    "train_micro_batch_size_per_gpu": "training.micro_batch_size",
+    "gradient_accumulation_steps": "training.gradient_accumulation_steps",
+}
+
+
+def _read_deepspeeds(draft: Draft, name: str) -> None:
+    """Precision and batch of DeepSpeed's own file, which Accelerate leaves to it (utils/deepspeed.py)."""
+    config = read_beside(draft.folder, name)
+    if not isinstance(config, Mapping):
+        return
+    for half in ("bf16", "fp16"):
+        block = config.get(half)
+        if isinstance(block, Mapping) and block.get("enabled") is True:
+            draft.facts[half] = True
+    for word, path in _WORDS.items():
+        if type(config.get(word)) is int:
+            draft.default(path, config[word])
 
 
 def _tell_scripts(draft: Draft) -> None:
@@ -133,7 +156,8 @@ def _in_8_bits(draft: Draft) -> None:
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:
-    return "distributed_type" in data and "mixed_precision" in data
+    beside = ("mixed_precision", "num_processes", "compute_environment", "deepspeed_config", "fsdp_config")
+    return "distributed_type" in data and any(key in data for key in beside)
 
 
 ACCELERATE = Framework(

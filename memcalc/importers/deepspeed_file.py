@@ -23,7 +23,7 @@ def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
     """
     config = deepspeed
     if isinstance(deepspeed, str):
-        config = _read_beside(draft.folder, deepspeed)
+        config = read_beside(draft.folder, deepspeed)
         if config is None:
             if "offload" in deepspeed.lower():
                 draft.notes.append(
@@ -47,7 +47,7 @@ def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
     return stage if type(stage) is int and 0 <= stage <= 3 else None
 
 
-def _read_beside(folder: str, name: str) -> Any:
+def read_beside(folder: str, name: str) -> Any:
     """A JSON file that is named as seen from this folder or from one above, where programs are started; else None."""
     try:
         start = Path(folder).resolve()

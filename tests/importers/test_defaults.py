@@ -544,3 +544,16 @@ def test_attention_that_keeps_its_scores_is_told(more: str, words: str | None, t
     notes = spec_of(tmp_path, "run.sh", f"{SCRIPT} {more} --vocab-size 1024\n").notes
 
     assert any("keeps its scores" in note and str(words) in note for note in notes) == (words is not None)
+
+
+def test_accelerate_leaves_precision_and_batch_to_deepspeeds_file(tmp_path: Path) -> None:
+    """As its own templates do: nothing is said of precision beside the file's name."""
+    (tmp_path / "zero1.json").write_text(
+        '{"fp16": {"enabled": true}, "zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": 2, '
+        '"gradient_accumulation_steps": 4}'
+    )
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: zero1.json}\nnum_processes: 2\n"
+    spec = spec_of(tmp_path, "run.yaml", text, "preset=gpt2", "s=128")
+
+    assert (spec.training.dtype, spec.training.recipe, spec.parallelism.zero_stage) == ("fp16", "mixed-16", 1)
+    assert (spec.training.micro_batch_size, spec.training.gradient_accumulation_steps) == (2, 4)
