@@ -9,6 +9,7 @@ from memcalc.importers import float8
 from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
 from memcalc.importers.huggingface import GPUS, RECOMPUTE, TRAINER, finish_trainer
 from memcalc.importers.models import named_model
+from memcalc.importers.offload import ACTIVATIONS
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
 from memcalc.importers.trainers_loop import place_trainers_loop
 
@@ -61,7 +62,7 @@ FIELDS: dict[str, Meaning] = {
     "lora_mlp_kernel": lacking("fused kernels of adapters"),
     "lora_qkv_kernel": lacking("fused kernels of adapters"),
     "lora_o_kernel": lacking("fused kernels of adapters"),
-    "activation_offloading": lacking("activations that are kept on the host"),
+    "activation_offloading": ACTIVATIONS,
     "torch_compile": lacking("torch.compile"),
     "fp8": float8.FLAG,
     "fp8_enable_fsdp_float8_all_gather": float8.GATHER,

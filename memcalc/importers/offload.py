@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from memcalc.importers.table import Draft
+from memcalc.importers.table import Draft, lacking
 from memcalc.spec.offload_rules import DEEPSPEED_ON_THE_CPU, TORCH_ON_THE_CPU
+
+# Hooks of torchtune and TRL keep some tensors of forward on the device, too: save_on_cpu is near, and not the same.
+ACTIVATIONS = lacking("activations that are kept on the host; --set offload_activations=pinned comes near")
 
 WORDS = {"optimizer": "optimizer", "param": "parameters"}  # DeepSpeed's and ours
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers.models import preset_of
-from memcalc.importers.offload import place_shards
+from memcalc.importers.offload import ACTIVATIONS, place_shards
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
 
 _DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
@@ -37,7 +37,7 @@ FIELDS: dict[str, Meaning] = {
     "model.apply_lora_to_output": lacking("an adapter beside the head"),
     "model.use_dora": lacking("DoRA"),
     "optimizer_in_bwd": lacking("an optimizer that steps within backward: gradients are counted all at once"),
-    "enable_activation_offloading": lacking("activations that are kept on the host"),
+    "enable_activation_offloading": ACTIVATIONS,
     "fsdp_cpu_offload": fact("offload", "parallelism.offload"),
     "fsdp.cpu_offload": fact("offload", "parallelism.offload"),
     "compile*": lacking("torch.compile"),

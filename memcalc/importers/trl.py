@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.importers.offload import ACTIVATIONS
 from memcalc.importers.switches import is_on
 from memcalc.importers.table import Draft, Meaning, fact, lacking, nothing, to
 
@@ -30,7 +31,7 @@ FIELDS: dict[str, Meaning] = {
     "use_rslora": nothing("how adapters are scaled"),
     "use_dora": lacking("DoRA"),
     "loss_type": fact("loss_type", "training.loss"),
-    "activation_offloading": lacking("activations that are kept on the host"),
+    "activation_offloading": ACTIVATIONS,
     "model_init_kwargs": lacking("changes of how the model is loaded"),
     "router_aux_loss_coef": nothing(),
     "packing": nothing("sequences are counted as full"),
