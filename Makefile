@@ -60,10 +60,11 @@ bench: $(FULL) .venv-null ## How quick the program is: start-up, estimates a sec
 	$(BIN)/python benchmarks/nullcuda.py $(NULL_VENV)/bin/python
 
 DEVICE ?= cuda
-RECORDS ?= benchmarks/recordings/measured/suite.jsonl
+GPU_RECORDS ?= benchmarks/recordings/gpu/new
+RECORDS ?= $(GPU_RECORDS)/suite.jsonl
 TRACES ?= fake
-PROBES ?= benchmarks/recordings/probes/probe.jsonl
-SNAPSHOTS ?= benchmarks/recordings/snapshots
+PROBES ?= $(GPU_RECORDS)/probe.jsonl
+SNAPSHOTS ?= $(GPU_RECORDS)/snapshots
 
 # On a machine that has a GPU, and a CUDA build of torch in the Python that is named: make gpu-suite GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python

@@ -11,9 +11,11 @@ from memcalc.proving.afterwards import Compared, compare_records, operators_apar
 from memcalc.proving.summary import Errors, Predicted, errors_of, predicted
 from tools.markdown import table
 
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings" / "measured"
+RECORDINGS = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings"
+FOLDER = RECORDINGS / "measured"
 TRACES = FOLDER / "traces"  # of memcalc measure --compare, a file for each file of records
-PROBES = FOLDER.with_name("probes")
+GPUS = RECORDINGS / "gpu"  # a folder for each real GPU
+LISTS = ("suite", "largest", "finetune", "drawn-20261125")  # what was measured there, alone on the GPU
 
 PARTS = ("device", "build", "steps", "again")  # of a run, as its record tells them
 
@@ -21,10 +23,15 @@ PARTS = ("device", "build", "steps", "again")  # of a run, as its record tells t
 def groups() -> dict[str, list[dict[str, Any]]]:
     """The records of each device and PyTorch."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(FOLDER.glob("*.jsonl")):
+    for path in (*sorted(FOLDER.glob("*.jsonl")), *of_gpus()):
         for record in read(path):
             found.setdefault(group_of(record), []).append(record)
     return found
+
+
+def of_gpus(*names: str) -> list[Path]:
+    """The files of lists that real GPUs have, card by card; without names of all that were measured alone."""
+    return [path for name in names or LISTS for path in sorted(GPUS.glob(f"*/{name}.jsonl"))]
 
 
 def group_of(record: dict[str, Any]) -> str:
@@ -115,7 +122,7 @@ def probe_table() -> str:
             line["shape"],
             line["direction"],
             f"{line['hidden']:,}",
-            "" if line["rule"] == line["hidden"] else f"{line['rule']:,}",
+            "" if line["rule"] == line["hidden"] else "none" if line["rule"] is None else f"{line['rule']:,}",
         ]
         for line in probes()
         if line["hidden"] or line["rule"]
@@ -124,10 +131,10 @@ def probe_table() -> str:
 
 
 def probes() -> list[dict[str, Any]]:
-    """The recorded lines of benchmarks/probe.py; of an operator that was probed again, the last."""
+    """The recorded lines of benchmarks/probe.py on real GPUs; of an operator that was probed again, the last."""
     found = {
-        (path.name, line["operator"], line["shape"], line["direction"]): line
-        for path in sorted(PROBES.glob("*.jsonl"))
+        (path.parent.name, line["operator"], line["shape"], line["direction"]): line
+        for path in of_gpus("probe")
         for line in read(path)
     }
     return list(found.values())

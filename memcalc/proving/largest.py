@@ -22,11 +22,12 @@ class Search:
         words: of the run.
         spec: the run, with any micro-batch.
         device: that it must fit.
+        alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run.
     """
 
-    def __init__(self, words: str, spec: Spec, device: Device) -> None:
+    def __init__(self, words: str, spec: Spec, device: Device, alloc_conf: str = "") -> None:
         self.words = words
-        self.predicted = predicted(spec, device)
+        self.predicted = predicted(spec, device, alloc_conf)
         self.fits: int | None = None
         self.fails: int | None = None
         self._stride = 1
@@ -63,7 +64,7 @@ class Search:
             self._stride *= 2
 
 
-def predicted(spec: Spec, device: Device) -> int | None:
+def predicted(spec: Spec, device: Device, alloc_conf: str = "") -> int | None:
     """The largest micro-batch that should fit; None: nobody can say.
 
     First by the estimate of what is allocated; from there down, traces on fake tensors go through the simulated
@@ -72,10 +73,10 @@ def predicted(spec: Spec, device: Device) -> int | None:
     if device.total_bytes is None:
         return None
     largest = estimated(spec, device.total_bytes - (device.context_bytes or 0))
-    return largest if not largest else traced(spec, device, largest)
+    return largest if not largest else traced(spec, device, largest, alloc_conf)
 
 
-def traced(spec: Spec, device: Device, most: int) -> int:
+def traced(spec: Spec, device: Device, most: int, alloc_conf: str = "") -> int:
     """The largest micro-batch up to `most` whose trace fits the device's card; `most` where no card is known."""
     card = card_named(device)
     if card is None:
@@ -83,7 +84,8 @@ def traced(spec: Spec, device: Device, most: int) -> int:
     from memcalc.tracing import trace
 
     def fits(batch: int) -> bool:
-        found = trace(load(spec.model_dump(), (f"micro_batch_size={batch}",), gpu=card.name), STEPS)
+        larger = load(spec.model_dump(), (f"micro_batch_size={batch}",), gpu=card.name)
+        found = trace(larger, STEPS, alloc_conf=alloc_conf)
         return found.result.fits is True
 
     low, high = 0, most + 1

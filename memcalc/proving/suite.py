@@ -200,7 +200,7 @@ def run_suite(suite: Suite, worker: Worker, device: str | None, records: Path, p
             if sitting.described.kind == "cpu":
                 refused.append((f"largest batch of {run.words}", "a CPU has no memory of its own that ends."))
                 continue
-            search = Search(run.words, run.spec(), sitting.described)
+            search = Search(run.words, run.spec(), sitting.described, run.alloc_conf)
             try:
                 while (batch := search.next()) is not None:
                     search.tried(batch, sitting.measured(run, f"micro_batch_size={batch}"))

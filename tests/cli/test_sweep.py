@@ -23,7 +23,7 @@ llama-3-8b: 16 configurations on NVIDIA H100 SXM: 12 fit, 4 do not
 
   recompute  micro_batch_size: 1 to 8  fits to
        none  4689|....                 4
-       full  33345566|                 8
+       full  33445566|                 8
 """
 
 

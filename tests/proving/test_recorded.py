@@ -9,21 +9,30 @@ from memcalc.proving.summary import errors_of, summary
 from tools.measured import compared, groups, kept_traces, probes
 
 # Median and worst of the absolute errors. On a null device what is asked for is exact, and how it lies is PyTorch's.
-ALLOCATED = {"null cuda": (0.001, 0.01), "cuda": (0.01, 0.03), "cpu": (0.001, 0.02)}
+ALLOCATED = {"null cuda": (0.001, 0.01), "cuda": (0.0005, 0.003), "cpu": (0.001, 0.02)}
 
 GROUPS = groups()
+
+# Of the recorded rules, which are those of the day: efficient attention's are today's in tests/workspaces/test_rules.py.
+RULED_ANEW = {"attention, memory-efficient"}
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", GROUPS)
 def test_the_estimate_is_within_the_bar_of_its_group(name: str, every: int) -> None:
-    """And weights are exact, in shares of each run's peak."""
-    found = {errors.name: errors for errors in summary(GROUPS[name][::every])}
+    """And weights are exact, in shares of each run's peak.
+
+    But for bases in 4 bits: what their kernels make of the weights has no name, so records call it workspace.
+    """
+    records = GROUPS[name][::every]
+    found = {errors.name: errors for errors in summary(records)}
     median, worst = ALLOCATED[name.partition(",")[0]]
     allocated = found["allocated"]
 
     assert sorted(map(abs, allocated.shares))[len(allocated.shares) // 2] <= median
     assert abs(allocated.worst) <= worst
+    named = [record for record in records if record["spec"]["training"].get("finetune") != "qlora"]
+    found = {errors.name: errors for errors in summary(named)}
     assert abs(found["weights"].worst) < 1e-6
     assert abs(found["master_weights"].worst) < 1e-6
 
@@ -68,8 +77,18 @@ def test_there_are_records_of_a_whole_sitting() -> None:
 
 
 def test_hidden_workspaces_are_as_the_rules_say() -> None:
-    """Of 164 recorded lines two differ: flash attention's backward, which copies what lies head by head."""
-    differ = {line["operator"] for line in probes() if line["hidden"] != line["rule"]}
+    """All but 2.11's separate workspace of cublasLt, flash's copies of what lies head by head, and cuDNN's attention.
 
-    assert len(probes()) >= 160
-    assert differ <= {"attention, flash"}
+    Hopper takes cuDNN's attention by itself ("default"): 256 bytes in forward, and in backward flash's without its
+    rounding, so that it is never much larger.
+    """
+    ruled = [line for line in probes() if line["rule"] is not None]
+    differ = {line["operator"] for line in ruled if line["hidden"] != line["rule"]}
+
+    assert len(ruled) >= 220
+    assert differ <= {"linear with bias", "attention, flash", "attention, default", "grouped_mm"} | RULED_ANEW
+    for line in ruled:
+        if line["operator"] == "attention, default":
+            assert line["hidden"] <= line["rule"] + 256
+        elif line["operator"] == "linear with bias":
+            assert line["hidden"] - line["rule"] in {0, 2**20}

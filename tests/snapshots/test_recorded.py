@@ -18,7 +18,7 @@ from memcalc.snapshots.verification import verify
 
 FOLDER = Path(__file__).parent / "recorded"
 FILES = sorted(FOLDER.glob("*.pickle.gz"))
-OF_GPUS = sorted((Path(__file__).parents[2] / "benchmarks" / "recordings" / "snapshots").glob("*.pickle.gz"))
+OF_GPUS = sorted((Path(__file__).parents[2] / "benchmarks/recordings/gpu").glob("*/snapshots/*.pickle.gz"))
 RELEASES = ("2.1.2", "2.6.0", "2.9.1", "2.12.1", "2.13.0")
 # Before 2.2 a snapshot had no settings: the user tells them.
 TOLD = {"max-split": "max_split_size_mb:40", "roundup": "roundup_power2_divisions:4"}
@@ -58,15 +58,15 @@ def test_the_model_makes_the_segments_of_the_real_run(path: Path) -> None:
     assert found.from_start == ("ring" not in path.name)
 
 
-@pytest.mark.parametrize("path", OF_GPUS, ids=named)
+@pytest.mark.parametrize("path", OF_GPUS, ids=lambda path: f"{path.parts[-3]} {named(path)}")
 def test_and_of_every_run_on_a_gpu(path: Path) -> None:
-    """`make gpu-snapshots` records them; as long as nobody has, there is nothing to check."""
+    """As `make gpu-snapshots` records them, and under other settings."""
     snapshot, recording = opened(path)
 
     found = verify(snapshot, recording)
 
     assert found.difference == ""
-    assert found.agreed == len(recording.entries)
+    assert found.agreed == len(recording.entries) > 100
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if "max-split" in path.name and "2.1.2" not in path.name])
