@@ -58,8 +58,8 @@ def test_the_longest_sequence_fits_and_no_neighbour_above(config: Config, positi
 @pytest.mark.parametrize(
     ("spread", "expected"),
     [
-        (("pipeline_parallel=2", "gradient_accumulation_steps=1"), 145_712),
-        (("recipe=pure", "data_parallel=8", "zero_stage=3"), 163_480),
+        (("pipeline_parallel=2", "gradient_accumulation_steps=1"), 145_504),
+        (("recipe=pure", "data_parallel=8", "zero_stage=3"), 163_320),
     ],
 )
 def test_masks_that_are_padded(spread: tuple[str, ...], expected: int) -> None:

@@ -27,7 +27,7 @@ def test_figures_are_bytes() -> None:
     figures = properties(find_null_card("a100-80gb"), 1)
 
     assert "major=8 minor=0 multiprocessors=108 threads=2048 blocks=32 shared_block=166912" in figures
-    assert f" l2={40 * 2**20} memory={int(79.14 * 2**30)} reserve={481 * 2**20} " in figures
+    assert f" l2={40 * 2**20} memory={int(79.14 * 2**30)} reserve={748 * 2**20} " in figures
     assert figures.endswith(" name=NVIDIA A100-SXM4-80GB")
 
 

@@ -14,7 +14,7 @@ GIB = 2**30
 
 
 def test_the_card_is_full_where_it_should_be(on_device: Any) -> None:
-    """Usable 79.10 GiB, 481 MiB of them in use from the start: 78 GiB can be had, 79 cannot."""
+    """Usable 79.10 GiB, 748 MiB of them in use from the start: 78 GiB can be had, 79 cannot."""
     result = on_device("result = [malloc(78 << 30)[0], malloc(1 << 30)[0]]")
 
     assert result == [0, 2]
@@ -133,7 +133,7 @@ def test_cards_that_are_hidden_are_not_there(on_device: Any) -> None:
 
 
 def test_nvidia_smi_knows_the_cards(device: Path) -> None:
-    """481 MiB of an A100 are a context's; what is not known is said not to be."""
+    """748 MiB of an A100 are a context's; what is not known is said not to be."""
 
     def asked(*words: str) -> tuple[int, str]:
         variables = {"MEMCALC_NULL_PROPERTIES": properties(find_null_card("a100-40gb"), 2)}
@@ -148,8 +148,8 @@ def test_nvidia_smi_knows_the_cards(device: Path) -> None:
     assert code == 0
     assert table.splitlines() == [
         "index, name, memory.total [MiB], memory.used [MiB], compute_cap, fan.speed",
-        f"0, NVIDIA A100-SXM4-40GB, {total} MiB, 481 MiB, 8.0, [N/A]",
-        f"1, NVIDIA A100-SXM4-40GB, {total} MiB, 481 MiB, 8.0, [N/A]",
+        f"0, NVIDIA A100-SXM4-40GB, {total} MiB, 748 MiB, 8.0, [N/A]",
+        f"1, NVIDIA A100-SXM4-40GB, {total} MiB, 748 MiB, 8.0, [N/A]",
     ]
     assert asked("--query-gpu=memory.total", "--format=csv,noheader,nounits", "-i", "1") == (0, f"{total}\n")
     assert asked("-L")[1].startswith("GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-01000000-")

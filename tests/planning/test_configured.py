@@ -130,7 +130,7 @@ def test_an_impossible_budget_names_the_smallest_and_what_holds_it() -> None:
     with pytest.raises(DoesNotFit) as refused:
         memcalc.recompute("gpt2-xl", gpu="t4")
 
-    assert "No plan fits 12.89 GiB of allocated memory. The smallest needs" in str(refused.value)
+    assert "No plan fits 12.65 GiB of allocated memory. The smallest needs" in str(refused.value)
     assert "in optimizer_step_1: optimizer state 11.61 GiB, gradients" in str(refused.value)
 
 
@@ -245,7 +245,7 @@ def test_exit_code_1_where_nothing_fits(run: Callable[..., Run]) -> None:  # noq
     code, out, err = run("recompute", "gpt2-xl", "--gpu", "t4")
 
     assert (code, out) == (1, "")
-    assert err.startswith("error: No plan fits 12.89 GiB")
+    assert err.startswith("error: No plan fits 12.65 GiB")
 
 
 def test_a_steps_time() -> None:

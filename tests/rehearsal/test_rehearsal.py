@@ -50,7 +50,7 @@ def test_a_run_that_fills_its_card_reserves_what_the_card_has() -> None:
     """Llama-3-8B on 80 GB, as recorded on the null device; on a smaller card it dies, and is told without an end."""
     run = ("b=1", "s=2048", "attention=flash", "recipe=pure")
     large, small = (memcalc.estimate("llama-3-8b", *run, gpu=gpu, rehearse=True) for gpu in ("a100-80gb", "a100-40gb"))
-    assert (large.headline.reserved_bytes, large.fits) == (84_364_230_656, True)
+    assert (large.headline.reserved_bytes, large.fits) == (84_162_904_064, True)
     assert (small.headline.reserved_bytes, small.fits) == (86_085_992_448, False)
 
 

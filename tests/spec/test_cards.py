@@ -50,7 +50,7 @@ def test_usable_bytes_are_the_lowest_total_that_frameworks_state() -> None:
     assert a100.usable_bytes == int(79.14 * 2**30) == 84_975_927_951
     assert a100.smi_bytes == 81_920 * 2**20
     assert a100.advertised_bytes == 80 * 2**30
-    assert a100.context_bytes == 481 * 2**20
+    assert a100.context_bytes == 748 * 2**20
     assert (a100.compute_capability, a100.multiprocessors) == ((8, 0), 108)
     assert find_card("mi300x").usable_bytes == int(191.69 * 2**30)
 
