@@ -36,6 +36,7 @@ def spec_of(case: dict[str, Any]) -> memcalc.Spec:
     own = {key: value for key, value in case["arguments"].items() if key != "max_length"}
     own.setdefault("gradient_checkpointing", False)
     own.setdefault("dtype", "float32")  # of a configuration; a checkpoint would bring its own
+    own.setdefault("lora_dropout", 0.0)  # PEFT's default, with which the script makes adapters; TRL's is 0.05
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "arguments.json"
         path.write_text(json.dumps(own))
