@@ -52,7 +52,10 @@ def compiled(
     )
     region, names = tuple(sorted(tape.region - kept)), tuple(sorted(tape.names - kept - tape.region))
     packed, handed = tuple(tape.packed), tuple(sorted(tape.handed - kept - tape.region - tape.names))
-    return Program(storages, tuple(forward), tuple(loss), tuple(backward), region, names, packed, named, handed)
+    read_by = tuple(sorted((index, layers) for index, layers in tape.read_by.items() if index in kept))
+    return Program(
+        storages, tuple(forward), tuple(loss), tuple(backward), region, names, packed, named, handed, read_by
+    )
 
 
 def _hold_leaves(tape: Tape, output: Tensor | None) -> None:

@@ -114,6 +114,7 @@ class _Walk:
         self.given: Counter[int] = Counter()  # blocks whose input a checkpoint holds, though they save it no longer
         self.left: Counter[int] = Counter()  # blocks that have left gradients behind
         self.moments: list[Candidate] = []
+        self.layer = timeline.stage.stop  # behind which backward is
 
     def forward(self) -> list[Candidate]:
         """All of forward; then what the loss and backward start from is held."""
@@ -152,6 +153,7 @@ class _Walk:
     def reverse(self, items: Segment, *, inside: bool = False) -> None:
         """The backward of some items that have run forward."""
         for item in reversed(items):
+            self.layer = min(self.layer, next(leaves(item)))
             for index, layer in enumerate(leaves(item)):
                 self.saved[self.block_of(layer, item, inside=inside), index > 0] -= 1
             if isinstance(item, int):
@@ -202,6 +204,8 @@ class _Walk:
         for (other, dropped), count in self.saved.items():
             program = self.blocks[other].program
             storages = held(program, self.phase)
+            if self.phase == "backward" and self.blocks[other].opens:
+                storages = self.timeline.still_read(storages, self.layer)
             if dropped:
                 storages = tuple(storage for storage in storages if storage not in program.kept)
             if count and storages:

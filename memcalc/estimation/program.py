@@ -91,6 +91,7 @@ class Program:
     packed: tuple[int, ...] = ()  # what it keeps on the host between forward and backward
     named_output: tuple[int, ...] = ()  # its output, if it is one of `names`, though the next block's
     handed: tuple[int, ...] = ()  # what it returns beside it, named until the next layer has returned, if not kept
+    read_by: tuple[tuple[int, str], ...] = ()  # what it keeps for layers that run again alone, and which these are
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:

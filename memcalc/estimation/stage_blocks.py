@@ -6,6 +6,7 @@ Blocks follow one another: embedding, layers, head. Each has a program (tape.py)
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import Structure, structure_of
@@ -14,7 +15,7 @@ from memcalc.estimation.items import Item
 from memcalc.estimation.moments import Block, Holding, held, layer_name, others_of, place
 from memcalc.estimation.program import Stream
 from memcalc.estimation.sized import sizer_of
-from memcalc.estimation.stages import Kind, Stage, count_between, kinds_of
+from memcalc.estimation.stages import Kind, Stage, count_between, first_that_runs_again, kinds_of
 from memcalc.spec.spec import Spec
 
 # The moments of backward before its first matrix product, hence before cuBLAS has a workspace in autograd's thread.
@@ -112,11 +113,25 @@ class StageBlocks:
                 storages = held(block.program, phase)
                 if block.opens and phase == "forward" and not self._first_layer_has_its_input(layer):
                     storages += block.program.named_output
+                if block.opens and phase == "backward":
+                    storages = self.still_read(storages, layer)
                 holdings.append((index, storages, before))
             holdings += [(index, storages, count) for storages, count in block.others]
             if phase == "forward" and block.program.handed and self._has_layer(block, layer - 1):
                 holdings.append((index, block.program.handed, 1))
         return holdings
+
+    @cached_property
+    def unread_before(self) -> dict[int, int]:
+        """Masks of the block that opens the stage, each with the first layer that is given it again in backward."""
+        program = next((block.program for block in self.blocks if block.opens), None)
+        read_by = () if program is None else program.read_by
+        return {index: first_that_runs_again(self.spec, self.stage, readers) for index, readers in read_by}
+
+    def still_read(self, storages: tuple[int, ...], layer: int) -> tuple[int, ...]:
+        """What is left of them in the backward of a layer: a mask goes with the last layer that runs again with it."""
+        gone = {index for index, first in self.unread_before.items() if layer < first}
+        return tuple(index for index in storages if index not in gone) if gone else storages
 
     def _has_layer(self, block: Block, layer: int) -> bool:
         """Whether a layer of this stage is one that a block stands for."""

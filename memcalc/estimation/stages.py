@@ -15,6 +15,8 @@ from memcalc.spec.segments import has_segments, leaves
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
 
+READERS = {"windows": True, "others": False}  # of a mask: layers with a window, or without
+
 
 class Stage(NamedTuple):
     """One pipeline stage, or one chunk of one: layers `first` up to but not including `stop`.
@@ -249,6 +251,15 @@ def windows_run_again(spec: Spec) -> tuple[bool, bool]:
     if plan in ("none", "selective"):
         return False, False
     return windows_among(spec.model, int(plan.removeprefix("every-")) if plan != "full" else 1)
+
+
+def first_that_runs_again(spec: Spec, stage: Stage, readers: str) -> int:
+    """The first layer of a stage, of those that read a mask, that runs its forward again: of all, or one of READERS."""
+    wanted = READERS.get(readers)
+    for layer in range(stage.first, stage.stop):
+        if recomputed_count(spec.training, layer, layer + 1) and wanted in (None, spec.model.has_window(layer)):
+            return layer
+    return stage.stop
 
 
 def _ends(training: TrainingSpec, recomputed: bool, lo: int, hi: int) -> tuple[int, int]:

@@ -120,6 +120,7 @@ class Tape:
     storages: list[Storage] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     held: set[int] = field(default_factory=set)  # alive until the whole backward has finished
+    read_by: dict[int, str] = field(default_factory=dict)  # some of these: until these layers have (see stages.READERS)
     given: set[int] = field(default_factory=set)  # beside the input, alive when forward begins: a cache so far
     region: set[int] = field(default_factory=set)  # alive until the autocast region ends, with the loss
     names: set[int] = field(default_factory=set)  # alive until the model's forward returns: its Python variables

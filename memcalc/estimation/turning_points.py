@@ -35,6 +35,9 @@ class TurningPoints(StageBlocks):
         points = {block.kind.first, block.kind.last}
         if block.kind.detached:
             return (block.kind.first,)
+        for last in self.unread_before.values():  # before which a mask is gone
+            since = kinds_of(self.spec, self.stage._replace(first=last))
+            points.update(kind.first for kind in since if kind.traits == block.kind.traits and not kind.detached)
         if self.around == Around() and isinstance(self.spec.training.recompute, str):
             return tuple(sorted(points, reverse=True))
         # An engine may hold less around the very last layer than around the others, so these are asked for themselves.

@@ -112,7 +112,14 @@ class Passing:
                 gradient = self.back(self.layers[item[0]], gradient)  # its program does both
             else:
                 gradient = self._again(item, gradient)
+            self._forget_masks(item if isinstance(item, int) else next(leaves(item)))
         return gradient
+
+    def _forget_masks(self, layer: int) -> None:
+        """What no layer before this one is given again."""
+        gone = [index for index, first in self.timeline.unread_before.items() if layer <= first]
+        for frame in self.openings:
+            self._drop(frame, *gone)
 
     def _again(self, items: Segment, gradient: int) -> int:
         first = self.layers[next(leaves(items))]
@@ -173,6 +180,8 @@ class Passing:
                 frame.held[event.storage] = gradient
             elif event.label == "end" and not block.opens:
                 handed_on = frame.held.pop(event.storage)
+            elif event.sign < 0 and event.storage in self.timeline.unread_before and block.opens:
+                self._drop(frame, event.storage)
             elif event.sign < 0 and event.storage not in frame.held:
                 self._drop(self.head, *self._tied(block.sized.exact[event.storage]))
             elif event.sign < 0 and block.program.storages[event.storage].name.endswith(TIED_SUM):

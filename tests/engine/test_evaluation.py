@@ -282,3 +282,10 @@ def test_axes_come_in_any_order(ledger):
         tables.append(results)
     assert len({repr(rows) for rows in tables[0].values()}) > len(tables[0]) // 2
     assert all(each == tables[0] for each in tables)
+
+
+def test_masks_go_with_the_last_layer_that_runs_again_with_them():
+    """Of layers with windows and without, each with a mask of its own."""
+    axes: dict[Any, Any] = {"recompute": ["full", "every-2", [1, 2]], "num_layers": [3, 6], "s": [128, 1024]}
+    modules = "implementation=huggingface"
+    assert_same("gpt-oss-20b", evaluate("gpt-oss-20b", axes, modules), modules)

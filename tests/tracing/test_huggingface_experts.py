@@ -80,7 +80,6 @@ BLOCK = 512  # two rotary tables are two blocks, which the estimate rounds up to
 
 NOT_MODELLED = {
     *((family, "saved on the host") for family in ("deepseek_v2", "deepseek_v3")),  # latent attention
-    ("gpt_oss", "recomputed"),  # a mask goes when the last layer that reads it has run backward, not with all of them
     *((family, "FSDP2") for family in FAMILIES if "ernie" in family),  # which refuses routers of another dtype
 }
 EAGER_ONLY = {"gpt_oss"}

@@ -102,4 +102,5 @@ def _tables(structure: Structure) -> Program:
         shared_tables(tape, structure)
     made = tuple(Event(index, 1, "start") for index in sorted(tape.held | tape.names))
     gone = tuple(Event(index, -1, "end") for index in sorted(tape.held))
-    return Program(tuple(tape.storages), made, (), gone, names=tuple(sorted(tape.names)))
+    read_by = tuple(sorted(tape.read_by.items()))
+    return Program(tuple(tape.storages), made, (), gone, names=tuple(sorted(tape.names)), read_by=read_by)

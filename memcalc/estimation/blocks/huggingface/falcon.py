@@ -60,7 +60,7 @@ class Falcon(Rotary, Mlps):
         if self.alibi:
             self.mask_with_alibi()
         else:
-            self.name_table(self.shared_table("causal mask", ("s", "s"), "bool"))
+            self.name_mask(self.shared_table("causal mask", ("s", "s"), "bool").storage, "all")
 
     def mask_with_alibi(self) -> None:
         """Autograd keeps it, unless kernels are given copies, in another dtype or of longer rows."""

@@ -79,6 +79,14 @@ class Family:
         """position_ids: until the model returns, or, as an argument of layers that run again, until these have."""
         self.name_argument(indices, stays=self.c.checkpoints_layers and self.layers_take_positions)
 
+    def name_mask(self, storage: int, readers: str) -> None:
+        """Likewise, of some layers that run again: until the last of these has run backward."""
+        c = self.c
+        stays = {"all": c.checkpoints_layers, "windows": c.windows_again, "others": c.others_again}[readers]
+        self.name_argument(storage, stays=stays)
+        if stays:
+            self.tape.read_by[storage] = readers
+
     def name_argument(self, storage: int, *, stays: bool) -> None:
         """Of layers: until the model returns, or, if it `stays`, until those that are called with it have run backward.
 
@@ -103,14 +111,14 @@ class Family:
         write_mask(tape, c)
         if c.attention == "eager":
             # masking_utils.py: additive, in the dtype of the embeddings; the sum with the scores does not keep it
-            masks = {"causal mask": c.others_again if self.masks_windows else c.checkpoints_layers}
+            masks = {"causal mask": "others" if self.masks_windows else "all"}
             if self.masks_windows and c.windows:
-                masks["mask of windows"] = c.windows_again
-            for name, stays in masks.items():
-                self.name_argument(self.shared_table(name, self.mask, c.parameters).storage, stays=stays)
+                masks["mask of windows"] = "windows"
+            for name, readers in masks.items():
+                self.name_mask(self.shared_table(name, self.mask, c.parameters).storage, readers)
         if c.window_mask:
             mask = self.shared_table("window mask", self.window_mask, "bool")
-            self.name_argument(mask.storage, stays=c.windows_again)
+            self.name_mask(mask.storage, "windows")
         if not self.rotates:
             return
         # A checkpoint has them as arguments.
