@@ -61,15 +61,15 @@ def run_case(case: dict[str, Any], timeout: float) -> dict[str, Any]:
     command = [sys.executable, __file__, "--inside", *words]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=timeout, check=False)
-        code, printed = done.returncode, done.stdout
+        outcome = f"exit code {done.returncode}" if done.returncode else "done"
+        held = {} if done.returncode else json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        code, printed = "out of time", ""
-    held = json.loads(printed.splitlines()[-1]) if code == 0 else {}
+        outcome, held = "out of time", {}
     return {
         "case": case["case"],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": case["command"],
-        "outcome": "done" if code == 0 else f"exit code {code}",
+        "outcome": outcome,
         "seconds": round(time.perf_counter() - start, 1),
         "versions": {"python": sys.version.split()[0], **{name: version(name) for name in case["packages"]}},
         **held,

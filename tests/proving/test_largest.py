@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from memcalc.measuring.measurement import DONE
@@ -15,9 +17,9 @@ from tools.measured import of_gpus
 BATCH = " --set micro_batch_size="
 
 
-def searches() -> dict[str, list[dict[str, object]]]:
+def searches() -> dict[str, list[dict[str, Any]]]:
     """Records of each search, by run: every micro-batch that was tried."""
-    found: dict[str, list[dict[str, object]]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for path in of_gpus("suite", "largest"):
         for record in read(path):
             run, batch, _ = record["command"].partition(BATCH)
@@ -29,8 +31,8 @@ def searches() -> dict[str, list[dict[str, object]]]:
 SEARCHES = searches()
 
 
-def batch_of(record: dict[str, object]) -> int:
-    return int(record["spec"]["training"]["micro_batch_size"])  # type: ignore[index]
+def batch_of(record: dict[str, Any]) -> int:
+    return int(record["spec"]["training"]["micro_batch_size"])
 
 
 @pytest.mark.long
@@ -41,7 +43,7 @@ def test_the_prediction_is_what_ran_and_no_more(run: str) -> None:
     ran = {batch_of(record) for record in records if record["outcome"] == DONE}
     died = {batch_of(record) for record in records if record["outcome"] != DONE}
     conf = allocator_conf(records[0]["allocator"])
-    found = predicted(load(records[0]["spec"]), device_of(records[0]), conf)  # type: ignore[arg-type]
+    found = predicted(load(records[0]["spec"]), device_of(records[0]), conf)
 
     assert found is not None
     if died:
