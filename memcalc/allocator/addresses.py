@@ -31,16 +31,17 @@ class AddressSpace:
         self._end = end
         self._begins: list[int] = []  # of the chunks, sorted
         self._chunks: dict[int, tuple[int, Holes]] = {}  # their ends, and what is free in them
+        self._room: dict[int, int] = {}  # the most that fits into each
 
     def take(self, size: int) -> int:
         """The address of `size` new bytes: in the lowest chunk that has room, or in a new one."""
-        for begin in self._begins:
-            address = self._chunks[begin][1].take(size)
-            if address is not None:
-                return address
-        begin = self._new(multiple(size, CHUNK))
-        address = self._chunks[begin][1].take(size)
+        room = self._room
+        found = next((begin for begin in self._begins if room[begin] >= size), None)
+        begin = self._new(multiple(size, CHUNK)) if found is None else found
+        holes = self._chunks[begin][1]
+        address = holes.take(size)
         assert address is not None
+        room[begin] = holes.largest
         return address
 
     def put(self, address: int, size: int) -> None:
@@ -48,9 +49,10 @@ class AddressSpace:
         begin = self._begins[bisect_right(self._begins, address) - 1]
         holes = self._chunks[begin][1]
         holes.put(address, size)
+        self._room[begin] = holes.largest
         if holes.is_whole:
             self._begins.remove(begin)
-            del self._chunks[begin]
+            del self._chunks[begin], self._room[begin]
 
     def check(self) -> None:
         """States the invariants: chunks are apart, and so are the free ranges in them."""
@@ -59,6 +61,7 @@ class AddressSpace:
             assert begin >= end
             end, holes = self._chunks[begin]
             holes.check()
+            assert self._room[begin] == holes.largest
 
     def _new(self, size: int) -> int:
         """Where a new chunk begins: the highest hole that has room for it wherever that begins."""

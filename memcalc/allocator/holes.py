@@ -33,6 +33,11 @@ class Holes:
         self._holes.insert(at, (begin, end))
 
     @property
+    def largest(self) -> int:
+        """Bytes of the largest free range."""
+        return max((end - begin for begin, end in self._holes), default=0)
+
+    @property
     def is_whole(self) -> bool:
         """Whether nothing is taken."""
         return self._holes == [self._whole]
