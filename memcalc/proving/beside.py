@@ -60,7 +60,7 @@ def beside(
     missing: list[str] = []
     estimated: Result | None = None
     try:
-        estimated = estimate_on_a_card(spec, settings)
+        estimated = estimate_on_a_card(spec, settings, measurement.versions["torch"])
     except MemcalcError as error:
         missing.append(f"estimate: {error}")
     results = []

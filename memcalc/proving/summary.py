@@ -70,18 +70,14 @@ class Predicted(NamedTuple):
 
 
 def predicted(record: dict[str, Any]) -> Predicted | None:
-    """The estimate of today beside a record; None where the run did not end, or has no formulas."""
+    """The estimate of today beside a record, for its PyTorch; None: the run did not end, or has no formulas."""
     if record["outcome"] != DONE:
         return None
     card = card_named(device_of(record))
     try:
-        return Predicted(
-            record,
-            estimate_on_a_card(
-                load(record["spec"], (), gpu=None if card is None else card.name), allocator_conf(record["allocator"])
-            ),
-            as_result(record, card),
-        )
+        spec = load(record["spec"], (), gpu=None if card is None else card.name)
+        estimated = estimate_on_a_card(spec, allocator_conf(record["allocator"]), record["versions"]["torch"])
+        return Predicted(record, estimated, as_result(record, card))
     except MemcalcError:
         return None
 
