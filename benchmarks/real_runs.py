@@ -1,6 +1,6 @@
 """Run cases of dry_runs.yaml on the GPU that is there, and append what they held: beside it stand their dry runs.
 
-    python benchmarks/real_runs.py single benchmarks/recordings/measured/FILE.jsonl [--case NAME] [--timeout SECONDS]
+    python benchmarks/real_runs.py single benchmarks/recordings/gpu/new/FILE.jsonl [--case NAME] [--timeout SECONDS]
 
 The scripts are run as they are, by this Python, each in a process of its own. Cases that need more than one GPU,
 another program than Python, or weights that the dry run invents (`random_weights`) are left out; recorded ones are
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", help="run these only")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds of one case")
     arguments = parser.parse_args()
+    arguments.record.parent.mkdir(parents=True, exist_ok=True)
     lines = arguments.record.read_text().splitlines() if arguments.record.exists() else []
     known = {json.loads(line)["case"] for line in lines}
     for case in yaml.safe_load((HERE / "dry_runs.yaml").read_text())[arguments.group]:

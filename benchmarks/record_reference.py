@@ -1,7 +1,7 @@
 """Run the reference cases on the null CUDA device, or on a GPU, and append what they held to a file of recordings.
 
     python benchmarks/record_reference.py a100-80gb a100-80gb .venv-null/bin/python benchmarks/recordings/FILE.jsonl
-    python benchmarks/record_reference.py a100-80gb cuda python3 benchmarks/recordings/measured/FILE.jsonl
+    python benchmarks/record_reference.py a100-80gb cuda python3 benchmarks/recordings/gpu/new/FILE.jsonl
 
 A list in reference_cases.yaml, a card (or `cuda`: the GPU that is there), an interpreter with PyTorch's CUDA build, and
 where to. Cases whose record is there already are skipped. Each case is a process of its own, forked from one that has

@@ -1,7 +1,7 @@
 """Run a rank of FSDP2, DDP, DeepSpeed or DTensor, or one GPU, on the null CUDA device; append what it held by phase.
 
     python benchmarks/record_sharded.py known h100-80gb PYTHON benchmarks/recordings/sharded/FILE.jsonl
-    python benchmarks/record_sharded.py known cuda PYTHON benchmarks/recordings/measured/FILE.jsonl
+    python benchmarks/record_sharded.py known cuda PYTHON benchmarks/recordings/gpu/new/FILE.jsonl
 
 `cuda` is the GPU that is there in place of a card. PYTHON is an interpreter with PyTorch's CUDA build (and DeepSpeed or
 torchao, for their cases). The other ranks are PyTorch's fake process group: collectives return at once, buffers are

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import memcalc
 from memcalc.measuring.measurement import DONE
 from memcalc.measuring.records import read
+from memcalc.measuring.result import allocator_conf
+from memcalc.proving.afterwards import run_of
 from memcalc.proving.summary import Predicted, errors_of, predicted
 from memcalc.spec.spec import Spec
 from memcalc.units import format_bytes
@@ -19,6 +21,7 @@ from tools.markdown import table
 from tools.measured import LISTS, of_gpus
 from tools.sharded import recorded_ranks
 
+BATCH = " micro_batch_size="  # a search says it after the run's own words
 BESIDE = "null-"  # begins the file of the same runs on the null device, by the same PyTorch
 
 
@@ -158,22 +161,25 @@ def _kind(spec: Spec) -> str:
     return ", ".join(words)
 
 
+def searches() -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
+    """The records of each search for the largest micro-batch, by card and run: by micro-batch, as they were tried."""
+    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for file in of_gpus("suite", "largest"):
+        for record in read(file):
+            run, key, batch = run_of(record).partition(BATCH)
+            if key:
+                conf = allocator_conf(record["allocator"])
+                words = f"{run} --alloc-conf {conf}" if conf else run
+                found.setdefault((card_of(file), words), {})[int(batch)] = record
+    return found
+
+
 def real_largest() -> str:
     """The largest micro-batches, found by measuring from the predicted one on, which is tried first."""
-    found: dict[tuple[str, str], dict[int, str]] = {}
-    for name in ("suite", "largest"):
-        for file in of_gpus(name):
-            for record in read(file):
-                before, key, after = record["command"].partition(" --set micro_batch_size=")
-                if key:
-                    run = (
-                        before.removeprefix("memcalc measure ").replace("--set ", "") + after.partition(" --steps 2")[2]
-                    )
-                    found.setdefault((card_of(file), run), {})[int(after.split()[0])] = record["outcome"]
     rows = []
-    for (card, run), tried in found.items():
-        fits = max((batch for batch, outcome in tried.items() if outcome == DONE), default=0)
-        fails = min((batch for batch, outcome in tried.items() if outcome != DONE), default=None)
+    for (card, run), tried in searches().items():
+        fits = max((batch for batch, record in tried.items() if record["outcome"] == DONE), default=0)
+        fails = min((batch for batch, record in tried.items() if record["outcome"] != DONE), default=None)
         rows.append([f"`{run}`", f"`{card}`", str(next(iter(tried))), str(fits), "-" if fails is None else str(fails)])
     return table(["run", "card", "predicted", "ran", "ran out of memory"], rows)
 

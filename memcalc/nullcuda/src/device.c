@@ -26,9 +26,9 @@
 #define ADDRESS_SPACE 8
 
 /* The driver takes address space in multiples of this, aligned to it, and hands out what is left of one to whoever fits
- * (benchmarks/recordings/gpu: all 99 segments of the snapshots of an H100 under driver 580 lie where this says). */
+ * (benchmarks/recordings/gpu: all 99 segments of an H100's `shuffled` snapshots, driver 580, lie where this says). */
 #define CHUNK (32 * MIB)
-#define HOST_PAGE 4096
+#define HOST_PAGE 4096 /* a chunk is cut out of a mapping that is one chunk larger, less a page of the host */
 
 #define MOST_DEVICES 64
 
