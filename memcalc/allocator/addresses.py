@@ -5,8 +5,8 @@ fits; a chunk that nothing is in any more is given back. So a segment of 20 MiB 
 segments lie below earlier ones. PyTorch up to 2.11 breaks ties between blocks of equal size by address.
 
 Read off memory snapshots of an H100 under driver 580 (benchmarks/recordings/gpu/h100-80gb-torch-2.11.0/snapshots): all
-99 segments of the four that only allocate, and in no expandable segments, lie where this says. What the driver itself puts among them
-(loaded kernels, libraries' handles), as in the fifth, which trains, is not modelled.
+99 segments of the four that only allocate, without expandable segments, lie where this says. What the driver itself
+puts among them (loaded kernels, libraries' handles), as in the one that trains, is not modelled.
 """
 
 from __future__ import annotations

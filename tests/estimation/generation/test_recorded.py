@@ -1,10 +1,12 @@
 """Estimates beside recorded runs of transformers on the null device: caches to the byte, peaks within a percent."""
 
+import json
 from statistics import median
 
 import pytest
 
 from tools.generation import runs
+from tools.measured import of_gpus
 
 
 def test_caches_are_exact() -> None:
@@ -26,6 +28,21 @@ def test_peaks_of_runs_that_no_formula_had_seen() -> None:
 
     assert len(errors) >= 12
     assert median(errors) < 0.01
+
+
+def test_a_real_h200() -> None:
+    """Caches are the same to the byte there, and on the null device; of its peaks phi-1.5's is 2 % under the card's."""
+    recorded = {run.case: run for run in runs()}
+    records = [json.loads(line) for path in of_gpus("generation") for line in path.read_text().splitlines()]
+    found = [(recorded[record["case"]], record["cache_bytes"], max(record["phases"].values())) for record in records]
+
+    assert len(found) == 16
+    assert all(run.cache_bytes == run.recorded["cache_bytes"] == cache for run, cache, _ in found)
+    assert sum(run.measured == peak for run, _, peak in found) == 8
+    assert sorted(abs(run.measured / peak - 1) for run, _, peak in found)[-2:] == pytest.approx(
+        [0.0017, 0.0198], abs=1e-4
+    )
+    assert median(abs(run.result.ledger.peak_bytes / peak - 1) for run, _, peak in found) < 0.001
 
 
 def test_a_token_more_takes_what_it_takes() -> None:
