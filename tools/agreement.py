@@ -66,11 +66,7 @@ def agreement_summary() -> str:
     for name in ("activations", "peak"):
         errors = [abs(error(getattr(agreement, name))) for agreement in found]
         words.append(f"{name} within {statistics.median(errors):.3%} in the median and {max(errors):.2%} at worst")
-    others = len(TRACES.read_text().splitlines()) - len(found)
-    return (
-        f"{len(found)} runs: {'; '.join(words)}. "
-        f"{others} more are traced, of transformers' modules that the estimate has no formulas for.\n"
-    )
+    return f"{len(found)} runs: {'; '.join(words)}.\n"
 
 
 def need_summary() -> str:
