@@ -141,7 +141,7 @@ def main() -> None:
     with ThreadPoolExecutor(arguments.jobs) as pool:
         running = [pool.submit(run, name, arguments.limit) for name in arguments.families or families()]
         for record in (done.result() for done in as_completed(running)):
-            known[record["family"]] = record  # kept at once: the whole takes half an hour
+            known[record["family"]] = record  # kept at once: the whole takes minutes
             path.write_text("".join(json.dumps(known[name]) + "\n" for name in sorted(known)))
     failed = sum(record["outcome"] == "failed" for record in known.values())
     traced = sum(record["outcome"] == "traced" for record in known.values())

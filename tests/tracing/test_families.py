@@ -17,20 +17,20 @@ from benchmarks.families import trace_family  # noqa: E402
 from tools.families import records  # noqa: E402
 
 QUICK = ("gpt2", "openai-gpt", "gemma3_text")  # of the quickest: dense, without a cache, with a sliding window
-SAMPLE = ("llama", "mixtral", "qwen2_moe", "mamba2", "bart", "deepseek_v3", "gpt_oss", "qwen3_next")
+OTHERS = tuple(record["family"] for record in records() if "parameters" in record and record["family"] not in QUICK)
 TO_REACH = 165
 
 
 def check(name: str) -> None:
-    """A family traces, and its peak is the recorded one."""
+    """A family ends as it was recorded, with as many parameters, and the same peak if it traces."""
     known: dict[str, Any] = {record["family"]: record for record in records()}
     if name not in known:
         pytest.skip("the recorded version of transformers does not know it")
     found = trace_family(name)
 
-    assert found["outcome"] == "traced", found.get("reason")
+    assert found["outcome"] == known[name]["outcome"], found.get("reason")
     assert found["parameters"] == known[name]["parameters"]
-    assert found["peak_bytes"] == known[name]["peak_bytes"]
+    assert found.get("peak_bytes") == known[name].get("peak_bytes")
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -39,8 +39,8 @@ def test_three_families_as_recorded(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", SAMPLE)
-def test_a_sample_as_recorded(name: str) -> None:
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_other_family_that_instantiates_as_recorded(name: str) -> None:
     check(name)
 
 
