@@ -11,6 +11,7 @@ from typing import Any
 from memcalc.errors import InputError
 from memcalc.importers.table import Draft, Elsewhere, Framework, Meaning, Untranslatable
 from memcalc.spec.defaults import DEFAULT_SEQUENCE_LENGTH
+from memcalc.spec.limits import Limit
 
 _REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,200})\}")  # of OmegaConf
 _PRODUCT = re.compile(r"\$\{multiply:\s*([^,{}]{1,20}|\$\{[\w.]{1,200}\})\s*,\s*([^,{}]{1,20}|\$\{[\w.]{1,200}\})\s*\}")
@@ -32,6 +33,7 @@ class Imported:
         missing: our fields that a run needs and that it does not say: path, and what it is.
         notes: what else to know.
         elsewhere: fields that are ours and whose values the file leaves to whoever runs it: path, and our fields.
+        limits: what it asks for and is not modelled, as a result's verdict takes it.
     """
 
     framework: Framework
@@ -43,6 +45,7 @@ class Imported:
     missing: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    limits: tuple[Limit, ...] = ()
 
     def sentences(self) -> tuple[str, ...]:
         """All of it, for the notes of a result."""

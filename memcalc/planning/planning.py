@@ -243,7 +243,11 @@ def _slow_down(spec: Spec, budget: int, strategy: str) -> float:
 def _with_batch(spec: Spec, batch: int) -> Spec:
     from memcalc.importers.loading import load
 
-    return load(spec.model_dump(), (f"training.micro_batch_size={batch}",), gpu=None).with_notes(spec.notes)
+    return (
+        load(spec.model_dump(), (f"training.micro_batch_size={batch}",), gpu=None)
+        .with_notes(spec.notes)
+        .with_limits(spec.limits)
+    )
 
 
 def _most(fits: Any) -> int:
