@@ -13,8 +13,9 @@ from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.frozen import all_parameters, trainable_parameters
 from memcalc.estimation.host import host_rows
 from memcalc.estimation.items import BIT, PHASES, STEPS
+from memcalc.estimation.limits import limits_of
 from memcalc.estimation.moving import moving_items
-from memcalc.estimation.outside import communication_library_bytes, outside_allocated, reserved_bytes
+from memcalc.estimation.outside import communication_library_bytes
 from memcalc.estimation.paging import paging_notes
 from memcalc.estimation.parameters import buffer_elements
 from memcalc.estimation.planned import PlannedTimeline
@@ -25,17 +26,15 @@ from memcalc.estimation.states import state_rows
 from memcalc.estimation.symbols import symbol_values
 from memcalc.estimation.windows import window_notes
 from memcalc.ledger.ledger import Ledger
-from memcalc.ledger.result import RankResult, Result
+from memcalc.ledger.result import DeviceMemory, Outside, RankResult, Result, known
 from memcalc.ledger.textbook import textbook
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.families import family_omissions
 from memcalc.spec.foreign import refuse_foreign
-from memcalc.spec.kernels import card_omissions
 from memcalc.spec.spec import Spec
 from memcalc.spec.splitting import unsplittable
 from memcalc.spec.training import LIGER_FAMILIES
 
-FRAGMENTATION = "fragmentation of the allocator beyond the reserve factor"
 NOT_MODELLED = (
     "temporaries of initialisation, checkpoint loading and data loading",
     "gradient scaling, evaluation, logging",
@@ -96,25 +95,25 @@ def estimate(spec: Spec, played: Played | None = None) -> Result:
         buffer_elements=buffer_elements(spec.model),
         textbook=textbook(spec),
         ranks=tuple(ranks),
-        confidence="formula" if played is None else "replay",
+        confidence="formula",
         card=card,
-        not_modelled=(*card_omissions(card), *not_modelled(spec, played)),
+        limits=limits_of(spec),
         notes=notes(spec),
     )
 
 
 def rank_result(spec: Spec, stage: Stage, card: Card | None, played: Played | None = None) -> RankResult:
     """The ledger of the ranks of one stage, and what lies around it; `played` as of `estimate`."""
-    known = {} if played is None else {BIT[phase]: amount for phase, amount in played.rests.items()}
-    moving = write_rows(moving_items(spec, stage, card), "everything else", known)
+    remainders = {} if played is None else {BIT[phase]: amount for phase, amount in played.rests.items()}
+    moving = write_rows(moving_items(spec, stage, card), "everything else", remainders)
     ledger = Ledger((state_rows(spec, stage, tails=played is None), moving), PHASES)
-    peak = ledger.peak_bytes
-    reserved = reserved_bytes(peak) if played is None else played.reserved_bytes
-    outside = outside_allocated(spec, card, peak, reserved)
-    device = None if card is None else reserved + outside.device_context + outside.communication_library
     held = host_rows(spec, stage)
     host = None if held is None else Ledger((held,), PHASES)
-    return RankResult({"pipeline_stage": stage.index}, ledger, reserved, device, outside, host)
+    return RankResult({"pipeline_stage": stage.index}, ledger, known(UNKNOWN), host)
+
+
+# Formulas say what is allocated; what the allocator reserves for it, `memcalc.verdict` knows.
+UNKNOWN = DeviceMemory(None, None, Outside(0, 0, 0))
 
 
 def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
@@ -133,9 +132,9 @@ def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
     return PlannedTimeline(spec, stage, symbol_values(spec, card), gradients, around), around != Around()
 
 
-def not_modelled(spec: Spec, played: Played | None = None) -> tuple[str, ...]:
+def not_modelled(spec: Spec) -> tuple[str, ...]:
     """What this estimate leaves out."""
-    missing = [*(() if played else (FRAGMENTATION,)), *NOT_MODELLED]
+    missing = [*NOT_MODELLED]
     if spec.model.moe is not None:
         missing.insert(0, "experts that get more tokens than others: routing is taken as balanced")
     if spec.training.implementation == "plain":

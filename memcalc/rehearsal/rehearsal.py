@@ -8,7 +8,6 @@ same programs that the estimate reads.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import chain, starmap
 
 from memcalc.errors import OutOfMemory
@@ -16,7 +15,6 @@ from memcalc.estimation.allocation import Run
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
-from memcalc.estimation.estimate import estimate
 from memcalc.estimation.items import BIT, PHASES, STEPS
 from memcalc.estimation.passes import beside
 from memcalc.estimation.planned import PlannedTimeline
@@ -27,12 +25,10 @@ from memcalc.estimation.standing import standing_items, workspace
 from memcalc.estimation.state_tails import Built, built_tensors
 from memcalc.estimation.symbols import symbol_values
 from memcalc.ledger.component import Component
-from memcalc.ledger.result import Result
 from memcalc.rehearsal.optimizer_step import OptimizerStep
 from memcalc.rehearsal.passing import Passing
 from memcalc.rehearsal.requests import Requests
 from memcalc.spec.cards import find_card
-from memcalc.spec.foreign import refuse_foreign
 from memcalc.spec.segments import Segment, items_of
 from memcalc.spec.spec import Spec
 
@@ -41,23 +37,6 @@ PLAYED = (*PHASES, *STEADY)  # the steady step twice: where it finds its blocks 
 # Of a step's micro-batches the first makes gradients, the second finds them, and the third finds its blocks as all do.
 MICRO_BATCHES = 3
 NOT_COMPARED = ("adam-4bit", "galore")  # with any recorded run
-
-
-def estimate_rehearsed(spec: Spec, alloc_conf: str = "") -> Result:
-    """The estimate, with what the allocator adds as a rehearsal finds it; where there is none, a note says why.
-
-    Args:
-        spec: the run.
-        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
-
-    Raises:
-        InputError: PyTorch's release does not take these settings.
-    """
-    refuse_foreign(spec)
-    if why := why_not(spec):
-        result = estimate(spec)
-        return replace(result, notes=(*result.notes, f"Not rehearsed: {why}; what is reserved is estimated."))
-    return estimate(spec, rehearse(spec, alloc_conf).played)
 
 
 def rehearse(spec: Spec, alloc_conf: str = "") -> Requests:

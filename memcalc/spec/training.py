@@ -107,6 +107,10 @@ class TrainingSpec(Block):
     torch_version: TorchVersion = Field(
         "v2.13", description="PyTorch's release: workspaces, FSDP2's buffers, fused norms"
     )
+    alloc_conf: str = Field(
+        "",
+        description='settings of PyTorch\'s allocator, as PYTORCH_CUDA_ALLOC_CONF takes them: "expandable_segments:True"',
+    )
     finetune: Literal["full", "lora", "qlora"] = Field("full", description="which parameters train")
     lora: LoraSpec | None = Field(None, description="adapters; with finetune lora or qlora")
     qlora: QloraSpec | None = Field(None, description="the frozen base in 4 bits; with finetune qlora")

@@ -1,0 +1,150 @@
+"""What a run needs of its device: bounds first, the allocator replay where they do not decide, else recorded runs."""
+
+from __future__ import annotations
+
+from math import ceil, floor
+from typing import NamedTuple
+
+from memcalc.errors import OutOfMemory
+from memcalc.estimation.estimate import Played
+from memcalc.estimation.generation.sizing import allocated_bytes as generation_bytes
+from memcalc.estimation.moving import peak_bytes
+from memcalc.estimation.outside import outside_bytes
+from memcalc.estimation.stages import stages_of, stages_that_matter
+from memcalc.estimation.states import state_peak
+from memcalc.ledger.verdict import Answer, Errors
+from memcalc.rehearsal.rehearsal import Rehearsal, why_not
+from memcalc.rehearsal.requests import Requests
+from memcalc.spec.cards import Card
+from memcalc.spec.spec import Spec
+from memcalc.verdict.kinds import kinds_of
+from memcalc.verdict.recorded import replay_errors, reserve_ratio
+
+
+class Need(NamedTuple):
+    """What one run needs of its device. Bytes.
+
+    Args:
+        reserved_bytes: the best estimate of what the allocator holds at most; on a card that it fills, what it holds
+            there, having freed cached blocks.
+        errors: of recorded runs of its kind.
+        outside_bytes: context and communication library.
+        played: what the replay found beside the requests; None where the run was not replayed.
+        on_card: whether the run gets through on its whole card, errors included; None without a card.
+    """
+
+    reserved_bytes: int
+    errors: Errors
+    outside_bytes: int
+    played: Played | None
+    on_card: Answer | None
+
+    @property
+    def device_bytes(self) -> int:
+        """The best estimate of device memory."""
+        return self.reserved_bytes + self.outside_bytes
+
+    @property
+    def low_bytes(self) -> int:
+        """The lower end of the interval of device memory."""
+        return self.outside_bytes + floor(self.reserved_bytes * (1 + self.errors.low))
+
+    @property
+    def high_bytes(self) -> int:
+        """The upper end of the interval of device memory."""
+        return self.outside_bytes + ceil(self.reserved_bytes * (1 + self.errors.high))
+
+
+def least_bytes(spec: Spec, card: Card | None, limit: int | None = None) -> int:
+    """A lower bound of device memory: what the worst rank requests at once, its context and communication library.
+
+    Args:
+        spec: the run.
+        card: its card, if it has one.
+        limit: stop at the first stage that is beyond this: what is returned is then no maximum, but above it.
+    """
+    outside = outside_bytes(spec, card)
+    if spec.inference is not None:
+        return outside + max(generation_bytes(spec, stage, card) for stage in stages_of(spec))
+    stages = stages_that_matter(spec)
+    most = max(state_peak(spec, stage) for stage in stages) + outside
+    for stage in stages:
+        if limit is not None and most > limit:
+            break
+        most = max(most, peak_bytes(spec, stage, card, tails=False) + outside)
+    return most
+
+
+def can_replay(spec: Spec) -> bool:
+    """Whether the order of all requests of the run is known."""
+    return spec.inference is None and not why_not(spec)
+
+
+def need_of(spec: Spec, card: Card | None, allocated: int | None = None) -> Need:
+    """The need of the rank that needs most, by replay where the run can be replayed.
+
+    Args:
+        spec: the run.
+        card: its card, if it has one.
+        allocated: its allocated peak, where that is known already.
+    """
+    if can_replay(spec):
+        return _replayed(spec, card)
+    return recorded_need(spec, card, _allocated(spec, card) if allocated is None else allocated)
+
+
+def recorded_need(spec: Spec, card: Card | None, allocated: int) -> Need:
+    """The need of a rank that allocates so much, by what recorded runs of its kind reserved. Bytes."""
+    ratio, errors = reserve_ratio(kinds_of(spec))
+    outside = outside_bytes(spec, card)
+    found = Need(ceil(allocated * ratio), errors, outside, None, None)
+    # No run reserves less than it allocates.
+    least = min(allocated / found.reserved_bytes - 1, 0.0) if found.reserved_bytes else 0.0
+    found = found._replace(errors=errors._replace(low=max(errors.low, least)))
+    return found if card is None else found._replace(on_card=answer_of(found, card.usable_bytes))
+
+
+def answer_of(need: Need, limit: int) -> Answer:
+    """Where a limit lies: above the interval, below it, or inside."""
+    if need.high_bytes <= limit:
+        return "fits"
+    return "does-not-fit" if need.low_bytes > limit else "unknown"
+
+
+def _allocated(spec: Spec, card: Card | None) -> int:
+    if spec.inference is not None:
+        return max(generation_bytes(spec, stage, card) for stage in stages_of(spec))
+    return max(peak_bytes(spec, stage, card) for stage in stages_that_matter(spec))
+
+
+def _replayed(spec: Spec, card: Card | None) -> Need:
+    """The replay on a device that never runs out; if that reserves more than the card has, on the card.
+
+    There the allocator frees cached blocks before it fails. The replay's errors are a matter of reserved memory, so the
+    run gets through for sure where it gets through on a device that is smaller by the largest error.
+    """
+    errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, card)
+    endless = _play(spec)
+    assert endless is not None
+    need = Need(endless.reserved_bytes, errors, outside, endless.played, None)
+    if card is None:
+        return need
+    room = card.usable_bytes - outside
+    if need.high_bytes <= card.usable_bytes:
+        return need._replace(on_card="fits")
+    limited = endless if endless.reserved_bytes <= room else _play(spec, room)
+    if limited is None:
+        larger = _play(spec, floor(room / (1 + errors.low)))
+        return need._replace(on_card="does-not-fit" if larger is None else "unknown")
+    smaller = _play(spec, floor(room / (1 + errors.high)))
+    on_card: Answer = "unknown" if smaller is None else "fits"
+    return need._replace(reserved_bytes=limited.reserved_bytes, played=limited.played, on_card=on_card)
+
+
+def _play(spec: Spec, room: int | None = None) -> Requests | None:
+    """The run played to an allocator that can have `room` bytes of the device; None: it runs out of memory."""
+    torch = spec.training.torch_version.removeprefix("v")
+    try:
+        return Rehearsal(spec, Requests(spec.training.alloc_conf, torch, room)).play()
+    except OutOfMemory:
+        return None
