@@ -8,7 +8,7 @@ from functools import cache
 
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.limits import limits_of
-from memcalc.estimation.outside import communication_library_bytes
+from memcalc.estimation.outside import communication_library_bytes, outside_bytes
 from memcalc.ledger.result import DeviceMemory, Outside, RankResult, Result, known
 from memcalc.ledger.verdict import Answer, Interval, Verdict, holding_memory
 from memcalc.spec.cards import Card, find_card
@@ -31,10 +31,14 @@ def judge(spec: Spec, limit: int | None = None) -> Verdict:
     if limit is None:
         assert card is not None
         limit = card.usable_bytes
-    limits = limits_of(spec)
-    least = least_bytes(spec, card, limit)
+    limits, replays = limits_of(spec), can_replay(spec)
+    # Formulas know the remainders of model states, but a replay is exact: only what it cannot go below is a bound.
+    least = least_bytes(spec, card, limit, tails=not replays)
     known = _decided(least, limit, limits)
-    return known or verdict_of(need_of(spec, card), card, limit, least, limits)
+    if known is not None:
+        return known
+    need = need_of(spec, card) if replays else recorded_need(spec, card, least - outside_bytes(spec, card))
+    return verdict_of(need, card, limit, least, limits)
 
 
 def _decided(least: int, limit: int, limits: Sequence[Limit]) -> Verdict | None:
@@ -43,7 +47,7 @@ def _decided(least: int, limit: int, limits: Sequence[Limit]) -> Verdict | None:
     beyond = least + sum(each.at_least_bytes for each in unmodelled)
     if beyond <= limit:
         return None
-    return Verdict("does-not-fit", beyond, limit, None, tuple(each.what for each in unmodelled))
+    return Verdict("does-not-fit", beyond, None, limit, None, False, tuple(each.what for each in unmodelled))
 
 
 def verdict_of(need: Need, card: Card | None, limit: int, least: int, limits: Sequence[Limit]) -> Verdict:
@@ -65,7 +69,17 @@ def verdict_of(need: Need, card: Card | None, limit: int, least: int, limits: Se
         answer = "does-not-fit"
     elif unmodelled and answer == "fits":
         answer = "unknown"
-    return Verdict(answer, least + extra, limit, interval, tuple(each.what for each in unmodelled))
+    expected = answer != "does-not-fit" and _is_expected(need, limit, on_card=on_card)
+    return Verdict(
+        answer, least + extra, need.device_bytes, limit, interval, expected, tuple(each.what for each in unmodelled)
+    )
+
+
+def _is_expected(need: Need, limit: int, *, on_card: bool) -> bool:
+    """Whether the replay gets through; where there is none, whether even the upper end of the interval does."""
+    if need.played is None:
+        return need.high_bytes <= limit
+    return bool(need.gets_through) if on_card else need.device_bytes <= limit
 
 
 def _interval(need: Need, answer: Answer, limit: int) -> Interval:

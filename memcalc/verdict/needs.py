@@ -31,6 +31,7 @@ class Need(NamedTuple):
         outside_bytes: context and communication library.
         played: what the replay found beside the requests; None where the run was not replayed.
         on_card: whether the run gets through on its whole card, errors included; None without a card.
+        gets_through: whether its replay does, errors aside; None without a card or a replay.
     """
 
     reserved_bytes: int
@@ -38,6 +39,7 @@ class Need(NamedTuple):
     outside_bytes: int
     played: Played | None
     on_card: Answer | None
+    gets_through: bool | None
 
     @property
     def device_bytes(self) -> int:
@@ -55,13 +57,14 @@ class Need(NamedTuple):
         return self.outside_bytes + ceil(self.reserved_bytes * (1 + self.errors.high))
 
 
-def least_bytes(spec: Spec, card: Card | None, limit: int | None = None) -> int:
+def least_bytes(spec: Spec, card: Card | None, limit: int | None = None, *, tails: bool = False) -> int:
     """A lower bound of device memory: what the worst rank requests at once, its context and communication library.
 
     Args:
         spec: the run.
         card: its card, if it has one.
         limit: stop at the first stage that is beyond this: what is returned is then no maximum, but above it.
+        tails: with the remainders of model states that formulas expect the allocator not to split off.
     """
     outside = outside_bytes(spec, card)
     if spec.inference is not None:
@@ -71,7 +74,7 @@ def least_bytes(spec: Spec, card: Card | None, limit: int | None = None) -> int:
     for stage in stages:
         if limit is not None and most > limit:
             break
-        most = max(most, peak_bytes(spec, stage, card, tails=False) + outside)
+        most = max(most, peak_bytes(spec, stage, card, tails=tails) + outside)
     return most
 
 
@@ -97,7 +100,7 @@ def recorded_need(spec: Spec, card: Card | None, allocated: int) -> Need:
     """The need of a rank that allocates so much, by what recorded runs of its kind reserved. Bytes."""
     ratio, errors = reserve_ratio(kinds_of(spec))
     outside = outside_bytes(spec, card)
-    found = Need(ceil(allocated * ratio), errors, outside, None, None)
+    found = Need(ceil(allocated * ratio), errors, outside, None, None, None)
     # No run reserves less than it allocates.
     least = min(allocated / found.reserved_bytes - 1, 0.0) if found.reserved_bytes else 0.0
     found = found._replace(errors=errors._replace(low=max(errors.low, least)))
@@ -126,19 +129,21 @@ def _replayed(spec: Spec, card: Card | None) -> Need:
     errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, card)
     endless = _play(spec)
     assert endless is not None
-    need = Need(endless.reserved_bytes, errors, outside, endless.played, None)
+    need = Need(endless.reserved_bytes, errors, outside, endless.played, None, None)
     if card is None:
         return need
     room = card.usable_bytes - outside
     if need.high_bytes <= card.usable_bytes:
-        return need._replace(on_card="fits")
+        return need._replace(on_card="fits", gets_through=True)
     limited = endless if endless.reserved_bytes <= room else _play(spec, room)
     if limited is None:
         larger = _play(spec, floor(room / (1 + errors.low)))
-        return need._replace(on_card="does-not-fit" if larger is None else "unknown")
+        return need._replace(on_card="does-not-fit" if larger is None else "unknown", gets_through=False)
     smaller = _play(spec, floor(room / (1 + errors.high)))
     on_card: Answer = "unknown" if smaller is None else "fits"
-    return need._replace(reserved_bytes=limited.reserved_bytes, played=limited.played, on_card=on_card)
+    return need._replace(
+        reserved_bytes=limited.reserved_bytes, played=limited.played, on_card=on_card, gets_through=True
+    )
 
 
 def _play(spec: Spec, room: int | None = None) -> Requests | None:
