@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, starmap
 
-from memcalc.errors import OutOfMemory
 from memcalc.estimation.allocation import Run
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.communication import communication_buffers
@@ -30,7 +29,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.rehearsal.optimizer_step import OptimizerStep
 from memcalc.rehearsal.passing import Passing
-from memcalc.rehearsal.requests import Requests
+from memcalc.rehearsal.requests import Replay, Requests, replay
 from memcalc.spec.cards import find_card
 from memcalc.spec.foreign import refuse_foreign
 from memcalc.spec.segments import Segment, items_of
@@ -60,35 +59,26 @@ def estimate_rehearsed(spec: Spec, alloc_conf: str = "") -> Result:
     return estimate(spec, rehearse(spec, alloc_conf).played)
 
 
-def rehearse(spec: Spec, alloc_conf: str = "") -> Requests:
+def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
     """Three steps of a run, played; there must be no reason `why_not`.
 
-    On a device that never runs out; if that reserves more than the card has, on the card: there the allocator gives
-    cached blocks back before it fails. What does not live there is told as it is on the device without end.
+    On the card, if the run has one and fills it: see `replay`.
 
     Raises:
         InputError: PyTorch's release does not take these settings.
     """
-    torch = spec.training.torch_version.removeprefix("v")
-    endless = Rehearsal(spec, Requests(alloc_conf, torch)).play()
-    if spec.hardware.gpu is None:
-        return endless
-    card = find_card(spec.hardware.gpu)
-    room = card.usable_bytes - card.context_bytes
-    if endless.reserved_bytes <= room:
-        return endless
-    try:
-        return Rehearsal(spec, Requests(alloc_conf, torch, room)).play()
-    except OutOfMemory:
-        return endless
+    requests = Rehearsal(spec, Requests()).play()
+    card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+    room = None if card is None else card.usable_bytes - card.context_bytes
+    return replay(requests, alloc_conf, spec.training.torch_version.removeprefix("v"), room)
 
 
 class Rehearsal:
-    """A run that is played, phase by phase.
+    """A run whose requests are written, phase by phase.
 
     Args:
         spec: the run.
-        requests: what it is played to.
+        requests: where its requests are written.
     """
 
     def __init__(self, spec: Spec, requests: Requests) -> None:
