@@ -29,7 +29,8 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.rehearsal.optimizer_step import OptimizerStep
 from memcalc.rehearsal.passing import Passing
-from memcalc.rehearsal.requests import Replay, Requests, replay
+from memcalc.rehearsal.repeated import MicroBatch
+from memcalc.rehearsal.requests import Replay, Requests, Written, replay
 from memcalc.spec.cards import find_card
 from memcalc.spec.foreign import refuse_foreign
 from memcalc.spec.segments import Segment, items_of
@@ -93,7 +94,9 @@ class Rehearsal:
         self.threads: set[str] = set()  # those that have a workspace of cuBLAS
         self.alive: dict[int, list[int]] = {}  # storages of what is built
         self.gradients: list[int] = []
-        self.passing: Passing | None = None  # the micro-batch under way
+        self.passing: MicroBatch | None = None  # the micro-batch under way
+        self.kinds: dict[bool, MicroBatch] = {}  # those that find no gradients, and those that find some
+        self.steady_step: Written | None = None  # the optimizer's steps but for the first one
 
     def play(self) -> Requests:
         """All phases."""
@@ -112,7 +115,7 @@ class Rehearsal:
         if kind == "optimizer":
             self.step.build()
         elif kind == "optimizer_step":
-            self.step.run(first=phase == "optimizer_step_1")
+            self._step(first=phase == "optimizer_step_1")
         elif kind == "zero_grad" and not self.choice.zeroes_gradients:
             self.requests.drop(self.gradients)
             self.gradients = []
@@ -137,9 +140,12 @@ class Rehearsal:
 
     def _forward(self) -> None:
         exist = bool(self.gradients)
-        gradients = beside(self.spec, Around(), exist=exist)
-        timeline = PlannedTimeline(self.spec, self.stage, self.values, *gradients)
-        self.passing = Passing(self.requests, timeline, _plan(self.spec), self.workspace.each, self.threads)
+        if exist not in self.kinds or not self.requests.repeats:
+            gradients = beside(self.spec, Around(), exist=exist)
+            timeline = PlannedTimeline(self.spec, self.stage, self.values, *gradients)
+            passing = Passing(self.requests, timeline, _plan(self.spec), self.workspace.each, self.threads)
+            self.kinds[exist] = MicroBatch(self.requests, passing)
+        self.passing = self.kinds[exist]
         self.passing.forward()
 
     def _loss(self) -> None:
@@ -149,6 +155,14 @@ class Rehearsal:
     def _backward(self) -> None:
         assert self.passing is not None
         self.gradients += self.passing.backward()
+
+    def _step(self, *, first: bool) -> None:
+        if self.steady_step is not None and self.requests.repeats:
+            self.requests.again(self.steady_step, {})
+            return
+        mark = self.requests.mark()
+        self.step.run(first=first)
+        self.steady_step = None if first else self.requests.since(mark)
 
 
 def why_not(spec: Spec) -> str:

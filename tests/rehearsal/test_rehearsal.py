@@ -5,11 +5,30 @@ import pytest
 import memcalc
 from memcalc.estimation.estimate import Played, estimate
 from memcalc.planning.configured import with_recompute
-from memcalc.rehearsal.rehearsal import estimate_rehearsed, rehearse, why_not
+from memcalc.rehearsal.rehearsal import Rehearsal, estimate_rehearsed, rehearse, why_not
 from memcalc.rehearsal.requests import Requests, replay
 
 MIB = 2**20
 GPT2 = ("b=8", "s=1024", "training.dropout=0.1")
+RUNS = [
+    ("gpt2", ("implementation=huggingface", "recipe=mixed-18", "recompute=full")),
+    ("gpt2", ("zero_grad=zero", "optimizer=sgd")),
+    ("gpt2", ("gradient_accumulation_steps=3", "recipe=amp")),
+    ("gpt2", ("gradient_accumulation_steps=2", "zero_grad=zero", "recipe=mixed-18")),
+    ("llama-3.2-1b", ("gradient_accumulation_steps=2", "recipe=mixed-20")),
+    ("gpt2", ("attention=eager", "optimizer_implementation=fused", "recompute=[0, 1, '2-5']")),
+    ("llama-3.2-1b", ("implementation=huggingface", "recipe=amp", "recompute=['0-7']")),
+    ("llama-3-8b", ("recipe=pure", "s=4096", "recompute=[3]", "gpu=h100-80gb")),
+    ("codegen-350m", ("recipe=amp", "recompute=every-2")),
+    ("mixtral-8x7b", ("recipe=amp", "l=2", "recompute=[1]")),
+    ("llama-3.2-1b", ("lora.rank=8", "recipe=pure")),
+    ("gpt2", ("lora.rank=8", "recompute=full", "implementation=huggingface", "training.dropout=0.1")),
+    ("llama-3.2-1b", ("qlora.block_size=64", "recompute=full")),
+    ("gpt2", ("optimizer=adam-8bit",)),
+    ("gpt2", ("optimizer=adam-8bit", "optimizer_options.paged=true")),
+    ("gpt2", ("optimizer=adafactor", "recipe=pure", "b=1", "s=256")),
+    ("gpt2", ("optimizer=muon", "recipe=pure", "b=1", "s=256")),
+]
 
 
 def test_a_rest_of_a_mebibyte_stays_and_a_larger_one_is_split_off() -> None:
@@ -132,28 +151,7 @@ def test_what_is_rehearsed_is_what_is_estimated(recipe: str, recompute: str | li
     assert rehearsed == {phase: amount + requests.rests[phase] for phase, amount in totals.items()}
 
 
-@pytest.mark.parametrize(
-    ("config", "overrides"),
-    [
-        ("gpt2", ("implementation=huggingface", "recipe=mixed-18", "recompute=full")),
-        ("gpt2", ("zero_grad=zero", "optimizer=sgd")),
-        ("gpt2", ("gradient_accumulation_steps=3", "recipe=amp")),
-        ("gpt2", ("gradient_accumulation_steps=2", "zero_grad=zero", "recipe=mixed-18")),
-        ("llama-3.2-1b", ("gradient_accumulation_steps=2", "recipe=mixed-20")),
-        ("gpt2", ("attention=eager", "optimizer_implementation=fused", "recompute=[0, 1, '2-5']")),
-        ("llama-3.2-1b", ("implementation=huggingface", "recipe=amp", "recompute=['0-7']")),
-        ("llama-3-8b", ("recipe=pure", "s=4096", "recompute=[3]", "gpu=h100-80gb")),
-        ("codegen-350m", ("recipe=amp", "recompute=every-2")),
-        ("mixtral-8x7b", ("recipe=amp", "l=2", "recompute=[1]")),
-        ("llama-3.2-1b", ("lora.rank=8", "recipe=pure")),
-        ("gpt2", ("lora.rank=8", "recompute=full", "implementation=huggingface", "training.dropout=0.1")),
-        ("llama-3.2-1b", ("qlora.block_size=64", "recompute=full")),
-        ("gpt2", ("optimizer=adam-8bit",)),
-        ("gpt2", ("optimizer=adam-8bit", "optimizer_options.paged=true")),
-        ("gpt2", ("optimizer=adafactor", "recipe=pure", "b=1", "s=256")),
-        ("gpt2", ("optimizer=muon", "recipe=pure", "b=1", "s=256")),
-    ],
-)
+@pytest.mark.parametrize(("config", "overrides"), RUNS)
 def test_of_any_plain_run(config: str, overrides: tuple[str, ...]) -> None:
     spec = memcalc.load(config, *overrides)
     requests = rehearse(spec)
@@ -164,6 +162,19 @@ def test_of_any_plain_run(config: str, overrides: tuple[str, ...]) -> None:
         named = hidden if spec.training.implementation == "huggingface" and phase.startswith("forward") else 0
         assert totals[phase] - 4 * named <= asked <= totals[phase], phase
         assert named or asked == totals[phase], phase
+
+
+class Walked(Requests):
+    """Requests that are all walked through, none copied from those before."""
+
+
+@pytest.mark.parametrize(("config", "overrides"), RUNS)
+def test_what_is_copied_is_what_is_walked_through(config: str, overrides: tuple[str, ...]) -> None:
+    """Micro-batches and optimizer steps after the first of their kind: the same requests and the same storages."""
+    spec = memcalc.load(config, *overrides)
+    copied, walked = (Rehearsal(spec, requests).play() for requests in (Requests(), Walked()))
+    assert (copied.repeats, walked.repeats) == (True, False)
+    assert copied.stretches == walked.stretches
 
 
 @pytest.mark.parametrize(
