@@ -54,8 +54,6 @@ def border(ladder: Sequence[int], fits: Callable[[int], bool], start: int = 0) -
     low = _climbed(len(ladder), at, _bisected(at, *_bracket(len(ladder), at, start)))
     if low < 0:
         return Border(0, ladder[0] if ladder else None, tried, (), min(NEIGHBOURS, len(ladder)))
-    for place in range(max(low - NEIGHBOURS, 0), low):
-        at(place)
     gaps = tuple(sorted(value for value, fitted in tried.items() if value < ladder[low] and not fitted))
     above = min(NEIGHBOURS, len(ladder) - low - 1)
     return Border(ladder[low], ladder[low + 1] if above else None, tried, gaps, above)

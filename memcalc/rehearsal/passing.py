@@ -222,7 +222,7 @@ class Passing:
 
     def _workspace(self, thread: str) -> None:
         self.threads.add(thread)
-        self.requests.take(self.workspace_bytes)
+        self.requests.take_once(self.workspace_bytes)
 
     def _let_go(self, what: str) -> None:
         for frame in self._frames():

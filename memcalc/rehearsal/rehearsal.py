@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, starmap
 
-from memcalc.errors import OutOfMemory
 from memcalc.estimation.allocation import Run
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.communication import communication_buffers
@@ -27,7 +26,8 @@ from memcalc.estimation.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.rehearsal.optimizer_step import OptimizerStep
 from memcalc.rehearsal.passing import Passing
-from memcalc.rehearsal.requests import Requests
+from memcalc.rehearsal.repeated import MicroBatch
+from memcalc.rehearsal.requests import Replay, Requests, Written, replay
 from memcalc.spec.cards import find_card
 from memcalc.spec.segments import Segment, items_of
 from memcalc.spec.spec import Spec
@@ -39,35 +39,31 @@ MICRO_BATCHES = 3
 NOT_COMPARED = ("adam-4bit", "galore")  # with any recorded run
 
 
-def rehearse(spec: Spec, alloc_conf: str = "") -> Requests:
+def requests_of(spec: Spec) -> Requests:
+    """The requests of three steps of a run, in order; there must be no reason `why_not`."""
+    return Rehearsal(spec, Requests()).play()
+
+
+def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
     """Three steps of a run, played; there must be no reason `why_not`.
 
-    On a device that never runs out; if that reserves more than the card has, on the card: there the allocator gives
-    cached blocks back before it fails. What does not live there is told as it is on the device without end.
+    On the card, if the run has one and fills it: see `replay`.
 
     Raises:
         InputError: PyTorch's release does not take these settings.
     """
-    torch = spec.training.torch_version.removeprefix("v")
-    endless = Rehearsal(spec, Requests(alloc_conf, torch)).play()
-    if spec.hardware.gpu is None:
-        return endless
-    card = find_card(spec.hardware.gpu)
-    room = card.usable_bytes - card.context_bytes
-    if endless.reserved_bytes <= room:
-        return endless
-    try:
-        return Rehearsal(spec, Requests(alloc_conf, torch, room)).play()
-    except OutOfMemory:
-        return endless
+    requests = requests_of(spec)
+    card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+    room = None if card is None else card.usable_bytes - card.context_bytes
+    return replay(requests, alloc_conf, spec.training.torch_version.removeprefix("v"), room)
 
 
 class Rehearsal:
-    """A run that is played, phase by phase.
+    """A run whose requests are written, phase by phase.
 
     Args:
         spec: the run.
-        requests: what it is played to.
+        requests: where its requests are written.
     """
 
     def __init__(self, spec: Spec, requests: Requests) -> None:
@@ -82,7 +78,9 @@ class Rehearsal:
         self.threads: set[str] = set()  # those that have a workspace of cuBLAS
         self.alive: dict[int, list[int]] = {}  # storages of what is built
         self.gradients: list[int] = []
-        self.passing: Passing | None = None  # the micro-batch under way
+        self.passing: MicroBatch | None = None  # the micro-batch under way
+        self.kinds: dict[bool, MicroBatch] = {}  # those that find no gradients, and those that find some
+        self.steady_step: Written | None = None  # the optimizer's steps but for the first one
 
     def play(self) -> Requests:
         """All phases."""
@@ -101,7 +99,7 @@ class Rehearsal:
         if kind == "optimizer":
             self.step.build()
         elif kind == "optimizer_step":
-            self.step.run(first=phase == "optimizer_step_1")
+            self._step(first=phase == "optimizer_step_1")
         elif kind == "zero_grad" and not self.choice.zeroes_gradients:
             self.requests.drop(self.gradients)
             self.gradients = []
@@ -126,9 +124,12 @@ class Rehearsal:
 
     def _forward(self) -> None:
         exist = bool(self.gradients)
-        gradients = beside(self.spec, Around(), exist=exist)
-        timeline = PlannedTimeline(self.spec, self.stage, self.values, *gradients)
-        self.passing = Passing(self.requests, timeline, _plan(self.spec), self.workspace.each, self.threads)
+        if exist not in self.kinds or not self.requests.repeats:
+            gradients = beside(self.spec, Around(), exist=exist)
+            timeline = PlannedTimeline(self.spec, self.stage, self.values, *gradients)
+            passing = Passing(self.requests, timeline, _plan(self.spec), self.workspace.each, self.threads)
+            self.kinds[exist] = MicroBatch(self.requests, passing)
+        self.passing = self.kinds[exist]
         self.passing.forward()
 
     def _loss(self) -> None:
@@ -138,6 +139,14 @@ class Rehearsal:
     def _backward(self) -> None:
         assert self.passing is not None
         self.gradients += self.passing.backward()
+
+    def _step(self, *, first: bool) -> None:
+        if self.steady_step is not None and self.requests.repeats:
+            self.requests.again(self.steady_step, {})
+            return
+        mark = self.requests.mark()
+        self.step.run(first=first)
+        self.steady_step = None if first else self.requests.since(mark)
 
 
 def why_not(spec: Spec) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import ceil, floor
 from typing import NamedTuple
 
-from memcalc.errors import OutOfMemory
 from memcalc.estimation.estimate import Played
 from memcalc.estimation.generation.sizing import allocated_bytes as generation_bytes
 from memcalc.estimation.moving import peak_bytes
@@ -13,8 +12,8 @@ from memcalc.estimation.outside import outside_bytes
 from memcalc.estimation.stages import stages_of, stages_that_matter
 from memcalc.estimation.states import state_peak
 from memcalc.ledger.verdict import Answer, Errors
-from memcalc.rehearsal.rehearsal import Rehearsal, why_not
-from memcalc.rehearsal.requests import Requests
+from memcalc.rehearsal.rehearsal import requests_of, why_not
+from memcalc.rehearsal.requests import Replay, replay
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 from memcalc.verdict.kinds import kinds_of
@@ -121,35 +120,29 @@ def _allocated(spec: Spec, card: Card | None) -> int:
 
 
 def _replayed(spec: Spec, card: Card | None) -> Need:
-    """The replay on a device that never runs out; if that reserves more than the card has, on the card.
+    """The replay on the card, where the allocator frees cached blocks before it runs out of memory.
 
-    There the allocator frees cached blocks before it fails. The replay's errors are a matter of reserved memory, so the
-    run gets through for sure where it gets through on a device that is smaller by the largest error.
+    The replay's errors are a matter of reserved memory, so a run gets through for sure where it gets through on a
+    device that is smaller by the largest error, and for sure not where one that is larger by it is not enough.
     """
     errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, card)
-    endless = _play(spec)
-    assert endless is not None
-    need = Need(endless.reserved_bytes, errors, outside, endless.played, None, None)
+    requests = requests_of(spec)
+    settings, torch = spec.training.alloc_conf, spec.training.torch_version.removeprefix("v")
     if card is None:
-        return need
+        found = replay(requests, settings, torch)
+        return Need(found.reserved_bytes, errors, outside, found.played, None, None)
+
+    def on(room: int) -> Replay:
+        return replay(requests, settings, torch, room)
+
     room = card.usable_bytes - outside
+    found = on(room)
+    gets_through = found.reserved_bytes <= room  # else what is returned is what a device without end would hold
+    need = Need(found.reserved_bytes, errors, outside, found.played, "fits", gets_through)
     if need.high_bytes <= card.usable_bytes:
-        return need._replace(on_card="fits", gets_through=True)
-    limited = endless if endless.reserved_bytes <= room else _play(spec, room)
-    if limited is None:
-        larger = _play(spec, floor(room / (1 + errors.low)))
-        return need._replace(on_card="does-not-fit" if larger is None else "unknown", gets_through=False)
-    smaller = _play(spec, floor(room / (1 + errors.high)))
-    on_card: Answer = "unknown" if smaller is None else "fits"
-    return need._replace(
-        reserved_bytes=limited.reserved_bytes, played=limited.played, on_card=on_card, gets_through=True
-    )
-
-
-def _play(spec: Spec, room: int | None = None) -> Requests | None:
-    """The run played to an allocator that can have `room` bytes of the device; None: it runs out of memory."""
-    torch = spec.training.torch_version.removeprefix("v")
-    try:
-        return Rehearsal(spec, Requests(spec.training.alloc_conf, torch, room)).play()
-    except OutOfMemory:
-        return None
+        return need
+    other = floor(room / (1 + (errors.high if gets_through else errors.low)))
+    on_other = on(other).reserved_bytes <= other
+    if gets_through:
+        return need._replace(on_card="fits" if on_other else "unknown")
+    return need._replace(on_card="unknown" if on_other else "does-not-fit")
