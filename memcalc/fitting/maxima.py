@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from memcalc.estimation.parameters import count_parameters
 from memcalc.fitting.ladder import border
-from memcalc.fitting.peaks import device_bytes, verdict
+from memcalc.fitting.peaks import device_bytes, is_expected
 from memcalc.fitting.scaling import heads_step, scaled
 from memcalc.fitting.varying import broken_rule, varied
 from memcalc.ledger.result import Result
+from memcalc.ledger.verdict import holding_memory
 from memcalc.spec.segments import leaves
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import size
@@ -66,6 +67,16 @@ class Maximum:
     note: str
     words: tuple[str, ...] = ()
 
+    @property
+    def is_close(self) -> bool:
+        """Whether the largest value fits by its replay, but recorded runs were too far from theirs to be sure."""
+        return self.result is not None and self.result.verdict == "unknown" and not self.is_at_most
+
+    @property
+    def is_at_most(self) -> bool:
+        """Whether something holds memory that is not modelled, so that less may fit."""
+        return self.result is not None and bool(holding_memory(self.result.limits))
+
 
 def maximum(what: str, spec: Spec) -> Maximum:
     """The largest value that fits on the card, everything else unchanged; see `ladder` for what "largest" means.
@@ -86,7 +97,7 @@ def maximum(what: str, spec: Spec) -> Maximum:
         if broken is not None:
             refused[value] = broken.problem
             return False
-        return verdict(run).expected
+        return is_expected(run)
 
     start = max(0, _place(scale.ladder, scale.now))
     found = border(scale.ladder, fits, start)

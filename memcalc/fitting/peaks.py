@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.ledger.verdict import Verdict
 from memcalc.spec.spec import Spec
-from memcalc.verdict.judge import card_of, judge
+from memcalc.verdict.judge import card_of, is_expected_to_fit, judge
 from memcalc.verdict.needs import least_bytes, need_of
 
 
@@ -16,6 +16,11 @@ def verdict(spec: Spec) -> Verdict:
 def device_bytes(spec: Spec) -> int:
     """What the worst rank of a run needs of its device, as `estimate` gives it."""
     return need_of(spec, card_of(spec)).device_bytes
+
+
+def is_expected(spec: Spec) -> bool:
+    """Whether a run is expected to get through on the card that it names."""
+    return is_expected_to_fit(spec)
 
 
 def is_hopeless(spec: Spec) -> bool:

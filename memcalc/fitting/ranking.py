@@ -44,6 +44,7 @@ class Ranking(NamedTuple):
     fitting: tuple[Ranked, ...]  # the cheapest first
     tried: int  # layouts that the rules allow
     sized: int  # estimates made
+    undecided: int  # layouts of which no choice fits for sure, and some may
 
 
 # How a model is split over the cards of a replica, and the most replicas with which that is known not to fit.
@@ -91,14 +92,17 @@ def rank(space: Space, system: System, spec: Spec, held: frozenset[str] = frozen
     search = _Search()
     recomputes = recompute_choices(spec, held)
     found: list[Ranked] = []
-    tried = 0
+    tried = undecided = 0
     for layout in space.layouts():
         tried += 1
+        before = search.undecided
         ranked = search.cheapest(layout, system, recomputes, micro_batches(spec, layout, held))
         if ranked is not None:
             found.append(ranked)
+        elif search.undecided > before:
+            undecided += 1
     found.sort(key=lambda ranked: (ranked.costs.total, ranked.device_bytes))
-    return Ranking(tuple(found), tried, search.sized)
+    return Ranking(tuple(found), tried, search.sized, undecided)
 
 
 def recompute_choices(spec: Spec, held: frozenset[str]) -> list[Recompute]:
@@ -131,6 +135,7 @@ class _Search:
 
     def __init__(self) -> None:
         self.sized = 0
+        self.undecided = 0
 
     def cheapest(self, layout: Layout, system: System, recomputes: list[Recompute], sizes: list[int]) -> Ranked | None:
         """The layout with its cheapest choice that fits; None: none does."""
@@ -160,6 +165,7 @@ class _Search:
         run = chosen(layout, choice.recompute, choice.micro_batch)
         self.sized += 1
         found = verdict(run)
+        self.undecided += found.answer == "unknown"
         return Ranked(run, choice.costs, found.needed_bytes) if found.answer == "fits" else None
 
 

@@ -85,9 +85,9 @@ def verdict(result: Result, unit: Unit) -> str:
         allocated = format_bytes(result.ledger.peak_bytes, unit)
         needed, name = needed_bytes(result)
         reserved = f", {format_bytes(needed, unit)} {name}" if name != "allocated" else ""
-        least = "at least " if missing else ""
+        bound = "at least " if missing else ""
         hint = "" if result.source == "measure" else " Add --gpu to check whether it fits."
-        return f"Peak per GPU: {least}{allocated} allocated{reserved}.{without}{hint}"
+        return f"Peak per GPU: {bound}{allocated} allocated{reserved}.{without}{hint}"
     usable = f"{format_bytes(card.usable_bytes, unit)} usable on {card.label}"
     least = format_bytes(decision.least_bytes, unit)
     if decision.answer == "unknown":

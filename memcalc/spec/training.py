@@ -109,7 +109,7 @@ class TrainingSpec(Block):
     )
     alloc_conf: str = Field(
         "",
-        description='settings of PyTorch\'s allocator, as PYTORCH_CUDA_ALLOC_CONF takes them: "expandable_segments:True"',
+        description="PyTorch's allocator settings, as PYTORCH_CUDA_ALLOC_CONF takes them: expandable_segments:True",
     )
     finetune: Literal["full", "lora", "qlora"] = Field("full", description="which parameters train")
     lora: LoraSpec | None = Field(None, description="adapters; with finetune lora or qlora")

@@ -14,7 +14,7 @@ from memcalc.ledger.verdict import Answer, Interval, Verdict, holding_memory
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
-from memcalc.verdict.needs import Need, answer_of, can_replay, least_bytes, need_of, recorded_need
+from memcalc.verdict.needs import Need, answer_of, can_replay, gets_through, least_bytes, need_of, recorded_need
 
 
 def judge(spec: Spec, limit: int | None = None) -> Verdict:
@@ -39,6 +39,20 @@ def judge(spec: Spec, limit: int | None = None) -> Verdict:
         return known
     need = need_of(spec, card) if replays else recorded_need(spec, card, least - outside_bytes(spec, card))
     return verdict_of(need, card, limit, least, limits)
+
+
+def is_expected_to_fit(spec: Spec) -> bool:
+    """Whether a run gets through on its card by its replay, errors aside; else, whether it fits.
+
+    As `judge(spec).expected`, with one replay where that may need two.
+    """
+    card = card_of(spec)
+    assert card is not None
+    if not can_replay(spec):
+        return judge(spec).expected
+    limits = limits_of(spec)
+    least = least_bytes(spec, card, card.usable_bytes)
+    return _decided(least, card.usable_bytes, limits) is None and gets_through(spec, card)
 
 
 def _decided(least: int, limit: int, limits: Sequence[Limit]) -> Verdict | None:
@@ -97,8 +111,12 @@ def card_of(spec: Spec) -> Card | None:
     return None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
 
 
-def size(spec: Spec) -> Result:
-    """What each GPU of a run will hold, at which point of the step, and whether it fits: replayed where it can be.
+def size(spec: Spec, limit: int | None = None) -> Result:
+    """What each GPU of a run holds, at which point of the step, and whether it fits: replayed where it can be.
+
+    Args:
+        spec: the run.
+        limit: bytes of a device that it may hold; None: the usable memory of its card, if it names one.
 
     Raises:
         InputError: the family, or this implementation of it, is not modelled; or PyTorch's release does not take the
@@ -110,12 +128,23 @@ def size(spec: Spec) -> Result:
     result = estimate(spec, None if need is None else need.played)
     ranks = tuple(_with_memory(spec, card, rank, need) for rank in result.ranks)
     headline = need or recorded_need(spec, card, result.ledger.peak_bytes)
+    if limit is None and card is not None:
+        limit = card.usable_bytes
     judgement = None
-    if card is not None:
-        least, limit = least_bytes(spec, card), card.usable_bytes
-        judgement = verdict_of(headline, card, limit, least, result.limits)
+    if limit is not None:
+        judgement = verdict_of(headline, card, limit, least_bytes(spec, card, limit), result.limits)
     sized = replace(result, ranks=ranks, judgement=judgement, confidence="replay" if replays else "formula")
     return sized if spec.inference is None else _with_largest(sized)
+
+
+def size_against(spec: Spec, limit: int) -> Result:
+    """As `size`, but without a replay where the lower bound alone is beyond the limit.
+
+    Reserved and device memory of such a run are not known, and its verdict has no interval.
+    """
+    limits = limits_of(spec)
+    known = _decided(least_bytes(spec, card_of(spec), limit), limit, limits)
+    return size(spec, limit) if known is None else replace(estimate(spec), judgement=known)
 
 
 def _with_largest(result: Result) -> Result:

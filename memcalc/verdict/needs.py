@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil, floor
 from typing import NamedTuple
 
@@ -106,6 +107,18 @@ def recorded_need(spec: Spec, card: Card | None, allocated: int) -> Need:
     return found if card is None else found._replace(on_card=answer_of(found, card.usable_bytes))
 
 
+def gets_through(spec: Spec, card: Card) -> bool:
+    """Whether the replay of a run gets through on its card, errors aside."""
+    room = card.usable_bytes - outside_bytes(spec, card)
+    return _replays(spec)(room).reserved_bytes <= room
+
+
+def _replays(spec: Spec) -> Callable[[int | None], Replay]:
+    """Returns the replay of a run on a device of so many bytes, of which the allocator can have all."""
+    requests, training = requests_of(spec), spec.training
+    return lambda room: replay(requests, training.alloc_conf, training.torch_version.removeprefix("v"), room)
+
+
 def answer_of(need: Need, limit: int) -> Answer:
     """Where a limit lies: above the interval, below it, or inside."""
     if need.high_bytes <= limit:
@@ -126,15 +139,10 @@ def _replayed(spec: Spec, card: Card | None) -> Need:
     device that is smaller by the largest error, and for sure not where one that is larger by it is not enough.
     """
     errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, card)
-    requests = requests_of(spec)
-    settings, torch = spec.training.alloc_conf, spec.training.torch_version.removeprefix("v")
+    on = _replays(spec)
     if card is None:
-        found = replay(requests, settings, torch)
+        found = on(None)
         return Need(found.reserved_bytes, errors, outside, found.played, None, None)
-
-    def on(room: int) -> Replay:
-        return replay(requests, settings, torch, room)
-
     room = card.usable_bytes - outside
     found = on(room)
     gets_through = found.reserved_bytes <= room  # else what is returned is what a device without end would hold

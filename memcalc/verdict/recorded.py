@@ -47,8 +47,8 @@ def reserve_ratio(kinds: Iterable[str]) -> tuple[float, Errors]:
     """Reserved over allocated memory of recorded runs, for runs that cannot be replayed.
 
     Returns:
-        The median ratio, and the errors around it: the full recorded range. A kind with fewer than ENOUGH_FOR_A_RANGE runs has the
-        range of the next wider one.
+        The median ratio, and the errors around it: the full recorded range. A kind with fewer than ENOUGH_FOR_A_RANGE
+        runs has the range of the next wider one.
     """
     table: dict[str, dict[str, Any]] = _table()["reserved over allocated"]
     names = tuple(kinds)
