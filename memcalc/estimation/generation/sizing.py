@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.copies import UNSPREAD, Copy, copy_item
-from memcalc.estimation.estimate import FRAGMENTATION, family_notes
+from memcalc.estimation.estimate import family_notes
 from memcalc.estimation.frozen import all_parameters
 from memcalc.estimation.generation.forwards import forwards_of, phases_of
 from memcalc.estimation.generation.moments import Moment, highest, moment_items
 from memcalc.estimation.generation.pools import cache_bytes, pool_items
 from memcalc.estimation.items import Item
+from memcalc.estimation.limits import own_limits
 from memcalc.estimation.outside import outside_allocated, reserved_bytes
 from memcalc.estimation.parameters import buffer_elements
 from memcalc.estimation.recipe_copies import kept_copies
@@ -29,12 +30,6 @@ from memcalc.spec.cards import Card, find_card
 from memcalc.spec.kernels import card_omissions
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
-
-NOT_MODELLED = (
-    "loading of the checkpoint; tokens, scores and masks of a sampler beyond greedy choice",
-    "beam search, speculative decoding, prefix sharing",
-    "torch.compile and CUDA graphs",
-)
 
 
 def generation(spec: Spec) -> Result:
@@ -55,7 +50,7 @@ def generation(spec: Spec) -> Result:
         ranks=tuple(ranks),
         confidence="formula",
         card=card,
-        not_modelled=(*card_omissions(card), *_omissions(spec)),
+        not_modelled=(*card_omissions(card), *(limit.what for limit in own_limits(spec))),
         notes=(*spec.notes, *_notes(spec)),
         generation=Generation(
             bytes_per_token=cache_bytes(spec, inference.block) // inference.block,
@@ -137,21 +132,6 @@ def _tails(spec: Spec, stage: Stage) -> int:
     """Bytes of the rests that blocks keep when weights are placed one after the other."""
     found = (state_tails(group, choice, copies, ()) for group, choice, copies in _weights(spec, stage))
     return sum(amount for each in found for amount in each.values())
-
-
-def _omissions(spec: Spec) -> Iterator[str]:
-    inference = spec.inference
-    assert inference is not None
-    yield FRAGMENTATION
-    yield from NOT_MODELLED
-    if inference.cache == "paged":
-        yield "a serving engine's own buffers: vLLM was read, not measured; it takes what the card has left as cache"
-    if spec.model.moe is not None:
-        yield "experts that get more tokens than others: routing is taken as balanced"
-    if inference.quantization != "none":
-        yield "weights in 4 bits were not compared with a generation"
-    if spec.parallelism.tensor_parallel > 1 or spec.parallelism.pipeline_parallel > 1:
-        yield "what several ranks exchange; generation over several GPUs was not compared with a run"
 
 
 def _notes(spec: Spec) -> Iterator[str]:
