@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from memcalc.errors import InputError
 from memcalc.estimation.arriving import gradients_on_arrival
 from memcalc.estimation.choice import choice_of
 from memcalc.estimation.communication import communication_buffers
@@ -60,6 +61,7 @@ def estimate(spec: Spec, played: Played | None = None) -> Result:
 
         return generation(spec)
     refuse_foreign(spec)
+    refuse_settings(spec)
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     ranks = [rank_result(spec, stage, card, played) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)  # stable: of equal stages the first one is the headline
@@ -77,6 +79,25 @@ def estimate(spec: Spec, played: Played | None = None) -> Result:
         not_modelled=(*card_omissions(card), *not_modelled(spec, played)),
         notes=notes(spec),
     )
+
+
+def refuse_settings(spec: Spec) -> None:
+    """Refuse settings of the allocator that the release does not take.
+
+    `memcalc.spec` does not know the allocator, so they are read here and where a run is played.
+
+    Raises:
+        InputError: PyTorch's release does not take `training.alloc_conf`.
+    """
+    if not spec.training.alloc_conf:
+        return
+    from memcalc.allocator.pytorch.settings import parse_settings
+    from memcalc.allocator.pytorch.versions import parse_version
+
+    try:
+        parse_settings(spec.training.alloc_conf, parse_version(spec.training.torch_version.removeprefix("v")))
+    except InputError as error:
+        raise error.located("training.alloc_conf") from None
 
 
 def rank_result(spec: Spec, stage: Stage, card: Card | None, played: Played | None = None) -> RankResult:

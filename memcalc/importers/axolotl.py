@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers import float8
+from memcalc.importers.allocator_settings import EXPANDABLE, place_allocator_settings
 from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
 from memcalc.importers.huggingface import GPUS, RECOMPUTE, TRAINER, finish_trainer
 from memcalc.importers.models import named_model
@@ -237,6 +238,9 @@ def _finish(draft: Draft) -> None:
         draft.facts.setdefault("bf16", True)  # Accelerate's autocast for what stays
     finish_trainer(draft, weights_follow=True, upcast=False)
     place_trainers_loop(draft)
+    # utils/__init__.py, set_pytorch_cuda_alloc_conf, which cli/main.py calls; before torch 2.9 it also asks for 16
+    # divisions of each power of two.
+    place_allocator_settings(draft, EXPANDABLE, "axolotl's command")
     _tell_preference(draft)
     tell_evaluation(draft, asked=_evaluates(draft.said), batch="eval_batch_size")
     if in_8_bits:  # core/trainers/base.py, additional_accelerator_args

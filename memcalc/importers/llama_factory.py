@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers import float8
+from memcalc.importers.allocator_settings import EXPANDABLE, place_allocator_settings
 from memcalc.importers.attention import WORDS, attention
 from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
 from memcalc.importers.switches import is_on
@@ -164,6 +165,10 @@ def _finish(draft: Draft) -> None:
     # model/adapter.py: weights that train are cast up to fp32 unless pure_bf16, ZeRO 3 or FSDP
     finish_trainer(draft, weights_follow=True, upcast=not facts.get("pure"))
     place_trainers_loop(draft)
+    ranks = draft.values.get("parallelism.data_parallel", 1)
+    if ranks != 1 or "parallelism.data_parallel" in draft.overridden:
+        # launcher.py at 0.9.5 (cli.py at 0.9.3): of several GPUs alone, unless OPTIM_TORCH=0
+        place_allocator_settings(draft, EXPANDABLE, "llamafactory-cli")
     _tell_stage(draft)
     asked = trainer_evaluates(draft.said)
     tell_evaluation(draft, asked=asked, batch="per_device_eval_batch_size", silent=TRAINERS_EVALUATION)

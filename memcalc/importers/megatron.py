@@ -117,6 +117,7 @@ FIELDS: dict[str, Meaning] = {
     "overlap-*": nothing("when, not what"),
     "deepspeed": lacking("DeepSpeed below Megatron", "Megatron-LM's own copies are counted"),
     "zero-stage": to("parallelism.zero_stage"),
+    **dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), to("training.alloc_conf")),
     "deepspeed-*": nothing("part of DeepSpeed below Megatron"),
     "embed-layernorm": lacking("a norm behind the embedding"),
     "loss-scale": nothing("scaling of the loss"),

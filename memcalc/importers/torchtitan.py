@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers import float8
+from memcalc.importers.allocator_settings import EXPANDABLE, place_allocator_settings
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import place_shards
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to
@@ -150,6 +151,8 @@ def _finish(draft: Draft) -> None:
             draft.default("training.loss", "materialized" if facts.get("whole_logits") is True else "vocab-parallel")
         if half and draft.values["training.recipe"] == "mixed-16":
             draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes a parameter")
+    # run_train.sh: as PYTORCH_ALLOC_CONF in 0.2, as PYTORCH_CUDA_ALLOC_CONF in 0.1.
+    place_allocator_settings(draft, EXPANDABLE, "torchtitan's run_train.sh")
     float8.torchtitan(draft, facts.get("converters", []))
     _recompute(draft, by_operator=own)
     if draft.said.get("validation.enable", draft.said.get("validation.enabled")) is True:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.importers.allocator_settings import EXPANDABLE, FIELD
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import ACTIVATIONS, place_shards
 from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to
@@ -131,6 +132,11 @@ def _finish(draft: Draft) -> None:
     if kind is not None:
         _adapters(draft, quantized=kind == "qlora" or facts.get("quantized") is True)
     _sharding(draft)
+    if FIELD not in draft.overridden:  # torchtune/__init__.py since June 2025, after the last release, 0.6.1
+        draft.notes.append(
+            "torchtune 0.6.1 leaves the allocator's settings alone, and its main branch has expandable segments: "
+            f"--set alloc_conf={EXPANDABLE}"
+        )
     _tell_other_models(draft)
     steps = draft.said.get("run_val_every_n_steps")
     tell_evaluation(draft, asked=type(steps) is int and steps > 0, batch="batch_size_val")

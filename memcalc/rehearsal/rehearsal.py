@@ -48,7 +48,7 @@ def estimate_rehearsed(spec: Spec, alloc_conf: str = "") -> Result:
 
     Args:
         spec: the run.
-        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
+        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF, in place of the run's own.
 
     Raises:
         InputError: PyTorch's release does not take these settings.
@@ -69,7 +69,7 @@ def rehearse(spec: Spec, alloc_conf: str = "") -> Requests:
     Raises:
         InputError: PyTorch's release does not take these settings.
     """
-    torch = spec.training.torch_version.removeprefix("v")
+    torch, alloc_conf = spec.training.torch_version.removeprefix("v"), alloc_conf or spec.training.alloc_conf
     endless = Rehearsal(spec, Requests(alloc_conf, torch)).play()
     if spec.hardware.gpu is None:
         return endless
