@@ -55,7 +55,7 @@ def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
     requests = requests_of(spec)
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     room = None if card is None else card.usable_bytes - card.context_bytes
-    return replay(requests, alloc_conf, spec.training.torch_version.removeprefix("v"), room)
+    return replay(requests, alloc_conf or spec.training.alloc_conf, spec.training.torch_version.removeprefix("v"), room)
 
 
 class Rehearsal:
