@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, starmap
 
+from memcalc.errors import OutOfMemory
 from memcalc.estimation.allocation import Run
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.communication import communication_buffers
@@ -47,15 +48,25 @@ def requests_of(spec: Spec) -> Requests:
 def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
     """Three steps of a run, played; there must be no reason `why_not`.
 
-    On the card, if the run has one and fills it: see `replay`.
+    On a device that never runs out; if that reserves more than the card has, on the card: there the allocator gives
+    cached blocks back before it fails. What does not live there is told as it is on the device without end.
 
     Raises:
         InputError: PyTorch's release does not take these settings.
     """
+    torch, settings = spec.training.torch_version.removeprefix("v"), alloc_conf or spec.training.alloc_conf
     requests = requests_of(spec)
-    card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
-    room = None if card is None else card.usable_bytes - card.context_bytes
-    return replay(requests, alloc_conf or spec.training.alloc_conf, spec.training.torch_version.removeprefix("v"), room)
+    endless = replay(requests, settings, torch)
+    if spec.hardware.gpu is None:
+        return endless
+    card = find_card(spec.hardware.gpu)
+    room = card.usable_bytes - card.context_bytes
+    if endless.reserved_bytes <= room:
+        return endless
+    try:
+        return replay(requests, settings, torch, room)
+    except OutOfMemory:
+        return endless
 
 
 class Rehearsal:

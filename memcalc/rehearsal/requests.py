@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from memcalc.allocator.pytorch.lean import LeanAllocator
 from memcalc.allocator.pytorch.settings import Settings, parse_settings
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, Version, parse_version
-from memcalc.errors import OutOfMemory
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.estimate import Played
 from memcalc.workspaces import Script
@@ -182,35 +181,25 @@ class Replay:
 def replay(requests: Requests, alloc_conf: str = "", torch: str = DEFAULT_VERSION, room: int | None = None) -> Replay:
     """Plays a run's requests to PyTorch's allocator.
 
-    On a device that never runs out; if that reserves more than the card has, on the card: there the allocator gives
-    cached blocks back before it fails. What does not live there is told as it is on the device without end.
-
     Args:
         requests: the run.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
         torch: the release of PyTorch whose allocator it is, such as "2.13".
-        room: bytes that the allocator can have of the card; None: no card.
+        room: bytes that the allocator can have of the device: it gives cached blocks back before it fails. None: of a
+            device that never runs out.
 
     Raises:
         InputError: the release does not take these settings.
+        OutOfMemory: the room has no place for a request.
     """
     version = parse_version(torch)
     settings = parse_settings(alloc_conf, version)
     stretches = [stretch for stretch in requests.stretches if stretch.phase or stretch.script]
-    if LeanAllocator.serves(settings, version):
-        lean = LeanAllocator(version, room)
-        tops = _tops((phase, lean.play(script)) for phase, script in stretches)
-        endless = Replay(tops, lean.reserved_bytes)
-        fills, dies = lean.fills, lean.dies
-    else:
-        endless = _replay_whole(stretches, settings, version, None)
-        fills, dies = room is not None and endless.reserved_bytes > room, False
-    if not fills or dies:
-        return endless
-    try:
+    if not LeanAllocator.serves(settings, version):
         return _replay_whole(stretches, settings, version, room)
-    except OutOfMemory:
-        return endless
+    lean = LeanAllocator(version, room)
+    tops = _tops((phase, lean.play(script)) for phase, script in stretches)
+    return Replay(tops, lean.peak_reserved_bytes)
 
 
 def _tops(found: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
@@ -223,11 +212,7 @@ def _tops(found: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple[int, 
 
 
 def _replay_whole(stretches: Sequence[Stretch], settings: Settings, version: Version, room: int | None) -> Replay:
-    """The same with the whole allocator: settings, other releases' rules, a card that runs full.
-
-    Raises:
-        OutOfMemory: the card has no place for a request.
-    """
+    """The same with the whole allocator: settings, and other releases' rules."""
     from memcalc.allocator.driver import Driver
     from memcalc.allocator.pytorch.caching import CachingAllocator  # most runs do without it
 

@@ -97,13 +97,13 @@ def verdict(result: Result, unit: Unit) -> str:
         low, high = format_bytes(interval.low_bytes, unit), format_bytes(interval.high_bytes, unit)
         return f"CANNOT SAY: needs at least {least}, probably {low} to {high}, of {usable}."
     device = result.headline.device_bytes or 0
-    needed, headroom = format_bytes(device, unit), card.usable_bytes - device
+    needs, headroom = format_bytes(device, unit), card.usable_bytes - device
     if decision.answer == "fits":
-        return f"FITS: needs {needed} of {usable} ({format_bytes(headroom, unit)} free)."
+        return f"FITS: needs {needs} of {usable} ({format_bytes(headroom, unit)} free)."
     if headroom >= 0:  # only with what is known of the parts that are not modelled
         return f"DOES NOT FIT: needs at least {least}, but {card.label} has {usable.partition(' on ')[0]}.{without}"
     over = format_bytes(-headroom, unit)
-    return f"DOES NOT FIT: needs {needed}, but {card.label} has {usable.partition(' on ')[0]} ({over} over).{without}"
+    return f"DOES NOT FIT: needs {needs}, but {card.label} has {usable.partition(' on ')[0]} ({over} over).{without}"
 
 
 def error_bars(result: Result, unit: Unit) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import ceil, floor
 from typing import NamedTuple
 
+from memcalc.errors import OutOfMemory
 from memcalc.estimation.estimate import Played
 from memcalc.estimation.generation.sizing import allocated_bytes as generation_bytes
 from memcalc.estimation.moving import peak_bytes
@@ -109,14 +110,20 @@ def recorded_need(spec: Spec, card: Card | None, allocated: int) -> Need:
 
 def gets_through(spec: Spec, card: Card) -> bool:
     """Whether the replay of a run gets through on its card, errors aside."""
-    room = card.usable_bytes - outside_bytes(spec, card)
-    return _replays(spec)(room).reserved_bytes <= room
+    return _replays(spec)(card.usable_bytes - outside_bytes(spec, card)) is not None
 
 
-def _replays(spec: Spec) -> Callable[[int | None], Replay]:
-    """Returns the replay of a run on a device of so many bytes, of which the allocator can have all."""
+def _replays(spec: Spec) -> Callable[[int | None], Replay | None]:
+    """Returns the replay of a run on a device of so many bytes for the allocator; None: it runs out of memory."""
     requests, training = requests_of(spec), spec.training
-    return lambda room: replay(requests, training.alloc_conf, training.torch_version.removeprefix("v"), room)
+
+    def on(room: int | None) -> Replay | None:
+        try:
+            return replay(requests, training.alloc_conf, training.torch_version.removeprefix("v"), room)
+        except OutOfMemory:
+            return None
+
+    return on
 
 
 def answer_of(need: Need, limit: int) -> Answer:
@@ -140,17 +147,15 @@ def _replayed(spec: Spec, card: Card | None) -> Need:
     """
     errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, card)
     on = _replays(spec)
-    if card is None:
-        found = on(None)
-        return Need(found.reserved_bytes, errors, outside, found.played, None, None)
-    room = card.usable_bytes - outside
-    found = on(room)
-    gets_through = found.reserved_bytes <= room  # else what is returned is what a device without end would hold
-    need = Need(found.reserved_bytes, errors, outside, found.played, "fits", gets_through)
-    if need.high_bytes <= card.usable_bytes:
+    room = None if card is None else card.usable_bytes - outside
+    on_card = on(room)
+    found = on_card or on(None)
+    assert found is not None, "a device without end does not run out of memory"
+    need = Need(found.reserved_bytes, errors, outside, found.played, None, None)
+    if card is None or room is None:
         return need
-    other = floor(room / (1 + (errors.high if gets_through else errors.low)))
-    on_other = on(other).reserved_bytes <= other
-    if gets_through:
-        return need._replace(on_card="fits" if on_other else "unknown")
-    return need._replace(on_card="unknown" if on_other else "does-not-fit")
+    if on_card is None:
+        larger = on(floor(room / (1 + errors.low)))
+        return need._replace(on_card="does-not-fit" if larger is None else "unknown", gets_through=False)
+    sure = need.high_bytes <= card.usable_bytes or on(floor(room / (1 + errors.high))) is not None
+    return need._replace(on_card="fits" if sure else "unknown", gets_through=True)

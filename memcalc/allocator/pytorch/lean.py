@@ -23,6 +23,7 @@ from memcalc.allocator.pytorch.constants import MIN_BLOCK, SMALL_REQUEST, UNSPLI
 from memcalc.allocator.pytorch.rounding import segment_size
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import Version
+from memcalc.errors import OutOfMemory
 
 _BITS, _UP = MIN_BLOCK.bit_length() - 1, MIN_BLOCK - 1  # n + 511 >> 9 is n in blocks, rounded up
 _SMALL, _UNSPLIT = SMALL_REQUEST // MIN_BLOCK, UNSPLIT_REST // MIN_BLOCK
@@ -47,18 +48,16 @@ class _Pool:
 
 
 class LeanAllocator:
-    """The allocator of a device that never runs out, with default settings.
+    """The allocator of a device, with default settings.
 
     Args:
         version: the release of PyTorch whose rules hold; one that `serves` accepts.
-        room: bytes that a card has, to say what would become of the run there: `fills`, and `dies`. None: no card.
+        room: bytes that the allocator can have of the device, a multiple of 2 MiB or not; None: as many as it wants.
     """
 
     def __init__(self, version: Version, room: int | None = None) -> None:
         self.room = room
-        self.fills = False  # whether more than `room` was reserved, so that a card would first empty its cache
-        self.dies = False  # whether that would not have been enough
-        self.reserved_bytes = 0
+        self.peak_reserved_bytes = self.reserved_bytes = 0
         self._addresses = AddressSpace(END_OF_ADDRESSES) if version.tie_break == "address" else None
         self._small, self._large = _Pool(), _Pool()
         self._starts: dict[int, int] = {}  # of free blocks: their sizes, by place
@@ -79,9 +78,14 @@ class LeanAllocator:
     def play(self, script: Iterable[int]) -> Highest:
         """Serves requests; the answer is the most that was in use at once, before, between or after them.
 
+        It can be called again, with what follows, unless it raises.
+
         Args:
             script: n > 0 asks for n bytes; ~n gives back what the n-th request of all got, counted from 0; 0 is a
                 request that gets nothing and is never given back.
+
+        Raises:
+            OutOfMemory: the room has no place for a request, not even with the cache emptied.
         """
         starts, ends = self._starts, self._ends
         small_sizes, small_places = self._small.sizes, self._small.places
@@ -166,11 +170,12 @@ class LeanAllocator:
     def _fetch(self, request: int) -> tuple[int, int]:
         """The place and the size of a new segment. Sizes of segments are multiples of a granule."""
         size = segment_size(request * MIN_BLOCK)
+        if self.room is not None and self.reserved_bytes + size > self.room:
+            self._empty_cache()
+            if self.reserved_bytes + size > self.room:
+                raise OutOfMemory(f"{size} bytes do not fit beside {self.reserved_bytes} that are in use or split.")
         self.reserved_bytes += size
-        if self.room is not None and not self.fills and self.reserved_bytes > self.room:
-            self.fills = True
-            cached = sum(free for place, free in self._starts.items() if self._segments.get(place) == free)
-            self.dies = self.reserved_bytes - cached * MIN_BLOCK > self.room
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         if self._addresses is None:
             place = self._next
             self._next += size // MIN_BLOCK + 1
@@ -178,3 +183,20 @@ class LeanAllocator:
             place = self._addresses.take(size) // GRANULE * _STRIDE
         self._segments[place] = size // MIN_BLOCK
         return place, size // MIN_BLOCK
+
+    def _empty_cache(self) -> None:
+        """Gives back the free blocks that are whole segments."""
+        for pool in (self._large, self._small):
+            for size in [*pool.sizes]:
+                whole = [place for place in pool.places[size] if self._segments.get(place) == size]
+                for place in whole:
+                    del self._starts[place], self._ends[place + size], self._segments[place]
+                    self.reserved_bytes -= size * MIN_BLOCK
+                    if self._addresses is not None:
+                        self._addresses.put(place // _STRIDE * GRANULE, size * MIN_BLOCK)
+                left = [place for place in pool.places[size] if place in self._starts]
+                if left:
+                    pool.places[size][:] = left
+                else:
+                    pool.sizes.remove(size)
+                    del pool.places[size]
