@@ -91,6 +91,8 @@ class Rehearsal:
         requests: what it is played to.
     """
 
+    passing_type = Passing
+
     def __init__(self, spec: Spec, requests: Requests) -> None:
         self.spec, self.stage, self.choice = spec, stages_of(spec)[0], choice_of(spec)
         card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
@@ -149,7 +151,7 @@ class Rehearsal:
         exist = bool(self.gradients)
         gradients = beside(self.spec, Around(), exist=exist)
         timeline = PlannedTimeline(self.spec, self.stage, self.values, *gradients)
-        self.passing = Passing(self.requests, timeline, _plan(self.spec), self.workspace.each, self.threads)
+        self.passing = self.passing_type(self.requests, timeline, _plan(self.spec), self.workspace.each, self.threads)
         self.passing.forward()
 
     def _loss(self) -> None:
