@@ -206,7 +206,9 @@ def _reason(real: Request | None, ours: Request | None, traced: Sequence[Request
         return f"{real.size:,} bytes traced, {ours.size:,} replayed"
     early = [f"{replayed[at].size:,} ({replayed[at].what})" for at in sorted(ours.freed - real.freed)]
     late = [f"{traced[at].size:,} ({traced[at].what})" for at in sorted(real.freed - ours.freed)]
-    parts = [f"only the replay has freed {each}" for each in early] + [f"only the trace has freed {each}" for each in late]
+    parts = [f"only the replay has freed {each}" for each in early] + [
+        f"only the trace has freed {each}" for each in late
+    ]
     return "before it " + "; ".join(parts)
 
 
@@ -237,7 +239,8 @@ def _times(traced: Sequence[Request], replayed: Sequence[Request], pairs: dict[i
         end, our_end = ends.get(real), back.get(our_ends.get(ours, -1))
         if end != our_end:
             until, other = (
-                "at the end" if at is None else f"before {traced[at].phase} {at} {traced[at].what}" for at in (end, our_end)
+                "at the end" if at is None else f"before {traced[at].phase} {at} {traced[at].what}"
+                for at in (end, our_end)
             )
             one, two = traced[real], replayed[ours]
             names = f"{one.what} | {two.what}"
