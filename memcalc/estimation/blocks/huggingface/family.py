@@ -118,10 +118,11 @@ class Family:
             self.count_positions()
         if c.attention == "eager":
             masks = {"causal mask": "others" if self.masks_windows else "all"}
+            windowed = c.windows and not self.masks_windows
             if self.masks_windows and c.windows:
                 masks["mask of windows"] = "windows"
             for name, readers in masks.items():
-                self.name_mask(self.eager_mask(name, windowed=readers == "windows").storage, readers)
+                self.name_mask(self.eager_mask(name, windowed=windowed or readers == "windows").storage, readers)
         if c.window_mask:
             self.name_mask(self.window_truth("window mask", self.window_mask).storage, "windows")
         if not self.rotates:
