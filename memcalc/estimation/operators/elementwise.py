@@ -42,11 +42,12 @@ class Elementwise(Base):
         self.tape.record(Node(name, (b, a), (y,), storages, gradients, variables=saved))
         return y
 
-    def mul_table(self, x: Tensor, name: str, dtype: str) -> Tensor:
+    def mul_table(self, x: Tensor, name: str, dtype: str, table: str = "") -> Tensor:
         """x times a table of `dtype` that needs no gradient and is shared by all layers: keeps nothing of its own."""
         y = self.tape.new(name, x.shape, wider(x.dtype, dtype), DERIVATIVES)
         self.tape.record(Node(name, (x,), (y,), (), (NEW if x.dtype == y.dtype else CAST,)))
         self.tape.also_saves(Tensor(-1, (x.shape[1], x.shape[-1]), dtype))
+        self.tape.reads(*(table,) * bool(table))
         return y
 
     def table(
