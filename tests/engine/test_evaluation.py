@@ -17,6 +17,7 @@ from memcalc.engine.terms import CLOSE, DOES_NOT_FIT, FITS
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
+from memcalc.spec.limits import Limit
 from memcalc.verdict.judge import verdict_of
 from memcalc.verdict.needs import Need, can_replay, least_bytes, recorded_need
 
@@ -307,3 +308,24 @@ def test_masks_go_with_the_last_layer_that_runs_again_with_them():
     axes: dict[Any, Any] = {"recompute": ["full", "every-2", [1, 2]], "num_layers": [3, 6], "s": [128, 1024]}
     modules = "implementation=huggingface"
     assert_same("gpt-oss-20b", evaluate("gpt-oss-20b", axes, modules), modules)
+
+
+def test_what_is_not_modelled_may_depend_on_the_batch():
+    """An evaluation of eight sequences holds memory beyond the step where a micro-batch has fewer."""
+    limits = (Limit("evaluation", holds_memory=True, sequences=8), Limit("a copy", holds_memory=True, at_least_bytes=1))
+    run = memcalc.load("gpt2").with_limits(limits[:1])
+    table = evaluate(run, {"b": range(1, 13), "s": [64, 128]}, gpu="h100-80gb")
+    both = evaluate(run.with_limits(limits), {"b": range(1, 13)}, gpu="h100-80gb")
+
+    assert table.fits.tolist() == [b >= 8 for b in range(1, 13) for _ in range(2)]
+    assert [terms.unmodelled for terms in table.terms(table.close)] == [("evaluation",)]
+    assert both.close.all()
+    assert {terms.unmodelled_bytes for terms in both.terms(both.valid)} == {1}
+
+
+def test_bytes_that_are_not_modelled_count_where_they_are_known():
+    copy = memcalc.load("gpt2").with_limits((Limit("a copy", holds_memory=True, at_least_bytes=14 * 2**30),))
+    table = evaluate(copy, {"b": range(1, 13)}, gpu="t4")
+
+    assert not table.fits.any()
+    assert table.answers[table.verdict[0]] == "does-not-fit"
