@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import yaml
+
 from memcalc.errors import InputError
 from memcalc.measuring.result import allocator_conf
 from memcalc.proving.predictions import under, with_settings
@@ -25,7 +27,8 @@ from memcalc.verdict.kinds import kinds_of
 from memcalc.verdict.needs import can_replay
 from memcalc.verdict.recorded import FILE
 
-RECORDINGS = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings"
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+RECORDINGS, PUBLISHED = BENCHMARKS / "recordings", BENCHMARKS / "published" / "reserved.yaml"
 ALONE = (
     ".",
     "drawn",
@@ -142,9 +145,10 @@ def errors(runs: list[Compared]) -> dict[str, Any]:
                 replayed.setdefault(kind, []).append(each.error)
             ratios.setdefault(kind, []).append(ratio)
         ratios.setdefault("", []).append(ratio)
+    ranges = {kind: _range(found) for kind, found in sorted(ratios.items())}
     return {
         "replayed": {kind: _interval(found) for kind, found in sorted(replayed.items())},
-        "reserved over allocated": {kind: _range(found) for kind, found in sorted(ratios.items())},
+        "reserved over allocated": ranges | {kind: _published(each) for kind, each in published().items()},
     }
 
 
@@ -170,6 +174,17 @@ def _range(found: list[float]) -> dict[str, Any]:
         "least": round(min(found) - 0.5 * 10**-DIGITS, DIGITS),
         "most": round(max(found) + 0.5 * 10**-DIGITS, DIGITS),
     }
+
+
+def published() -> dict[str, dict[str, float]]:
+    """Ranges that others published, by kind."""
+    found: dict[str, dict[str, float]] = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
+    return found
+
+
+def _published(found: dict[str, float]) -> dict[str, Any]:
+    spread = max(found["most"] / found["median"] - 1, 1 - found["least"] / found["median"]) / 2
+    return found | {"spread": round(spread, DIGITS)}
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ puts among them (loaded kernels, libraries' handles), as in the one that trains,
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 
 from memcalc.allocator.holes import Holes
 from memcalc.allocator.sizes import MIB, multiple
@@ -31,17 +31,23 @@ class AddressSpace:
         self._end = end
         self._begins: list[int] = []  # of the chunks, sorted
         self._chunks: dict[int, tuple[int, Holes]] = {}  # their ends, and what is free in them
-        self._room: dict[int, int] = {}  # the most that fits into each
+        self._room: dict[int, int] = {}  # the most that fits into each of those that are not full
+        self._roomy: list[int] = []  # the begins of those, sorted
+        self._too_large = 0  # no chunk has room for so much, nor for more
+        self._gaps = 0  # chunks that were given back: without any there are no holes between the others
 
     def take(self, size: int) -> int:
         """The address of `size` new bytes: in the lowest chunk that has room, or in a new one."""
-        room = self._room
-        found = next((begin for begin in self._begins if room[begin] >= size), None)
+        room, found = self._room, None
+        if size < self._too_large:
+            found = next((begin for begin in self._roomy if room[begin] >= size), None)
+            if found is None:
+                self._too_large = size
         begin = self._new(multiple(size, CHUNK)) if found is None else found
         holes = self._chunks[begin][1]
         address = holes.take(size)
         assert address is not None
-        room[begin] = holes.largest
+        self._note_room(begin, holes.largest)
         return address
 
     def put(self, address: int, size: int) -> None:
@@ -49,10 +55,13 @@ class AddressSpace:
         begin = self._begins[bisect_right(self._begins, address) - 1]
         holes = self._chunks[begin][1]
         holes.put(address, size)
-        self._room[begin] = holes.largest
-        if holes.is_whole:
-            self._begins.remove(begin)
-            del self._chunks[begin], self._room[begin]
+        if not holes.is_whole:
+            self._note_room(begin, holes.largest)
+            return
+        self._note_room(begin, 0)
+        self._begins.remove(begin)
+        del self._chunks[begin]
+        self._gaps += 1
 
     def check(self) -> None:
         """States the invariants: chunks are apart, and so are the free ranges in them."""
@@ -61,16 +70,30 @@ class AddressSpace:
             assert begin >= end
             end, holes = self._chunks[begin]
             holes.check()
-            assert self._room[begin] == holes.largest
+            assert self._room.get(begin, 0) == holes.largest < max(self._too_large, 1)
+        assert sorted(self._room) == self._roomy
+
+    def _note_room(self, begin: int, largest: int) -> None:
+        """Keeps how much fits into a chunk."""
+        if largest and begin not in self._room:
+            insort(self._roomy, begin)
+        if largest:
+            self._room[begin] = largest
+            self._too_large = max(self._too_large, largest + 1)
+        elif self._room.pop(begin, 0):
+            del self._roomy[bisect_left(self._roomy, begin)]
 
     def _new(self, size: int) -> int:
         """Where a new chunk begins: the highest hole that has room for it wherever that begins."""
         wanted = size + CHUNK - HOST_PAGE
         end = self._end
-        for begin in reversed(self._begins):
-            if end - self._chunks[begin][0] >= wanted:
-                break
-            end = begin
+        if self._gaps:
+            for begin in reversed(self._begins):
+                if end - self._chunks[begin][0] >= wanted:
+                    break
+                end = begin
+        elif self._begins:
+            end = self._begins[0]
         begin = multiple(end - wanted, CHUNK)
         insort(self._begins, begin)
         self._chunks[begin] = (begin + size, Holes(begin, begin + size))

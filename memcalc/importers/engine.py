@@ -79,14 +79,14 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
         InputError: a value that matters cannot be translated.
     """
     leaves = list(_leaves(framework, data))
-    draft = Draft(folder, overridden, frozenset(path for path, _ in leaves))
+    said = {path: _resolved(raw, data, path) for path, raw in leaves}
+    draft = Draft(folder, overridden, frozenset(said), said)
     mapped: list[tuple[str, Any, str]] = []
     no_effect: list[tuple[str, str]] = []
     not_modelled: list[tuple[str, str]] = []
     unknown: list[str] = []
     open_fields: set[str] = set()
-    for path, raw in leaves:
-        value = _resolved(raw, data, path)
+    for path, value in said.items():
         meaning = framework.meaning(path)
         if meaning is None:
             unknown.append(path)
@@ -105,6 +105,7 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
         elif meaning.kind == "not modelled":
             off = (value.lower() if isinstance(value, str) else value) in _OFF if not isinstance(value, list) else False
             (no_effect if off else not_modelled).append((path, meaning.words))
+            draft.limits += () if off else meaning.limits_of(value)
         elif value == "auto" and meaning.apply is not None and "precision" not in meaning.words:
             draft.notes.append(f"{path} is auto: left to what else is said")
         else:
@@ -112,10 +113,10 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
                 meaning.apply(draft, value)  # type: ignore[misc]  # what is mapped has one
             if not isinstance(value, Mapping):  # a block's own fields come after it
                 mapped.append((path, value, meaning.words))
-    said = frozenset(draft.values)
+    placed = frozenset(draft.values)
     with _refusing(framework):
         framework.finish(draft)
-    for path in (open_fields - said) | _of_the_model(draft):  # the user's model says it, not the framework's default
+    for path in (open_fields - placed) | _of_the_model(draft):  # the user's model says it, not the framework's default
         draft.values.pop(path, None)
     missing = [(path, what) for path, what in framework.expected if not _is_settled(draft, path)]
     return Imported(
@@ -128,7 +129,18 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
         tuple(missing),
         tuple(draft.notes),
         tuple(draft.elsewhere),
+        told_once(draft.limits),
     )
+
+
+def told_once(limits: Iterable[Limit]) -> tuple[Limit, ...]:
+    """Each limit once: of several fields that ask for the same, the one that holds most."""
+    found: dict[str, Limit] = {}
+    for limit in limits:
+        known = found.get(limit.what)
+        if known is None or limit[1:] > known[1:]:
+            found[limit.what] = limit
+    return tuple(found.values())
 
 
 def _is_settled(draft: Draft, path: str) -> bool:

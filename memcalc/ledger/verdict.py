@@ -59,16 +59,26 @@ class Verdict:
         answer: fits, does not fit, or unknown: the device's memory lies inside the interval, or something that holds
             memory is asked for and not modelled.
         least_bytes: what the run needs at least, with what is known of the parts that are not modelled.
+        device_bytes: the best estimate of what it needs; None where bounds alone decided.
         limit_bytes: what the device (or a budget) has.
         interval: around the best estimate of device memory; None where bounds alone decided.
+        expected: whether the run is expected to get through: by its replay, errors aside; where it was not replayed,
+            whether it fits.
         unmodelled: what holds memory, is asked for and is not modelled, the largest known part first.
     """
 
     answer: Answer
     least_bytes: int
+    device_bytes: int | None
     limit_bytes: int
     interval: Interval | None
+    expected: bool
     unmodelled: tuple[str, ...] = ()
+
+    @property
+    def needed_bytes(self) -> int:
+        """The best estimate of what the run needs, or where there is none the lower bound."""
+        return self.least_bytes if self.device_bytes is None else self.device_bytes
 
     @property
     def fits(self) -> bool | None:
@@ -90,7 +100,10 @@ def observed(fits: bool, device_bytes: int, limit_bytes: int, limits: Iterable[L
     answer: Answer = "fits" if fits else "does-not-fit"
     if fits and unmodelled:
         answer = "does-not-fit" if device_bytes + more > limit_bytes else "unknown"
-    return Verdict(answer, device_bytes + more, limit_bytes, None, tuple(limit.what for limit in unmodelled))
+    missing = tuple(limit.what for limit in unmodelled)
+    return Verdict(
+        answer, device_bytes + more, device_bytes, limit_bytes, None, fits and answer != "does-not-fit", missing
+    )
 
 
 def holding_memory(limits: Iterable[Limit]) -> tuple[Limit, ...]:

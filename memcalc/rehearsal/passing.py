@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from memcalc.estimation.forward_moments import OUTSIDE
@@ -13,6 +13,8 @@ from memcalc.estimation.program import Event
 from memcalc.ledger.component import Component
 from memcalc.rehearsal.requests import Requests
 from memcalc.spec.segments import Segment, leaves
+
+NOTHING: Mapping[int, Sequence[str]] = {}
 
 
 class Frame(NamedTuple):
@@ -51,6 +53,7 @@ class Passing:
         self.layers: dict[int, Frame] = {}
         self.head = Frame(len(self.blocks) - 1, {})
         self.shared: dict[str, int] = {}  # tables that the opening makes and layers read, by name
+        self.last_readers: dict[int, dict[int, list[str]]] = {}  # layers that are the last in backward to read some
 
     def forward(self) -> None:
         """Until the model returns its logits."""
@@ -73,6 +76,7 @@ class Passing:
 
     def backward(self) -> list[int]:
         """Until all gradients are there, which are the answer; what else the step has held is let go."""
+        self.last_readers = self._last_readers()
         gradient = self.back(self.head, -1)
         gradient = self.backward_of(self.plan, gradient)
         for frame in reversed(self.openings):
@@ -107,7 +111,7 @@ class Passing:
         """The items in reverse; segments run again first."""
         for item in reversed(items):
             if isinstance(item, int):
-                gradient = self.back(self.layers[item], gradient)
+                gradient = self.back(self.layers[item], gradient, self.last_readers.get(item, NOTHING))
             elif len(item) == 1 and isinstance(item[0], int):
                 gradient = self.back(self.layers[item[0]], gradient)  # its program does both
             else:
@@ -170,12 +174,17 @@ class Passing:
             self.requests.hold(output)
         return output
 
-    def back(self, frame: Frame, gradient: int) -> int:
-        """A block's backward, which takes its output's gradient over; the answer is that of its input."""
+    def back(self, frame: Frame, gradient: int, unread: Mapping[int, Sequence[str]] = NOTHING) -> int:
+        """A block's backward, which takes its output's gradient over; the answer is that of its input.
+
+        `unread`: after how many events which tables of the model have had their last reader.
+        """
         block = self.blocks[frame.number]
         events = block.program.backward
         handed_on = -1
         for position, event in enumerate(events):
+            if position in unread:
+                self._drop_tables(unread[position])
             if not position and gradient >= 0:  # none comes to the loss, nor to embeddings that nothing below trains
                 frame.held[event.storage] = gradient
             elif event.label == "end" and not block.opens:
@@ -191,6 +200,27 @@ class Passing:
                 if event.sign > 0 and "backward" not in self.threads and _is_product(event.label):
                     self._workspace("backward")
         return handed_on
+
+    def _last_readers(self) -> dict[int, dict[int, list[str]]]:
+        """For layers that are not run again, and are the last in backward to read tables: when they have, and which."""
+        found: dict[str, tuple[int, int]] = {}
+        for item in self.plan:
+            if not isinstance(item, int):
+                continue
+            for name, position in self.blocks[self.layers[item].number].program.reads:
+                of_window = f"{name} of windows"
+                own = of_window if of_window in self.shared and self.timeline.spec.model.has_window(item) else name
+                found.setdefault(own, (item, position))
+        again = not all(isinstance(item, int) for item in self.plan)
+        readers: dict[int, dict[int, list[str]]] = {}
+        for name, (layer, position) in found.items() if not again else ():
+            readers.setdefault(layer, {}).setdefault(position, []).append(name)
+        return readers
+
+    def _drop_tables(self, names: Sequence[str]) -> None:
+        for frame in self.openings:
+            storages = self.blocks[frame.number].program.storages
+            self._drop(frame, *[at for at in frame.held if storages[at].name in names])
 
     def _tied(self, size: int) -> list[int]:
         """The gradient of the tied head, which the embedding's backward completes."""
@@ -222,7 +252,7 @@ class Passing:
 
     def _workspace(self, thread: str) -> None:
         self.threads.add(thread)
-        self.requests.take(self.workspace_bytes)
+        self.requests.take_once(self.workspace_bytes)
 
     def _let_go(self, what: str) -> None:
         for frame in self._frames():

@@ -1,68 +1,100 @@
-"""Requests played to PyTorch's allocator: how high each phase rises, and what is reserved for it."""
+"""A run's requests of PyTorch's allocator: written down first, then replayed.
+
+What a step asks for does not depend on what it gets, so one list serves every setting, release and card.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from memcalc.allocator.blocks import Block
-from memcalc.allocator.driver import Driver
-from memcalc.allocator.pytorch.caching import CachingAllocator
-from memcalc.allocator.pytorch.settings import parse_settings
-from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, parse_version
+from memcalc.allocator.pytorch.lean import LeanAllocator
+from memcalc.allocator.pytorch.settings import Settings, parse_settings
+from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, Version, parse_version
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.estimate import Played
 from memcalc.workspaces import Script
 
+if TYPE_CHECKING:
+    from memcalc.allocator.blocks import Block
 
-class Requests:
-    """Storages with their owners. A storage is a number; it is freed when its last owner lets it go.
+
+class Stretch(NamedTuple):
+    """Requests of one phase, in order: as `LeanAllocator.play` takes them."""
+
+    phase: str
+    script: list[int]
+
+
+class Written(NamedTuple):
+    """Requests that may come again, with the storages that they make.
 
     Args:
-        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
-        torch: the release of PyTorch whose allocator it is, such as "2.13".
-        room: bytes that the allocator can have of the device; None: of a device that never runs out.
-
-    Raises:
-        InputError: the release does not take these settings.
-        OutOfMemory: by what plays a request that the room has no place for.
+        script: the requests, without those that are made once only.
+        made: the storages that they make, one for each that is positive or zero.
+        owners: how many each of these has in the end.
+        parts: those of them that are not one block.
     """
 
-    def __init__(self, alloc_conf: str = "", torch: str = DEFAULT_VERSION, room: int | None = None) -> None:
-        version = parse_version(torch)
-        self._allocator = CachingAllocator(parse_settings(alloc_conf, version), version, Driver(room))
-        self._blocks: list[tuple[Block, ...]] = []  # of each storage
-        self._asked_of: list[int] = []  # bytes of each storage, rounded up to blocks
+    script: list[int]
+    made: list[int]
+    owners: list[int]
+    parts: dict[int, tuple[int, ...]]
+
+
+class Requests:
+    """The list of requests, written storage by storage. A storage is freed when its last owner lets it go.
+
+    A storage is a number: that of its request. One that has several blocks, or none, has its number of the last
+    request for it, or of an empty one.
+    """
+
+    def __init__(self) -> None:
+        self.stretches: list[Stretch] = []
+        # A subclass that looks at every request sees each of them: then nothing is copied from what was written.
+        self.repeats = type(self) is Requests
+        self._script: list[int] = []
         self._owners: list[int] = []
-        self._asked = self._allocated = 0  # bytes now: rounded up to blocks, and with the rests that are not split off
-        self._phase = ""
-        self._tops: dict[str, tuple[int, int]] = {}
+        self._parts: dict[int, tuple[int, ...]] = {}  # of storages that are not one block: their requests
+        self._once: set[int] = set()
+        self.begin("")
 
     def begin(self, phase: str) -> None:
         """What follows is in this phase."""
-        self._phase = phase
-        self._look()
+        self._script = []
+        self.stretches.append(Stretch(phase, self._script))
 
     def take(self, size: int) -> int:
         """A new storage with one owner."""
-        return self.play((size,))
+        number = len(self._owners)
+        self._script.append(size)
+        self._owners.append(1)
+        if not size:
+            self._parts[number] = ()
+        return number
+
+    def take_once(self, size: int) -> int:
+        """A new storage that stays until the end, and is not made again where what is written now comes again."""
+        number = self.take(size)
+        self._once.add(number)
+        return number
 
     def play(self, script: Script) -> int:
         """Buffers taken and given back inside an operator: those left over are one storage with one owner."""
-        taken: list[tuple[int, Block]] = []
+        taken: list[tuple[int, int]] = []
         for change in script:
             if change > 0:
-                block = self._allocator.malloc(change)
-                taken.append((change, block))
-                self._count(block.size, rounded(change))
+                taken.append((change, self.take(change)))
             elif change:  # the newest of that size
                 last = max(index for index, (size, _) in enumerate(taken) if size == -change)
-                _, block = taken.pop(last)
-                self._count(-block.size, -rounded(-change))
-                self._allocator.free(block)
-        self._blocks.append(tuple(block for _, block in taken))
-        self._asked_of.append(sum(rounded(size) for size, _ in taken))
-        self._owners.append(1)
-        return len(self._owners) - 1
+                self.drop((taken.pop(last)[1],))
+        if not taken:
+            return self.take(0)
+        number = taken[-1][1]
+        if len(taken) > 1:
+            self._parts[number] = tuple(each for _, each in taken)
+        return number
 
     def hold(self, number: int) -> None:
         """One more owner."""
@@ -70,40 +102,141 @@ class Requests:
 
     def drop(self, numbers: Iterable[int]) -> None:
         """One owner less of each."""
+        owners = self._owners
         for number in numbers:
-            self._owners[number] -= 1
-            if self._owners[number]:
+            owners[number] -= 1
+            if owners[number]:
                 continue
-            for block in self._blocks[number]:
-                self._allocated -= block.size
-                self._allocator.free(block)
-            self._asked -= self._asked_of[number]
+            if number in self._parts:
+                self._script.extend(~each for each in self._parts[number])
+            else:
+                self._script.append(~number)
+
+    # -- what comes again ----------------------------------------------------------------------------------------------
+
+    def mark(self) -> tuple[int, int]:
+        """Where the list is now, for `since`."""
+        return len(self._script), len(self._owners)
+
+    def since(self, mark: tuple[int, int]) -> Written:
+        """What was written in this phase since a mark."""
+        begin, number = mark
+        script: list[int] = []
+        made: list[int] = []
+        for change in self._script[begin:]:
+            if change < 0:
+                script.append(change)
+                continue
+            if number not in self._once:
+                script.append(change)
+                made.append(number)
+            number += 1
+        parts = {number: self._parts[number] for number in made if number in self._parts}
+        return Written(script, made, [self._owners[number] for number in made], parts)
+
+    def again(self, written: Written, new: dict[int, int]) -> None:
+        """The same requests once more, for new storages.
+
+        Args:
+            written: the requests.
+            new: from the storages that were made then to those that are made now; those of these requests are added.
+                Requests to give back others than these do not come again: a KeyError.
+        """
+        first = len(self._owners)
+        new.update(zip(written.made, range(first, first + len(written.made)), strict=True))
+        self._owners.extend(written.owners)
+        for number, parts in written.parts.items():
+            self._parts[new[number]] = tuple(new[part] for part in parts)
+        self._script.extend([change if change >= 0 else ~new[~change] for change in written.script])
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What the allocator made of a run's requests. Bytes.
+
+    Args:
+        tops: for each phase the most that was in use at once, and the most that was asked for in whole blocks.
+        reserved_bytes: the most that the allocator held of the device.
+    """
+
+    tops: dict[str, tuple[int, int]]
+    reserved_bytes: int
 
     @property
     def rests(self) -> dict[str, int]:
-        """For each phase how much higher it rises than it would if every rest were split off."""
-        return {phase: whole - asked for phase, (whole, asked) in self._tops.items()}
+        """For each phase how much higher it rises than it would if the remainder of every block were split off."""
+        return {phase: whole - asked for phase, (whole, asked) in self.tops.items()}
+
+    @property
+    def asked(self) -> dict[str, int]:
+        """For each phase the most that is asked for at once, rounded up to blocks."""
+        return {phase: asked for phase, (_, asked) in self.tops.items()}
 
     @property
     def played(self) -> Played:
         """What the allocator adds to what is asked for."""
         return Played(self.rests, self.reserved_bytes)
 
-    @property
-    def asked(self) -> dict[str, int]:
-        """For each phase the most that is asked for at once, rounded up to blocks."""
-        return {phase: asked for phase, (_, asked) in self._tops.items()}
 
-    @property
-    def reserved_bytes(self) -> int:
-        """The most that the allocator has held of the device."""
-        return self._allocator.statistics()["reserved_bytes.all.peak"]
+def replay(requests: Requests, alloc_conf: str = "", torch: str = DEFAULT_VERSION, room: int | None = None) -> Replay:
+    """Plays a run's requests to PyTorch's allocator.
 
-    def _count(self, allocated: int, asked: int) -> None:
-        self._allocated += allocated
-        self._asked += asked
-        self._look()
+    Args:
+        requests: the run.
+        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
+        torch: the release of PyTorch whose allocator it is, such as "2.13".
+        room: bytes that the allocator can have of the device: it gives cached blocks back before it fails. None: of a
+            device that never runs out.
 
-    def _look(self) -> None:
-        whole, asked = self._tops.get(self._phase, (0, 0))
-        self._tops[self._phase] = max(whole, self._allocated), max(asked, self._asked)
+    Raises:
+        InputError: the release does not take these settings.
+        OutOfMemory: the room has no place for a request.
+    """
+    version = parse_version(torch)
+    settings = parse_settings(alloc_conf, version)
+    stretches = [stretch for stretch in requests.stretches if stretch.phase or stretch.script]
+    if not LeanAllocator.serves(settings, version):
+        return _replay_whole(stretches, settings, version, room)
+    lean = LeanAllocator(version, room)
+    tops = _tops((phase, lean.play(script)) for phase, script in stretches)
+    return Replay(tops, lean.peak_reserved_bytes)
+
+
+def _tops(found: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
+    """The highest of each phase, which may have several stretches."""
+    tops: dict[str, tuple[int, int]] = {}
+    for phase, (whole, asked) in found:
+        before = tops.get(phase, (0, 0))
+        tops[phase] = max(before[0], whole), max(before[1], asked)
+    return tops
+
+
+def _replay_whole(stretches: Sequence[Stretch], settings: Settings, version: Version, room: int | None) -> Replay:
+    """The same with the whole allocator: settings, and other releases' rules."""
+    from memcalc.allocator.driver import Driver
+    from memcalc.allocator.pytorch.caching import CachingAllocator  # most runs do without it
+
+    allocator = CachingAllocator(settings, version, Driver(room))
+    blocks: list[Block | None] = []
+    asked = 0
+
+    def play(script: Iterable[int]) -> tuple[int, int]:
+        nonlocal asked
+        counters = allocator.counters
+        most, most_asked = counters.allocated_bytes, asked
+        for change in script:
+            if change > 0:
+                blocks.append(allocator.malloc(change))
+                asked += rounded(change)
+                most, most_asked = max(most, counters.allocated_bytes), max(most_asked, asked)
+            elif change:
+                block = blocks[~change]
+                assert block is not None
+                asked -= rounded(block.requested)
+                allocator.free(block)
+            else:
+                blocks.append(None)
+        return most, most_asked
+
+    tops = _tops((phase, play(script)) for phase, script in stretches)
+    return Replay(tops, allocator.counters.reserved.peak)

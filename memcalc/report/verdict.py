@@ -85,9 +85,9 @@ def verdict(result: Result, unit: Unit) -> str:
         allocated = format_bytes(result.ledger.peak_bytes, unit)
         needed, name = needed_bytes(result)
         reserved = f", {format_bytes(needed, unit)} {name}" if name != "allocated" else ""
-        least = "at least " if missing else ""
+        bound = "at least " if missing else ""
         hint = "" if result.source == "measure" else " Add --gpu to check whether it fits."
-        return f"Peak per GPU: {least}{allocated} allocated{reserved}.{without}{hint}"
+        return f"Peak per GPU: {bound}{allocated} allocated{reserved}.{without}{hint}"
     usable = f"{format_bytes(card.usable_bytes, unit)} usable on {card.label}"
     least = format_bytes(decision.least_bytes, unit)
     if decision.answer == "unknown":
@@ -97,13 +97,13 @@ def verdict(result: Result, unit: Unit) -> str:
         low, high = format_bytes(interval.low_bytes, unit), format_bytes(interval.high_bytes, unit)
         return f"CANNOT SAY: needs at least {least}, probably {low} to {high}, of {usable}."
     device = result.headline.device_bytes or 0
-    needed, headroom = format_bytes(device, unit), card.usable_bytes - device
+    needs, headroom = format_bytes(device, unit), card.usable_bytes - device
     if decision.answer == "fits":
-        return f"FITS: needs {needed} of {usable} ({format_bytes(headroom, unit)} free)."
+        return f"FITS: needs {needs} of {usable} ({format_bytes(headroom, unit)} free)."
     if headroom >= 0:  # only with what is known of the parts that are not modelled
         return f"DOES NOT FIT: needs at least {least}, but {card.label} has {usable.partition(' on ')[0]}.{without}"
     over = format_bytes(-headroom, unit)
-    return f"DOES NOT FIT: needs {needed}, but {card.label} has {usable.partition(' on ')[0]} ({over} over).{without}"
+    return f"DOES NOT FIT: needs {needs}, but {card.label} has {usable.partition(' on ')[0]} ({over} over).{without}"
 
 
 def error_bars(result: Result, unit: Unit) -> str:

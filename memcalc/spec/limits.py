@@ -14,11 +14,16 @@ class Limit(NamedTuple):
             estimate is a lower bound. False where the estimate is exact or too high all the same, and for what no
             configuration states (loading, initialization, logging).
         at_least_bytes: a proven lower bound of what it adds to the peak of each GPU; 0 where none is known.
-        copies: whole frozen copies of the run's own model that it keeps on the GPUs, from which
-            `memcalc.estimation.limits.limits_of` computes at_least_bytes: an importer knows no sizes.
+        bytes_per_parameter: of a frozen copy of the run's own model that it keeps on the GPUs; 0: it keeps none.
+        sequences: of one forward pass without gradients that it runs; 0: it runs none. It holds memory beyond the
+            training step only where they are more than a micro-batch.
+
+    The last two are for `memcalc.estimation.limits.limits_of`, which computes at_least_bytes and holds_memory from
+    them: whoever reads a file does not know the model's size, and a search changes the micro-batch.
     """
 
     what: str
     holds_memory: bool
     at_least_bytes: int = 0
-    copies: int = 0
+    bytes_per_parameter: int = 0
+    sequences: int = 0

@@ -8,13 +8,13 @@ from functools import cache
 
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.limits import limits_of
-from memcalc.estimation.outside import communication_library_bytes
+from memcalc.estimation.outside import communication_library_bytes, outside_bytes
 from memcalc.ledger.result import DeviceMemory, Outside, RankResult, Result, known
 from memcalc.ledger.verdict import Answer, Interval, Verdict, holding_memory
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
-from memcalc.verdict.needs import Need, answer_of, can_replay, least_bytes, need_of, recorded_need
+from memcalc.verdict.needs import Need, answer_of, can_replay, gets_through, least_bytes, need_of, recorded_need
 
 
 def judge(spec: Spec, limit: int | None = None) -> Verdict:
@@ -31,10 +31,28 @@ def judge(spec: Spec, limit: int | None = None) -> Verdict:
     if limit is None:
         assert card is not None
         limit = card.usable_bytes
-    limits = limits_of(spec)
-    least = least_bytes(spec, card, limit)
+    limits, replays = limits_of(spec), can_replay(spec)
+    # Formulas know the remainders of model states, but a replay is exact: only what it cannot go below is a bound.
+    least = least_bytes(spec, card, limit, tails=not replays)
     known = _decided(least, limit, limits)
-    return known or verdict_of(need_of(spec, card), card, limit, least, limits)
+    if known is not None:
+        return known
+    need = need_of(spec, card) if replays else recorded_need(spec, card, least - outside_bytes(spec, card))
+    return verdict_of(need, card, limit, least, limits)
+
+
+def is_expected_to_fit(spec: Spec) -> bool:
+    """Whether a run gets through on its card by its replay, errors aside; else, whether it fits.
+
+    As `judge(spec).expected`, with one replay where that may need two.
+    """
+    card = card_of(spec)
+    assert card is not None
+    if not can_replay(spec):
+        return judge(spec).expected
+    limits = limits_of(spec)
+    least = least_bytes(spec, card, card.usable_bytes)
+    return _decided(least, card.usable_bytes, limits) is None and gets_through(spec, card)
 
 
 def _decided(least: int, limit: int, limits: Sequence[Limit]) -> Verdict | None:
@@ -43,7 +61,7 @@ def _decided(least: int, limit: int, limits: Sequence[Limit]) -> Verdict | None:
     beyond = least + sum(each.at_least_bytes for each in unmodelled)
     if beyond <= limit:
         return None
-    return Verdict("does-not-fit", beyond, limit, None, tuple(each.what for each in unmodelled))
+    return Verdict("does-not-fit", beyond, None, limit, None, False, tuple(each.what for each in unmodelled))
 
 
 def verdict_of(need: Need, card: Card | None, limit: int, least: int, limits: Sequence[Limit]) -> Verdict:
@@ -65,7 +83,17 @@ def verdict_of(need: Need, card: Card | None, limit: int, least: int, limits: Se
         answer = "does-not-fit"
     elif unmodelled and answer == "fits":
         answer = "unknown"
-    return Verdict(answer, least + extra, limit, interval, tuple(each.what for each in unmodelled))
+    expected = answer != "does-not-fit" and _is_expected(need, limit, on_card=on_card)
+    return Verdict(
+        answer, least + extra, need.device_bytes, limit, interval, expected, tuple(each.what for each in unmodelled)
+    )
+
+
+def _is_expected(need: Need, limit: int, *, on_card: bool) -> bool:
+    """Whether the replay gets through; where there is none, whether even the upper end of the interval does."""
+    if need.played is None:
+        return need.high_bytes <= limit
+    return bool(need.gets_through) if on_card else need.device_bytes <= limit
 
 
 def _interval(need: Need, answer: Answer, limit: int) -> Interval:
@@ -83,8 +111,12 @@ def card_of(spec: Spec) -> Card | None:
     return None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
 
 
-def size(spec: Spec) -> Result:
-    """What each GPU of a run will hold, at which point of the step, and whether it fits: replayed where it can be.
+def size(spec: Spec, limit: int | None = None) -> Result:
+    """What each GPU of a run holds, at which point of the step, and whether it fits: replayed where it can be.
+
+    Args:
+        spec: the run.
+        limit: bytes of a device that it may hold; None: the usable memory of its card, if it names one.
 
     Raises:
         InputError: the family, or this implementation of it, is not modelled; or PyTorch's release does not take the
@@ -96,12 +128,23 @@ def size(spec: Spec) -> Result:
     result = estimate(spec, None if need is None else need.played)
     ranks = tuple(_with_memory(spec, card, rank, need) for rank in result.ranks)
     headline = need or recorded_need(spec, card, result.ledger.peak_bytes)
+    if limit is None and card is not None:
+        limit = card.usable_bytes
     judgement = None
-    if card is not None:
-        least, limit = least_bytes(spec, card), card.usable_bytes
-        judgement = verdict_of(headline, card, limit, least, result.limits)
+    if limit is not None:
+        judgement = verdict_of(headline, card, limit, least_bytes(spec, card, limit), result.limits)
     sized = replace(result, ranks=ranks, judgement=judgement, confidence="replay" if replays else "formula")
     return sized if spec.inference is None else _with_largest(sized)
+
+
+def size_against(spec: Spec, limit: int) -> Result:
+    """As `size`, but without a replay where the lower bound alone is beyond the limit.
+
+    Reserved and device memory of such a run are not known, and its verdict has no interval.
+    """
+    limits = limits_of(spec)
+    known = _decided(least_bytes(spec, card_of(spec), limit), limit, limits)
+    return size(spec, limit) if known is None else replace(estimate(spec), judgement=known)
 
 
 def _with_largest(result: Result) -> Result:

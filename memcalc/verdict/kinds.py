@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.spec.spec import Spec
+from memcalc.spec.training import TrainingSpec
 
 ONE_GPU, SEVERAL_GPUS, GENERATION = "one GPU", "several GPUs", "generation"
 EXPANDABLE, SETTINGS = "one GPU, expandable segments", "one GPU, allocator settings"
@@ -15,18 +16,26 @@ def kinds_of(spec: Spec) -> tuple[str, ...]:
 
     Settings of the allocator are a kind of their own: runs under the default settings say nothing about them.
     """
-    training, parallelism = spec.training, spec.parallelism
     if spec.inference is not None:
         return (GENERATION,)
-    if parallelism.ranks == 1:
-        if training.alloc_conf:
-            return (EXPANDABLE,) if "expandable_segments:True" in training.alloc_conf else (SETTINGS,)
-        if training.offload_activations != "none":
-            return f"{ONE_GPU}, offloaded activations", ONE_GPU
-        if training.finetune != "full":
-            return f"{ONE_GPU}, {'QLoRA' if training.finetune == 'qlora' else 'LoRA'}", ONE_GPU
-        return f"{ONE_GPU}, {_MODULES.get(training.implementation, f'{training.implementation} modules')}", ONE_GPU
-    if training.implementation == "megatron" or parallelism.engine == "megatron":
+    return _on_one_gpu(spec.training) if spec.parallelism.ranks == 1 else _on_several_gpus(spec)
+
+
+def _on_one_gpu(training: TrainingSpec) -> tuple[str, ...]:
+    if training.alloc_conf:
+        return (EXPANDABLE,) if "expandable_segments:True" in training.alloc_conf else (SETTINGS,)
+    if training.offload_activations != "none":
+        narrow = "offloaded activations"
+    elif training.finetune != "full":
+        narrow = "QLoRA" if training.finetune == "qlora" else "LoRA"
+    else:
+        narrow = _MODULES.get(training.implementation, f"{training.implementation} modules")
+    return f"{ONE_GPU}, {narrow}", ONE_GPU
+
+
+def _on_several_gpus(spec: Spec) -> tuple[str, ...]:
+    parallelism = spec.parallelism
+    if spec.training.implementation == "megatron" or parallelism.engine == "megatron":
         return "Megatron-Core", SEVERAL_GPUS
     if parallelism.offload != "none":
         return "offload to the host", SEVERAL_GPUS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil, floor
 from typing import NamedTuple
 
@@ -13,8 +14,8 @@ from memcalc.estimation.outside import outside_bytes
 from memcalc.estimation.stages import stages_of, stages_that_matter
 from memcalc.estimation.states import state_peak
 from memcalc.ledger.verdict import Answer, Errors
-from memcalc.rehearsal.rehearsal import Rehearsal, why_not
-from memcalc.rehearsal.requests import Requests
+from memcalc.rehearsal.rehearsal import requests_of, why_not
+from memcalc.rehearsal.requests import Replay, replay
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 from memcalc.verdict.kinds import kinds_of
@@ -31,6 +32,7 @@ class Need(NamedTuple):
         outside_bytes: context and communication library.
         played: what the replay found beside the requests; None where the run was not replayed.
         on_card: whether the run gets through on its whole card, errors included; None without a card.
+        gets_through: whether its replay does, errors aside; None without a card or a replay.
     """
 
     reserved_bytes: int
@@ -38,6 +40,7 @@ class Need(NamedTuple):
     outside_bytes: int
     played: Played | None
     on_card: Answer | None
+    gets_through: bool | None
 
     @property
     def device_bytes(self) -> int:
@@ -55,13 +58,14 @@ class Need(NamedTuple):
         return self.outside_bytes + ceil(self.reserved_bytes * (1 + self.errors.high))
 
 
-def least_bytes(spec: Spec, card: Card | None, limit: int | None = None) -> int:
+def least_bytes(spec: Spec, card: Card | None, limit: int | None = None, *, tails: bool = False) -> int:
     """A lower bound of device memory: what the worst rank requests at once, its context and communication library.
 
     Args:
         spec: the run.
         card: its card, if it has one.
         limit: stop at the first stage that is beyond this: what is returned is then no maximum, but above it.
+        tails: with the remainders of model states that formulas expect the allocator not to split off.
     """
     outside = outside_bytes(spec, card)
     if spec.inference is not None:
@@ -71,7 +75,7 @@ def least_bytes(spec: Spec, card: Card | None, limit: int | None = None) -> int:
     for stage in stages:
         if limit is not None and most > limit:
             break
-        most = max(most, peak_bytes(spec, stage, card, tails=False) + outside)
+        most = max(most, peak_bytes(spec, stage, card, tails=tails) + outside)
     return most
 
 
@@ -97,11 +101,29 @@ def recorded_need(spec: Spec, card: Card | None, allocated: int) -> Need:
     """The need of a rank that allocates so much, by what recorded runs of its kind reserved. Bytes."""
     ratio, errors = reserve_ratio(kinds_of(spec))
     outside = outside_bytes(spec, card)
-    found = Need(ceil(allocated * ratio), errors, outside, None, None)
+    found = Need(ceil(allocated * ratio), errors, outside, None, None, None)
     # No run reserves less than it allocates.
     least = min(allocated / found.reserved_bytes - 1, 0.0) if found.reserved_bytes else 0.0
     found = found._replace(errors=errors._replace(low=max(errors.low, least)))
     return found if card is None else found._replace(on_card=answer_of(found, card.usable_bytes))
+
+
+def gets_through(spec: Spec, card: Card) -> bool:
+    """Whether the replay of a run gets through on its card, errors aside."""
+    return _replays(spec)(card.usable_bytes - outside_bytes(spec, card)) is not None
+
+
+def _replays(spec: Spec) -> Callable[[int | None], Replay | None]:
+    """Returns the replay of a run on a device of so many bytes for the allocator; None: it runs out of memory."""
+    requests, training = requests_of(spec), spec.training
+
+    def on(room: int | None) -> Replay | None:
+        try:
+            return replay(requests, training.alloc_conf, training.torch_version.removeprefix("v"), room)
+        except OutOfMemory:
+            return None
+
+    return on
 
 
 def answer_of(need: Need, limit: int) -> Answer:
@@ -118,33 +140,22 @@ def _allocated(spec: Spec, card: Card | None) -> int:
 
 
 def _replayed(spec: Spec, card: Card | None) -> Need:
-    """The replay on a device that never runs out; if that reserves more than the card has, on the card.
+    """The replay on the card, where the allocator frees cached blocks before it runs out of memory.
 
-    There the allocator frees cached blocks before it fails. The replay's errors are a matter of reserved memory, so the
-    run gets through for sure where it gets through on a device that is smaller by the largest error.
+    The replay's errors are a matter of reserved memory, so a run gets through for sure where it gets through on a
+    device that is smaller by the largest error, and for sure not where one that is larger by it is not enough.
     """
     errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, card)
-    endless = _play(spec)
-    assert endless is not None
-    need = Need(endless.reserved_bytes, errors, outside, endless.played, None)
-    if card is None:
+    on = _replays(spec)
+    room = None if card is None else card.usable_bytes - outside
+    on_card = on(room)
+    found = on_card or on(None)
+    assert found is not None, "a device without end does not run out of memory"
+    need = Need(found.reserved_bytes, errors, outside, found.played, None, None)
+    if card is None or room is None:
         return need
-    room = card.usable_bytes - outside
-    if need.high_bytes <= card.usable_bytes:
-        return need._replace(on_card="fits")
-    limited = endless if endless.reserved_bytes <= room else _play(spec, room)
-    if limited is None:
-        larger = _play(spec, floor(room / (1 + errors.low)))
-        return need._replace(on_card="does-not-fit" if larger is None else "unknown")
-    smaller = _play(spec, floor(room / (1 + errors.high)))
-    on_card: Answer = "unknown" if smaller is None else "fits"
-    return need._replace(reserved_bytes=limited.reserved_bytes, played=limited.played, on_card=on_card)
-
-
-def _play(spec: Spec, room: int | None = None) -> Requests | None:
-    """The run played to an allocator that can have `room` bytes of the device; None: it runs out of memory."""
-    torch = spec.training.torch_version.removeprefix("v")
-    try:
-        return Rehearsal(spec, Requests(spec.training.alloc_conf, torch, room)).play()
-    except OutOfMemory:
-        return None
+    if on_card is None:
+        larger = on(floor(room / (1 + errors.low)))
+        return need._replace(on_card="does-not-fit" if larger is None else "unknown", gets_through=False)
+    sure = need.high_bytes <= card.usable_bytes or on(floor(room / (1 + errors.high))) is not None
+    return need._replace(on_card="fits" if sure else "unknown", gets_through=True)

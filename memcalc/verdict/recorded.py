@@ -15,7 +15,9 @@ from memcalc.ledger.verdict import Errors
 
 FILE = Path(__file__).parents[1] / "data" / "recorded_errors.json"
 
-ENOUGH = 20  # runs of a kind whose central 95 % mean something; with fewer, those of the next wider kind are taken
+# Runs of a kind from which on its own figures are taken, with fewer those of the next wider kind: 20 for the central
+# 95 % of errors to mean something, 10 for a full range.
+ENOUGH, ENOUGH_FOR_A_RANGE = 20, 10
 UNRECORDED = 0.1  # what is allowed on both sides for a kind without records
 
 
@@ -45,14 +47,14 @@ def reserve_ratio(kinds: Iterable[str]) -> tuple[float, Errors]:
     """Reserved over allocated memory of recorded runs, for runs that cannot be replayed.
 
     Returns:
-        The median ratio, and the errors around it: the full recorded range. A kind with fewer than ENOUGH runs has the
-        range of the next wider one.
+        The median ratio, and the errors around it: the full recorded range. A kind with fewer than ENOUGH_FOR_A_RANGE
+        runs has the range of the next wider one.
     """
     table: dict[str, dict[str, Any]] = _table()["reserved over allocated"]
     names = tuple(kinds)
     for kind in names:
         found = table.get(kind)
-        if found is not None and found["runs"] >= ENOUGH:
+        if found is not None and found["runs"] >= ENOUGH_FOR_A_RANGE:
             middle = found["median"]
             low, high = found["least"] / middle - 1, found["most"] / middle - 1
             worst = max(low, high, key=abs)

@@ -6,11 +6,30 @@ import memcalc
 from memcalc.errors import OutOfMemory
 from memcalc.estimation.estimate import Played, estimate
 from memcalc.planning.configured import with_recompute
-from memcalc.rehearsal.rehearsal import estimate_rehearsed, rehearse, why_not
-from memcalc.rehearsal.requests import Requests
+from memcalc.rehearsal.rehearsal import Rehearsal, estimate_rehearsed, rehearse, why_not
+from memcalc.rehearsal.requests import Requests, replay
 
 MIB = 2**20
 GPT2 = ("b=8", "s=1024", "training.dropout=0.1")
+RUNS = [
+    ("gpt2", ("implementation=huggingface", "recipe=mixed-18", "recompute=full")),
+    ("gpt2", ("zero_grad=zero", "optimizer=sgd")),
+    ("gpt2", ("gradient_accumulation_steps=3", "recipe=amp")),
+    ("gpt2", ("gradient_accumulation_steps=2", "zero_grad=zero", "recipe=mixed-18")),
+    ("llama-3.2-1b", ("gradient_accumulation_steps=2", "recipe=mixed-20")),
+    ("gpt2", ("attention=eager", "optimizer_implementation=fused", "recompute=[0, 1, '2-5']")),
+    ("llama-3.2-1b", ("implementation=huggingface", "recipe=amp", "recompute=['0-7']")),
+    ("llama-3-8b", ("recipe=pure", "s=4096", "recompute=[3]", "gpu=h100-80gb")),
+    ("codegen-350m", ("recipe=amp", "recompute=every-2")),
+    ("mixtral-8x7b", ("recipe=amp", "l=2", "recompute=[1]")),
+    ("llama-3.2-1b", ("lora.rank=8", "recipe=pure")),
+    ("gpt2", ("lora.rank=8", "recompute=full", "implementation=huggingface", "training.dropout=0.1")),
+    ("llama-3.2-1b", ("qlora.block_size=64", "recompute=full")),
+    ("gpt2", ("optimizer=adam-8bit",)),
+    ("gpt2", ("optimizer=adam-8bit", "optimizer_options.paged=true")),
+    ("gpt2", ("optimizer=adafactor", "recipe=pure", "b=1", "s=256")),
+    ("gpt2", ("optimizer=muon", "recipe=pure", "b=1", "s=256")),
+]
 
 
 def test_a_rest_of_a_mebibyte_stays_and_a_larger_one_is_split_off() -> None:
@@ -18,32 +37,34 @@ def test_a_rest_of_a_mebibyte_stays_and_a_larger_one_is_split_off() -> None:
     requests = Requests()
     requests.begin("forward_1")
     first = requests.take(2 * 2 * 1024 * 3840)
-    assert requests.rests == {"forward_1": MIB}
-    assert requests.asked == {"forward_1": 15 * MIB}
+    assert replay(requests).rests == {"forward_1": MIB}
+    assert replay(requests).asked == {"forward_1": 15 * MIB}
 
     requests.drop((first,))
     requests.begin("backward_1")
     requests.take(14 * MIB)  # of the same segment: 2 MiB are split off
-    assert requests.rests == {"forward_1": MIB, "backward_1": 0}
+    assert replay(requests).rests == {"forward_1": MIB, "backward_1": 0}
 
 
 def test_settings_of_the_allocator_hold() -> None:
     """An expandable segment grows by 20 MiB; else a segment of 15 MiB is one of 16."""
     for settings, reserved in (("", 16 * MIB), ("expandable_segments:True", 20 * MIB)):
-        requests = Requests(settings)
+        requests = Requests()
         requests.take(15 * MIB)
-        assert requests.reserved_bytes == reserved
+        assert replay(requests, settings).reserved_bytes == reserved
 
 
-def test_on_a_card_cached_blocks_go_before_it_fails() -> None:
+@pytest.mark.parametrize("settings", ["", "roundup_power2_divisions:4"])
+def test_on_a_card_cached_blocks_go_before_it_fails(settings: str) -> None:
     """24 MiB find no place in a free segment of 20: without end there are two, in 32 MiB the first one goes."""
-    for room, reserved in ((None, 44 * MIB), (32 * MIB, 24 * MIB)):
-        requests = Requests(room=room)
-        requests.drop((requests.take(20 * MIB),))
-        requests.take(24 * MIB)
-        assert requests.reserved_bytes == reserved
+    requests = Requests()
+    requests.drop((requests.take(20 * MIB),))
+    requests.take(24 * MIB)
+    found = [replay(requests, settings, room=room).reserved_bytes for room in (None, 32 * MIB)]
+    assert found == [44 * MIB, 24 * MIB]
+    requests.take(16 * MIB)
     with pytest.raises(OutOfMemory):
-        requests.take(16 * MIB)
+        replay(requests, settings, room=32 * MIB)
 
 
 def test_a_run_that_fills_its_card_reserves_what_the_card_has() -> None:
@@ -61,10 +82,42 @@ def test_a_storage_is_freed_by_its_last_owner() -> None:
     requests.hold(storage)
     requests.drop((storage,))
     requests.take(512)
-    assert requests.asked == {"forward_1": 1024}
+    assert replay(requests).asked == {"forward_1": 1024}
     requests.drop((storage,))
     requests.take(512)
-    assert requests.asked == {"forward_1": 1024}
+    assert replay(requests).asked == {"forward_1": 1024}
+
+
+def test_buffers_of_an_operator_are_given_back_inside_it_or_with_what_it_leaves() -> None:
+    """Two MiB stay of five, and go together; an operator without any leaves a storage all the same."""
+    requests = Requests()
+    requests.begin("forward_1")
+    left, nothing = requests.play((MIB, 2 * MIB, -2 * MIB, 2 * MIB, MIB, -2 * MIB)), requests.play((512, -512))
+    requests.begin("backward_1")
+    requests.drop((left, nothing, requests.take(0)))
+    requests.begin("end")
+    assert replay(requests).asked == {"forward_1": 4 * MIB, "backward_1": 2 * MIB, "end": 0}
+
+
+def test_what_comes_again_makes_new_storages_and_leaves_out_what_stays() -> None:
+    """The second time without the workspace, and what is left over is given back by its new number."""
+    requests = Requests()
+    requests.begin("forward_1")
+    before = requests.take(3 * MIB)
+    mark = requests.mark()
+    kept = requests.take(MIB)
+    requests.take_once(8 * MIB)
+    requests.drop((requests.take(2 * MIB),))
+    written = requests.since(mark)
+    requests.drop((kept, before))
+    requests.begin("forward_2")
+    new: dict[int, int] = {}
+    requests.again(written, new)
+    requests.drop((new[kept],))
+    requests.begin("end")
+
+    assert requests.stretches[2].script == [MIB, 2 * MIB, ~5, ~4]
+    assert replay(requests).asked == {"forward_1": 14 * MIB, "forward_2": 11 * MIB, "end": 8 * MIB}
 
 
 @pytest.mark.parametrize(
@@ -88,28 +141,7 @@ def test_what_is_rehearsed_is_what_is_estimated(recipe: str, recompute: str | li
     assert rehearsed == {phase: amount + requests.rests[phase] for phase, amount in totals.items()}
 
 
-@pytest.mark.parametrize(
-    ("config", "overrides"),
-    [
-        ("gpt2", ("implementation=huggingface", "recipe=mixed-18", "recompute=full")),
-        ("gpt2", ("zero_grad=zero", "optimizer=sgd")),
-        ("gpt2", ("gradient_accumulation_steps=3", "recipe=amp")),
-        ("gpt2", ("gradient_accumulation_steps=2", "zero_grad=zero", "recipe=mixed-18")),
-        ("llama-3.2-1b", ("gradient_accumulation_steps=2", "recipe=mixed-20")),
-        ("gpt2", ("attention=eager", "optimizer_implementation=fused", "recompute=[0, 1, '2-5']")),
-        ("llama-3.2-1b", ("implementation=huggingface", "recipe=amp", "recompute=['0-7']")),
-        ("llama-3-8b", ("recipe=pure", "s=4096", "recompute=[3]", "gpu=h100-80gb")),
-        ("codegen-350m", ("recipe=amp", "recompute=every-2")),
-        ("mixtral-8x7b", ("recipe=amp", "l=2", "recompute=[1]")),
-        ("llama-3.2-1b", ("lora.rank=8", "recipe=pure")),
-        ("gpt2", ("lora.rank=8", "recompute=full", "implementation=huggingface", "training.dropout=0.1")),
-        ("llama-3.2-1b", ("qlora.block_size=64", "recompute=full")),
-        ("gpt2", ("optimizer=adam-8bit",)),
-        ("gpt2", ("optimizer=adam-8bit", "optimizer_options.paged=true")),
-        ("gpt2", ("optimizer=adafactor", "recipe=pure", "b=1", "s=256")),
-        ("gpt2", ("optimizer=muon", "recipe=pure", "b=1", "s=256")),
-    ],
-)
+@pytest.mark.parametrize(("config", "overrides"), RUNS)
 def test_of_any_plain_run(config: str, overrides: tuple[str, ...]) -> None:
     spec = memcalc.load(config, *overrides)
     requests = rehearse(spec)
@@ -120,6 +152,19 @@ def test_of_any_plain_run(config: str, overrides: tuple[str, ...]) -> None:
         named = hidden if spec.training.implementation == "huggingface" and phase.startswith("forward") else 0
         assert totals[phase] - 4 * named <= asked <= totals[phase], phase
         assert named or asked == totals[phase], phase
+
+
+class Walked(Requests):
+    """Requests that are all walked through, none copied from those before."""
+
+
+@pytest.mark.parametrize(("config", "overrides"), RUNS)
+def test_what_is_copied_is_what_is_walked_through(config: str, overrides: tuple[str, ...]) -> None:
+    """Micro-batches and optimizer steps after the first of their kind: the same requests and the same storages."""
+    spec = memcalc.load(config, *overrides)
+    copied, walked = (Rehearsal(spec, requests).play() for requests in (Requests(), Walked()))
+    assert (copied.repeats, walked.repeats) == (True, False)
+    assert copied.stretches == walked.stretches
 
 
 @pytest.mark.parametrize(

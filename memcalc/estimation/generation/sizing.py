@@ -29,12 +29,6 @@ from memcalc.spec.cards import Card, find_card
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 
-NOT_MODELLED = (
-    "loading of the checkpoint; tokens, scores and masks of a sampler beyond greedy choice",
-    "beam search, speculative decoding, prefix sharing",
-    "torch.compile and CUDA graphs",
-)
-
 
 def generation(spec: Spec) -> Result:
     """What each GPU will hold while prompts are read and tokens are made, and whether it fits."""
@@ -129,21 +123,6 @@ def _tails(spec: Spec, stage: Stage) -> int:
     """Bytes of the rests that blocks keep when weights are placed one after the other."""
     found = (state_tails(group, choice, copies, ()) for group, choice, copies in _weights(spec, stage))
     return sum(amount for each in found for amount in each.values())
-
-
-def omissions(spec: Spec) -> Iterator[str]:
-    """What the estimate of a generation leaves out."""
-    inference = spec.inference
-    assert inference is not None
-    yield from NOT_MODELLED
-    if inference.cache == "paged":
-        yield "a serving engine's own buffers: vLLM was read, not measured; it takes what the card has left as cache"
-    if spec.model.moe is not None:
-        yield "experts that get more tokens than others: routing is taken as balanced"
-    if inference.quantization != "none":
-        yield "weights in 4 bits were not compared with a generation"
-    if spec.parallelism.tensor_parallel > 1 or spec.parallelism.pipeline_parallel > 1:
-        yield "what several ranks exchange; generation over several GPUs was not compared with a run"
 
 
 def _notes(spec: Spec) -> Iterator[str]:
