@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import Config, Gpu, Set, Units
+from memcalc.cli.options import AcceptUnknown, Config, Gpu, Set, Units
 from memcalc.errors import InputError
 from memcalc.units import Unit
 
@@ -51,9 +51,7 @@ def command(
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the configuration with the plan in it.")
     ] = None,
-    accept_unknown: Annotated[
-        bool, typer.Option("--accept-unknown", help="Exit code 0 also where nobody can say whether the plan fits.")
-    ] = False,
+    accept_unknown: AcceptUnknown = False,
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
 ) -> None:
@@ -62,7 +60,7 @@ def command(
     The cheapest plan with which the run fits its GPU or the budget, by allocator replay: its cost, its peak, the lines
     to paste into the training code, and the plan for the configuration.
 
-    Exit code 1: no plan fits, or nobody can say (unless --accept-unknown).
+    Exit code 1: no plan fits, or memcalc cannot say (unless --accept-unknown).
 
     Example: memcalc recompute llama-3-8b --gpu h100-80gb --set recipe=pure --set b=2
     """
