@@ -120,23 +120,22 @@ class Planner:
             judged: the plan.
             batches: of `largest`; None: they are estimated, with as much allocated as this plan's search allowed.
         """
-        replayed = batches is not None
-        if batches is None:
-            batch, without, most = self.spec.training.micro_batch_size, *self._estimated(judged.room)
-            if self.judge.passes(judged.verdict):  # the verdict of this micro-batch is known
-                recomputes = judged.proposal.found.evaluation.again_flops > 0
-                most = max(most, batch)
-                without = min(without, batch - 1) if recomputes else max(without, batch)
-            batches = without, most
-        longer = self._slow_down(batches[1], judged.room) if batches[0] < batches[1] else 1.0
-        return gain_of(batches, longer, replayed=replayed)
+        chain, again = judged.proposal.configured.chain, judged.proposal.again_flops
+        if batches is not None:
+            return gain_of(batches, slow_down(chain.flops, again) if batches[0] < batches[1] else 1.0, replayed=True)
+        batch, without, most = self.spec.training.micro_batch_size, *self._estimated(judged.room)
+        if self.judge.passes(judged.verdict):  # the verdict of this micro-batch is known
+            most = max(most, batch)
+            without = min(without, batch - 1) if again else max(without, batch)
+        if most != batch:
+            chain, again = self.configured(most).chain, self._cheapest(most, judged.room).again_flops
+        return gain_of((without, most), slow_down(chain.flops, again) if without < most else 1.0, replayed=False)
 
-    def _slow_down(self, batch: int, room: int) -> float:
-        """Time of a step of a micro-batch with its plan over that without recomputation, by FLOPs."""
+    def _cheapest(self, batch: int, room: int) -> Proposal:
+        """The plan of a micro-batch by allocated memory alone."""
         configured = self.configured(batch)
         found = optimal(configured.chain, room, bounded=False) if self.strategy in SEARCHES else None
-        evaluation = (found or self.least(configured).found).evaluation
-        return slow_down(configured.chain.flops, evaluation.again_flops)
+        return self.least(configured) if found is None else Proposal(configured, found)
 
     def too_small(self, batch: int) -> DoesNotFit:
         """What the smallest plan of a micro-batch needs, what holds that, and what would help."""

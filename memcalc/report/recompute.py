@@ -108,7 +108,7 @@ def remarks(planning: Planning, unit: Unit) -> Iterator[str]:
         yield f"No plan that allocates at most {format_bytes(planning.budget, unit)} recomputes less."
     elif loss is not None:
         yield (
-            f"A plan that allocates at most {format_bytes(planning.budget, unit)} could recompute at most "
+            f"By allocated memory alone a plan within {format_bytes(planning.budget, unit)} could recompute at most "
             f"{loss / flops:.2%} of a forward less."
         )
     if planning.keep:
