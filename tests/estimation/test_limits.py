@@ -43,14 +43,6 @@ def test_they_are_what_a_result_lists(words: tuple[str, ...]) -> None:
     assert set(TRAINING) < set(result.not_modelled)
 
 
-def test_a_replay_leaves_fragmentation_in_place_of_it() -> None:
-    before, after = (own_limits(load("gpt2"), replayed=replayed) for replayed in (False, True))
-
-    assert [limit.what for limit in before if limit not in after] == [
-        "fragmentation of the allocator beyond the reserve factor"
-    ]
-
-
 def test_generation_has_its_own() -> None:
     result = memcalc.estimate({"preset": "gpt2", "inference": {"batch_size": 1}})
 
