@@ -80,7 +80,7 @@ def test_a_copy_is_part_of_what_the_run_leaves_out() -> None:
 
 @pytest.mark.parametrize(
     ("words", "holds"),
-    [(("b=8",), False), (("b=7",), True), (("b=8", "loss=fused"), True), (("b=9", "loss=chunked"), False)],
+    [(("b=8",), False), (("b=7",), True), (("b=9", "loss=chunked"), False)],
 )
 def test_a_forward_pass_of_more_sequences_than_a_step_holds_memory(words: tuple[str, ...], holds: bool) -> None:
     evaluation = Limit("evaluation during training", holds_memory=True, sequences=8)
