@@ -46,7 +46,7 @@ from tools import (  # noqa: E402
     offload,
     published_configs,
     real_gpus,
-    rehearsed,
+    recorded_tables,
     trainer,
     world_sizes,
 )
@@ -471,7 +471,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "cards": cards_table,
     "fields": fields_table,
     "policies": policies_table,
-    **rehearsed.TABLES,
+    **recorded_tables.TABLES,
     **world_sizes.TABLES,
     "importer": importer_table,
     "presets": presets_table,
