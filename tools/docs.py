@@ -178,7 +178,7 @@ def fields_table(block: str) -> str:
     def row(name: str) -> list[str]:
         shown = f"`{name}`" + (f" or `{symbols[name]}`" if name in symbols else "")
         field = schema[name]
-        default = f"`{json.dumps(field['default'])}`" if field.get("default") is not None else ""
+        default = f"`{json.dumps(field['default'])}`" if field.get("default") not in (None, "") else ""
         return [shown, values(field), default.replace('"', ""), field.get("description", "")]
 
     return table(["field", "values", "default", "what it is"], [row(name) for name in schema if name not in NESTED])

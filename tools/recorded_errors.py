@@ -159,7 +159,7 @@ def _interval(found: list[float]) -> dict[str, Any]:
         "runs": len(ordered),
         "exact": sum(error == 0 for error in ordered),
         "median": round(median(map(abs, ordered)), DIGITS),
-        "worst": round(max(ordered, key=abs), DIGITS),
+        "worst": round(ordered[0] if -ordered[0] > ordered[-1] else ordered[-1], DIGITS),
         "low": round(ordered[outside], DIGITS),
         "high": round(ordered[-1 - outside], DIGITS),
     }

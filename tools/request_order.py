@@ -112,7 +112,7 @@ class _LoggedRequests(Requests):
         self.above = above
         self.what = ""
         self._phase_now = ""
-        self._parts: list[tuple[int, ...]] = []
+        self._made: list[tuple[int, ...]] = []
         self._left: list[int] = []
 
     def begin(self, phase: str) -> None:
@@ -129,7 +129,7 @@ class _LoggedRequests(Requests):
             elif change < -self.above:
                 last = max(index for index, (size, _) in enumerate(taken) if size == -change)
                 self.log.free(taken.pop(last)[1])
-        self._parts.append(tuple(index for _, index in taken))
+        self._made.append(tuple(index for _, index in taken))
         self._left.append(1)
         return len(self._left) - 1
 
@@ -140,7 +140,7 @@ class _LoggedRequests(Requests):
         for number in numbers:
             self._left[number] -= 1
             if not self._left[number]:
-                for index in self._parts[number]:
+                for index in self._made[number]:
                     self.log.free(index)
 
 
@@ -192,8 +192,8 @@ def first_difference(traced: Sequence[Request], replayed: Sequence[Request]) -> 
             continue
         phase = (real or ours).phase
         place = index - next(at for at, each in enumerate(traced if real else replayed) if each.phase == phase)
-        sides = (tuple(side[max(0, index - CONTEXT) : index + 1]) for side in (traced, replayed))
-        return Difference(index, phase, place, *sides, _reason(real, ours, traced, replayed))
+        first, second = (tuple(side[max(0, index - CONTEXT) : index + 1]) for side in (traced, replayed))
+        return Difference(index, phase, place, first, second, _reason(real, ours, traced, replayed))
     return None
 
 
