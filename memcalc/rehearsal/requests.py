@@ -121,16 +121,11 @@ class Requests:
     def since(self, mark: tuple[int, int]) -> Written:
         """What was written in this phase since a mark."""
         begin, number = mark
-        script: list[int] = []
-        made: list[int] = []
-        for change in self._script[begin:]:
-            if change < 0:
-                script.append(change)
-                continue
-            if number not in self._once:
-                script.append(change)
-                made.append(number)
-            number += 1
+        script, made = self._script[begin:], [*range(number, len(self._owners))]
+        if not self._once.isdisjoint(made):
+            numbers = iter(made)
+            script = [change for change in script if change < 0 or next(numbers) not in self._once]
+            made = [number for number in made if number not in self._once]
         parts = {number: self._parts[number] for number in made if number in self._parts}
         return Written(script, made, [self._owners[number] for number in made], parts)
 
