@@ -7,7 +7,7 @@ from memcalc.errors import OutOfMemory
 from memcalc.estimation.estimate import Played, estimate
 from memcalc.planning.configured import with_recompute
 from memcalc.rehearsal.rehearsal import Rehearsal, estimate_rehearsed, rehearse, why_not
-from memcalc.rehearsal.requests import Requests, replay
+from memcalc.rehearsal.requests import Requests, replay, reserved_upper_bound
 
 MIB = 2**20
 GPT2 = ("b=8", "s=1024", "training.dropout=0.1")
@@ -165,6 +165,15 @@ def test_what_is_copied_is_what_is_walked_through(config: str, overrides: tuple[
     copied, walked = (Rehearsal(spec, requests).play() for requests in (Requests(), Walked()))
     assert (copied.repeats, walked.repeats) == (True, False)
     assert copied.stretches == walked.stretches
+
+
+@pytest.mark.parametrize(("config", "overrides"), RUNS)
+def test_no_run_reserves_more_than_the_bound(config: str, overrides: tuple[str, ...]) -> None:
+    """In none of the releases that break ties in their own way; and the bound says something."""
+    requests = Rehearsal(memcalc.load(config, *overrides), Requests()).play()
+    bound = reserved_upper_bound(requests)
+    for torch in ("2.11", "2.12", "2.13"):
+        assert bound / 8 < replay(requests, torch=torch).reserved_bytes <= bound
 
 
 @pytest.mark.parametrize(
