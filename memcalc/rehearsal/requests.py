@@ -121,13 +121,13 @@ class Requests:
 
     def since(self, mark: tuple[int, int]) -> Written:
         """What was written in this phase since a mark."""
-        begin, number = mark
-        script, made = self._script[begin:], [*range(number, len(self._owners))]
+        begin, first = mark
+        script, made = self._script[begin:], [*range(first, len(self._owners))]
         if not self._once.isdisjoint(made):
             numbers = iter(made)
             script = [change for change in script if change < 0 or next(numbers) not in self._once]
             made = [number for number in made if number not in self._once]
-        parts = {number: self._parts[number] for number in made if number in self._parts}
+        parts = {number: parts for number, parts in self._parts.items() if number >= first and number not in self._once}
         return Written(script, made, [self._owners[number] for number in made], parts)
 
     def again(self, written: Written, new: dict[int, int]) -> None:
@@ -153,10 +153,12 @@ class Replay:
     Args:
         tops: for each phase the most that was in use at once, and the most that was asked for in whole blocks.
         reserved_bytes: the most that the allocator held of the device.
+        retries: how often it emptied its cache for a request; 0: all is as on a device that never runs out.
     """
 
     tops: dict[str, tuple[int, int]]
     reserved_bytes: int
+    retries: int = 0
 
     @property
     def rests(self) -> dict[str, int]:
@@ -195,7 +197,7 @@ def replay(requests: Requests, alloc_conf: str = "", torch: str = DEFAULT_VERSIO
         return _replay_whole(stretches, settings, version, room)
     lean = LeanAllocator(version, room)
     tops = _tops((phase, lean.play(script)) for phase, script in stretches)
-    return Replay(tops, lean.peak_reserved_bytes)
+    return Replay(tops, lean.peak_reserved_bytes, lean.retries)
 
 
 def reserved_upper_bound(requests: Requests) -> int:
@@ -240,4 +242,4 @@ def _replay_whole(stretches: Sequence[Stretch], settings: Settings, version: Ver
         return most, most_asked
 
     tops = _tops((phase, play(script)) for phase, script in stretches)
-    return Replay(tops, allocator.counters.reserved.peak)
+    return Replay(tops, allocator.counters.reserved.peak, allocator.counters.num_alloc_retries)
