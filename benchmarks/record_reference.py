@@ -48,7 +48,9 @@ def variables_of(card: str, python: str) -> dict[str, str]:
     if card == "cuda":
         return {"PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
     variables = environment(card, pythons=[python])
-    variables["PYTHONPATH"] += os.pathsep + here
+    variables["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (variables["PYTHONPATH"], here, os.environ.get("PYTHONPATH")))
+    )
     return variables
 
 

@@ -94,6 +94,7 @@ def run(case: str, card: str, recordings: Path) -> None:
         "spec": spec.model_dump(mode="json"),
         "phases": phases.found,
         "requested": phases.requested,
+        "reserved": phases.reserved,
         **({"pinned_bytes": pinned_bytes()} if spec.parallelism.offload != "none" else {}),
         **({"pinned_bytes": pinned_peak()} if spec.training.offload_activations != "none" else {}),
     }
@@ -124,11 +125,12 @@ def pinned_peak() -> int:
 
 
 class Phases:
-    """Peaks of allocated bytes, and of those that were asked for, phase by phase."""
+    """Peaks of allocated, requested and reserved bytes, phase by phase."""
 
     def __init__(self) -> None:
         self.found: dict[str, int] = {}
         self.requested: dict[str, int] = {}
+        self.reserved: dict[str, int] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -140,6 +142,7 @@ class Phases:
         self.found[name] = max(self.found.get(name, 0), torch.cuda.max_memory_allocated())
         asked = torch.cuda.memory_stats()["requested_bytes.all.peak"]
         self.requested[name] = max(self.requested.get(name, 0), asked)
+        self.reserved[name] = max(self.reserved.get(name, 0), torch.cuda.max_memory_reserved())
 
 
 def pytorch(spec: Any, phases: Phases) -> None:

@@ -14,8 +14,9 @@ from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.huggingface.catalogue import FAMILIES
 from memcalc.estimation.blocks.structure import Structure, layout, structure_of
 from memcalc.estimation.engines import buffers, ddp, deepspeed, fsdp2, gradient_buffer, megatron
-from memcalc.estimation.estimate import FRAGMENTATION, NOT_MODELLED, estimate
+from memcalc.estimation.estimate import estimate
 from memcalc.estimation.items import PHASES, phases_of
+from memcalc.estimation.limits import FRAGMENTATION, TRAINING
 from memcalc.estimation.parameters import Parameter, count_parameters, parameter_table
 from memcalc.estimation.program import Program, alive_after, highest
 from memcalc.estimation.stages import stages_of
@@ -360,7 +361,7 @@ def _cublas(card: str) -> str:
 
 def not_modelled_list() -> str:
     """What every estimate leaves out."""
-    return "".join(f"- {what}\n" for what in (FRAGMENTATION, *NOT_MODELLED))
+    return "".join(f"- {what}\n" for what in (FRAGMENTATION, *TRAINING))
 
 
 # -- sources ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memcalc.api.sources import Source, run_of
+from memcalc.progress import Progress, silent
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -24,8 +25,13 @@ def sweep(
     *overrides: str,
     gpu: str | None = None,
     gpus_per_node: int | None = None,
+    replay: int = 0,
+    progress: Progress = silent,
 ) -> Table:
     """Every configuration of a grid, sized as `estimate` sizes it: arrays with an entry for each. Loads NumPy.
+
+    On a card bounds decide what fits and what does not; what they do not decide is close. The Pareto front is replayed
+    through a model of PyTorch's allocator, with at most 32 replays.
 
     Args:
         source: as for `load`.
@@ -34,10 +40,13 @@ def sweep(
         overrides: as for `load`, applied to all.
         gpu: as for `load`.
         gpus_per_node: leave out what splits tensors over more GPUs than a node has.
+        replay: replay so many configurations in addition, those closest to the usable memory of their card.
+        progress: told how many replays were made.
     """
     from memcalc.engine import evaluate
+    from memcalc.engine.replays import replay as replayed
 
-    return evaluate(source, axes, *overrides, gpu=gpu, gpus_per_node=gpus_per_node)
+    return replayed(evaluate(source, axes, *overrides, gpu=gpu, gpus_per_node=gpus_per_node), replay, progress)
 
 
 def fit(

@@ -1,4 +1,4 @@
-"""Sizing by formula: one run, or two side by side."""
+"""The size of one run, or of two compared."""
 
 from __future__ import annotations
 
@@ -13,37 +13,30 @@ if TYPE_CHECKING:
 
 
 def estimate(
-    source: Source, *overrides: str, gpu: str | None = None, rehearse: bool = False, alloc_conf: str = ""
+    source: Source, *overrides: str, gpu: str | None = None, alloc_conf: str | None = None, **_: bool
 ) -> Result:
-    """What each GPU will hold, from closed formulas: no torch, no GPU, a tenth of a second.
+    """What each GPU holds: closed formulas, and a replay of all requests through a model of PyTorch's allocator.
 
-    Of a family that only transformers knows there are no formulas, and of its modules of many others: their step is
-    traced, where it can be, and the result says so.
+    No torch, no GPU. The ledger of the result is by formula; the replay is made when reserved or device memory, or the
+    verdict, is first read, and `result.replayed` has its ledger, which is what the command line shows. Families that
+    have no formulas are traced with transformers, where it is installed, and the result says so.
 
     Args:
         source: as for `load`.
         overrides: as for `load`.
         gpu: as for `load`.
-        rehearse: whether to play every request of three steps to a model of PyTorch's allocator, for the rests of
-            blocks and for reserved memory; where their order is not known, a note says why.
-        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF, for the rehearsal.
+        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF: short for the override "alloc_conf=...".
+        _: `rehearse`, which once asked for the replay; every estimate has it.
     """
-    spec = load(source, *overrides, gpu=gpu)
+    settings = () if alloc_conf is None else (f"training.alloc_conf={alloc_conf}",)
+    spec = load(source, *overrides, *settings, gpu=gpu)
     if spec.model.transformers_config is not None or _needs_trace(spec):
         from memcalc.tracing.trace import in_place_of_formulas
 
         return in_place_of_formulas(spec)
-    if rehearse:
-        from memcalc.rehearsal.rehearsal import estimate_rehearsed
+    from memcalc.verdict.judge import size_lazily
 
-        return estimate_rehearsed(spec, alloc_conf)
-    if spec.inference is not None:
-        from memcalc.estimation.generation.largest import estimate_with_largest
-
-        return estimate_with_largest(spec)
-    from memcalc.estimation.estimate import estimate as estimate_spec
-
-    return estimate_spec(spec)
+    return size_lazily(spec)
 
 
 def _needs_trace(spec: Spec) -> bool:
@@ -58,4 +51,4 @@ def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None) -> Compa
     """Two runs beside each other: components at each one's peak, and phases. Overrides apply to both."""
     from memcalc.checking.comparison import compare
 
-    return compare(estimate(a, *overrides, gpu=gpu), estimate(b, *overrides, gpu=gpu))
+    return compare(estimate(a, *overrides, gpu=gpu).replayed, estimate(b, *overrides, gpu=gpu).replayed)

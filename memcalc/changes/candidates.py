@@ -17,6 +17,10 @@ RESULTS = (SAME, MORE_GPUS, OTHER_CARD, OTHER_RESULT) = (
 
 NONE = "none"  # the price of what is free
 
+# Segments that grow instead of new ones: reserved memory comes close to what is allocated (CUDA 11.3 and later).
+EXPANDABLE = "expandable_segments:True"
+ALLOCATOR = "allocator settings"
+
 FACTORS = (2, 4, 8)  # how many times as many GPUs are offered
 
 
@@ -35,6 +39,8 @@ def candidates(spec: Spec) -> Iterator[Candidate]:
     What keeps the result keeps the sequences of a step, too.
     """
     training = spec.training
+    if not training.alloc_conf:
+        yield Candidate(ALLOCATOR, (f"training.alloc_conf={EXPANDABLE}",), NONE, SAME)
     if training.zero_grad == "zero":
         yield Candidate("free gradients", ("training.zero_grad=set_to_none",), NONE, SAME)
     if training.attention == "eager":

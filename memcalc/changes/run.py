@@ -34,7 +34,7 @@ class Run(NamedTuple):
 def written_out(spec: Spec) -> Run:
     """A run of which all fields are set."""
     blocks = spec.model_dump()
-    return Run(spec, lambda words: load(blocks, words))
+    return Run(spec, lambda words: load(blocks, words).with_limits(spec.limits))
 
 
 def words_to(run: Run, target: Spec) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ from memcalc.spec.fields import describe
 
 Baseline = Mapping[str, Mapping[str, int]]  # by path: bytes by "allocated", "reserved" and "device"
 
-VERSION = 1
+VERSION = 2
+READABLE = (1, 2)  # 1: reserved and device memory were allocated memory times a factor
 _NUMBERS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "device": "device_bytes"}
 
 
@@ -33,13 +34,15 @@ def read_baseline(path: str | Path) -> Baseline:
     configs = data.get("configs") if isinstance(data, dict) else None
     if not isinstance(configs, list):
         raise _refused(path, "it holds no list of configs.")
-    if data.get("schema_version") != VERSION:
-        raise _refused(path, f"schema_version = {describe(data.get('schema_version'))} is not {VERSION}.")
+    version = data.get("schema_version")
+    if version not in READABLE:
+        raise _refused(path, f"schema_version = {describe(version)} is not {VERSION}.")
     found: dict[str, dict[str, int]] = {}
     for number, config in enumerate(configs):
         if not isinstance(config, dict) or not isinstance(config.get("path"), str):
             raise _refused(path, f"configs[{number}] has no path.")
-        peaks = {name: config.get(key) for name, key in _NUMBERS.items()}
+        comparable = _NUMBERS if version == VERSION else {"allocated": "allocated_bytes"}
+        peaks = {name: config.get(key) for name, key in comparable.items()}
         wrong = [name for name, size in peaks.items() if size is not None and type(size) is not int]
         if wrong:
             raise _refused(path, f"configs[{number}].{_NUMBERS[wrong[0]]} is no whole number.")

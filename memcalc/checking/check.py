@@ -15,10 +15,11 @@ from memcalc.checking.patterns import is_pattern
 from memcalc.checking.policy import NO_POLICY, Limits, Policy
 from memcalc.checking.report import BUDGET, CheckReport, Outcome, Sizes, Status
 from memcalc.errors import InputError, MemcalcError
-from memcalc.estimation.estimate import estimate
 from memcalc.importers.loading import load
-from memcalc.ledger.result import Result
+from memcalc.ledger.verdict import Answer
 from memcalc.spec.cards import find_card
+from memcalc.spec.spec import Spec
+from memcalc.verdict.judge import card_of, size_against
 
 _STANDARD_INPUT = "-"
 
@@ -103,7 +104,7 @@ def _outcome(task: _Task) -> Outcome:
                 "no card and no budget to check against.",
                 "Give --gpu CARD or --budget SIZE, or write hardware.gpu into the file.",
             )
-        return _judged(path, estimate(spec), limits)
+        return _judged(path, spec, limits)
     except MemcalcError as error:
         return _broken(path, str(error))
     except Exception as error:  # noqa: BLE001 - a bug of ours in one file must not hide the others
@@ -120,10 +121,19 @@ def _broken(path: str, text: str) -> Outcome:
     return Outcome(path, "broken", message=text[place.end() :], line=int(place[1]) if place[1] else None)
 
 
-def _judged(path: str, result: Result, limits: Limits) -> Outcome:
-    headline, card = result.headline, result.card
+def _judged(path: str, spec: Spec, limits: Limits) -> Outcome:
+    """The outcome of one run: by its lower bound where that is beyond the limit, else as `estimate` has it."""
+    card = card_of(spec)
+    ends = [] if card is None else [(card.usable_bytes, f"usable on {card.label}")]
+    if limits.budget is not None:
+        ends.append((limits.budget, BUDGET))
+    end, words = min(ends)
+    margin = 0 if limits.margin is None else limits.margin.of(end)
+    result = size_against(spec, end - margin)
+    verdict, headline = result.judgement, result.headline
+    assert verdict is not None
     sizes = Sizes(
-        result.spec.name,
+        spec.name,
         result.ledger.peak_bytes,
         headline.reserved_bytes,
         headline.device_bytes,
@@ -131,16 +141,23 @@ def _judged(path: str, result: Result, limits: Limits) -> Outcome:
         headline.rank,
         None if card is None else card.name,
     )
-    numbers = {"device": sizes.device, "reserved": sizes.reserved, "allocated": sizes.allocated}
-    basis, needed = next((name, size) for name, size in numbers.items() if size is not None)
-    ends = [] if card is None else [(card.usable_bytes, f"usable on {card.label}")]
-    if limits.budget is not None:
-        ends.append((limits.budget, BUDGET))
-    end, words = min(ends)
-    margin = 0 if limits.margin is None else limits.margin.of(end)
-    limit = end - margin
-    status: Status = "fits" if needed <= limit else "does not fit"
-    return Outcome(path, status, sizes, needed, basis, limit, words, margin, notes=result.notes)
+    return Outcome(
+        path,
+        _STATUSES[verdict.answer],
+        sizes,
+        verdict.needed_bytes,
+        "device" if card is not None else "reserved",
+        verdict.limit_bytes,
+        is_bound=verdict.device_bytes is None,
+        interval=None if verdict.interval is None else verdict.interval[:2],
+        unmodelled=verdict.unmodelled,
+        limit=words,
+        margin_bytes=margin,
+        notes=result.notes,
+    )
+
+
+_STATUSES: dict[Answer, Status] = {"fits": "fits", "does-not-fit": "does not fit", "unknown": "unknown"}
 
 
 def _compared(outcome: Outcome, task: _Task, before: Baseline) -> Outcome:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
-from memcalc.ledger.result import Result
+from memcalc.ledger.result import DeviceMemory, Outside, Result, known
 
 STEADY_STEP = 2  # an estimate gives the first step, and this one for all that follow
 CUDA_ONLY = (Component.LIBRARY_WORKSPACE, Component.BLOCK_ROUNDING)
@@ -132,5 +132,5 @@ def _without_cuda(result: Result) -> Result:
     """The result without what only CUDA's libraries and allocator hold."""
     ledger = result.ledger
     kept = Ledger([Rows(row for row in ledger.rows if row.component not in CUDA_ONLY)], ledger.phases)
-    headline = replace(result.headline, ledger=kept, reserved_bytes=None, device_bytes=None)
+    headline = replace(result.headline, ledger=kept, memory=known(DeviceMemory(None, None, Outside(0, 0, 0))))
     return replace(result, ranks=(headline, *result.ranks[1:]))

@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 
 BUDGET = "the budget"  # what sets the limit where no card is smaller
 
-Status = Literal["fits", "does not fit", "grew", "broken"]
-STATUSES: tuple[Status, ...] = ("fits", "does not fit", "grew", "broken")
+Status = Literal["fits", "does not fit", "unknown", "grew", "broken"]
 
 
 class Sizes(NamedTuple):
@@ -44,6 +43,9 @@ class Outcome(NamedTuple):
     needed_bytes: int | None = None
     basis: str = ""  # which number is compared: "device", "reserved" or "allocated"
     limit_bytes: int | None = None  # what must not be exceeded: less the margin
+    is_bound: bool = False  # whether needed_bytes is a lower bound, and the run needs more
+    interval: tuple[int, int] | None = None  # of device memory, by recorded runs; None where bounds decided
+    unmodelled: tuple[str, ...] = ()  # what the run asks for, holds memory and is not modelled
     limit: str = ""  # what sets the limit, in words
     margin_bytes: int = 0
     growth: Growth | None = None  # None: no baseline, or none of this configuration
@@ -64,6 +66,7 @@ class CheckReport:
         gone: configurations of the baseline that were not found any more.
         may_be_empty: whether nothing to check is well, too.
         remarks: what of the question came to nothing.
+        accepts_unknown: whether a configuration of which it cannot be said passes.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -73,6 +76,11 @@ class CheckReport:
     gone: tuple[str, ...] = ()
     may_be_empty: bool = False
     remarks: tuple[str, ...] = ()
+    accepts_unknown: bool = False
+
+    def fails(self, outcome: Outcome) -> bool:
+        """Whether a configuration makes the check fail."""
+        return outcome.status != "fits" and not (outcome.status == "unknown" and self.accepts_unknown)
 
     def count(self, status: Status) -> int:
         """How many configurations ended so."""
@@ -80,7 +88,7 @@ class CheckReport:
 
     @property
     def exit_code(self) -> int:
-        """2 where a file is broken or there is nothing to check, else 1 where one does not fit or grew, else 0."""
+        """2 where a file is broken or there is nothing to check, else 1 where one fails, else 0."""
         if self.count("broken") or not (self.outcomes or self.may_be_empty):
             return 2
-        return 1 if self.count("does not fit") or self.count("grew") else 0
+        return 1 if any(map(self.fails, self.outcomes)) else 0

@@ -16,6 +16,13 @@ class Change(Block):
     allowed_bytes: int | None = Field(description="null: any growth")
 
 
+class CheckedInterval(Block):
+    """Where device memory lies, by recorded runs."""
+
+    low_bytes: int
+    high_bytes: int
+
+
 class CheckedConfig(Block):
     """One configuration: sized, or broken, and then with a message and without sizes."""
 
@@ -25,6 +32,9 @@ class CheckedConfig(Block):
     gpu: str | None = Field(description="the card it was judged by, as `memcalc gpus` calls it")
     needed_bytes: int | None = Field(description="device bytes where a card is known, else reserved, else allocated")
     basis: str | None = Field(description="which of the three: device, reserved, allocated")
+    is_bound: bool = Field(description="whether needed_bytes is a lower bound, which alone is beyond the limit")
+    interval: CheckedInterval | None = Field(description="null where bounds decided")
+    not_modelled: list[str] = Field(description="what the run asks for, holds memory and is not modelled")
     limit_bytes: int | None = Field(description="the smaller of card and budget, less the margin")
     limit: str | None = Field(description="what sets the limit, in words")
     margin_bytes: int | None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import Gpu, Set, Units
+from memcalc.cli.options import AcceptUnknown, Gpu, Set, Units
 
 PATHS_HELP = "Files, folders to search, and patterns; default: those of memcalc.toml."
 MARGIN_HELP = "What must stay free below card and budget: 5%, 2GiB."
@@ -32,6 +33,7 @@ def command(
     ] = None,
     settings: Annotated[Path | None, typer.Option(metavar="FILE", help=SETTINGS_HELP)] = None,
     skip_others: Annotated[bool, typer.Option("--skip-others", help=SKIP_HELP)] = False,
+    accept_unknown: AcceptUnknown = False,
     form: Annotated[
         Literal["table", "json", "junit", "github", "sarif", "markdown"],
         typer.Option("--format", "-f", help="github: annotations for Actions."),
@@ -41,8 +43,8 @@ def command(
 ) -> None:
     """Size all configs, for CI; fail if one does not fit.
 
-    Exit code 0: all fit; 1: one does not, or grew; 2: one is broken, or there is nothing to check, or to check
-    against.
+    Exit code 0: all fit; 1: one does not, or grew, or memcalc cannot say whether it fits; 2: one is broken, or there is
+    nothing to check, or to check against.
 
     A file named is always checked. In a folder, YAML files with a `model:` block, `preset:` or `hf_config:` and
     Hugging Face config.json files are checked, and other frameworks' files that name a model; the rest is skipped and
@@ -66,6 +68,7 @@ def command(
         settings=settings,
         skip_others=skip_others,
     )
+    report = replace(report, accepts_unknown=accept_unknown)
     write_reports(report, reports, units)
     if form == "table":
         from memcalc.report.checks.table import draw_checks

@@ -1,14 +1,18 @@
-"""`memcalc estimate`: size one run by formula."""
+"""`memcalc estimate`: the memory of one run."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
 from memcalc.cli.options import Config, Device, Gpu, Set, Units
-from memcalc.errors import InputError
+
+if TYPE_CHECKING:
+    from memcalc.ledger.result import Result
 
 EXPLAIN_HELP = (
     "Open every number, or those of one component, into formula, factors and source. `parameters`: by module."
@@ -49,19 +53,19 @@ def command(
         int | None, typer.Option(min=0, help="Report this pipeline stage instead of the worst one.")
     ] = None,
     all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Add one line for each pipeline stage.")] = False,
-    rehearse: Annotated[
-        bool,
-        typer.Option("--rehearse", help="Play all requests to PyTorch's allocator: reserved memory, rests of blocks."),
-    ] = False,
+    rehearse: Annotated[bool, typer.Option("--rehearse", hidden=True)] = False,
     alloc_conf: Annotated[
-        str, typer.Option("--alloc-conf", metavar="SETTINGS", help="With --rehearse: as PYTORCH_CUDA_ALLOC_CONF.")
-    ] = "",
+        str | None,
+        typer.Option(
+            "--alloc-conf", metavar="SETTINGS", help="As PYTORCH_CUDA_ALLOC_CONF; short for --set alloc_conf=."
+        ),
+    ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also run the step, and set both side by side.")] = False,
     device: Device = None,
 ) -> None:
-    """Size one training run by formula.
+    """Estimate the memory of one training run.
 
-    Shows whether it fits, its peak, what the peak is made of, and when it comes.
+    Shows whether it fits, its peak, what the peak consists of, and when it occurs.
 
     Example: memcalc estimate llama-3-8b --gpu h100-80gb --set zero_stage=3 --set data_parallel=8
     """
@@ -73,20 +77,33 @@ def command(
 
         explain = explainable(explain)
     spec = api.load(config, *(overrides or ()), gpu=gpu)
-    if alloc_conf and not rehearse:
-        raise InputError(
-            f"--alloc-conf {alloc_conf}: by formula no setting of the allocator is known.",
-            "Add --rehearse.",
-            "--alloc-conf",
-        )
-    result = api.estimate(spec, rehearse=rehearse, alloc_conf=alloc_conf)
-    if not rehearse:
-        from memcalc.cli.near import with_hint
-
-        result = with_hint(result)
+    result = api.estimate(spec, alloc_conf=alloc_conf).replayed
     measurement = api.measure(spec, device=device) if measure else None
     if rank is not None:
         from memcalc.cli.ranks import with_headline
 
         result = with_headline(result, rank)
-    print_sizing(result, form, units, all_ranks=all_ranks, explain=explain, measurement=measurement)
+    reason = None
+    if form in ("table", "markdown") and spec.inference is None and result.source == "estimate":
+        from memcalc.verdict.reasons import reason_of
+
+        reason = reason_of(result)
+    print_sizing(
+        result,
+        form,
+        units,
+        all_ranks=all_ranks,
+        explain=explain,
+        measurement=measurement,
+        reason=reason,
+        advice=_advice(result, config, overrides or (), gpu),
+    )
+
+
+def _advice(result: Result, config: str, overrides: Sequence[str], gpu: str | None) -> str:
+    """The command that looks for layouts, sizes and changes that fit, where the run itself does not."""
+    if result.verdict != "does-not-fit" or result.spec.inference is not None or config == "-":
+        return ""
+    words = ["memcalc", "fit", config, *(("--gpu", gpu) if gpu else ())]
+    words += [word for override in overrides for word in ("--set", override)]
+    return f"Run `{shlex.join(words)}` for batches, layouts and changes that fit."

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import Config, Gpu, Set, Units
+from memcalc.cli.options import AcceptUnknown, Config, Gpu, Set, Units
 
 GPUS_HELP = "How many cards; default: the configuration's own. With --minimize gpus: at most so many, by default 4,096."
 HOLD_HELP = "Keep this field as it is in every layout, e.g. tensor_parallel. Repeatable."
@@ -43,6 +43,7 @@ def command(
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Show so many layouts.")] = 5,
     why: Annotated[bool, typer.Option("--why", help="List what no layout may be, and why.")] = False,
+    accept_unknown: AcceptUnknown = False,
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
 ) -> None:
@@ -51,7 +52,7 @@ def command(
     The layouts over --gpus cards that fit, the cheapest first; the largest micro-batch and sequence; and, where the run
     does not fit as it is, the smallest changes that make it fit.
 
-    Exit code 0: something fits; 1: nothing does.
+    Exit code 0: something fits; 1: nothing does, or it cannot be said.
 
     Example: memcalc fit llama-3-70b --gpu h100-80gb --gpus 64
     """
@@ -79,4 +80,5 @@ def command(
         from memcalc.report.screen import make_screen
 
         draw_fit(make_screen(), answer, units, why=why)
-    raise typer.Exit(0 if answer.fits else 1)
+    accepted = ("fits", "unknown") if accept_unknown else ("fits",)
+    raise typer.Exit(0 if answer.verdict in accepted else 1)

@@ -11,6 +11,7 @@ from memcalc.units import Unit
 
 if TYPE_CHECKING:
     from memcalc.measuring import Measurement
+    from memcalc.verdict.reasons import Reason
 
 
 def print_sizing(
@@ -21,8 +22,21 @@ def print_sizing(
     all_ranks: bool = False,
     explain: str | None = None,
     measurement: Measurement | None = None,
+    reason: Reason | None = None,
+    advice: str = "",
 ) -> None:
-    """Print an estimate, with a measurement beside it if there is one."""
+    """Print an estimate, and a measurement if there is one.
+
+    Args:
+        result: the estimate.
+        form: of --format.
+        unit: of memory.
+        all_ranks: with a line for each kind of rank.
+        explain: the component whose rows are opened into formulas.
+        measurement: of the same run.
+        reason: what decides the peak.
+        advice: the command that looks for what fits.
+    """
     if form == "json":
         from memcalc.ledger.document import document
 
@@ -33,7 +47,7 @@ def print_sizing(
     elif form == "markdown":
         from memcalc.report.markdown import sizing_markdown
 
-        print_text(sizing_markdown(result, unit, all_ranks=all_ranks, explain=explain))
+        print_text(sizing_markdown(result, unit, all_ranks=all_ranks, explain=explain, reason=reason))
         if measurement is not None:
             from memcalc.report.comparison import comparison_grids
 
@@ -48,7 +62,7 @@ def print_sizing(
         from memcalc.report.sizing import draw_sizing
 
         screen = make_screen()
-        draw_sizing(screen, result, unit, all_ranks=all_ranks, explain=explain)
+        draw_sizing(screen, result, unit, all_ranks=all_ranks, explain=explain, reason=reason, advice=advice)
         if measurement is not None:
             from memcalc.report.comparison import draw_comparison
 

@@ -10,9 +10,10 @@ import typer
 from memcalc.cli.options import Config, Gpu, Set, Units
 
 VARY_HELP = "A field and its values: b=1..64, s=1024..8192..1024, recompute=none,selective,full. Repeatable."
-NODE_HELP = "Leave out what splits tensors over more GPUs than a node has."
+NODE_HELP = "Exclude what splits tensors over more GPUs than a node has."
+REPLAY_HELP = "Also replay the N configurations closest to the GPU's usable memory."
 OUTPUT_HELP = "Also write every configuration: .csv, .json, or .parquet (needs pyarrow). Repeatable."
-PLOT_HELP = "Draw the maps with the frontier of what fits: .svg or .html. Repeatable."
+PLOT_HELP = "Draw the maps with the boundary of what fits: .svg or .html. Repeatable."
 
 
 def command(
@@ -22,6 +23,7 @@ def command(
     overrides: Set = None,
     gpu: Gpu = None,
     gpus_per_node: Annotated[int | None, typer.Option(metavar="N", min=1, help=NODE_HELP)] = None,
+    replay: Annotated[int, typer.Option(metavar="N", min=0, help=REPLAY_HELP)] = 0,
     form: Annotated[Literal["table", "json", "csv"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
     listed: Annotated[bool, typer.Option("--all", help="List every configuration, however many there are.")] = False,
@@ -30,7 +32,8 @@ def command(
 ) -> None:
     """Size a grid of configurations; see what fits.
 
-    Each is sized as `memcalc estimate` sizes it. What cannot be is left out, with the reason.
+    Each has the allocated memory of `memcalc estimate`. Bounds decide what fits and what does not; the rest is close.
+    The Pareto front is replayed, as `estimate` replays every run. What is invalid is excluded, with the reason.
 
     Example: memcalc sweep llama-3-8b --gpu h100-80gb --vary b=1..32 --vary recompute=none,full
     """
@@ -38,6 +41,7 @@ def command(
     from memcalc.engine.varying import parse_axes
     from memcalc.errors import InputError
     from memcalc.report.plots.files import check_place
+    from memcalc.report.progress import shown_progress
     from memcalc.report.sweeps.files import PICTURES, check_output, write_output, write_picture
 
     for path in output or ():
@@ -45,10 +49,13 @@ def command(
     for path in plot or ():
         check_place(path, PICTURES)
     grid = parse_axes(vary or ())
-    table = api.sweep(config, grid, *(overrides or ()), gpu=gpu, gpus_per_node=gpus_per_node)
+    with shown_progress() as progress:
+        table = api.sweep(
+            config, grid, *(overrides or ()), gpu=gpu, gpus_per_node=gpus_per_node, replay=replay, progress=progress
+        )
     if not table.possible.any():
-        several = f"none of {len(table):,} configurations can be; the first"
-        raise InputError(f"{several if len(table) > 1 else 'the configuration cannot be'}: {table.reason(0)}")
+        several = f"none of {len(table):,} configurations is valid; the first"
+        raise InputError(f"{several if len(table) > 1 else 'the configuration is invalid'}: {table.reason(0)}")
     first = table.spec(int(table.possible.argmax()))
     name = first.name
     for path in output or ():

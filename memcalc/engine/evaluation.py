@@ -18,8 +18,8 @@ from memcalc.engine.points import Context, Points, Source
 from memcalc.engine.pruned import Pruned
 from memcalc.engine.results import AT_PEAK, BY_PHASE, PHASE, STAGE, WIDTH
 from memcalc.engine.table import COMPONENTS, Table
+from memcalc.engine.terms import DOES_NOT_FIT, UNJUDGED, judged
 from memcalc.estimation.items import PHASES
-from memcalc.estimation.outside import reserved_bytes
 
 Axes = Mapping[Any, Iterable[Value]]  # Any: mappings of names and of tuples of names alike
 
@@ -113,6 +113,7 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
     count = prod(shape)
     valid = np.zeros(count, dtype=np.bool_)
     columns = np.zeros((len(OUTSIDE) + WIDTH, count), dtype=np.int64)
+    numbers = np.zeros(count, dtype=np.int32)  # of terms
     table = np.zeros((len(PHASES), len(COMPONENTS), count), dtype=np.int64) if ledger else None
     axes = points.grid.axes
     batch = {
@@ -125,7 +126,7 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         for number in order.outer
     ]
     can, outside = order.by_context(valid), order.by_context(columns[: len(OUTSIDE)])
-    rows = order.by_context(columns[len(OUTSIDE) :])
+    rows, terms = order.by_context(columns[len(OUTSIDE) :]), order.by_context(numbers)
     ledgers = None if table is None else order.by_context(table)
     places: dict[int, tuple[int, ...]] = {}  # of contexts, by their ids: their steps on the outer axes
 
@@ -137,6 +138,7 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
             context = points.context(values, batch)
             if context is not None:
                 outside[(slice(None), *steps)] = context.outside
+                terms[steps] = context.terms
                 places[id(context)] = steps
                 yield context
 
@@ -146,18 +148,20 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         rows[(slice(None), *place)] = found.rows
         if ledgers is not None:
             ledgers[(slice(None), slice(None), *place)] = found.ledger
-    order.to_grid((valid, *columns, *(() if table is None else table.reshape(-1, count))))
+    order.to_grid((valid, numbers, *columns, *(() if table is None else table.reshape(-1, count))))
     peak = columns[len(OUTSIDE) :][BY_PHASE].max(axis=0)
     too_large = valid & (peak > LARGEST)
     valid &= ~too_large
-    missing = ~valid
+    missing, large = ~valid, too_large & (columns[OUTSIDE.index("usable_bytes")] >= 0)
     if missing.any():
         columns[:, missing] = peak[missing] = 0
         if table is not None:
             table[:, :, missing] = 0
     (beyond, usable), rows = np.split(columns, [len(OUTSIDE)])
     phase, stage, phases, components = rows[PHASE], rows[STAGE], rows[BY_PHASE], rows[AT_PEAK]
-    reserved: Any = reserved_bytes(peak)  # arrays count as numbers do
+    reserved, verdict = judged(peak, beyond, usable, numbers, points.terms.terms)
+    verdict[missing] = UNJUDGED
+    verdict[large] = DOES_NOT_FIT
     return Table(
         points.grid,
         start,
@@ -169,8 +173,12 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
         reserved,
         reserved + beyond,
         usable,
+        verdict,
+        np.zeros(count, dtype=np.bool_),
         phases.T,
         components.T,
         None if table is None else table.transpose(2, 0, 1),
         Pruned(points),
+        numbers,
+        points.terms.terms,
     )

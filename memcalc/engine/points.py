@@ -13,8 +13,9 @@ import numpy.typing as npt
 from memcalc.engine.grid import Axis, Grid, Value, assignments
 from memcalc.engine.lanes import elementwise
 from memcalc.engine.reading import BATCH, Reader, changed
+from memcalc.engine.terms import TermsList
 from memcalc.errors import InputError
-from memcalc.estimation.outside import outside_allocated
+from memcalc.estimation.outside import outside_bytes
 from memcalc.importers.loading import import_file, load, opened
 from memcalc.spec.broken import Broken
 from memcalc.spec.cards import find_card
@@ -42,12 +43,14 @@ class Context(NamedTuple):
         batch: the values of each field of `BATCH`.
         valid: whether the rules hold. [micro_batch_size, sequence_length, gradient_accumulation_steps]
         outside: bytes outside the allocator, and those that a process can use of the card; -1: none was named. [2]
+        terms: numbers of `Points.terms`; an array as `valid` where they differ from batch to batch.
     """
 
     spec: Spec
     batch: tuple[tuple[int, ...], ...]
     valid: npt.NDArray[np.bool_]
     outside: Numbers
+    terms: int | Numbers
 
 
 class Points:
@@ -55,6 +58,7 @@ class Points:
 
     Attributes:
         rules: those that every configuration is asked for; the last one is of nodes, which loading does not know.
+        terms: by which configurations that were met are judged.
 
     Raises:
         InputError: the source cannot be read, an override cannot be understood, or there is no such card.
@@ -75,6 +79,7 @@ class Points:
         tied = ("training", "global_batch_size") in changes or "training.global_batch_size" in grid.fields
         self._tied = tied or self._ties_batches()
         self.inner = {} if self._tied else _inner(grid.axes)
+        self.terms = TermsList()
         self._opened: Opened | None = None
         self._known: dict[str, dict[Place, Any]] = {}  # by the words of an assignment
         self._forget()
@@ -83,7 +88,8 @@ class Points:
         self._reader = Reader()
         self._runs: dict[tuple[str, ...], Spec] = {}  # by the words that are not of parallelism
         self._parallelisms: dict[object, ParallelismSpec] = {}
-        self._questions: dict[object, list[tuple[object, Callable[[Spec], int | Numbers]]]] = {}  # by their batches
+        self._lanes: dict[object, dict[str, Numbers]] = {}  # by their batches
+        self._questions: dict[object, list[tuple[object, Callable[[Spec], int | Numbers]]]] = {}  # likewise
         self._contexts: dict[tuple[object, ...], Context | None] = {}
 
     def spec(self, number: int) -> Spec:
@@ -123,17 +129,19 @@ class Points:
         valid = self._valid(spec, values)
         if not valid.any():
             return None
-        outside = outside_allocated(spec, card, 0, 0)
-        beside = outside.device_context + outside.communication_library
-        usable = -1 if card is None else card.usable_bytes
-        return Context(spec, values, valid, np.array([beside, usable]).reshape(2, 1, 1, 1))
+        outside = np.array([outside_bytes(spec, card), -1 if card is None else card.usable_bytes])
+        lanes = self._lanes[values]
+        key = ("terms", spec.limits, id(lanes))
+        terms = self._reader.find(key, spec, partial(self.terms.numbers, lanes))
+        numbers = terms if isinstance(terms, int) else terms.reshape(valid.shape)
+        return Context(spec, values, valid, outside.reshape(2, 1, 1, 1), numbers)
 
     def _valid(self, spec: Spec, batch: tuple[tuple[int, ...], ...]) -> npt.NDArray[np.bool_]:
         """Whether the rules hold, each of which is asked once for all runs that agree in what it reads."""
         self._reader.meet((spec,))
         if batch not in self._questions:
             mesh = np.meshgrid(*(np.array(each, dtype=np.int64) for each in batch), indexing="ij")
-            lanes = {field: array.ravel() for field, array in zip(BATCH, mesh, strict=True)}
+            lanes = self._lanes[batch] = {field: array.ravel() for field, array in zip(BATCH, mesh, strict=True)}
             self._questions[batch] = [
                 ((rule, len(self._questions)), partial(_broken, rule, lanes)) for rule in self.rules
             ]

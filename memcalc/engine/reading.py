@@ -162,7 +162,10 @@ _BEHIND = "behind"  # where a block has that which it watches; what it has not i
 def _look_up(self: Block, field: str) -> Any:
     name, block, read = self.__dict__[_BEHIND]
     if (name, field) not in _FIELDS:
-        raise AttributeError(field)
+        private = block.__pydantic_private__ or {}  # notes and limits of the source, which no configuration changes
+        if field not in private:
+            raise AttributeError(field)
+        return private[field]
     read.setdefault((name, field))
     found = self.__dict__[field] = getattr(block, field)  # from now on it has it itself
     return found

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from memcalc.engine.terms import SweepAnswer
 from memcalc.spec.model import Block
 
 
@@ -20,28 +21,38 @@ class SweepConfiguration(Block):
     """One configuration: the varied fields by their last names, then its sizes.
 
     Beside the fields below it has `COMPONENT_bytes` for each component, at the peak, and `PHASE_bytes` for each phase;
-    all are null where the configuration cannot be.
+    all are null where the configuration is invalid.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="allow")
 
     valid: bool
-    fits: bool | None = Field(description="null: no card, or the configuration cannot be")
+    fits: bool | None = Field(description="null: close, no card, or the configuration is invalid")
+    verdict: SweepAnswer | None = Field(
+        description="close: neither bounds nor a replay decided; null: no card, or the configuration is invalid"
+    )
+    replayed: bool = Field(description="whether an allocator replay gave reserved and device memory and the verdict")
+    on_front: bool = Field(
+        description="it fits or is close, and no configuration that differs in sizes alone and is larger does"
+    )
     peak_bytes: int | None
     peak_phase: str | None
     pipeline_stage: int | None
     reserved_bytes: int | None
     device_bytes: int | None
     headroom_bytes: int | None
-    reason: str | None = Field(description="why it cannot be")
+    reason: str | None = Field(description="why it is invalid, or not sized")
 
 
 class SweepDocument(Block):
     """What `sweep --format json` prints, and --output writes as .json."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     source: Literal["sweep"]
     name: str
     axes: list[SweepAxis]
     configurations: list[SweepConfiguration]
+    unmodelled: list[str] = Field(
+        description="what some configurations ask for, holds memory and is not modelled: these never fit for certain"
+    )
     notes: list[str] = Field(description="how another framework's file was read, what of it is not counted or assumed")

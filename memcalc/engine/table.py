@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from memcalc.engine.grid import Grid, Value
 from memcalc.engine.pruned import Pruned
+from memcalc.engine.terms import ANSWERS, CLOSE, FITS, Numbers, Terms, Verdicts, of_each
 from memcalc.estimation.items import PHASES
 from memcalc.ledger.component import Component
 from memcalc.spec.broken import Broken
@@ -37,9 +38,12 @@ class Table:
         peak_bytes: allocated at the peak. [n]
         peak_phase: the number of the phase of the peak, in `phases`. [n]
         pipeline_stage: the stage that needs most. [n]
-        reserved_bytes: what PyTorch's allocator holds. [n]
+        reserved_bytes: what PyTorch's allocator holds: by its replay where `replayed`, else the allocated peak times
+            the median ratio of recorded runs of its kind. [n]
         device_bytes: reserved, the context, the communication library; without a card, reserved and the library. [n]
         usable_bytes: what a process can use of the card; -1: none was named. [n]
+        verdict: numbers of `answers`: it fits, is close or does not fit; -1: it is invalid, or no card was named. [n]
+        replayed: whether an allocator replay gave its reserved memory and its verdict (replays.py). [n]
         phase_bytes: allocated in the highest moment of each phase. [n, phases]
         component_bytes: by component at the peak; sums to `peak_bytes`. [n, components]
         ledger_bytes: by phase and component, if it was asked for; sums to `phase_bytes`. [n, phases, components]
@@ -55,13 +59,18 @@ class Table:
     reserved_bytes: Integers
     device_bytes: Integers
     usable_bytes: Integers
+    verdict: Verdicts
+    replayed: Flags
     phase_bytes: Integers
     component_bytes: Integers
     ledger_bytes: Integers | None
     _pruned: Pruned
+    _numbers: Numbers
+    _terms: tuple[Terms, ...]
 
     phases = PHASES
     components = COMPONENTS
+    answers = ANSWERS
 
     def __len__(self) -> int:
         """How many configurations are in here."""
@@ -74,7 +83,7 @@ class Table:
 
     @property
     def headroom_bytes(self) -> Integers:
-        """Usable memory of the card less device memory; negative where it does not fit, 0 where it was pruned. [n]
+        """Usable memory of the card less device memory, the best estimate of it; 0 where it was pruned. [n]
 
         Raises:
             ValueError: no card was named.
@@ -85,12 +94,42 @@ class Table:
 
     @property
     def fits(self) -> Flags:
-        """Whether each configuration is valid and within the card's usable memory. [n]
+        """Whether each configuration is valid and certain to be within the card's usable memory. [n]
 
         Raises:
             ValueError: no card was named.
         """
-        return self.valid & (self.headroom_bytes >= 0)
+        return self._answered(FITS)
+
+    @property
+    def close(self) -> Flags:
+        """Whether neither the bounds nor a replay of each decided. [n]
+
+        Raises:
+            ValueError: no card was named.
+        """
+        return self._answered(CLOSE)
+
+    def _answered(self, answer: int) -> Flags:
+        if (self.usable_bytes[self.valid] < 0).any():
+            raise ValueError("no card was named")
+        found: Flags = self.verdict == answer
+        return found
+
+    @property
+    def can_replay(self) -> Flags:
+        """Whether an allocator replay can say what each valid configuration reserves. [n]"""
+        found: Flags = self.valid & of_each([each.replays for each in self._terms], self._numbers)
+        return found
+
+    def terms(self, chosen: Flags) -> list[Terms]:
+        """By which some configurations were judged before any replay, each once, the most frequent first.
+
+        Args:
+            chosen: whether each is one of them. [n]
+        """
+        counts = np.bincount(self._numbers[chosen], minlength=len(self._terms))
+        return [self._terms[number] for number in np.argsort(-counts, kind="stable").tolist() if counts[number]]
 
     def point(self, index: int) -> dict[str, Value]:
         """The values of one configuration by the full names of their fields."""

@@ -40,6 +40,7 @@ class Backward:
         self.untouched: dict[Segment, list[int]] = {}  # kept results that a recomputation did not come to
         self.views: set[int] = set()  # gradients that are not summed in place
         self.label = ""
+        self.reads: dict[str, int] = {}  # tables of the model, and when the first of its readers has run backward
         self.inside = {p: segment for segment in tape.segments for p in range(segment.start, segment.stop)}
         for index in kept:
             self.references[index] = 0
@@ -243,6 +244,7 @@ class Backward:
         for index in node.summed_later:
             self.allocate(index)
         self.let_go((*node.backward_temporaries, *node.summed_later, *saved))
+        self.reads |= dict.fromkeys(node.tables, len(self.events))
 
     def play(self, steps: Iterable[tuple[int, int]]) -> None:
         """What an operator makes and drops on its way."""

@@ -43,8 +43,10 @@ def compiled(
     forward += [Event(index, -1, "end") for index in head if index not in stays]  # it is the next block's input
     named = tuple(index for index in head if index in tape.names - stays)
     backward: list[Event] = []
+    reads: dict[str, int] = {}
     if trains:
-        backward = Backward(tape, kept, keeps_gradients, main_gradient_dtype, runs_again=runs_again).run(output)
+        engine = Backward(tape, kept, keeps_gradients, main_gradient_dtype, runs_again=runs_again)
+        backward, reads = engine.run(output), engine.reads
     saved = {index for node in tape.nodes for index in node.saved} | kept
     storages = tuple(
         storage if storage.component is not None else storage._replace(component=_component(tape, index, saved))
@@ -54,7 +56,17 @@ def compiled(
     packed, handed = tuple(tape.packed), tuple(sorted(tape.handed - kept - tape.region - tape.names))
     read_by = tuple(sorted((index, layers) for index, layers in tape.read_by.items() if index in kept))
     return Program(
-        storages, tuple(forward), tuple(loss), tuple(backward), region, names, packed, named, handed, read_by
+        storages,
+        tuple(forward),
+        tuple(loss),
+        tuple(backward),
+        region,
+        names,
+        packed,
+        named,
+        handed,
+        read_by,
+        tuple(reads.items()),
     )
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from memcalc.errors import InputError
 from memcalc.estimation.arriving import gradients_on_arrival
-from memcalc.estimation.blocks.structure import split_by_dtensor
 from memcalc.estimation.choice import choice_of
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.frozen import all_parameters, trainable_parameters
 from memcalc.estimation.host import host_rows
 from memcalc.estimation.items import BIT, PHASES, STEPS
+from memcalc.estimation.limits import limits_of
 from memcalc.estimation.moving import moving_items
-from memcalc.estimation.outside import communication_library_bytes, outside_allocated, reserved_bytes
 from memcalc.estimation.paging import paging_notes
 from memcalc.estimation.parameters import buffer_elements
 from memcalc.estimation.planned import PlannedTimeline
@@ -25,36 +25,11 @@ from memcalc.estimation.states import state_rows
 from memcalc.estimation.symbols import symbol_values
 from memcalc.estimation.windows import window_notes
 from memcalc.ledger.ledger import Ledger
-from memcalc.ledger.result import RankResult, Result
+from memcalc.ledger.result import DeviceMemory, Outside, RankResult, Result, known
 from memcalc.ledger.textbook import textbook
 from memcalc.spec.cards import Card, find_card
-from memcalc.spec.families import family_omissions
 from memcalc.spec.foreign import refuse_foreign
-from memcalc.spec.kernels import card_omissions
 from memcalc.spec.spec import Spec
-from memcalc.spec.splitting import unsplittable
-from memcalc.spec.training import LIGER_FAMILIES
-
-FRAGMENTATION = "fragmentation of the allocator beyond the reserve factor"
-NOT_MODELLED = (
-    "temporaries of initialisation, checkpoint loading and data loading",
-    "gradient scaling, evaluation, logging",
-    "torch.compile and CUDA graphs",
-)
-
-
-# What memcalc does not know of a library's update.
-OPTIMIZER_OMISSIONS: dict[str, tuple[str, ...]] = {
-    "adam-4bit": ("what torchao's compiled update makes and drops",),
-    "galore": ("cuSOLVER's workspace when GaLore decomposes a gradient; GaLore was not compared with a run",),
-}
-
-
-# What is not known of matrix products in 8 bits: of torchao's, and of Transformer Engine's.
-FP8_OMISSIONS = {
-    False: "what torch.compile fuses of torchao's casts to 8 bits: they are those of eager execution",
-    True: "matrix products in 8 bits were read from Transformer Engine's source, not compared with a run",
-}
 
 
 class Played(NamedTuple):
@@ -84,6 +59,7 @@ def estimate(spec: Spec, played: Played | None = None) -> Result:
 
         return generation(spec)
     refuse_foreign(spec)
+    refuse_settings(spec)
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     ranks = [rank_result(spec, stage, card, played) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)  # stable: of equal stages the first one is the headline
@@ -96,25 +72,44 @@ def estimate(spec: Spec, played: Played | None = None) -> Result:
         buffer_elements=buffer_elements(spec.model),
         textbook=textbook(spec),
         ranks=tuple(ranks),
-        confidence="formula" if played is None else "replay",
+        confidence="formula",
         card=card,
-        not_modelled=(*card_omissions(card), *not_modelled(spec, played)),
+        limits=limits_of(spec),
         notes=notes(spec),
     )
 
 
+def refuse_settings(spec: Spec) -> None:
+    """Refuse settings of the allocator that the release does not take.
+
+    `memcalc.spec` does not know the allocator, so they are read here and where a run is played.
+
+    Raises:
+        InputError: PyTorch's release does not take `training.alloc_conf`.
+    """
+    if not spec.training.alloc_conf:
+        return
+    from memcalc.allocator.pytorch.settings import parse_settings
+    from memcalc.allocator.pytorch.versions import parse_version
+
+    try:
+        parse_settings(spec.training.alloc_conf, parse_version(spec.training.torch_version.removeprefix("v")))
+    except InputError as error:
+        raise error.located("training.alloc_conf") from None
+
+
 def rank_result(spec: Spec, stage: Stage, card: Card | None, played: Played | None = None) -> RankResult:
     """The ledger of the ranks of one stage, and what lies around it; `played` as of `estimate`."""
-    known = {} if played is None else {BIT[phase]: amount for phase, amount in played.rests.items()}
-    moving = write_rows(moving_items(spec, stage, card), "everything else", known)
+    remainders = {} if played is None else {BIT[phase]: amount for phase, amount in played.rests.items()}
+    moving = write_rows(moving_items(spec, stage, card), "everything else", remainders)
     ledger = Ledger((state_rows(spec, stage, tails=played is None), moving), PHASES)
-    peak = ledger.peak_bytes
-    reserved = reserved_bytes(peak) if played is None else played.reserved_bytes
-    outside = outside_allocated(spec, card, peak, reserved)
-    device = None if card is None else reserved + outside.device_context + outside.communication_library
     held = host_rows(spec, stage)
     host = None if held is None else Ledger((held,), PHASES)
-    return RankResult({"pipeline_stage": stage.index}, ledger, reserved, device, outside, host)
+    return RankResult({"pipeline_stage": stage.index}, ledger, known(UNKNOWN), host)
+
+
+# Formulas say what is allocated; what the allocator reserves for it, `memcalc.verdict` knows.
+UNKNOWN = DeviceMemory(None, None, Outside(0, 0, 0))
 
 
 def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
@@ -131,44 +126,6 @@ def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
         spec, exist=gradients_exist(choice_of(spec), STEPS), sharded=bool(around.layer_share)
     )
     return PlannedTimeline(spec, stage, symbol_values(spec, card), gradients, around), around != Around()
-
-
-def not_modelled(spec: Spec, played: Played | None = None) -> tuple[str, ...]:
-    """What this estimate leaves out."""
-    missing = [*(() if played else (FRAGMENTATION,)), *NOT_MODELLED]
-    if spec.model.moe is not None:
-        missing.insert(0, "experts that get more tokens than others: routing is taken as balanced")
-    if spec.training.implementation == "plain":
-        missing[:0] = family_omissions(spec.model.architecture)
-    missing[:0] = OPTIMIZER_OMISSIONS.get(spec.training.optimizer, ())
-    if spec.model.attention_sinks:
-        missing.insert(0, "the activations of attention sinks")
-    if spec.training.kernels == "liger" and spec.model.architecture not in LIGER_FAMILIES:
-        missing.insert(0, f"Liger's kernels in modules of {spec.model.architecture}: PyTorch's are counted")
-    if spec.model.mla is not None and spec.training.implementation != "megatron":
-        missing.insert(0, "latent attention was not compared with a run yet")
-    missing[:0] = _parallel_omissions(spec)
-    if communication_library_bytes(spec):
-        missing.append("buffers of the communication library are planning defaults, not measurements of this cluster")
-    return tuple(missing)
-
-
-def _parallel_omissions(spec: Spec) -> Iterator[str]:
-    parallelism, megatron = spec.parallelism, spec.training.implementation == "megatron"
-    if parallelism.context_parallel > 1 and parallelism.context_parallel_method == "ring":
-        yield "the keys and values that travel around the ring of context parallelism"
-    if split_by_dtensor(spec) and (found := unsplittable(spec)):
-        yield f"layers split by PyTorch's DTensor were not compared with a run here: {found[1]}"
-    if megatron:
-        yield "the workspace of cuDNN's attention, which is taken as that of flash attention"
-    if megatron and spec.model.moe is not None and parallelism.tensor_parallel > 1:
-        yield "Megatron-Core's experts under tensor parallelism were not compared with a run yet"
-    if spec.training.fp8 != "none":
-        yield FP8_OMISSIONS[megatron]
-    if parallelism.offload != "none" and parallelism.engine == "deepspeed":
-        yield "pages and pinned memory of the host that DeepSpeed holds beside what it offloads"
-    if parallelism.schedule not in ("1f1b", "gpipe"):
-        yield f"schedule {parallelism.schedule} was not compared with a run; what is in flight is its papers' count"
 
 
 def family_notes(spec: Spec) -> Iterator[str]:

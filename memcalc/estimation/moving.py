@@ -28,10 +28,18 @@ def moving_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
     return standing
 
 
-def peak_bytes(spec: Spec, stage: Stage, card: Card | None) -> int:
-    """Allocated bytes at the peak of a rank, without the rows that say what they are."""
+def peak_bytes(spec: Spec, stage: Stage, card: Card | None, *, tails: bool = True) -> int:
+    """Allocated bytes at the peak of a rank, without the rows that say what they are.
+
+    Args:
+        spec: the run.
+        stage: the pipeline stage of the rank.
+        card: for the scratch of kernels that depends on it.
+        tails: with the remainders that the allocator does not split off the blocks of model states. Without them the
+            sum is what is requested, rounded up to blocks: no run allocates less.
+    """
     totals = dict.fromkeys(PHASES, 0)
-    for (phase, _), amount in state_sums(spec, stage).items():
+    for (phase, _), amount in state_sums(spec, stage, tails=tails).items():
         totals[phase] += amount
     standing, around = _standing(spec, stage, card)
     for item in standing:

@@ -1,14 +1,9 @@
-"""Device memory outside PyTorch's allocated blocks, by sourced defaults: cached segments, context, NCCL."""
+"""Device memory outside PyTorch's allocator, by sourced defaults: the CUDA context and the communication library."""
 
 from __future__ import annotations
 
-from memcalc.ledger.result import Outside
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
-
-# Reserved over allocated on twelve measured Megatron runs: 1.028 to 1.093 (SimuMax v1.2, public B200 results). The
-# upper end is taken, so that "fits" is not said of a run that does not.
-RESERVED_PER_THOUSAND = 1093
 
 MIB = 2**20
 
@@ -19,11 +14,6 @@ FIRST_GROUP_BYTES = 1536 * MIB
 FURTHER_GROUP_BYTES = 2048 * MIB
 
 
-def reserved_bytes(allocated: int) -> int:
-    """What the caching allocator holds at a peak of `allocated` bytes, rounded up."""
-    return -(-allocated * RESERVED_PER_THOUSAND // 1000)
-
-
 def communication_library_bytes(spec: Spec) -> int:
     """NCCL's buffers: one group for each dimension in which ranks talk to each other."""
     parallelism = spec.parallelism
@@ -32,7 +22,6 @@ def communication_library_bytes(spec: Spec) -> int:
     return FIRST_GROUP_BYTES + (groups - 1) * FURTHER_GROUP_BYTES if groups else 0
 
 
-def outside_allocated(spec: Spec, card: Card | None, allocated: int, reserved: int) -> Outside:
-    """The three parts; the context's size is the card's default, 0 where no card is named."""
-    context = 0 if card is None else card.context_bytes
-    return Outside(reserved - allocated, context, communication_library_bytes(spec))
+def outside_bytes(spec: Spec, card: Card | None) -> int:
+    """The context, of which nothing is known without a card, and the communication library."""
+    return (0 if card is None else card.context_bytes) + communication_library_bytes(spec)

@@ -92,6 +92,7 @@ class Program:
     named_output: tuple[int, ...] = ()  # its output, if it is one of `names`, though the next block's
     handed: tuple[int, ...] = ()  # what it returns beside it, named until the next layer has returned, if not kept
     read_by: tuple[tuple[int, str], ...] = ()  # what it keeps for layers that run again alone, and which these are
+    reads: tuple[tuple[str, int], ...] = ()  # tables of the model, and how many events of backward until they are read
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:

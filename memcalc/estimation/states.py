@@ -32,9 +32,9 @@ def state_rows(spec: Spec, stage: Stage, *, tails: bool = True) -> Rows:
     return _state_rows(stage_parameters(spec, stage), _choice(spec), tails=tails)
 
 
-def state_sums(spec: Spec, stage: Stage) -> Mapping[tuple[str, Component], int]:
+def state_sums(spec: Spec, stage: Stage, *, tails: bool = True) -> Mapping[tuple[str, Component], int]:
     """The bytes of these rows by phase and component, which take less time to find than the rows themselves."""
-    return _state_sums(stage_parameters(spec, stage), _choice(spec))
+    return _state_sums(stage_parameters(spec, stage), _choice(spec), tails=tails)
 
 
 def state_peak(spec: Spec, stage: Stage) -> int:
@@ -56,9 +56,9 @@ def _state_rows(parameters: Parameters, choice: Choice, *, tails: bool) -> Rows:
 
 
 @lru_cache(maxsize=1024)
-def _state_sums(parameters: Parameters, choice: Choice) -> Mapping[tuple[str, Component], int]:
-    items, tails = _state_items(parameters, choice)
-    alike = {(Component.BLOCK_ROUNDING, mask): amount for mask, amount in tails.items()}
+def _state_sums(parameters: Parameters, choice: Choice, *, tails: bool) -> Mapping[tuple[str, Component], int]:
+    items, remainders = _state_items(parameters, choice)
+    alike = {(Component.BLOCK_ROUNDING, mask): amount for mask, amount in remainders.items() if tails}
     for item in items:
         exact = item.count * item.each
         key, rounding = (item.component, item.mask), (Component.BLOCK_ROUNDING, item.mask)
@@ -74,7 +74,7 @@ def _state_sums(parameters: Parameters, choice: Choice) -> Mapping[tuple[str, Co
 @lru_cache(maxsize=1024)
 def _state_peak(parameters: Parameters, choice: Choice) -> int:
     held: dict[str, int] = {}
-    for (phase, _), amount in _state_sums(parameters, choice).items():
+    for (phase, _), amount in _state_sums(parameters, choice, tails=False).items():
         held[phase] = held.get(phase, 0) + amount
     return max(held.values(), default=0)  # none, where all of it is on the host
 

@@ -73,6 +73,7 @@ class Node:
     variables: tuple[Tensor, ...] | None = (
         None  # what autograd saves, where this is not `saved` one by one: weights, views
     )
+    tables: tuple[str, ...] = ()  # those of the model, made once in each forward, that it saves
     staged_first: tuple[int, ...] = ()  # made one by one, on the way to the host, before the operator runs
     staged_last: tuple[int, ...] = ()  # and after it has
     fetched: tuple[int, ...] = ()  # copies of what is saved on the host, there while its backward runs
@@ -182,6 +183,11 @@ class Tape:
         """What the last operator saves beside, and many others, too: a mask, a table. No new memory of the device."""
         node = self.nodes[-1]
         node.variables = (*self.variables_of(node), *tensors)
+
+    def reads(self, *tables: str) -> None:
+        """Tables of the model, by name, that the last operator saves, where it saves anything."""
+        node = self.nodes[-1]
+        node.tables = tables if any(each is not None for each in node.gradients) else ()
 
     def variables_of(self, node: Node) -> tuple[Tensor, ...]:
         """The tensors that an operator saves, each as it sees it."""

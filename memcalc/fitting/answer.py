@@ -12,6 +12,7 @@ from memcalc.fitting.maxima import Maximum
 from memcalc.fitting.minima import LeastRecompute, Sized
 from memcalc.fitting.ranking import Ranking
 from memcalc.ledger.result import Result
+from memcalc.ledger.verdict import Answer
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System
@@ -126,7 +127,7 @@ class Fit:
         if self.all_recomputed is not None:
             return self.all_recomputed
         everything = self.question.maximize is None and self.question.minimize is None
-        return self.asked if everything and self.asked is not None and not self.asked.fits else None
+        return self.asked if everything and self.asked is not None and self.asked.verdict != "fits" else None
 
     @property
     def smallest(self) -> Sized | None:
@@ -134,10 +135,20 @@ class Fit:
         return next((sized for sized in self.cards if sized.will_do), None)
 
     @property
+    def verdict(self) -> Answer:
+        """The answer to the question: yes, no, or that it cannot be said."""
+        if self.fits:
+            return "fits"
+        undecided = self.ranking is not None and self.ranking.undecided > 0
+        asked = self.asked is not None and self.asked.verdict == "unknown"
+        at_most = any(found.value > 0 for found in self.maxima.values())
+        return "unknown" if undecided or asked or at_most else "does-not-fit"
+
+    @property
     def fits(self) -> bool:
         """Whether the answer to the question is yes."""
         if self.question.maximize is not None:
-            return any(found.value > 0 for found in self.maxima.values())
+            return any(found.value > 0 and not found.is_at_most for found in self.maxima.values())
         if self.question.minimize == "gpus":
             return self.fewest is not None
         if self.question.minimize == "gpu_kind":

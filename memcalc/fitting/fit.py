@@ -10,19 +10,19 @@ from memcalc.changes.candidates import OTHER_CARD, RESULTS, Candidate, candidate
 from memcalc.changes.finding import Change, Finder
 from memcalc.changes.run import Run, words_to
 from memcalc.errors import InputError
-from memcalc.estimation.estimate import estimate
 from memcalc.fitting.answer import Best, Fit, Nearest, Question
 from memcalc.fitting.costs import costs_of, sequences_of
 from memcalc.fitting.layouts import HOLDABLE, Space
 from memcalc.fitting.maxima import MAXIMA, maximum
 from memcalc.fitting.minima import MINIMA, MOST_GPUS, cards_for, fewest_gpus, least_recompute
-from memcalc.fitting.peaks import device_bytes
+from memcalc.fitting.peaks import is_hopeless, verdict
 from memcalc.fitting.ranking import Ranking, rank
 from memcalc.fitting.varying import broken_rule, varied
 from memcalc.ledger.result import Result
 from memcalc.spec.cards import Card, all_cards, find_card
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System, system_of
+from memcalc.verdict.judge import size
 
 
 def fit(run: Run, question: Question) -> Fit:
@@ -37,14 +37,14 @@ def fit(run: Run, question: Question) -> Fit:
     gpus = question.gpus or spec.parallelism.ranks
     sequences = step_sequences(spec, gpus)
     asked, unasked = _spread_over(spec, gpus)
-    result = None if asked is None else estimate(asked)
+    result = None if asked is None else size(asked)
     answer = Fit(question, card, system, gpus, sequences, result, unasked, spec.name)
     needs_base = question.minimize != "gpus"
     own = asked is not None and gpus == spec.parallelism.ranks
     everything = question.maximize is None and question.minimize is None
     if everything or (needs_base and not own):
         space = Space(spec, gpus, system.node, sequences, held)
-        ranking = rank(space, system, card, spec, held)
+        ranking = rank(space, system, spec, held)
         answer.ranking = ranking
         answer.pruned = dict(space.pruned)
         answer.best = _best(ranking, question.top)
@@ -52,7 +52,7 @@ def fit(run: Run, question: Question) -> Fit:
     answer.base = base = answer.best[0].result.spec if answer.base_is_best else asked
     if base is not None:
         for what in MAXIMA[:2] if everything else filter(None, [question.maximize]):
-            found = maximum(what, base, card)
+            found = maximum(what, base)
             answer.maxima[what] = replace(found, words=words_to(run, found.result.spec) if found.result else ())
     _minimized(answer, spec, held)
     if answer.changed is not None:
@@ -131,7 +131,7 @@ def _best(ranking: Ranking, top: int) -> list[Best]:
             spread.zero_stage,
         )
         if split not in found:
-            result = estimate(ranked.spec)
+            result = size(ranked.spec)
             if result.fits:
                 found[split] = Best(result, ranked.costs)
     return list(found.values())
@@ -148,7 +148,7 @@ def _minimized(answer: Fit, spec: Spec, held: frozenset[str]) -> None:
         if answer.fewest is not None:
             answer.gpus, answer.sequences = answer.fewest, batch or step_sequences(spec, answer.fewest)
             space = Space(spec, answer.gpus, answer.system.node, answer.sequences, held)
-            answer.ranking = rank(space, answer.system, card, spec, held)
+            answer.ranking = rank(space, answer.system, spec, held)
             answer.best = _best(answer.ranking, answer.question.top)
             answer.pruned = dict(space.pruned)
     elif base is None:
@@ -156,20 +156,17 @@ def _minimized(answer: Fit, spec: Spec, held: frozenset[str]) -> None:
     elif wanted == "gpu_kind":
         answer.cards = cards_for(base, card.vendor)
     elif wanted == "recompute":
-        answer.least_recompute = least_recompute(base, card)
+        answer.least_recompute = least_recompute(base)
         if answer.least_recompute is None:
-            answer.all_recomputed = estimate(varied(base, training={"recompute": "full"}))
+            answer.all_recomputed = size(varied(base, training={"recompute": "full"}))
 
 
 def _nearest(run: Run, result: Result, card: Card, system: System) -> list[Nearest]:
     """The smallest changes that make the run fit: single ones, and pairs of what is not enough alone."""
 
     def judge(changed: Result) -> tuple[int, bool | None]:
-        return changed.headline.device_bytes or 0, changed.fits
-
-    def hopeless(spec: Spec) -> bool:
-        named = find_card(spec.hardware.gpu or card.name)
-        return device_bytes(spec, named, limit=named.usable_bytes) > named.usable_bytes
+        found = verdict(changed.spec)
+        return found.needed_bytes, found.fits
 
     def priced(change: Change) -> Nearest:
         return Nearest(change, _slowdown(change, result.spec, system, before))
@@ -180,7 +177,7 @@ def _nearest(run: Run, result: Result, card: Card, system: System) -> list[Neare
     before = token_seconds(result.spec, system)
     offered = [*candidates(result.spec), *_larger_cards(card)]
     words = words_to(run, result.spec)
-    finder = Finder(run, offered, result.ledger.peak_bytes, judge, hopeless, price, words)
+    finder = Finder(run, offered, result.ledger.peak_bytes, judge, is_hopeless, price, words)
     fitting = [change for change in finder.singles() if change.fits]
     return sorted(map(priced, (*fitting, *finder.pairs())), key=_size)
 

@@ -24,7 +24,7 @@ class Border:
         value: the largest that fits; 0: none does.
         next_value: the next one, which does not; None: the ladder ends.
         tried: every value that was tried, and whether it fits.
-        gaps: smaller neighbours of `value` that do not fit, although it does.
+        gaps: smaller values that were tried and do not fit, although `value` does.
         above: how many next larger values were tried, and do not fit: NEIGHBOURS, or fewer where the ladder ends.
     """
 
@@ -54,7 +54,7 @@ def border(ladder: Sequence[int], fits: Callable[[int], bool], start: int = 0) -
     low = _climbed(len(ladder), at, _bisected(at, *_bracket(len(ladder), at, start)))
     if low < 0:
         return Border(0, ladder[0] if ladder else None, tried, (), min(NEIGHBOURS, len(ladder)))
-    gaps = tuple(ladder[place] for place in range(max(low - NEIGHBOURS, 0), low) if not at(place))
+    gaps = tuple(sorted(value for value, fitted in tried.items() if value < ladder[low] and not fitted))
     above = min(NEIGHBOURS, len(ladder) - low - 1)
     return Border(ladder[low], ladder[low + 1] if above else None, tried, gaps, above)
 

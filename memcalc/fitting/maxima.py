@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from math import lcm
 from typing import NamedTuple
 
-from memcalc.estimation.estimate import estimate
 from memcalc.estimation.parameters import count_parameters
 from memcalc.fitting.ladder import border
-from memcalc.fitting.peaks import device_bytes
+from memcalc.fitting.peaks import device_bytes, is_expected
 from memcalc.fitting.scaling import heads_step, scaled
 from memcalc.fitting.varying import broken_rule, varied
 from memcalc.ledger.result import Result
-from memcalc.spec.cards import Card
+from memcalc.ledger.verdict import holding_memory
 from memcalc.spec.segments import leaves
 from memcalc.spec.spec import Spec
+from memcalc.verdict.judge import size
 
 MOST = 2**32  # beyond any batch, sequence or model
 
@@ -45,7 +45,7 @@ class Maximum:
         next_value: the next larger one; None: there is none.
         next_bytes: what a GPU needs with it; None: no rule allows it.
         end: why there is no next one, or why it is not allowed; empty where memory is why.
-        gaps: smaller neighbours that do not fit, although `value` does.
+        gaps: smaller values that were tried and do not fit, although `value` does.
         above: how many of the next larger values were tried: none of them fits.
         result: the estimate at `value`; None where that is 0.
         parameters: of the model at `value`.
@@ -67,17 +67,28 @@ class Maximum:
     note: str
     words: tuple[str, ...] = ()
 
+    @property
+    def is_close(self) -> bool:
+        """Whether the largest value fits by its replay, but recorded runs were too far from theirs to be sure."""
+        return self.result is not None and self.result.verdict == "unknown" and not self.is_at_most
 
-def maximum(what: str, spec: Spec, card: Card) -> Maximum:
-    """The largest value that fits on the card, everything else as it is; see `ladder` for what "largest" means.
+    @property
+    def is_at_most(self) -> bool:
+        """Whether something holds memory that is not modelled, so that less may fit."""
+        return self.result is not None and bool(holding_memory(self.result.limits))
+
+
+def maximum(what: str, spec: Spec) -> Maximum:
+    """The largest value that fits on the card, everything else unchanged; see `ladder` for what "largest" means.
+
+    A value fits where its allocator replay gets through. Whether recorded runs of its kind were close enough to their
+    replays to be sure of that, the verdict of `result` says.
 
     Args:
         what: one of MAXIMA.
-        spec: the run; `hardware.gpu` names `card`.
-        card: the card.
+        spec: the run; `hardware.gpu` names the card.
     """
     scale = SCALES[what](spec)
-    known: dict[int, int] = {}
     refused: dict[int, str] = {}
 
     def fits(value: int) -> bool:
@@ -86,15 +97,14 @@ def maximum(what: str, spec: Spec, card: Card) -> Maximum:
         if broken is not None:
             refused[value] = broken.problem
             return False
-        known[value] = device_bytes(run, card, limit=card.usable_bytes)
-        return known[value] <= card.usable_bytes
+        return is_expected(run)
 
     start = max(0, _place(scale.ladder, scale.now))
     found = border(scale.ladder, fits, start)
     next_value = found.next_value
     next_bytes = None
     if next_value is not None and next_value not in refused:
-        next_bytes = device_bytes(scale.run(next_value), card)
+        next_bytes = device_bytes(scale.run(next_value))
     at = scale.run(found.value) if found.value else None
     return Maximum(
         what=what,
@@ -106,7 +116,7 @@ def maximum(what: str, spec: Spec, card: Card) -> Maximum:
         end=scale.end if next_value is None else refused.get(next_value, ""),
         gaps=found.gaps,
         above=found.above,
-        result=None if at is None else estimate(at),
+        result=None if at is None else size(at),
         parameters=0 if at is None else count_parameters(at.model),
         note=scale.note,
     )

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memcalc.estimation.estimate import estimate
-from memcalc.estimation.outside import reserved_bytes
 from memcalc.estimation.stages import stages_of
 from memcalc.fitting.ladder import border
 from memcalc.fitting.layouts import Space
-from memcalc.fitting.peaks import device_bytes
+from memcalc.fitting.peaks import verdict
 from memcalc.fitting.ranking import Failing, some_layout_fits
 from memcalc.fitting.varying import broken_rule, varied
 from memcalc.ledger.component import Component
+from memcalc.ledger.verdict import Verdict
 from memcalc.spec.cards import Card, all_cards
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System
@@ -40,16 +40,21 @@ FLASH = (8, 0)
 
 
 class Sized(NamedTuple):
-    """A card, what the run needs on it, and what the card lacks to run it as it is sized; empty: nothing."""
+    """A card, the verdict of the run on it, and what the card lacks to run it as it is sized; empty: nothing."""
 
     card: Card
-    device_bytes: int
+    verdict: Verdict
     lacks: str
+
+    @property
+    def device_bytes(self) -> int:
+        """What the run needs on it; where bounds decided, at least."""
+        return self.verdict.needed_bytes
 
     @property
     def fits(self) -> bool:
         """Whether its memory is enough."""
-        return self.device_bytes <= self.card.usable_bytes
+        return self.verdict.answer == "fits"
 
     @property
     def will_do(self) -> bool:
@@ -91,11 +96,11 @@ def fewest_gpus(
         most: the search ends there.
     """
     failing: Failing = {}
-    least = -(-reserved_bytes(resident_bytes(spec)) // card.usable_bytes)
+    least = -(-resident_bytes(spec) // card.usable_bytes)
 
     def fits(gpus: int) -> bool:
         batch = sequences or gpus * spec.training.micro_batch_size
-        return some_layout_fits(Space(spec, gpus, system.node, batch, held), system, card, spec, held, failing)
+        return some_layout_fits(Space(spec, gpus, system.node, batch, held), system, spec, held, failing)
 
     counts = [gpus for gpus in node_counts(system.node, most) if gpus >= least]
     coarse: list[int] = []  # each at least twice the one before, and the last
@@ -132,7 +137,7 @@ def cards_for(spec: Spec, vendor: str) -> list[Sized]:
     for card in sorted(all_cards(), key=lambda card: (card.usable_bytes, card.name)):
         if card.vendor == vendor:
             run = varied(spec, hardware={"gpu": card.name})
-            found.append(Sized(card, device_bytes(run, card), lacking(run, card)))
+            found.append(Sized(card, verdict(run), lacking(run, card)))
     return found
 
 
@@ -149,7 +154,7 @@ def lacking(spec: Spec, card: Card) -> str:
     return "; ".join(lacks)
 
 
-def least_recompute(spec: Spec, card: Card) -> LeastRecompute | None:
+def least_recompute(spec: Spec) -> LeastRecompute | None:
     """Nothing, else attention alone (where a kernel keeps its maps), else as few layers of each stage as will do.
 
     Everything else stays as it is. None: to recompute all is not enough.
@@ -166,12 +171,15 @@ def least_recompute(spec: Spec, card: Card) -> LeastRecompute | None:
         return tuple(layer for piece in chunks for layer in range(piece.first, min(piece.first + layers, piece.stop)))
 
     def fits(recompute: str | tuple[int, ...]) -> bool:
-        return device_bytes(run(recompute), card, limit=card.usable_bytes) <= card.usable_bytes
+        return verdict(run(recompute)).answer == "fits"
+
+    def needed(recompute: str | tuple[int, ...]) -> int:
+        return verdict(run(recompute)).needed_bytes
 
     if spec.training.attention == "eager" and not fits("none") and fits("selective"):
-        return LeastRecompute("selective", 0, most, device_bytes(run("selective"), card))
+        return LeastRecompute("selective", 0, most, needed("selective"))
     kept = border(range(1, most + 2), lambda layers: fits(plan(most + 1 - layers))).value  # one more than are kept
     if kept == 0:
         return None
     layers = most + 1 - kept
-    return LeastRecompute(plan(layers), layers, most, device_bytes(run(plan(layers)), card))
+    return LeastRecompute(plan(layers), layers, most, needed(plan(layers)))

@@ -1,42 +1,29 @@
-"""What a run needs on its worst rank, and nothing else: the one seam between the searches and the estimate."""
+"""The verdict of one run of a search: the one seam between the searches and the estimate."""
 
 from __future__ import annotations
 
-from memcalc.estimation.moving import peak_bytes
-from memcalc.estimation.outside import outside_allocated, reserved_bytes
-from memcalc.estimation.stages import Stage, stages_that_matter
-from memcalc.estimation.states import state_peak
-from memcalc.spec.cards import Card
+from memcalc.ledger.verdict import Verdict
 from memcalc.spec.spec import Spec
+from memcalc.verdict.judge import card_of, is_expected_to_fit, judge
+from memcalc.verdict.needs import least_bytes, need_of
 
 
-def device_bytes(spec: Spec, card: Card, limit: int | None = None) -> int:
-    """Device memory of the rank that needs most, as `estimate` gives it.
-
-    Args:
-        spec: the run; `hardware.gpu` names `card`.
-        card: the card.
-        limit: stop at the first stage that needs more: what is returned is then no maximum, but above the limit.
-    """
-    most = 0
-    stages = stages_that_matter(spec)
-    if limit is not None:
-        most = max(_at_least(spec, stage, card) for stage in stages)
-        if most > limit:
-            return most
-    for stage in stages:
-        most = max(most, _on_device(spec, card, peak_bytes(spec, stage, card)))
-        if limit is not None and most > limit:
-            break
-    return most
+def verdict(spec: Spec) -> Verdict:
+    """Whether a run fits the card that it names, replayed only where bounds do not decide."""
+    return judge(spec)
 
 
-def _at_least(spec: Spec, stage: Stage, card: Card) -> int:
-    """Device memory without all that moves: parameters, their copies and states, which many runs share."""
-    return _on_device(spec, card, state_peak(spec, stage))
+def device_bytes(spec: Spec) -> int:
+    """What the worst rank of a run needs of its device, as `estimate` gives it."""
+    return need_of(spec, card_of(spec)).device_bytes
 
 
-def _on_device(spec: Spec, card: Card, allocated: int) -> int:
-    reserved = reserved_bytes(allocated)
-    outside = outside_allocated(spec, card, allocated, reserved)
-    return reserved + outside.device_context + outside.communication_library
+def is_expected(spec: Spec) -> bool:
+    """Whether a run is expected to get through on the card that it names."""
+    return is_expected_to_fit(spec)
+
+
+def is_hopeless(spec: Spec) -> bool:
+    """Whether the lower bound alone is beyond the card."""
+    card = card_of(spec)
+    return card is not None and least_bytes(spec, card, card.usable_bytes) > card.usable_bytes

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from memcalc.fitting.costs import Costs, Recompute, Step
 from memcalc.fitting.layouts import DEGREES, Layout, Space
-from memcalc.fitting.peaks import device_bytes
+from memcalc.fitting.peaks import verdict
 from memcalc.fitting.varying import varied
-from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System
 
@@ -45,21 +44,20 @@ class Ranking(NamedTuple):
     fitting: tuple[Ranked, ...]  # the cheapest first
     tried: int  # layouts that the rules allow
     sized: int  # estimates made
+    undecided: int  # layouts of which no choice fits for sure, and some may
 
 
 # How a model is split over the cards of a replica, and the most replicas with which that is known not to fit.
 Failing = dict[tuple[Any, ...], int]
 
 
-def some_layout_fits(
-    space: Space, system: System, card: Card, spec: Spec, held: frozenset[str], failing: Failing
-) -> bool:
+def some_layout_fits(space: Space, system: System, spec: Spec, held: frozenset[str], failing: Failing) -> bool:
     """Whether any layout fits; arguments as for `rank`.
 
     Fewer replicas hold no less each, of the states that they share and of as many sequences or more: what `failing`
     knows is not sized, and what fails is added to it.
     """
-    search = _Search(card)
+    search = _Search()
     recomputes = recompute_choices(spec, held)
 
     def fails(degrees: dict[str, Any]) -> bool:
@@ -82,27 +80,29 @@ def _split(degrees: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(degrees[field] for field in DEGREES if field != "data_parallel")
 
 
-def rank(space: Space, system: System, card: Card, spec: Spec, held: frozenset[str] = frozenset()) -> Ranking:
+def rank(space: Space, system: System, spec: Spec, held: frozenset[str] = frozenset()) -> Ranking:
     """Every layout that fits.
 
     Args:
         space: the layouts.
         system: where they run.
-        card: on which card; `hardware.gpu` of the layouts names it.
         spec: the run, for what it recomputes and its micro-batch.
         held: fields that keep the run's own value.
     """
-    search = _Search(card)
+    search = _Search()
     recomputes = recompute_choices(spec, held)
     found: list[Ranked] = []
-    tried = 0
+    tried = undecided = 0
     for layout in space.layouts():
         tried += 1
+        before = search.undecided
         ranked = search.cheapest(layout, system, recomputes, micro_batches(spec, layout, held))
         if ranked is not None:
             found.append(ranked)
+        elif search.undecided > before:
+            undecided += 1
     found.sort(key=lambda ranked: (ranked.costs.total, ranked.device_bytes))
-    return Ranking(tuple(found), tried, search.sized)
+    return Ranking(tuple(found), tried, search.sized, undecided)
 
 
 def recompute_choices(spec: Spec, held: frozenset[str]) -> list[Recompute]:
@@ -131,11 +131,11 @@ def micro_batches(spec: Spec, layout: Layout, held: frozenset[str]) -> list[int]
 
 
 class _Search:
-    """Sizes choices on one card, and counts them."""
+    """Sizes choices, and counts them."""
 
-    def __init__(self, card: Card) -> None:
-        self._card = card
+    def __init__(self) -> None:
         self.sized = 0
+        self.undecided = 0
 
     def cheapest(self, layout: Layout, system: System, recomputes: list[Recompute], sizes: list[int]) -> Ranked | None:
         """The layout with its cheapest choice that fits; None: none does."""
@@ -164,8 +164,9 @@ class _Search:
     def _ranked(self, layout: Layout, choice: Choice) -> Ranked | None:
         run = chosen(layout, choice.recompute, choice.micro_batch)
         self.sized += 1
-        size = device_bytes(run, self._card, limit=self._card.usable_bytes)
-        return Ranked(run, choice.costs, size) if size <= self._card.usable_bytes else None
+        found = verdict(run)
+        self.undecided += found.answer == "unknown"
+        return Ranked(run, choice.costs, found.needed_bytes) if found.answer == "fits" else None
 
 
 def _thriftiest(choices: list[Choice]) -> Iterator[Choice]:

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from memcalc.ledger.schema import OutsideAllocated
+from memcalc.ledger.schema import IntervalBytes, LimitRow, OutsideAllocated
+from memcalc.ledger.verdict import Answer
 from memcalc.spec.model import Block
 
 
@@ -32,7 +33,10 @@ class FitSystem(Block):
 class FitSized(Block):
     """An estimate of the rank that needs most."""
 
+    verdict: Answer | None
     fits: bool | None
+    interval: IntervalBytes | None
+    limits: list[LimitRow] = Field(description="what the run asks for, holds memory and is not modelled")
     phase: str
     pipeline_stage: int
     allocated_bytes: int
@@ -91,6 +95,7 @@ class FitLayouts(Block):
     """What came of all layouts, the cheapest first."""
 
     tried: int
+    undecided: int = Field(description="layouts of which no choice fits for sure, and some may")
     fitting: list[FitRanked]
     best: list[FitBest]
 
@@ -99,6 +104,8 @@ class FitMaximum(Block):
     """The largest value that fits, everything else as in maxima_of."""
 
     value: int = Field(description="0: none fits")
+    close: bool = Field(description="whether it fits by its replay alone: the card's memory is inside the interval")
+    at_most: bool = Field(description="whether something holds memory that is not modelled")
     now: int
     step: int | None = Field(description="from one value to the next, where it is always the same")
     next_value: int | None
@@ -118,7 +125,8 @@ class FitCard(Block):
     name: str
     device_bytes: int
     usable_bytes: int
-    fits: bool
+    verdict: Answer
+    fits: bool | None
     lacks: str | None = Field(description="why the run cannot be there as it is sized, however much memory there is")
 
 
@@ -172,9 +180,10 @@ class FitTerm(Block):
 class FitDocument(Block):
     """What `fit --format json` prints."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     source: Literal["fit"]
     name: str
+    verdict: Answer
     fits: bool
     gpu: FitGpu
     gpus: int

@@ -42,7 +42,7 @@ FIELDS: dict[str, Meaning] = {
     },
     "parallelism_config.parallelism_config_*": nothing("how it is done, not what is kept"),
     "parallelism_config*": lacking("parallelism other than data"),
-    "megatron_lm_config*": lacking("Megatron-LM below accelerate: give its own arguments instead"),
+    "megatron_lm_config*": lacking("Megatron-LM below accelerate", "give its own arguments instead"),
     "dynamo_config*": lacking("torch.compile"),
     "fp8_config.backend": fact("fp8_backend", "training.fp8"),
     "fp8_config.enable_fsdp_float8_all_gather": float8.GATHER,
@@ -152,7 +152,7 @@ def _in_8_bits(draft: Draft) -> None:
         gathers = draft.facts.get("fp8_gather", True) is True  # utils/dataclasses.py, AORecipeKwargs
         float8.multiply_in_8_bits(draft, "tensorwise", gathers=gathers, note=float8.FIRST_LAYER)
     else:
-        draft.notes.append(f"not modelled: matrix products in 8 bits by {backend}")
+        draft.limit(f"matrix products in 8 bits by {backend}", holds_memory=True)
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

@@ -6,22 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers import float8
+from memcalc.importers.allocator_settings import EXPANDABLE, place_allocator_settings
 from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
 from memcalc.importers.huggingface import GPUS, RECOMPUTE, TRAINER, finish_trainer
 from memcalc.importers.models import named_model
 from memcalc.importers.offload import ACTIVATIONS
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
-from memcalc.importers.trainers_loop import place_trainers_loop
+from memcalc.importers.switches import is_on
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to, told
+from memcalc.importers.trainers_loop import place_trainers_loop, tell_evaluation
 
 _CHECKPOINTS = {**RECOMPUTE, "offload_disk": "full"}
 
-_OTHER_LOSS = ("orpo_*", "simpo_*", "cpo_*", "kto_*", "dpo_*", "rpo_*", "process_reward_model", "use_eaft", "eaft_*")
+_OTHER_LOSS = ("orpo_*", "simpo_*", "cpo_*", "kto_*", "dpo_*", "rpo_*")
 
 
 def _checkpoint(draft: Draft, value: Any) -> None:
     draft.translate("training.recompute", value, _CHECKPOINTS)
     if value in ("offload", "offload_disk", "unsloth"):
-        draft.notes.append(f"not modelled: gradient_checkpointing: {value}, whose checkpoints leave the device")
+        draft.limit(f"gradient_checkpointing: {value}", "its checkpoints leave the device", holds_memory=False)
 
 
 # axolotl 0.18, src/axolotl/utils/schemas/config.py and its neighbours.
@@ -52,69 +54,69 @@ FIELDS: dict[str, Meaning] = {
     "dp_shard_size": to("parallelism.data_parallel"),
     "dp_replicate_size": fact("replicas", "parallelism.data_parallel_replicate"),
     "fsdp_version": nothing("both versions shard alike; FSDP2's buffers are counted"),
-    "load_in_8bit": lacking("a base in 8 bits"),
+    "load_in_8bit": overcounted("a base in 8 bits"),
     "liger_fused_linear_cross_entropy": fact("liger_fused_linear_cross_entropy", "training.loss"),
     **{name: fact(name, "training.kernels") for name in ("liger_rms_norm", "liger_rope", "liger_glu_activation")},
-    "liger_*": lacking("others of Liger's kernels"),
+    "liger_*": overcounted("others of Liger's kernels"),
     "cut_cross_entropy": fact("cut_cross_entropy", "training.loss"),
     "max_grad_norm": fact("clipping", "training.gradient_clipping"),
-    "chunked_cross_entropy": lacking("a loss in chunks"),
-    "lora_mlp_kernel": lacking("fused kernels of adapters"),
-    "lora_qkv_kernel": lacking("fused kernels of adapters"),
-    "lora_o_kernel": lacking("fused kernels of adapters"),
+    "chunked_cross_entropy": overcounted("a loss in chunks"),
+    "lora_mlp_kernel": overcounted("fused kernels of adapters"),
+    "lora_qkv_kernel": overcounted("fused kernels of adapters"),
+    "lora_o_kernel": overcounted("fused kernels of adapters"),
     "activation_offloading": ACTIVATIONS,
     "torch_compile": lacking("torch.compile"),
     "fp8": float8.FLAG,
     "fp8_enable_fsdp_float8_all_gather": float8.GATHER,
     "qat*": lacking("training that imitates quantization"),
-    "unfrozen_parameters": lacking("freezing of layers"),
+    "unfrozen_parameters": overcounted("freezing of layers"),
     "use_kernels": lacking("kernels from the hub"),
-    "use_scattermoe": lacking("kernels of experts"),
-    "use_sonicmoe": lacking("kernels of experts"),
+    "use_scattermoe": overcounted("kernels of experts"),
+    "use_sonicmoe": overcounted("kernels of experts"),
     "experts_implementation": lacking("kernels of experts"),
-    "quantize_moe_experts": lacking("experts in fewer bits"),
+    "quantize_moe_experts": overcounted("experts in fewer bits"),
     "lora_target_parameters": lacking("adapters beside stacked experts"),
-    "gptq": lacking("a base in GPTQ's bits"),
+    "gptq": overcounted("a base in GPTQ's bits"),
     "expert_parallel_size": lacking("expert parallelism"),
-    "trl*": lacking("the loss of preference training or reinforcement learning"),
+    "trl*": told("the loss of preference training or reinforcement learning"),
     "ebft*": lacking("the loss of its own"),
-    "flash_attn_*": lacking("fused kernels beside attention"),
-    "tiled_mlp": lacking("an MLP in parts of the sequence"),
-    "fused_attn_kernel": lacking("fused kernels beside attention"),
+    "flash_attn_*": overcounted("fused kernels beside attention"),
+    "tiled_mlp": overcounted("an MLP in parts of the sequence"),
+    "fused_attn_kernel": overcounted("fused kernels beside attention"),
     "gemma4_hybrid_attn_impl": lacking("two kinds of attention kernels"),
-    "model_quantization_config*": lacking("a base in fewer bits"),
-    "bnb_config_kwargs*": lacking("bits of another kind"),
-    "dsv4_*": lacking("experts in fewer bits"),
+    "model_quantization_config*": overcounted("a base in fewer bits"),
+    "bnb_config_kwargs*": overcounted("bits of another kind"),
+    "dsv4_*": overcounted("experts in fewer bits"),
     "llama4_linearized_experts": lacking("kernels of experts"),
     "model_config*": lacking("changes of the model's own config.json"),
-    "freeze_*": lacking("freezing of layers"),
-    "reward_model": lacking("a reward model"),
+    "freeze_*": overcounted("freezing of layers"),
+    "reward_model": lacking("pairs of sequences", "those of a reward model are twice the micro-batch"),
     "vllm*": lacking("generation beside the step"),
     "diffusion*": lacking("the loss of diffusion models"),
     "use_onebitllms": lacking("weights of one bit"),
     "sage_attention": lacking("attention in 8 bits"),
     "large_head_attention": lacking("kernels of attention"),
     "sdpa_varlen": nothing("PyTorch's flash kernel is counted"),
-    "flash_optimum": lacking("kernels of BetterTransformer"),
+    "flash_optimum": overcounted("kernels of BetterTransformer"),
     "s2_attention": lacking("attention within shifted groups"),
     "scaling_softmax*": lacking("attention whose softmax is scaled"),
     "selective_checkpointing": lacking("checkpointing by operator"),
     "recompute_layer_types": lacking("checkpointing of some kinds of layers"),
-    "layer_offloading": lacking("layers that are kept on the host"),
-    "offload": lacking("what is kept on the host"),
+    "layer_offloading": overcounted("layers that are kept on the host"),
+    "offload": overcounted("what is kept on the host"),
     "dynamic_checkpoint*": nothing("saving"),
     "fp32_norms": lacking("norms in fp32"),
     "fp32_norm_classes": nothing("part of fp32_norms"),
-    "embeddings_skip_upcast": lacking("embeddings that stay in 16 bits beside adapters"),
+    "embeddings_skip_upcast": overcounted("embeddings that stay in 16 bits beside adapters"),
     "deepcompile": lacking("DeepSpeed's compiler"),
-    "lora_embedding_kernel": lacking("fused kernels of adapters"),
+    "lora_embedding_kernel": overcounted("fused kernels of adapters"),
     "lora_rank_pattern": lacking("adapters of several ranks"),
-    "peft_layers_*": lacking("adapters in some layers"),
+    "peft_layers_*": overcounted("adapters in some layers"),
     "peft_layer_replication": lacking("layers that come twice"),
     "peft_trainable_token_indices": lacking("rows of the embedding that train"),
-    "peft_autocast_adapter_dtype": lacking("adapters' own precision"),
+    "peft_autocast_adapter_dtype": overcounted("adapters' own precision"),
     "relora*": lacking("ReLoRA"),
-    "lisa_*": lacking("LISA, which trains some layers at a time"),
+    "lisa_*": overcounted("LISA, which trains some layers at a time"),
     "qgalore_*": lacking("Q-GaLore"),
     "dion_*": lacking("Dion"),
     "embedding_lr*": nothing(),
@@ -123,8 +125,9 @@ FIELDS: dict[str, Meaning] = {
     "overrides_of_model_*": lacking("changes of the model's own config.json"),
     "max_packed_sequence_len": nothing("sequence_len is counted"),
     "center_rewards_coefficient": nothing("part of a reward model"),
-    "precompute_ref_log_probs": lacking("the second model of preference training, asked beforehand"),
-    **{name: lacking("a loss of its own") for name in _OTHER_LOSS},
+    "precompute_ref_log_probs": overcounted("the second model of preference training, asked beforehand"),
+    **{name: told("a loss of its own") for name in _OTHER_LOSS},
+    **dict.fromkeys(("process_reward_model", "use_eaft", "eaft_*"), lacking("a loss of its own")),
     "feature_layers": nothing("part of a loss of its own"),
     "quantization": lacking("training that imitates quantization"),
     **{
@@ -163,10 +166,11 @@ FIELDS: dict[str, Meaning] = {
         name: nothing("logging")
         for name in (
             *("profiler_*", "include_*", "use_mlflow", "hf_mlflow_*", "use_wandb", "use_comet", "comet_*", "gradio_*"),
-            *("use_otel_metrics", "otel_metrics_*", "use_trackio", "trackio_*", "bench_*", "generate_samples"),
-            *("num_generation_samples", "generation_*"),
+            *("use_otel_metrics", "otel_metrics_*", "use_trackio", "trackio_*", "bench_*"),
+            *("num_generation_samples", "generation_*"),  # part of generate_samples
         )
     },
+    "generate_samples": lacking("generation during training"),
     "batch_size": nothing("micro_batch_size and gradient_accumulation_steps say it"),
     "num_labels": nothing("a head of a few rows"),
     "experimental_skip_move_to_device": nothing("loading is not sized"),
@@ -205,11 +209,11 @@ FIELDS: dict[str, Meaning] = {
     "test_datasets*": nothing("data"),
     "shuffle_merged_datasets": nothing("data"),
     "saves_per_epoch": nothing("saving"),
-    "evals_per_epoch": nothing("evaluation is not sized"),
+    "evals_per_epoch": nothing("evaluation is no part of a step"),
     "early_stopping_patience": nothing(),
     "local_rank": nothing(),
     "debug": nothing(),
-    "rl*": lacking("the second model and the loss of preference training"),
+    "rl*": told("the second model and the loss of preference training"),
     "lr_*": nothing(),
     "cosine_*": nothing(),
     "ddp*": nothing(),
@@ -234,9 +238,39 @@ def _finish(draft: Draft) -> None:
         draft.facts.setdefault("bf16", True)  # Accelerate's autocast for what stays
     finish_trainer(draft, weights_follow=True, upcast=False)
     place_trainers_loop(draft)
+    # utils/__init__.py, set_pytorch_cuda_alloc_conf, which cli/main.py calls; before torch 2.9 it also asks for 16
+    # divisions of each power of two.
+    place_allocator_settings(draft, EXPANDABLE, "axolotl's command")
+    _tell_preference(draft)
+    tell_evaluation(draft, asked=_evaluates(draft.said), batch="eval_batch_size")
     if in_8_bits:  # core/trainers/base.py, additional_accelerator_args
         gathers = draft.facts.get("fp8_gather") is True
         float8.multiply_in_8_bits(draft, "tensorwise", gathers=gathers, note=float8.FIRST_LAYER)
+
+
+def _tell_preference(draft: Draft) -> None:
+    """What preference training and reinforcement learning hold beside the policy (src/axolotl/train.py).
+
+    setup_reference_model loads the model once more, in the same dtype, unless there are adapters or the loss is ORPO's.
+    """
+    said = draft.said
+    kind = str(said.get("rl") or "").lower()
+    if not kind:
+        return
+    if kind in ("grpo", "gdpo", "ebft"):
+        draft.limit("reinforcement learning", "completions are generated and scored", holds_memory=True)
+        refers = said.get("trl.beta", 0) not in (0, 0.0)
+    else:
+        what = f"sequences of {kind.upper()}"
+        draft.limit(what, "pairs are twice the micro-batch, and losses need more logits", holds_memory=True)
+        refers = kind not in ("orpo", "simpo") and not is_on(said.get("precompute_ref_log_probs"))
+    if refers and (draft.values.get("training.finetune", "full") == "full" or is_on(said.get("rl_adapter_ref_model"))):
+        draft.limit(f"the reference model of {kind.upper()}", holds_memory=True, bytes_per_parameter=2)
+
+
+def _evaluates(said: Mapping[str, Any]) -> bool:
+    """Whether there is something to evaluate: utils/config/__init__.py takes no steps of it otherwise."""
+    return said.get("val_set_size", 0) not in (0, 0.0) or any(path.startswith("test_datasets") for path in said)
 
 
 def _precision(draft: Draft) -> None:

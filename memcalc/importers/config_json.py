@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memcalc.importers.engine import Imported
-from memcalc.importers.table import Draft, Framework, lacking, nothing
+from memcalc.importers.engine import Imported, told_once
+from memcalc.importers.table import Draft, Framework, nothing, overcounted
 from memcalc.spec.families import keys_of, known_families
+from memcalc.spec.limits import Limit
 
 _OTHER_HEADS = re.compile(
     r"For(?:SequenceClassification|TokenClassification|QuestionAnswering|Reward\w*)$|(?<!LMHead)Model$"
@@ -22,8 +23,8 @@ _ROTARY = "positions are computed, not kept"
 # PretrainedConfig of transformers 5.23, and what the families' own classes have in common.
 FIELDS = {
     "architectures": nothing("model_type says it"),
-    "quantization_config": lacking("weights in fewer bits: those of the run's dtype are counted"),
-    "compression_config": lacking("weights in fewer bits: those of the run's dtype are counted"),
+    "quantization_config": overcounted("weights in fewer bits", "those of the run's dtype are counted"),
+    "compression_config": overcounted("weights in fewer bits", "those of the run's dtype are counted"),
     "num_labels": nothing("a head of a few rows"),
     "norm_topk_prob": nothing("how experts' outputs are weighed"),
     "_name_or_path": nothing(),
@@ -65,6 +66,7 @@ def listed(data: Mapping[str, Any]) -> Imported | None:
         return None
     keys = keys_of(model_type)
     mapped, no_effect, not_modelled, unknown = [], [], [], []
+    limits = []
     for key, value in _leaves(data, frozenset(keys)):
         meaning = CONFIG_JSON.meaning(key)
         if key in keys:
@@ -73,11 +75,23 @@ def listed(data: Mapping[str, Any]) -> Imported | None:
             unknown.append(key)
         elif key == "architectures" and (other := _other_head(value)):
             not_modelled.append((key, f"{other}, which has another head: that of a language model is counted"))
+            limits.append(Limit(f"the head of {other}", holds_memory=False))  # of a few rows, or none
         elif meaning.kind == "not modelled":
             not_modelled.append((key, meaning.words))
+            limits += meaning.limits_of(value)
         else:
             no_effect.append((key, meaning.words))
-    return Imported(CONFIG_JSON, {}, tuple(mapped), tuple(no_effect), tuple(not_modelled), tuple(unknown), (), ())
+    return Imported(
+        CONFIG_JSON,
+        {},
+        tuple(mapped),
+        tuple(no_effect),
+        tuple(not_modelled),
+        tuple(unknown),
+        (),
+        (),
+        limits=told_once(limits),
+    )
 
 
 def _other_head(architectures: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers.offload import place_optimizer
-from memcalc.importers.table import LENGTH, Draft, Framework, Meaning, fact, lacking, nothing, part, to
+from memcalc.importers.table import LENGTH, Draft, Framework, Meaning, fact, lacking, nothing, overcounted, part, to
 
 _HOW = (  # DeepSpeed's words for the way in which ZeRO works
     "allgather_partitions",
@@ -48,13 +48,14 @@ OPTIMIZERS = {
     "lamb": "lamb",
     "onebitlamb": "lamb",
 }
+_DEFAULT = "the default is counted"
 _COMPRESSED = ("onebitadam", "zerooneadam", "onebitlamb")
 
 
 def _optimizer(draft: Draft, value: Any) -> None:
     draft.translate("training.optimizer", value, OPTIMIZERS)
     if str(value).lower() in _COMPRESSED:
-        draft.notes.append(f"not modelled: what {value} keeps of the errors of its compression, 4 bytes a parameter")
+        draft.limit(f"the errors of the compression of {value}", "4 bytes a parameter", holds_memory=True)
 
 
 # DeepSpeed 0.17, deepspeed/runtime/config.py, zero/config.py.
@@ -73,29 +74,34 @@ FIELDS: dict[str, Meaning] = {
     "zero_optimization.cpu_offload_param": fact("cpu_offload_param", "parallelism.offload"),
     "zero_optimization.offload_optimizer*": nothing("part of the offload"),
     "zero_optimization.offload_param*": nothing("part of the offload"),
-    "zero_optimization.reduce_bucket_size": lacking("a bucket of its own size: the default of the engine is counted"),
-    "zero_optimization.allgather_bucket_size": lacking(
-        "a bucket of its own size: the default of the engine is counted"
-    ),
-    "zero_optimization.stage3_prefetch_bucket_size": lacking("a prefetch of its own size: the default is counted"),
-    "zero_optimization.prefetch_bucket_size": lacking("a prefetch of its own size: the default is counted"),
-    "zero_optimization.stage3_max_live_parameters": lacking("gathered weights that are kept: the default is counted"),
-    "zero_optimization.max_live_parameters": lacking("gathered weights that are kept: the default is counted"),
+    # zero/config.py: the defaults, which are counted. A smaller bucket holds less.
     **{
-        f"zero_optimization.{name}_persistence_threshold": lacking(
-            "small weights that stay whole: the default is counted"
+        f"zero_optimization.{name}_bucket_size": lacking(
+            "a bucket of its own size", "the default of the engine is counted", beyond=500_000_000
         )
-        for name in ("param", "model", "stage3_param", "stage3_model")
+        for name in ("reduce", "allgather")
+    },
+    **{
+        f"zero_optimization.{prefix}{name}": meaning
+        for prefix in ("", "stage3_")
+        for name, meaning in (
+            ("prefetch_bucket_size", lacking("a prefetch of its own size", _DEFAULT, beyond=50_000_000)),
+            ("max_live_parameters", lacking("gathered weights that are kept", _DEFAULT, beyond=1_000_000_000)),
+            ("param_persistence_threshold", lacking("small weights that stay whole", _DEFAULT, beyond=100_000)),
+            ("model_persistence_threshold", overcounted("small weights that stay whole", "without an upper bound")),
+        )
     },
     "zero_optimization.mics*": lacking("shards within a group of ranks"),
     "zero_optimization.zero_hpz_partition_size": lacking("a second copy of the shards within a node"),
     "zero_optimization.zero_quantized*": lacking("quantized communication"),
     **{f"zero_optimization.{name}": nothing("how it is done, not what is kept") for name in _HOW},
-    "activation_checkpointing.partition_activations": lacking("checkpoints that are split over tensor-parallel ranks"),
-    "activation_checkpointing.cpu_checkpointing": lacking("checkpoints on the host"),
+    "activation_checkpointing.partition_activations": overcounted(
+        "checkpoints that are split over tensor-parallel ranks"
+    ),
+    "activation_checkpointing.cpu_checkpointing": overcounted("checkpoints on the host"),
     "activation_checkpointing*": nothing("the program itself says what it checkpoints"),
     **{
-        f"{precision}.{name}": lacking("masters, gradients or states of 16 bits")
+        f"{precision}.{name}": overcounted("masters, gradients or states of 16 bits")
         for precision in ("bf16", "bfloat16", "fp16")
         for name in (
             f"{precision}_master_weights_and_grads",
@@ -131,7 +137,8 @@ FIELDS: dict[str, Meaning] = {
     "elasticity*": nothing(),
     "data_efficiency*": nothing("data"),
     "train_steps": nothing(),
-    "compile*": nothing("torch.compile is not sized"),
+    "compile.deepcompile": lacking("DeepSpeed's compiler"),
+    "compile*": nothing("what engine.compile() does, if the program calls it"),
     "tensor_parallel*": lacking("DeepSpeed's tensor parallelism"),
     "monitor_config*": nothing("logging"),
     "seq_parallel_communication_data_type": nothing("the default is counted"),

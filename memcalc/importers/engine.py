@@ -11,6 +11,7 @@ from typing import Any
 from memcalc.errors import InputError
 from memcalc.importers.table import Draft, Elsewhere, Framework, Meaning, Untranslatable
 from memcalc.spec.defaults import DEFAULT_SEQUENCE_LENGTH
+from memcalc.spec.limits import Limit
 
 _REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,200})\}")  # of OmegaConf
 _PRODUCT = re.compile(r"\$\{multiply:\s*([^,{}]{1,20}|\$\{[\w.]{1,200}\})\s*,\s*([^,{}]{1,20}|\$\{[\w.]{1,200}\})\s*\}")
@@ -32,6 +33,7 @@ class Imported:
         missing: our fields that a run needs and that it does not say: path, and what it is.
         notes: what else to know.
         elsewhere: fields that are ours and whose values the file leaves to whoever runs it: path, and our fields.
+        limits: what it asks for and is not modelled, as a result's verdict takes it.
     """
 
     framework: Framework
@@ -43,6 +45,7 @@ class Imported:
     missing: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    limits: tuple[Limit, ...] = ()
 
     def sentences(self) -> tuple[str, ...]:
         """All of it, for the notes of a result."""
@@ -76,14 +79,14 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
         InputError: a value that matters cannot be translated.
     """
     leaves = list(_leaves(framework, data))
-    draft = Draft(folder, overridden, frozenset(path for path, _ in leaves))
+    said = {path: _resolved(raw, data, path) for path, raw in leaves}
+    draft = Draft(folder, overridden, frozenset(said), said)
     mapped: list[tuple[str, Any, str]] = []
     no_effect: list[tuple[str, str]] = []
     not_modelled: list[tuple[str, str]] = []
     unknown: list[str] = []
     open_fields: set[str] = set()
-    for path, raw in leaves:
-        value = _resolved(raw, data, path)
+    for path, value in said.items():
         meaning = framework.meaning(path)
         if meaning is None:
             unknown.append(path)
@@ -102,6 +105,7 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
         elif meaning.kind == "not modelled":
             off = (value.lower() if isinstance(value, str) else value) in _OFF if not isinstance(value, list) else False
             (no_effect if off else not_modelled).append((path, meaning.words))
+            draft.limits += () if off else meaning.limits_of(value)
         elif value == "auto" and meaning.apply is not None and "precision" not in meaning.words:
             draft.notes.append(f"{path} is auto: left to what else is said")
         else:
@@ -109,10 +113,10 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
                 meaning.apply(draft, value)  # type: ignore[misc]  # what is mapped has one
             if not isinstance(value, Mapping):  # a block's own fields come after it
                 mapped.append((path, value, meaning.words))
-    said = frozenset(draft.values)
+    placed = frozenset(draft.values)
     with _refusing(framework):
         framework.finish(draft)
-    for path in (open_fields - said) | _of_the_model(draft):  # the user's model says it, not the framework's default
+    for path in (open_fields - placed) | _of_the_model(draft):  # the user's model says it, not the framework's default
         draft.values.pop(path, None)
     missing = [(path, what) for path, what in framework.expected if not _is_settled(draft, path)]
     return Imported(
@@ -125,7 +129,18 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
         tuple(missing),
         tuple(draft.notes),
         tuple(draft.elsewhere),
+        told_once(draft.limits),
     )
+
+
+def told_once(limits: Iterable[Limit]) -> tuple[Limit, ...]:
+    """Each limit once: of several fields that ask for the same, the one that holds most."""
+    found: dict[str, Limit] = {}
+    for limit in limits:
+        known = found.get(limit.what)
+        if known is None or limit[1:] > known[1:]:
+            found[limit.what] = limit
+    return tuple(found.values())
 
 
 def _is_settled(draft: Draft, path: str) -> bool:

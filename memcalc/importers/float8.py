@@ -49,7 +49,7 @@ def multiply_in_8_bits(
         *(["tensor parallelism"] if values.get("parallelism.tensor_parallel", 1) != 1 else []),
     ]
     if beside:
-        draft.notes.append(f"not modelled: torchao's matrix products in 8 bits with {' and '.join(beside)}")
+        draft.limit(f"torchao's matrix products in 8 bits with {' and '.join(beside)}", holds_memory=True)
         return
     draft.default(KEY, recipe)
     if skip is not None:
@@ -72,7 +72,7 @@ def torchtitan(draft: Draft, named: Any) -> None:
     converters = named if isinstance(named, list) else [each.strip() for each in str(named).split(",") if each.strip()]
     others = [each for each in converters if not str(each).endswith("float8") or "grouped_mm" in str(each)]
     if others:
-        draft.notes.append(f"not modelled: model.converters {', '.join(map(str, others))}")
+        draft.limit(f"model.converters {', '.join(map(str, others))}", holds_memory=True)
     if len(others) == len(converters):
         return
     recipe = str(facts.get("fp8_recipe") or "tensorwise").replace("_with_gw_hp", "-gw-hp")
@@ -83,7 +83,9 @@ def torchtitan(draft: Draft, named: Any) -> None:
         end = each.rpartition(".")[2]
         ours = TORCHTITAN_NAMES.get(each) or TORCHTITAN_NAMES.get(end)
         if ours is None:
-            draft.notes.append(f"not modelled: filter_fqns {each}: which layers it leaves in 16 bits")
+            # A layer in 16 bits makes no casts, but is gathered in twice the bytes where others are in 8 bits.
+            gathered = facts.get("fp8_gather") is True
+            draft.limit(f"filter_fqns {each}", "which layers it leaves in 16 bits", holds_memory=gathered)
         else:
             skip.append(ours)
     multiply_in_8_bits(draft, recipe, gathers=facts.get("fp8_gather") is True, skip=skip)

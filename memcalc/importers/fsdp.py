@@ -22,7 +22,7 @@ _NAMES: dict[str, Meaning] = {
     "reshard_after_forward": part("parallelism.zero_stage"),
     "activation_checkpointing": part("training.recompute"),
     "offload_params": part("parallelism.offload"),
-    "mixed_precision_policy": lacking("a precision of FSDP's own: the step's is counted"),
+    "mixed_precision_policy": lacking("a precision of FSDP's own", "the step's is counted"),
     "ignored_modules": lacking("modules that are not sharded"),
     **{name: nothing("how it is done, not what is kept") for name in _HOW},
 }

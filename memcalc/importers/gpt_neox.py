@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers import deepspeed
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, place_dropout, to
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, place_dropout, to
 from memcalc.importers.vocabulary import entries_of, place_vocabulary
 
 _NEOX, _NEOX_ENTRIES = "20B_tokenizer", 50_277  # of GPT-NeoX-20B and Pythia
@@ -41,7 +41,7 @@ _FIELDS: dict[str, Meaning] = {
     "activation": to("model.mlp", _ACTIVATIONS),
     "no_weight_tying": fact("untied", "model.tie_word_embeddings"),
     "gpt_j_residual": to("model.parallel_block"),
-    "gpt_j_tied": lacking("one norm before attention and MLP"),
+    "gpt_j_tied": overcounted("one norm before attention and MLP"),
     "use_bias_in_norms": to("model.norm_bias"),
     "use_bias_in_attn_linear": fact("attention_bias", "model.qkv_bias, model.output_bias"),
     "use_bias_in_mlp": to("model.mlp_bias"),
@@ -63,13 +63,13 @@ _FIELDS: dict[str, Meaning] = {
     "fp32_allreduce": lacking("gradients reduced in fp32"),
     "checkpoint_activations": to("training.recompute", {True: "full", False: "none"}),
     "checkpoint_num_layers": fact("together", "training.recompute"),
-    "partition_activations": lacking("checkpoints that are split over tensor-parallel ranks"),
-    "checkpoint_in_cpu": lacking("checkpoints on the host"),
+    "partition_activations": overcounted("checkpoints that are split over tensor-parallel ranks"),
+    "checkpoint_in_cpu": overcounted("checkpoints on the host"),
     "pipe_parallel_size": fact("stages", "parallelism.pipeline_parallel"),
     "model_parallel_size": to("parallelism.tensor_parallel"),
     "sequence_parallel": to("parallelism.sequence_parallel"),
     "global_num_gpus": fact("gpus", "parallelism.data_parallel"),
-    "use_bnb_optimizer": lacking("optimizers of bitsandbytes"),
+    "use_bnb_optimizer": overcounted("optimizers of bitsandbytes"),
     **{
         f"{stem}*": nothing("not about memory")
         for stem in (
@@ -138,7 +138,7 @@ def _finish(draft: Draft) -> None:
     _inner_size(draft)
     _rotated(draft)
     if facts.get("together", 1) not in (0, 1) and values.get("training.recompute") == "full":
-        draft.notes.append("not modelled: checkpoints of several layers together; each layer is one")
+        draft.limit("checkpoints of several layers together", "each layer is one", holds_memory=True)
     _replicas(draft)
     owns = str(facts.get("vocabulary", "")).endswith(f"{_NEOX}.json")
     name = _NEOX if owns else str(facts.get("tokenizer"))
@@ -166,7 +166,7 @@ def _attention(draft: Draft) -> None:
         draft.default("training.attention", "flash")
     else:
         draft.default("training.attention", "flash" if "flash" in kinds else "eager")
-        draft.notes.append(f"not modelled: attention of other kinds ({', '.join(sorted(kinds))})")
+        draft.limit(f"attention of other kinds ({', '.join(sorted(kinds))})", holds_memory=True)
 
 
 def _listed(value: object) -> list[Any]:

@@ -14,9 +14,14 @@ from memcalc.importers.fsdp import place_fsdp
 from memcalc.importers.models import named_model, place_model, published_dtype
 from memcalc.importers.offload import place_optimizer
 from memcalc.importers.switches import is_on
-from memcalc.importers.table import LENGTH, Draft, Framework, Meaning, fact, lacking, nothing, to
-from memcalc.importers.trainers_loop import place_trainers_loop
-from memcalc.importers.trl import finish_trl, is_trls
+from memcalc.importers.table import LENGTH, Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.trainers_loop import (
+    TRAINERS_EVALUATION,
+    place_trainers_loop,
+    tell_evaluation,
+    trainer_evaluates,
+)
+from memcalc.importers.trl import finish_trl, is_trls, tell_second_models
 
 # transformers 5.23, training_args.py (OptimizerNames).
 OPTIMIZERS = {
@@ -66,14 +71,14 @@ TRAINER: dict[str, Meaning] = {
     "liger_kernel_config": fact("liger_config", "training.kernels"),
     "torch_compile": lacking("torch.compile"),
     "neftune_noise_alpha": nothing(),
-    "auto_find_batch_size": lacking("a batch size that is tried out"),
-    "per_device_eval_batch_size": nothing("evaluation is not sized"),
+    "auto_find_batch_size": overcounted("a batch size that is tried out"),
+    "per_device_eval_batch_size": nothing("evaluation is no part of a step"),
     "gradient_checkpointing_kwargs": nothing("how it is done, not what is kept"),
     "max_grad_norm": fact("clipping", "training.gradient_clipping"),
     "dataset*": nothing("data"),
     "data*": nothing("data"),
-    "eval*": nothing("evaluation is not sized"),
-    "do_*": nothing("evaluation is not sized"),
+    "eval*": nothing("evaluation is no part of a step"),
+    "do_*": nothing("evaluation is no part of a step"),
     "save*": nothing("saving"),
     "logging*": nothing("logging"),
     "log_*": nothing("logging"),
@@ -116,10 +121,10 @@ TRAINER: dict[str, Meaning] = {
             *("ddp_backend", "ddp_broadcast_buffers", "ddp_find_unused_parameters", "ddp_static_graph"),
         )
     },
-    "ddp_bucket_cap_mb": lacking("buckets of a size of their own: the default is counted"),
+    "ddp_bucket_cap_mb": overcounted("buckets of a size of their own", "the default is counted"),
     "torch_compile_*": nothing("part of torch_compile"),
     **{
-        name: nothing("evaluation is not sized")
+        name: nothing("evaluation is no part of a step")
         for name in (
             *("bf16_full_eval", "fp16_full_eval", "batch_eval_metrics", "prediction_loss_only", "greater_is_better"),
             *("metric_for_best_model", "load_best_model_at_end"),
@@ -208,6 +213,9 @@ def _finish(draft: Draft) -> None:
     finish_trl(draft)
     finish_trainer(draft, upcast=False, as_published=not is_trls(draft))  # TRL's own silence is fp32
     place_trainers_loop(draft)
+    tell_second_models(draft)
+    asked = trainer_evaluates(draft.said)
+    tell_evaluation(draft, asked=asked, batch="per_device_eval_batch_size", silent=TRAINERS_EVALUATION)
 
 
 TRAINING_ARGUMENTS = Framework(

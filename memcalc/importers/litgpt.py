@@ -85,7 +85,7 @@ def _finish(draft: Draft) -> None:
     _optimizer(draft)
     if not fine_tunes:  # litgpt/pretrain.py
         draft.default("training.optimizer_implementation", "fused")
-        draft.notes.append("not modelled: torch.compile, which pretraining runs")
+        draft.limit("torch.compile", "litgpt/pretrain.py compiles every run", holds_memory=True)
     draft.notes.append("the loss is taken in chunks of 128 tokens, whose logits all stay: counted whole")
     draft.default("training.micro_batch_size", 1 if fine_tunes else 4)
     devices, nodes = facts.get("devices"), facts.get("nodes", 1)
@@ -139,7 +139,7 @@ def _adapters(draft: Draft) -> None:
     else:
         draft.values["training.finetune"] = "lora"
         if kind:
-            draft.notes.append(f"not modelled: a base in {kind}: that of the run's dtype is counted")
+            draft.limit(f"a base in {kind}", "that of the run's dtype is counted", holds_memory=False)
     if kind and draft.values["training.optimizer"] == "adamw":  # utils.py: bitsandbytes' PagedAdamW in its place
         draft.values["training.optimizer_options.paged"] = True
 

@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers import float8
+from memcalc.importers.allocator_settings import EXPANDABLE, place_allocator_settings
 from memcalc.importers.attention import WORDS, attention
 from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
 from memcalc.importers.switches import is_on
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
-from memcalc.importers.trainers_loop import place_trainers_loop
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.trainers_loop import (
+    TRAINERS_EVALUATION,
+    place_trainers_loop,
+    tell_evaluation,
+    trainer_evaluates,
+)
 
 # LLaMA-Factory 0.9.6, src/llamafactory/hparams.
 FIELDS: dict[str, Meaning] = {
@@ -30,22 +36,22 @@ FIELDS: dict[str, Meaning] = {
     "upcast_layernorm": lacking("norms in fp32"),
     "upcast_lmhead_output": lacking("logits in fp32 twice"),
     "enable_liger_kernel": fact("liger", "training.kernels"),
-    "use_kt": lacking("KTransformers: experts on the host"),
+    "use_kt": overcounted("experts on the host by KTransformers"),
     "kt_*": nothing("part of KTransformers"),
     "fp8": float8.FLAG,
     "fp8_backend": fact("fp8_backend", "training.fp8"),
     "fp8_enable_fsdp_float8_all_gather": nothing("it is logged, and handed to nobody"),
     "fp8_*": nothing("part of fp8"),
-    "use_adam_mini": lacking("Adam-mini"),
+    "use_adam_mini": overcounted("Adam-mini"),
     "use_muon": fact("muon", "training.optimizer"),
     "use_v1_kernels": lacking("fused kernels"),
     "tensor_model_parallel_size": lacking("Megatron below LLaMA-Factory"),
     "pipeline_model_parallel_size": lacking("Megatron below LLaMA-Factory"),
     "expert_model_parallel_size": lacking("Megatron below LLaMA-Factory"),
-    "use_unsloth": lacking("Unsloth's kernels"),
+    "use_unsloth": overcounted("Unsloth's kernels"),
     "use_galore": lacking("GaLore"),
     "use_apollo": lacking("APOLLO"),
-    "use_badam": lacking("BAdam"),
+    "use_badam": overcounted("BAdam"),
     "use_dora": lacking("DoRA"),
     "use_asft_loss": lacking("a loss of its own"),
     "use_dft_loss": lacking("a loss of its own"),
@@ -67,7 +73,7 @@ FIELDS: dict[str, Meaning] = {
     },
     "additional_target": fact("additional", "training.lora.modules_to_save"),
     "mixed_precision": lacking("Megatron below LLaMA-Factory"),
-    "use_llama_pro": lacking("LLaMA Pro, whose added layers alone train"),
+    "use_llama_pro": overcounted("LLaMA Pro, whose added layers alone train"),
     "use_mca": lacking("Megatron below LLaMA-Factory"),
     "use_megatron_bridge": lacking("Megatron below LLaMA-Factory"),
     "megatron_*": nothing("part of Megatron below LLaMA-Factory"),
@@ -82,7 +88,7 @@ FIELDS: dict[str, Meaning] = {
     "eaft_alpha": nothing("part of a loss of its own"),
     "block_diag_attn": nothing("sequences are counted as full"),
     "neat_packing": nothing("sequences are counted as full"),
-    "use_unsloth_gc": lacking("Unsloth's checkpoints, which leave the device"),
+    "use_unsloth_gc": overcounted("Unsloth's checkpoints, which leave the device"),
     "use_reentrant_gc": nothing("how it is done, not what is kept"),
     "resize_vocab": nothing("some rows of the embedding"),
     "add_*": nothing("some rows of the embedding"),
@@ -112,16 +118,16 @@ FIELDS: dict[str, Meaning] = {
             *("quantization_device_map", "device_map"),
         )
     },
-    "predict_with_generate": nothing("generation is not sized"),
+    "predict_with_generate": nothing("part of evaluation"),
     "ray_*": nothing(),
     "shift_attn": nothing(),
-    "freeze_*": lacking("freezing of layers"),
+    "freeze_*": overcounted("freezing of layers"),
     "template": nothing("data"),
     "max_samples": nothing("data"),
     "overwrite_cache": nothing("data"),
     "preprocessing_num_workers": nothing("data"),
     "plot_loss": nothing("logging"),
-    "val_size": nothing("evaluation is not sized"),
+    "val_size": nothing("evaluation is no part of a step"),
     "adapter_name_or_path": nothing("loading is not sized"),
     "pref_*": nothing("part of preference training"),
     "rope_scaling": nothing("positions are computed, not kept"),
@@ -133,12 +139,11 @@ FIELDS: dict[str, Meaning] = {
 
 def _finish(draft: Draft) -> None:
     facts = draft.facts
-    if facts.get("stage") not in (None, "sft", "pt"):
-        draft.notes.append(f"not modelled: stage {facts['stage']}: a second model, or pairs of sequences")
     if facts.get("bits") == 4:
         draft.values["training.finetune"] = "qlora"
     elif facts.get("bits"):
-        draft.notes.append(f"not modelled: a base in {facts['bits']} bits")
+        what = f"a base in {facts['bits']} bits"
+        draft.limit(what, "that of the run's dtype is counted", holds_memory=False)
     else:
         for path in [path for path in draft.values if path.startswith("training.qlora.")]:
             del draft.values[path]
@@ -160,12 +165,34 @@ def _finish(draft: Draft) -> None:
     # model/adapter.py: weights that train are cast up to fp32 unless pure_bf16, ZeRO 3 or FSDP
     finish_trainer(draft, weights_follow=True, upcast=not facts.get("pure"))
     place_trainers_loop(draft)
+    ranks = draft.values.get("parallelism.data_parallel", 1)
+    if ranks != 1 or "parallelism.data_parallel" in draft.overridden:
+        # launcher.py at 0.9.5 (cli.py at 0.9.3): of several GPUs alone, unless OPTIM_TORCH=0
+        place_allocator_settings(draft, EXPANDABLE, "llamafactory-cli")
+    _tell_stage(draft)
+    asked = trainer_evaluates(draft.said)
+    tell_evaluation(draft, asked=asked, batch="per_device_eval_batch_size", silent=TRAINERS_EVALUATION)
     if facts.get("fp8") is True:  # train/fp8_utils.py, create_fp8_kwargs
         backend = facts.get("fp8_backend", "auto")
         if backend in ("auto", "torchao"):
             float8.multiply_in_8_bits(draft, "rowwise", skip=["lm_head"])
         else:
-            draft.notes.append(f"not modelled: matrix products in 8 bits by {backend}")
+            draft.limit(f"matrix products in 8 bits by {backend}", holds_memory=True)
+
+
+def _tell_stage(draft: Draft) -> None:
+    """What stages hold beside the policy: train/trainer_utils.py, create_ref_model; train/{dpo,kto,ppo,rm}/workflow.py.
+
+    The reference is a copy of the policy in the run's dtype, or another model; below adapters there is none.
+    """
+    stage, said = str(draft.facts.get("stage")), draft.said
+    if stage in ("dpo", "rm"):
+        draft.limit("pairs of sequences", f"those of stage {stage} are twice the micro-batch", holds_memory=True)
+    elif stage in ("kto", "ppo"):
+        draft.limit(f"the other forward passes of stage {stage}", holds_memory=True)
+    refers = stage in ("kto", "ppo") or (stage == "dpo" and said.get("pref_loss") not in ("orpo", "simpo"))
+    if refers and "ref_model" not in draft.paths and draft.values["training.finetune"] == "full":
+        draft.limit(f"the reference model of stage {stage}", holds_memory=True, bytes_per_parameter=2)
 
 
 def _precision(draft: Draft) -> None:

@@ -49,13 +49,17 @@ def load(
     if isinstance(source, Spec):
         if not overrides and gpu is None:
             return source
-        return load_own(source.model_dump(), overrides, gpu=gpu, check=check).with_notes(source.notes)
+        return (
+            load_own(source.model_dump(), overrides, gpu=gpu, check=check)
+            .with_notes(source.notes)
+            .with_limits(source.limits)
+        )
     imported = None if isinstance(source, Mapping) else import_file(source, overrides)
     if imported is None:
         _refuse_other_texts(source)
         spec = load_own(source, overrides, gpu=gpu, check=check)
         lists = None if isinstance(source, Mapping) else list_config_json(source)
-        return spec if lists is None else spec.with_notes(lists.sentences())
+        return spec if lists is None else spec.with_notes(lists.sentences()).with_limits(lists.limits)
     path = _path(source)
     read = _opened(imported, overrides, path)
     try:
@@ -74,7 +78,7 @@ def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[st
     """
     overrides = tuple(overrides)
     if isinstance(source, Spec):
-        return open_own(source.model_dump())
+        return open_own(source.model_dump())._replace(limits=source.limits)
     imported = None if isinstance(source, Mapping) else import_file(source, overrides)
     if imported is not None:
         return _opened(imported, overrides, _path(source))
@@ -88,7 +92,7 @@ def _opened(imported: Imported, overrides: tuple[str, ...], path: Path) -> Opene
     _check_model(imported, given, path)
     _check_ranks(imported, given, path)
     name = "unnamed" if path.name == STANDARD_INPUT else path.stem
-    return open_own({"name": name, **imported.blocks})
+    return open_own({"name": name, **imported.blocks})._replace(limits=imported.limits)
 
 
 def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported | None:

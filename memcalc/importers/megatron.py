@@ -14,7 +14,7 @@ from memcalc.importers.megatron_parts import (
     place_widths,
     tell_attention,
 )
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, place_dropout, to
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, place_dropout, to
 
 _BF16 = {True: "bf16", False: None}
 _NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm", "layernorm1p": "layernorm"}
@@ -75,11 +75,11 @@ FIELDS: dict[str, Meaning] = {
     "hidden-dropout": fact("hidden_dropout", "training.dropout"),
     "optimizer": to("training.optimizer", {"adam": "adamw", "sgd": "momentum"}),  # its Adam decays weights apart
     "use-distributed-optimizer": to("parallelism.zero_stage", {True: 1}),
-    "use-precision-aware-optimizer": lacking("moments and gradients in fewer bits"),
+    "use-precision-aware-optimizer": overcounted("moments and gradients in fewer bits"),
     "use-megatron-fsdp": lacking("Megatron's FSDP"),
     "use-custom-fsdp": lacking("Megatron's FSDP"),
     "use-torch-fsdp2": lacking("FSDP2 below Megatron"),
-    "optimizer-cpu-offload": lacking("states on the host"),
+    "optimizer-cpu-offload": overcounted("states on the host"),
     "checkpoint-activations": to("training.recompute", {True: "full"}),  # until 2022
     "activations-checkpoint-method": fact("method", "training.recompute"),
     "activations-checkpoint-num-layers": fact("recomputed", "training.recompute"),
@@ -88,8 +88,8 @@ FIELDS: dict[str, Meaning] = {
     "recompute-modules": fact("modules", "training.recompute_modules"),
     "recompute-method": fact("method", "training.recompute"),
     "recompute-num-layers": fact("recomputed", "training.recompute"),
-    "distribute-saved-activations": lacking("checkpoints that are split over tensor-parallel ranks"),
-    "cpu-offloading*": lacking("activations on the host"),
+    "distribute-saved-activations": overcounted("checkpoints that are split over tensor-parallel ranks"),
+    "cpu-offloading*": overcounted("activations on the host"),
     "tensor-model-parallel-size": to("parallelism.tensor_parallel"),
     "pipeline-model-parallel-size": to("parallelism.pipeline_parallel"),
     "context-parallel-size": to("parallelism.context_parallel"),
@@ -110,11 +110,14 @@ FIELDS: dict[str, Meaning] = {
     "fp8-param-gather": to("training.fp8_params"),
     "fp8*": nothing("how scales are found, not what is kept"),
     "fp4*": lacking("matrix products in 4 bits"),
+    **dict.fromkeys(("enable-cuda-graph", "external-cuda-graph", "cuda-graph-impl"), lacking("CUDA graphs")),
+    "cuda-graph-*": nothing("part of CUDA graphs"),
     "cross-entropy-loss-fusion": nothing("how it is done"),
     "cross-entropy-fusion-impl": nothing("how it is done"),
     "overlap-*": nothing("when, not what"),
-    "deepspeed": lacking("DeepSpeed below Megatron: Megatron-LM's own copies are counted"),
+    "deepspeed": lacking("DeepSpeed below Megatron", "Megatron-LM's own copies are counted"),
     "zero-stage": to("parallelism.zero_stage"),
+    **dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), to("training.alloc_conf")),
     "deepspeed-*": nothing("part of DeepSpeed below Megatron"),
     "embed-layernorm": lacking("a norm behind the embedding"),
     "loss-scale": nothing("scaling of the loss"),
@@ -135,7 +138,7 @@ FIELDS: dict[str, Meaning] = {
     "optimizer-offload-fraction": nothing("part of optimizer-cpu-offload"),
     "grad-reduce-in-bf16": fact("reduce_bf16", "training.gradient_dtype"),
     "accumulate-allreduce-grads-in-fp32": fact("accumulates_in_fp32", "training.gradient_dtype"),
-    **{f"{name}-dtype": lacking("moments, masters and gradients in fewer bits") for name in _STATES},
+    **{f"{name}-dtype": overcounted("moments, masters and gradients in fewer bits") for name in _STATES},
     "no-position-embedding": fact("no_positions", "model.position_embedding"),
     **{
         f"no-{name}": nothing("fusions and overlaps, not what is kept")
@@ -152,10 +155,10 @@ FIELDS: dict[str, Meaning] = {
     "moe-layer-freq": fact("expert_layers", "model.moe.dense_layers"),
     "moe-shared-expert-gate": to("model.moe.shared_expert_gate"),
     "moe-token-dispatcher-type": fact("dispatcher", "training.implementation"),
-    "moe-layer-recompute": lacking("recomputation of experts alone"),
-    "moe-expert-capacity-factor": lacking("experts' rows by a capacity: balanced routing is counted"),
-    "moe-pad-expert-input-to-capacity": lacking("experts' rows by a capacity: balanced routing is counted"),
-    "moe-latent-size": lacking("experts within a smaller width"),
+    "moe-layer-recompute": overcounted("recomputation of experts alone"),
+    "moe-expert-capacity-factor": overcounted("experts' rows by a capacity", "balanced routing is counted"),
+    "moe-pad-expert-input-to-capacity": overcounted("experts' rows by a capacity", "balanced routing is counted"),
+    "moe-latent-size": overcounted("experts within a smaller width"),
     **{
         f"moe-{name}": nothing("routing is taken as balanced")
         for name in (
@@ -181,7 +184,7 @@ FIELDS: dict[str, Meaning] = {
             *("use-thumbnail", "language-model-type", "disable-vision-class-token", "decoder-seq-length"),
         )
     },
-    "freeze-*": lacking("freezing of layers"),
+    "freeze-*": overcounted("freezing of layers"),
     "grpo-*": lacking("reinforcement learning"),
     "perform-rl-step": lacking("reinforcement learning"),
     **{
@@ -215,7 +218,7 @@ def _finish(draft: Draft) -> None:
     draft.default("model.position_embedding", "learned")
     if values["model.position_embedding"] == "alibi":
         values["model.position_embedding"] = "none"
-        draft.notes.append("not modelled: ALiBi, which Megatron-Core does not have; no positions are counted")
+        draft.limit("ALiBi", "Megatron-Core does not have it: no positions are counted", holds_memory=True)
     draft.default("model.normalization", "layernorm")
     if facts.get("untied", False):
         values["model.tie_word_embeddings"] = False
@@ -237,7 +240,7 @@ def _finish(draft: Draft) -> None:
         if recipe in ("delayed", "tensorwise", "mxfp8", "blockwise"):
             values["training.fp8"] = recipe
         else:
-            draft.notes.append(f"not modelled: fp8-recipe {recipe}")
+            draft.limit(f"fp8-recipe {recipe}", holds_memory=True)
     place_rows(draft)
     place_ranks(draft)
     place_recompute(draft)

@@ -17,6 +17,7 @@ _OPTION = re.compile(r"--([A-Za-z][\w-]{0,80})(?:=(.*))?", re.DOTALL)
 _MORE = re.compile(r"\$[@*]|.*(?:args?|opts?|options?|params?|flags?|extra)(?:\[@\])?\}?", re.IGNORECASE | re.DOTALL)
 _NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N\s*)(\d+)", re.MULTILINE)
 _SLURMS = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # settings that a script exports for the run
 _NOT_PLAIN = re.compile(r"\s")
 
 Options = dict[str, tuple[str, ...]]
@@ -37,7 +38,14 @@ def arguments_of(text: str) -> dict[str, Any]:
         options = reader.joined([reader.options(words) for words in _runs(script)], "what other commands say")
     except (ShellError, RecursionError):
         return {}
-    return {name: _value(words, script.marks) for name, words in options.items()}
+    found = {name: _value(words, script.marks) for name, words in options.items()}
+    return found | {name: script.variables[name] for name in _ALLOCATOR if found and _is_plain(script, name)}
+
+
+def _is_plain(script: Script, name: str) -> bool:
+    """Whether a script sets a variable to a text that it does not leave open."""
+    value = script.variables.get(name)
+    return isinstance(value, str) and bool(value) and not is_open(value)
 
 
 def _runs(script: Script) -> list[list[str]]:

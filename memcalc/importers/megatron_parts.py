@@ -17,7 +17,7 @@ def place_precision(draft: Draft) -> None:
     """arguments.py: what a step computes in, and what gradients are summed in."""
     facts, values = draft.facts, draft.values
     if "training.dtype" not in values and "training.dtype" not in draft.overridden:
-        draft.notes.append("neither bf16 nor fp16 is asked for: Megatron-LM's fp32 is not modelled, bf16 is counted")
+        draft.limit("Megatron-LM in fp32", "neither bf16 nor fp16 is asked for: bf16 is counted", holds_memory=True)
         values["training.dtype"] = "bf16"
     if facts.get("reduce_bf16") is True and values.get("training.dtype") == "bf16":
         draft.default("training.gradient_dtype", "bf16")
@@ -80,7 +80,10 @@ def place_experts(draft: Draft) -> None:
             "ones have none with --set model.moe.first_dense_layers="
         )
     if facts.get("dispatcher", "alltoall") not in ("alltoall", "alltoall_seq", "flex"):
-        draft.notes.append(f"not modelled: the dispatcher {facts['dispatcher']}; all-to-all is counted")
+        draft.limit(f"the dispatcher {facts['dispatcher']}", "all-to-all is counted", holds_memory=True)
+    capacity = draft.said.get("moe-expert-capacity-factor", draft.said.get("moe_expert_capacity_factor", 1))
+    if any("pad" in path and "capacity" in path for path in draft.paths) and _is_above_one(capacity):
+        draft.limit("experts' rows that are padded to a capacity", "balanced ones are counted", holds_memory=True)
 
 
 def _told_layers(pattern: Any) -> list[int]:
@@ -112,9 +115,11 @@ def place_recompute(draft: Draft) -> None:
                 chunk * size + layer for chunk in range(chunks) for layer in range(min(layers, size))
             ]
         else:
-            draft.notes.append("not modelled: which layers are recomputed in blocks; all are counted as recomputed")
+            what, why = "which layers are recomputed in blocks", "all are counted as recomputed"
+            draft.limit(what, why, holds_memory=True)
     elif facts.get("method") == "uniform" and type(layers) is int and layers > 1:
-        draft.notes.append("not modelled: checkpoints of several layers together; each layer is one")
+        # Fewer inputs are kept, but all activations of a group are there while its backward runs.
+        draft.limit("checkpoints of several layers together", "each layer is one", holds_memory=True)
 
 
 def place_ranks(draft: Draft) -> None:
@@ -140,7 +145,7 @@ def place_ranks(draft: Draft) -> None:
     if facts.get("context_method") and values.get("parallelism.context_parallel", 1) != 1:
         method = _CONTEXT_METHODS.get(str(facts["context_method"]))
         if method is None:
-            draft.notes.append(f"not modelled: cp-comm-type {facts['context_method']}; a ring is counted")
+            draft.limit(f"cp-comm-type {facts['context_method']}", "a ring is counted", holds_memory=True)
         else:
             draft.default("parallelism.context_parallel_method", method)
     chunk, layers = facts.get("chunk"), values.get("model.num_layers")
@@ -157,10 +162,15 @@ def tell_attention(draft: Draft) -> None:
     """Kernels that keep the scores of attention, which Megatron-Core's modules are not modelled with."""
     kernel = str(draft.facts.get("attention", "auto")).rpartition(".")[2]
     if kernel in ("unfused", "local"):
-        draft.notes.append(
-            f"not modelled: attention-backend {kernel}, which keeps its scores: one fused kernel is counted"
-        )
+        why = "it keeps its scores: one fused kernel is counted"
+        draft.limit(f"attention-backend {kernel}", why, holds_memory=True)
     elif "deepspeed" in draft.paths and "use-flash-attn" not in draft.paths:
-        draft.notes.append(
-            "not modelled: attention of Megatron-DeepSpeed, which keeps its scores without use-flash-attn"
-        )
+        why = "it keeps its scores without use-flash-attn"
+        draft.limit("attention of Megatron-DeepSpeed", why, holds_memory=True)
+
+
+def _is_above_one(value: Any) -> bool:
+    try:
+        return float(value) > 1
+    except (TypeError, ValueError):
+        return False

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers import megatron
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to
 from memcalc.importers.vocabulary import entries_of, place_vocabulary
 
 _ACTIVATIONS = {
@@ -62,7 +62,10 @@ _OTHERS: dict[str, Meaning] = {
         ),
         (lacking(_OTHER_MODEL[1]), ("mm_cfg*", "vision*", "img_*", "patch_dim", "num_channels", "use_siglip")),
         (lacking(_OTHER_MODEL[2]), ("retro*",)),
-        (lacking("experts' rows by a capacity"), ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity")),
+        (
+            overcounted("experts' rows by a capacity"),
+            ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"),
+        ),
         (lacking("residuals in fp32"), ("fp32_residual_connection",)),
         (
             lacking("checkpoints of some micro-batches alone"),
@@ -107,8 +110,8 @@ FIELDS: dict[str, Meaning] = {
     "model.fp8": fact("in_8_bits", "training.fp8"),
     "model.fp8_params": fact("fp8_params", "training.fp8_params"),
     "model.fp8*": nothing("how scales are found, not what is kept"),
-    "model.peft*": lacking("NeMo's adapters"),
-    "model.cpu_offloading*": lacking("activations on the host"),
+    "model.peft*": overcounted("NeMo's adapters"),
+    "model.cpu_offloading*": overcounted("activations on the host"),
     "model.qkv_bias": to("model.qkv_bias"),
     "model.vocab_size": to("model.vocab_size"),
     "model.seq_length": to("training.sequence_length"),
@@ -155,7 +158,8 @@ def _finish(draft: Draft) -> None:
                 "training.gradient_dtype", "bf16"
             )  # Apex: the buffer of gradients has the dtype of their sums
     if facts.get("block", "pre_ln") != "pre_ln":
-        draft.notes.append(f"not modelled: blocks of the kind {facts['block']}: norms before each part are counted")
+        what = f"blocks of the kind {facts['block']}"
+        draft.limit(what, "norms before each part are counted", holds_memory=True)
     facts["untied"] = facts.get("shared") is False
     facts["no_bias"] = facts.get("bias") is False
     facts["grouped"] = "groups" in facts

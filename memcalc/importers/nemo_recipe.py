@@ -8,7 +8,7 @@ from typing import Any
 from memcalc.importers import megatron
 from memcalc.importers.models import named_model, place_model
 from memcalc.importers.nemo_classes import place_class, place_tokenizer
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to
 
 # TransformerConfig's words that are Megatron-LM's arguments, and those that these have under other names.
 _SAME = (
@@ -79,7 +79,8 @@ _FSDP = megatron.FIELDS["use-megatron-fsdp"]
 
 def _tell_instances(draft: Draft, value: Any) -> None:
     if value != 1:
-        draft.notes.append("not modelled: several instances of the distributed optimizer, each whole: one is counted")
+        what = "several instances of the distributed optimizer"
+        draft.limit(what, "each is whole: one is counted", holds_memory=True)
 
 
 _INSTANCES = Meaning("mapped", "parallelism.zero_stage", _tell_instances)
@@ -93,7 +94,7 @@ FIELDS: dict[str, Meaning] = {
     "model._target_": nothing("its config says the sizes"),
     "model.model_name": named_model(),
     "model.tokenizer*": nothing("data.tokenizer, or the model's own"),
-    "model.optim*": lacking("an optimizer of the model's own: give it as optim"),
+    "model.optim*": lacking("an optimizer of the model's own", "give it as optim"),
     "model.model_transform*": lacking("a change of the model"),
     "data.micro_batch_size": fact("micro", "training.micro_batch_size"),
     "data.global_batch_size": fact("global", "training.global_batch_size"),
@@ -107,10 +108,10 @@ FIELDS: dict[str, Meaning] = {
     "tokenizer*": nothing("data"),
     "optim.config.optimizer": to("training.optimizer", {"adam": "adamw", "sgd": "momentum"}),
     "optim.config.use_distributed_optimizer": fact("distributed", "parallelism.zero_stage"),
-    "optim.config.use_precision_aware_optimizer": lacking("moments and gradients in fewer bits"),
-    "optim.config.optimizer_cpu_offload": lacking("states on the host"),
+    "optim.config.use_precision_aware_optimizer": overcounted("moments and gradients in fewer bits"),
+    "optim.config.optimizer_cpu_offload": overcounted("states on the host"),
     "optim.config*": nothing("how it updates, not what it keeps"),
-    "optim.optimizer_fn*": lacking("an optimizer of PyTorch in place of Megatron's: Megatron's is counted"),
+    "optim.optimizer_fn*": lacking("an optimizer of PyTorch in place of Megatron's", "Megatron's is counted"),
     "optim*": nothing(),
     "trainer.devices": fact("per_node", "parallelism.data_parallel"),
     "trainer.num_nodes": fact("nodes", "parallelism.data_parallel"),
@@ -191,9 +192,10 @@ def _finish(draft: Draft) -> None:
     if facts.get("fp8_params") is True and values.get("parallelism.zero_stage") and "training.fp8" in values:
         values["training.fp8_params"] = True
     if facts.get("peft"):
-        draft.notes.append("not modelled: NeMo's adapters on Megatron's modules: all weights are counted as trained")
+        what = "NeMo's adapters on Megatron's modules"
+        draft.limit(what, "all weights are counted as trained", holds_memory=False)
     if "Megatron" not in str(facts.get("strategy", "Megatron")):
-        draft.notes.append(f"not modelled: {facts['strategy']}: Megatron's strategy and modules are counted")
+        draft.limit(str(facts["strategy"]), "Megatron's strategy and modules are counted", holds_memory=True)
 
 
 _PLUGIN = {

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from memcalc.spec.limits import Limit
+
 Kind = Literal["mapped", "no effect", "not modelled"]
 
 
@@ -26,18 +28,37 @@ class Draft:
         folder: where files named in the configuration are looked for.
         overridden: our fields that the user sets anyway.
         paths: the fields that the file has, with a value.
+        said: their values.
         elsewhere: fields whose values the file leaves to whoever runs it: path, and which fields of ours they decide.
         silent: our fields of which the file says nothing, and that the framework's defaults decide.
+        limits: what the file asks for and is not modelled.
     """
 
     folder: str
     overridden: frozenset[str] = frozenset()
     paths: frozenset[str] = frozenset()
+    said: Mapping[str, Any] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     elsewhere: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
+    limits: list[Limit] = field(default_factory=list)
+
+    def limit(
+        self, what: str, why: str = "", *, holds_memory: bool, bytes_per_parameter: int = 0, sequences: int = 0
+    ) -> None:
+        """Record what the file asks for and is not modelled, and say it in the notes.
+
+        Args:
+            what: a short noun phrase.
+            why: the rest of the note: what is counted in its place.
+            holds_memory: whether the estimate can be too low because of it.
+            bytes_per_parameter: as of `Limit`.
+            sequences: as of `Limit`.
+        """
+        self.limits.append(Limit(what, holds_memory, bytes_per_parameter=bytes_per_parameter, sequences=sequences))
+        self.notes.append(f"not modelled: {what}: {why}" if why else f"not modelled: {what}")
 
     def default(self, path: str, value: Any) -> None:
         """What the framework does where its configuration is silent."""
@@ -75,6 +96,11 @@ class Meaning(NamedTuple):
     kind: Kind
     words: str  # our field, or why it has no effect, or what is not modelled
     apply: Callable[[Draft, Any], None] | None = None
+    limit: Callable[[Any], Limit] | None = None  # of a field that is not modelled, by its value
+
+    def limits_of(self, value: Any) -> tuple[Limit, ...]:
+        """What a field with this value asks for and is not modelled."""
+        return () if self.limit is None else (self.limit(value),)
 
 
 def to(path: str, values: Mapping[Any, Any] | None = None) -> Meaning:
@@ -111,9 +137,44 @@ def nothing(why: str = "no effect on the memory of a step") -> Meaning:
     return Meaning("no effect", why)
 
 
-def lacking(what: str) -> Meaning:
-    """The field changes memory in a way that memcalc does not model; "no", 0 and false change nothing."""
+def lacking(what: str, why: str = "", *, beyond: float | None = None) -> Meaning:
+    """The field asks for what holds memory that is not counted: the estimate can be too low.
+
+    "no", 0 and false ask for nothing.
+
+    Args:
+        what: a short noun phrase.
+        why: what is counted in its place.
+        beyond: the number that is counted; a smaller one, or none, holds no more.
+    """
+
+    def limit(value: Any) -> Limit:
+        return Limit(what, beyond is None or _exceeds(value, beyond))
+
+    return Meaning("not modelled", f"{what}: {why}" if why else what, limit=limit)
+
+
+def overcounted(what: str, why: str = "") -> Meaning:
+    """The field asks for what takes no more memory than the estimate counts without it: the estimate can be too high.
+
+    Args:
+        what: a short noun phrase.
+        why: what is counted in its place.
+    """
+    return Meaning("not modelled", f"{what}: {why}" if why else what, limit=lambda _value: Limit(what, False))
+
+
+def told(what: str) -> Meaning:
+    """The field asks for what is not modelled, with others: the framework's `finish` records the limit."""
     return Meaning("not modelled", what)
+
+
+def _exceeds(value: Any, counted: float) -> bool:
+    """Whether a value is a number beyond the one that is counted; YAML reads 5e8 as a text."""
+    try:
+        return float(value) > counted
+    except (TypeError, ValueError):
+        return False
 
 
 LENGTH = ("training.sequence_length", "tokens of a sequence, which the program says")

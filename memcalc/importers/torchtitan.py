@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.importers import float8
+from memcalc.importers.allocator_settings import EXPANDABLE, place_allocator_settings
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import place_shards
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to
 
 # torchtitan 0.2, torchtitan/config/job_config.py.
 FIELDS: dict[str, Meaning] = {
@@ -39,7 +40,7 @@ FIELDS: dict[str, Meaning] = {
     "optimizer.implementation": to(
         "training.optimizer_implementation", {"fused": "fused", "foreach": "foreach", "for-loop": "for-loop"}
     ),
-    "optimizer.early_step_in_backward": lacking("an optimizer that steps within backward"),
+    "optimizer.early_step_in_backward": overcounted("an optimizer that steps within backward"),
     **{f"optimizer.{name}": nothing() for name in ("lr", "beta1", "beta2", "eps", "weight_decay")},
     "parallelism.data_parallel_shard_degree": fact("shards", "parallelism.data_parallel"),
     "parallelism.data_parallel_replicate_degree": fact("replicas", "parallelism.data_parallel_replicate"),
@@ -98,7 +99,7 @@ FIELDS: dict[str, Meaning] = {
     "comm*": nothing(),
     "experimental*": nothing(),
     "fault_tolerance*": nothing(),
-    "validation*": nothing("evaluation is not sized"),
+    "validation*": nothing("evaluation is no part of a step"),
     "model*": nothing("data"),
     "debug*": nothing(),
     "encoder*": lacking("encoders beside the model"),
@@ -150,8 +151,22 @@ def _finish(draft: Draft) -> None:
             draft.default("training.loss", "materialized" if facts.get("whole_logits") is True else "vocab-parallel")
         if half and draft.values["training.recipe"] == "mixed-16":
             draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes a parameter")
+    # run_train.sh: as PYTORCH_ALLOC_CONF in 0.2, as PYTORCH_CUDA_ALLOC_CONF in 0.1.
+    place_allocator_settings(draft, EXPANDABLE, "torchtitan's run_train.sh")
     float8.torchtitan(draft, facts.get("converters", []))
     _recompute(draft, by_operator=own)
+    if draft.said.get("validation.enable", draft.said.get("validation.enabled")) is True:
+        _tell_validation(draft)
+
+
+def _tell_validation(draft: Draft) -> None:
+    """config/job_config.py, Validation: 8 sequences of 2,048 tokens where nothing is said."""
+    said, length = draft.said, draft.values.get("training.sequence_length", 2048)
+    tokens = [said.get(f"validation.{name}", silent) for name, silent in (("local_batch_size", 8), ("seq_len", 2048))]
+    if all(type(each) is int for each in (*tokens, length)) and length > 0:
+        sequences = -(-tokens[0] * tokens[1] // length)
+        why = f"its forward pass of {sequences} at once is counted only where it is smaller than the training step"
+        draft.limit("evaluation during training", why, holds_memory=True, sequences=sequences)
 
 
 def _recipe(draft: Draft) -> str:
@@ -214,10 +229,8 @@ def _recompute(draft: Draft, *, by_operator: bool) -> None:
     elif mode == "selective" and by_operator:
         draft.default("training.recompute", "selective")
     elif mode == "selective":
-        draft.notes.append(
-            "not modelled: selective checkpointing by operator, which keeps some of each layer; counted without any, "
-            "so the estimate is too high"
-        )
+        why = "counted without recomputation, so the peak is an upper bound"
+        draft.limit("selective checkpointing by operator", why, holds_memory=False)
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

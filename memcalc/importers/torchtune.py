@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.importers.allocator_settings import EXPANDABLE, FIELD
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import ACTIVATIONS, place_shards
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, to
+from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.trainers_loop import tell_evaluation
 
 _DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
@@ -32,17 +34,17 @@ FIELDS: dict[str, Meaning] = {
     "data_parallel_replicate_dim": fact("replicas", "parallelism.data_parallel_replicate"),
     "tensor_parallel_dim": to("parallelism.tensor_parallel"),
     "context_parallel_dim": to("parallelism.context_parallel"),
-    "loss._component_": lacking("a loss in parts, which keeps all logits all the same: counted whole"),
+    "loss._component_": overcounted("a loss in parts, which keeps all logits all the same", "counted whole"),
     "loss*": nothing(),
     "model.apply_lora_to_output": lacking("an adapter beside the head"),
     "model.use_dora": lacking("DoRA"),
-    "optimizer_in_bwd": lacking("an optimizer that steps within backward: gradients are counted all at once"),
+    "optimizer_in_bwd": overcounted("an optimizer that steps within backward", "gradients are counted all at once"),
     "enable_activation_offloading": ACTIVATIONS,
     "fsdp_cpu_offload": fact("offload", "parallelism.offload"),
     "fsdp.cpu_offload": fact("offload", "parallelism.offload"),
     "compile*": lacking("torch.compile"),
-    "ac_mode": lacking("checkpointing by operator"),
-    "ac_option": lacking("checkpointing by operator"),
+    "ac_mode": overcounted("checkpointing of some layers", "--set recompute= says it"),
+    "ac_option": overcounted("checkpointing of some layers", "--set recompute= says it"),
     "quantizer*": lacking("training that imitates quantization"),
     "fake_quant*": lacking("training that imitates quantization"),
     "teacher*": lacking("a second model"),
@@ -51,9 +53,9 @@ FIELDS: dict[str, Meaning] = {
     "value_*": lacking("a second model"),
     "ref_*": lacking("a second model"),
     "kd_*": nothing("part of distillation"),
-    "model.decoder_trainable": lacking("freezing of layers"),
-    "model.encoder_trainable": lacking("freezing of layers"),
-    "model.fusion_trainable": lacking("freezing of layers"),
+    "model.decoder_trainable": overcounted("freezing of layers"),
+    "model.encoder_trainable": overcounted("freezing of layers"),
+    "model.fusion_trainable": overcounted("freezing of layers"),
     "model.image_size": lacking("a vision encoder"),
     "custom_sharded_layers": nothing("units of sharding: the default is counted"),
     "tensor_parallel_plan*": nothing("how it is done"),
@@ -70,8 +72,8 @@ FIELDS: dict[str, Meaning] = {
     "collate_fn*": nothing("data"),
     "shuffle": nothing("data"),
     "packed": nothing("sequences are counted as full"),
-    "batch_size_val": nothing("evaluation is not sized"),
-    "run_val_every_n_steps": nothing("evaluation is not sized"),
+    "batch_size_val": nothing("evaluation is no part of a step"),
+    "run_val_every_n_steps": nothing("evaluation is no part of a step"),
     "clip_grad_norm": to("training.gradient_clipping"),
     "epochs": nothing(),
     "max_steps_per_epoch": nothing(),
@@ -82,7 +84,7 @@ FIELDS: dict[str, Meaning] = {
     "log_*": nothing("logging"),
     "profiler*": nothing("logging"),
     "early_exit_loss*": lacking("losses of early layers"),
-    "layer_dropout*": lacking("layers that are left out"),
+    "layer_dropout*": overcounted("layers that are left out"),
     "grpo_samples": lacking("reinforcement learning"),
     "reward_functions": lacking("reinforcement learning"),
     "forward_batch_size": nothing("part of reinforcement learning"),
@@ -95,7 +97,7 @@ FIELDS: dict[str, Meaning] = {
     "base_model_path": nothing("loading is not sized"),
     "name": nothing(),
     "low_cpu_ram": nothing("loading is not sized"),
-    "max_validation_batches": nothing("evaluation is not sized"),
+    "max_validation_batches": nothing("evaluation is no part of a step"),
 }
 
 _OPTIMIZERS = {
@@ -130,6 +132,28 @@ def _finish(draft: Draft) -> None:
     if kind is not None:
         _adapters(draft, quantized=kind == "qlora" or facts.get("quantized") is True)
     _sharding(draft)
+    if FIELD not in draft.overridden:  # torchtune/__init__.py since June 2025, after the last release, 0.6.1
+        draft.notes.append(
+            "torchtune 0.6.1 leaves the allocator's settings alone, and its main branch has expandable segments: "
+            f"--set alloc_conf={EXPANDABLE}"
+        )
+    _tell_other_models(draft)
+    steps = draft.said.get("run_val_every_n_steps")
+    tell_evaluation(draft, asked=type(steps) is int and steps > 0, batch="batch_size_val")
+
+
+def _tell_other_models(draft: Draft) -> None:
+    """What recipes of preference training and those that checkpoint by operator hold besides.
+
+    recipes/full_dpo_distributed.py, ppo_full_finetune_single_device.py: the reference is the policy once more, in its
+    dtype, sharded as it is; recipes with adapters have none.
+    """
+    if "DPO" in str(draft.said.get("loss._component_", "")):
+        draft.limit("pairs of sequences", "chosen and rejected are twice the batch", holds_memory=True)
+    if {"ref_checkpointer._component_", "ref_policy_checkpointer._component_"} & draft.paths:
+        draft.limit("the reference model", "a frozen copy of the policy", holds_memory=True, bytes_per_parameter=2)
+    if draft.values.get("training.recompute") == "full" and {"ac_mode", "ac_option"} & draft.paths:
+        draft.limit("checkpointing of some layers", "all are counted as recomputed", holds_memory=True)
 
 
 def _model(draft: Draft) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from memcalc.importers.switches import is_on
 from memcalc.importers.table import Draft
@@ -53,4 +54,37 @@ def _place_liger(draft: Draft) -> None:
     if len(modules) == len(LIGERS) - 1:
         draft.default("training.kernels", "liger")
     elif modules:
-        draft.notes.append(f"not modelled: {' and '.join(sorted(modules))} of Liger's kernels alone, which keep less")
+        draft.limit(f"{' and '.join(sorted(modules))} of Liger's kernels alone", "they keep less", holds_memory=False)
+
+
+def tell_evaluation(draft: Draft, *, asked: bool, batch: str, silent: int = 1) -> None:
+    """Evaluation during training, where a file asks for it.
+
+    A forward pass without gradients needs less than a training step of as many sequences, unless the step's loss has
+    some logits at a time: Liger's and cut cross-entropy's are for training alone, and evaluation makes all logits
+    (liger-kernel 0.8 transformers/model/llama.py, `skip_logits = self.training and ...`).
+
+    Args:
+        draft: our configuration in the making.
+        asked: whether the file asks for it.
+        batch: the field that says how many sequences there are at once.
+        silent: how many there are where it does not say so.
+    """
+    if not asked:
+        return
+    said = draft.said.get(batch)
+    sequences = said if type(said) is int and said > 0 else silent
+    why = f"its forward pass of {sequences} at once is counted only where it is smaller than the training step"
+    draft.limit("evaluation during training", why, holds_memory=True, sequences=sequences)
+    generates = ("predict_with_generate", "do_causal_lm_eval", "do_bench_eval", "eval_table_size")
+    if any(draft.said.get(name) not in (None, False, 0, "false") for name in generates):
+        draft.limit("generation during evaluation", holds_memory=True)
+
+
+def trainer_evaluates(said: Mapping[str, Any]) -> bool:
+    """Whether TrainingArguments ask for evaluation; `evaluation_strategy` until transformers 4.46."""
+    strategy = str(said.get("eval_strategy", said.get("evaluation_strategy", "no"))).lower()
+    return strategy not in ("no", "false", "none") or is_on(said.get("do_eval"))
+
+
+TRAINERS_EVALUATION = 8  # training_args.py: per_device_eval_batch_size where a file does not say it

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from memcalc.importers.offload import ACTIVATIONS
 from memcalc.importers.switches import is_on
-from memcalc.importers.table import Draft, Meaning, fact, lacking, nothing, to
+from memcalc.importers.table import Draft, Meaning, fact, lacking, nothing, overcounted, to, told
 
 _CHUNK = 256  # tokens whose logits are alive at once: trl/trainer/sft_trainer.py, _CHUNKED_LM_HEAD_CHUNK_SIZE
 
-_REINFORCEMENT = lacking("reinforcement learning: prompts, groups of completions, the engine that makes them")
-_PREFERENCE = lacking("the second model and the pairs of preference training")
+_COMPLETIONS = "prompts, groups of completions, the engine that makes them"
+_REINFORCEMENT = told(f"reinforcement learning: {_COMPLETIONS}")
+_PREFERENCE = told("the second model and the pairs of preference training")
 
 # TRL 1.9, trl/trainer/{sft,dpo,grpo,model}_config.py, trl/scripts/utils.py; and what 0.24 called otherwise.
 FIELDS: dict[str, Meaning] = {
@@ -17,7 +21,7 @@ FIELDS: dict[str, Meaning] = {
     "max_length": to("training.sequence_length"),
     "use_peft": fact("peft", "training.finetune"),
     "load_in_4bit": fact("four_bits", "training.finetune"),
-    "load_in_8bit": lacking("a base in 8 bits"),
+    "load_in_8bit": overcounted("a base in 8 bits"),
     "bnb_4bit_quant_type": to("training.qlora.quantization", {"nf4": "nf4", "fp4": "fp4"}),
     "use_bnb_nested_quant": to("training.qlora.double_quantization"),
     "bnb_4bit_quant_storage": nothing("the same bytes under another type"),
@@ -116,8 +120,6 @@ def finish_trl(draft: Draft) -> None:
             "TRL checkpoints every layer where nothing is said (since 0.22): --set recompute=none if not"
         )
     if _REINFORCED & draft.paths:
-        if _REINFORCED & draft.paths == {"max_completion_length"}:
-            draft.notes.append(f"not modelled: max_completion_length: {_REINFORCEMENT.words}")
         lengths = [facts.get("prompt_length"), facts.get("completion_length")]
         if all(type(length) is int for length in lengths):  # both are in one forward
             draft.default("training.sequence_length", sum(lengths))
@@ -127,6 +129,42 @@ def finish_trl(draft: Draft) -> None:
         draft.notes.append(
             "the logits are counted whole; TRL's SFT computes the loss in chunks since 1.7: --set loss=chunked"
         )
+
+
+def tell_second_models(draft: Draft) -> None:
+    """Record what preference training and reinforcement learning hold beside the policy.
+
+    trl/trainer/{dpo,kto}_trainer.py: the reference is the policy once more, loaded in the same way, unless there are
+    adapters, which are switched off for it, or its log-probabilities are computed beforehand. grpo_trainer.py: it
+    exists where beta is not 0. Chosen and rejected sequences are in one forward.
+    """
+    said, full = draft.said, draft.values.get("training.finetune", "full") == "full"
+    if _asks(said, (*_REINFORCED, *_ENGINE)):
+        draft.limit("reinforcement learning", _COMPLETIONS, holds_memory=True)
+        if said.get("use_vllm") is True and said.get("vllm_mode", "colocate") != "server":  # grpo_config.py
+            draft.limit("vLLM on the GPUs that train", holds_memory=True)
+        refers = said.get("beta", 0) not in (0, 0.0)
+    elif _asks(said, _PREFERENCES) or _named_losses(said) & _PREFERENCE_LOSSES:
+        draft.limit("pairs of sequences", "chosen and rejected are twice the micro-batch", holds_memory=True)
+        without = {"simpo", "orpo", "cpo"} & _named_losses(said) or is_on(said.get("precompute_ref_log_probs"))
+        refers = not without
+    else:
+        return
+    if refers and full:
+        its_own = _asks(said, ("model_init_kwargs", "ref_model_"))
+        width = 0 if its_own else 4  # as the policy's, which limits_of knows; with words of its own in any dtype
+        draft.limit("the reference model", "a frozen copy", holds_memory=True, bytes_per_parameter=width)
+
+
+def _asks(said: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether a field that begins with one of these names is there and not switched off."""
+    return any(path.startswith(tuple(names)) and value not in (False, "false", 0) for path, value in said.items())
+
+
+def _named_losses(said: Mapping[str, Any]) -> set[str]:
+    """`loss_type`, which may be one or a list."""
+    named = said.get("loss_type", ())
+    return {str(name) for name in (named if isinstance(named, list) else [named])}
 
 
 def _finish_adapters(draft: Draft) -> None:
@@ -141,3 +179,20 @@ def _finish_adapters(draft: Draft) -> None:
 
 _REINFORCED = frozenset(("num_generations", "reward_funcs", "max_completion_length"))
 _PREFERRED = _REINFORCED | {"beta", "use_liger_kernel"}
+_ENGINE = ("use_vllm", "generation_batch_size")
+_PREFERENCES = (
+    "beta",
+    "precompute_ref_",
+    "sync_ref_model",
+    "ref_model_",
+    "f_divergence_type",
+    "f_alpha_",
+    "loss_weights",
+)
+_PREFERENCE_LOSSES = frozenset(  # dpo_config.py, kto_config.py, and experimental/cpo
+    (
+        *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair"),
+        *("aot_unpaired", "discopop", "apo_zero", "apo_down", "sigmoid_norm", "kto", "apo_zero_unpaired", "bco"),
+        *("simpo", "alphapo"),
+    )
+)

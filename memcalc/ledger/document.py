@@ -1,4 +1,4 @@
-"""The result as the JSON document: one shape for estimate, trace, dry-run and measure (INTERFACE: schema_version 1)."""
+"""The result as the JSON document: one shape for estimate, trace, dry-run and measure (schema_version 2)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import Result
 from memcalc.ledger.row import Row
+from memcalc.ledger.verdict import Verdict
+from memcalc.spec.limits import Limit
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def document(result: Result) -> dict[str, Any]:
     """The result as the JSON document, ready for `json.dumps`."""
+    result = result.replayed
     ledger = result.ledger
     headline = result.headline
     card = result.card
@@ -59,13 +62,37 @@ def document(result: Result) -> dict[str, Any]:
         "gpu": None
         if card is None
         else {"name": card.name, "advertised_bytes": card.advertised_bytes, "usable_bytes": card.usable_bytes},
+        "verdict": result.verdict,
         "fits": result.fits,
         "headroom_bytes": result.headroom_bytes,
+        "interval": interval(result.judgement),
+        "limits": [limit_row(limit) for limit in result.limits],
         "not_modelled": list(result.not_modelled),
         "notes": list(result.notes),
         **({} if headline.host is None else {"host": _host(headline.host)}),
         **({} if result.generation is None else {"kv_cache": asdict(result.generation)}),
     }
+
+
+def interval(verdict: Verdict | None) -> dict[str, Any] | None:
+    """The interval of a verdict as JSON; None where there is none."""
+    if verdict is None or verdict.interval is None:
+        return None
+    low, high, errors = verdict.interval
+    return {
+        "low_bytes": low,
+        "high_bytes": high,
+        "runs": errors.runs,
+        "kind": errors.kind,
+        "replayed": errors.replayed,
+        "median_error": errors.median,
+        "worst_error": errors.worst,
+    }
+
+
+def limit_row(limit: Limit) -> dict[str, Any]:
+    """Something that is not modelled, as JSON."""
+    return {"what": limit.what, "holds_memory": limit.holds_memory, "at_least_bytes": limit.at_least_bytes}
 
 
 def _host(ledger: Ledger) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memcalc.ledger.ledger import Ledger
+from memcalc.ledger.verdict import Answer, Interval, Verdict
 from memcalc.spec.cards import Card
+from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
 
 Source = Literal["estimate", "trace", "dry-run", "measure"]
@@ -32,16 +35,55 @@ class Outside:
     communication_library: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankResult:
-    """One kind of rank: the ranks of a pipeline stage are alike."""
+class DeviceMemory(NamedTuple):
+    """What a rank holds of its device around its allocated peak. Bytes; None: not known.
 
-    rank: dict[str, int]  # {"pipeline_stage": 0, ...}
-    ledger: Ledger
+    Args:
+        reserved_bytes: the most that PyTorch's allocator holds.
+        device_bytes: that, the context and the communication library; None without a card.
+        outside: what lies around the allocated blocks.
+    """
+
     reserved_bytes: int | None
     device_bytes: int | None
     outside: Outside
-    host: Ledger | None = None  # what the rank holds of the host's memory, where the run puts something there
+
+
+def known(memory: DeviceMemory) -> Callable[[], DeviceMemory]:
+    """What a rank holds, where that is known already."""
+    return lambda: memory
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """One kind of rank: the ranks of a pipeline stage are identical.
+
+    Args:
+        rank: such as {"pipeline_stage": 0}.
+        ledger: what it allocates.
+        memory: returns what it holds around that; an allocator replay may run when it is first called.
+        host: what the rank holds of the host's memory, where the run puts something there.
+    """
+
+    rank: dict[str, int]
+    ledger: Ledger
+    memory: Callable[[], DeviceMemory]
+    host: Ledger | None = None
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """The most that PyTorch's allocator holds."""
+        return self.memory().reserved_bytes
+
+    @property
+    def device_bytes(self) -> int | None:
+        """What nvidia-smi shows; None without a card."""
+        return self.memory().device_bytes
+
+    @property
+    def outside(self) -> Outside:
+        """What lies around the allocated blocks."""
+        return self.memory().outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +112,11 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer to "what will each GPU hold?"; `ranks[0]` is the headline, the worst of them."""
+    """The answer to "what will each GPU hold?"; `ranks[0]` is the headline, the worst of them.
+
+    An estimate can be made in two parts: `ranks` from formulas at once, and the allocator replay when `replayed`, or
+    anything that follows from it (reserved and device memory, the verdict), is first read.
+    """
 
     source: Source
     device: str | None
@@ -82,9 +128,16 @@ class Result:
     ranks: tuple[RankResult, ...]
     confidence: Confidence
     card: Card | None
-    not_modelled: tuple[str, ...]
+    limits: tuple[Limit, ...]  # what the figures leave out
     notes: tuple[str, ...] = field(default=())  # options that were accepted but have no effect here
     generation: Generation | None = None  # of inference
+    judgement: Verdict | None = None  # None without a card, and where `completion` has it
+    completion: Callable[[], Result] | None = None  # returns this result with the replay and its verdict
+
+    @property
+    def replayed(self) -> Result:
+        """This result after the allocator replay: its ledger counts blocks as the allocator does."""
+        return self if self.completion is None else self.completion()
 
     @property
     def headline(self) -> RankResult:
@@ -97,14 +150,32 @@ class Result:
         return self.headline.ledger
 
     @property
+    def not_modelled(self) -> tuple[str, ...]:
+        """What the figures leave out, in words."""
+        return tuple(limit.what for limit in self.limits)
+
+    @property
+    def decision(self) -> Verdict | None:
+        """The verdict with what it rests on; None without a card."""
+        return self.replayed.judgement
+
+    @property
+    def verdict(self) -> Answer | None:
+        """Fits, does-not-fit or unknown; None without a card."""
+        return None if self.decision is None else self.decision.answer
+
+    @property
+    def interval(self) -> Interval | None:
+        """Where device memory lies, by recorded runs of this kind; None without a card."""
+        return None if self.decision is None else self.decision.interval
+
+    @property
     def fits(self) -> bool | None:
-        """Whether the worst rank's device memory is within the card's usable memory; None without a card."""
-        headroom = self.headroom_bytes
-        return None if headroom is None else headroom >= 0
+        """Whether the worst rank fits the card; None where that is unknown, and without a card."""
+        return None if self.decision is None else self.decision.fits
 
     @property
     def headroom_bytes(self) -> int | None:
         """Usable memory of the card less device memory of the worst rank; negative when it does not fit."""
-        if self.card is None or self.headline.device_bytes is None:
-            return None
-        return self.card.usable_bytes - self.headline.device_bytes
+        device_bytes = self.headline.device_bytes
+        return None if self.card is None or device_bytes is None else self.card.usable_bytes - device_bytes

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from memcalc.ledger.result import Confidence, Source
+from memcalc.ledger.verdict import Answer
 from memcalc.spec.model import Block
 from memcalc.spec.spec import Spec
 
@@ -80,6 +81,26 @@ class Gpu(Block):
     usable_bytes: int
 
 
+class IntervalBytes(Block):
+    """Where device memory lies, by the errors of recorded runs of one kind."""
+
+    low_bytes: int
+    high_bytes: int
+    runs: int = Field(description="recorded runs; 0: none of this kind, and 10 % on both sides are allowed")
+    kind: str
+    replayed: bool = Field(description="whether the allocator was replayed: the central 95 % of errors, else all")
+    median_error: float = Field(description="absolute, as a fraction of reserved memory")
+    worst_error: float
+
+
+class LimitRow(Block):
+    """Something that the figures leave out."""
+
+    what: str
+    holds_memory: bool = Field(description="the run asks for it and it holds GPU memory: the figures are lower bounds")
+    at_least_bytes: int
+
+
 class Host(Block):
     """What the headline rank holds of the host's memory, in its highest moment."""
 
@@ -108,7 +129,7 @@ class KvCache(Block):
 class Document(Block):
     """What `--format json` prints."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     source: Source
     device: str | None
     name: str
@@ -121,8 +142,11 @@ class Document(Block):
     phases: list[Phase]
     ledger: list[LedgerRow]
     gpu: Gpu | None
-    fits: bool | None
-    headroom_bytes: int | None
+    verdict: Answer | None = Field(description="null without a card")
+    fits: bool | None = Field(description="null without a card, and where the verdict is unknown")
+    headroom_bytes: int | None = Field(description="of the best estimate of device memory")
+    interval: IntervalBytes | None = Field(description="null without a card, and where the run itself was traced")
+    limits: list[LimitRow] = Field(description="what the figures leave out")
     not_modelled: list[str]
     notes: list[str] = Field(description="what else to know: how another framework's file was read, and what not")
     host: Host | None = Field(None, description="left out where the run puts nothing there")

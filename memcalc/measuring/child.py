@@ -62,8 +62,9 @@ def perform(job: Job) -> dict[str, Any]:
         InputError: the step cannot run what the spec asks for.
     """
     began = time.perf_counter()
-    if job.alloc_conf:
-        set_allocator(job.alloc_conf)
+    own = "" if job.device == "cpu" else job.spec.training.alloc_conf
+    if settings := job.alloc_conf or own:
+        set_allocator(settings)
     target = find_device(job.device)
     device, counters = _prepared(target, job)
     gc.collect()

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
-from memcalc.ledger.result import Outside, RankResult, Result
+from memcalc.ledger.result import DeviceMemory, Outside, RankResult, Result, known
 from memcalc.ledger.row import Row
 from memcalc.ledger.textbook import textbook
+from memcalc.ledger.verdict import observed
 from memcalc.measuring.measurement import OUT_OF_MEMORY, Device, MeasuredPhase, Measurement
 from memcalc.recorder.judged import Judged, judge
 from memcalc.recorder.ledger import traced_ledger
@@ -52,6 +53,7 @@ def to_result(measurement: Measurement) -> Result:
         device_context=0 if reserved is None or on_device is None else on_device - reserved,
         communication_library=0,
     )
+    card = card_of(measurement)
     notes = list(outside_notes(measurement))
     if measurement.outcome == OUT_OF_MEMORY:
         notes.append("The run ended out of memory: later phases are missing.")
@@ -63,11 +65,14 @@ def to_result(measurement: Measurement) -> Result:
         trainable_parameters=measurement.trainable,
         buffer_elements=measurement.buffers,
         textbook=textbook(measurement.spec),
-        ranks=(RankResult({"pipeline_stage": 0}, ledger, reserved, on_device, outside),),
+        ranks=(RankResult({"pipeline_stage": 0}, ledger, known(DeviceMemory(reserved, on_device, outside))),),
         confidence="measured",
-        card=card_of(measurement),
-        not_modelled=(),
+        card=card,
+        limits=(),
         notes=tuple(notes),
+        judgement=None
+        if card is None or on_device is None
+        else observed(measurement.outcome != OUT_OF_MEMORY, on_device, card.usable_bytes, ()),
     )
 
 

@@ -51,7 +51,7 @@ def trace(
         InputError: no such card, or the step cannot run what the spec asks for.
         Unavailable: something that the null device needs is missing.
     """
-    card = find_null_card(spec.hardware.gpu or DEFAULT_CARD)
+    card, alloc_conf = find_null_card(spec.hardware.gpu or DEFAULT_CARD), alloc_conf or spec.training.alloc_conf
     python = interpreter(python)
     report, recording = _record(spec, card, card, steps, alloc_conf, python)
     died = report.get("died")

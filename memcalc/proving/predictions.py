@@ -6,13 +6,13 @@ from typing import get_args
 
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
-from memcalc.rehearsal.rehearsal import estimate_rehearsed
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TorchVersion
+from memcalc.verdict.judge import size
 
 
 def estimate_on_a_card(spec: Spec, alloc_conf: str = "", torch: str = "") -> Result:
-    """The estimate, rehearsed where that is possible and PyTorch's CUDA allocator is what serves the run.
+    """The estimate, with its allocator replay where PyTorch's CUDA allocator is what serves the run.
 
     Args:
         spec: the run.
@@ -20,7 +20,14 @@ def estimate_on_a_card(spec: Spec, alloc_conf: str = "", torch: str = "") -> Res
         torch: the PyTorch that runs it, as it calls itself.
     """
     spec = under(spec, torch)
-    return estimate(spec) if spec.hardware.gpu is None else estimate_rehearsed(spec, alloc_conf)
+    if spec.hardware.gpu is None:
+        return estimate(spec)
+    return size(with_settings(spec, alloc_conf))
+
+
+def with_settings(spec: Spec, alloc_conf: str) -> Spec:
+    """The run under settings of PyTorch's allocator."""
+    return spec.model_copy(update={"training": spec.training.model_copy(update={"alloc_conf": alloc_conf})})
 
 
 def under(spec: Spec, torch: str) -> Spec:

@@ -10,7 +10,7 @@ from memcalc.checking.comparison import compare
 from memcalc.errors import MemcalcError
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
-from memcalc.ledger.result import Outside, RankResult, Result
+from memcalc.ledger.result import DeviceMemory, Outside, RankResult, Result, known
 from memcalc.ledger.row import Row
 from memcalc.ledger.textbook import textbook
 from memcalc.measuring.measurement import DONE, Device
@@ -120,6 +120,7 @@ def as_result(record: dict[str, Any], card: Card | None = None) -> Result:
     ledger = Ledger([Rows(rows)], tuple(phase["name"] for phase in phases))
     reserved = _known(record.get("reserved_bytes"), *(phase.get("peak_reserved_bytes") for phase in phases))
     used = _known(record.get("device_bytes"), *(phase.get("device_bytes") for phase in phases))
+    memory = DeviceMemory(max(reserved, default=None), max(used, default=None), Outside(0, 0, 0))
     spec = load(record["spec"], ())
     parameters = record["parameters"]
     return Result(
@@ -130,10 +131,10 @@ def as_result(record: dict[str, Any], card: Card | None = None) -> Result:
         trainable_parameters=record.get("trainable", parameters),
         buffer_elements=record["buffers"],
         textbook=textbook(spec),
-        ranks=(RankResult({}, ledger, max(reserved, default=None), max(used, default=None), Outside(0, 0, 0)),),
+        ranks=(RankResult({}, ledger, known(memory)),),
         confidence="measured",
         card=card,
-        not_modelled=(),
+        limits=(),
     )
 
 

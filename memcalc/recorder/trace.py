@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION
-from memcalc.ledger.result import Confidence, Outside, RankResult, Result
+from memcalc.ledger.result import Confidence, DeviceMemory, Outside, RankResult, Result, known
 from memcalc.ledger.textbook import generation_textbook, textbook
+from memcalc.ledger.verdict import observed
 from memcalc.progress import Progress, silent
 from memcalc.recorder.judged import Judged, judge
 from memcalc.recorder.ledger import host_ledger
 from memcalc.recorder.recording import Recording
 from memcalc.spec.cards import find_card
+from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
 
 
@@ -48,12 +50,16 @@ def make_trace(
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     judged = judge(recording, card, alloc_conf, version, progress)
     reserved, context = judged.reserved_bytes, 0 if card is None else card.context_bytes
+    on_device = None if card is None or reserved is None else reserved + context
+    outside = Outside(0 if reserved is None else reserved - judged.ledger.peak_bytes, context, 0)
+    limits = (*spec.limits, *(Limit(what, holds_memory=False) for what in judged.not_modelled))
+    judgement = None
+    if card is not None and on_device is not None:
+        judgement = observed(judged.failure is None, on_device, card.usable_bytes, limits)
     rank = RankResult(
         {"pipeline_stage": 0},
         judged.ledger,
-        reserved,
-        None if card is None or reserved is None else reserved + context,
-        Outside(0 if reserved is None else reserved - judged.ledger.peak_bytes, context, 0),
+        known(DeviceMemory(reserved, on_device, outside)),
         host_ledger(recording.host_events),
     )
     result = Result(
@@ -67,8 +73,9 @@ def make_trace(
         ranks=(rank,),
         confidence=_confidence(recording, judged),
         card=card,
-        not_modelled=judged.not_modelled,
+        limits=limits,
         notes=judged.notes,
+        judgement=judgement,
     )
     return Trace(**{field.name: getattr(judged, field.name) for field in fields(judged)}, result=result)
 

@@ -7,11 +7,12 @@ from math import prod
 
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.copies import UNSPREAD
+from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.optimizers.states import is_hidden_matrix
 from memcalc.estimation.optimizers.temporaries import Step, clipping_items
 from memcalc.estimation.sharding import Parameters
 from memcalc.rehearsal.requests import Requests
-from memcalc.rehearsal.update import Updating, in_order
+from memcalc.rehearsal.update import Updating
 from memcalc.spec.recipes import DTYPE_BYTES
 
 
@@ -21,12 +22,16 @@ class OptimizerStep:
     Args:
         requests: what they are asked of.
         groups: parameters that are held alike, as modules make them, and the choice with their dtype.
+        experts: whether each layer has experts, where some do.
     """
 
-    def __init__(self, requests: Requests, groups: Sequence[tuple[Parameters, Choice]]) -> None:
+    def __init__(
+        self, requests: Requests, groups: Sequence[tuple[Parameters, Choice]], experts: Sequence[bool] = ()
+    ) -> None:
         self.requests = requests
         self.groups = groups
-        self.updates = [each for parameters, choice in groups for each in _updates(requests, parameters, choice)]
+        self.experts = experts
+        self.updates = [each for parameters, choice in groups for each in self._updates(parameters, choice)]
 
     def build(self) -> None:
         """States that are there as soon as the optimizer is."""
@@ -53,17 +58,17 @@ class OptimizerStep:
         """memcalc/step/averages.py: what is not in fp32 is cast, one parameter after the other."""
         if choice.ema != "fp32" or choice.update.dtype == "fp32":
             return
-        for held in in_order(parameters, choice.update.family):
+        for held in in_order(parameters, choice.update.family, self.experts):
             self.requests.drop([self.requests.take(DTYPE_BYTES["fp32"] * prod(held.shape))])
 
-
-def _updates(requests: Requests, parameters: Parameters, choice: Choice) -> Iterator[Updating]:
-    """One for all, but for Muon: it updates the matrices of the layers one by one, and AdamW what is left."""
-    update, card = choice.update, choice.card
-    if update.optimizer != "muon":
-        yield Updating(requests, parameters, update, card)
-        return
-    hidden = [held for held in parameters if is_hidden_matrix(held)]
-    others = [held for held in parameters if not is_hidden_matrix(held)]
-    yield Updating(requests, Parameters(hidden), update._replace(implementation="for-loop"), card)
-    yield Updating(requests, Parameters(others), update._replace(optimizer="adamw"), card)
+    def _updates(self, parameters: Parameters, choice: Choice) -> Iterator[Updating]:
+        """One for all, but for Muon: it updates the matrices of the layers one by one, and AdamW what is left."""
+        requests, update, card = self.requests, choice.update, choice.card
+        if update.optimizer != "muon":
+            yield Updating(requests, parameters, update, card, self.experts)
+            return
+        hidden = [held for held in parameters if is_hidden_matrix(held)]
+        others = [held for held in parameters if not is_hidden_matrix(held)]
+        matrices = update._replace(implementation="for-loop")
+        yield Updating(requests, Parameters(hidden), matrices, card, self.experts)
+        yield Updating(requests, Parameters(others), update._replace(optimizer="adamw"), card, self.experts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from memcalc.estimation.forward_moments import OUTSIDE
@@ -17,6 +17,7 @@ from memcalc.spec.segments import Segment, leaves
 PRODUCTS = ("_proj", "lm_head")  # what operators that multiply matrices are called at their end
 
 Step = tuple[Event, int, int, bool]  # see `Passing._steps`
+NOTHING: Mapping[int, Sequence[str]] = {}
 
 
 class Frame(NamedTuple):
@@ -56,6 +57,7 @@ class Passing:
         self.head = Frame(len(self.blocks) - 1, {})
         self.shared: dict[str, int] = {}  # tables that the opening makes and layers read, by name
         self.steps: dict[tuple[int, str], list[Step]] = {}  # of blocks, by number and stream
+        self.last_readers: dict[int, dict[int, list[str]]] = {}  # layers that are the last in backward to read some
 
     def forward(self) -> None:
         """Until the model returns its logits."""
@@ -78,6 +80,7 @@ class Passing:
 
     def backward(self) -> list[int]:
         """Until all gradients are there, which are the answer; what else the step has held is let go."""
+        self.last_readers = self._last_readers()
         gradient = self.back(self.head, -1)
         gradient = self.backward_of(self.plan, gradient)
         for frame in reversed(self.openings):
@@ -112,7 +115,7 @@ class Passing:
         """The items in reverse; segments run again first."""
         for item in reversed(items):
             if isinstance(item, int):
-                gradient = self.back(self.layers[item], gradient)
+                gradient = self.back(self.layers[item], gradient, self.last_readers.get(item, NOTHING))
             elif len(item) == 1 and isinstance(item[0], int):
                 gradient = self.back(self.layers[item[0]], gradient)  # its program does both
             else:
@@ -180,12 +183,17 @@ class Passing:
             self.requests.hold(output)
         return output
 
-    def back(self, frame: Frame, gradient: int) -> int:
-        """A block's backward, which takes its output's gradient over; the answer is that of its input."""
+    def back(self, frame: Frame, gradient: int, unread: Mapping[int, Sequence[str]] = NOTHING) -> int:
+        """A block's backward, which takes its output's gradient over; the answer is that of its input.
+
+        `unread`: after how many events which tables of the model have had their last reader.
+        """
         block = self.blocks[frame.number]
         held, take, drop = frame.held, self.requests.take, self.requests.drop
         handed_on = -1
         for position, (event, at, size, gone) in enumerate(self._steps(frame.number, "backward")):
+            if position in unread:
+                self._drop_tables(unread[position])
             if size and position and ("backward" in self.threads or not event.label.endswith(PRODUCTS)):
                 held[at] = take(size)
             elif gone and position and at in held:
@@ -225,6 +233,27 @@ class Passing:
                 steps.append((event, at, exact[at] if takes else 0, drops))
             self.steps[number, stream] = steps
         return self.steps[number, stream]
+
+    def _last_readers(self) -> dict[int, dict[int, list[str]]]:
+        """For layers that are not run again, and are the last in backward to read tables: when they have, and which."""
+        found: dict[str, tuple[int, int]] = {}
+        for item in self.plan:
+            if not isinstance(item, int):
+                continue
+            for name, position in self.blocks[self.layers[item].number].program.reads:
+                of_window = f"{name} of windows"
+                own = of_window if of_window in self.shared and self.timeline.spec.model.has_window(item) else name
+                found.setdefault(own, (item, position))
+        again = not all(isinstance(item, int) for item in self.plan)
+        readers: dict[int, dict[int, list[str]]] = {}
+        for name, (layer, position) in found.items() if not again else ():
+            readers.setdefault(layer, {}).setdefault(position, []).append(name)
+        return readers
+
+    def _drop_tables(self, names: Sequence[str]) -> None:
+        for frame in self.openings:
+            storages = self.blocks[frame.number].program.storages
+            self._drop(frame, *[at for at in frame.held if storages[at].name in names])
 
     def _tied(self, size: int) -> list[int]:
         """The gradient of the tied head, which the embedding's backward completes."""

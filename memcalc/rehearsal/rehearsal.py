@@ -7,33 +7,23 @@ same programs that the estimate reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import chain, starmap
-
 from memcalc.errors import OutOfMemory
-from memcalc.estimation.allocation import Run
-from memcalc.estimation.choice import Choice, choice_of, groups
+from memcalc.estimation.choice import choice_of, groups
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
-from memcalc.estimation.estimate import estimate
 from memcalc.estimation.items import BIT, PHASES, STEPS
 from memcalc.estimation.passes import beside
 from memcalc.estimation.planned import PlannedTimeline
-from memcalc.estimation.recipe_copies import is_made_in_backward, kept_copies
-from memcalc.estimation.sharding import Held, Parameters, stage_parameters
-from memcalc.estimation.stages import Stage, recomputed_count, stages_of
-from memcalc.estimation.standing import standing_items, workspace
-from memcalc.estimation.state_tails import Built, built_tensors
+from memcalc.estimation.sharding import stage_parameters
+from memcalc.estimation.stages import recomputed_count, stages_of
+from memcalc.estimation.standing import workspace
 from memcalc.estimation.symbols import symbol_values
-from memcalc.ledger.component import Component
-from memcalc.ledger.result import Result
+from memcalc.rehearsal.construction import Built, built_before_training, layers_with_experts
 from memcalc.rehearsal.optimizer_step import OptimizerStep
 from memcalc.rehearsal.passing import Passing
 from memcalc.rehearsal.repeated import MicroBatch
 from memcalc.rehearsal.requests import Replay, Requests, Written, replay
 from memcalc.spec.cards import find_card
-from memcalc.spec.foreign import refuse_foreign
 from memcalc.spec.segments import Segment, items_of
 from memcalc.spec.spec import Spec
 
@@ -44,21 +34,9 @@ MICRO_BATCHES = 3
 NOT_COMPARED = ("adam-4bit", "galore")  # with any recorded run
 
 
-def estimate_rehearsed(spec: Spec, alloc_conf: str = "") -> Result:
-    """The estimate, with what the allocator adds as a rehearsal finds it; where there is none, a note says why.
-
-    Args:
-        spec: the run.
-        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
-
-    Raises:
-        InputError: PyTorch's release does not take these settings.
-    """
-    refuse_foreign(spec)
-    if why := why_not(spec):
-        result = estimate(spec)
-        return replace(result, notes=(*result.notes, f"Not rehearsed: {why}; what is reserved is estimated."))
-    return estimate(spec, rehearse(spec, alloc_conf).played)
+def requests_of(spec: Spec) -> Requests:
+    """The requests of three steps of a run, in order; there must be no reason `why_not`."""
+    return Rehearsal(spec, Requests()).play()
 
 
 def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
@@ -70,9 +48,9 @@ def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
     Raises:
         InputError: PyTorch's release does not take these settings.
     """
-    torch = spec.training.torch_version.removeprefix("v")
-    requests = Rehearsal(spec, Requests()).play()
-    endless = replay(requests, alloc_conf, torch)
+    torch, settings = spec.training.torch_version.removeprefix("v"), alloc_conf or spec.training.alloc_conf
+    requests = requests_of(spec)
+    endless = replay(requests, settings, torch)
     if spec.hardware.gpu is None:
         return endless
     card = find_card(spec.hardware.gpu)
@@ -80,7 +58,7 @@ def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
     if endless.reserved_bytes <= room:
         return endless
     try:
-        return replay(requests, alloc_conf, torch, room)
+        return replay(requests, settings, torch, room)
     except OutOfMemory:
         return endless
 
@@ -93,15 +71,17 @@ class Rehearsal:
         requests: where its requests are written.
     """
 
+    passing_type = Passing
+
     def __init__(self, spec: Spec, requests: Requests) -> None:
         self.spec, self.stage, self.choice = spec, stages_of(spec)[0], choice_of(spec)
         card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
         self.values, self.workspace = symbol_values(spec, card), workspace("forward", spec, card, 0)
-        parts = [*groups(_as_built(spec, stage_parameters(spec, self.stage)), self.choice)]
-        self.built = [*_standing(spec, self.stage), *chain.from_iterable(starmap(_copies, parts))]
+        parts = groups(stage_parameters(spec, self.stage), self.choice)
+        self.built = [*built_before_training(spec, self.stage, self.choice)]
         self.requests = requests
         trained = [(parameters, own) for parameters, own, trains in parts if trains]
-        self.step = OptimizerStep(requests, trained)
+        self.step = OptimizerStep(requests, trained, layers_with_experts(spec))
         self.threads: set[str] = set()  # those that have a workspace of cuBLAS
         self.alive: dict[int, list[int]] = {}  # storages of what is built
         self.gradients: list[int] = []
@@ -115,11 +95,19 @@ class Rehearsal:
             self.requests.begin(phase)
             for index, each in enumerate(self.built):
                 if each.mask & BIT[phase] and index not in self.alive:
-                    self.alive[index] = [self.requests.take(size) for size in each.sizes]
+                    self.alive[index] = self._make(each)
             self._run(phase)
             for index in [index for index in self.alive if following and not self.built[index].mask & BIT[following]]:
                 self.requests.drop(self.alive.pop(index))
         return self.requests
+
+    def _make(self, built: Built) -> list[int]:
+        found: list[int] = []
+        for made in built.tensors:
+            before = [self.requests.play(made.before)] if made.before else []
+            found.append(self.requests.take(made.size))
+            self.requests.drop(before if made.stays else (*before, found.pop()))
+        return found
 
     def _run(self, phase: str) -> None:
         kind, _, number = phase.rpartition("_") if phase[-1].isdigit() else (phase, "", "")
@@ -154,7 +142,7 @@ class Rehearsal:
         if exist not in self.kinds or not self.requests.repeats:
             gradients = beside(self.spec, Around(), exist=exist)
             timeline = PlannedTimeline(self.spec, self.stage, self.values, *gradients)
-            passing = Passing(self.requests, timeline, _plan(self.spec), self.workspace.each, self.threads)
+            passing = self.passing_type(self.requests, timeline, _plan(self.spec), self.workspace.each, self.threads)
             self.kinds[exist] = MicroBatch(self.requests, passing)
         self.passing = self.kinds[exist]
         self.passing.forward()
@@ -185,23 +173,8 @@ def why_not(spec: Spec) -> str:
         "Megatron's buffers": choice.engine == "megatron",
         "offload to the host": choice.offloads or spec.training.offload_activations != "none",
         f"optimizer {choice.update.optimizer}": choice.update.optimizer in NOT_COMPARED,
-        "experts in some layers only": spec.model.layers_with_experts(0, stage.layers) not in (0, stage.layers),
     }
     return next((f"the order of requests is not known with {reason}" for reason, is_so in reasons.items() if is_so), "")
-
-
-def _as_built(spec: Spec, parameters: Parameters) -> Parameters:
-    """The parameters as modules make them: gates and ups of the plain implementation's experts are two tensors."""
-    if spec.training.implementation != "plain" or spec.model.moe is None:
-        return parameters
-    built: list[Held] = []
-    for held in parameters:
-        if held.module.endswith("experts.gate_up_proj"):
-            axes = tuple((name, size // 2) if name == "2·F_e" else (name, size) for name, size in held.axes)
-            built += [held._replace(axes=axes)] * 2
-        else:
-            built.append(held)
-    return Parameters(built)
 
 
 def _plan(spec: Spec) -> Segment:
@@ -210,15 +183,3 @@ def _plan(spec: Spec) -> Segment:
     if not isinstance(training.recompute, str):
         return items_of(training.recompute, layers)
     return items_of(tuple(n for n in range(layers) if recomputed_count(training, n, n + 1)), layers)
-
-
-def _standing(spec: Spec, stage: Stage) -> Iterator[Built]:
-    """The batch, and buffers of modules; workspaces appear with what asks for them."""
-    for item in standing_items(spec, stage, None):
-        if item.component is not Component.LIBRARY_WORKSPACE:
-            yield Built(item.mask, (Run((item.each,), item.count),))
-
-
-def _copies(parameters: Parameters, choice: Choice, trains: bool) -> list[Built]:
-    copies = [copy for copy in kept_copies(choice, trains=trains) if not is_made_in_backward(copy, choice)]
-    return built_tensors(parameters, choice, copies, (), max(held.count for held in parameters))

@@ -5,13 +5,13 @@ What the highest moment holds is known to `memcalc.estimation.optimizers`; this 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
 from memcalc.estimation.copies import UNSPREAD
 from memcalc.estimation.optimizers.buffers import Alive, Buffer, item_of
 from memcalc.estimation.optimizers.lists import DECAYED, DROPPED_BEFORE, foreach_lists
 from memcalc.estimation.optimizers.loops import SCRIPTS, gradient_script, makes_states_on_the_way
-from memcalc.estimation.optimizers.registered import registered
+from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.optimizers.states import first_phase, own_states, shared_states
 from memcalc.estimation.optimizers.update import Update
 from memcalc.estimation.sharding import Held, Parameters
@@ -27,12 +27,20 @@ class Updating:
         parameters: those that the optimizer has, as modules make them.
         update: how it updates them.
         card: for the scratch of its sums.
+        experts: whether each layer has experts, where some do.
     """
 
-    def __init__(self, requests: Requests, parameters: Parameters, update: Update, card: Multiprocessors) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        parameters: Parameters,
+        update: Update,
+        card: Multiprocessors,
+        experts: Sequence[bool] = (),
+    ) -> None:
         self.requests = requests
         self.parameters = parameters
-        self.in_order = tuple(in_order(parameters, update.family))
+        self.in_order = tuple(in_order(parameters, update.family, experts))
         self.update = update
         self.card = card
         self.lazy = first_phase(update) != "optimizer"
@@ -98,7 +106,7 @@ class Updating:
         self.requests.drop([self._take(held, Buffer("means of the rows", "rows")) for held in matrices])
         means: list[int] = []
         for held in matrices:
-            columns = held._replace(axes=held.axes[1:])
+            columns = held._replace(axes=(*held.axes[:-2], held.axes[-1]))
             means.append(self._take(columns, Buffer("means of the columns")))
             self.requests.drop([self._take(held, Buffer("norms of the columns", "stage", "uint8"))])
         self.requests.drop(means)
@@ -136,19 +144,3 @@ class Updating:
     def _size(self, held: Held, buffer: Buffer) -> int:
         alive = Alive(held._replace(count=1), buffer)
         return item_of(alive, self.update, UNSPREAD, self.card, 0, "").each
-
-
-def in_order(parameters: Parameters, family: str) -> Iterator[Held]:
-    """The parameters as modules register them: the embedding's, each layer's in turn, the head's.
-
-    Dense layers stand before those with experts.
-    """
-    embedding, layers, head = registered(parameters, family)
-    yield from embedding
-    kinds: dict[str, list[Held]] = {}
-    for held in layers:
-        kinds.setdefault(held.module.rpartition("*.")[0], []).append(held)
-    for alike in kinds.values():
-        for _ in range(max(held.count for held in alike)):
-            yield from alike
-    yield from head

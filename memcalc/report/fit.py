@@ -27,10 +27,11 @@ from memcalc.report.fit_words import (
     which_run,
 )
 from memcalc.report.screen import Screen
+from memcalc.report.sizing import VERDICT_STYLES
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit
 
-_STYLES = {True: "bold green", False: "bold red"}
+_STYLES = {True: "bold green", False: "bold red"}  # of what was found, or not
 
 
 def draw_fit(screen: Screen, answer: Fit, unit: Unit, *, why: bool = False) -> None:
@@ -40,9 +41,10 @@ def draw_fit(screen: Screen, answer: Fit, unit: Unit, *, why: bool = False) -> N
         draw_line(screen, line, 0)
     screen.line()
     if question.minimize is not None:
-        draw_line(screen, minimum_sentence(answer, unit), 0, style=_STYLES[answer.fits])
+        draw_line(screen, minimum_sentence(answer, unit), 0, style=VERDICT_STYLES[answer.verdict])
     elif question.maximize is None or answer.base is None:
-        draw_line(screen, asked_sentence(answer, unit), 0, style=_STYLES[bool(answer.asked and answer.asked.fits)])
+        asked = "does-not-fit" if answer.asked is None else answer.asked.verdict
+        draw_line(screen, asked_sentence(answer, unit), 0, style=VERDICT_STYLES[asked])
     layouts = answer.ranking is not None and (question.maximize is None or answer.base is None)
     if layouts:
         draw_line(screen, layouts_sentence(answer), 0, style=_STYLES[bool(answer.best)])

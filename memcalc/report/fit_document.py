@@ -8,6 +8,7 @@ from memcalc.fitting.answer import Best, Fit, Nearest
 from memcalc.fitting.costs import TERMS, Costs
 from memcalc.fitting.maxima import Maximum
 from memcalc.fitting.ranking import Ranking
+from memcalc.ledger.document import SCHEMA_VERSION, interval, limit_row
 from memcalc.ledger.result import Result
 from memcalc.report.change_document import change_document
 from memcalc.spec.spec import Spec
@@ -31,9 +32,10 @@ def fit_document(answer: Fit) -> dict[str, Any]:
     """The whole answer; every layout that fits, the cheapest first."""
     system = answer.system
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "source": "fit",
         "name": answer.name,
+        "verdict": answer.verdict,
         "fits": answer.fits,
         "gpu": {"name": answer.card.name, "usable_bytes": answer.card.usable_bytes},
         "gpus": answer.gpus,
@@ -77,6 +79,7 @@ def layout_fields(spec: Spec) -> dict[str, Any]:
 def _layouts(answer: Fit, ranking: Ranking) -> dict[str, Any]:
     return {
         "tried": ranking.tried,
+        "undecided": ranking.undecided,
         "fitting": [
             {**layout_fields(found.spec), "device_bytes": found.device_bytes, "cost_seconds": _costs(found.costs)}
             for found in ranking.fitting
@@ -96,7 +99,10 @@ def _costs(costs: Costs) -> dict[str, float]:
 def _sized(result: Result) -> dict[str, Any]:
     ledger, headline = result.ledger, result.headline
     return {
+        "verdict": result.verdict,
         "fits": result.fits,
+        "interval": interval(result.decision),
+        "limits": [limit_row(limit) for limit in result.limits if limit.holds_memory],
         "phase": ledger.peak_phase,
         "pipeline_stage": headline.rank["pipeline_stage"],
         "allocated_bytes": ledger.peak_bytes,
@@ -113,6 +119,8 @@ def _sized(result: Result) -> dict[str, Any]:
 def _maximum(found: Maximum) -> dict[str, Any]:
     return {
         "value": found.value,
+        "close": found.is_close,
+        "at_most": found.is_at_most,
         "now": found.now,
         "step": found.step or None,
         "next_value": found.next_value,
@@ -139,7 +147,8 @@ def _minima(answer: Fit) -> dict[str, Any]:
                     "name": sized.card.name,
                     "device_bytes": sized.device_bytes,
                     "usable_bytes": sized.card.usable_bytes,
-                    "fits": sized.fits,
+                    "verdict": sized.verdict.answer,
+                    "fits": sized.verdict.fits,
                     "lacks": sized.lacks or None,
                 }
                 for sized in answer.cards

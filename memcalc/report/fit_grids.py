@@ -121,12 +121,15 @@ def pruned_grid(answer: Fit) -> Grid:
     return Grid("What no layout may be", columns, rows)
 
 
+CARD_WORDS = {"fits": "fits", "does-not-fit": "too large", "unknown": "may fit"}
+
+
 def card_grid(answer: Fit, unit: Unit) -> Grid:
     """What the run needs on every card."""
     lacks = any(sized.lacks for sized in answer.cards)
     rows = [
         (
-            "fits" if sized.fits else "too large",
+            CARD_WORDS[sized.verdict.answer],
             sized.card.name,
             format_number(sized.device_bytes, unit),
             format_number(sized.card.usable_bytes, unit),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from memcalc.changes.candidates import MORE_GPUS, OTHER_CARD, OTHER_RESULT, SAME
 from memcalc.fitting.answer import Fit, Nearest
-from memcalc.fitting.ladder import NEIGHBOURS
 from memcalc.fitting.maxima import Maximum
 from memcalc.fitting.minima import MOST_GPUS
+from memcalc.ledger.verdict import holding_memory
 from memcalc.report.shortage_changes import as_typed, settings
 from memcalc.report.verdict import subject, verdict
-from memcalc.report.words import count, plural, shortened
+from memcalc.report.words import count, listed, plural, shortened
 from memcalc.spec.segments import words
 from memcalc.spec.spec import Spec
 from memcalc.units import Unit, format_bytes
@@ -53,11 +53,17 @@ def layouts_sentence(answer: Fit) -> str:
     if not ranking.fitting:
         if ranking.tried == 0:
             return "There is no layout: --why says what was left out."
+        if ranking.undecided:
+            return (
+                f"None of {plural(ranking.tried, 'layout')} fits for sure, {batch}; {ranking.undecided:,} may: their "
+                "memory is inside the range of recorded runs."
+            )
         if ranking.tried == 1:
             return f"The only layout does not fit, {batch}."
         return f"None of {plural(ranking.tried, 'layout')} fits, {batch}."
     shown = "; the cheapest of each split" if len(answer.best) < len(ranking.fitting) else ""
-    return f"{len(ranking.fitting):,} of {plural(ranking.tried, 'layout')} fit, {batch}{shown}:"
+    more = f" ({ranking.undecided:,} more may)" if ranking.undecided else ""
+    return f"{len(ranking.fitting):,} of {plural(ranking.tried, 'layout')} fit{more}, {batch}{shown}:"
 
 
 def minimum_sentence(answer: Fit, unit: Unit) -> str:
@@ -117,8 +123,13 @@ def maximum_lines(found: Maximum, unit: Unit) -> list[str]:
         lines.append(f"{found.next_value:,} needs {format_bytes(found.next_bytes, unit)}")
     elif found.end:
         lines.append(found.end)
+    if found.is_close:
+        lines.append("close: the GPU's memory is inside the interval of recorded runs, so it may fail")
+    if found.result is not None and found.is_at_most:
+        missing = holding_memory(found.result.limits)
+        lines.append(f"at most: not modelled is {listed([limit.what for limit in missing])}")
     if found.gaps:
-        lines.append(f"of the {NEIGHBOURS} below it {', '.join(f'{gap:,}' for gap in found.gaps)} need more than it")
+        lines.append(f"smaller values that do not fit: {', '.join(f'{gap:,}' for gap in found.gaps)}")
     if found.what == "parameters" and found.words:
         lines.append(f"--set takes it as {as_typed(found.words)}")
     if found.note and found.value:
@@ -134,7 +145,7 @@ def _next(found: Maximum, needed: int, unit: Unit) -> str:
     following = format_bytes(found.next_bytes, unit)
     if following == format_bytes(needed, unit):  # the card ends between the two
         following = f"{found.next_bytes - needed:,} bytes more"
-    return f"{found.next_value:,} would need {following}"
+    return f"{found.next_value:,} does not fit: it needs {following}"
 
 
 def nearest_title(answer: Fit) -> str:
@@ -177,7 +188,7 @@ def notes(answer: Fit, *, why: bool) -> list[str]:
     above = max((maximum.above for maximum in answer.maxima.values() if maximum.value), default=0)
     if above:
         values = "next value does" if above == 1 else f"{above} next values do"
-        found.append(f"the largest fits, and the {values} not; along every {NEIGHBOURS}th one a peak grows")
+        found.append(f"the largest fits, and the {values} not; a larger one still could fit only by chance")
     if answer.pruned and not why:
         found.append(f"{sum(answer.pruned.values()):,} choices were left out by rules: --why lists them")
     return [*found, *map(shortened, answer.notes)]

@@ -10,15 +10,25 @@ from memcalc.report.generation import generation_grid
 from memcalc.report.grid import Column, Grid, markdown_grid
 from memcalc.report.moments import phase_grid, rank_grid
 from memcalc.report.textbook import textbook_grid
-from memcalc.report.verdict import figures, subject, verdict
+from memcalc.report.verdict import because, error_bars, figures, subject, verdict
 from memcalc.report.words import shortened
 from memcalc.units import Unit
+from memcalc.verdict.reasons import Reason
 
 
-def sizing_markdown(result: Result, unit: Unit = "GiB", *, all_ranks: bool = False, explain: str | None = None) -> str:
+def sizing_markdown(
+    result: Result,
+    unit: Unit = "GiB",
+    *,
+    all_ranks: bool = False,
+    explain: str | None = None,
+    reason: Reason | None = None,
+) -> str:
     """The report of `memcalc estimate --format markdown`."""
     lines = [f"## {result.spec.name}", "", subject(result).replace("\n", "; "), ""]
     lines += [f"**{verdict(result, unit)}**", ""]
+    for line in (error_bars(result, unit), because(reason, unit) if reason else ""):
+        lines += [line, ""] if line else []
     lines += markdown_grid(figures(result, unit))
     lines += markdown_grid(component_grid(result, unit))
     if all_ranks:

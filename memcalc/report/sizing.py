@@ -11,21 +11,42 @@ from memcalc.report.moments import phase_grid, rank_grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.textbook import textbook_grid
-from memcalc.report.verdict import figures, subject, verdict
+from memcalc.report.verdict import because, error_bars, figures, subject, verdict
 from memcalc.report.words import letter_style, shortened
 from memcalc.units import Unit
+from memcalc.verdict.reasons import Reason
 
-_VERDICT_STYLES = {True: "bold green", False: "bold red", None: "bold"}
+VERDICT_STYLES = {"fits": "bold green", "does-not-fit": "bold red", "unknown": "bold yellow", None: "bold"}
 
 
 def draw_sizing(
-    screen: Screen, result: Result, unit: Unit = "GiB", *, all_ranks: bool = False, explain: str | None = None
+    screen: Screen,
+    result: Result,
+    unit: Unit = "GiB",
+    *,
+    all_ranks: bool = False,
+    explain: str | None = None,
+    reason: Reason | None = None,
+    advice: str = "",
 ) -> None:
-    """The whole screen of `memcalc estimate`."""
+    """The whole screen of `memcalc estimate`.
+
+    Args:
+        screen: where to draw.
+        result: what is shown.
+        unit: of memory.
+        all_ranks: with a line for each kind of rank.
+        explain: the component whose rows are opened into formulas.
+        reason: what decides the peak.
+        advice: the command that looks for what fits.
+    """
     for line in subject(result).splitlines():
         draw_line(screen, line, 0)
     screen.line()
-    draw_line(screen, verdict(result, unit), 0, style=_VERDICT_STYLES[result.fits])
+    draw_line(screen, verdict(result, unit), 0, style=VERDICT_STYLES[result.verdict])
+    for line in (error_bars(result, unit), because(reason, unit) if reason else "", advice):
+        if line:
+            draw_line(screen, line, 0)
     screen.line()
     draw_grid(screen, figures(result, unit))
     _draw_bar(screen, result, unit)

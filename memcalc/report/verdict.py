@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from memcalc.ledger.result import Result
+from memcalc.ledger.verdict import holding_memory
 from memcalc.report.grid import Column, Grid
-from memcalc.report.words import count, plural, rank_text
+from memcalc.report.words import count, label, listed, plural, rank_text
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.segments import words
 from memcalc.spec.spec import Spec
 from memcalc.units import Unit, format_bytes, format_number
+from memcalc.verdict.reasons import Reason
 
 
 def subject(result: Result) -> str:
@@ -75,19 +77,73 @@ def needed_bytes(result: Result) -> tuple[int, str]:
 
 
 def verdict(result: Result, unit: Unit) -> str:
-    """One sentence: FITS, DOES NOT FIT, or what it needs where no card is named."""
-    needed = format_bytes(needed_bytes(result)[0], unit)
-    card, headroom = result.card, result.headroom_bytes
-    if card is None or headroom is None:
-        verb = "Held" if result.source == "measure" else "Needs"
+    """One sentence: FITS, DOES NOT FIT, CANNOT SAY, or what the run needs where no card is named."""
+    card, decision = result.card, result.decision
+    missing = holding_memory(result.limits)
+    without = f" Not modelled: {listed([limit.what for limit in missing])}." if missing else ""
+    if card is None or decision is None:
         allocated = format_bytes(result.ledger.peak_bytes, unit)
-        reserved = f", {needed} {needed_bytes(result)[1]}" if needed_bytes(result)[1] != "allocated" else ""
-        hint = "" if result.source == "measure" else " No --gpu named."
-        return f"{verb} {allocated} allocated{reserved} per GPU.{hint}"
+        needed, name = needed_bytes(result)
+        reserved = f", {format_bytes(needed, unit)} {name}" if name != "allocated" else ""
+        bound = "at least " if missing else ""
+        hint = "" if result.source == "measure" else " Add --gpu to check whether it fits."
+        return f"Peak per GPU: {bound}{allocated} allocated{reserved}.{without}{hint}"
     usable = f"{format_bytes(card.usable_bytes, unit)} usable on {card.label}"
-    if headroom >= 0:
-        return f"FITS: {needed} of {usable}, {format_bytes(headroom, unit)} to spare."
-    return f"DOES NOT FIT: {needed} against {usable}, {format_bytes(-headroom, unit)} too much."
+    least = format_bytes(decision.least_bytes, unit)
+    if decision.answer == "unknown":
+        interval = decision.interval
+        if missing or interval is None:
+            return f"CANNOT SAY: needs at least {least} of {usable}.{without}"
+        low, high = format_bytes(interval.low_bytes, unit), format_bytes(interval.high_bytes, unit)
+        return f"CANNOT SAY: needs at least {least}, probably {low} to {high}, of {usable}."
+    device = result.headline.device_bytes or 0
+    needs, headroom = format_bytes(device, unit), card.usable_bytes - device
+    if decision.answer == "fits":
+        return f"FITS: needs {needs} of {usable} ({format_bytes(headroom, unit)} free)."
+    if headroom >= 0:  # only with what is known of the parts that are not modelled
+        return f"DOES NOT FIT: needs at least {least}, but {card.label} has {usable.partition(' on ')[0]}.{without}"
+    over = format_bytes(-headroom, unit)
+    return f"DOES NOT FIT: needs {needs}, but {card.label} has {usable.partition(' on ')[0]} ({over} over).{without}"
+
+
+def error_bars(result: Result, unit: Unit) -> str:
+    """How far recorded runs of this kind lay from what was said of them; empty without a card."""
+    interval = result.interval
+    if interval is None:
+        return ""
+    low, high, errors = interval
+    span = f"{format_bytes(low, unit)} to {format_bytes(high, unit)}"
+    if not errors.runs:
+        return (
+            f"Interval: {span}. No run of this kind ({errors.kind}) was recorded, so {-errors.low:.0%} is allowed for."
+        )
+    worst = f"median error {errors.median:.1%}, worst {errors.worst:+.1%}"
+    how = "95% of" if errors.replayed else "not replayed; the range of"
+    return f"Interval: {span}, {how} {errors.runs} recorded runs ({errors.kind}; {worst})."
+
+
+def because(reason: Reason, unit: Unit) -> str:
+    """What decides the peak, and the cheapest change that makes the run fit."""
+    parts = " and ".join(f"{label(part.value)} ({format_bytes(size, unit)})" for part, size in reason.largest)
+    found = [f"The peak is in {reason.phase}: mostly {parts}."]
+    if reason.lists:
+        found.append(f"The foreach update of the optimizer holds {format_bytes(reason.lists, unit)} of temporaries.")
+    if reason.fragmented:
+        found.append(
+            f"The peak itself fits; fragmentation adds {format_bytes(reason.fragmented, unit)} that is reserved and "
+            "not usable."
+        )
+    if reason.remedy is not None:
+        changes = " ".join(f"--set {override.partition('.')[2]}" for override in reason.remedy.overrides)
+        host = ""
+        if reason.remedy.host_bytes:
+            rank, node = (format_bytes(size, unit) for size in reason.remedy[-2:])
+            host = f", {rank} of host memory per rank, {node} per node"
+        cost = "" if reason.remedy.cost.startswith("none") else f"; {reason.remedy.cost}"
+        found.append(
+            f"Cheapest change that fits: {changes} ({format_bytes(reason.remedy.device_bytes, unit)}{host}{cost})."
+        )
+    return " ".join(found)
 
 
 def figures(result: Result, unit: Unit) -> Grid:
@@ -95,10 +151,10 @@ def figures(result: Result, unit: Unit) -> Grid:
     headline, ledger = result.headline, result.ledger
     where = rank_text(headline.rank) if len(result.ranks) > 1 else ""
     lines: list[tuple[str, int | None, str]] = [
-        ("device", headline.device_bytes, "what nvidia-smi shows: reserved, context and NCCL"),
-        ("reserved", headline.reserved_bytes, "what PyTorch's caching allocator holds"),
+        ("device", headline.device_bytes, "nvidia-smi: reserved, CUDA context and NCCL"),
+        ("reserved", headline.reserved_bytes, "held by the PyTorch caching allocator"),
         ("allocated", ledger.peak_bytes, f"peak, in {ledger.peak_phase}{f' on {where}' if where else ''}"),
-        ("headroom", result.headroom_bytes, "usable memory of the card less device"),
+        ("headroom", result.headroom_bytes, "usable GPU memory less device"),
     ]
     rows = [(name, format_number(size, unit), text) for name, size, text in lines if size is not None]
     return Grid("", (Column(""), Column(unit, right=True), Column("", wrap=True)), rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memcalc.ledger.component import Component
 
 # The letter of each part in the bar, its colour, and what it is in a few words.
@@ -72,6 +74,12 @@ def count(number: int) -> str:
 def ratio(value: float) -> str:
     """A ratio in the digits that matter: 0.79, 4.2, 101."""
     return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 10 else f"{value:,.0f}"
+
+
+def listed(texts: Sequence[str], most: int = 3) -> str:
+    """The first texts, and how many more there are."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return "; ".join(texts[:most]) + more
 
 
 def rank_text(rank: dict[str, int]) -> str:

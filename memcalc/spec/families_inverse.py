@@ -99,7 +99,7 @@ def _settle(keys: dict[str, Any], field: str, rule: Rule, wanted: dict[str, Any]
     needs = dict(rule.when)
     value = wanted[field]
     if rule.how == "value":
-        if rule.value != value:
+        if rule.value != (list(value) if isinstance(value, tuple) else value):
             return False
     elif rule.how == "read":
         theirs = _theirs(field, wanted, family)
@@ -126,7 +126,9 @@ def _of_layers(field: str, how: str, wanted: dict[str, Any]) -> Any:
     """What a key says of layers for a field to hold those that are wanted."""
     value = wanted[field]
     if how == "every":
-        return _layer_types(field, wanted)
+        found = _layer_types(field, wanted)
+        # Layers of a window that nothing is the length of: the class would give it one.
+        return _UNSETTLED if "sliding_attention" in found and not wanted["sliding_window"] else found
     if how == "others":
         return _layer_types(field, wanted) if value else _UNSAID
     if how == "before":

@@ -21,6 +21,7 @@ from memcalc.spec.families import read_hf_config
 from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, NESTED, canonical_block, describe, unknown_top_level
 from memcalc.spec.inference import default_inference, forward_of
 from memcalc.spec.inference_rules import LEFT_ASIDE, refuse_training_fields
+from memcalc.spec.limits import Limit
 from memcalc.spec.overrides import CARD, apply_overrides, parse_overrides, refuse_two_cards
 from memcalc.spec.presets import presets_folder
 from memcalc.spec.reading import find_config, read_source
@@ -60,11 +61,13 @@ class Opened(NamedTuple):
         blocks: its blocks under their full names; never changed.
         source: where each value stands.
         folder: what paths in it are relative to.
+        limits: what it asks for and is not modelled, which every run loaded from it has.
     """
 
     blocks: Mapping[str, Any]
     source: Source
     folder: Path
+    limits: tuple[Limit, ...] = ()
 
 
 def open_source(source: str | Path | Mapping[str, Any]) -> Opened:
@@ -106,7 +109,7 @@ def load_opened(
     apply_overrides(blocks, changes)
     spec = _resolve(blocks, opened.folder, read)
     check(spec, read)
-    return spec
+    return spec.with_limits(opened.limits) if opened.limits else spec
 
 
 def _make_way(blocks: dict[str, Any], named: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, PrivateAttr
 
 from memcalc.spec.inference import InferenceSpec
+from memcalc.spec.limits import Limit
 from memcalc.spec.model import Block, ModelSpec
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
 
@@ -22,6 +23,7 @@ class Spec(Block):
     )
 
     _notes: tuple[str, ...] = PrivateAttr(())
+    _limits: tuple[Limit, ...] = PrivateAttr(())
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -32,4 +34,15 @@ class Spec(Block):
         """The same run, with these notes."""
         copy = self.model_copy()
         copy._notes = notes  # noqa: SLF001 -- our own, on a copy of ours
+        return copy
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """What another framework's file asks for and the estimate does not model."""
+        return self._limits
+
+    def with_limits(self, limits: tuple[Limit, ...]) -> Spec:
+        """The same run, with these limits."""
+        copy = self.model_copy()
+        copy._limits = limits  # noqa: SLF001 -- our own, on a copy of ours
         return copy

@@ -35,6 +35,8 @@ RecomputeModule = Literal["core_attn", "moe_act", "mla_up_proj", "mlp", "moe", "
 
 # Every stage is evaluated; no published run has more than a few hundred.
 Stages = Annotated[int, Field(gt=0, le=1024)]
+# What may stand there is the release's; it is read where a run is sized (estimation/estimate.py, refuse_settings).
+AllocConf = Annotated[str, Field(max_length=1000)]
 RecomputeWord = Annotated[str, Field(pattern=r"^(none|selective|full|every-[1-9][0-9]{0,5})$")]
 
 
@@ -106,6 +108,10 @@ class TrainingSpec(Block):
     )
     torch_version: TorchVersion = Field(
         "v2.13", description="PyTorch's release: workspaces, FSDP2's buffers, fused norms"
+    )
+    alloc_conf: AllocConf = Field(
+        "",
+        description='settings of PyTorch\'s allocator, as PYTORCH_CUDA_ALLOC_CONF: "expandable_segments:True"',
     )
     finetune: Literal["full", "lora", "qlora"] = Field("full", description="which parameters train")
     lora: LoraSpec | None = Field(None, description="adapters; with finetune lora or qlora")

@@ -64,7 +64,7 @@ def trace(
         ranks=spec.parallelism.ranks,
         progress=progress,
     )
-    return make_trace(spec, recording, alloc_conf, progress=progress)
+    return make_trace(spec, recording, alloc_conf or spec.training.alloc_conf, progress=progress)
 
 
 def _run_of(spec: Spec, semantics: str) -> Callable[[torch.device], Run]:

@@ -12,39 +12,57 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import memcalc
+from memcalc.spec.limits import Limit
 from tests.cli.conftest import Run
 
 LLAMA = ("sweep", "llama-3-8b", "--gpu", "h100-80gb", "--set", "zero_stage=3", "--set", "data_parallel=8")
 
 SCREEN = """\
-llama-3-8b: 16 configurations on NVIDIA H100 SXM: 12 fit, 4 do not
+gpt2: 24 configurations on Tesla T4: 22 fit, 1 close, 1 do not fit
 
-0 to 9: tenths of usable memory; | the frontier; . too large; - cannot be
+0 to 9: tenths of usable memory; | boundary; ? close; . too large; - invalid
 
-  recompute  micro_batch_size: 1 to 8  fits to
-       none  4689|....                 4
-       full  33445566|                 8
+  recompute  micro_batch_size: 1 to 12  fits to
+       none  23345667?99|.              11
+       full  223344556678|              12
 """
 
 
-def test_the_screen_shows_the_frontier(run: Callable[..., Run]) -> None:
-    code, out, err = run(*LLAMA, "--vary", "b=1..8", "--vary", "recompute=none,full")
+def test_the_screen_shows_the_boundary(run: Callable[..., Run]) -> None:
+    code, out, err = run("sweep", "gpt2", "--gpu", "t4", "--vary", "b=1..12", "--vary", "recompute=none,full")
 
     assert (code, err) == (0, "")
     assert out.startswith(SCREEN)
+    assert "Add --replay N to replay the N closest." in " ".join(out.split())
 
 
 def test_a_map_that_is_too_wide_says_what_it_shows(run: Callable[..., Run]) -> None:
     assert "micro_batch_size: 1 to 90, one in 2 shown" in run("sweep", "gpt2", "--vary", "b=1..90").out
 
 
-def test_the_frontier_is_where_estimates_stop_fitting(run: Callable[..., Run]) -> None:
-    fits = [
-        memcalc.estimate("llama-3-8b", "zero_stage=3", "data_parallel=8", f"b={b}", gpu="h100-80gb").fits
-        for b in (4, 5)
-    ]
+def test_the_boundary_is_where_estimates_stop_fitting(run: Callable[..., Run]) -> None:
+    fits = [memcalc.estimate("gpt2", f"b={b}", gpu="t4").fits for b in (11, 12)]
 
     assert fits == [True, False]
+
+
+def test_the_closest_are_replayed_on_request(run: Callable[..., Run]) -> None:
+    """With as many replays as there are close configurations none is left."""
+    words = ("sweep", "gpt2", "--gpu", "t4", "--vary", "b=7..13", "--format", "json")
+    plain, replayed = (json.loads(run(*words, *more).out)["configurations"] for more in ((), ("--replay", "7")))
+
+    verdicts = [each["verdict"] for each in plain]
+    assert verdicts == ["fits", "fits", "close", "fits", "fits", "does-not-fit", "does-not-fit"]
+    assert plain[2]["fits"] is None
+    assert [each["replayed"] for each in plain] == [False, False, False, True, True, True, False]
+    assert [each["on_front"] for each in plain] == [each["micro_batch_size"] == 11 for each in plain]
+    for each in replayed:
+        result = memcalc.estimate("gpt2", f"b={each['micro_batch_size']}", gpu="t4")
+        assert each["replayed"]
+        assert (each["verdict"], each["fits"]) == (result.verdict, result.fits)
+        assert each["reserved_bytes"] == result.headline.reserved_bytes
+        assert each["device_bytes"] == result.headline.device_bytes
+        assert each["peak_bytes"] == result.ledger.peak_bytes
 
 
 def test_csv_has_a_line_for_each_configuration(run: Callable[..., Run]) -> None:
@@ -66,10 +84,12 @@ def test_json_holds_the_axes_and_every_configuration(run: Callable[..., Run]) ->
     document = json.loads(out)
     phases = [key for key in document["configurations"][0] if key.endswith("_1_bytes")]
 
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert document["axes"][1] == {"fields": ["training.micro_batch_size"], "values": [[1], [2], [3]]}
     assert len(document["configurations"]) == 6
     assert document["configurations"][0]["fits"] is None, "no card was named"
+    assert document["configurations"][0]["verdict"] is None
+    assert document["unmodelled"] == []
     assert "backward_1_bytes" in phases
 
 
@@ -125,9 +145,9 @@ def test_parquet_has_the_numbers_of_the_json_with_their_types(run: Callable[...,
         (("--vary", "b=1..4000", "--vary", "s=1..4000"), "--vary: 16,000,000 configurations are more than 4,000,000."),
         (
             ("--vary", "tensor_parallel=5"),
-            "the configuration cannot be: parallelism.tensor_parallel: tensor_parallel = 5 ",
+            "the configuration is invalid: parallelism.tensor_parallel: tensor_parallel = 5 ",
         ),
-        (("--vary", "b=0,a"), "none of 2 configurations can be; the first: training.micro_batch_size: "),
+        (("--vary", "b=0,a"), "none of 2 configurations is valid; the first: training.micro_batch_size: "),
         (
             ("--vary", "b=1", "--plot", "x.gif"),
             "x.gif ends in '.gif'. The suffix decides what is written: .svg, .html.",
@@ -145,8 +165,15 @@ def test_what_tensor_parallelism_cannot_be_is_said_once(run: Callable[..., Run])
     code, out, _ = run("sweep", "gpt2", "--vary", "tensor_parallel=1,12", "--vary", "b=1..3", "--gpus-per-node", "8")
 
     assert code == 0
-    assert out.count("left out") == 1
+    assert out.count("excluded") == 1
     assert "tensor_parallel = 12 is more than the 8 GPUs of a node" in " ".join(out.split())
+
+
+def test_what_holds_memory_and_is_not_modelled_never_fits(run: Callable[..., Run], tmp_path: Path) -> None:
+    limit = Limit("evaluation during training", holds_memory=True)
+    table = memcalc.sweep(memcalc.load("gpt2").with_limits((limit,)), {"b": [1, 11, 64]}, gpu="t4")
+
+    assert [table.answers[number] for number in table.verdict] == ["close", "close", "does-not-fit"]
 
 
 def test_what_no_number_holds_is_too_large(run: Callable[..., Run]) -> None:
@@ -155,7 +182,7 @@ def test_what_no_number_holds_is_too_large(run: Callable[..., Run]) -> None:
     code, out, _ = run("sweep", "llama-3-8b", *arguments, "--vary", "b=1,10000")
 
     assert code == 0
-    assert "2 configurations on NVIDIA H100 SXM: 0 fit, 2 do not" in out
+    assert "2 configurations on NVIDIA H100 SXM: 0 fit, 2 do not fit" in out
     assert "1 configuration not sized: It needs more than 1 PiB of one GPU" in " ".join(out.split())
 
 

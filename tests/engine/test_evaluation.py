@@ -13,9 +13,13 @@ from memcalc.engine.grid import assignments
 from memcalc.engine.points import Points
 from memcalc.engine.pruned import Pruned
 from memcalc.engine.table import COMPONENTS, Table
+from memcalc.engine.terms import CLOSE, DOES_NOT_FIT, FITS
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
+from memcalc.spec.limits import Limit
+from memcalc.verdict.judge import verdict_of
+from memcalc.verdict.needs import Need, can_replay, least_bytes, recorded_need
 
 
 def assert_same(source, table: Table, *overrides: str, gpu: str | None = None) -> None:
@@ -31,14 +35,29 @@ def assert_same(source, table: Table, *overrides: str, gpu: str | None = None) -
         assert table.peak_bytes[index] == ledger.peak_bytes, words
         assert table.phases[table.peak_phase[index]] == ledger.peak_phase, words
         assert table.pipeline_stage[index] == result.headline.rank["pipeline_stage"], words
-        assert table.reserved_bytes[index] == result.headline.reserved_bytes
+        need = recorded_need(result.spec, result.card, ledger.peak_bytes)
+        assert table.reserved_bytes[index] == need.reserved_bytes
+        assert table.can_replay[index] == can_replay(result.spec)
         assert table.phase_bytes[index].tolist() == [ledger.totals[phase] for phase in table.phases], words
         at_peak = ledger.components(ledger.peak_phase)
         assert table.component_bytes[index].tolist() == [at_peak.get(each, 0) for each in COMPONENTS], words
         if result.card is not None:
-            assert table.device_bytes[index] == result.headline.device_bytes
-            assert table.headroom_bytes[index] == result.headroom_bytes
-            assert table.fits[index] == result.fits
+            assert table.device_bytes[index] == need.device_bytes
+            assert table.headroom_bytes[index] == result.card.usable_bytes - need.device_bytes
+            assert_judged(table, index, need, result)
+
+
+def assert_judged(table: Table, index: int, need: Need, result: Result) -> None:
+    """The verdict by recorded runs where no replay is possible; elsewhere what no replay contradicts."""
+    assert result.card is not None
+    verdict = verdict_of(need, result.card, result.card.usable_bytes, 0, result.limits)
+    if table.verdict[index] == FITS or not can_replay(result.spec):
+        expected = {"fits": FITS, "unknown": CLOSE, "does-not-fit": DOES_NOT_FIT}
+        assert table.verdict[index] == expected[verdict.answer]
+    elif table.verdict[index] == DOES_NOT_FIT:
+        assert least_bytes(result.spec, result.card) > result.card.usable_bytes
+    assert table.fits[index] == (table.verdict[index] == FITS)
+    assert table.close[index] == (table.verdict[index] == CLOSE)
 
 
 def _estimate(source, overrides: tuple[str, ...], gpu: str | None) -> tuple[Result | None, str]:
@@ -289,3 +308,24 @@ def test_masks_go_with_the_last_layer_that_runs_again_with_them():
     axes: dict[Any, Any] = {"recompute": ["full", "every-2", [1, 2]], "num_layers": [3, 6], "s": [128, 1024]}
     modules = "implementation=huggingface"
     assert_same("gpt-oss-20b", evaluate("gpt-oss-20b", axes, modules), modules)
+
+
+def test_what_is_not_modelled_may_depend_on_the_batch():
+    """An evaluation of eight sequences holds memory beyond the step where a micro-batch has fewer."""
+    limits = (Limit("evaluation", holds_memory=True, sequences=8), Limit("a copy", holds_memory=True, at_least_bytes=1))
+    run = memcalc.load("gpt2").with_limits(limits[:1])
+    table = evaluate(run, {"b": range(1, 13), "s": [64, 128]}, gpu="h100-80gb")
+    both = evaluate(run.with_limits(limits), {"b": range(1, 13)}, gpu="h100-80gb")
+
+    assert table.fits.tolist() == [b >= 8 for b in range(1, 13) for _ in range(2)]
+    assert [terms.unmodelled for terms in table.terms(table.close)] == [("evaluation",)]
+    assert both.close.all()
+    assert {terms.unmodelled_bytes for terms in both.terms(both.valid)} == {1}
+
+
+def test_bytes_that_are_not_modelled_count_where_they_are_known():
+    copy = memcalc.load("gpt2").with_limits((Limit("a copy", holds_memory=True, at_least_bytes=14 * 2**30),))
+    table = evaluate(copy, {"b": range(1, 13)}, gpu="t4")
+
+    assert not table.fits.any()
+    assert table.answers[table.verdict[0]] == "does-not-fit"

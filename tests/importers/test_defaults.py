@@ -64,7 +64,7 @@ def test_checkpoints_of_axolotl_that_leave_the_device_are_told(value: str, told:
     found = imported(tmp_path, "a.yml", text)
 
     assert found.blocks["training"]["recompute"] == "full"
-    assert any("whose checkpoints leave the device" in note for note in found.notes) is told
+    assert any("its checkpoints leave the device" in note for note in found.notes) is told
 
 
 def test_trl_has_defaults_of_its_own(tmp_path: Path) -> None:
@@ -456,7 +456,7 @@ def test_optimizers_of_deepspeed_that_compress_are_told(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "run.json", text, "preset=gpt2", "data_parallel=8", "s=128")
 
     assert spec.training.optimizer == "lamb"
-    assert any("errors of its compression" in note for note in spec.notes)
+    assert any("the errors of the compression" in note for note in spec.notes)
 
 
 def test_what_accelerates_script_says_is_told(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_deepspeed_file_beside_it_is_read(tmp_path: Path) -> None:
     assert "offload" not in found.blocks["parallelism"]
 
 
-NO_OFFLOAD = "not modelled: offload_optimizer of such a run; what is offloaded is counted on the device"
+NO_OFFLOAD = "not modelled: offload_optimizer of such a run: what is offloaded is counted on the device"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_fsdps_shards_on_the_host(how: str, tmp_path: Path) -> None:
     assert (spec.parallelism.offload, spec.parallelism.offload_pin_memory) == ("all", True)
     alone = load(written(tmp_path, "one.yaml", text.replace("s: 4", "s: 1")), ("preset=gpt2",))
     assert alone.parallelism.offload == "none"
-    assert "not modelled: offload of such a run's shards; they are counted on the device" in alone.notes
+    assert "not modelled: offload of such a run's shards: they are counted on the device" in alone.notes
 
 
 def test_a_word_of_zero_that_the_table_does_not_know_is_unknown(tmp_path: Path) -> None:

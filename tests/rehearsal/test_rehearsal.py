@@ -6,8 +6,9 @@ import memcalc
 from memcalc.errors import OutOfMemory
 from memcalc.estimation.estimate import Played, estimate
 from memcalc.planning.configured import with_recompute
-from memcalc.rehearsal.rehearsal import Rehearsal, estimate_rehearsed, rehearse, why_not
+from memcalc.rehearsal.rehearsal import Rehearsal, rehearse, why_not
 from memcalc.rehearsal.requests import Requests, replay, reserved_upper_bound
+from memcalc.verdict.judge import size
 
 MIB = 2**20
 GPT2 = ("b=8", "s=1024", "training.dropout=0.1")
@@ -70,7 +71,7 @@ def test_on_a_card_cached_blocks_go_before_it_fails(settings: str) -> None:
 def test_a_run_that_fills_its_card_reserves_what_the_card_has() -> None:
     """Llama-3-8B on 80 GB, as recorded on the null device; on a smaller card it dies, and is told without an end."""
     run = ("b=1", "s=2048", "attention=flash", "recipe=pure")
-    large, small = (memcalc.estimate("llama-3-8b", *run, gpu=gpu, rehearse=True) for gpu in ("a100-80gb", "a100-40gb"))
+    large, small = (memcalc.estimate("llama-3-8b", *run, gpu=gpu) for gpu in ("a100-80gb", "a100-40gb"))
     assert (large.headline.reserved_bytes, large.fits) == (84_162_904_064, True)
     assert (small.headline.reserved_bytes, small.fits) == (86_085_992_448, False)
 
@@ -138,7 +139,7 @@ def test_what_is_rehearsed_is_what_is_estimated(recipe: str, recompute: str | li
     requests = rehearse(spec)
     totals = estimate(spec, Played(dict.fromkeys(requests.rests, 0), 0)).ledger.totals
     assert requests.asked == totals
-    rehearsed = estimate_rehearsed(spec).ledger.totals
+    rehearsed = size(spec).ledger.totals
     assert rehearsed == {phase: amount + requests.rests[phase] for phase, amount in totals.items()}
 
 
@@ -188,7 +189,7 @@ def test_no_run_reserves_more_than_the_bound(config: str, overrides: tuple[str, 
 def test_what_allocates_more_is_not_rehearsed(overrides: tuple[str, ...]) -> None:
     """Then the estimate stands as it is, and says so."""
     spec = memcalc.load("gpt2", *overrides)
-    result = estimate_rehearsed(spec)
+    result = size(spec)
     assert result.ledger.totals == estimate(spec).ledger.totals
     assert result.confidence == "formula"
     assert result.notes[-1] == f"Not rehearsed: {why_not(spec)}; what is reserved is estimated."
@@ -214,7 +215,7 @@ def test_blocks_keep_what_they_keep_in_a_run(
 
     spec = with_recompute(memcalc.load("gpt2", *GPT2, *overrides, gpu="a100-80gb"), recompute, keep)
     traced = trace(spec, 2).result.ledger.peak_bytes
-    rehearsed, bare = estimate_rehearsed(spec).ledger.peak_bytes, estimate(spec).ledger.peak_bytes
+    rehearsed, bare = size(spec).ledger.peak_bytes, estimate(spec).ledger.peak_bytes
     with capsys.disabled():
         print(f"\n{overrides}: {rehearsed / traced - 1:+.4%} rehearsed, {bare / traced - 1:+.4%} by formula")
     assert rehearsed == traced
@@ -235,4 +236,4 @@ def test_recomputed_layers_of_transformers_are_played() -> None:
     """Their embedding's output is named through the model's forward, and handed on all the same."""
     words = ("implementation=huggingface", "recompute=full", "recipe=pure", "l=2", "s=128", "V=1024")
 
-    assert memcalc.estimate("llama-3.2-1b", *words, gpu="a100-80gb", rehearse=True).confidence == "replay"
+    assert memcalc.estimate("llama-3.2-1b", *words, gpu="a100-80gb").confidence == "replay"

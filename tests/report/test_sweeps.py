@@ -27,6 +27,8 @@ CASES: dict[str, tuple[str, tuple[str, ...], str | None, tuple[str, ...]]] = {
     ),
     "nothing_fits": ("llama-3-8b", (), "t4", ("b=1,2", "recompute=none,full")),
     "no_card": ("gpt2", (), None, ("b=1,2,4", "s=256,512,1024")),
+    "replayed": ("gpt2", (), "t4", ("b=1..24", "s=256,512,1024")),
+    "allocator_settings": ("gpt2", ("alloc_conf=expandable_segments:True",), "t4", ("b=10..14",)),
     "one": ("gpt2", (), "t4", ("b=2",)),
 }
 

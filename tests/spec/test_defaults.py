@@ -61,6 +61,7 @@ def test_a_silent_file_has_these_values() -> None:
         "kernels": "torch",
         "logits_until": "backward",
         "torch_version": "v2.13",
+        "alloc_conf": "",
         "finetune": "full",
         "lora": None,
         "qlora": None,

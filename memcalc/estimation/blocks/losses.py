@@ -59,7 +59,9 @@ def write_loss(
         return
     if wide_logits:
         logits = ops.cast(logits, "fp32", "logits in fp32")
-    ops.cross_entropy(ops.cast(logits, "fp32", "logits in fp32"))
+    wide = ops.cast(logits, "fp32", "logits in fp32")
+    theirs = c.implementation == "huggingface"
+    ops.cross_entropy(wide, labels=ops.shifted_labels(batched=c.batched) if theirs else None)
 
 
 def _name(ops: Operators, c: Structure, output: Tensor) -> None:

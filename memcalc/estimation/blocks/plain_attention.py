@@ -30,6 +30,7 @@ class Attention(Part):
         if c.qk_norm:
             q = self.head_norm(q, "attention.q_norm", self.axis("d" if c.square else "h·d_h"), by_head[0])
             k = self.head_norm(k, "attention.k_norm", self.axis("h_kv·d_h"), by_head[1])
+            v = ops.seen(v, "v") if c.attention == "eager" else v
         else:
             q, k, v = self.by_head(q, k, v)
         if not c.qk_norm and c.position == "rope" and c.fused_qkv:
@@ -96,9 +97,11 @@ class Attention(Part):
         table = Tensor(-1, ("s", "d_h"), self.c.compute)
         straight = ops.scale(x, f"{name} * cos")
         self.tape.also_saves(table)
+        self.tape.reads("cosines")
         turned = ops.concatenate((ops.scale(second, f"-{name} half"), first), x.shape, f"turned {name}")
         by_sines = ops.scale(turned, f"turned {name} * sin")
         self.tape.also_saves(table)
+        self.tape.reads("sines")
         return ops.add(straight, by_sines, f"rotated {name}")
 
     def eager_core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -118,6 +121,7 @@ class Attention(Part):
             scores = ops.shift(scores, "biased scores")
         scores = ops.scale(scores, "masked scores")
         self.tape.also_saves(Tensor(-1, ("s", c.keys), "bool"))
+        self.tape.reads("causal mask")
         if c.implementation == "huggingface" and c.attention_sinks:  # gpt-oss: a column more, in the scores' dtype
             given = scores
             scores = ops.shift(ops.copy(scores, "scores beside sinks"), "scores less their maximum")

@@ -8,7 +8,7 @@ from memcalc.estimation.blocks.norms import norm
 from memcalc.estimation.blocks.splitting import Splitting
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.operators import Operators
-from memcalc.estimation.tape import Tape, Tensor
+from memcalc.estimation.tape import Shape, Tape, Tensor
 from memcalc.ledger.component import Component
 
 PAPER = "Korthikanti et al. (arXiv 2205.05198) section 4.1"
@@ -22,7 +22,6 @@ def plain_embedding(c: Structure) -> tuple[Tape, Tensor]:
     stream = "s/t" if c.sequence_split else "s"
     width = "d_e" if c.own_embedding_width else "d"
     vocabulary = "V/t" if c.split else "V"
-    shared_tables(tape, c)
     if c.dtensor:
         whole = c.whole_table_gradient
         rows = ops.split_rows("embed_tokens", width, ("b", "s"), tied=c.tied, whole_gradient=whole)
@@ -37,20 +36,33 @@ def plain_embedding(c: Structure) -> tuple[Tape, Tensor]:
         x = ops.broadcast_add(x, positions, "embedding sum")
     if c.embedding_norm:
         x = norm(ops, c, x, "embed_norm")
+    shared_tables(tape, c)
     return tape, x
 
 
 def shared_tables(tape: Tape, c: Structure) -> None:
     """The causal mask and the rotary tables, made once a forward and kept by every layer until backward has passed."""
     write_mask(tape, c)
-    citation = "made once in each forward, shared by all layers"
-    tables: list[tuple[str, tuple[str, ...], str]] = []
+    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
     if c.attention == "eager":
-        tables.append(("causal mask", ("s", c.keys), "bool"))
+        _held(ops, "causal mask", ("s", c.keys), "bool", ops.table("all tokens", ("s", c.keys), "bool"))
     if c.position == "rope" and not c.mla:
-        tables += [("cosines", ("s", "d_h"), c.compute), ("sines", ("s", "d_h"), c.compute)]
-    for name, shape, dtype in tables:
-        tape.held.add(tape.store(name, shape, dtype, citation, component=Component.TEMPORARIES))
+        counted = ops.table("positions", ("s",), "fp32")
+        halves = ops.table("angles of pairs", ("s", "d_h/2"), "fp32", of=(counted,))
+        angles = ops.table("angles", ("s", "d_h"), "fp32", of=(halves,))
+        tape.still_named(counted, halves)
+        for name, function in (("cosines", "cos"), ("sines", "sin")):
+            if c.compute == "fp32":
+                _held(ops, name, ("s", "d_h"), "fp32", angles)
+            else:
+                wide = ops.table(f"{function} in fp32", ("s", "d_h"), "fp32", of=(angles,))
+                _held(ops, name, ("s", "d_h"), c.compute, wide)
+        tape.still_named(angles)
+
+
+def _held(ops: Operators, name: str, shape: Shape, dtype: str, of: Tensor) -> None:
+    citation = "made once in each forward, shared by all layers"
+    ops.tape.hold(ops.table(name, shape, dtype, citation, Component.TEMPORARIES, (of,)))
 
 
 def plain_head(c: Structure) -> tuple[Tape, None]:

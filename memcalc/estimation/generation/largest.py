@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
-from memcalc.estimation.generation.sizing import device_bytes, generation
-from memcalc.estimation.stages import stages_of
-from memcalc.ledger.result import Largest, Result
-from memcalc.spec.cards import Card
+from memcalc.ledger.result import Largest
 from memcalc.spec.spec import Spec
 
 MOST_SEQUENCES = 2**20
 MOST_TOKENS = 2**24
 
 
-def largest(spec: Spec, card: Card) -> Largest:
+def largest(spec: Spec, fits: Callable[[Spec], bool]) -> Largest:
     """The largest batch with the context of the run, and the longest context with its batch.
 
     No longer than the model has positions; but rotary ones can be stretched, and of a run that is beyond them already
     memory alone says how far.
+
+    Args:
+        spec: the generation.
+        fits: whether a run like it, with another batch or prompt, fits.
     """
     inference = spec.inference
     assert inference is not None
-
-    def fits(run: Spec) -> bool:
-        return all(device_bytes(run, stage, card) <= card.usable_bytes for stage in stages_of(run))
-
     within = inference.context_length <= spec.model.max_position_embeddings
     positions = spec.model.max_position_embeddings if within else MOST_TOKENS
     most_tokens = max(positions - inference.new_tokens, 1)
@@ -66,11 +62,3 @@ def _most(fits: Callable[[int], bool], most: int) -> int:
         middle = (known + beyond) // 2
         known, beyond = (middle, beyond) if fits(middle) else (known, middle)
     return known
-
-
-def estimate_with_largest(spec: Spec) -> Result:
-    """The estimate of a run, and where a card is named the most that it holds."""
-    result = generation(spec)
-    if result.card is None or result.generation is None:
-        return result
-    return replace(result, generation=replace(result.generation, largest=largest(spec, result.card)))

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.copies import UNSPREAD, Copy, copy_item
-from memcalc.estimation.estimate import FRAGMENTATION, family_notes
+from memcalc.estimation.estimate import UNKNOWN, family_notes
 from memcalc.estimation.frozen import all_parameters
 from memcalc.estimation.generation.forwards import forwards_of, phases_of
 from memcalc.estimation.generation.moments import Moment, highest, moment_items
 from memcalc.estimation.generation.pools import cache_bytes, pool_items
 from memcalc.estimation.items import Item
-from memcalc.estimation.outside import outside_allocated, reserved_bytes
+from memcalc.estimation.limits import limits_of
 from memcalc.estimation.parameters import buffer_elements
 from memcalc.estimation.recipe_copies import kept_copies
 from memcalc.estimation.rows import write_rows
@@ -23,18 +23,11 @@ from memcalc.estimation.standing import registered_buffers, workspace
 from memcalc.estimation.state_tails import state_tails
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
-from memcalc.ledger.result import Generation, RankResult, Result
+from memcalc.ledger.result import Generation, RankResult, Result, known
 from memcalc.ledger.textbook import generation_textbook
 from memcalc.spec.cards import Card, find_card
-from memcalc.spec.kernels import card_omissions
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
-
-NOT_MODELLED = (
-    "loading of the checkpoint; tokens, scores and masks of a sampler beyond greedy choice",
-    "beam search, speculative decoding, prefix sharing",
-    "torch.compile and CUDA graphs",
-)
 
 
 def generation(spec: Spec) -> Result:
@@ -55,7 +48,7 @@ def generation(spec: Spec) -> Result:
         ranks=tuple(ranks),
         confidence="formula",
         card=card,
-        not_modelled=(*card_omissions(card), *_omissions(spec)),
+        limits=limits_of(spec),
         notes=(*spec.notes, *_notes(spec)),
         generation=Generation(
             bytes_per_token=cache_bytes(spec, inference.block) // inference.block,
@@ -72,15 +65,11 @@ def rank_result(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
     for phase, moment in highest_moments(spec, stage, card).items():
         items += moment_items(moment, 1 << phases.index(phase))
     ledger = Ledger((write_rows(items, "all tensors", {(1 << len(phases)) - 1: _tails(spec, stage)}, phases),), phases)
-    peak = ledger.peak_bytes
-    reserved = reserved_bytes(peak)
-    outside = outside_allocated(spec, card, peak, reserved)
-    device = None if card is None else reserved + outside.device_context + outside.communication_library
-    return RankResult({"pipeline_stage": stage.index}, ledger, reserved, device, outside)
+    return RankResult({"pipeline_stage": stage.index}, ledger, known(UNKNOWN))
 
 
-def device_bytes(spec: Spec, stage: Stage, card: Card) -> int:
-    """What the ranks of a stage take of the card, without the rows that say what it is."""
+def allocated_bytes(spec: Spec, stage: Stage, card: Card | None) -> int:
+    """What the ranks of a stage allocate at their peak, without the rows that say what it is."""
     assert spec.inference is not None
     phases = phases_of(spec.inference)
     moments = highest_moments(spec, stage, card)
@@ -89,10 +78,7 @@ def device_bytes(spec: Spec, stage: Stage, card: Card) -> int:
     for item in _standing(spec, stage, card, phases):
         for bit, phase in enumerate(phases):
             totals[phase] += item.block * item.count * (item.mask >> bit & 1)
-    peak = max(totals.values())
-    reserved = reserved_bytes(peak)
-    outside = outside_allocated(spec, card, peak, reserved)
-    return reserved + outside.device_context + outside.communication_library
+    return max(totals.values())
 
 
 def highest_moments(spec: Spec, stage: Stage, card: Card | None) -> dict[str, Moment]:
@@ -137,21 +123,6 @@ def _tails(spec: Spec, stage: Stage) -> int:
     """Bytes of the rests that blocks keep when weights are placed one after the other."""
     found = (state_tails(group, choice, copies, ()) for group, choice, copies in _weights(spec, stage))
     return sum(amount for each in found for amount in each.values())
-
-
-def _omissions(spec: Spec) -> Iterator[str]:
-    inference = spec.inference
-    assert inference is not None
-    yield FRAGMENTATION
-    yield from NOT_MODELLED
-    if inference.cache == "paged":
-        yield "a serving engine's own buffers: vLLM was read, not measured; it takes what the card has left as cache"
-    if spec.model.moe is not None:
-        yield "experts that get more tokens than others: routing is taken as balanced"
-    if inference.quantization != "none":
-        yield "weights in 4 bits were not compared with a generation"
-    if spec.parallelism.tensor_parallel > 1 or spec.parallelism.pipeline_parallel > 1:
-        yield "what several ranks exchange; generation over several GPUs was not compared with a run"
 
 
 def _notes(spec: Spec) -> Iterator[str]:

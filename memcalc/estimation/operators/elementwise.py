@@ -36,28 +36,36 @@ class Elementwise(Base):
         saved = tuple(t for t, other in ((seen, b), (b, a)) if other.grad)
         # Of `other` before `self` (derivatives.yaml, by name).
         gradients = tuple((NEW if t.dtype == y.dtype else CAST) if t.grad else None for t in (b, a))
-        temporaries: tuple[int, ...] = ()
-        if reduces:
-            temporaries = (self.tape.store(f"{name} gradient before its sum", a.shape, y.dtype, DERIVATIVES),)
+        if reduces and b.grad:
+            gradients = (REDUCED, *gradients[1:])
         storages = tuple(t.storage for t in saved)
-        node = Node(name, (b, a), (y,), storages, gradients, backward_temporaries=temporaries, variables=saved)
-        self.tape.record(node)
+        self.tape.record(Node(name, (b, a), (y,), storages, gradients, variables=saved))
         return y
 
-    def mul_table(self, x: Tensor, name: str, dtype: str) -> Tensor:
+    def mul_table(self, x: Tensor, name: str, dtype: str, table: str = "") -> Tensor:
         """x times a table of `dtype` that needs no gradient and is shared by all layers: keeps nothing of its own."""
         y = self.tape.new(name, x.shape, wider(x.dtype, dtype), DERIVATIVES)
         self.tape.record(Node(name, (x,), (y,), (), (NEW if x.dtype == y.dtype else CAST,)))
         self.tape.also_saves(Tensor(-1, (x.shape[1], x.shape[-1]), dtype))
+        self.tape.reads(*(table,) * bool(table))
         return y
 
     def table(
-        self, name: str, shape: Shape, dtype: str, citation: str = DERIVATIVES, component: Component | None = None
+        self,
+        name: str,
+        shape: Shape,
+        dtype: str,
+        citation: str = DERIVATIVES,
+        component: Component | None = None,
+        of: tuple[Tensor, ...] = (),
     ) -> Tensor:
-        """A tensor that is made here and needs no gradient; its component, where it is not that of what is saved."""
+        """A tensor that is made here and needs no gradient; its component, where it is not that of what is saved.
+
+        `of`: what it is made of.
+        """
         storage = self.tape.store(name, shape, dtype, citation, component=component)
         y = Tensor(storage, shape, dtype, grad=False)
-        self.tape.record(Node(name, (), (y,), (), ()))
+        self.tape.record(Node(name, of, (y,), (), (None,) * len(of)))
         return y
 
     def times_weight(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
@@ -74,8 +82,16 @@ class Elementwise(Base):
         rule = workspaces.named(workspaces.column_sum, rows=tuple(x.shape[:-1]), columns=(width,))
         staging = tape.store(f"{module} weight sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
         gradient = self.parameter_gradient(module, "weight", (width,), self.parameters)
-        temporaries = (product, staging)
-        node = Node(module, (x,), (y,), (x.storage,), (NEW,), backward_temporaries=temporaries, parameters=(gradient,))
+        node = Node(
+            module,
+            (x,),
+            (y,),
+            (x.storage,),
+            (NEW,),
+            between=((product, 1),),
+            backward_temporaries=(staging,),
+            parameters=(gradient,),
+        )
         tape.record(node)
         tape.also_saves(Tensor(-1, (width,), self.parameters))
         return y
@@ -95,20 +111,34 @@ class Elementwise(Base):
         LlamaRMSNorm of transformers, and torch.nn.RMSNorm before torch 2.9 (ATen native/layer_norm.cpp). `named`: a
         Python variable holds the fp32 product until the norm returns.
         """
-        product = self.normed_in_fp32(x, module, None if weight else out)
+        wide = self.cast(x, "fp32", f"{module} input in fp32")
+        variance, product = self._normed(wide, module, None if weight else out)
         normed = self.cast(product, x.dtype, f"{module} normed")
         y = self.times_weight(normed, module, width, out) if weight else normed
         if named:
-            self.tape.still_named(x, product)
+            self.tape.still_named(x, variance, product)
         return y
 
     def normed_in_fp32(self, x: Tensor, module: str, out: Shape | None = None) -> Tensor:
         """x / sqrt(mean(x^2) + eps), operator by operator."""
-        wide = self.cast(x, "fp32", f"{module} input in fp32")
+        return self._normed(self.cast(x, "fp32", f"{module} input in fp32"), module, out)[1]
+
+    def _normed(self, wide: Tensor, module: str, out: Shape | None) -> tuple[Tensor, Tensor]:
+        """The mean of the squares of x, and x / sqrt of that."""
         variance = self.mean(self.pow(wide, f"{module} squares"), f"{module} variance")
-        variance = self.shift(variance, f"{module} variance + eps")
-        deviation = self.pointwise(variance, f"{module} reciprocal deviation", saves="output")
-        return self.mul(wide, deviation, f"{module} normed in fp32", out, reduces=True)
+        shifted = self.shift(variance, f"{module} variance + eps")
+        deviation = self.rsqrt(shifted, f"{module} reciprocal deviation")
+        return variance, self.mul(wide, deviation, f"{module} normed in fp32", out, reduces=True)
+
+    def rsqrt(self, x: Tensor, name: str) -> Tensor:
+        """1 / sqrt(x): keeps its output; backward is -0.5 * gradient * output^3, each product a tensor."""
+        y = self.pointwise(x, name, saves="output")
+        node = self.tape.nodes[-1]
+        if node.gradients[0] is not None:
+            names = (f"{name}: cube", f"{name}: half the gradient")
+            made = [self.tape.store(each, y.shape, y.dtype, DERIVATIVES) for each in names]
+            node.prepares = tuple((index, 1) for index in made)
+        return y
 
     def mean(self, x: Tensor, name: str) -> Tensor:
         """The mean over the last axis; keeps nothing, its gradient is spread over a new tensor."""
@@ -151,8 +181,8 @@ class Elementwise(Base):
         y = self.pointwise(self.cast(x, "fp32") if self.autocast else x, name)
         node = self.tape.nodes[-1]
         factors = (f"{name}: the lower power", f"{name}: times the exponent")
-        node.backward_temporaries = tuple(
-            self.tape.store(factor, y.shape, y.dtype, "torch 2.13 FunctionsManual.cpp, pow_backward")
+        node.prepares = tuple(
+            (self.tape.store(factor, y.shape, y.dtype, "torch 2.13 FunctionsManual.cpp, pow_backward"), 1)
             for factor in factors
             if node.gradients[0] is not None
         )

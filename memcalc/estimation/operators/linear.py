@@ -191,18 +191,22 @@ class Linear(Base):
         *,
         tied: bool = False,
         counts: bool = False,
+        index: Tensor | None = None,
         view: bool = True,
     ) -> Tensor:
         """Rows of a table; keeps the indices, which are the inputs. The gradient of the table is dense.
 
-        `counts`: the indices are positions, counted out in this forward, so keeping them is new memory.
+        `counts`: the indices are positions, counted out in this forward, so keeping them is new memory. `index`: they
+        were made before, by this forward.
         `view`: a tied head's gradient is the view of a product.
         """
         tape = self.tape
         y = tape.new(f"{module} output", (*tokens, table[1]), self.parameters, "torch.nn.functional.embedding")
         if not self.trains(module):
             indices = tape.store(f"{module} indices", tokens, "int64", DERIVATIVES)
-            node = Node(module, (), (y,), (), (), also_allocates=(indices,) if counts else ())
+            given = () if index is None else (index,)
+            made = (indices,) if counts else ()
+            node = Node(module, given, (y,), (), (None,) * len(given), also_allocates=made, made_first=made)
             tape.record(node)
             # torch.Tensor.requires_grad_ on the output: it is a leaf then, and its gradient is thrown away.
             y.grad = module == "embed_tokens" and self.adapters is not None and self.adapters.input_gradient
@@ -232,10 +236,10 @@ class Linear(Base):
             kept = (tape.store(f"{module} indices", tokens, "int64", DERIVATIVES, component=Component.TEMPORARIES),)
         node = Node(
             module,
-            (),
+            () if index is None else (index,),
             (y,),
-            kept,
-            (),
+            kept if index is None else (index.storage,),
+            () if index is None else (None,),
             also_allocates=kept,
             made_first=kept,
             backward_temporaries=temporaries,

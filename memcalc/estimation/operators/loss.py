@@ -4,13 +4,37 @@ from __future__ import annotations
 
 from memcalc.estimation.operators.base import DERIVATIVES, Base
 from memcalc.estimation.tape import NEW, Node, Tensor
+from memcalc.ledger.component import Component
 
 
 class Loss(Base):
     """The cross-entropy of logits."""
 
-    def cross_entropy(self, logits: Tensor, of: str = "") -> Tensor:
-        """log_softmax, which keeps its output, then the mean of the labels' rows, which keeps it too."""
+    def shifted_labels(self, *, batched: bool) -> Tensor:
+        """The labels with one more of each sequence, then all but the first: a view, of one sequence alone.
+
+        Source: transformers 5.23 loss/loss_utils.py, ForCausalLMLoss.
+        """
+        tape, citation = self.tape, "transformers 5.23 loss/loss_utils.py"
+        found: tuple[Tensor, ...] = ()
+        shapes = {"labels, padded": ("b", "s+1"), "labels, shifted": ("b", "s")}
+        for name, shape in shapes.items():
+            if found and not batched:
+                break
+            storage = tape.store(name, shape, "int64", citation, component=Component.LOGITS_AND_LOSS)
+            y = Tensor(storage, shape, "int64", grad=False)
+            tape.record(Node(name, found, (y,), (), (None,) * len(found)))
+            found = (*found, y)
+        self._labels = found
+        return found[-1]
+
+    _labels: tuple[Tensor, ...] = ()  # the loss function's variables
+
+    def cross_entropy(self, logits: Tensor, of: str = "", labels: Tensor | None = None) -> Tensor:
+        """log_softmax, which keeps its output, then the mean of the labels' rows, which keeps it too.
+
+        `labels`: where they were made for the loss.
+        """
         tape = self.tape
         log_probabilities = tape.new("log-probabilities", logits.shape, logits.dtype, DERIVATIVES)
         tape.record(Node(f"log_softmax{of}", (logits,), (log_probabilities,), (log_probabilities.storage,), (NEW,)))
@@ -21,10 +45,10 @@ class Loss(Base):
                 f"nll_loss{of}",
                 (log_probabilities,),
                 (loss,),
-                (log_probabilities.storage, weight),
+                (log_probabilities.storage, *(() if labels is None else (labels.storage,)), weight),
                 (NEW,),
                 also_allocates=(weight,),
-                caller_holds=(logits.storage,),
+                caller_holds=(logits.storage, *(each.storage for each in self._labels)),
             )
         )
         tape.hold(loss)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from memcalc.estimation.sharding import Held, Parameters
 
 # Of families that do not register what a layer has as its forward uses it (transformers 5.23, models/<family>).
@@ -17,10 +19,11 @@ _PROJECTIONS = (
 # LlamaDecoderLayer, and whoever copies it; norms of heads come behind the projections.
 _NORMS_LAST = (*_PROJECTIONS, "mlp.", "input_norm", "post_attention_norm")
 _EXPERTS_FIRST = (*_PROJECTIONS, "mlp.experts", "mlp.router", "mlp.", "input_norm", "post_attention_norm")
+_LATENT_EXPERTS_FIRST = ("attention.", "mlp.experts", "mlp.router", "mlp.", "input_norm", "post_attention_norm")
 _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "arcee": _NORMS_LAST,
-    "deepseek_v2": _EXPERTS_FIRST,
-    "deepseek_v3": _EXPERTS_FIRST,
+    "deepseek_v2": _LATENT_EXPERTS_FIRST,
+    "deepseek_v3": _LATENT_EXPERTS_FIRST,
     "falcon": ("attention.", "mlp.", "input_norm", "post_attention_norm"),
     "glm4_moe": _EXPERTS_FIRST,
     "gpt_neo": ("input_norm", *_KEYS_FIRST, "post_attention_norm", "mlp."),
@@ -36,7 +39,7 @@ _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "starcoder2": _NORMS_LAST,
 }
 _BEFORE_LAYERS: dict[str, tuple[str, ...]] = {
-    "opt": ("embed_tokens", "embed_positions", "project_out", "project_in", "norm")  # OPTDecoder
+    "opt": ("embed_tokens", "embed_positions", "project_out", "project_in", "norm"),  # OPTDecoder
 }
 
 
@@ -60,3 +63,26 @@ def registered(parameters: Parameters, family: str) -> tuple[list[Held], list[He
 
 def _first(prefixes: tuple[str, ...], name: str) -> int:
     return next((at for at, prefix in enumerate(prefixes) if name.startswith(prefix)), len(prefixes))
+
+
+def in_order(parameters: Parameters, family: str, experts: Sequence[bool] = ()) -> Iterator[Held]:
+    """Each parameter of a model in the order in which modules register them: the embedding, each layer, the head.
+
+    Args:
+        parameters: with how many layers have each.
+        family: of transformers, whose modules they are; empty: in the order of the forward pass.
+        experts: whether each layer has experts, where only some have; none: dense layers come first.
+    """
+    embedding, layers, head = registered(parameters, family)
+    yield from embedding
+    kinds: dict[str, list[Held]] = {}
+    for held in layers:
+        kinds.setdefault(held.module.partition("*.")[0], []).append(held)
+    if len(kinds) > 1 and experts:
+        for has_experts in experts:
+            yield from kinds["layers.moe." if has_experts else "layers.dense."]
+    else:
+        for alike in kinds.values():
+            for _ in range(max(held.count for held in alike)):
+                yield from alike
+    yield from head

@@ -30,6 +30,9 @@ def _config(outcome: Outcome) -> dict[str, Any]:
         "gpu": None if sizes is None else sizes.gpu,
         "needed_bytes": outcome.needed_bytes,
         "basis": outcome.basis or None,
+        "is_bound": outcome.is_bound,
+        "interval": _interval(outcome.interval),
+        "not_modelled": list(outcome.unmodelled),
         "limit_bytes": outcome.limit_bytes,
         "limit": outcome.limit or None,
         "margin_bytes": None if sizes is None else outcome.margin_bytes,
@@ -43,6 +46,10 @@ def _config(outcome: Outcome) -> dict[str, Any]:
         "line": outcome.line,
         "notes": list(outcome.notes),
     }
+
+
+def _interval(found: tuple[int, int] | None) -> dict[str, int] | None:
+    return None if found is None else {"low_bytes": found[0], "high_bytes": found[1]}
 
 
 def _change(growth: Growth) -> dict[str, int | None]:

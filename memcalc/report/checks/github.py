@@ -17,8 +17,8 @@ def github_lines(report: CheckReport, unit: Unit) -> list[str]:
     for outcome in report.outcomes:
         notes = (note for note in outcome.notes if not note.startswith(HARMLESS))
         lines += [f"::notice file={_property(outcome.path)},title=memcalc::{_data(note)}" for note in notes]
-        if outcome.status == "fits":
-            lines.append(_harmless(f"fits: {outcome.path}: {sentence(outcome, unit)}"))
+        if not report.fails(outcome):
+            lines.append(_harmless(f"{outcome.status}: {outcome.path}: {sentence(outcome, unit)}"))
             continue
         line = "" if outcome.line is None else f"line={outcome.line},"
         properties = f"file={_property(outcome.path)},{line}title={_property(RULES[outcome.status][1])}"

@@ -24,6 +24,10 @@ _EXPLAINED: dict[Status, tuple[str, str]] = {
         "A training run does not fit its GPU",
         "Its worst GPU needs more memory than the card or the budget allows; `memcalc estimate` shows what takes it.",
     ),
+    "unknown": (
+        "It cannot be said whether a training run fits its GPU",
+        "The limit is inside the range of recorded runs, or something that holds memory is not modelled.",
+    ),
     "grew": (
         "A training run needs more memory than in the baseline",
         "The peak grew by more than is allowed since the stored result. `memcalc diff` shows where.",
@@ -39,7 +43,7 @@ def sarif_document(report: CheckReport, unit: Unit) -> dict[str, Any]:
     """The report as one run of the tool."""
     order = list(RULES)
     paths = {_uri(outcome.path): outcome.path for outcome in report.outcomes}  # "./a" and "a" are one artifact
-    failing = [outcome for outcome in report.outcomes if outcome.status != "fits"]
+    failing = [outcome for outcome in report.outcomes if report.fails(outcome)]
     return {
         "$schema": SCHEMA,
         "version": "2.1.0",

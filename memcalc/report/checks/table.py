@@ -11,7 +11,7 @@ from memcalc.units import Unit, format_number
 
 _GONE = "In the baseline, but not checked"
 _LISTED = 12  # of those; a check of a few files beside a baseline of many leaves out most
-_WORDS = {"fits": "fits", "does not fit": "too large", "grew": "grew"}
+_WORDS = {"fits": "fits", "does not fit": "too large", "unknown": "cannot say", "grew": "grew"}
 
 
 def check_grid(report: CheckReport, unit: Unit) -> Grid:
@@ -20,7 +20,7 @@ def check_grid(report: CheckReport, unit: Unit) -> Grid:
         (
             _WORDS[outcome.status],
             outcome.path,
-            format_number(outcome.needed_bytes, unit),
+            f"{'≥ ' if outcome.is_bound or outcome.unmodelled else ''}{format_number(outcome.needed_bytes, unit)}",
             format_number(outcome.limit_bytes, unit),
             format_number(outcome.limit_bytes - outcome.needed_bytes, unit),
             *((_change(outcome, unit),) if report.compared else ()),
@@ -29,7 +29,7 @@ def check_grid(report: CheckReport, unit: Unit) -> Grid:
         if outcome.needed_bytes is not None and outcome.limit_bytes is not None
     ]
     columns = [Column(""), Column("config", wrap=True), Column(f"needs {unit}", right=True)]
-    columns += [Column("limit", right=True), Column("to spare", right=True)]
+    columns += [Column("limit", right=True), Column("free", right=True)]
     if report.compared:
         columns.append(Column("change", right=True))
     strong = frozenset(index for index, row in enumerate(rows) if row[0] != "fits")

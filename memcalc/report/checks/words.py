@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.checking.report import BUDGET, CheckReport, Growth, Outcome, Status
-from memcalc.report.words import plural, shortened
+from memcalc.report.words import listed, plural, shortened
 from memcalc.units import Unit, format_bytes
 
 _FEW = 3  # paths that are named
@@ -11,9 +11,16 @@ HARMLESS = "without effect"  # how notes begin that say what changes nothing
 NOTHING = "no configuration found: nothing was checked"
 
 # In the summary; and as the rule that is broken: its name in machine-readable formats, its title for people.
-ENDINGS: dict[Status, str] = {"fits": "fit", "does not fit": "too large", "grew": "grew", "broken": "broken"}
+ENDINGS: dict[Status, str] = {
+    "fits": "fit",
+    "does not fit": "too large",
+    "unknown": "undecided",
+    "grew": "grew",
+    "broken": "broken",
+}
 RULES: dict[Status, tuple[str, str]] = {
     "does not fit": ("does-not-fit", "memcalc: does not fit"),
+    "unknown": ("cannot-say", "memcalc: cannot say"),
     "grew": ("grew", "memcalc: grew"),
     "broken": ("broken-config", "memcalc: broken config"),
 }
@@ -39,11 +46,25 @@ def sentence(outcome: Outcome, unit: Unit) -> str:
     """What is to be said of one configuration."""
     if outcome.sizes is None or outcome.needed_bytes is None or outcome.limit_bytes is None:
         return outcome.message
-    needed = f"needs {format_bytes(outcome.needed_bytes, unit)} ({outcome.basis}) per GPU"
-    spare = outcome.limit_bytes - outcome.needed_bytes
-    rest = f"{format_bytes(abs(spare), unit)} {'to spare' if spare >= 0 else 'too much'}"
-    text = f"{needed} against {_limit(outcome, unit)}: {rest}; peak in {outcome.sizes.peak_phase}"
+    least = "at least " if outcome.is_bound or outcome.unmodelled else ""
+    needed = f"needs {least}{format_bytes(outcome.needed_bytes, unit)} ({outcome.basis}) per GPU"
+    text = f"{needed} of {_limit(outcome, unit)}: {_rest(outcome, unit)}; peak in {outcome.sizes.peak_phase}"
+    if outcome.unmodelled:
+        text += f"; not modelled: {listed(outcome.unmodelled)}"
     return text if outcome.growth is None else f"{text}; {_change(outcome.growth, unit)}"
+
+
+def _rest(outcome: Outcome, unit: Unit) -> str:
+    """What is free or missing, or why that cannot be said."""
+    assert outcome.limit_bytes is not None
+    assert outcome.needed_bytes is not None
+    if outcome.status == "unknown":
+        if outcome.unmodelled or outcome.interval is None:
+            return "cannot say whether it fits"
+        low, high = (format_bytes(size, unit) for size in outcome.interval)
+        return f"cannot say whether it fits, recorded runs put it at {low} to {high}"
+    free = outcome.limit_bytes - outcome.needed_bytes
+    return f"{format_bytes(abs(free), unit)} {'free' if free >= 0 else 'over'}"
 
 
 _SAID = 20  # notes of a screen

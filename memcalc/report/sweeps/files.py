@@ -8,40 +8,43 @@ import json
 from pathlib import Path
 from typing import Any
 
+from memcalc.engine.front import Front
 from memcalc.engine.grid import written
 from memcalc.engine.table import Table
+from memcalc.engine.terms import ANSWERS
 from memcalc.errors import Unavailable
 from memcalc.report.plots.files import check_place
 from memcalc.report.sweeps.picture import heat_map_page, heat_maps
 from memcalc.units import Unit
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TABLES = (".csv", ".json", ".parquet")
 PICTURES = (".svg", ".html")
+_FITS: dict[str | None, bool] = {"fits": True, "does-not-fit": False}
 
 
 def columns(table: Table) -> dict[str, list[Any]]:
-    """Every column by its name; an entry is None where a configuration cannot be, or no card was named."""
+    """Every column by its name; an entry is None where a configuration is invalid, or no card was named."""
     valid = table.valid.tolist()
-    judged = [ok and usable >= 0 for ok, usable in zip(valid, table.usable_bytes.tolist(), strict=True)]
-    too_large = table.too_large & any(judged)  # for any card
+    judged = (table.valid & (table.usable_bytes >= 0)).tolist()
     points = [list(table.point(index).values()) for index in range(len(table))]
     found: dict[str, list[Any]] = {
         field.rpartition(".")[2]: [point[number] for point in points] for number, field in enumerate(table.grid.fields)
     }
-    headroom = (table.usable_bytes - table.device_bytes).tolist()
+    answers = [ANSWERS[number] if number >= 0 else None for number in table.verdict.tolist()]
+    front = Front(table).members().tolist()
     found |= {
         "valid": valid,
-        "fits": [
-            space >= 0 if ok else False if large else None
-            for space, ok, large in zip(headroom, judged, too_large.tolist(), strict=True)
-        ],
+        "fits": [_FITS.get(answer) for answer in answers],
+        "verdict": answers,
+        "replayed": table.replayed.tolist(),
+        "on_front": front,
         "peak_bytes": _kept(table.peak_bytes.tolist(), valid),
         "peak_phase": _kept([table.phases[phase] for phase in table.peak_phase.tolist()], valid),
         "pipeline_stage": _kept(table.pipeline_stage.tolist(), valid),
         "reserved_bytes": _kept(table.reserved_bytes.tolist(), valid),
         "device_bytes": _kept(table.device_bytes.tolist(), judged),
-        "headroom_bytes": _kept(headroom, judged),
+        "headroom_bytes": _kept((table.usable_bytes - table.device_bytes).tolist(), judged),
     }
     for number, component in enumerate(table.components):
         found[f"{component}_bytes"] = _kept(table.component_bytes[:, number].tolist(), valid)
@@ -72,7 +75,8 @@ def sweep_document(table: Table, name: str, notes: tuple[str, ...] = ()) -> dict
     axes = [{"fields": list(axis.fields), "values": [list(step) for step in axis.values]} for axis in table.grid.axes]
     rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
     start = {"schema_version": SCHEMA_VERSION, "source": "sweep", "name": name}
-    return {**start, "axes": axes, "configurations": rows, "notes": list(notes)}
+    unmodelled = {what: None for terms in table.terms(table.valid) for what in terms.unmodelled}
+    return {**start, "axes": axes, "configurations": rows, "unmodelled": list(unmodelled), "notes": list(notes)}
 
 
 def check_output(path: Path) -> None:
@@ -117,9 +121,9 @@ def _plain(values: list[Any]) -> list[Any]:
 
 def _type(name: str, arrow: Any) -> Any:
     """The type of a column, so that it is the same where all of it is empty; None: that of its values."""
-    if name in ("valid", "fits"):
+    if name in ("valid", "fits", "replayed", "on_front"):
         return arrow.bool_()
-    if name in ("peak_phase", "reason"):
+    if name in ("verdict", "peak_phase", "reason"):
         return arrow.string()
     return arrow.int64() if name.endswith("_bytes") or name == "pipeline_stage" else None
 

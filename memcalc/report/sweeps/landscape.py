@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from memcalc.engine.grid import Axis, written
 from memcalc.engine.table import Table
+from memcalc.engine.terms import DOES_NOT_FIT, FITS, UNJUDGED
+
+
+class Boundary(NamedTuple):
+    """Where a row of a map stops to fit, by columns.
+
+    Args:
+        fits: the last one that fits before the first that does not; None: there is none.
+        close: the last one behind it that is close, before the first that does not fit; None: there is none.
+    """
+
+    fits: int | None
+    close: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +37,8 @@ class Map:
         columns: what each column is.
         numbers: of the configurations in the table.
         share: device memory over usable memory of the card, or over the largest of all where no card is named.
-        fits: whether each is valid and fits; all that are valid where no card is named.
-        valid: whether each can be.
+        verdict: numbers of `Table.answers`; what is valid fits where no card is named.
+        valid: whether the rules of each hold.
     """
 
     others: str
@@ -33,19 +46,23 @@ class Map:
     columns: list[str]
     numbers: npt.NDArray[np.int64]
     share: npt.NDArray[np.float64]
-    fits: npt.NDArray[np.bool_]
+    verdict: npt.NDArray[np.int8]
     valid: npt.NDArray[np.bool_]
 
-    def frontier(self) -> list[int | None]:
-        """The last column of each row up to which all that is valid fits; None where the first does not."""
-        found: list[int | None] = []
-        for valid, fits in zip(self.valid, self.fits, strict=True):
-            last: int | None = None
+    def boundaries(self) -> list[Boundary]:
+        """Where each row stops to fit."""
+        found: list[Boundary] = []
+        for valid, verdict in zip(self.valid, self.verdict, strict=True):
+            fits: int | None = None
+            close: int | None = None
             for column in np.flatnonzero(valid).tolist():
-                if not fits[column]:
+                if verdict[column] == DOES_NOT_FIT:
                     break
-                last = column
-            found.append(last)
+                if verdict[column] == FITS:
+                    fits, close = column, None
+                else:
+                    close = column
+            found.append(Boundary(fits, close))
         return found
 
 
@@ -81,7 +98,9 @@ class Landscape:
         whole = np.where(table.usable_bytes > 0, table.usable_bytes, max(int(table.device_bytes.max()), 1))
         possible = table.possible
         share = np.where(table.valid, table.device_bytes / whole, 0.0)
-        fits = table.fits if self.judged else table.valid
+        verdict = table.verdict
+        if not self.judged:
+            verdict = np.where(table.valid, FITS, np.where(table.too_large, DOES_NOT_FIT, UNJUDGED)).astype(np.int8)
         for steps in product(*(range(shape[number]) for number in others)):
             place: list[Any] = [slice(None)] * len(axes)
             for number, step in zip(others, steps, strict=True):
@@ -97,7 +116,7 @@ class Landscape:
                 _steps(axes[self.across]),
                 own,
                 share[own],
-                fits[own],
+                verdict[own],
                 possible[own],
             )
 

@@ -26,10 +26,10 @@ def factors(rows: int, columns: int, most: int) -> tuple[int, int]:
 def merged(each: Map, down: int, across: int) -> Map:
     """The map with so many rows and columns as one: a cell is that of its configurations which needs most.
 
-    So it fits if all of them that can be do.
+    So it fits if all of them that are valid do, and does not fit if one of them does not.
     """
-    # What cannot be comes last, then what is beside the map; what does not fit before all that does.
-    needs = np.where(each.valid, each.share + np.where(each.fits, 0.0, 1e9), -1.0)
+    # What is invalid comes last, then what is beside the map; what does not fit before what is close.
+    needs = np.where(each.valid, each.share + 1e9 * each.verdict, -1.0)
     heights, widths = (-(-size // factor) for size, factor in zip(needs.shape, (down, across), strict=True))
     padded = np.full((heights * down, widths * across), -2.0)
     padded[: needs.shape[0], : needs.shape[1]] = needs
@@ -44,7 +44,7 @@ def merged(each: Map, down: int, across: int) -> Map:
         _labels(each.columns, across),
         each.numbers[place],
         each.share[place],
-        each.fits[place],
+        each.verdict[place],
         each.valid[place],
     )
 

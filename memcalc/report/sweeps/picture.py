@@ -7,14 +7,16 @@ from html import escape
 from itertools import islice
 
 from memcalc.engine.table import Table
+from memcalc.engine.terms import CLOSE, FITS
 from memcalc.report.sweeps.landscape import Landscape, Map
 from memcalc.report.sweeps.merging import MOST_CELLS, MOST_MAPS, factors, merged
+from memcalc.report.sweeps.words import answer_text
 from memcalc.units import Unit, format_bytes
 
 CELL, LEFT, TOP, GAP = 14, 150, 46, 64  # pixels
 _LABELS = 12  # along the columns, at most
-_LIGHT, _DARK, _NOT, _NONE = (237, 248, 251), (0, 109, 44), "#fdd9c7", "#e0e0e0"
-_FRONTIER = "#CC0000"
+_LIGHT, _DARK, _CLOSE, _NOT, _NONE = (237, 248, 251), (0, 109, 44), "#ffe680", "#fdd9c7", "#e0e0e0"
+_BOUNDARY = "#CC0000"
 
 
 def heat_maps(table: Table, title: str, unit: Unit) -> str:
@@ -29,9 +31,9 @@ def heat_maps(table: Table, title: str, unit: Unit) -> str:
         body += _map(landscape, each, y, table, unit, "" if each is whole else "at most ")
         y += GAP + CELL * len(each.rows)
         width = max(width, LEFT + CELL * len(each.columns) + 40, 640)
-    words = "green: share of the card in use; pale red: too large; grey: cannot be; red line: the frontier"
+    words = "green: fits, by share of the GPU; yellow: close; pale red: does not fit; gray: invalid; red line: boundary"
     if not landscape.judged:
-        words = "green: share of the largest; grey: cannot be"
+        words = "green: share of the largest; gray: invalid"
     for line in (words, *_left_out(table, len(maps), maps[0], down, across)):
         body.append(f'<text x="10" y="{y}">{line}</text>')
         y += 14
@@ -53,7 +55,7 @@ def _left_out(table: Table, drawn: int, first: Map, down: int, across: int) -> I
     if down * across > 1:
         yield (
             f"each cell is up to {down * across:,} configurations, as large as the largest of them: it fits if all of "
-            "them fit"
+            "them fit, and is close if none is too large"
         )
     others = len(table) // first.numbers.size - drawn
     if others > 0:
@@ -70,12 +72,13 @@ def _map(landscape: Landscape, each: Map, top: int, table: Table, unit: Unit, bo
             place = f'x="{LEFT + CELL * column}" y="{y}" width="{CELL}" height="{CELL}"'
             where = f"{landscape.across_name} = {across}" + (f", {landscape.down_name} = {name}" if name else "")
             number = int(each.numbers[row, column])
-            needs = "more than 1 PiB" if table.too_large[number] else "cannot be"
+            needs = "more than 1 PiB" if table.too_large[number] else "invalid"
             if table.valid[number]:
                 needs = bound + format_bytes(int(table.device_bytes[number]), unit)
+                needs += f", {answer_text(table, number)}" if landscape.judged else ""
             words = escape(f"{where}: {needs}")
             lines.append(f'<rect {place} fill="{_fill(each, row, column)}"><title>{words}</title></rect>')
-    lines.append(_frontier(landscape, each, top))
+    lines.append(_boundary(landscape, each, top))
     bottom = top + CELL * len(each.rows) + 12
     every = -(-len(each.columns) // _LABELS)
     for column in range(0, len(each.columns), every):
@@ -87,12 +90,12 @@ def _map(landscape: Landscape, each: Map, top: int, table: Table, unit: Unit, bo
     return lines
 
 
-def _frontier(landscape: Landscape, each: Map, top: int) -> str:
+def _boundary(landscape: Landscape, each: Map, top: int) -> str:
     """A line to the right of what fits, row by row."""
     if not landscape.judged:
         return ""
     path, before = "", None
-    for row, last in enumerate(each.frontier()):
+    for row, (last, _) in enumerate(each.boundaries()):
         x = LEFT + CELL * (0 if last is None else last + 1)
         path += (
             f"{'M' if before is None else 'H'}{x}"
@@ -100,14 +103,14 @@ def _frontier(landscape: Landscape, each: Map, top: int) -> str:
             + f"V{top + CELL * (row + 1)}"
         )
         before = x
-    return f'<path d="{path}" fill="none" stroke="{_FRONTIER}" stroke-width="2"/>'
+    return f'<path d="{path}" fill="none" stroke="{_BOUNDARY}" stroke-width="2"/>'
 
 
 def _fill(each: Map, row: int, column: int) -> str:
     if not each.valid[row, column]:
         return _NONE
-    if not each.fits[row, column]:
-        return _NOT
+    if each.verdict[row, column] != FITS:
+        return _CLOSE if each.verdict[row, column] == CLOSE else _NOT
     share = min(float(each.share[row, column]), 1.0)
     parts = (round(light + (dark - light) * share) for light, dark in zip(_LIGHT, _DARK, strict=True))
     return "#" + "".join(f"{part:02x}" for part in parts)

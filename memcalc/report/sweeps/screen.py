@@ -1,12 +1,19 @@
-"""A sweep in the terminal: the maps, the frontier in words, and every configuration where there are few."""
+"""A sweep in the terminal: the maps, the Pareto front, and every configuration where there are few."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
+from memcalc.engine.front import Front
 from memcalc.engine.grid import written
 from memcalc.engine.table import TOO_LARGE, Table
+from memcalc.engine.terms import CLOSE, DOES_NOT_FIT, FITS
 from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import Screen
-from memcalc.report.sweeps.landscape import Landscape, Map
+from memcalc.report.sweeps.landscape import Boundary, Landscape, Map
+from memcalc.report.sweeps.words import answer_text, verdict_notes
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.words import plural, shortened
 from memcalc.units import Unit, format_number
@@ -15,6 +22,7 @@ FEW = 32  # configurations that are listed one by one
 LISTED_VALUES = 6  # of the field across, where each is named
 MOST_MAPS = 12
 MOST_REASONS = 8
+MOST_OF_FRONT = 12
 
 
 def draw_sweep(
@@ -49,13 +57,17 @@ def draw_sweep(
         if len(maps) > MOST_MAPS:
             draw_line(screen, f"{len(maps) - MOST_MAPS} more maps: see --plot, --output, or vary less at a time.", 0)
             screen.line()
+    if landscape.judged:
+        _draw_front(screen, table, unit)
     if listed or len(table) <= FEW:
         draw_grid(screen, table_grid(table, unit, judged=landscape.judged))
+    if landscape.judged:
+        _draw_notes(screen, table)
     reasons = table.reasons().most_common()
     for reason, count in reasons[:MOST_REASONS]:
         draw_line(
             screen,
-            f"{plural(count, 'configuration')} {'not sized' if reason == TOO_LARGE else 'left out'}: {reason}",
+            f"{plural(count, 'configuration')} {'not sized' if reason == TOO_LARGE else 'excluded'}: {reason}",
             0,
         )
     if len(reasons) > MOST_REASONS:
@@ -68,16 +80,17 @@ def _headline(table: Table, landscape: Landscape, name: str, card: str) -> str:
     possible = int(table.possible.sum())
     out = len(table) - possible
     if landscape.judged:
-        fit = int(table.fits.sum())
-        words += f" on {card or 'their cards'}: {fit:,} fit, {possible - fit:,} do not"
-    return words + (f", {out:,} cannot be" if out else "")
+        fit, close = int(table.fits.sum()), int(table.close.sum())
+        several = f", {close:,} close" if close else ""
+        words += f" on {card or 'their GPUs'}: {fit:,} fit{several}, {possible - fit - close:,} do not fit"
+    return words + (f", {out:,} invalid" if out else "")
 
 
 def _legend(screen: Screen, landscape: Landscape) -> None:
     if landscape.judged:
-        draw_line(screen, "0 to 9: tenths of usable memory; | the frontier; . too large; - cannot be", 0)
+        draw_line(screen, "0 to 9: tenths of usable memory; | boundary; ? close; . too large; - invalid", 0)
     else:
-        draw_line(screen, "0 to 9: tenths of the largest; - cannot be. No --gpu named.", 0)
+        draw_line(screen, "0 to 9: tenths of the largest; - invalid. No --gpu named.", 0)
     screen.line()
 
 
@@ -96,46 +109,79 @@ def _draw_map(screen: Screen, landscape: Landscape, each: Map) -> None:
     heading = f"  {landscape.down_name:>{labels}}  {ends}"
     fits = "  fits to" if landscape.judged else ""
     screen.line((f"{heading:<{labels + 5 + len(shown)}}{fits}", "dim"))
-    for number, (row, frontier) in enumerate(zip(each.rows, each.frontier(), strict=True)):
+    for number, (row, boundary) in enumerate(zip(each.rows, each.boundaries(), strict=True)):
         signs = ""
         for column in shown:
             signs += _sign(each, number, column)
-            if landscape.judged and frontier is not None and column <= frontier < column + step:
+            if landscape.judged and boundary.fits is not None and column <= boundary.fits < column + step:
                 signs += "|"
-        answer = ("none" if frontier is None else each.columns[frontier]) if landscape.judged else ""
+        answer = _boundary_text(each, boundary) if landscape.judged else ""
         width = max(len(shown) + 1, len(ends))
         screen.line((f"  {row:>{labels}}  {signs:<{width}}  {answer}", ""))
     screen.line()
 
 
+def _boundary_text(each: Map, boundary: Boundary) -> str:
+    fits = "none" if boundary.fits is None else each.columns[boundary.fits]
+    return fits if boundary.close is None else f"{fits} (up to {each.columns[boundary.close]} close)"
+
+
 def _sign(each: Map, row: int, column: int) -> str:
     if not each.valid[row, column]:
         return "-"
-    if not each.fits[row, column]:
-        return "."
+    if each.verdict[row, column] != FITS:
+        return "?" if each.verdict[row, column] == CLOSE else "."
     return str(min(int(each.share[row, column] * 10), 9))
 
 
-def table_grid(table: Table, unit: Unit, *, judged: bool) -> Grid:
-    """Every configuration as a row."""
+def _draw_front(screen: Screen, table: Table, unit: Unit) -> None:
+    """The configurations of the Pareto front, where several are compared."""
+    numbers = np.flatnonzero(Front(table).members()).tolist() if len(table) > 1 else []
+    if not numbers:
+        return
+    title = "Pareto front: the largest that fit or are close"
+    draw_grid(screen, table_grid(table, unit, judged=True, numbers=numbers[:MOST_OF_FRONT], title=title))
+    if len(numbers) > MOST_OF_FRONT:
+        draw_line(screen, f"and {len(numbers) - MOST_OF_FRONT} more on the front: see --format csv.", 0)
+        screen.line()
+
+
+def _draw_notes(screen: Screen, table: Table) -> None:
+    for note in verdict_notes(table):
+        draw_line(screen, note, 0)
+
+
+def table_grid(
+    table: Table, unit: Unit, *, judged: bool, numbers: Sequence[int] | None = None, title: str = "Configurations"
+) -> Grid:
+    """Configurations as rows.
+
+    Args:
+        table: a whole grid.
+        unit: of all numbers.
+        judged: whether cards are named.
+        numbers: of the configurations; None: all of them.
+        title: of the rows.
+    """
     axes = [Column(field.rpartition(".")[2], right=True) for field in table.grid.fields]
-    verdict = (Column("to spare", right=True), Column("")) if judged else ()
+    verdict = (Column("headroom", right=True), Column("")) if judged else ()
     columns = (*axes, Column(f"needs {unit}", right=True), Column("peak in"), *verdict)
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()
-    for index in range(len(table)):
+    for index in range(len(table)) if numbers is None else numbers:
         values = tuple(written(value) for value in table.point(index).values())
+        if judged and table.verdict[index] == DOES_NOT_FIT:
+            strong.add(len(rows))
         if not table.valid[index]:
             large = bool(table.too_large[index])
-            verdict_of = ("", "too large" if large else "") if judged else ()
-            rows.append((*values, "-", "more than 1 PiB" if large else "cannot be", *verdict_of))
-            strong |= {index} if large and judged else set()
+            verdict_of = ("", "does not fit" if large else "") if judged else ()
+            rows.append((*values, "-", "more than 1 PiB" if large else "invalid", *verdict_of))
             continue
         needs = format_number(int(table.device_bytes[index]), unit)
         cells: tuple[str, ...] = (needs, table.phases[int(table.peak_phase[index])])
         if judged:
-            fits = bool(table.fits[index])
-            cells = (*cells, format_number(int(table.headroom_bytes[index]), unit), "fits" if fits else "too large")
-            strong |= set() if fits else {index}
+            headroom = format_number(int(table.headroom_bytes[index]), unit)
+            replayed = ", replayed" if table.replayed[index] else ""
+            cells = (*cells, headroom, f"{answer_text(table, index)}{replayed}")
         rows.append((*values, *cells))
-    return Grid("Configurations", columns, rows, frozenset(strong))
+    return Grid(title, columns, rows, frozenset(strong))

@@ -29,6 +29,7 @@ class Family:
     window_mask: Shape = ("s", "s")
     turns_windows = False  # and rotary tables of their own
     eager_only = False
+    positions_first = True  # before the mask, where the model counts them though its table is not learned
     names_returned = False  # by the model's loop, all that a layer returns: its attention weights, too
     wide_probabilities = False  # which products take as softmax returns them
     wide_logits = False  # the model itself returns them in fp32
@@ -70,9 +71,13 @@ class Family:
 
     def positions(self) -> Tensor:
         """The rows of the table of positions, which are counted out, and named position_ids."""
-        rows = self.ops.embedding("embed_positions", (self.c.position_table, "d"), ("s",), counts=True)
-        if self.c.cache is None:
-            self.name_positions(*self.tape.nodes[-1].also_allocates)
+        table = (self.c.position_table, "d")
+        if self.c.cache is not None:
+            return self.ops.embedding("embed_positions", table, ("s",), counts=True)
+        counted = self.ops.table("positions so far", ("s",), "int64")
+        ids = self.shared_table("embed_positions indices", ("s",), "int64", counted)
+        rows = self.ops.embedding("embed_positions", table, ("s",), index=ids)
+        self.name_positions(ids.storage)
         return rows
 
     def name_positions(self, indices: int) -> None:
@@ -109,26 +114,92 @@ class Family:
         """The mask and the rotary tables, made once in each forward and shared by all layers."""
         c, tape = self.c, self.tape
         write_mask(tape, c)
+        if c.cache is None and self.positions_first and c.position != "learned":
+            self.count_positions()
         if c.attention == "eager":
-            # masking_utils.py: additive, in the dtype of the embeddings; the sum with the scores does not keep it
             masks = {"causal mask": "others" if self.masks_windows else "all"}
+            windowed = c.windows and not self.masks_windows
             if self.masks_windows and c.windows:
                 masks["mask of windows"] = "windows"
             for name, readers in masks.items():
-                self.name_mask(self.shared_table(name, self.mask, c.parameters).storage, readers)
+                self.name_mask(self.eager_mask(name, windowed=windowed or readers == "windows").storage, readers)
         if c.window_mask:
-            mask = self.shared_table("window mask", self.window_mask, "bool")
-            self.name_mask(mask.storage, "windows")
+            self.name_mask(self.window_truth("window mask", self.window_mask).storage, "windows")
         if not self.rotates:
             return
-        # A checkpoint has them as arguments.
-        keeps = c.checkpoints_layers or self.reads_tables
-        if c.cache is None:
-            self.name_positions(self.shared_table("position ids", ("s",), "int64").storage)
         kinds = {"": not self.turns_windows or c.others, " of windows": self.turns_windows and c.windows}
-        for name in (f"{table}{kind}" for kind, there in kinds.items() if there for table in self.tables):
-            table = self.shared_table(name, ("s", self.turned_width), self.table_dtype)
-            self.name_argument(table.storage, stays=keeps)
+        for kind in (kind for kind, there in kinds.items() if there):
+            for table in self.rotary_tables(kind):
+                # A checkpoint has them as arguments.
+                self.name_argument(table.storage, stays=c.checkpoints_layers or self.reads_tables)
+
+    def count_positions(self) -> None:
+        """position_ids: torch.arange, and what is cached before added to it."""
+        counted = self.ops.table("positions so far", ("s",), "int64")
+        ids = self.shared_table("position ids", ("s",), "int64", counted)
+        self.name_positions(ids.storage)
+
+    def eager_mask(self, name: str, *, windowed: bool = False) -> Tensor:
+        """masking_utils.py, eager_mask: additive, in the dtype of the embeddings; the sum with scores does not keep it."""
+        c = self.c
+        if c.cache is not None:
+            return self.shared_table(name, self.mask, c.parameters)
+        truth = self.window_truth(f"{name}, truth") if windowed else self.causal_truth(f"{name}, truth")
+        return self.shared_table(name, self.mask, c.parameters, truth)
+
+    def _counted(self, name: str) -> tuple[Tensor, Tensor]:
+        """The numbers of queries and of keys, each plus an offset."""
+        found = []
+        for of in ("queries", "keys"):
+            counted = self.ops.table(f"{name}: {of} so far", ("s",), "int64")
+            found.append(self.ops.table(f"{name}: {of}", ("s",), "int64", of=(counted,)))
+        return found[0], found[1]
+
+    def causal_truth(self, name: str) -> Tensor:
+        """masking_utils.py, causal_mask_function: where a key is not behind a query."""
+        return self.ops.table(name, ("s", self.c.keys), "bool", of=self._counted(name))
+
+    def window_truth(self, name: str, shape: Shape | None = None) -> Tensor:
+        """masking_utils.py, and_masks: where a key is in the window of a query, and not behind it."""
+        ops, shape = self.ops, shape or ("s", self.c.keys)
+        if self.c.cache is not None:
+            return self.shared_table(name, shape, "bool")
+        counted = self._counted(name)
+        edge = ops.table(f"{name}: edge of the window", ("s",), "int64", of=counted[:1])
+        inside = ops.table(f"{name}: in the window", shape, "bool", of=(edge, counted[1]))
+        first = ops.table(f"{name}: in the window, and allowed", shape, "bool", of=(inside,))
+        causal = ops.table(f"{name}: not behind", shape, "bool", of=counted)
+        both = self.shared_table(name, shape, "bool", first, causal)
+        self.tape.still_named(*counted)
+        return both
+
+    def rotary_tables(self, kind: str) -> list[Tensor]:
+        """The model's rotary embedding: angles, their cosines and sines times a factor, in the embeddings' dtype."""
+        ops, width, whole = self.ops, self.turned_width, ("s", self.turned_width)
+        if self.c.cache is not None or len(self.tables) == 1:
+            return [self.shared_table(f"{table}{kind}", whole, self.table_dtype) for table in self.tables]
+        positions = ops.table(f"positions in fp32{kind}", ("s",), "fp32")
+        if width.endswith("/2"):
+            halves = angles = ops.table(f"angles{kind}", whole, "fp32", of=(positions,))
+        else:
+            halves = ops.table(f"angles of pairs{kind}", ("s", f"{width}/2"), "fp32", of=(positions,))
+            angles = ops.table(f"angles{kind}", whole, "fp32", of=(halves,))
+        wide: list[Tensor] = []
+        for table in self.tables:
+            plain = ops.table(f"{table}{kind} before their factor", whole, "fp32", of=(angles,))
+            if self.table_dtype == "fp32":
+                wide.append(self.shared_table(f"{table}{kind}", whole, "fp32", plain))
+            else:
+                wide.append(ops.table(f"{table}{kind} in fp32", whole, "fp32", of=(plain,)))
+        if self.table_dtype != "fp32":
+            found = [
+                self.shared_table(f"{t}{kind}", whole, self.table_dtype, w)
+                for t, w in zip(self.tables, wide, strict=True)
+            ]
+        else:
+            found = wide
+        self.tape.still_named(halves, angles, *(w for w in wide if w not in found))
+        return found
 
     @property
     def mask(self) -> Shape:
@@ -157,9 +228,9 @@ class Family:
         """Of the rotary tables: that of the embeddings, as a rule."""
         return "fp32" if self.wide_tables else self.c.parameters
 
-    def shared_table(self, name: str, shape: Shape, dtype: str) -> Tensor:
+    def shared_table(self, name: str, shape: Shape, dtype: str, *of: Tensor) -> Tensor:
         """A table that is nobody's activation."""
-        return self.ops.table(name, shape, dtype, self.citation, Component.TEMPORARIES)
+        return self.ops.table(name, shape, dtype, self.citation, Component.TEMPORARIES, of)
 
     def head(self) -> None:
         """The last norm, the logits and the loss."""

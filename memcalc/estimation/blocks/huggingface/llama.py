@@ -61,6 +61,11 @@ class Llama(Rotary, Mlps):
         return y
 
     @property
+    def turns_by_slices(self) -> bool:
+        """Whether gradients of queries and keys are sums of zeros with slices filled in: head by head."""
+        return not self.c.unturned and not self.c.liger
+
+    @property
     def core_width(self) -> str:
         """Axis of what attention makes, all heads together."""
         return "d" if self.c.square else "h·d_h"
@@ -93,7 +98,7 @@ class Llama(Rotary, Mlps):
             width, heads = self.width_and_heads(name)
             out = ("b", "s", heads, "d_h")
             parts[name] = ops.linear(x, f"attention.{name}_proj", (width, "d"), out, bias=c.qkv_bias)
-            if c.attention == "eager":
+            if c.attention == "eager" or (name != "v" and self.turns_by_slices):
                 parts[name] = ops.seen(parts[name], name)
             if name != "v" and self.norms_heads == "at once":
                 parts[name] = self.head_norm(parts[name], name)

@@ -49,7 +49,7 @@ class Llama4(Llama):
         if self.c.unturned:
             return q, k
         wide = [(x, name, ops.cast(x, "fp32", f"{name} in fp32")) for x, name in ((q, "q"), (k, "k"))]
-        turned = [ops.mul_table(each, f"{name} * turns", "fp32") for _, name, each in wide]
+        turned = [ops.mul_table(each, f"{name} * turns", "fp32", *self.tables) for _, name, each in wide]
         found = [ops.cast(y, x.dtype) for y, (x, _, _) in zip(turned, wide, strict=True)]
         self.tape.still_named(*turned, *(each for _, _, each in wide))
         return found[0], found[1]

@@ -55,8 +55,10 @@ class Qwen2Moe(Qwen3Moe):
         super().shared_tables()
         c = self.c
         if c.cache is None:
-            shape, dtype = (("b", "s", "s"), c.parameters) if c.attention == "eager" else (("s", "s"), "bool")
-            self.tape.names.add(self.shared_table("mask of a window", shape, dtype).storage)
+            name = "mask of a window"
+            eager = c.attention == "eager"
+            mask = self.eager_mask(name, windowed=True) if eager else self.window_truth(name)
+            self.tape.names.add(mask.storage)
 
     def routed(self, x: Tensor) -> Tensor:
         """Qwen2MoeSparseMoeBlock, whose tokens are a matrix."""

@@ -50,6 +50,7 @@ class Mpt(Mlps):
         scores = ops.scale(ops.matmul(read_q, read_k, "scores", ("b", "h", "s", "s")), "scaled scores")
         scores = ops.shift(scores, "scores + alibi", "fp32")
         masked = ops.where(scores, "masked scores", ("b", "s", "s"))
+        self.tape.reads("causal mask")
         probabilities = ops.cast(ops.softmax(masked, "attention probabilities"), v.dtype, "probabilities in dtype")
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
         self.weights = (dropped,)

@@ -76,7 +76,11 @@ class Rotary(Family):
         ops = self.ops
 
         def times(x: Tensor, name: str, which: int) -> Tensor:
-            return ops.mul(x, tables[which], name) if tables else ops.mul_table(x, name, self.table_dtype)
+            return (
+                ops.mul(x, tables[which], name)
+                if tables
+                else ops.mul_table(x, name, self.table_dtype, self.tables[which])
+            )
 
         if self.turns_in_fp32:
             return self._turned_in_fp32(x, name, times)
@@ -99,9 +103,9 @@ class Rotary(Family):
 
     def turned_pairs(self, x: Tensor, name: str, first: Tensor, second: Tensor) -> Tensor:
         """first * cos - second * sin, and second * cos + first * sin."""
-        ops, dtype = self.ops, self.table_dtype
-        straight = ops.mul_table(first, f"{name} first * cos", dtype)
-        low = ops.subtract(straight, ops.mul_table(second, f"{name} second * sin", dtype), f"{name} low")
-        straight = ops.mul_table(second, f"{name} second * cos", dtype)
-        high = ops.add(straight, ops.mul_table(first, f"{name} first * sin", dtype), f"{name} high")
+        ops, dtype, (cosines, sines) = self.ops, self.table_dtype, self.tables
+        straight = ops.mul_table(first, f"{name} first * cos", dtype, cosines)
+        low = ops.subtract(straight, ops.mul_table(second, f"{name} second * sin", dtype, sines), f"{name} low")
+        straight = ops.mul_table(second, f"{name} second * cos", dtype, cosines)
+        high = ops.add(straight, ops.mul_table(first, f"{name} first * sin", dtype, sines), f"{name} high")
         return ops.concatenate((low, high), x.shape, f"{name} turned")

@@ -1,0 +1,235 @@
+"""Sample one-GPU runs near their card and record on the null CUDA device whether PyTorch gets through.
+
+    python benchmarks/verdict_runs.py draw SEED COUNT > cases.txt       # runs whose estimate is within 12 % of the card
+    python benchmarks/verdict_runs.py largest SEED COUNT > cases.txt    # each run at the largest micro-batch and above
+    python benchmarks/verdict_runs.py record cases.txt PYTHON FILE.jsonl
+
+The runs are whole models as users train them: presets, cards, recipes, implementations, optimizers, adapters. PYTHON is
+an interpreter with PyTorch's CUDA build. Recorded cases are skipped; each is three steps in a process of its own, and
+one that runs out of memory is recorded as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import memcalc
+from benchmarks.record_reference import variables_of
+from memcalc.errors import InputError, MemcalcError, OutOfMemory
+from memcalc.fitting.maxima import maximum
+from memcalc.measuring import measure
+from memcalc.measuring.client import WORKER, Worker
+from memcalc.measuring.measurement import OUT_OF_MEMORY
+from memcalc.spec.spec import Spec
+from memcalc.step.decoder import refuse_unsupported
+from memcalc.verdict.judge import card_of
+from memcalc.verdict.needs import can_replay, need_of
+
+NEAR = 0.12  # of the card's usable memory
+CARDS = ("a10g", "rtx-4090", "a100-40gb", "rtx-a6000", "a100-80gb", "a100-80gb", "h100-80gb", "h100-80gb", "h200")
+PRESETS = (
+    "gpt2 gpt2-medium gpt2-large gpt2-xl codegen-350m codegen-2b llama-3.2-1b llama-3.2-3b llama-3-8b qwen2.5-0.5b "
+    "qwen2.5-7b qwen3-0.6b qwen3-8b qwen3-4b mistral-7b gemma-2b opt-1.3b pythia-1.4b phi-2"
+).split()
+LENGTHS = (512, 1024, 1024, 2048, 2048, 4096, 8192, 1536, 1000)
+RECIPES = ("pure", "pure", "amp", "mixed-16", "mixed-18", "mixed-20", "fp32")
+OPTIMIZERS = (
+    *["optimizer=adamw optimizer_implementation=fused"] * 3,
+    *["optimizer=adamw optimizer_implementation=foreach"] * 3,
+    "optimizer=adamw optimizer_implementation=for-loop",
+    "optimizer=sgd",
+    "optimizer=momentum optimizer_implementation=foreach",
+    "optimizer=adafactor optimizer_implementation=for-loop",
+    "optimizer=lion optimizer_implementation=foreach",
+    "optimizer=adam-8bit optimizer_implementation=for-loop",
+)
+ADAPTERS = (
+    *[""] * 8,
+    "lora.rank=16",
+    "lora.rank=64 lora.target_modules=all-linear",
+    "lora.rank=16 qlora.block_size=64",
+)
+MOST_BATCH = 4096
+
+
+def drawn(lot: random.Random) -> Spec | None:
+    """A run without its micro-batch; None: these settings do not go together."""
+    recipe = lot.choice(RECIPES)
+    kernels = ["eager", "memory-efficient", *(["flash"] * 3 if recipe != "fp32" else [])]
+    words = [
+        f"s={lot.choice(LENGTHS)}",
+        f"recipe={recipe}",
+        f"implementation={lot.choice(['plain', 'huggingface'])}",
+        f"attention={lot.choice(kernels)}",
+        f"recompute={lot.choice(['none', 'none', 'full', 'full', 'every-2'])}",
+        f"loss={lot.choice(['materialized', 'materialized', 'materialized', 'chunked'])}",
+        f"dropout={lot.choice([0, 0, 0.1])}",
+        *lot.choice(OPTIMIZERS).split(),
+        *lot.choice(ADAPTERS).split(),
+    ]
+    if lot.random() < 0.2:
+        words.append(f"gradient_accumulation_steps={lot.choice([2, 4])}")
+    try:
+        spec = memcalc.load(lot.choice(PRESETS), *words, gpu=lot.choice(CARDS))
+        refuse_unsupported(spec)
+    except InputError:
+        return None
+    return spec if can_replay(spec) and _in_transformers(spec) else None
+
+
+def _in_transformers(spec: Spec) -> bool:
+    if spec.training.implementation != "huggingface":
+        return True
+    grouped = spec.model.num_key_value_heads < spec.model.num_attention_heads
+    if spec.training.attention == "memory-efficient" and grouped:
+        return False
+    return spec.model.architecture != "codegen" or spec.training.attention == "eager"
+
+
+def near_their_card(lot: random.Random, count: int) -> Iterator[str]:
+    """Runs with a micro-batch at which the estimate is within NEAR of the card."""
+    while count:
+        spec = drawn(lot)
+        batches = [] if spec is None else near_batches(spec)
+        if batches and spec is not None:
+            count -= 1
+            yield case(spec, lot.choice(batches))
+
+
+def near_batches(spec: Spec) -> list[int]:
+    """Micro-batches at which device memory is within NEAR of what is usable, of those around the largest that fits."""
+    card = card_of(spec)
+    assert card is not None
+    largest = largest_batch(spec)
+    if largest is None:
+        return []
+    span = range(max(1, int(largest * 0.8)), int(largest * 1.25) + 2)
+    tried = span if len(span) <= 16 else [span[int(place * (len(span) - 1) / 15)] for place in range(16)]
+    found = []
+    for batch in tried:
+        needed = need_of(with_batch(spec, batch), card).device_bytes
+        if abs(needed / card.usable_bytes - 1) <= NEAR:
+            found.append(batch)
+    return found
+
+
+def largest_batch(spec: Spec) -> int | None:
+    """The largest micro-batch that `fit` names; None: none fits, or it is too large to be run quickly."""
+    try:
+        found = maximum("micro_batch_size", spec).value
+    except InputError:
+        return None
+    return found if 0 < found <= MOST_BATCH else None
+
+
+def with_batch(spec: Spec, batch: int) -> Spec:
+    """The run with another micro-batch."""
+    return spec.model_copy(update={"training": spec.training.model_copy(update={"micro_batch_size": batch})})
+
+
+def largest_and_above(lot: random.Random, count: int) -> Iterator[str]:
+    """Runs at the largest micro-batch that `fit` names, and at the next larger one."""
+    while count:
+        spec = drawn(lot)
+        largest = None if spec is None else largest_batch(spec)
+        if largest is not None and spec is not None:
+            count -= 1
+            yield case(spec, largest)
+            yield case(spec, largest + 1)
+
+
+FIELDS = (
+    "sequence_length recipe implementation attention recompute loss dropout optimizer optimizer_implementation "
+    "gradient_accumulation_steps"
+).split()
+
+
+def case(spec: Spec, batch: int) -> str:
+    """A run as `memcalc measure` takes it: the preset, the card, and words of --set."""
+    training = spec.training
+    words = [f"gpu={spec.hardware.gpu}", f"b={batch}", *(f"{name}={getattr(training, name)}" for name in FIELDS)]
+    if training.lora is not None:
+        modules = training.lora.target_modules
+        named = modules if isinstance(modules, str) else f"[{','.join(modules)}]"
+        words += [f"lora.rank={training.lora.rank}", f"lora.target_modules={named}"]
+    if training.qlora is not None:
+        words.append(f"qlora.block_size={training.qlora.block_size}")
+    return " ".join([spec.name, *words])
+
+
+def loaded(line: str) -> Spec:
+    """The run of a case."""
+    preset, gpu, *words = line.split()
+    return memcalc.load(preset, *words, gpu=gpu.removeprefix("gpu="))
+
+
+def record(cases: Path, python: str, recordings: Path) -> None:
+    """Run the cases that have no record yet."""
+    known = set()
+    if recordings.exists():
+        known = {json.loads(line)["case"] for line in recordings.read_text(encoding="utf-8").splitlines()}
+    recordings.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        workers: dict[str, Worker] = {}
+        for line in cases.read_text(encoding="utf-8").split("\n"):
+            if not line or line in known:
+                continue
+            spec = loaded(line)
+            card = spec.hardware.gpu or ""
+            if card not in workers:
+                workers[card] = stack.enter_context(Worker((python, *WORKER), variables_of(card, python)))
+            found = {"case": line, **outcome(spec, workers[card])}
+            with recordings.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found) + "\n")
+            print(line, found["outcome"], file=sys.stderr, flush=True)
+
+
+def outcome(spec: Spec, worker: Worker) -> dict[str, object]:
+    """What PyTorch held in three steps, and how they ended. Bytes."""
+    try:
+        found = measure(spec, "cuda", steps=3, worker=worker)
+    except OutOfMemory as error:
+        return {"outcome": OUT_OF_MEMORY, "message": str(error)[:300]}
+    except MemcalcError as error:
+        return {"outcome": "refused", "message": str(error)[:300]}
+    phases = found.phases
+    return {
+        "outcome": found.outcome,
+        "date": found.date,
+        "versions": {"torch": found.versions["torch"], "transformers": found.versions.get("transformers", "")},
+        "allocated_bytes": max((phase.peak_allocated_bytes for phase in phases), default=0),
+        "reserved_bytes": max((phase.peak_reserved_bytes or 0 for phase in phases), default=0),
+        "device_bytes": max((phase.device_bytes or 0 for phase in phases), default=0),
+        "message": found.message,
+    }
+
+
+def main() -> None:
+    """Draw cases, or record them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for name in ("draw", "largest"):
+        verb = verbs.add_parser(name)
+        verb.add_argument("seed", type=int)
+        verb.add_argument("count", type=int)
+    verb = verbs.add_parser("record")
+    verb.add_argument("cases", type=Path)
+    verb.add_argument("python")
+    verb.add_argument("recordings", type=Path)
+    arguments = parser.parse_args()
+    if arguments.verb == "record":
+        record(arguments.cases, arguments.python, arguments.recordings)
+        return
+    draw = near_their_card if arguments.verb == "draw" else largest_and_above
+    for line in draw(random.Random(arguments.seed), arguments.count):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

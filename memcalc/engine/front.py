@@ -1,0 +1,103 @@
+"""The Pareto front of a grid: the largest runs that fit or may fit, where no other one is at least as large in all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from memcalc.engine.grid import Axis
+from memcalc.engine.table import Flags, Table
+from memcalc.engine.terms import CLOSE, DOES_NOT_FIT, FITS
+
+Numbers = npt.NDArray[np.intp]
+
+# Fields of which more is more of a run: configurations that differ in these alone are compared with each other.
+SIZES = frozenset(
+    {
+        "training.micro_batch_size",
+        "training.sequence_length",
+        "training.gradient_accumulation_steps",
+        "model.num_layers",
+        "model.hidden_size",
+        "model.intermediate_size",
+        "model.vocab_size",
+    }
+)
+
+
+class Front:
+    """The axes of a grid along which runs grow.
+
+    Args:
+        table: of a whole grid.
+    """
+
+    def __init__(self, table: Table) -> None:
+        if len(table) != table.grid.size:
+            raise ValueError("a Pareto front is that of a whole grid")
+        self._table = table
+        axes = table.grid.axes
+        self._orders = {number: _order(axis) for number, axis in enumerate(axes) if _grows(axis)}
+
+    def members(self) -> Flags:
+        """Return whether each configuration is on the front. [n]
+
+        It fits or is close, none that is smaller does not fit, and none that is larger has the same to say for itself.
+        A configuration is larger than another one if it has no less in any field of `SIZES`, more in one of them, and
+        the same values in all other fields.
+        """
+        verdict = self._sorted(self._table.verdict)
+        beyond = verdict == DOES_NOT_FIT
+        for axis in self._orders:
+            beyond = np.logical_or.accumulate(beyond, axis=axis)
+        candidates = ((verdict == FITS) | (verdict == CLOSE)) & ~beyond
+        as_large = candidates
+        for axis in self._orders:
+            as_large = np.flip(np.logical_or.accumulate(np.flip(as_large, axis), axis=axis), axis)
+        members = candidates.copy()
+        for axis in self._orders:
+            rest = [slice(None)] * members.ndim
+            rest[axis] = slice(None, -1)
+            larger = rest.copy()
+            larger[axis] = slice(1, None)
+            members[tuple(rest)] &= ~as_large[tuple(larger)]
+        for axis, order in self._orders.items():
+            members = members.take(np.argsort(order), axis=axis)
+        found: Flags = members.ravel()
+        return found
+
+    def smaller(self, index: int) -> list[int]:
+        """Return the configurations that are smaller than one along the axis with most values, in ascending order."""
+        if not self._orders:
+            return []
+        axis = max(self._orders, key=lambda number: len(self._orders[number]))
+        shape = self._table.grid.shape
+        place = list(np.unravel_index(index, shape))
+        return [
+            int(np.ravel_multi_index((*place[:axis], step, *place[axis + 1 :]), shape))
+            for step in self._until(axis, place[axis])
+        ]
+
+    def _until(self, axis: int, step: np.intp) -> Iterator[int]:
+        """The steps of an axis with smaller values."""
+        for other in self._orders[axis].tolist():
+            if other == step:
+                return
+            yield other
+
+    def _sorted(self, values: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+        found = values.reshape(self._table.grid.shape)
+        for axis, order in self._orders.items():
+            found = found.take(order, axis=axis)
+        return found
+
+
+def _grows(axis: Axis) -> bool:
+    return len(axis.fields) == 1 and axis.fields[0] in SIZES and all(type(value) is int for (value,) in axis.values)
+
+
+def _order(axis: Axis) -> Numbers:
+    found: Numbers = np.argsort(np.array([value for (value,) in axis.values]), kind="stable")
+    return found

@@ -1,0 +1,103 @@
+"""Allocator replays of single configurations of a grid: the Pareto front, and those that are closest to their card."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from memcalc.engine.front import Front
+from memcalc.engine.table import Table
+from memcalc.engine.terms import ANSWERS, CLOSE, DOES_NOT_FIT, FITS
+from memcalc.progress import Progress, silent
+from memcalc.verdict.judge import size
+
+MOST_OF_FRONT = 32  # replays that are made to find the front: each takes a tenth of a second to several seconds
+
+
+def replay(table: Table, closest: int = 0, progress: Progress = silent) -> Table:
+    """Return the table with the replays of its Pareto front, and of the configurations closest to their card.
+
+    Replays change reserved and device memory and the verdict; allocated memory stays that of the formulas. Where the
+    card lies inside the interval of the replay's errors, the configuration stays close.
+
+    Args:
+        table: of a whole grid; without a card nothing is replayed.
+        closest: how many of those whose device memory is closest to the usable memory of their card are replayed.
+        progress: told how many replays were made.
+    """
+    judged = table.usable_bytes >= 0
+    if not (table.valid & judged).any():
+        return table
+    replays = _Replays(table, progress)
+    replays.closest(closest)
+    replays.front(MOST_OF_FRONT)
+    return replays.table
+
+
+class _Replays:
+    """The replays of a table."""
+
+    def __init__(self, table: Table, progress: Progress) -> None:
+        self.table = replace(
+            table,
+            reserved_bytes=table.reserved_bytes.copy(),
+            device_bytes=table.device_bytes.copy(),
+            verdict=table.verdict.copy(),
+            replayed=table.replayed.copy(),
+        )
+        self._progress, self._count = progress, 0
+
+    def closest(self, count: int) -> None:
+        """Replay those that are closest to their card, of equal ones the first."""
+        table = self.table
+        numbers = np.flatnonzero(table.can_replay & (table.usable_bytes >= 0))
+        distance = np.abs(table.device_bytes - table.usable_bytes)[numbers]
+        for number in numbers[np.argsort(distance, kind="stable")[: max(count, 0)]].tolist():
+            self._replay(number)
+
+    def front(self, most: int) -> None:
+        """Replay the front until all of it that can be is, or so many replays are made.
+
+        A replay that does not fit moves the front: where it is then is found by bisection, since the next smaller one
+        that certainly fits may be far away.
+        """
+        front, last = Front(self.table), self._count + most
+        can = self.table.can_replay
+        while self._count < last:
+            waiting = np.flatnonzero(front.members() & can & ~self.table.replayed)
+            if not len(waiting):
+                return
+            number = int(waiting[0])
+            if self._replay(number) != DOES_NOT_FIT:
+                continue
+            smaller = [other for other in front.smaller(number) if can[other]]
+            low, high = self._last_that_fits(smaller), len(smaller)
+            while high - low > 1 and self._count < last:
+                middle = (low + high) // 2
+                if self._replay(smaller[middle]) == DOES_NOT_FIT:
+                    high = middle
+                else:
+                    low = middle
+
+    def _last_that_fits(self, numbers: list[int]) -> int:
+        """The place of the last one that fits; -1: none does."""
+        return max((place for place, number in enumerate(numbers) if self.table.verdict[number] == FITS), default=-1)
+
+    def _replay(self, number: int) -> int:
+        """Replay one configuration, unless that was done, and return its verdict."""
+        table = self.table
+        if not table.replayed[number]:
+            result = size(table.spec(number))
+            memory, answer = result.headline.memory(), result.verdict
+            assert result.confidence == "replay"
+            assert answer is not None
+            assert memory.reserved_bytes is not None
+            assert memory.device_bytes is not None
+            table.reserved_bytes[number] = memory.reserved_bytes
+            table.device_bytes[number] = memory.device_bytes
+            table.verdict[number] = CLOSE if answer == "unknown" else ANSWERS.index(answer)
+            table.replayed[number] = True
+            self._count += 1
+            self._progress("replays", self._count)
+        return int(table.verdict[number])

@@ -1,0 +1,145 @@
+"""What the estimate of a run leaves out, and whether that holds memory which the run asks for.
+
+A limit holds memory only if this run names it: a field, an option or a file. What no configuration states (loading,
+initialization, logging), and what is counted but was never compared with a run, changes no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.estimation.blocks.structure import split_by_dtensor
+from memcalc.estimation.outside import communication_library_bytes
+from memcalc.estimation.parameters import count_parameters
+from memcalc.spec.cards import find_card
+from memcalc.spec.families import family_omissions
+from memcalc.spec.kernels import card_omissions
+from memcalc.spec.limits import Limit
+from memcalc.spec.spec import Spec
+from memcalc.spec.splitting import unsplittable
+from memcalc.spec.training import LIGER_FAMILIES
+
+# What no configuration states.
+TRAINING = (
+    "temporaries of initialisation, checkpoint loading and data loading",
+    "gradient scaling, evaluation, logging",
+    "torch.compile and CUDA graphs",
+)
+GENERATION = (
+    "loading of the checkpoint; tokens, scores and masks of a sampler beyond greedy choice",
+    "beam search, speculative decoding, prefix sharing",
+    "torch.compile and CUDA graphs",
+)
+
+# What memcalc does not know of a library's update: temporaries, which hold memory.
+OPTIMIZER_OMISSIONS: dict[str, tuple[str, ...]] = {
+    "adam-4bit": ("what torchao's compiled update makes and drops",),
+    "galore": ("cuSOLVER's workspace when GaLore decomposes a gradient; GaLore was not compared with a run",),
+}
+
+# What is not known of matrix products in 8 bits: of torchao's, whose fused casts hold less than those of eager
+# execution, which are counted; and of Transformer Engine's.
+FP8_OMISSIONS = {
+    False: "what torch.compile fuses of torchao's casts to 8 bits: they are those of eager execution",
+    True: "matrix products in 8 bits were read from Transformer Engine's source, not compared with a run",
+}
+IMBALANCE = "experts that get more tokens than others: routing is taken as balanced"
+
+
+def limits_of(spec: Spec) -> tuple[Limit, ...]:
+    """Return what the estimate of a run leaves out: of the run itself, then of another framework's file."""
+    return (*own_limits(spec), *(resolved(spec, limit) for limit in spec.limits))
+
+
+def own_limits(spec: Spec) -> tuple[Limit, ...]:
+    """Return what is left out of a run as our own fields say it, in the order of `not_modelled`."""
+    card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+    found = _generation(spec) if spec.inference is not None else _training(spec)
+    own = (Limit(what, holds_memory) for what, holds_memory in found)
+    return (*(Limit(what, holds_memory=False) for what in card_omissions(card)), *own)
+
+
+def resolved(spec: Spec, limit: Limit) -> Limit:
+    """Return a limit of another framework's file with what depends on the run: its batch, its sizes, its sharding."""
+    if limit.sequences:
+        # Fused losses make all logits where nothing trains (liger-kernel 0.8: skip_logits = self.training and ...).
+        beyond = limit.sequences > spec.training.micro_batch_size or spec.training.loss == "fused"
+        limit = limit._replace(holds_memory=limit.holds_memory and beyond)
+    if limit.bytes_per_parameter:
+        limit = limit._replace(at_least_bytes=max(limit.at_least_bytes, _copy_bytes(spec, limit.bytes_per_parameter)))
+    return limit
+
+
+def _copy_bytes(spec: Spec, width: int) -> int:
+    """Return the bytes per GPU of a frozen copy of the model, or 0 where the run may keep none or put it elsewhere.
+
+    It is sharded like the policy under ZeRO 3 and FSDP, and whole on each GPU otherwise (TRL 1.9 trl/models/utils.py,
+    prepare_deepspeed and prepare_fsdp). Its dtype is the policy's, or that of the step.
+    """
+    training, parallelism = spec.training, spec.parallelism
+    split = parallelism.tensor_parallel * parallelism.pipeline_parallel * parallelism.expert_parallel
+    if training.finetune != "full" or parallelism.weights_on_host or split > 1:
+        return 0
+    sharded = parallelism.zero_stage == 3 or (parallelism.zero_stage and parallelism.engine == "fsdp2")
+    wide = training.recipe in ("fp32", "amp") and parallelism.engine != "deepspeed"  # whose engine casts it
+    size = width if wide else min(width, 2)
+    return size * count_parameters(spec.model) // (parallelism.shards if sharded else 1)
+
+
+def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
+    training, model = spec.training, spec.model
+    yield from _parallel(spec)
+    if model.mla is not None and training.implementation != "megatron":
+        yield "latent attention was not compared with a run yet", False
+    if training.kernels == "liger" and model.architecture not in LIGER_FAMILIES:  # which keep more than Liger's
+        yield f"Liger's kernels in modules of {model.architecture}: PyTorch's are counted", False
+    if model.attention_sinks:
+        yield "the activations of attention sinks", True
+    for what in OPTIMIZER_OMISSIONS.get(training.optimizer, ()):
+        yield what, True
+    if training.implementation == "plain":
+        for what in family_omissions(model.architecture):
+            yield what, True
+    if model.moe is not None:  # no run asks for it
+        yield IMBALANCE, False
+    for what in TRAINING:
+        yield what, False
+    if communication_library_bytes(spec):
+        yield "buffers of the communication library are planning defaults, not measurements of this cluster", False
+
+
+def _parallel(spec: Spec) -> Iterator[tuple[str, bool]]:
+    parallelism, megatron = spec.parallelism, spec.training.implementation == "megatron"
+    if parallelism.context_parallel > 1 and parallelism.context_parallel_method == "ring":
+        yield "the keys and values that travel around the ring of context parallelism", True
+    if split_by_dtensor(spec) and (found := unsplittable(spec)):
+        yield f"layers split by PyTorch's DTensor were not compared with a run here: {found[1]}", False
+    if megatron:
+        yield "the workspace of cuDNN's attention, which is taken as that of flash attention", False
+    if megatron and spec.model.moe is not None and parallelism.tensor_parallel > 1:
+        yield "Megatron-Core's experts under tensor parallelism were not compared with a run yet", False
+    if spec.training.fp8 != "none":
+        yield FP8_OMISSIONS[megatron], False
+    if parallelism.offload != "none" and parallelism.engine == "deepspeed":  # memory of the host, not of the GPU
+        yield "pages and pinned memory of the host that DeepSpeed holds beside what it offloads", False
+    if parallelism.schedule not in ("1f1b", "gpipe"):
+        yield (
+            f"schedule {parallelism.schedule} was not compared with a run; what is in flight is its papers' count",
+            False,
+        )
+
+
+def _generation(spec: Spec) -> Iterator[tuple[str, bool]]:
+    inference = spec.inference
+    assert inference is not None
+    for what in GENERATION:
+        yield what, False
+    if inference.cache == "paged":
+        what = "a serving engine's own buffers: vLLM was read, not measured; it takes what the card has left as cache"
+        yield what, False
+    if spec.model.moe is not None:
+        yield IMBALANCE, False
+    if inference.quantization != "none":
+        yield "weights in 4 bits were not compared with a generation", False
+    if spec.parallelism.tensor_parallel > 1 or spec.parallelism.pipeline_parallel > 1:
+        yield "what several ranks exchange; generation over several GPUs was not compared with a run", False

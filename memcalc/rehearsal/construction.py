@@ -1,0 +1,168 @@
+"""What is allocated before the first step, in order: the model, its copies, the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby
+from math import prod
+from typing import NamedTuple
+
+from memcalc.estimation.choice import Choice, groups
+from memcalc.estimation.copies import Copy
+from memcalc.estimation.items import Item, mask_of
+from memcalc.estimation.optimizers.registered import in_order
+from memcalc.estimation.recipe_copies import is_made_in_backward, kept_copies
+from memcalc.estimation.sharding import Held, Parameters, stage_parameters
+from memcalc.estimation.stages import Stage
+from memcalc.estimation.standing import standing_items
+from memcalc.ledger.component import Component
+from memcalc.spec.families import family_buffers
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.spec import Spec
+from memcalc.workspaces import Script
+
+
+class Made(NamedTuple):
+    """A tensor: its bytes, what is made on the way to it and freed once it is there, and whether it stays itself."""
+
+    size: int
+    before: Script = ()
+    stays: bool = True
+
+
+class Built(NamedTuple):
+    """Tensors that are made one after the other, and the phases in which they are held."""
+
+    mask: int
+    tensors: tuple[Made, ...]
+
+
+def layers_with_experts(spec: Spec) -> tuple[bool, ...]:
+    """Whether each layer has experts; empty where no layer has any."""
+    moe = spec.model.moe
+    return () if moe is None else tuple(moe.has_experts(layer) for layer in range(spec.model.num_layers))
+
+
+def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[Built]:
+    """Weights and buffers in the order in which modules make them, then the copies that a recipe keeps, and the batch.
+
+    Workspaces appear with what asks for them, gradients in backward.
+    """
+    parameters = stage_parameters(spec, stage)
+    ordered = tuple(in_order(parameters, choice.update.family, layers_with_experts(spec)))
+    copies = _copies_of(parameters, choice)
+    standing = [item for item in standing_items(spec, stage, None) if item.component is not Component.LIBRARY_WORKSPACE]
+    buffers = _Buffers(spec, [item for item in standing if item.component is not Component.INPUTS])
+    kinds = dict.fromkeys(copy.name for found in copies.values() for copy in found)
+    yield from _joined(buffers.among(ordered, _sized(ordered, copies, choice, "")))
+    for kind in kinds:
+        if kind:
+            yield from _joined(chain.from_iterable(_sized(ordered, copies, choice, kind)))
+    yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
+
+
+def _copies_of(parameters: Parameters, choice: Choice) -> dict[Held, list[Copy]]:
+    """The copies that are kept of each parameter."""
+    found: dict[Held, list[Copy]] = {}
+    for alike, own, trains in groups(parameters, choice):
+        kept = [copy for copy in kept_copies(own, trains=trains) if not is_made_in_backward(copy, own)]
+        found |= dict.fromkeys(alike, kept)
+    return found
+
+
+def _sized(
+    ordered: Sequence[Held], copies: dict[Held, list[Copy]], choice: Choice, kind: str
+) -> Iterator[tuple[Built, ...]]:
+    """One kind of copy of each parameter, which some may not have."""
+    made: dict[Held, tuple[Built, ...]] = {}
+    for held in dict.fromkeys(ordered):
+        wanted = [copy for copy in copies[held] if copy.name == kind]
+        shapes = [choice.spread(copy.sharded_from_stage).copy_shape(copy, held) for copy in wanted]
+        made[held] = tuple(
+            Built(copy.mask, (Made(DTYPE_BYTES[copy.dtype] * prod(shape)),))
+            for copy, shape in zip(wanted, shapes, strict=True)
+        )
+    return (made[held] for held in ordered)
+
+
+def _joined(built: Iterable[Built]) -> Iterator[Built]:
+    """The same, those that follow one another in the same phases together."""
+    for mask, alike in groupby(built, key=lambda each: each.mask):
+        yield Built(mask, tuple(made for each in alike for made in each.tensors))
+
+
+def _alone(item: Item) -> Built:
+    return Built(item.mask, (Made(item.each),) * item.count)
+
+
+class _Buffers:
+    """What transformers' modules make beside parameters, and where.
+
+    Source: transformers 5.23, the constructors of models/<family>/modeling_<family>.py.
+
+    Args:
+        spec: the run.
+        items: the buffers, and a head that is made before it is tied.
+    """
+
+    def __init__(self, spec: Spec, items: Sequence[Item]) -> None:
+        self.model = spec.model
+        self.family = spec.model.architecture if spec.training.implementation == "huggingface" else None
+        self.own = family_buffers(spec.model.architecture)
+        in_layers = {"rotary tables"} if self.own.sinusoids else set()
+        in_layers |= {"causal masks"} if self.own.masks == "layer" else set()
+        self.of_layers = next((item for item in items if item.tensor in in_layers), None)
+        self.rest = [item for item in items if item is not self.of_layers]
+
+    def among(self, ordered: Sequence[Held], weights: Iterable[tuple[Built, ...]]) -> Iterator[Built]:
+        """Weights with the buffers where they are made."""
+        before, behind = "", self.own.sinusoids
+        weighted = list(zip(ordered, weights, strict=True))
+        ends = max((at for at, (held, _) in enumerate(weighted) if not _of_output(held)), default=-1)
+        for at, (held, made) in enumerate(weighted):
+            here = held.module.rpartition("*.")[2].partition(".")[0]
+            if self.of_layers is not None and (before if behind else here) == "attention" and here != before:
+                yield Built(self.of_layers.mask, (self._of_a_layer(),))
+            before = here
+            yield from made
+            if self.family == "mpt" and "norm" in held.module:  # whose bias is set to None
+                yield from (Built(mask_of("model"), (each.tensors[0]._replace(stays=False),)) for each in made)
+            if at == ends:
+                yield from self._after_the_layers()
+
+    def _after_the_layers(self) -> Iterator[Built]:
+        head: list[Built] = []  # before it is tied
+        again: list[Made] = []  # by _init_weights, which copies them
+        for item in self.rest:
+            made = _mask(item.each) if item.tensor == "causal masks" else Made(item.each)
+            again += [made._replace(stays=False)] * item.count if made.before else []
+            built = Built(item.mask, (made,) * item.count)
+            if item.component is Component.TEMPORARIES:
+                head.append(built)
+            else:
+                yield built
+        if self.of_layers is not None:
+            again += [self._of_a_layer()._replace(stays=False)] * self.model.num_layers
+        if again:
+            yield Built(mask_of("model"), tuple(again))
+        yield from head
+
+    def _of_a_layer(self) -> Made:
+        positions, rotated = self.model.max_position_embeddings, self.model.rotary_dim
+        return _sinusoids(positions, rotated) if self.own.sinusoids else _mask(positions**2)
+
+
+def _of_output(held: Held) -> bool:
+    return held.module == "lm_head" or held.module.startswith("lm_head.")
+
+
+def _mask(elements: int) -> Made:
+    """torch.tril(torch.ones(...)), of truth values."""
+    return Made(elements, (elements,))
+
+
+def _sinusoids(positions: int, width: int) -> Made:
+    """create_sinusoidal_positions of codegen and gptj: the angles, their sines and cosines, and both in one tensor."""
+    angles = 4 * positions * (width // 2)
+    counted = (8 * positions, 4 * positions, -8 * positions, angles, -4 * positions)
+    return Made(4 * positions * width, (*counted, angles, angles))

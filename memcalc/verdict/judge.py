@@ -1,0 +1,182 @@
+"""The verdict of every command: whether a run fits its card, or a budget; and the whole result of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from memcalc.estimation.estimate import estimate
+from memcalc.estimation.limits import limits_of
+from memcalc.estimation.outside import communication_library_bytes, outside_bytes
+from memcalc.ledger.result import DeviceMemory, Outside, RankResult, Result, known
+from memcalc.ledger.verdict import Answer, Interval, Verdict, holding_memory
+from memcalc.spec.cards import Card, find_card
+from memcalc.spec.limits import Limit
+from memcalc.spec.spec import Spec
+from memcalc.verdict.needs import Need, answer_of, can_replay, gets_through, least_bytes, need_of, recorded_need
+
+
+def judge(spec: Spec, limit: int | None = None) -> Verdict:
+    """Whether a run fits, as `estimate` says it, and no sooner than needed: bounds, then the replay.
+
+    Args:
+        spec: the run.
+        limit: bytes of a device that it may hold; None: the usable memory of its card, which it then must name.
+
+    Raises:
+        InputError: the family, or this implementation of it, is not modelled.
+    """
+    card = card_of(spec)
+    if limit is None:
+        assert card is not None
+        limit = card.usable_bytes
+    limits, replays = limits_of(spec), can_replay(spec)
+    # Formulas know the remainders of model states, but a replay is exact: only what it cannot go below is a bound.
+    least = least_bytes(spec, card, limit, tails=not replays)
+    known = _decided(least, limit, limits)
+    if known is not None:
+        return known
+    need = need_of(spec, card) if replays else recorded_need(spec, card, least - outside_bytes(spec, card))
+    return verdict_of(need, card, limit, least, limits)
+
+
+def is_expected_to_fit(spec: Spec) -> bool:
+    """Whether a run gets through on its card by its replay, errors aside; else, whether it fits.
+
+    As `judge(spec).expected`, with one replay where that may need two.
+    """
+    card = card_of(spec)
+    assert card is not None
+    if not can_replay(spec):
+        return judge(spec).expected
+    limits = limits_of(spec)
+    least = least_bytes(spec, card, card.usable_bytes)
+    return _decided(least, card.usable_bytes, limits) is None and gets_through(spec, card)
+
+
+def _decided(least: int, limit: int, limits: Sequence[Limit]) -> Verdict | None:
+    """The verdict where the lower bound is beyond the limit; None: it says nothing."""
+    unmodelled = holding_memory(limits)
+    beyond = least + sum(each.at_least_bytes for each in unmodelled)
+    if beyond <= limit:
+        return None
+    return Verdict("does-not-fit", beyond, None, limit, None, False, tuple(each.what for each in unmodelled))
+
+
+def verdict_of(need: Need, card: Card | None, limit: int, least: int, limits: Sequence[Limit]) -> Verdict:
+    """The verdict of a run whose need is known.
+
+    Args:
+        need: of the rank that needs most.
+        card: the card; None: the limit is a budget alone.
+        limit: what it may hold. A card that is full makes the allocator free cached blocks; a smaller budget does not.
+        least: the lower bound of device memory.
+        limits: what is not modelled.
+    """
+    on_card = card is not None and limit >= card.usable_bytes
+    answer = need.on_card if on_card and need.on_card is not None else answer_of(need, limit)
+    interval = _interval(need, answer, limit)
+    unmodelled = holding_memory(limits)
+    extra = sum(each.at_least_bytes for each in unmodelled)
+    if extra + interval.low_bytes > limit:
+        answer = "does-not-fit"
+    elif unmodelled and answer == "fits":
+        answer = "unknown"
+    expected = answer != "does-not-fit" and _is_expected(need, limit, on_card=on_card)
+    return Verdict(
+        answer, least + extra, need.device_bytes, limit, interval, expected, tuple(each.what for each in unmodelled)
+    )
+
+
+def _is_expected(need: Need, limit: int, *, on_card: bool) -> bool:
+    """Whether the replay gets through; where there is none, whether even the upper end of the interval does."""
+    if need.played is None:
+        return need.high_bytes <= limit
+    return bool(need.gets_through) if on_card else need.device_bytes <= limit
+
+
+def _interval(need: Need, answer: Answer, limit: int) -> Interval:
+    """The interval, cut where the answer says more: a run that gets through on a full card needs no more than it."""
+    low, high = need.low_bytes, need.high_bytes
+    if answer == "fits":
+        high = min(high, limit)
+    elif answer == "does-not-fit":
+        low = max(low, limit + 1)
+    return Interval(min(low, high), max(low, high), need.errors)
+
+
+def card_of(spec: Spec) -> Card | None:
+    """The card that a run names."""
+    return None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+
+
+def size(spec: Spec, limit: int | None = None) -> Result:
+    """What each GPU of a run holds, at which point of the step, and whether it fits: replayed where it can be.
+
+    Args:
+        spec: the run.
+        limit: bytes of a device that it may hold; None: the usable memory of its card, if it names one.
+
+    Raises:
+        InputError: the family, or this implementation of it, is not modelled; or PyTorch's release does not take the
+            settings of the allocator.
+    """
+    card = card_of(spec)
+    replays = can_replay(spec)
+    need = need_of(spec, card) if replays else None
+    result = estimate(spec, None if need is None else need.played)
+    ranks = tuple(_with_memory(spec, card, rank, need) for rank in result.ranks)
+    headline = need or recorded_need(spec, card, result.ledger.peak_bytes)
+    if limit is None and card is not None:
+        limit = card.usable_bytes
+    judgement = None
+    if limit is not None:
+        judgement = verdict_of(headline, card, limit, least_bytes(spec, card, limit), result.limits)
+    sized = replace(result, ranks=ranks, judgement=judgement, confidence="replay" if replays else "formula")
+    return sized if spec.inference is None else _with_largest(sized)
+
+
+def size_against(spec: Spec, limit: int) -> Result:
+    """As `size`, but without a replay where the lower bound alone is beyond the limit.
+
+    Reserved and device memory of such a run are not known, and its verdict has no interval.
+    """
+    limits = limits_of(spec)
+    known = _decided(least_bytes(spec, card_of(spec), limit), limit, limits)
+    return size(spec, limit) if known is None else replace(estimate(spec), judgement=known)
+
+
+def _with_largest(result: Result) -> Result:
+    """The estimate of a generation with the most that its card holds."""
+    if result.card is None or result.generation is None:
+        return result
+    from memcalc.estimation.generation.largest import largest
+
+    most = largest(result.spec, lambda run: judge(run).answer == "fits")
+    return replace(result, generation=replace(result.generation, largest=most))
+
+
+def _with_memory(spec: Spec, card: Card | None, rank: RankResult, need: Need | None) -> RankResult:
+    """The rank with what it reserves, by the replay or by recorded runs."""
+    found = need or recorded_need(spec, card, rank.ledger.peak_bytes)
+    context = 0 if card is None else card.context_bytes
+    cached = found.reserved_bytes - rank.ledger.peak_bytes
+    memory = DeviceMemory(
+        found.reserved_bytes,
+        None if card is None else found.device_bytes,
+        Outside(cached, context, communication_library_bytes(spec)),
+    )
+    return replace(rank, memory=known(memory))
+
+
+def size_lazily(spec: Spec) -> Result:
+    """As `size`, with the replay made when reserved or device memory or the verdict is first read."""
+    complete = cache(lambda: size(spec))
+    result = estimate(spec)
+    ranks = tuple(replace(rank, memory=cache(lambda at=rank.rank: _memory(complete(), at))) for rank in result.ranks)
+    return replace(result, ranks=ranks, completion=complete)
+
+
+def _memory(result: Result, rank: dict[str, int]) -> DeviceMemory:
+    return next(found.memory() for found in result.ranks if found.rank == rank)

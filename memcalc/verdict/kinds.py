@@ -1,0 +1,46 @@
+"""The kinds of runs that errors are told apart by, from the narrowest to the widest."""
+
+from __future__ import annotations
+
+from memcalc.spec.spec import Spec
+from memcalc.spec.training import TrainingSpec
+
+ONE_GPU, SEVERAL_GPUS, GENERATION = "one GPU", "several GPUs", "generation"
+EXPANDABLE, SETTINGS = "one GPU, expandable segments", "one GPU, allocator settings"
+_MODULES = {"huggingface": "transformers modules"}
+_ENGINES = {"ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2", "megatron": "Megatron-Core"}
+
+
+def kinds_of(spec: Spec) -> tuple[str, ...]:
+    """The kinds that a run belongs to; the errors of the first that was recorded often enough are the run's.
+
+    Settings of the allocator are a kind of their own: runs under the default settings say nothing about them.
+    """
+    if spec.inference is not None:
+        return (GENERATION,)
+    return _on_one_gpu(spec.training) if spec.parallelism.ranks == 1 else _on_several_gpus(spec)
+
+
+def _on_one_gpu(training: TrainingSpec) -> tuple[str, ...]:
+    if training.alloc_conf:
+        return (EXPANDABLE,) if "expandable_segments:True" in training.alloc_conf else (SETTINGS,)
+    if training.offload_activations != "none":
+        narrow = "offloaded activations"
+    elif training.finetune != "full":
+        narrow = "QLoRA" if training.finetune == "qlora" else "LoRA"
+    else:
+        narrow = _MODULES.get(training.implementation, f"{training.implementation} modules")
+    return f"{ONE_GPU}, {narrow}", ONE_GPU
+
+
+def _on_several_gpus(spec: Spec) -> tuple[str, ...]:
+    parallelism = spec.parallelism
+    if spec.training.implementation == "megatron" or parallelism.engine == "megatron":
+        return "Megatron-Core", SEVERAL_GPUS
+    if parallelism.offload != "none":
+        return "offload to the host", SEVERAL_GPUS
+    if parallelism.engine == "deepspeed":
+        return f"DeepSpeed stage {parallelism.zero_stage}", "DeepSpeed", SEVERAL_GPUS
+    if parallelism.tensor_parallel > 1:
+        return "tensor parallelism", SEVERAL_GPUS
+    return _ENGINES.get(parallelism.engine, parallelism.engine), SEVERAL_GPUS

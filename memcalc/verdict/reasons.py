@@ -1,0 +1,107 @@
+"""Why a run needs what it needs, and the cheapest single change that would make it fit."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.changes.candidates import SAME, candidates
+from memcalc.changes.run import Run, written_out
+from memcalc.errors import InputError
+from memcalc.estimation.host import host_rows
+from memcalc.estimation.items import PHASES
+from memcalc.estimation.stages import stages_of
+from memcalc.ledger.component import Component
+from memcalc.ledger.ledger import Ledger
+from memcalc.ledger.result import Result
+from memcalc.spec.spec import Spec
+from memcalc.spec.systems import system_of
+from memcalc.verdict.judge import card_of, judge
+from memcalc.verdict.needs import need_of
+
+WORTH_SAYING = 0.1  # of the peak: temporaries from which on the sentence names them
+
+
+class Remedy(NamedTuple):
+    """A change that makes a run fit.
+
+    Args:
+        overrides: as --set takes them.
+        device_bytes: what a GPU needs with it.
+        cost: what it takes in time or money.
+        host_bytes: what a rank then holds in host memory.
+        node_host_bytes: what all ranks of a node hold there.
+    """
+
+    overrides: tuple[str, ...]
+    device_bytes: int
+    cost: str
+    host_bytes: int
+    node_host_bytes: int
+
+
+class Reason(NamedTuple):
+    """What decides the peak. Bytes.
+
+    Args:
+        phase: of the peak.
+        largest: the largest components then.
+        lists: what the foreach update of the optimizer allocates for a step, if that is a large part of the peak.
+        fragmented: what the allocator reserves beyond the peak, if that alone makes the run too large for its card.
+        remedy: the cheapest single change that keeps the result of training and makes the run fit.
+    """
+
+    phase: str
+    largest: tuple[tuple[Component, int], ...]
+    lists: int
+    fragmented: int
+    remedy: Remedy | None
+
+
+def reason_of(result: Result) -> Reason:
+    """The reason for a training run's verdict; a remedy is looked for where the run does not fit or may not."""
+    ledger, spec, verdict = result.ledger, result.spec, result.decision
+    parts = ledger.components(ledger.peak_phase)
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    temporaries = parts.get(Component.TEMPORARIES, 0)
+    in_lists = spec.training.optimizer_implementation == "foreach" and ledger.peak_phase.startswith("optimizer_step")
+    lists = temporaries if in_lists and temporaries >= WORTH_SAYING * ledger.peak_bytes else 0
+    fragmented = 0
+    if verdict is not None and verdict.answer != "fits":
+        outside = result.headline.outside
+        around = outside.device_context + outside.communication_library
+        fragmented = outside.cached_segments if ledger.peak_bytes + around <= verdict.limit_bytes else 0
+    wanted = verdict is not None and verdict.answer != "fits" and not verdict.unmodelled
+    return Reason(
+        ledger.peak_phase, tuple(ordered[:2]), lists, fragmented, remedy_of(written_out(spec)) if wanted else None
+    )
+
+
+def remedy_of(run: Run, limit: int | None = None) -> Remedy | None:
+    """The cheapest single change with which a run fits; None: none that keeps the result of training does.
+
+    Args:
+        run: the run.
+        limit: bytes of a GPU that it may hold; None: the usable memory of its card.
+    """
+    for candidate in candidates(run.spec):
+        if candidate.result != SAME:
+            continue
+        try:
+            changed = run.changed(candidate.overrides)
+            verdict = judge(changed, limit)
+        except InputError:
+            continue
+        if verdict.answer == "fits":
+            need = need_of(changed, card_of(changed))
+            return Remedy(candidate.overrides, need.device_bytes, candidate.cost, *_host_bytes(changed))
+    return None
+
+
+def _host_bytes(spec: Spec) -> tuple[int, int]:
+    """What a rank holds in host memory at its peak, and all ranks of a node together."""
+    card = card_of(spec)
+    held = max(
+        (Ledger((rows,), PHASES).peak_bytes for stage in stages_of(spec) if (rows := host_rows(spec, stage))), default=0
+    )
+    node = 1 if card is None else min(system_of(card).node, spec.parallelism.ranks)
+    return held, held * node

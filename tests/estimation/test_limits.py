@@ -1,0 +1,96 @@
+"""What an estimate leaves out: which of it holds memory that a run asks for."""
+
+import pytest
+
+import memcalc
+from memcalc.estimation.limits import TRAINING, limits_of, own_limits, resolved
+from memcalc.estimation.parameters import count_parameters
+from memcalc.importers.loading import load
+from memcalc.spec.limits import Limit
+
+REFERENCE = Limit("the reference model", holds_memory=True, bytes_per_parameter=4)
+RING = "the keys and values that travel around the ring of context parallelism"
+
+
+@pytest.mark.parametrize(
+    ("preset", "words", "expected"),
+    [
+        ("gpt2", (), []),
+        ("mixtral-8x7b", (), []),  # imbalance is not asked for
+        ("llama-3-8b", ("context_parallel=2",), [RING]),
+        ("llama-3-8b", ("context_parallel=2", "context_parallel_method=all-to-all"), []),
+        ("llama-3-8b", ("optimizer=adam-4bit",), ["what torchao's compiled update makes and drops"]),
+        (
+            "llama-3-8b",
+            ("optimizer=galore",),
+            ["cuSOLVER's workspace when GaLore decomposes a gradient; GaLore was not compared with a run"],
+        ),
+        ("llama-3-8b", ("fp8=rowwise",), []),
+        ("gemma-2-2b", ("implementation=plain",), ["the soft-capping of Gemma 2's attention scores and logits"]),
+        ("gemma-2-2b", ("implementation=huggingface",), []),
+        ("deepseek-v3", (), []),
+    ],
+)
+def test_what_our_own_fields_ask_for(preset: str, words: tuple[str, ...], expected: list[str]) -> None:
+    assert [limit.what for limit in limits_of(load(preset, words)) if limit.holds_memory] == expected
+
+
+@pytest.mark.parametrize("words", [(), ("context_parallel=2",), ("optimizer=galore", "data_parallel=8")])
+def test_they_are_what_a_result_lists(words: tuple[str, ...]) -> None:
+    result = memcalc.estimate("mixtral-8x7b", *words)
+
+    assert result.not_modelled == tuple(limit.what for limit in own_limits(result.spec))
+    assert set(TRAINING) < set(result.not_modelled)
+
+
+def test_a_replay_leaves_fragmentation_in_place_of_it() -> None:
+    before, after = (own_limits(load("gpt2"), replayed=replayed) for replayed in (False, True))
+
+    assert [limit.what for limit in before if limit not in after] == [
+        "fragmentation of the allocator beyond the reserve factor"
+    ]
+
+
+def test_generation_has_its_own() -> None:
+    result = memcalc.estimate({"preset": "gpt2", "inference": {"batch_size": 1}})
+
+    assert result.not_modelled == tuple(limit.what for limit in limits_of(result.spec))
+    assert not any(limit.holds_memory for limit in limits_of(result.spec))
+
+
+@pytest.mark.parametrize(
+    ("words", "bytes_per_parameter"),
+    [
+        (("recipe=fp32", "dtype=fp32"), 4),
+        (("recipe=amp",), 4),
+        (("recipe=pure",), 2),
+        (("recipe=mixed-16", "zero_stage=2", "data_parallel=4"), 2),  # whole on each GPU
+        (("recipe=mixed-16", "zero_stage=2", "engine=fsdp2", "data_parallel=4"), 2 / 4),
+        (("recipe=mixed-16", "zero_stage=3", "data_parallel=4"), 2 / 4),
+        (("recipe=mixed-16", "zero_stage=3", "data_parallel=4", "data_parallel_replicate=2"), 2 / 2),
+        (("recipe=mixed-16", "zero_stage=3", "engine=deepspeed", "data_parallel=4", "offload=all"), 0),
+        (("recipe=pure", "finetune=lora"), 0),  # adapters are switched off in its place
+        (("recipe=pure", "tensor_parallel=2"), 0),  # nothing is known of how it is split
+    ],
+)
+def test_a_copy_of_the_model_is_sharded_as_the_run_is(words: tuple[str, ...], bytes_per_parameter: float) -> None:
+    spec = load("gpt2", words)
+
+    assert resolved(spec, REFERENCE).at_least_bytes == int(bytes_per_parameter * count_parameters(spec.model))
+
+
+def test_a_copy_is_part_of_what_the_run_leaves_out() -> None:
+    spec = load("gpt2", ("recipe=pure",)).with_limits((REFERENCE,))
+
+    assert limits_of(spec)[-1].at_least_bytes == 2 * count_parameters(spec.model)
+    assert limits_of(load(spec, ("recipe=amp",)))[-1].at_least_bytes == 4 * count_parameters(spec.model)
+
+
+@pytest.mark.parametrize(
+    ("words", "holds"),
+    [(("b=8",), False), (("b=7",), True), (("b=8", "loss=fused"), True), (("b=9", "loss=chunked"), False)],
+)
+def test_a_forward_pass_of_more_sequences_than_a_step_holds_memory(words: tuple[str, ...], holds: bool) -> None:
+    evaluation = Limit("evaluation during training", holds_memory=True, sequences=8)
+
+    assert resolved(load("gpt2", words), evaluation).holds_memory is holds

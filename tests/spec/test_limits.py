@@ -1,0 +1,54 @@
+"""Limits of a run: they are its own, like notes, and every way to make another run of it keeps them."""
+
+import pickle
+from collections.abc import Callable
+
+import pytest
+
+import memcalc
+from memcalc.api.sources import run_of
+from memcalc.changes.run import written_out
+from memcalc.fitting.varying import varied
+from memcalc.importers.loading import load, opened
+from memcalc.planning.configured import with_recompute
+from memcalc.spec.limits import Limit
+from memcalc.spec.loading import load_opened
+from memcalc.spec.spec import Spec
+
+LIMITS = (Limit("the reference model of DPO", holds_memory=True, at_least_bytes=5), Limit("logging", False))
+
+
+@pytest.fixture
+def run() -> Spec:
+    """A run with limits and notes."""
+    return load("gpt2").with_limits(LIMITS).with_notes(("a note",))
+
+
+def test_a_run_has_none_until_it_is_given_some() -> None:
+    plain = load("gpt2")
+
+    assert plain.limits == ()
+    assert plain.with_limits(LIMITS).limits == LIMITS
+    assert plain.limits == ()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda run: run.with_notes(("another",)),
+        lambda run: run.model_copy(update={"name": "another"}),
+        lambda run: varied(run, training={"micro_batch_size": 2}),
+        lambda run: load(run, ("b=2",)),
+        lambda run: load(run, gpu="h100-80gb"),
+        lambda run: memcalc.load(run, "recompute=full"),
+        lambda run: load_opened(opened(run), {}),
+        lambda run: run_of(run, verb="fit").changed(("b=2",)),
+        lambda run: run_of(run, "b=2", verb="fit").spec,
+        lambda run: written_out(run).changed(("b=2",)),
+        lambda run: with_recompute(run, "full"),
+        lambda run: pickle.loads(pickle.dumps(run)),
+        lambda run: memcalc.estimate(run).spec,
+    ],
+)
+def test_another_run_made_of_it_has_them(run: Spec, made: Callable[[Spec], Spec]) -> None:
+    assert made(run).limits == LIMITS

@@ -1,0 +1,197 @@
+"""How far recorded runs lay from what memcalc says of their reserved memory, by kind: the data of every interval.
+
+    python tools/recorded_errors.py
+
+writes memcalc/data/recorded_errors.json from the raw records in benchmarks/recordings. Docs show it as a table, and
+tests hold the file to the records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import yaml
+
+from memcalc.errors import InputError
+from memcalc.measuring.result import allocator_conf
+from memcalc.proving.predictions import under, with_settings
+from memcalc.rehearsal.rehearsal import rehearse
+from memcalc.spec.cards import all_cards
+from memcalc.spec.loading import load
+from memcalc.spec.spec import Spec
+from memcalc.verdict.kinds import kinds_of
+from memcalc.verdict.needs import can_replay
+from memcalc.verdict.recorded import FILE
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+RECORDINGS, PUBLISHED = BENCHMARKS / "recordings", BENCHMARKS / "published" / "reserved.yaml"
+ALONE = (
+    ".",
+    "drawn",
+    "allocator-settings",
+    "activation-offload",
+    "gpu/*",
+)  # runs of one GPU, as `measure` records them
+RANKS = ("reserved",)  # one rank of many, as benchmarks/record_sharded.py records them
+CENTRAL = 0.95  # of the errors of a kind, what its interval holds
+DIGITS = 6
+
+
+class Recorded(NamedTuple):
+    """A recorded run. Bytes.
+
+    Args:
+        name: its record's command or case.
+        device: that it ran on.
+        spec: the run, under the PyTorch and the allocator settings that it ran with.
+        allocated: its peak.
+        reserved: the peak of reserved memory.
+    """
+
+    name: str
+    device: str
+    spec: Spec
+    allocated: int
+    reserved: int
+
+
+class Compared(NamedTuple):
+    """A recorded run and what memcalc says of it.
+
+    Args:
+        run: the record.
+        estimated: the reserved memory of its replay; None where the run cannot be replayed.
+    """
+
+    run: Recorded
+    estimated: int | None
+
+    @property
+    def error(self) -> float:
+        """Of the replay's reserved memory, as a fraction of it: positive where the run reserved more."""
+        assert self.estimated is not None
+        return self.run.reserved / self.estimated - 1
+
+
+def recorded_runs() -> Iterator[Recorded]:
+    """All records that have reserved memory, of runs that ended; each run on each device once."""
+    seen: set[tuple[str, str, str]] = set()
+    for run in (*_alone(), *_ranks()):
+        key = run.name, run.device, run.spec.training.torch_version
+        if key not in seen:
+            seen.add(key)
+            yield run
+
+
+def _alone() -> Iterator[Recorded]:
+    for folder in ALONE:
+        for path in sorted(RECORDINGS.glob(f"{folder}/*.jsonl")):
+            for record in _lines(path):
+                alone = record.get("outcome") == "done" and record.get("ranks") == 1
+                if alone and (run := _of_measure(record)) is not None:
+                    yield run
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    return map(json.loads, path.read_text(encoding="utf-8").splitlines())
+
+
+def _of_measure(record: dict[str, Any]) -> Recorded | None:
+    peaks = [phase["peak_reserved_bytes"] for phase in record["phases"]]
+    if not peaks or None in peaks:
+        return None  # the CPU has no such allocator
+    device = record["device"]
+    card = next((card.name for card in all_cards() if card.device_name == device["name"]), None)
+    if device["kind"] == "null cuda":
+        card = device["identifier"].partition(":")[2]
+    try:
+        spec = load(record["spec"], (), gpu=card)
+    except InputError:
+        return None
+    spec = with_settings(under(spec, record["versions"]["torch"]), allocator_conf(record["allocator"]))
+    allocated = max(phase["peak_allocated_bytes"] for phase in record["phases"])
+    return Recorded(record["command"], device["name"], spec, allocated, max(peaks))
+
+
+def _ranks() -> Iterator[Recorded]:
+    for folder in RANKS:
+        for path in sorted(RECORDINGS.glob(f"{folder}/*.jsonl")):
+            for record in _lines(path):
+                spec = load(record["spec"], (), gpu=record["device"].partition(":")[2] or None)
+                spec = under(spec, record["versions"]["torch"])
+                peaks = [max(record[part].values()) for part in ("phases", "reserved")]
+                yield Recorded(record["case"], record["device"], spec, *peaks)
+
+
+def compared(run: Recorded) -> Compared:
+    """A record with the replay of its run."""
+    return Compared(
+        run, rehearse(run.spec, run.spec.training.alloc_conf).reserved_bytes if can_replay(run.spec) else None
+    )
+
+
+def errors(runs: list[Compared]) -> dict[str, Any]:
+    """The file's content."""
+    replayed: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
+    for each in runs:
+        ratio = each.run.reserved / each.run.allocated
+        for kind in kinds_of(each.run.spec):
+            if each.estimated is not None:
+                replayed.setdefault(kind, []).append(each.error)
+            ratios.setdefault(kind, []).append(ratio)
+        ratios.setdefault("", []).append(ratio)
+    ranges = {kind: _range(found) for kind, found in sorted(ratios.items())}
+    return {
+        "replayed": {kind: _interval(found) for kind, found in sorted(replayed.items())},
+        "reserved over allocated": ranges | {kind: _published(each) for kind, each in published().items()},
+    }
+
+
+def _interval(found: list[float]) -> dict[str, Any]:
+    ordered = sorted(found)
+    outside = int((1 - CENTRAL) / 2 * len(ordered))  # of each side
+    return {
+        "runs": len(ordered),
+        "exact": sum(error == 0 for error in ordered),
+        "median": round(median(map(abs, ordered)), DIGITS),
+        "worst": round(max(ordered, key=abs), DIGITS),
+        "low": round(ordered[outside], DIGITS),
+        "high": round(ordered[-1 - outside], DIGITS),
+    }
+
+
+def _range(found: list[float]) -> dict[str, Any]:
+    middle = median(found)
+    return {
+        "runs": len(found),
+        "median": round(middle, DIGITS),
+        "spread": round(median(abs(ratio / middle - 1) for ratio in found), DIGITS),
+        "least": round(min(found) - 0.5 * 10**-DIGITS, DIGITS),
+        "most": round(max(found) + 0.5 * 10**-DIGITS, DIGITS),
+    }
+
+
+def published() -> dict[str, dict[str, float]]:
+    """Ranges that others published, by kind."""
+    found: dict[str, dict[str, float]] = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
+    return found
+
+
+def _published(found: dict[str, float]) -> dict[str, Any]:
+    spread = max(found["most"] / found["median"] - 1, 1 - found["least"] / found["median"]) / 2
+    return found | {"spread": round(spread, DIGITS)}
+
+
+def main() -> None:
+    """Write the file."""
+    found = errors([compared(run) for run in recorded_runs()])
+    FILE.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
