@@ -1,6 +1,6 @@
-"""How long a whole `memcalc estimate gpt3.yaml` takes, against merely importing its dependencies.
+"""How long a whole `memcalc estimate` takes: by formula, with its replay, and against importing its dependencies.
 
-The two commands take turns, so that whatever else the machine does falls on both alike.
+The commands take turns, so that whatever else the machine does falls on all alike.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import sys
 import time
 
 BASELINE = [sys.executable, "-c", "import typer, rich.table, rich.console, pydantic, yaml"]
-COMMAND = [sys.executable, "-m", "memcalc", "estimate", "gpt3.yaml"]
+MEMCALC = [sys.executable, "-m", "memcalc", "estimate"]
+CONFIG = "gpt3.yaml"
+REPLAYED = ("gpt2", "llama-3-8b", "gpt3", "llama-3.1-405b")
 
 
 def seconds(command: list[str]) -> float:
@@ -22,20 +24,28 @@ def seconds(command: list[str]) -> float:
     return time.perf_counter() - start
 
 
+def medians(first: list[str], second: list[str], runs: int) -> tuple[float, float, float]:
+    """The medians of two commands that take turns, and of the ratio of the second to the first."""
+    for command in (first, second):
+        seconds(command)  # bytecode and disk caches
+    pairs = [(seconds(first), seconds(second)) for _ in range(runs)]
+    one, other = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return one, other, statistics.median(after / before for before, after in pairs)
+
+
 def main() -> None:
-    """Print the two medians and their ratio."""
+    """Print medians and their ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=15)
     runs = parser.parse_args().runs
 
-    for command in (BASELINE, COMMAND):
-        seconds(command)  # bytecode and disk caches
-    pairs = [(seconds(BASELINE), seconds(COMMAND)) for _ in range(runs)]
-    baseline, command = (statistics.median(column) for column in zip(*pairs, strict=True))
-
-    print(f"importing typer, rich, pydantic, yaml  {baseline * 1000:6.0f} ms  (median of {runs})")
-    print(f"memcalc estimate gpt3.yaml             {command * 1000:6.0f} ms  (median of {runs})")
-    print(f"ratio                                  {command / baseline:6.2f}")
+    baseline, command, ratio = medians(BASELINE, [*MEMCALC, CONFIG], runs)
+    print(f"importing typer, rich, pydantic, yaml  {baseline * 1000:6.0f} ms  (medians of {runs})")
+    print(f"memcalc estimate {CONFIG}             {command * 1000:6.0f} ms, ratio {ratio:.2f}")
+    for name in REPLAYED:
+        formula, replayed, ratio = medians([*MEMCALC, name], [*MEMCALC, name, "--rehearse"], runs)
+        times = f"by formula {formula * 1000:5.0f} ms, with its replay {replayed * 1000:5.0f} ms"
+        print(f"memcalc estimate {name:15} {times}, ratio {ratio:.2f}")
 
 
 if __name__ == "__main__":

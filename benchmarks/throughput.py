@@ -1,4 +1,4 @@
-"""How many estimates a second one core makes, over specs that all differ.
+"""How many estimates a second one core makes, over specs that all differ; and how long the replays of some take.
 
 Reading the YAML is not counted: a search reads once and varies the spec.
 """
@@ -12,9 +12,21 @@ import statistics
 import time
 
 import memcalc
+from memcalc.rehearsal.rehearsal import Rehearsal
+from memcalc.rehearsal.requests import Requests, replay
 
 PRESETS = ("gpt2", "gpt3", "llama-3-8b", "llama-3-70b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3")
 SEQUENCE_LENGTHS = (128, 256, 512, 1024)
+REPLAYED = (
+    ("gpt2",),
+    ("gpt2", "gradient_accumulation_steps=8"),
+    ("llama-3-8b",),
+    ("llama-3-8b", "recompute=full"),
+    ("llama-3-8b", "implementation=huggingface"),
+    ("llama-3-8b", "recipe=pure", "optimizer_implementation=fused"),
+    ("gpt3",),
+    ("llama-3.1-405b",),
+)
 
 
 def specs(count: int) -> list[memcalc.Spec]:
@@ -27,6 +39,26 @@ def specs(count: int) -> list[memcalc.Spec]:
         variants.append(base.model_copy(update={"training": training}))
     random.Random(0).shuffle(variants)
     return variants[:count]
+
+
+def replays(rounds: int) -> None:
+    """Print how long the requests of some runs take to be written and to be replayed, in milliseconds of processor."""
+    for words in REPLAYED:
+        spec = memcalc.load(*words)
+        Rehearsal(spec, Requests()).play()  # programs of blocks, which later runs share
+        times = []
+        for _ in range(rounds):
+            start = time.process_time()
+            requests = Rehearsal(spec, Requests()).play()
+            written = time.process_time()
+            replay(requests)
+            times.append((written - start, time.process_time() - written))
+        writing, replaying = (1000 * statistics.median(column) for column in zip(*times, strict=True))
+        count = sum(len(stretch.script) for stretch in requests.stretches)
+        print(
+            f"{' '.join(words):60} {writing:5.1f} + {replaying:5.1f} ms, {count:6,} requests, "
+            f"{1000 / (writing + replaying):4.0f} replays a second"
+        )
 
 
 def main() -> None:
@@ -47,6 +79,7 @@ def main() -> None:
         f"(median of {options.rounds} rounds of {options.count} different specs; "
         f"{min(rates):,.0f} to {max(rates):,.0f})"
     )
+    replays(options.rounds)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,40 @@
-"""Framework allocators, and streams of events replayed through them. Importing this loads no torch."""
+"""Framework allocators, and streams of events replayed through them. Importing this loads no torch.
 
-from memcalc.allocator.driver import Driver
-from memcalc.allocator.pytorch.caching import CachingAllocator
-from memcalc.allocator.pytorch.diary import History, history
-from memcalc.allocator.pytorch.settings import Settings, parse_settings
-from memcalc.allocator.pytorch.versions import Version, parse_version
-from memcalc.allocator.replay import replay
-from memcalc.allocator.result import Failure, Moment, ReplayResult
+What is asked for is loaded when it is: an estimate needs one allocator of one framework.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memcalc.allocator.driver import Driver as Driver
+    from memcalc.allocator.playing import replay as replay
+    from memcalc.allocator.pytorch.caching import CachingAllocator as CachingAllocator
+    from memcalc.allocator.pytorch.diary import History as History
+    from memcalc.allocator.pytorch.diary import history as history
+    from memcalc.allocator.pytorch.settings import Settings as Settings
+    from memcalc.allocator.pytorch.settings import parse_settings as parse_settings
+    from memcalc.allocator.pytorch.versions import Version as Version
+    from memcalc.allocator.pytorch.versions import parse_version as parse_version
+    from memcalc.allocator.result import Failure as Failure
+    from memcalc.allocator.result import Moment as Moment
+    from memcalc.allocator.result import ReplayResult as ReplayResult
+
+_HOMES = {
+    "CachingAllocator": "memcalc.allocator.pytorch.caching",
+    "Driver": "memcalc.allocator.driver",
+    "Failure": "memcalc.allocator.result",
+    "History": "memcalc.allocator.pytorch.diary",
+    "Moment": "memcalc.allocator.result",
+    "ReplayResult": "memcalc.allocator.result",
+    "Settings": "memcalc.allocator.pytorch.settings",
+    "Version": "memcalc.allocator.pytorch.versions",
+    "history": "memcalc.allocator.pytorch.diary",
+    "parse_settings": "memcalc.allocator.pytorch.settings",
+    "parse_version": "memcalc.allocator.pytorch.versions",
+    "replay": "memcalc.allocator.playing",
+}
 
 __all__ = [
     "CachingAllocator",
@@ -22,3 +50,16 @@ __all__ = [
     "parse_version",
     "replay",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'memcalc.allocator' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

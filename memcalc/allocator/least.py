@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memcalc.allocator.playing import replay
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import Version
-from memcalc.allocator.replay import replay
 from memcalc.events.event import Event
 
 STEP = 2 * 2**20  # bytes of PyTorch's smallest segment, kSmallBuffer of CUDACachingAllocator.cpp

@@ -1,6 +1,6 @@
 """What was alive when: a stream of events, added up over time.
 
-Bytes are those asked for; what an allocator adds is told by `memcalc.allocator.replay`.
+Bytes are those asked for; what an allocator adds is told by `memcalc.allocator.playing`.
 """
 
 from __future__ import annotations

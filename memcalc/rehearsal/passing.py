@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from memcalc.estimation.forward_moments import OUTSIDE
 from memcalc.estimation.moments import Block
@@ -14,6 +14,9 @@ from memcalc.ledger.component import Component
 from memcalc.rehearsal.requests import Requests
 from memcalc.spec.segments import Segment, leaves
 
+PRODUCTS = ("_proj", "lm_head")  # what operators that multiply matrices are called at their end
+
+Step = tuple[Event, int, int, bool]  # see `Passing._steps`
 NOTHING: Mapping[int, Sequence[str]] = {}
 
 
@@ -53,6 +56,7 @@ class Passing:
         self.layers: dict[int, Frame] = {}
         self.head = Frame(len(self.blocks) - 1, {})
         self.shared: dict[str, int] = {}  # tables that the opening makes and layers read, by name
+        self.steps: dict[tuple[int, str], list[Step]] = {}  # of blocks, by number and stream
         self.last_readers: dict[int, dict[int, list[str]]] = {}  # layers that are the last in backward to read some
 
     def forward(self) -> None:
@@ -151,9 +155,14 @@ class Passing:
         """A block's forward, which takes its input over; the answer is its output, with an owner."""
         block = self.blocks[frame.number]
         program = block.program
+        held, take, drop = frame.held, self.requests.take, self.requests.drop
         output = -1
-        for event in program.forward:
-            if event.label == "start" and event.storage == program.entry and not block.opens:
+        for event, at, size, gone in self._steps(frame.number, "forward"):
+            if size and ("forward" in self.threads or not event.label.endswith(PRODUCTS)):
+                held[at] = take(size)
+            elif gone and at in held:
+                drop((held.pop(at),))
+            elif event.label == "start" and event.storage == program.entry and not block.opens:
                 frame.held[event.storage] = given
             elif event.label == "start" and (name := program.storages[event.storage].name) in self.shared:
                 frame.held[event.storage] = self.shared[name]
@@ -180,12 +189,16 @@ class Passing:
         `unread`: after how many events which tables of the model have had their last reader.
         """
         block = self.blocks[frame.number]
-        events = block.program.backward
+        held, take, drop = frame.held, self.requests.take, self.requests.drop
         handed_on = -1
-        for position, event in enumerate(events):
+        for position, (event, at, size, gone) in enumerate(self._steps(frame.number, "backward")):
             if position in unread:
                 self._drop_tables(unread[position])
-            if not position and gradient >= 0:  # none comes to the loss, nor to embeddings that nothing below trains
+            if size and position and ("backward" in self.threads or not event.label.endswith(PRODUCTS)):
+                held[at] = take(size)
+            elif gone and position and at in held:
+                drop((held.pop(at),))
+            elif not position and gradient >= 0:  # none comes to the loss, nor to embeddings that nothing below trains
                 frame.held[event.storage] = gradient
             elif event.label == "end" and not block.opens:
                 handed_on = frame.held.pop(event.storage)
@@ -200,6 +213,26 @@ class Passing:
                 if event.sign > 0 and "backward" not in self.threads and _is_product(event.label):
                     self._workspace("backward")
         return handed_on
+
+    def _steps(self, number: int, stream: Literal["forward", "backward"]) -> list[Step]:
+        """The events of a block, with what is common to most of them found out once for all layers that are alike.
+
+        Each with its storage, with the bytes that it takes if it does nothing else, or with whether it does nothing
+        but let the storage go.
+        """
+        if (number, stream) not in self.steps:
+            block = self.blocks[number]
+            exact, scripts, storages = block.sized.exact, block.sized.scripts, block.program.storages
+            gone = self.timeline.unread_before if block.opens else {}
+            steps: list[Step] = []
+            for event in block.program.stream(stream):
+                at, label = event.storage, event.label
+                plain = label not in ("start", "end") and not (number == self.head.number and label.startswith(OUTSIDE))
+                takes = plain and event.sign > 0 and at not in scripts
+                drops = plain and event.sign < 0 and at not in gone and not storages[at].name.endswith(TIED_SUM)
+                steps.append((event, at, exact[at] if takes else 0, drops))
+            self.steps[number, stream] = steps
+        return self.steps[number, stream]
 
     def _last_readers(self) -> dict[int, dict[int, list[str]]]:
         """For layers that are not run again, and are the last in backward to read tables: when they have, and which."""
@@ -274,4 +307,4 @@ def _multiplies(block: Block, event: Event) -> bool:
 
 
 def _is_product(operator: str) -> bool:
-    return operator.endswith(("_proj", "lm_head"))
+    return operator.endswith(PRODUCTS)

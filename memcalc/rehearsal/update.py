@@ -80,7 +80,11 @@ class Updating:
             self.shared = []
 
     def _list(self, name: str) -> list[int]:
-        return [self._take(held, Buffer(name)) for held in self.in_order]
+        sizes: dict[int, int] = {}  # of layers that are alike, which have the same object
+        return [
+            self.requests.take(sizes.get(id(held)) or sizes.setdefault(id(held), self._size(held, Buffer(name))))
+            for held in self.in_order
+        ]
 
     def _foreach(self, lists: list[int]) -> None:
         """`lists`: those that are there already."""
@@ -135,5 +139,8 @@ class Updating:
         self.requests.drop(bound.values())
 
     def _take(self, held: Held, buffer: Buffer) -> int:
+        return self.requests.take(self._size(held, buffer))
+
+    def _size(self, held: Held, buffer: Buffer) -> int:
         alive = Alive(held._replace(count=1), buffer)
-        return self.requests.take(item_of(alive, self.update, UNSPREAD, self.card, 0, "").each)
+        return item_of(alive, self.update, UNSPREAD, self.card, 0, "").each

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Unpack
 
 from memcalc.allocator.paddle.collection import transformed
+from memcalc.allocator.playing import run, state_after
 from memcalc.allocator.policies import Device, Made, make
-from memcalc.allocator.replay import run, state_after
 from memcalc.allocator.result import ReplayResult
 from memcalc.errors import InputError
 from memcalc.events.course import Course

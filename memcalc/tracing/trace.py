@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal, get_args
 from memcalc.errors import InputError
 from memcalc.ledger.result import Result
 from memcalc.progress import Progress, silent
-from memcalc.recorder.trace import Trace, make_trace
 from memcalc.spec.cards import find_card
 from memcalc.spec.foreign import can_read_foreign, family_of_foreign
 from memcalc.spec.spec import Spec
@@ -19,6 +18,7 @@ from memcalc.step.packages import require
 if TYPE_CHECKING:
     import torch
 
+    from memcalc.recorder.trace import Trace
     from memcalc.tracing.fake import Run
 
 Semantics = Literal["cuda", "cpu"]
@@ -52,6 +52,7 @@ def trace(
     require("trace", spec)
     refuse_replicas(spec, semantics)
     refuse_kernels(spec)
+    from memcalc.recorder.trace import make_trace  # here: who only asks whether a trace can stand in needs no allocator
     from memcalc.tracing.fake import record_fake
 
     card = find_card(spec.hardware.gpu or DEFAULT_CARD)

@@ -164,7 +164,8 @@ def test_a_device_that_runs_full(seed: int, version: str) -> None:
     for percent in (30, 60, 80, 90, 96):
         both = Both(version, endless.reserved_bytes * percent // 100)
         lived = all(both.play(change) for change in script)
-        retries += both.whole.counters.num_alloc_retries
+        assert both.lean.retries == both.whole.counters.num_alloc_retries
+        retries += both.lean.retries
         deaths += not lived
         if lived:
             both.end()

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.driver import Driver
+from memcalc.allocator.playing import rules, run
 from memcalc.allocator.policy import SegmentView
 from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.rounding import block_size
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, Version
-from memcalc.allocator.replay import rules, run
 from memcalc.allocator.result import ReplayResult
 from memcalc.errors import OutOfMemory
 from memcalc.events.event import Event

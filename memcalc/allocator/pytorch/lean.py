@@ -52,12 +52,13 @@ class LeanAllocator:
 
     Args:
         version: the release of PyTorch whose rules hold; one that `serves` accepts.
-        room: bytes that the allocator can have of the device, a multiple of 2 MiB or not; None: as many as it wants.
+        room: bytes that the allocator can have of the device, and None for as many as it wants.
     """
 
     def __init__(self, version: Version, room: int | None = None) -> None:
         self.room = room
         self.peak_reserved_bytes = self.reserved_bytes = 0
+        self.retries = 0  # how often the cache was emptied for a request, as num_alloc_retries
         self._addresses = AddressSpace(END_OF_ADDRESSES) if version.tie_break == "address" else None
         self._small, self._large = _Pool(), _Pool()
         self._starts: dict[int, int] = {}  # of free blocks: their sizes, by place
@@ -172,6 +173,7 @@ class LeanAllocator:
         size = segment_size(request * MIN_BLOCK)
         if self.room is not None and self.reserved_bytes + size > self.room:
             self._empty_cache()
+            self.retries += 1
             if self.reserved_bytes + size > self.room:
                 raise OutOfMemory(f"{size} bytes do not fit beside {self.reserved_bytes} that are in use or split.")
         self.reserved_bytes += size
