@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from memcalc.estimation.program import Event
 from memcalc.estimation.saving import SOURCE
-from memcalc.estimation.tape import CAST, IN_PLACE, REDUCED, SAME, VIEW, Node, Segment, Tape, Tensor
+from memcalc.estimation.tape import CAST, IN_PLACE, REDUCED, SAME, SUMMED, VIEW, Node, Segment, Tape, Tensor
 from memcalc.ledger.component import Component
 
 
@@ -168,12 +168,23 @@ class Backward:
         self.play(node.prepares)
         takes = takes or bool(node.fetched)
         outgoing = self.outgoing(node, incoming)
-        outgoing = outgoing if takes else self.as_wanted(node, outgoing)
         self.play(node.between)
-        self.compute(node, takes=takes)
-        outgoing = self.as_wanted(node, outgoing) if takes else outgoing
+        early = () if node.parameters_first else (index for index in node.parameters if index not in node.summed)
+        for index in (*early, *node.backward_temporaries):
+            self.allocate(index)
+        self.let_go((*node.backward_temporaries, *_left(node)))
+        if takes:
+            self.let_go_of_saved(node)
+        outgoing = self.as_wanted(node, outgoing)
+        for index in (*node.summed, *node.summed_later):
+            self.allocate(index)
+        self.let_go(node.summed_later)
+        if not takes:
+            self.let_go_of_saved(node)
         self.let_go(incoming)
-        for index in node.parameters:
+        for index, tensor in outgoing:  # into the buffers of the operators before, then leaves' turn comes
+            self.deposit(index, tensor)
+        for index in node.parameters[:: -1 if node.last_arrives_first else 1]:
             if index not in self.tape.deferred:
                 self.parameter_arrived(index)
         for total, *parts in node.sums:
@@ -183,8 +194,6 @@ class Backward:
         self.let_go(node.drops)
         for index in node.completes:
             self.parameter_arrived(index)
-        for index, tensor in outgoing:
-            self.deposit(index, tensor)
 
     def outgoing(self, node: Node, incoming: list[int]) -> list[tuple[int, Tensor]]:
         """The gradients of an operator's inputs, made in order."""
@@ -193,6 +202,9 @@ class Backward:
         for tensor, kind in zip(node.inputs, node.gradients, strict=True):
             written_over = next(overwritten) if kind == IN_PLACE else None
             if kind is None or not tensor.grad:
+                continue
+            if kind == SUMMED:
+                found.append((-1, tensor))
                 continue
             if kind in (SAME, IN_PLACE):
                 source = incoming[0] if written_over is None else self.current(written_over)
@@ -218,32 +230,21 @@ class Backward:
 
         Source: torch 2.13 torch/csrc/autograd/engine.cpp, validate_outputs.
         """
-        if CAST not in node.gradients and REDUCED not in node.gradients:
-            return outgoing
         kinds = zip(node.inputs, node.gradients, strict=True)
-        others = {tensor for tensor, kind in kinds if kind in (CAST, REDUCED)}
+        others = {tensor for tensor, kind in kinds if kind in (CAST, REDUCED, SUMMED)}
+        if not others:
+            return outgoing
         found: list[tuple[int, Tensor]] = []
         for made, tensor in reversed(outgoing):
             wanted = self.gradient_of(tensor) if tensor in others else made
-            if tensor in others:
+            if tensor in others and made >= 0:
                 self.release(made)
             found.append((wanted, tensor))
         return found[::-1]
 
-    def compute(self, node: Node, *, takes: bool) -> None:
-        """What an operator's backward makes, beside gradients of its inputs, and lets go."""
-        saved = [*_left(node), *(self.current(index) for index in node.saved), *node.fetched]
-        for index in (*(() if node.parameters_first else node.parameters), *node.backward_temporaries):
-            self.allocate(index)
-        if takes and node.summed_later:
-            self.let_go((*node.backward_temporaries, *saved))
-            for index in node.summed_later:
-                self.allocate(index)
-            self.let_go(node.summed_later)
-            return
-        for index in node.summed_later:
-            self.allocate(index)
-        self.let_go((*node.backward_temporaries, *node.summed_later, *saved))
+    def let_go_of_saved(self, node: Node) -> None:
+        """What an operator has saved, once nothing reads it any more."""
+        self.let_go((*(self.current(index) for index in node.saved), *node.fetched))
         self.reads |= dict.fromkeys(node.tables, len(self.events))
 
     def play(self, steps: Iterable[tuple[int, int]]) -> None:
