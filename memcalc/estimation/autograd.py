@@ -40,6 +40,8 @@ class Backward:
         self.untouched: dict[Segment, list[int]] = {}  # kept results that a recomputation did not come to
         self.views: set[int] = set()  # gradients that are not summed in place
         self.label = ""
+        self.ends_checkpoint: Segment | None = None  # the one that goes with the operator at work
+        self.checkpoint_end = -1  # how many events there are until the first checkpoint has gone
         self.reads: dict[str, int] = {}  # tables of the model, and when the first of its readers has run backward
         self.inside = {p: segment for segment in tape.segments for p in range(segment.start, segment.stop)}
         for index in kept:
@@ -66,15 +68,21 @@ class Backward:
         if self.tape.entry is None:
             self.let_go(self.tape.held)  # the first block: no later one reads the shared tables any more
         recomputed: set[Segment] = set()
+        nodes = self.tape.nodes
+        first_saver = {
+            segment: next((p for p in range(segment.start, segment.stop) if nodes[p].unpacks), segment.start)
+            for segment in self.tape.segments
+        }
         for position in range(len(self.tape.nodes) - 1, -1, -1):
             segment = self.inside.get(position)
             node = self.tape.nodes[position]
             if segment is not None and segment not in recomputed and self.unpacks(node):
                 self.run_again(segment)
                 recomputed.add(segment)
+            self.ends_checkpoint = segment if segment is not None and position == first_saver[segment] else None
             self.step(node, takes=self.runs_again or segment is not None)
-            if segment is not None and position == segment.start:
-                self.let_go((*segment.on_device, *self.untouched.pop(segment, segment.kept)))
+            if self.ends_checkpoint is not None:  # no gradient has come to it
+                self.end_checkpoint()
         if self.tape.arrives_summed is not None:
             # The tied head's gradient, which its block counts, is now complete.
             self.references[self.tape.arrives_summed] = 1
@@ -83,6 +91,13 @@ class Backward:
             self.label = "end"
             self.release(self.pending[self.tape.entry])  # it is the incoming gradient of the block before
         return self.events
+
+    def end_checkpoint(self) -> None:
+        """A checkpoint goes, with the arguments that it holds, once the last tensor that it gives was unpacked."""
+        segment, self.ends_checkpoint = self.ends_checkpoint, None
+        assert segment is not None
+        self.let_go((*segment.on_device, *self.untouched.pop(segment, segment.kept)))
+        self.checkpoint_end = len(self.events)
 
     def unpacks(self, node: Node) -> bool:
         """Whether an operator's backward runs now, and asks for a saved tensor."""
@@ -163,24 +178,7 @@ class Backward:
         if not incoming and node.outputs:
             self.let_go(self.current(index) for index in node.saved)
             return
-        for index in (*node.fetched, *(node.parameters if node.parameters_first else ())):
-            self.allocate(index)
-        self.play(node.prepares)
-        takes = takes or bool(node.fetched)
-        outgoing = self.outgoing(node, incoming)
-        self.play(node.between)
-        early = () if node.parameters_first else (index for index in node.parameters if index not in node.summed)
-        for index in (*early, *node.backward_temporaries):
-            self.allocate(index)
-        self.let_go((*node.backward_temporaries, *_left(node)))
-        if takes:
-            self.let_go_of_saved(node)
-        outgoing = self.as_wanted(node, outgoing)
-        for index in (*node.summed, *node.summed_later):
-            self.allocate(index)
-        self.let_go(node.summed_later)
-        if not takes:
-            self.let_go_of_saved(node)
+        outgoing = self.results(node, incoming, takes=takes or bool(node.fetched))
         self.let_go(incoming)
         for index, tensor in outgoing:  # into the buffers of the operators before, then leaves' turn comes
             self.deposit(index, tensor)
@@ -194,6 +192,30 @@ class Backward:
         self.let_go(node.drops)
         for index in node.completes:
             self.parameter_arrived(index)
+
+    def results(self, node: Node, incoming: list[int], *, takes: bool) -> list[tuple[int, Tensor]]:
+        """The gradients of an operator's inputs, in their dtypes and shapes, and of its parameters."""
+        for index in (*node.fetched, *(node.parameters if node.parameters_first else ())):
+            self.allocate(index)
+        self.play(node.prepares)
+        outgoing = self.outgoing(node, incoming)
+        self.play(node.between)
+        early = () if node.parameters_first else (index for index in node.parameters if index not in node.summed)
+        for index in (*early, *node.backward_temporaries):
+            self.allocate(index)
+        self.let_go(node.backward_temporaries)
+        if takes:
+            self.let_go_of_saved(node)
+        outgoing = [(self.gradient_of(t) if index < 0 else index, t) for index, t in outgoing]
+        for index in (*node.summed, *node.summed_later):
+            self.allocate(index)
+        self.let_go((*node.summed_later, *_left(node)))
+        outgoing = self.as_wanted(node, outgoing)
+        if not takes:
+            self.let_go_of_saved(node)
+        if self.ends_checkpoint is not None:
+            self.end_checkpoint()
+        return outgoing
 
     def outgoing(self, node: Node, incoming: list[int]) -> list[tuple[int, Tensor]]:
         """The gradients of an operator's inputs, made in order."""
@@ -231,13 +253,13 @@ class Backward:
         Source: torch 2.13 torch/csrc/autograd/engine.cpp, validate_outputs.
         """
         kinds = zip(node.inputs, node.gradients, strict=True)
-        others = {tensor for tensor, kind in kinds if kind in (CAST, REDUCED, SUMMED)}
+        others = {tensor for tensor, kind in kinds if kind in (CAST, REDUCED)}
         if not others:
             return outgoing
         found: list[tuple[int, Tensor]] = []
         for made, tensor in reversed(outgoing):
             wanted = self.gradient_of(tensor) if tensor in others else made
-            if tensor in others and made >= 0:
+            if tensor in others:
                 self.release(made)
             found.append((wanted, tensor))
         return found[::-1]

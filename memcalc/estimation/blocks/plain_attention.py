@@ -29,8 +29,10 @@ class Attention(Part):
             ops.unwritten_parameter("attention.sinks", "weight", (h,))
         if c.qk_norm:
             v = ops.seen(v, "v") if self.sums_shared_heads or c.attention == "eager" else v
+            projected = (q, k)
             q = self.head_norm(q, "attention.q_norm", self.axis("d" if c.square else "h·d_h"), by_head[0])
             k = self.head_norm(k, "attention.k_norm", self.axis("h_kv·d_h"), by_head[1])
+            self.tape.still_named(*projected)
         else:
             q, k, v = self.by_head(q, k, v)
         if not c.qk_norm and c.position == "rope" and c.fused_qkv:

@@ -90,8 +90,9 @@ class Elementwise(Base):
             (x.storage,),
             (NEW if x.dtype == y.dtype else CAST,),
             between=((product, 1),),
-            backward_temporaries=(staging,),
+            summed_later=(staging,),
             parameters=(gradient,),
+            summed=(gradient,),
         )
         tape.record(node)
         tape.also_saves(Tensor(-1, (width,), self.parameters))

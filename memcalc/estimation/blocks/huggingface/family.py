@@ -140,7 +140,7 @@ class Family:
         self.name_positions(ids.storage)
 
     def eager_mask(self, name: str, *, windowed: bool = False) -> Tensor:
-        """masking_utils.py, eager_mask: additive, in the dtype of the embeddings; the sum with scores does not keep it."""
+        """masking_utils.py: additive, in the dtype of the embeddings; the sum with the scores does not keep it."""
         c = self.c
         if c.cache is not None:
             return self.shared_table(name, self.mask, c.parameters)
