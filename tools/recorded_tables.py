@@ -44,10 +44,10 @@ def replay_sentence() -> str:
     wrong = sum(answer != "unknown" and (answer == "fits") is not done for answer, done in answers)
     undecided = sum(answer == "unknown" for answer, _ in answers)
     return (
-        f"On {len(errors)} recorded runs of one GPU the replayed reserved memory is exact to the byte in {exact}, with a "
-        f"95th percentile error of {p95:.2%} and a maximum of {errors[-1]:.1%}. Of {len(answers)} randomly sampled runs "
-        f"within 12% of their GPU's memory, judged by real PyTorch on the null CUDA device, {wrong} verdicts were wrong "
-        f"and {undecided} undecided.\n"
+        f"On {len(errors)} recorded runs of one GPU the replayed reserved memory is exact to the byte in {exact}, with "
+        f"a 95th percentile error of {p95:.2%} and a maximum of {errors[-1]:.1%}.\n"
+        f"Of {len(answers)} randomly sampled runs within 12% of their GPU's memory, judged by real PyTorch on the null "
+        f"CUDA device, {wrong} verdicts were wrong and {undecided} undecided.\n"
     )
 
 

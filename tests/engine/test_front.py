@@ -125,7 +125,11 @@ def test_several_ranks_and_runs_without_a_card_are_not_replayed() -> None:
 
 def test_replays_contradict_no_bound() -> None:
     """Whatever was decided without a replay stays so."""
-    axes: dict[Any, Any] = {"b": range(16, 32, 4), "recompute": ["none", "full"], "implementation": ["plain", "huggingface"]}
+    axes: dict[Any, Any] = {
+        "b": range(16, 32, 4),
+        "recompute": ["none", "full"],
+        "implementation": ["plain", "huggingface"],
+    }
     table = evaluate("gpt2", axes, "s=512", gpu="t4")
     found = replay(table, len(table))
     decided = ~table.close
