@@ -16,8 +16,8 @@ def check(runs: list[Compared], worst_allocated: float, worst_reserved: float) -
     allocated = {each.run.name: abs((each.allocated or 0) / each.run.allocated - 1) for each in runs}
     reserved = {each.run.name: abs(each.error) for each in runs}
     for found, worst in ((allocated, worst_allocated), (reserved, worst_reserved)):
-        assert statistics.median(found.values()) == 0
-        assert sum(error == 0 for error in found.values()) >= 0.6 * len(runs)
+        assert statistics.median(found.values()) <= 1e-6  # a KiB of a GiB
+        assert sum(error == 0 for error in found.values()) >= 0.4 * len(runs)
         assert max(found.values()) <= worst, max(found.items(), key=lambda item: item[1])
 
 
