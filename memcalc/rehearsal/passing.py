@@ -53,6 +53,7 @@ class Passing:
         self.openings: list[Frame] = []
         self.layers: dict[int, Frame] = {}
         self.head = Frame(len(self.blocks) - 1, {})
+        self.named: Frame | None = None  # the layer whose results beside its output have a name
         self.shared: dict[str, int] = {}  # tables that the opening makes and layers read, by name
         self.last_readers: dict[int, dict[int, list[str]]] = {}  # layers that are the last in backward to read some
 
@@ -101,7 +102,11 @@ class Passing:
             if inside and isinstance(item, int):
                 number = self.timeline.inside[number]
             frame = self.layers[layer] = Frame(number, {})
-            hidden = self.run(frame, hidden)
+            hidden = self.run(frame, hidden, hands=not inside)
+            if (
+                not inside
+            ):  # the model's loop has a name for all that the layer returned, not for what the one before did
+                self._take_over_name(frame)
             if index:
                 self._drop(frame, *self.blocks[number].program.kept)
             if inside:  # the autocast region of what runs again ends with it
@@ -148,8 +153,11 @@ class Passing:
 
     # -- blocks --------------------------------------------------------------------------------------------------------
 
-    def run(self, frame: Frame, given: int) -> int:
-        """A block's forward, which takes its input over; the answer is its output, with an owner."""
+    def run(self, frame: Frame, given: int, *, hands: bool = False) -> int:
+        """A block's forward, which takes its input over; the answer is its output, with an owner.
+
+        `hands`: what it returns beside that stays, too.
+        """
         block = self.blocks[frame.number]
         program = block.program
         output = -1
@@ -164,9 +172,10 @@ class Passing:
                 if event.storage in program.names:
                     frame.held[event.storage] = output
                     self.requests.hold(output)
-            else:
+            elif not (hands and event.sign < 0 and event.storage in program.handed):
                 if frame is self.head and event.label.startswith(OUTSIDE):
                     self._let_go("names")  # the model without its head has returned
+                    self._take_over_name(None)
                 self._play(block, frame, event)
                 if event.sign > 0 and "forward" not in self.threads and _multiplies(block, event):
                     self._workspace("forward")
@@ -174,6 +183,11 @@ class Passing:
             output = frame.held[self._output(block)]
             self.requests.hold(output)
         return output
+
+    def _take_over_name(self, frame: Frame | None) -> None:
+        before, self.named = self.named, frame
+        if before is not None:
+            self._drop(before, *self.blocks[before.number].program.handed)
 
     def back(self, frame: Frame, gradient: int, unread: Mapping[int, Sequence[str]] = NOTHING) -> int:
         """A block's backward, which takes its output's gradient over; the answer is that of its input.
