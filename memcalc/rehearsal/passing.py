@@ -56,6 +56,7 @@ class Passing:
         self.openings: list[Frame] = []
         self.layers: dict[int, Frame] = {}
         self.head = Frame(len(self.blocks) - 1, {})
+        self.named: Frame | None = None  # the layer whose results beside its output have a name
         self.shared: dict[str, int] = {}  # tables that the opening makes and layers read, by name
         self.steps: dict[tuple[int, str], list[Step]] = {}  # of blocks, by number and stream
         self.last_readers: dict[int, dict[int, list[str]]] = {}  # layers that are the last in backward to read some
@@ -105,7 +106,11 @@ class Passing:
             if inside and isinstance(item, int):
                 number = self.timeline.inside[number]
             frame = self.layers[layer] = Frame(number, {})
-            hidden = self.run(frame, hidden)
+            hidden = self.run(frame, hidden, hands=not inside)
+            if (
+                not inside
+            ):  # the model's loop has a name for all that the layer returned, not for what the one before did
+                self._take_over_name(frame)
             if index:
                 self._drop(frame, *self.blocks[number].program.kept)
             if inside:  # the autocast region of what runs again ends with it
@@ -152,8 +157,11 @@ class Passing:
 
     # -- blocks --------------------------------------------------------------------------------------------------------
 
-    def run(self, frame: Frame, given: int) -> int:
-        """A block's forward, which takes its input over; the answer is its output, with an owner."""
+    def run(self, frame: Frame, given: int, *, hands: bool = False) -> int:
+        """A block's forward, which takes its input over; the answer is its output, with an owner.
+
+        `hands`: what it returns beside that stays, too.
+        """
         block = self.blocks[frame.number]
         program = block.program
         held, take, drop = frame.held, self.requests.take, self.requests.drop
@@ -173,9 +181,10 @@ class Passing:
                 if event.storage in program.names:
                     frame.held[event.storage] = output
                     self.requests.hold(output)
-            else:
+            elif not (hands and event.sign < 0 and event.storage in program.handed):
                 if frame is self.head and event.label.startswith(OUTSIDE):
                     self._let_go("names")  # the model without its head has returned
+                    self._take_over_name(None)
                 self._play(block, frame, event)
                 if event.sign > 0 and "forward" not in self.threads and _multiplies(block, event):
                     self._workspace("forward")
@@ -183,6 +192,11 @@ class Passing:
             output = frame.held[self._output(block)]
             self.requests.hold(output)
         return output
+
+    def _take_over_name(self, frame: Frame | None) -> None:
+        before, self.named = self.named, frame
+        if before is not None:
+            self._drop(before, *self.blocks[before.number].program.handed)
 
     def back(self, frame: Frame, gradient: int, unread: Mapping[int, Sequence[str]] = NOTHING) -> int:
         """A block's backward, which takes its output's gradient over; the answer is that of its input.

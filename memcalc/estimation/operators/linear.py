@@ -227,7 +227,8 @@ class Linear(Base):
                 tape.leaves[y.storage] = node
             return y
         rule = workspaces.named(workspaces.embedding_backward, tokens=tokens, rows=table[0], width=table[1])
-        scratch = tape.store(f"{module} sort and sums", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
+        scratch = tape.store(f"{module} sums", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
+        indices = self.sorted_indices(module, tokens, table[0])
         gradient = self.parameter_gradient(module, "weight", table, self.parameters)
         temporaries: tuple[int, ...] = (scratch,)
         parameters: tuple[int, ...] = (gradient,)
@@ -255,6 +256,7 @@ class Linear(Base):
             () if index is None else (None,),
             also_allocates=kept,
             made_first=kept,
+            prepares=((indices, 1),),
             backward_temporaries=temporaries,
             parameters=parameters,
             sums=sums,
