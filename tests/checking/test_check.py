@@ -9,10 +9,10 @@ from memcalc import Result, Spec, check, estimate
 from memcalc.checking import check as check_module
 from memcalc.cli.app import main
 from memcalc.errors import InputError
-from memcalc.estimation.estimate import estimate as sized
 from memcalc.report.checks.document import check_document
 from memcalc.report.checks.github import github_lines
 from memcalc.report.checks.words import summary
+from memcalc.verdict.judge import size_against
 
 SMALL = "model: {l: 2, d: 64, h: 4, V: 100}\n"
 LARGE = "preset: llama-3-70b\n"
@@ -166,12 +166,12 @@ def test_a_bug_in_one_file_does_not_hide_the_others(folder: Path, monkeypatch: p
     (folder / "a.yaml").write_text(SMALL)
     (folder / "b.yaml").write_text(SMALL.replace("l: 2", "l: 3"))
 
-    def failing(spec: Spec) -> Result:
+    def failing(spec: Spec, limit: int) -> Result:
         if spec.model.num_layers == 2:
             raise ZeroDivisionError("no such\nthing")
-        return sized(spec)
+        return size_against(spec, limit)
 
-    monkeypatch.setattr(check_module, "estimate", failing)
+    monkeypatch.setattr(check_module, "size_against", failing)
     report = check("configs", gpu="t4")
 
     assert [outcome.status for outcome in report.outcomes] == ["broken", "fits"]
@@ -182,12 +182,12 @@ def test_a_bug_in_one_file_does_not_hide_the_others(folder: Path, monkeypatch: p
 
 @pytest.mark.parametrize(("extra", "code"), [(0, 0), (1, 1)])
 def test_a_margin_to_the_byte(extra: int, code: int, folder: Path) -> None:
-    """What is needed and the margin fill the budget: it fits; one byte more of margin, and it does not."""
+    """The interval's upper end and the margin fill the budget: it fits; one byte more of margin, and it may not."""
     (folder / "a.yaml").write_text(SMALL)
-    needed = check("configs", budget="1TiB").outcomes[0].needed_bytes
-    assert needed is not None
+    interval = check("configs", budget="1TiB").outcomes[0].interval
+    assert interval is not None
 
-    assert check("configs", budget=needed + 1000, margin=f"{1000 + extra} bytes").exit_code == code
+    assert check("configs", budget=interval[1] + 1000, margin=f"{1000 + extra} bytes").exit_code == code
 
 
 def test_reports_beside_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def test_rules_by_path(repository: Path) -> None:
     assert (last.limit_bytes, last.margin_bytes) == (2**30, 0)
     for name, overrides in (("large/first.yaml", ["b=2"]), ("large/last.yaml", ["b=2", "b=3"])):
         path = f"configs/{name}"
-        assert found[path].sizes.allocated == memcalc.estimate(path, *overrides, gpu="t4").ledger.peak_bytes  # type: ignore[union-attr]
+        assert found[path].sizes.allocated == memcalc.estimate(path, *overrides, gpu="t4").replayed.ledger.peak_bytes  # type: ignore[union-attr]
 
 
 def test_the_margin_is_kept_free(repository: Path) -> None:

@@ -78,11 +78,11 @@ def test_commands_of_training_refuse(words: tuple[str, ...], run) -> None:
     assert err.startswith(REFUSED[words])
 
 
-def test_a_rehearsal_says_why_not(run) -> None:
-    code, out, _ = run("estimate", "gpt2", "--rehearse", "--set", "inference.batch_size=2")
+def test_no_generation_was_recorded_with_its_reserve(run) -> None:
+    code, out, _ = run("estimate", "gpt2", "--gpu", "t4", "--set", "inference.batch_size=2")
 
     assert code == 0
-    assert "Not rehearsed: the order of requests is not known with generation" in " ".join(out.split())
+    assert "No run of this kind (generation) was recorded: 10% on both sides." in " ".join(out.split())
 
 
 def test_check_judges_them(run, tmp_path: Path) -> None:
