@@ -96,14 +96,16 @@ def remarks(planning: Planning, unit: Unit) -> Iterator[str]:
     if bars := error_bars(planning.result, unit):
         yield bars
     peak = f"Allocated at the peak: {format_bytes(planning.peak_bytes, unit)}"
-    if remainder := planning.remainder_bytes:
-        more = f"{format_bytes(abs(remainder), 'MiB')} {'more' if remainder > 0 else 'less'}"
+    more = f"{format_bytes(abs(planning.remainder_bytes), 'MiB')} {'more' if planning.remainder_bytes > 0 else 'less'}"
+    if not planning.remainder_bytes:
+        yield f"{peak}."
+    elif planning.result.confidence == "replay":
         yield (
             f"{peak}. The allocator replay finds {more}, in unsplit remainders of blocks, than the formulas by which "
             "the tables compare plans."
         )
     else:
-        yield f"{peak}."
+        yield f"{peak}: {more} than the chain of blocks by which the tables compare plans."
     if loss == 0:
         yield f"No plan that allocates at most {format_bytes(planning.budget, unit)} recomputes less."
     elif loss is not None:

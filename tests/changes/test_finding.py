@@ -163,7 +163,7 @@ STAGES = [(1, ()), (3, ("engine=fsdp2",))]
         (
             "mixtral-8x7b",
             ("implementation=megatron", "data_parallel=64"),
-            "h200",
+            "h100-80gb",
             {"zero_stage": 1, "engine": "megatron", "expert_parallel": 8},
         ),
         (

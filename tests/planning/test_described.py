@@ -10,6 +10,8 @@ from memcalc import api
 from memcalc.errors import InputError
 from memcalc.planning.described import describes_chain, read_chain
 from memcalc.planning.evaluation import evaluate
+from memcalc.spec.cards import find_card
+from memcalc.verdict.recorded import reserve_ratio
 from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
 from tests.planning.published import PARAMETERS, branches, eight_products, keeping
 
@@ -65,8 +67,29 @@ def test_its_plan(written: Callable[[str], str]) -> None:
 
     assert planning.found.plan.items == ((0, 1, 2), (3, 4, 5), 6, 7, 8)
     assert planning.found.loss == 0
+    assert planning.reserve is None
     with_card = api.recompute_chain(written(PRODUCTS), gpu="t4", strategy="every-layer")
     assert with_card.found.evaluation.again_flops == 8
+
+
+def test_the_budget_of_a_gpu_is_what_may_be_allocated_at_worst(
+    run: Callable[..., Run],  # noqa: F811
+    written: Callable[[str], str],
+) -> None:
+    """A chain cannot be replayed, so the most that recorded runs of one GPU reserved for each allocated byte counts."""
+    planning = api.recompute_chain(written(PRODUCTS), gpu="t4")
+    middle, errors = reserve_ratio(("one GPU",))
+    card = find_card("t4")
+
+    assert planning.reserve is not None
+    assert planning.reserve.ratio == pytest.approx(middle * (1 + errors.high))
+    assert planning.reserve.ratio > middle > 1
+    assert planning.budget == int((card.usable_bytes - card.context_bytes) / planning.reserve.ratio)
+    code, out, err = run("recompute", written(PRODUCTS), "--gpu", "t4", "--accept-unknown")
+    assert (code, err) == (0, "")
+    assert f"divided by {planning.reserve.ratio:.2f}, the most that {errors.runs} recorded runs" in " ".join(
+        out.split()
+    )
 
 
 def test_the_command(run: Callable[..., Run], written: Callable[[str], str]) -> None:  # noqa: F811
