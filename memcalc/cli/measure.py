@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +12,7 @@ import typer
 from memcalc.cli.options import CONFIG_HELP, Device, Plot, Set, Units, complete_config
 from memcalc.cli.trace import EXPORT_HELP
 from memcalc.errors import InputError
+from memcalc.text import harmless
 
 
 def command(
@@ -60,6 +62,7 @@ def command(
     Example: memcalc measure gpt2 --device cpu --steps 3
     """
     from memcalc import api
+    from memcalc.cli.messages import show_warning
     from memcalc.cli.measured import check_files, print_measured, write_files
     from memcalc.measuring.measure import RanOut
     from memcalc.measuring.ranks import place
@@ -89,7 +92,7 @@ def command(
     traces = _traces(trace)
     spec = api.load(config or model or "", *(overrides or ()))
     first = here is None or here.rank == 0
-    how = How(device, steps, record, alloc_conf, python, headroom, force, _warn if first else None)
+    how = How(device, steps, record, alloc_conf, python, headroom, force, show_warning if first else None)
     if here is not None:
         measurement, ranks = measure_one_rank(spec, how, here)
         if first:
@@ -121,7 +124,7 @@ def _measure_suite(suite: Path, record: Path | None, device: str | None, python:
         with shown_progress() as progress:
             outcome = api.measure_suite(suite, file, device=device, python=python, progress=progress)
     except KeyboardInterrupt:
-        typer.echo(f"Interrupted. What was measured is in {file}; the same command goes on from there.", err=True)
+        sys.stderr.write(harmless(f"Interrupted. What was measured is in {file}; the same command goes on from there.") + "\n")
         raise
     if form == "json":
         print_json(suite_document(outcome))
@@ -143,10 +146,6 @@ def _compare(records: Path, record: Path | None, traces: tuple[str, ...], python
         print_json(compared_document(compared))
     else:
         draw_compared(make_screen(), compared)
-
-
-def _warn(text: str) -> None:
-    typer.echo(f"warning: {text}", err=True)
 
 
 def _traces(given: list[str] | None) -> tuple[str, ...]:
