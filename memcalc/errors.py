@@ -72,8 +72,9 @@ class NotWritten(Unavailable):
         remedy: what to do, as a sentence.
     """
 
-    def __init__(self, file: str, reason: str, remedy: str = "The result is printed; free space or name another file.") -> None:
-        super().__init__(f"{message_part(file, _LONGEST_PLACE)} could not be written: {message_part(reason)}. {remedy}".rstrip())
+    def __init__(self, file: str, reason: str, remedy: str = "Free space there, or name another file.") -> None:
+        named = message_part(file, _LONGEST_PLACE)
+        super().__init__(f"{named} could not be written: {message_part(reason)}. {remedy}".rstrip())
 
 
 class OutOfMemory(MemcalcError):

@@ -6,6 +6,7 @@ What is written is written whole, or said not to be, under the file's own name.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+_NO_NEW_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 _PART = ".part"  # how the name of a file ends that is not whole yet
 
 
@@ -130,8 +132,10 @@ def write_text(path: str | Path, text: str) -> None:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file to be written whole: it gets its name when it is complete, so that the former one is not lost to a full
-    disk or a kill. Devices, and files in directories that take no new ones, are written in place.
+    """Open a file to be written whole.
+
+    It gets its name when it is complete, so that the former one is not lost to a full disk or a kill. Devices, and
+    files in directories that take no new ones, are written in place.
 
     Raises:
         NotWritten: the disk is full or broken.
@@ -176,7 +180,7 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def _part(target: Path) -> tuple[int, Path] | None:
-    """A new file beside the target, and its name; None where the directory takes none but the target can be written.
+    """Open a new file beside the target; None where the directory takes none but the target can be written.
 
     What a killed process left there under such a name is removed.
     """
@@ -189,8 +193,10 @@ def _part(target: Path) -> tuple[int, Path] | None:
         if target.exists() and not os.access(target, os.W_OK):
             return None  # opening it says why
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666), name
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno in _NO_NEW_FILES:
+            return None
+        raise
 
 
 def _keep_mode(target: Path, part: Path) -> None:

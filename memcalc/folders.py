@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_LOCK = ".lock"
-_BEING_MADE = 60  # seconds in which a directory may still have no lock
+LOCK = ".lock"
+_BEING_MADE = 10  # seconds in which a directory may still have no lock
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def _is_stale(path: Path) -> bool:
     if about.st_uid != own or not path.is_dir() or path.is_symlink():
         return False
     try:
-        descriptor = os.open(path / _LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        descriptor = os.open(path / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:
         return time.time() - about.st_mtime > _BEING_MADE
     try:
@@ -66,13 +66,11 @@ def _is_stale(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _hold(folder: Path) -> int | None:
-    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    if _take(descriptor):
-        return descriptor
-    os.close(descriptor)  # a file system without locks, where an empty lock would look abandoned
-    (folder / _LOCK).unlink()
-    return None
+def _hold(folder: Path) -> int:
+    """Where the file system has no locks, nobody else can take this one either, and the directory stays."""
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    _take(descriptor)
+    return descriptor
 
 
 def _take(descriptor: int) -> bool:

@@ -9,6 +9,7 @@ import typer
 
 from memcalc.cli.options import Config, Gpu, Set, Units
 from memcalc.errors import InputError
+from memcalc.files import write_text
 from memcalc.units import Unit
 
 
@@ -93,7 +94,7 @@ def command(
     if write is not None:
         from memcalc.planning.planning import planned_yaml
 
-        write.write_text(planned_yaml(planning))
+        write_text(write, planned_yaml(planning))
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.recompute import planning_document

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.errors import InputError
+from memcalc.files import write_text
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
@@ -46,5 +47,4 @@ def write_reports(report: CheckReport, wanted: Iterable[Report], unit: Unit) -> 
     for form, path in wanted:
         from memcalc.report.checks.forms import rendered
 
-        # A file's name may hold bytes that are no UTF-8.
-        path.write_text(rendered(report, form, unit) + "\n", encoding="utf-8", errors="replace")
+        write_text(path, rendered(report, form, unit) + "\n")

@@ -105,8 +105,8 @@ def guarded_streams() -> Iterator[None]:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="replace")
-    sys.stdout = cast(TextIO, Output(before[0], "standard output"))
-    sys.stderr = cast(TextIO, Output(before[1], "standard error", quiet=True))
+    sys.stdout = cast("TextIO", Output(before[0], "standard output"))
+    sys.stderr = cast("TextIO", Output(before[1], "standard error", quiet=True))
     try:
         yield
     finally:
@@ -115,7 +115,7 @@ def guarded_streams() -> Iterator[None]:
 
 def exact(stream: TextIO) -> TextIO:
     """Return the stream for text that is safe already: the guarded one's own, else the stream as it is."""
-    return cast(TextIO, getattr(stream, "exact", stream))
+    return cast("TextIO", getattr(stream, "exact", stream))
 
 
 def open_closed_streams() -> None:
@@ -135,8 +135,9 @@ def open_closed_streams() -> None:
 
 
 def flush_or_leave() -> None:
-    """Write what is still buffered, and give up a stream that takes nothing any more: its reader has gone, its disk is
-    full. The interpreter flushes both once more at its end, and would then change the exit code.
+    """Write what is still buffered, and give up a stream that takes no more: its reader has gone, its disk is full.
+
+    The interpreter flushes both once more at its end, and would then change the exit code.
 
     Raises:
         StreamFailed: the disk is full.

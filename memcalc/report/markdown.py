@@ -12,12 +12,13 @@ from memcalc.report.moments import phase_grid, rank_grid
 from memcalc.report.textbook import textbook_grid
 from memcalc.report.verdict import figures, subject, verdict
 from memcalc.report.words import shortened
+from memcalc.text import harmless
 from memcalc.units import Unit
 
 
 def sizing_markdown(result: Result, unit: Unit = "GiB", *, all_ranks: bool = False, explain: str | None = None) -> str:
     """The report of `memcalc estimate --format markdown`."""
-    lines = [f"## {result.spec.name}", "", subject(result).replace("\n", "; "), ""]
+    lines = [f"## {harmless(result.spec.name)}", "", harmless(subject(result).replace("\n", "; ")), ""]
     lines += [f"**{verdict(result, unit)}**", ""]
     lines += markdown_grid(figures(result, unit))
     lines += markdown_grid(component_grid(result, unit))
@@ -47,5 +48,5 @@ def _explanation(result: Result, unit: Unit, word: str) -> list[str]:
 
 
 def _items(title: str, items: Iterable[str]) -> list[str]:
-    lines = [f"- {item}" for item in items]
+    lines = [f"- {harmless(item)}" for item in items]
     return [f"### {title}", "", *lines, ""] if lines else []
