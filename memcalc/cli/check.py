@@ -73,8 +73,8 @@ def command(
 
         draw_checks(make_screen(), report, units)
     else:
-        from memcalc.cli.output import print_text
+        from memcalc.cli.output import print_exactly, print_text
         from memcalc.report.checks.forms import rendered
 
-        print_text(rendered(report, form, units))
+        (print_text if form == "markdown" else print_exactly)(rendered(report, form, units))
     raise typer.Exit(report.exit_code)

@@ -195,7 +195,7 @@ _PARTS: dict[str, type] = {
     "device.identifier": str,
     "versions": dict,
     "versions.torch": str,
-    "allocator": dict,
+    "allocator": str,
     "spec": dict,
     "phases": list,
     "parameters": int,
