@@ -145,7 +145,11 @@ def writing(path: str | Path) -> Iterator[IO[bytes]]:
     with naming(path):
         part = None if target.exists() and not target.is_file() else _part(target)
         if part is None:
-            with target.open("wb") as file:
+            # A pipe nobody reads would be waited for when it is opened.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+            descriptor = os.open(target, flags, 0o666)
+            os.set_blocking(descriptor, True)
+            with os.fdopen(descriptor, "wb") as file:
                 yield file
             return
         descriptor, name = part

@@ -8,6 +8,7 @@ change its title or hide text; line breaks forge lines of a log; and GitHub Acti
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 # C0 and C1 control characters and DEL, and Unicode's own: direction marks and overrides (U+200E, U+200F, U+202A to
 # U+202E, U+2066 to U+2069, "Trojan Source", CVE-2021-42574), line and paragraph separators (U+2028, U+2029).
@@ -75,3 +76,33 @@ def _written_out(found: re.Match[str]) -> str:
 
 def _first_sign_written_out(found: re.Match[str]) -> str:
     return f"{found[1]}\\x3a" if found[1] is not None else "\\x23"
+
+
+# Words of a command that are secrets by how they look: tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack and AWS,
+# JSON Web Tokens, and 40 hexadecimal digits, as W&B's keys are. Git's commits look like those, and are masked with them.
+_TOKENS = re.compile(
+    r"\b(?:hf_|api_org_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|eyJ)[\w.-]{12,}"
+    r"|\b[0-9a-f]{40}\b"
+)
+# An option, variable or field whose name says that its value is one: `--hf-token X`, `WANDB_API_KEY=X`, `password: X`.
+_NAMED = re.compile(
+    r"(?i)(?:token|secret|passw(?:or)?d|passphrase|credentials?|api[_-]?key|access[_-]?key|private[_-]?key|auth)$"
+)
+_USER = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)")  # of a URL
+MASK = "***"
+
+
+def masked(words: Sequence[str]) -> list[str]:
+    """Return the words of a command with everything that looks like a secret replaced by three asterisks."""
+    found: list[str] = []
+    follows = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if follows and not word.startswith("-"):
+            found.append(MASK)
+        elif equals and value and _NAMED.search(name):
+            found.append(f"{name}={MASK}")
+        else:
+            found.append(_TOKENS.sub(MASK, _USER.sub(MASK, word)))
+        follows = word.startswith("-") and not equals and _NAMED.search(word) is not None
+    return found

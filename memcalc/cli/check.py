@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,7 +52,8 @@ def command(
     Example: memcalc check configs/ --gpu h100-80gb --format github
     """
     from memcalc import api
-    from memcalc.cli.reports import parse_reports, write_reports
+    from memcalc.cli.output import WrittenFiles
+    from memcalc.cli.reports import parse_reports, show_broken, write_reports
 
     reports = parse_reports(also or ())
     report = api.check(
@@ -66,7 +68,9 @@ def command(
         settings=settings,
         skip_others=skip_others,
     )
-    write_reports(report, reports, units)
+    files = WrittenFiles()
+    with files.writing():
+        write_reports(report, reports, units)
     if form == "table":
         from memcalc.report.checks.table import draw_checks
         from memcalc.report.screen import make_screen
@@ -77,4 +81,6 @@ def command(
         from memcalc.report.checks.forms import rendered
 
         (print_text if form == "markdown" else print_exactly)(rendered(report, form, units))
+    show_broken(report, also_drawn=form == "table" and sys.stdout.isatty())
+    files.complain()
     raise typer.Exit(report.exit_code)

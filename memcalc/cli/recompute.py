@@ -63,6 +63,7 @@ def command(
     Example: memcalc recompute llama-3-8b --gpu h100-80gb --set recipe=pure --set b=2
     """
     from memcalc import api
+    from memcalc.cli.output import WrittenFiles
 
     if api.describes_chain(config):
         if overrides or maximize or verify or plot or write:
@@ -87,14 +88,16 @@ def command(
         host_gb_per_second=host_bandwidth,
     )
     checked = api.verified(planning, tuple(device or ("fake", "null")), python) if verify else []
-    if plot is not None:
-        from memcalc.report.front_picture import save_front
+    files = WrittenFiles()
+    with files.writing():
+        if write is not None:
+            from memcalc.planning.planning import planned_yaml
 
-        save_front(plot, planning, units)
-    if write is not None:
-        from memcalc.planning.planning import planned_yaml
+            write_text(write, planned_yaml(planning))
+        if plot is not None:
+            from memcalc.report.front_picture import save_front
 
-        write_text(write, planned_yaml(planning))
+            save_front(plot, planning, units)
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.recompute import planning_document
@@ -105,6 +108,7 @@ def command(
         from memcalc.report.screen import make_screen
 
         draw_planning(make_screen(), planning, units, checked)
+    files.complain()
 
 
 def _plan_chain(config: str, budget: str | None, gpu: str | None, strategy: str, form: str, units: Unit) -> None:

@@ -18,6 +18,7 @@ from memcalc.measuring.measurement import OUT_OF_MEMORY, Device, Measurement, ph
 from memcalc.measuring.records import append_all, check_records
 from memcalc.spec.spec import Spec
 from memcalc.step.packages import require
+from memcalc.text import masked
 
 ADVICE = " If reserved but unallocated"  # how PyTorch goes on after the figures, in general terms
 
@@ -161,5 +162,5 @@ def refuse_death(measurement: Measurement, record: str | Path | None) -> None:
 
 
 def typed() -> str:
-    """The command of this process."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """The command of this process, without secrets: records are shared."""
+    return shlex.join(masked([Path(sys.argv[0]).name, *sys.argv[1:]]))
