@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memcalc.api.sources import Source, run_of
+from memcalc.progress import Progress, silent
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -24,6 +25,7 @@ def sweep(
     *overrides: str,
     gpu: str | None = None,
     gpus_per_node: int | None = None,
+    progress: Progress = silent,
 ) -> Table:
     """Every configuration of a grid, sized as `estimate` sizes it: arrays with an entry for each. Loads NumPy.
 
@@ -34,10 +36,11 @@ def sweep(
         overrides: as for `load`, applied to all.
         gpu: as for `load`.
         gpus_per_node: leave out what splits tensors over more GPUs than a node has.
+        progress: called with how many of the runs are done that differ in more than their batches.
     """
     from memcalc.engine import evaluate
 
-    return evaluate(source, axes, *overrides, gpu=gpu, gpus_per_node=gpus_per_node)
+    return evaluate(source, axes, *overrides, gpu=gpu, gpus_per_node=gpus_per_node, progress=progress)
 
 
 def fit(

@@ -47,7 +47,10 @@ _TRAINS = re.compile(r"^optimizer[ \t]*:", re.MULTILINE)
 _FOREIGN_TOML = (re.compile(r"^\[model\]", re.MULTILINE), re.compile(r"^flavor[ \t]*=", re.MULTILINE))
 _FOREIGN_SCRIPT = (re.compile(r"--num-layers\s"), re.compile(r"--hidden-size\s"))
 # Megatron-LM's arguments in a file of their own, and TrainingArguments as JSON.
-_ARGUMENTS = (re.compile(r"^\s*--num-layers\s", re.MULTILINE), re.compile(r"^\s*--hidden-size\s", re.MULTILINE))
+_ARGUMENTS = (  # blanks, but no line breaks: a file of them would be read anew from each
+    re.compile(r"^[^\S\n]*--num-layers\s", re.MULTILINE),
+    re.compile(r"^[^\S\n]*--hidden-size\s", re.MULTILINE),
+)
 _FOREIGN_JSON = (
     re.compile(r'"model_name_or_path"\s*:'),
     re.compile(r'"per_device_train_batch_size"\s*:'),

@@ -39,6 +39,7 @@ def command(
     from memcalc.engine.varying import parse_axes
     from memcalc.errors import InputError
     from memcalc.report.plots.files import check_place
+    from memcalc.report.progress import shown_progress
     from memcalc.report.sweeps.files import PICTURES, check_output, write_output, write_picture
 
     for path in output or ():
@@ -46,7 +47,8 @@ def command(
     for path in plot or ():
         check_place(path, PICTURES)
     grid = parse_axes(vary or ())
-    table = api.sweep(config, grid, *(overrides or ()), gpu=gpu, gpus_per_node=gpus_per_node)
+    with shown_progress() as progress:
+        table = api.sweep(config, grid, *(overrides or ()), gpu=gpu, gpus_per_node=gpus_per_node, progress=progress)
     if not table.possible.any():
         several = f"none of {len(table):,} configurations can be; the first"
         raise InputError(f"{several if len(table) > 1 else 'the configuration cannot be'}: {table.reason(0)}")
