@@ -79,7 +79,7 @@ def _first_sign_written_out(found: re.Match[str]) -> str:
 
 
 # Words of a command that are secrets by how they look: tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack and AWS,
-# JSON Web Tokens, and 40 hexadecimal digits, as W&B's keys are. Git's commits look like those, and are masked with them.
+# JSON Web Tokens, and 40 hexadecimal digits, as W&B's keys are. Git's commits look like those, and are masked too.
 _TOKENS = re.compile(
     r"\b(?:hf_|api_org_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|eyJ)[\w.-]{12,}"
     r"|\b[0-9a-f]{40}\b"
