@@ -47,16 +47,26 @@ def test_json_that_is_none_is_refused(text: str) -> None:
         plain_json(text, "a.json")
 
 
+def write_half(path: Path) -> None:
+    """Write until the disk is full."""
+    with writing(path) as file:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
 def test_a_full_disk_is_named_and_costs_nothing(tmp_path: Path) -> None:
     with pytest.raises(NotWritten, match="/dev/full could not be written: No space left on device"):
         write_text("/dev/full", "text")
     path = tmp_path / "report.json"
     path.write_text("before")
-    with pytest.raises(NotWritten, match=r"report\.json could not be written: No space left"), writing(path) as file:
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
+    with pytest.raises(NotWritten, match=r"report\.json could not be written: No space left"):
+        write_half(path)
     assert path.read_text() == "before"
-    assert os.listdir(tmp_path) == ["report.json"]
+    assert names_in(tmp_path) == ["report.json"]
 
 
 def test_files_keep_their_rights_and_links_their_targets(tmp_path: Path) -> None:
@@ -97,8 +107,8 @@ def test_what_a_killed_process_left_is_removed_by_the_next_that_writes_the_file(
         process.stdout.readline()
         process.send_signal(signal.SIGKILL)
     assert path.read_text() == "before"
-    assert len(os.listdir(tmp_path)) == 2
+    assert len(names_in(tmp_path)) == 2
     write_text(path, "after")
-    assert os.listdir(tmp_path) == ["a[1].json"]
+    assert names_in(tmp_path) == ["a[1].json"]
     assert path.read_text() == "after"
     assert time.time() - path.stat().st_mtime < 60

@@ -30,7 +30,7 @@ def test_a_directory_is_gone_at_the_end_whatever_happened(tmp_path: Path) -> Non
         assert folder.stat().st_mode & 0o777 == 0o700
     with pytest.raises(KeyboardInterrupt), temporary_folder(KIND, tmp_path):
         raise KeyboardInterrupt
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_process_left_goes_with_the_next_and_what_a_living_one_holds_stays(tmp_path: Path) -> None:

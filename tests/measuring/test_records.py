@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,53 @@ def test_names_that_are_no_unicode_are_kept(tmp_path: Path) -> None:
     append({"record": 2, "command": "memcalc measure \udcff.yaml"}, path)
 
     assert next(read(path))["command"] == "memcalc measure \udcff.yaml"
+
+
+WRITES = """
+import sys
+from pathlib import Path
+from memcalc.measuring.records import append
+writer, first, path = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+for number in range(first, first + 400):
+    append({"record": 2, "writer": writer, "number": number, "filling": "x" * (number * 37 % 50_000)}, path)
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(100, marks=pytest.mark.long)])
+def test_two_writers_that_are_killed_lose_no_record(kills: int, tmp_path: Path) -> None:
+    """Every record whose writer said that it was written is there once, whole, and in its writer's order."""
+    import random
+    import subprocess
+    import sys
+
+    chance = random.Random(22)
+    path = tmp_path / "records.jsonl"
+    said: dict[str, list[int]] = {"a": [], "b": []}
+    for round_ in range(kills // 2):
+        writers = {
+            name: subprocess.Popen(
+                [sys.executable, "-c", WRITES, name, str(round_ * 1_000), str(path)], stdout=subprocess.PIPE, text=True
+            )
+            for name in said
+        }
+        for name, process in writers.items():  # each has written something before it is killed
+            assert process.stdout is not None
+            said[name].append(int(process.stdout.readline()))
+        with suppress(subprocess.TimeoutExpired):
+            writers["a"].wait(chance.uniform(0, 0.2))
+        for name, process in writers.items():
+            process.kill()
+            assert process.stdout is not None
+            said[name] += [int(line) for line in process.stdout.read().splitlines(keepends=True) if line[-1:] == "\n"]
+            process.wait()
+            process.stdout.close()
+    append(record(0), path)
+    found = list(read(path))
+    for name, numbers in said.items():
+        kept = [each["number"] for each in found if each.get("writer") == name]
+
+        assert kept == sorted(set(kept))
+        assert set(numbers) <= set(kept)
+        # Of each round at most one more: written, and not yet said.
+        assert len(kept) - len(numbers) <= kills // 2
