@@ -4,16 +4,28 @@ MemcalcError            base: carries `exit_code`, caught in one place (cli/app.
 |- DoesNotFit     1     the question was answered "no" (check, fit, recompute)
 |- InputError     2     the input is wrong: file, key, value, rule, remedy
 |- Unavailable    3     something that is needed is missing or busy: an extra, a compiler, a GPU
+|  `- NotWritten  3     a result could not be written: the disk is full
 `- OutOfMemory    4     a measured or dry run ran out of memory; its record is kept
 """
 
 from __future__ import annotations
 
+from memcalc.text import LONGEST_TEXT, harmless_lines, message_part, shortened_in_the_middle
+
+_LONGEST_PLACE = 400  # characters: a path and a key
+
 
 class MemcalcError(Exception):
-    """Base of all errors with a message meant for the user."""
+    """Base of all errors with a message meant for the user: safe to print, whatever the values in it hold.
+
+    Args:
+        text: the message; line breaks in it are the program's own.
+    """
 
     exit_code = 2
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(harmless_lines(shortened_in_the_middle(text, LONGEST_TEXT)))
 
 
 class DoesNotFit(MemcalcError):
@@ -34,11 +46,11 @@ class InputError(MemcalcError):
     exit_code = 2
 
     def __init__(self, problem: str, remedy: str = "", where: str = "") -> None:
-        self.problem = problem
-        self.remedy = remedy
-        self.where = where
-        text = f"{where}: {problem}" if where else problem
-        super().__init__(f"{text} {remedy}".rstrip())
+        self.problem = message_part(problem)
+        self.remedy = message_part(remedy)
+        self.where = message_part(where, _LONGEST_PLACE)
+        text = f"{self.where}: {self.problem}" if where else self.problem
+        super().__init__(f"{text} {self.remedy}".rstrip())
 
     def located(self, where: str) -> InputError:
         """The same error, with the place put in front of a place known further in."""
@@ -49,6 +61,20 @@ class Unavailable(MemcalcError):
     """Something that is needed is missing or busy; the message says how to get it."""
 
     exit_code = 3
+
+
+class NotWritten(Unavailable):
+    """A result could not be written to a file.
+
+    Args:
+        file: the file, as the user named it.
+        reason: what the system says, e.g. "No space left on device".
+        remedy: what to do, as a sentence.
+    """
+
+    def __init__(self, file: str, reason: str, remedy: str = "Free space there, or name another file.") -> None:
+        named = message_part(file, _LONGEST_PLACE)
+        super().__init__(f"{named} could not be written: {message_part(reason)}. {remedy}".rstrip())
 
 
 class OutOfMemory(MemcalcError):

@@ -56,3 +56,25 @@ def parse_bytes(text: str) -> int:
     decimals = match[2] or ""
     scale: int = 10 ** len(decimals)
     return int(match[1] + decimals) * units[(match[3] or "bytes").lower()] // scale
+
+
+LARGEST_FACTOR = 1_000_000  # that is looked for: micro-batches beyond it fit no GPU
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, smallest first, in milliseconds whatever the number.
+
+    Of a number with two prime factors beyond LARGEST_FACTOR the divisors that hold one of them alone are left out.
+    """
+    found, rest, prime = [1], number, 2
+    while prime * prime <= rest and prime <= LARGEST_FACTOR:
+        powers = [1]
+        while rest % prime == 0:
+            rest //= prime
+            powers.append(powers[-1] * prime)
+        if len(powers) > 1:
+            found = [each * power for each in found for power in powers]
+        prime += 1 if prime == 2 else 2
+    if rest > 1:
+        found += [each * rest for each in found]
+    return sorted(found)

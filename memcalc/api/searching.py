@@ -41,12 +41,14 @@ def sweep(
         gpu: as for `load`.
         gpus_per_node: leave out what splits tensors over more GPUs than a node has.
         replay: replay so many configurations in addition, those closest to the usable memory of their card.
-        progress: told how many replays were made.
+        progress: called with how many of the runs are done that differ in more than their batches, and how many
+            replays were made.
     """
     from memcalc.engine import evaluate
     from memcalc.engine.replays import replay as replayed
 
-    return replayed(evaluate(source, axes, *overrides, gpu=gpu, gpus_per_node=gpus_per_node), replay, progress)
+    table = evaluate(source, axes, *overrides, gpu=gpu, gpus_per_node=gpus_per_node, progress=progress)
+    return replayed(table, replay, progress)
 
 
 def fit(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.spec import Spec
+from memcalc.units import divisors
 
 RESULTS = (SAME, MORE_GPUS, OTHER_CARD, OTHER_RESULT) = (
     "same result",
@@ -73,11 +74,10 @@ def _smaller_micro_batches(spec: Spec) -> Iterator[Candidate]:
     """The next smaller ones with as much more accumulation, so that a step sees the same sequences."""
     largest = spec.training.micro_batch_size
     sequences = largest * spec.training.gradient_accumulation_steps
-    for size in range(largest - 1, 0, -1):
-        if sequences % size == 0:
-            steps = f"training.gradient_accumulation_steps={sequences // size}"
-            overrides = (f"training.micro_batch_size={size}", steps)
-            yield Candidate("smaller micro-batch", overrides, "smaller matrix products", SAME)
+    for size in reversed([each for each in divisors(sequences) if each < largest]):
+        steps = f"training.gradient_accumulation_steps={sequences // size}"
+        overrides = (f"training.micro_batch_size={size}", steps)
+        yield Candidate("smaller micro-batch", overrides, "smaller matrix products", SAME)
 
 
 def _sharding(spec: Spec) -> Iterator[Candidate]:
@@ -137,7 +137,7 @@ def _replicas(spec: Spec) -> Iterator[Candidate]:
             price += f", and {factor} times as many sequences a step"
             yield Candidate("shard over more GPUs", (*more, *free), price, OTHER_RESULT)
             continue
-        micro = next(size for size in range(training.micro_batch_size, 0, -1) if share % size == 0)
+        micro = max(size for size in divisors(share) if size <= training.micro_batch_size)
         cut = () if micro == training.micro_batch_size else (f"training.micro_batch_size={micro}",)
         steps = (f"training.gradient_accumulation_steps={share // micro}",)
         kept = steps if share // micro != training.gradient_accumulation_steps else ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +9,15 @@ from typing import Any
 
 from memcalc.checking.report import Growth, Sizes
 from memcalc.errors import InputError
+from memcalc.files import MOST_REPORT_BYTES, plain_json, read_text
 from memcalc.spec.fields import describe
 
 Baseline = Mapping[str, Mapping[str, int]]  # by path: bytes by "allocated", "reserved" and "device"
 
 VERSION = 2
 READABLE = (1, 2)  # 1: reserved and device memory were allocated memory times a factor
+MOST_BYTES = 10**30  # of one GPU: more than any estimate comes to, and still a finite float
+_REMEDY = "A baseline is what `memcalc check ... --format json` printed."
 _NUMBERS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "device": "device_bytes"}
 
 
@@ -25,12 +27,11 @@ def read_baseline(path: str | Path) -> Baseline:
     Raises:
         InputError: the file cannot be read, or is no report of `check`.
     """
+    where = f"--baseline: {path}"
     try:
-        data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise _refused(path, f"it cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise _refused(path, f"it is no JSON: {error}.") from None
+        data: Any = plain_json(read_text(path, MOST_REPORT_BYTES, _REMEDY), where, _REMEDY)
+    except InputError as error:
+        raise InputError(error.problem, error.remedy, where) from None
     configs = data.get("configs") if isinstance(data, dict) else None
     if not isinstance(configs, list):
         raise _refused(path, "it holds no list of configs.")
@@ -43,9 +44,9 @@ def read_baseline(path: str | Path) -> Baseline:
             raise _refused(path, f"configs[{number}] has no path.")
         comparable = _NUMBERS if version == VERSION else {"allocated": "allocated_bytes"}
         peaks = {name: config.get(key) for name, key in comparable.items()}
-        wrong = [name for name, size in peaks.items() if size is not None and type(size) is not int]
+        wrong = [name for name, size in peaks.items() if size is not None and not _is_size(size)]
         if wrong:
-            raise _refused(path, f"configs[{number}].{_NUMBERS[wrong[0]]} is no whole number.")
+            raise _refused(path, f"configs[{number}].{_NUMBERS[wrong[0]]} is no whole number of bytes.")
         found[same_path(config["path"])] = {name: size for name, size in peaks.items() if size is not None}
     return found
 
@@ -74,6 +75,9 @@ def with_allowance(change: tuple[int, int] | None, allowed: int | None) -> Growt
     return None if change is None else Growth(change[0], change[1], allowed)
 
 
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 < value < MOST_BYTES
+
+
 def _refused(path: str | Path, problem: str) -> InputError:
-    remedy = "A baseline is what `memcalc check ... --format json` printed."
-    return InputError(problem, remedy, f"--baseline: {path}")
+    return InputError(problem, _REMEDY, f"--baseline: {path}")

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memcalc.checking.patterns import alternatives, exists, is_pattern
+from memcalc.errors import InputError
+from memcalc.files import MOST_CONFIG_BYTES, read_bytes
 from memcalc.spec.yaml_source import is_template, is_yaml
 
 _YAML = (".yaml", ".yml")
@@ -45,7 +47,10 @@ _TRAINS = re.compile(r"^optimizer[ \t]*:", re.MULTILINE)
 _FOREIGN_TOML = (re.compile(r"^\[model\]", re.MULTILINE), re.compile(r"^flavor[ \t]*=", re.MULTILINE))
 _FOREIGN_SCRIPT = (re.compile(r"--num-layers\s"), re.compile(r"--hidden-size\s"))
 # Megatron-LM's arguments in a file of their own, and TrainingArguments as JSON.
-_ARGUMENTS = (re.compile(r"^\s*--num-layers\s", re.MULTILINE), re.compile(r"^\s*--hidden-size\s", re.MULTILINE))
+_ARGUMENTS = (  # blanks, but no line breaks: a file of them would be read anew from each
+    re.compile(r"^[^\S\n]*--num-layers\s", re.MULTILINE),
+    re.compile(r"^[^\S\n]*--hidden-size\s", re.MULTILINE),
+)
 _FOREIGN_JSON = (
     re.compile(r'"model_name_or_path"\s*:'),
     re.compile(r'"per_device_train_batch_size"\s*:'),
@@ -133,7 +138,7 @@ def is_config(path: str) -> bool:
         return False
     try:
         if name.endswith(_YAML):
-            text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
+            text = _text(path)
             if _TORCHTUNE.search(text) is not None:
                 return _TRAINS.search(text) is not None
             marked = _MARKS.search(text) is not None or any(_has(text, marks) for marks in _FOREIGN_YAML)
@@ -141,14 +146,15 @@ def is_config(path: str) -> bool:
         if name.endswith((".toml", *_SCRIPTS)):
             return _has(_text(path), _FOREIGN_TOML if name.endswith(".toml") else _FOREIGN_SCRIPT)
         return _holds_arguments(path, name) or (name.endswith("config.json") and _is_model(_text(path)))
-    except PermissionError:
-        return True
-    except OSError:  # it has gone meanwhile
-        return False
+    except (InputError, OSError):  # it must not be read, or is too large for words: what it was to be nobody can say
+        return Path(path).exists()
 
 
 def _text(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8", errors="replace")
+    """The text of a file as far as it can be a configuration: what is larger is data, and skipped as such."""
+    if Path(path).stat().st_size > MOST_CONFIG_BYTES:
+        return ""
+    return read_bytes(path).decode("utf-8-sig", errors="replace")
 
 
 def _holds_arguments(path: str, name: str) -> bool:

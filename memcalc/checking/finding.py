@@ -6,6 +6,7 @@ from pathlib import Path
 
 from memcalc.checking.policy import NO_POLICY, Policy
 from memcalc.errors import InputError
+from memcalc.files import read_bytes
 
 OWN = "memcalc.toml"
 PROJECT = "pyproject.toml"
@@ -38,8 +39,8 @@ def policy_for(settings: str | Path | None = None) -> Policy:
 def _may_hold_settings(path: Path) -> bool:
     """Whether a file is worth being parsed: a pyproject.toml that never says "memcalc" is not."""
     try:
-        return path.is_file() and (path.name == OWN or b"memcalc" in path.read_bytes())
-    except OSError:
+        return path.is_file() and (path.name == OWN or b"memcalc" in read_bytes(path))
+    except (InputError, OSError):
         return path.name == OWN  # reading it says why not
 
 

@@ -14,6 +14,7 @@ from memcalc.checking.amount import parse_amount, parse_budget
 from memcalc.checking.finding import PROJECT
 from memcalc.checking.policy import Limits, Policy, Rule
 from memcalc.errors import InputError
+from memcalc.files import read_text
 from memcalc.spec.cards import find_card
 from memcalc.spec.fields import describe, nearest
 
@@ -57,9 +58,7 @@ def read_policy(path: Path) -> Policy | None:
 def _table(path: Path) -> Mapping[str, Any] | None:
     """The settings as plain data; None for a pyproject.toml that holds none."""
     try:
-        data: Any = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"it cannot be read: {error.strerror}.", "Check the path.", os.fspath(path)) from None
+        data: Any = tomllib.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise InputError(f"it is no TOML in UTF-8: {error}.", "Correct it.", path.name) from None
     if path.name != PROJECT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -53,7 +54,8 @@ def command(
     Example: memcalc check configs/ --gpu h100-80gb --format github
     """
     from memcalc import api
-    from memcalc.cli.reports import parse_reports, write_reports
+    from memcalc.cli.output import WrittenFiles
+    from memcalc.cli.reports import parse_reports, show_broken, write_reports
 
     reports = parse_reports(also or ())
     report = api.check(
@@ -69,15 +71,19 @@ def command(
         skip_others=skip_others,
     )
     report = replace(report, accepts_unknown=accept_unknown)
-    write_reports(report, reports, units)
+    files = WrittenFiles()
+    with files.writing():
+        write_reports(report, reports, units)
     if form == "table":
         from memcalc.report.checks.table import draw_checks
         from memcalc.report.screen import make_screen
 
         draw_checks(make_screen(), report, units)
     else:
-        from memcalc.cli.output import print_text
+        from memcalc.cli.output import print_exactly, print_text
         from memcalc.report.checks.forms import rendered
 
-        print_text(rendered(report, form, units))
+        (print_text if form == "markdown" else print_exactly)(rendered(report, form, units))
+    show_broken(report, also_drawn=form == "table" and sys.stdout.isatty())
+    files.complain()
     raise typer.Exit(report.exit_code)

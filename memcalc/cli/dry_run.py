@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import signal
+import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from typer.core import TyperCommand
 
+from memcalc.cli.messages import show_error
 from memcalc.cli.options import Units, complete_card
+from memcalc.cli.output import WrittenFiles, print_json
+from memcalc.files import write_text
+from memcalc.text import json_safe
 
 TIMED_OUT = 124  # as timeout(1) ends
 
@@ -69,14 +73,14 @@ def command(
     PyTorch's own CUDA build runs the real steps; only NVIDIA's libraries are replaced, by stubs that count memory and
     compute nothing. Needs Linux, a C compiler and a CUDA build of torch; no GPU, and none of NVIDIA's libraries.
 
-    Exit code: the command's own; 4: it died out of memory; 124: --timeout was over.
+    Exit code: the command's own; 4: it ran out of memory; 124: --timeout was over; with --assert-fits 1: it does not
+    fit, and 2 in place of a command's own 1.
 
     Example: memcalc dry-run --gpu h100-80gb --steps 3 -- python train.py --batch-size 8
     """
     from memcalc.nullcuda import run
     from memcalc.nullcuda.options import Options
 
-    signal.signal(signal.SIGTERM, _end)
     if record is not None:  # whether it can be written is known before a long run, not after it
         record.parent.mkdir(parents=True, exist_ok=True)
         if record.is_dir():
@@ -117,23 +121,21 @@ def command(
     )
     from memcalc.report.dry_run import draw_dry_run, dry_run_document
 
-    unkept = None if record is None else _keep(dry_run_document(result), record)
+    files = WrittenFiles()
+    if record is not None:
+        with files.writing():
+            write_text(record, json_safe(json.dumps(dry_run_document(result), indent=2)) + "\n")
     if form == "json":
-        from memcalc.cli.output import print_json
-
         print_json(dry_run_document(result))
     else:
         from memcalc.report.screen import make_screen
 
         draw_dry_run(make_screen(), result, units)
-    if unkept is not None:
-        from memcalc.errors import Unavailable
-
-        raise Unavailable(f"{record}: {unkept.strerror}. The result is above, but not kept: make room there.")
-    raise typer.Exit(_exit_code(result.outcome, result.exit_code, failed_assertion=assert_fits and not result.fits))
+    files.complain()
+    raise typer.Exit(_exit_code(result.outcome, result.exit_code, result.fits, asserted=assert_fits))
 
 
-def _exit_code(outcome: str, code: int, *, failed_assertion: bool) -> int:
+def _exit_code(outcome: str, code: int, fits: bool | None, *, asserted: bool) -> int:
     from memcalc.cli.app import INTERRUPTED
     from memcalc.nullcuda.result import INTERRUPTED as BY_USER
     from memcalc.nullcuda.result import OUT_OF_MEMORY
@@ -144,21 +146,16 @@ def _exit_code(outcome: str, code: int, *, failed_assertion: bool) -> int:
     if outcome == OUT_OF_TIME:
         return TIMED_OUT
     if outcome == OUT_OF_MEMORY:
-        return 1 if failed_assertion else 4
-    return code or int(failed_assertion)
+        return 1 if asserted else 4
+    return own_code(code, asserted=asserted) or int(asserted and not fits)
 
 
-def _keep(document: dict[str, Any], path: Path) -> OSError | None:
-    """Write the record; what went wrong is returned, since the result is still to be shown."""
-    import json
-
-    try:
-        path.write_text(json.dumps(document, indent=2) + "\n")
-    except OSError as error:
-        return error
-    return None
-
-
-def _end(*_: object) -> None:
-    """Told to end: the command is ended first, then this process as if by the signal."""
-    raise SystemExit(128 + signal.SIGTERM)
+def own_code(code: int, *, asserted: bool) -> int:
+    """The exit code for a command that ended by itself: its own, but for 1 where that says "does not fit"."""
+    if asserted and code == 1:
+        show_error(
+            "the command failed with exit code 1, which --assert-fits keeps for runs that do not fit: this is exit "
+            "code 2. Its own messages say what is wrong."
+        )
+        return 2
+    return code

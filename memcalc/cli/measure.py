@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from memcalc.cli.options import CONFIG_HELP, Device, Plot, Set, Units, complete_config
 from memcalc.cli.trace import EXPORT_HELP
-from memcalc.errors import InputError
+from memcalc.errors import InputError, MemcalcError
+from memcalc.text import harmless
+
+if TYPE_CHECKING:
+    from memcalc.measuring.ranks import Place
 
 
 def command(
@@ -61,22 +66,18 @@ def command(
     """
     from memcalc import api
     from memcalc.cli.measured import check_files, print_measured, write_files
-    from memcalc.measuring.measure import RanOut
+    from memcalc.cli.messages import show_warning
+    from memcalc.cli.output import WrittenFiles
+    from memcalc.measuring.measure import NotKept, RanOut
+    from memcalc.measuring.measurement import OUT_OF_MEMORY
     from memcalc.measuring.ranks import place
     from memcalc.proving.beside import Beside
     from memcalc.proving.one import How, measure_one, measure_one_rank
     from memcalc.report.progress import shown_progress
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
-    for given, option in ((suite, "--suite"), (compare, "--compare")):
-        if given is not None and (config or model or overrides or (suite and compare)):
-            raise InputError("its file has the configurations.", f"Name nothing else beside {option}.", option)
     here = place()
-    if here is not None and (suite or compare):
-        raise InputError(
-            f"{'--suite' if suite else '--compare'} is for one process, not for {here.ranks} ranks.",
-            "Start it without torchrun; of several ranks each configuration is a command of its own.",
-        )
+    _refuse_combinations(suite, compare, here, named=bool(config or model or overrides))
     if suite is not None:
         _measure_suite(suite, record, device, python, form)
         return
@@ -89,23 +90,45 @@ def command(
     traces = _traces(trace)
     spec = api.load(config or model or "", *(overrides or ()))
     first = here is None or here.rank == 0
-    how = How(device, steps, record, alloc_conf, python, headroom, force, _warn if first else None)
-    if here is not None:
-        measurement, ranks = measure_one_rank(spec, how, here)
-        if first:
-            write_files(measurement, plot or (), export or (), units)
-            print_measured(api.beside(measurement, *traces, python=python), form, units, ranks)
-        return
+    how = How(device, steps, record, alloc_conf, python, headroom, force, show_warning if first else None)
+    files = WrittenFiles()
+    ranks: tuple[dict[str, Any], ...] = ()
+    unkept: MemcalcError | None = None
     try:
-        measurement = measure_one(spec, how)
-    except RanOut as error:  # what was measured until then is shown; the message and the exit code are of the error
-        write_files(error.measurement, plot or (), export or (), units)
-        print_measured(Beside(None, (), error.measurement, ()), form, units)
-        raise
-    write_files(measurement, plot or (), export or (), units)
-    with shown_progress() as progress:
-        found = api.beside(measurement, *traces, python=python, progress=progress)
-    print_measured(found, form, units)
+        if here is None:
+            measurement = measure_one(spec, how)
+        else:
+            measurement, ranks = measure_one_rank(spec, how, here)
+    except (RanOut, NotKept) as error:  # what was measured is shown; the message and the exit code are of the error
+        measurement, unkept = error.measurement, error
+    if first:
+        with files.writing():
+            write_files(measurement, plot or (), export or (), units)
+        if measurement.outcome == OUT_OF_MEMORY:
+            found = Beside(None, (), measurement, ())
+        else:
+            with shown_progress() as progress:
+                found = api.beside(measurement, *traces, python=python, progress=progress)
+        print_measured(found, form, units, ranks)
+    if unkept is not None:
+        raise unkept
+    files.complain()
+
+
+def _refuse_combinations(suite: Path | None, compare: Path | None, here: Place | None, *, named: bool) -> None:
+    """Refuse what --suite and --compare do not go with.
+
+    Raises:
+        InputError: a configuration, or several ranks.
+    """
+    for given, option in ((suite, "--suite"), (compare, "--compare")):
+        if given is not None and (named or (suite and compare)):
+            raise InputError("its file has the configurations.", f"Name nothing else beside {option}.", option)
+    if here is not None and (suite or compare):
+        raise InputError(
+            f"{'--suite' if suite else '--compare'} is for one process, not for {here.ranks} ranks.",
+            "Start it without torchrun; of several ranks each configuration is a command of its own.",
+        )
 
 
 def _measure_suite(suite: Path, record: Path | None, device: str | None, python: str | None, form: str) -> None:
@@ -121,12 +144,15 @@ def _measure_suite(suite: Path, record: Path | None, device: str | None, python:
         with shown_progress() as progress:
             outcome = api.measure_suite(suite, file, device=device, python=python, progress=progress)
     except KeyboardInterrupt:
-        typer.echo(f"Interrupted. What was measured is in {file}; the same command goes on from there.", err=True)
+        words = f"Interrupted. What was measured is in {file}; the same command goes on from there."
+        sys.stderr.write(f"{harmless(words)}\n")
         raise
     if form == "json":
         print_json(suite_document(outcome))
     else:
         draw_suite(make_screen(), outcome)
+    if outcome.unkept is not None:
+        raise outcome.unkept
 
 
 def _compare(records: Path, record: Path | None, traces: tuple[str, ...], python: str | None, form: str) -> None:
@@ -143,10 +169,8 @@ def _compare(records: Path, record: Path | None, traces: tuple[str, ...], python
         print_json(compared_document(compared))
     else:
         draw_compared(make_screen(), compared)
-
-
-def _warn(text: str) -> None:
-    typer.echo(f"warning: {text}", err=True)
+    if compared.unkept is not None:
+        raise compared.unkept
 
 
 def _traces(given: list[str] | None) -> tuple[str, ...]:

@@ -9,12 +9,15 @@ import textwrap
 
 import typer
 
+from memcalc.cli.streams import exact
+from memcalc.text import LONGEST_TEXT, harmless, harmless_lines, shortened_in_the_middle
+
 
 def show_error(text: str) -> None:
-    """Print "error: ..."; colours and line breaks only where a person looks at a terminal."""
-    message = f"error: {text}"
+    """Print "error: ..."; colors and line breaks only where a person looks at a terminal."""
+    message = f"error: {harmless_lines(text)}"
     if not sys.stderr.isatty():
-        typer.echo(message, err=True)  # one line: a log is searched by line
+        sys.stderr.write(f"{message}\n")  # one line: a log is searched by line
         return
     width = max(40, shutil.get_terminal_size().columns)
     lines = [
@@ -24,12 +27,18 @@ def show_error(text: str) -> None:
     wrapped = "\n".join(lines)
     if "NO_COLOR" not in os.environ:
         wrapped = wrapped.replace("error:", typer.style("error:", fg="red", bold=True), 1)
-    typer.echo(wrapped, err=True)
+    exact(sys.stderr).write(f"{wrapped}\n")
+
+
+def show_warning(text: str) -> None:
+    """Print "warning: ..." as one line."""
+    sys.stderr.write(f"warning: {harmless(text)}\n")
 
 
 def explain_usage(error: Exception) -> str:
     """What is wrong with the command line, in one line, with the way out."""
-    text = " ".join(str(getattr(error, "format_message", error.__str__)()).split())
+    text = " ".join(harmless_lines(str(getattr(error, "format_message", error.__str__)())).split())
+    text = shortened_in_the_middle(text, LONGEST_TEXT)
     text = text.replace("Value error, ", "")  # Pydantic's words, by way of Typer
     about = getattr(getattr(error, "param", None), "help", None)
     if about and type(error).__name__ == "MissingParameter":

@@ -1,9 +1,15 @@
-"""What commands print that is not drawn."""
+"""What commands print that is not drawn, and the files that they write beside it."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from memcalc.cli.streams import exact
+from memcalc.errors import NotWritten
+from memcalc.text import json_safe
 
 
 def print_json(document: Any) -> None:
@@ -11,9 +17,38 @@ def print_json(document: Any) -> None:
     import json  # a table needs none
 
     ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    print_text(json.dumps(document, indent=2, ensure_ascii=ascii_only))
+    print_exactly(json_safe(json.dumps(document, indent=2, ensure_ascii=ascii_only)))
 
 
 def print_text(text: str) -> None:
     """A text and a line break on standard output."""
     sys.stdout.write(text + "\n")
+
+
+def print_exactly(text: str) -> None:
+    """The same for text of a format that is safe already: JSON, annotations of GitHub Actions."""
+    exact(sys.stdout).write(text + "\n")
+
+
+class WrittenFiles:
+    """The files that a command writes besides its output: one that cannot be written does not cost the output."""
+
+    def __init__(self) -> None:
+        self._failed: NotWritten | None = None
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Inside, a file that cannot be written is kept in mind; `complain` reports it after the result is printed."""
+        try:
+            yield
+        except NotWritten as error:
+            self._failed = self._failed or error
+
+    def complain(self) -> None:
+        """Report the first file that could not be written.
+
+        Raises:
+            NotWritten: there was one.
+        """
+        if self._failed is not None:
+            raise self._failed

@@ -9,6 +9,7 @@ import typer
 
 from memcalc.cli.options import AcceptUnknown, Config, Gpu, Set, Units
 from memcalc.errors import InputError
+from memcalc.files import write_text
 from memcalc.units import Unit
 
 
@@ -65,6 +66,7 @@ def command(
     Example: memcalc recompute llama-3-8b --gpu h100-80gb --set recipe=pure --set b=2
     """
     from memcalc import api
+    from memcalc.cli.output import WrittenFiles
 
     if api.describes_chain(config):
         if overrides or maximize or verify or plot or write:
@@ -89,14 +91,16 @@ def command(
         host_gb_per_second=host_bandwidth,
     )
     checked = api.verified(planning, tuple(device or ("fake", "null")), python) if verify else []
-    if plot is not None:
-        from memcalc.report.front_picture import save_front
+    files = WrittenFiles()
+    with files.writing():
+        if write is not None:
+            from memcalc.planning.planning import planned_yaml
 
-        save_front(plot, planning, units)
-    if write is not None:
-        from memcalc.planning.planning import planned_yaml
+            write_text(write, planned_yaml(planning))
+        if plot is not None:
+            from memcalc.report.front_picture import save_front
 
-        write.write_text(planned_yaml(planning))
+            save_front(plot, planning, units)
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.recompute import planning_document
@@ -107,6 +111,7 @@ def command(
         from memcalc.report.screen import make_screen
 
         draw_planning(make_screen(), planning, units, checked)
+    files.complain()
     if planning.verdict.answer == "unknown" and not accept_unknown:
         raise typer.Exit(1)
 

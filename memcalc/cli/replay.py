@@ -49,6 +49,7 @@ def command(
     Example: memcalc replay snapshot.pickle --gpu a100-80gb --sweep max_split_size_mb=32,128,512,none --compare
     """
     from memcalc import api
+    from memcalc.cli.output import WrittenFiles
     from memcalc.replaying.sources import kind_of
     from memcalc.report.progress import shown_progress
 
@@ -80,15 +81,17 @@ def command(
     from memcalc.report.replay import draw_replay, moment_words, replay_document, subject
     from memcalc.report.run import course_grids
 
-    if picture is not None:
-        from memcalc.report.plots.segments import write_address_space
+    files = WrittenFiles()
+    with files.writing():
+        if picture is not None:
+            from memcalc.report.plots.segments import write_address_space
 
-        title = f"{subject(replay)}: address space {moment_words(replay)}"
-        write_address_space(picture, replay.segments, replay.owners, title, units)
-    for path in plot or ():
-        from memcalc.report.plots.files import write_plot
+            title = f"{subject(replay)}: address space {moment_words(replay)}"
+            write_address_space(picture, replay.segments, replay.owners, title, units)
+        for path in plot or ():
+            from memcalc.report.plots.files import write_plot
 
-        write_plot(path, replay.course, subject(replay), units, lambda: course_grids(replay.course, units))
+            write_plot(path, replay.course, subject(replay), units, lambda: course_grids(replay.course, units))
     if form == "json":
         from memcalc.cli.output import print_json
 
@@ -97,3 +100,4 @@ def command(
         from memcalc.report.screen import make_screen
 
         draw_replay(make_screen(), replay, units)
+    files.complain()

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.errors import InputError
+from memcalc.files import write_text
+from memcalc.text import harmless
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
@@ -46,5 +48,28 @@ def write_reports(report: CheckReport, wanted: Iterable[Report], unit: Unit) -> 
     for form, path in wanted:
         from memcalc.report.checks.forms import rendered
 
-        # A file's name may hold bytes that are no UTF-8.
-        path.write_text(rendered(report, form, unit) + "\n", encoding="utf-8", errors="replace")
+        write_text(path, rendered(report, form, unit) + "\n")
+
+
+MOST_SHOWN = 50  # errors on standard error; the report has them all
+
+
+def show_broken(report: CheckReport, *, also_drawn: bool) -> None:
+    """Print what makes the exit code 2 as errors, one line each.
+
+    Args:
+        report: the report, which is on standard output.
+        also_drawn: whether that is a terminal where the same errors have just been drawn.
+    """
+    from memcalc.cli.messages import show_error
+    from memcalc.report.checks.words import place, summary
+
+    if also_drawn or report.exit_code != InputError.exit_code:
+        return
+    broken = [outcome for outcome in report.outcomes if outcome.status == "broken"]
+    for outcome in broken[:MOST_SHOWN]:
+        show_error(harmless(f"{place(outcome)}: {outcome.message}"))
+    if len(broken) > MOST_SHOWN:
+        show_error(f"{len(broken) - MOST_SHOWN:,} more configurations are broken: see the report.")
+    if not broken:
+        show_error(summary(report))

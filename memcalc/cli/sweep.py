@@ -38,6 +38,7 @@ def command(
     Example: memcalc sweep llama-3-8b --gpu h100-80gb --vary b=1..32 --vary recompute=none,full
     """
     from memcalc import api
+    from memcalc.cli.output import WrittenFiles
     from memcalc.engine.varying import parse_axes
     from memcalc.errors import InputError
     from memcalc.report.plots.files import check_place
@@ -58,11 +59,14 @@ def command(
         raise InputError(f"{several if len(table) > 1 else 'the configuration is invalid'}: {table.reason(0)}")
     first = table.spec(int(table.possible.argmax()))
     name = first.name
+    files = WrittenFiles()
     for path in output or ():
-        write_output(path, table, name, first.notes)
+        with files.writing():
+            write_output(path, table, name, first.notes)
     card = None if "hardware.gpu" in table.grid.fields else first.hardware.gpu
     for path in plot or ():
-        write_picture(path, table, f"{name} on {card}" if card else name, units)
+        with files.writing():
+            write_picture(path, table, f"{name} on {card}" if card else name, units)
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.sweeps.files import sweep_document
@@ -78,6 +82,7 @@ def command(
         from memcalc.report.sweeps.screen import draw_sweep
 
         draw_sweep(make_screen(), table, name, _card(card), units, listed=listed, notes=first.notes)
+    files.complain()
 
 
 def _card(gpu: str | None) -> str:

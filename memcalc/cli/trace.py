@@ -59,6 +59,7 @@ def command(
     Example: memcalc trace llama-3.2-1b --gpu a100-40gb --set b=4
     """
     from memcalc import api
+    from memcalc.cli.output import WrittenFiles
     from memcalc.cli.ranks import one_of
     from memcalc.cli.traced import beside, check_files, print_trace, write_files
     from memcalc.report.progress import shown_progress
@@ -83,9 +84,12 @@ def command(
             python=python,
             progress=progress,
         )
-    if record is not None:
-        from memcalc.events import write_events
+    files = WrittenFiles()
+    with files.writing():
+        if record is not None:
+            from memcalc.events import write_events
 
-        write_events(record, traced.events)
-    write_files(traced, plot or (), export or (), units)
+            write_events(record, traced.events)
+        write_files(traced, plot or (), export or (), units)
     print_trace(traced, form, units, others=beside(spec, device, steps, alloc_conf) if compare else ())
+    files.complain()

@@ -55,15 +55,6 @@ class LazyGroup(TyperGroup):
             self._loaded[cmd_name] = _build(cmd_name, module.command, getattr(module, "CommandClass", TyperCommand))
         return self._loaded[cmd_name]
 
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command; a closed pipe becomes ours to report, not Typer's exit code 1, which means "no"."""
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            from memcalc.cli.app import PIPE_CLOSED, leave_output
-
-            return leave_output(PIPE_CLOSED)
-
 
 def _typer(**settings: Any) -> typer.Typer:
     # Plain help and plain errors: they are read in CI logs too, and Rich's own would cost start-up time.

@@ -69,7 +69,9 @@ def diagnose(log: str | Path, stream: BinaryIO, run: Run | None = None, report: 
         InputError: there is no such message in it, or no report of that number.
     """
     try:
-        found = collect(Scanner().reports(stream))
+        scanner = Scanner()
+        found = collect(scanner.reports(stream))
+        found.not_kept += scanner.passed if found.reports else 0
     except InputError as error:
         raise error.located(str(log)) from None
     if not found.reports:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -10,15 +11,26 @@ from typing import BinaryIO
 
 from memcalc.diagnosis.report import Report
 from memcalc.diagnosis.speakers import spoken, squeezed, without_colours
-from memcalc.diagnosis.streams import Line, lines_worth_reading
+from memcalc.diagnosis.streams import Chunk, Line, chunks_worth_reading, lines_of
 from memcalc.diagnosis.tracebacks import phase_of
-from memcalc.diagnosis.wordings.catalogue import LONGEST_HEAD, Head, find_head, has_trigger, read_message
+from memcalc.diagnosis.wordings.catalogue import (
+    LONGEST_HEAD,
+    Effort,
+    Head,
+    find_head,
+    has_trigger,
+    lines_with_triggers,
+    read_message,
+)
 
 _REMEMBERED = 600  # letters before a head that may be needed to see it: two wrapped lines
 _MOST_LINES = 64  # of one message; the longest list the processes of a whole node
 _MOST_SPEAKERS = 512
 _FRAMES = 40  # of a traceback, the innermost
 _FRAME_LINES = 8  # from the innermost frame to the message: the line of code, its carets, a blank one
+_EFFORT = 30_000  # units of work that every log gets: half a second
+_EFFORT_PER_MEGABYTE = 3_000  # and for each megabyte of it: a twentieth of a second
+_MOST_KNOWN = 20_000  # lines
 _TRACEBACK = "Traceback (most recent call last)"
 
 _FRAME = re.compile(r'\s{0,40}File "([^"]{1,300})", line \d{1,7}, in ([\w<>.]{1,100})')
@@ -37,6 +49,7 @@ class _Voice:
     frames: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=_FRAMES))
     since_frame: int = 0  # lines since the last of them
     phase: str = ""  # where the traceback before the head was
+    effort: Effort = field(default_factory=Effort)
 
     def hear(self, number: int, text: str) -> None:
         """One more line."""
@@ -61,12 +74,12 @@ class _Voice:
         self.scanned = max(0, self.scanned - cut)
         self.marks = [(max(0, at - cut), number) for at, number in self.marks[-_MOST_LINES - 1 :]]
         if self.head is not None:
-            self.head = find_head(self.text, 0)  # the same one, in the shorter text
+            self.head = find_head(self.text, 0, self.effort)  # the same one, in the shorter text
 
     def find(self) -> bool:
         """Whether a message has begun."""
         if self.head is None:
-            self.head = find_head(self.text, self.scanned)
+            self.head = find_head(self.text, self.scanned, self.effort)
             if self.head is None:
                 self.scanned = max(self.scanned, len(self.text) - LONGEST_HEAD)
             self.waited = 0
@@ -81,18 +94,60 @@ class _Voice:
 
 
 class Scanner:
-    """Reads lines and gives reports."""
+    """Reads lines and gives reports.
+
+    Lines are followed speaker by speaker, across line breaks, as long as that takes no more time than the size of the
+    log allows: whatever it holds, it is read at some megabytes a second. Beyond that each line is read by itself, and
+    of lines that are alike only the first.
+    """
 
     def __init__(self) -> None:
+        self.passed = 0  # lines that may have held a message, and were not looked at for want of time
         self._voices: OrderedDict[str, _Voice] = OrderedDict()
         self._last: tuple[int, str] = (0, "")  # the last line's number and speaker
+        self._effort = Effort()
+        self._read = 0  # bytes
+        self._known: dict[bytes, tuple[Report, ...]] = {}  # by lines that were read by themselves: what they hold
 
     def reports(self, stream: BinaryIO) -> Iterator[Report]:
         """Every report of a log, in the order in which they end; fragments among them."""
-        for line in lines_worth_reading(stream, lambda chunk: self._waiting or has_trigger(chunk)):
-            yield from self.feed(line)
+        for chunk in chunks_worth_reading(stream, self._wants):
+            for line in lines_of(chunk):
+                if self._is_slow:
+                    yield from self._reports_of_lines(chunk, line.number)
+                    break
+                yield from self.feed(line)
         for speaker, voice in self._voices.items():
             yield from self._settle(speaker, voice, last=True)
+
+    def _wants(self, chunk: bytes) -> bool:
+        self._read += len(chunk)
+        return self._waiting or has_trigger(chunk)
+
+    @property
+    def _is_slow(self) -> bool:
+        return self._effort.units > _EFFORT + _EFFORT_PER_MEGABYTE * self._read // 10**6
+
+    def _reports_of_lines(self, chunk: Chunk, first: int) -> Iterator[Report]:
+        """The reports of a chunk's single lines, from the line numbered `first` on."""
+        number, counted = chunk.number, 0
+        for begin, end in lines_with_triggers(chunk.content):
+            number += chunk.content.count(b"\n", counted, begin)
+            counted = begin
+            if number < first:
+                continue
+            content = chunk.content[begin:end]
+            found = self._known.get(content)
+            if found is None:
+                if self._is_slow or len(self._known) >= _MOST_KNOWN:
+                    self.passed += 1
+                    continue
+                alone = Scanner()
+                found = tuple(alone.reports(io.BytesIO(content)))
+                self._known[content] = found
+                self._effort.units += alone._effort.units + 1
+            for report in found:
+                yield replace(report, line=number)
 
     @property
     def _waiting(self) -> bool:
@@ -100,6 +155,7 @@ class Scanner:
 
     def feed(self, line: Line) -> Iterator[Report]:
         """Reports that end with this line."""
+        self._effort.units += 1
         said = spoken(without_colours(line.text))
         speaker = self._speaker(line, said.speaker)
         self._last = line.number, speaker
@@ -125,7 +181,7 @@ class Scanner:
     def _voice(self, speaker: str) -> _Voice:
         voice = self._voices.get(speaker)
         if voice is None:
-            voice = self._voices[speaker] = _Voice()
+            voice = self._voices[speaker] = _Voice(effort=self._effort)
         self._voices.move_to_end(speaker)
         return voice
 
@@ -134,7 +190,7 @@ class Scanner:
         while voice.find():
             head = voice.head
             assert head is not None
-            report, end = read_message(head, voice.text)
+            report, end = read_message(head, voice.text, self._effort)
             enough = len(voice.text) - end >= head.wait or voice.waited >= _MOST_LINES
             if not (last or enough):
                 return

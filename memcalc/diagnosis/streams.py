@@ -11,9 +11,14 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from memcalc.errors import InputError
+from memcalc.files import open_file
 
-CHUNK = 2**20
+CHUNK = 2**16
 _KEPT = 2**14  # of a chunk without any report, what the next one may need: a traceback's frames, a wrapped head
+
+# Logs pack to a tenth or a fiftieth; deflate's own limit, for a file of one letter, is 1032.
+MOST_UNPACKED = 300
+SUSPECT_BYTES = 2**28  # unpacked: up to here every ratio is read
 
 _GZIP = b"\x1f\x8b"
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -36,32 +41,37 @@ def open_log(log: str | Path) -> Iterator[tuple[str, BinaryIO]]:
     if str(log) == "-":
         yield "standard input", sys.stdin.buffer
         return
-    try:
-        stream = Path(log).open("rb")  # noqa: SIM115 -- closed below; what goes wrong meanwhile is another matter
-    except (OSError, ValueError) as error:  # ValueError: a null character
-        reason = getattr(error, "strerror", None) or "no such file"
-        raise InputError(f"it cannot be read: {reason}.", "Name the log of the run.", str(log)[:200]) from None
-    with stream:
+    with open_file(log, "Name the log of the run.", pipes=True) as stream:
         yield str(log), stream
 
 
-def lines_worth_reading(stream: BinaryIO, wanted: Callable[[bytes], bool]) -> Iterator[Line]:
-    """The lines of all chunks that `wanted` wants, each with the last lines of the chunk before it.
+class Chunk(NamedTuple):
+    """Whole lines of a log."""
+
+    number: int  # of the first one
+    content: bytes
+    before: bytes  # the lines before it, as far as they may be needed and were not wanted themselves
+
+
+def chunks_worth_reading(stream: BinaryIO, wanted: Callable[[bytes], bool]) -> Iterator[Chunk]:
+    """The chunks that `wanted` wants, each with the last lines of the chunk before it.
 
     Memory is bounded by two chunks: a longer line comes in pieces.
     """
-    number = 1
-    kept, kept_number = b"", 1
+    number, kept = 1, b""
     for chunk in _whole_lines(_plain(stream)):
-        following = number + chunk.count(b"\n")
         if wanted(chunk):
-            yield from _lines(kept, kept_number)
-            yield from _lines(chunk, number)
-            kept, kept_number = b"", following
+            yield Chunk(number, chunk, kept)
+            kept = b""
         else:
             kept = chunk[-_KEPT:]
-            kept_number = following - kept.count(b"\n")
-        number = following
+        number += chunk.count(b"\n")
+
+
+def lines_of(chunk: Chunk) -> Iterator[Line]:
+    """The lines of a chunk and of what was kept before it."""
+    yield from _lines(chunk.before, chunk.number - chunk.before.count(b"\n"))
+    yield from _lines(chunk.content, chunk.number)
 
 
 def _lines(chunk: bytes, number: int) -> Iterator[Line]:
@@ -117,11 +127,19 @@ def _recoded(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 def _unpacked(chunks: Iterator[bytes]) -> Iterator[bytes]:
     unpacker = zlib.decompressobj(wbits=31)  # 31: with gzip's header
+    read = made = 0
     try:
         for chunk in chunks:
             packed = chunk
+            read += len(packed)
             while packed:
-                yield unpacker.decompress(packed, CHUNK)
+                piece = unpacker.decompress(packed, CHUNK)
+                made += len(piece)
+                if made > SUSPECT_BYTES and made > MOST_UNPACKED * read:
+                    raise InputError(
+                        f"it unpacks to more than {MOST_UNPACKED} times its size.", "Name the log that it was made of."
+                    )
+                yield piece
                 packed = unpacker.unconsumed_tail
                 if unpacker.eof:  # a file may hold several members, one after the other
                     packed = unpacker.unused_data

@@ -20,6 +20,7 @@ from memcalc.engine.results import AT_PEAK, BY_PHASE, PHASE, STAGE, WIDTH
 from memcalc.engine.table import COMPONENTS, Table
 from memcalc.engine.terms import DOES_NOT_FIT, UNJUDGED, judged
 from memcalc.estimation.items import PHASES
+from memcalc.progress import Progress, silent
 
 Axes = Mapping[Any, Iterable[Value]]  # Any: mappings of names and of tuples of names alike
 
@@ -36,6 +37,7 @@ def evaluate(
     gpu: str | None = None,
     gpus_per_node: int | None = None,
     ledger: bool = False,
+    progress: Progress = silent,
 ) -> Table:
     """Every configuration of a grid, sized as `memcalc.estimate(source, *overrides, ..., gpu=gpu)` sizes it.
 
@@ -48,13 +50,16 @@ def evaluate(
         gpu: the card to judge by.
         gpus_per_node: prune what splits tensors over more ranks than a node has.
         ledger: also keep bytes by phase and component: a kilobyte a configuration.
+        progress: called with how many of the runs are done that differ in more than their batches.
 
     Raises:
         InputError: the source cannot be read, a field is unknown, or the card is.
     """
     grid = axes if isinstance(axes, Grid) else Grid(axes)
-    (table,) = blocks(source, grid, *overrides, gpu=gpu, gpus_per_node=gpus_per_node, ledger=ledger, size=grid.size)
-    return table
+    points = Points(source, grid, overrides, gpu, gpus_per_node)
+    with _uncollected():
+        ranges = tuple(map(range, grid.shape))
+        return _sized(points, Sizer(ledger=ledger), 0, ranges, ledger=ledger, progress=progress)
 
 
 def blocks(
@@ -109,7 +114,15 @@ def _slabs(shape: tuple[int, ...], size: int) -> Iterator[tuple[int, tuple[range
             start += len(cut) * behind
 
 
-def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], *, ledger: bool) -> Table:
+def _sized(
+    points: Points,
+    sizer: Sizer,
+    start: int,
+    ranges: tuple[range, ...],
+    *,
+    ledger: bool,
+    progress: Progress = silent,
+) -> Table:
     shape = tuple(map(len, ranges))
     count = prod(shape)
     valid = np.zeros(count, dtype=np.bool_)
@@ -132,7 +145,9 @@ def _sized(points: Points, sizer: Sizer, start: int, ranges: tuple[range, ...], 
     places: dict[int, tuple[int, ...]] = {}  # of contexts, by their ids: their steps on the outer axes
 
     def contexts() -> Iterator[Context]:
-        for steps in np.ndindex(*(shape[number] for number in order.outer)):
+        total = prod(shape[number] for number in order.outer)
+        for done, steps in enumerate(np.ndindex(*(shape[number] for number in order.outer))):
+            progress("sizing", done, total)
             values: dict[str, Any] = {}
             for several, step in zip(own, steps, strict=True):
                 values |= several[step]

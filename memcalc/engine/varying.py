@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from math import prod
 
 from memcalc.engine.grid import Grid, Value
+from memcalc.engine.reading import BATCH
 from memcalc.errors import InputError
 from memcalc.spec.yaml_source import parse_yaml
 
 MOST_CONFIGURATIONS = 4_000_000  # of one sweep: a gigabyte of results
+MOST_STRUCTURES = 50_000  # that differ in more than their batches: some 5 milliseconds each
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)(?:\.\.(\d+))?")
 
@@ -39,6 +42,15 @@ def parse_axes(texts: Iterable[str]) -> Grid:
         raise InputError(
             f"{grid.size:,} configurations are more than {MOST_CONFIGURATIONS:,}.",
             "Vary less at a time, or walk through them in Python with memcalc.engine.blocks.",
+            "--vary",
+        )
+    batches = {f"training.{field}" for field in BATCH}
+    structures = prod(len(axis.values) for axis in grid.axes if not batches.issuperset(axis.fields))
+    if structures > MOST_STRUCTURES:
+        raise InputError(
+            f"{structures:,} configurations that differ in more than their batches are more than {MOST_STRUCTURES:,}, "
+            "each of which takes milliseconds.",
+            "Give the fields other than batch and sequence fewer values, e.g. num_layers=8..128..8.",
             "--vary",
         )
     return grid

@@ -14,6 +14,7 @@ from typing import Any
 
 from memcalc.events.course import Course
 from memcalc.events.event import Event, Kind
+from memcalc.files import write_text
 from memcalc.ledger.component import Component
 
 # Viewers slow down above some hundred thousand events, so that of longer runs the counters are thinned and the
@@ -28,8 +29,7 @@ _PROCESS = 1
 
 def write_chrome_trace(path: Path | str, course: Course, name: str, *, timed: bool = True) -> None:
     """Writes the trace as one file; arguments as for `chrome_trace`."""
-    with Path(path).open("w", encoding="utf-8") as file:
-        json.dump(chrome_trace(course, name, timed=timed), file, separators=(",", ":"))
+    write_text(path, json.dumps(chrome_trace(course, name, timed=timed), separators=(",", ":")))
 
 
 def chrome_trace(course: Course, name: str, *, timed: bool = True) -> dict[str, Any]:

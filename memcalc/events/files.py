@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from memcalc.errors import InputError
 from memcalc.events.event import Event, Kind
+from memcalc.files import naming, open_file
 from memcalc.ledger.component import Component
 
 FORMAT = "memcalc-events"
 VERSION = 1
+
+LONGEST_LINE = 1_000_000  # bytes; an event has some hundred
+_MOST_BITS = 63  # of addresses, sizes and times
 
 _DEFAULTS = tuple(Event(Kind.ALLOC))
 _SHAPE = Event._fields.index("shape")
@@ -32,14 +37,19 @@ class EventWriter:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
-        self._file.write(_line({"format": FORMAT, "version": VERSION, "columns": list(Event._fields)}))
-        self._file.flush()
+        self._path = path
+        with naming(path):
+            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
+        self._write(_line({"format": FORMAT, "version": VERSION, "columns": list(Event._fields)}))
 
     def append(self, events: Iterable[Event]) -> None:
         """Writes the events, in one piece."""
-        self._file.write("".join(map(_event_line, events)))
-        self._file.flush()
+        self._write("".join(map(_event_line, events)))
+
+    def _write(self, text: str) -> None:
+        with naming(self._path):
+            self._file.write(text)
+            self._file.flush()
 
     def __enter__(self) -> Self:
         """The writer itself."""
@@ -47,7 +57,8 @@ class EventWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Closes the file; what was appended stays, also after an error."""
-        self._file.close()
+        with suppress(OSError):  # of what could not be written before, which was reported then
+            self._file.close()
 
 
 def write_events(path: Path | str, events: Iterable[Event]) -> None:
@@ -62,17 +73,18 @@ def read_events(path: Path | str) -> Iterator[Event]:
     Raises:
         InputError: with file and line, when the file is no event stream or one of a newer version.
     """
-    with Path(path).open(encoding="utf-8") as lines:
-        names = _columns(next(lines, ""), f"{path}:1")
+    with open_file(path, "Name a file of memcalc events.") as file:
+        lines = iter(lambda: file.readline(LONGEST_LINE + 1), b"")
+        names = _columns(next(lines, b""), f"{path}:1")
         positions = [names.index(name) if name in names else None for name in Event._fields]
         plain = names == list(Event._fields)
         for number, line in enumerate(lines, start=2):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
                 return
             try:
                 values = json.loads(line)
                 event = _event(values if plain else _in_our_order(values, positions))
-            except (ValueError, TypeError, LookupError) as error:
+            except (ValueError, TypeError, LookupError, RecursionError) as error:
                 raise InputError(
                     f"this line is no event ({error}).",
                     'Each line is an array such as ["alloc",7,4096].',
@@ -92,12 +104,12 @@ def _event_line(event: Event) -> str:
     return _line(event[: max(end, 1)])
 
 
-def _columns(line: str, where: str) -> list[str]:
+def _columns(line: bytes, where: str) -> list[str]:
     """The names of the columns that the first line gives."""
     try:
         head: Any = json.loads(line)
-        known = head["format"] == FORMAT
-    except (ValueError, TypeError, KeyError):
+        known = head["format"] == FORMAT and type(head["version"]) is int and isinstance(head["columns"], list)
+    except (ValueError, TypeError, KeyError, RecursionError):
         known = False
     if not known:
         raise InputError(
@@ -106,7 +118,7 @@ def _columns(line: str, where: str) -> list[str]:
     if head["version"] > VERSION:
         raise InputError(
             f"events of version {head['version']}; this memcalc reads up to version {VERSION}.",
-            "Upgrade memcalc, or record the events anew.",
+            "Upgrade memcalc, or record the events again.",
             where,
         )
     return list(head["columns"])
@@ -121,9 +133,23 @@ def _in_our_order(values: list[Any], positions: list[int | None]) -> list[Any]:
 
 
 def _event(values: list[Any]) -> Event:
+    """The event of a line's values.
+
+    Raises:
+        ValueError, TypeError: a value is not what its column holds.
+    """
     values[0] = Kind(values[0])
     if len(values) > _COMPONENT and values[_COMPONENT] is not None:
         values[_COMPONENT] = Component(values[_COMPONENT])
     if len(values) > _SHAPE:
         values[_SHAPE] = tuple(values[_SHAPE])
-    return Event(*values)
+    event = Event(*values)
+    for number in (event.storage, event.bytes, event.stream, event.time_us or 0, *event.shape):
+        if type(number) is not int or number.bit_length() > _MOST_BITS:
+            raise ValueError(f"{number!r} is not a whole number of 64 bits")
+    if event.bytes < 0:
+        raise ValueError(f"bytes = {event.bytes} is negative")
+    for text in (event.phase, event.module, event.operator, event.dtype, event.line):
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r} is not text")
+    return event

@@ -16,6 +16,7 @@ from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import holding_memory
 from memcalc.spec.segments import leaves
 from memcalc.spec.spec import Spec
+from memcalc.units import divisors
 from memcalc.verdict.judge import size
 
 MOST = 2**32  # beyond any batch, sequence or model
@@ -149,7 +150,7 @@ def _micro_batches(spec: Spec) -> Scale:
             note,
         )
     share = total // replicas
-    sizes = [size for size in range(1, share + 1) if share % size == 0] if total % replicas == 0 else []
+    sizes = divisors(share) if total % replicas == 0 else []
     return Scale(
         sizes,
         lambda size: varied(spec, training={"micro_batch_size": size, "gradient_accumulation_steps": share // size}),

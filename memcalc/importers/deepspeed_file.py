@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memcalc.errors import InputError
+from memcalc.files import read_text
 from memcalc.importers.deepspeed import OPTIMIZERS
 from memcalc.importers.switches import is_on
 from memcalc.importers.table import Draft
@@ -53,8 +55,8 @@ def read_beside(folder: str, name: str) -> Any:
         start = Path(folder).resolve()
         for each in (start, *start.parents):
             if (each / name).is_file():
-                return json.loads((each / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+                return json.loads(read_text(each / name))
+    except (InputError, OSError, ValueError, RecursionError):
         pass
     return None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import InputError
+from memcalc.files import read_text
 from memcalc.spec.loading import Opened, load_opened
 from memcalc.spec.loading import load as load_own
 from memcalc.spec.loading import open_source as open_own
@@ -124,8 +125,8 @@ def list_config_json(source: str | Path) -> Imported | None:
     import json
 
     try:
-        data = json.loads(standard_input() if path.name == STANDARD_INPUT else path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError):
+        data = json.loads(standard_input() if path.name == STANDARD_INPUT else read_text(path))
+    except (InputError, ValueError, RecursionError):
         return None
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         return None
@@ -165,8 +166,8 @@ def _text(path: Path) -> str | None:
     if path.suffix.lower() not in _SUFFIXES or not _is_file(path):
         return None
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError):
+        return read_text(path)
+    except InputError:  # reading it as ours says why
         return None
 
 

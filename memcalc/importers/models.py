@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from memcalc.errors import InputError
+from memcalc.files import read_text
 from memcalc.importers.table import Draft, Meaning
 from memcalc.spec.presets import preset_names
 
@@ -72,8 +74,8 @@ def published_dtype(draft: Draft, half: str | None) -> str:
 
 def _config(path: str) -> dict[str, Any]:
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(read_text(path))
+    except (InputError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

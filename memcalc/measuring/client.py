@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
 from memcalc.errors import InputError, MemcalcError, OutOfMemory, Unavailable
+from memcalc.folders import temporary_folder
 from memcalc.measuring.job import Job, encoded
 from memcalc.measuring.measurement import Device
 
@@ -43,13 +42,14 @@ class Worker:
         self.command = tuple(command or own_command())
         self.variables = dict(variables or {})
         self._process: subprocess.Popen[str] | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="memcalc-measure-", ignore_cleanup_errors=True)
-        self._errors = Path(self._folder.name) / "stderr"
+        self._closing = ExitStack()
+        self._folder = self._closing.enter_context(temporary_folder("memcalc-measure-"))
+        self._errors = self._folder / "stderr"
 
     @property
     def events(self) -> str:
         """The file that the events of the newest run are in."""
-        return str(Path(self._folder.name) / "events.jsonl")
+        return str(self._folder / "events.jsonl")
 
     def run(self, job: Job) -> dict[str, Any]:
         """The figures of one run, in a process of its own.
@@ -131,7 +131,7 @@ class Worker:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             _left(process)
-        self._folder.cleanup()
+        self._closing.close()
 
 
 def _left(process: subprocess.Popen[str]) -> int:

@@ -9,21 +9,30 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from memcalc.errors import OutOfMemory
+from memcalc.errors import NotWritten, OutOfMemory, Unavailable
 from memcalc.events import read_events
 from memcalc.events.event import Event
 from memcalc.measuring.client import Worker
 from memcalc.measuring.job import Job
 from memcalc.measuring.measurement import OUT_OF_MEMORY, Device, Measurement, phase_from
-from memcalc.measuring.records import append
+from memcalc.measuring.records import append_all, check_records
 from memcalc.spec.spec import Spec
 from memcalc.step.packages import require
+from memcalc.text import masked
 
 ADVICE = " If reserved but unallocated"  # how PyTorch goes on after the figures, in general terms
 
 
 class RanOut(OutOfMemory):
     """A measured run that ended out of memory, with what was measured until then."""
+
+    def __init__(self, text: str, measurement: Measurement) -> None:
+        super().__init__(text)
+        self.measurement = measurement
+
+
+class NotKept(Unavailable):
+    """A measured run whose record could not be written, with all that was measured."""
 
     def __init__(self, text: str, measurement: Measurement) -> None:
         super().__init__(text)
@@ -59,7 +68,10 @@ def measure(
         Unavailable: torch, transformers or a GPU is missing, or the GPU is busy.
         InputError: the step cannot run what the spec asks for, or the device has no kernel for it.
         RanOut: the device had too little. The record up to that point has been kept.
+        NotKept: the record could not be written.
     """
+    if record is not None:
+        check_records(Path(record))
     if worker is None:
         require("measure", spec)
         with Worker() as own:
@@ -76,10 +88,35 @@ def measure(
             )
     job = Job(spec, steps, device, alloc_conf, worker.events, force, weight_bytes)
     measurement = measured(job, worker.run(job), typed() if command is None else command, read_events(worker.events))
-    if record is not None:
-        append(measurement.to_record(), Path(record))
-    refuse_death(measurement, record)
+    keep(measurement, record)
     return measurement
+
+
+def keep(measurement: Measurement, record: str | Path | None) -> None:
+    """Append a measurement to a file of records, if there is one, and refuse a run that ended out of memory.
+
+    Raises:
+        NotKept: the record could not be written.
+        RanOut: the run ended out of memory.
+    """
+    unkept = None if record is None else unwritten((measurement.to_record(),), record)
+    try:
+        refuse_death(measurement, None if unkept else record)
+    except RanOut as error:
+        if unkept is None:
+            raise
+        raise NotKept(f"{error}\n{unkept}", measurement) from None
+    if unkept is not None:
+        raise NotKept(str(unkept), measurement)
+
+
+def unwritten(records: Iterable[dict[str, Any]], file: str | Path) -> NotWritten | None:
+    """Append records to a file; what went wrong is returned, since the result is still to be shown."""
+    try:
+        append_all(records, Path(file))
+    except NotWritten as error:
+        return error
+    return None
 
 
 def measured(job: Job, answer: dict[str, Any], command: str, events: Iterable[Event]) -> Measurement:
@@ -125,5 +162,5 @@ def refuse_death(measurement: Measurement, record: str | Path | None) -> None:
 
 
 def typed() -> str:
-    """The command of this process."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """The command of this process, without secrets: records are shared."""
+    return shlex.join(masked([Path(sys.argv[0]).name, *sys.argv[1:]]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +12,11 @@ from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.events import read_events
+from memcalc.folders import temporary_folder
 from memcalc.measuring.job import Job
-from memcalc.measuring.measure import measured, refuse_death, typed
+from memcalc.measuring.measure import NotKept, keep, measured, typed, unwritten
 from memcalc.measuring.measurement import Measurement
-from memcalc.measuring.records import append, append_all
+from memcalc.measuring.records import check_records
 from memcalc.spec.spec import Spec
 
 LETTING_GO = 0.005  # seconds, in which the thread gets to run on a machine that others use, too
@@ -65,22 +65,25 @@ def measure_rank(
         InputError: the step cannot run what the spec asks for.
         Unavailable: something is missing or busy.
         RanOut: this rank ran out of memory.
+        NotKept: the record could not be written.
     """
     from memcalc.measuring.child import perform
 
+    if record is not None:
+        check_records(Path(record))
     # What is offloaded is reduced on the host, too: norms of gradients, where they are clipped.
     on_device = "cpu:gloo,cuda:nccl" if spec.parallelism.weights_on_host else "nccl"
     backend = "gloo" if device == "cpu" else on_device
-    with process_group(backend, here) as gather, tempfile.TemporaryDirectory() as folder:
+    with process_group(backend, here) as gather, temporary_folder("memcalc-rank-") as folder:
         job = Job(spec, steps, device, alloc_conf, f"{folder}/events.jsonl", force)
         found = measured(job, perform(job), typed(), read_events(job.events))
         measurement = replace(found, rank=here.rank, ranks=here.ranks)
-        if measurement.message is not None and record is not None:
-            append(measurement.to_record(), Path(record))
-        refuse_death(measurement, record)
+        if measurement.message is not None:
+            keep(measurement, record)
         records = tuple(gather(measurement.to_record()))
-    if record is not None and here.rank == 0:
-        append_all(records, Path(record))
+    unkept = unwritten(records, record) if record is not None and here.rank == 0 else None
+    if unkept is not None:
+        raise NotKept(str(unkept), measurement)
     return measurement, records
 
 

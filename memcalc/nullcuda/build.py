@@ -7,14 +7,12 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from memcalc.errors import Unavailable
+from memcalc.folders import LOCK, temporary_folder
 from memcalc.nullcuda.elf import Needs, read_needs
 from memcalc.nullcuda.stubs import SOURCES, Library, generated_source, libraries, version_script
 from memcalc.nullcuda.torch_build import TorchBuild
@@ -25,7 +23,6 @@ CORE_SOURCES = ("device.c", "host.c", "kept.c", "exchange.c", "clock.c")
 PROGRAMS = "bin"  # what the folder of a device has for the search path of programs
 NVIDIA_SMI = "nvidia-smi"
 BUILDING = ".building-"
-ABANDONED_AFTER = 3600  # seconds; a build takes a few, so an older one was killed
 
 # A library's file is not called by its soname, which is a link to it: torch looks for "libcudart.so" among the files
 # that are mapped, and if it finds one it loads NVIDIA's real libraries, where they are installed, for its help.
@@ -48,7 +45,8 @@ def device_folder(torch: TorchBuild, cache: Path | None = None) -> Path:
     if folder.is_dir():
         return folder
     try:
-        with _scratch(cache) as scratch:
+        cache.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(BUILDING, cache) as scratch:
             _build(torch, scratch)
             _publish(scratch, folder)
     except OSError as error:
@@ -87,23 +85,10 @@ def key(torch: TorchBuild) -> str:
     return f"torch-{torch.version}-cuda-{torch.cuda[0]}-{digest.hexdigest()[:16]}"
 
 
-@contextmanager
-def _scratch(cache: Path) -> Iterator[Path]:
-    """A folder of this build's own, gone afterwards; what killed builds left behind goes too."""
-    cache.mkdir(parents=True, exist_ok=True)
-    for path in cache.glob(f"{BUILDING}*"):
-        if time.time() - path.stat().st_mtime > ABANDONED_AFTER:
-            shutil.rmtree(path, ignore_errors=True)
-    scratch = Path(tempfile.mkdtemp(prefix=BUILDING, dir=cache))
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
 def _publish(scratch: Path, folder: Path) -> None:
     """Give the finished folder its name, at once and whole."""
-    scratch.chmod(0o755)  # mkdtemp's folders are private
+    scratch.chmod(0o755)  # temporary directories are private
+    (scratch / LOCK).unlink(missing_ok=True)
     try:
         scratch.rename(folder)
     except OSError:

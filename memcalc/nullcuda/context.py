@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from memcalc.errors import MemcalcError, OutOfMemory
+from memcalc.errors import OutOfMemory
+from memcalc.folders import temporary_folder
 from memcalc.nullcuda.cards import find_null_card
-from memcalc.nullcuda.dry_run import read_reports
+from memcalc.nullcuda.dry_run import REPORTS, end_abandoned, read_reports
 from memcalc.nullcuda.launcher import environment
 from memcalc.nullcuda.options import Options
 from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY, DryRun
@@ -56,13 +56,15 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
     def __enter__(self) -> Self:
         """The environment of this process is that of the device's children from now on."""
         self.start = time.monotonic()
-        self.reports = Path(tempfile.mkdtemp(prefix="memcalc-dry-run-"))
+        end_abandoned()
+        self._closing = ExitStack()
+        self.reports = self._closing.enter_context(temporary_folder(REPORTS))
         try:
             variables = environment(
                 self.card.name, self.gpus, pythons=(self.python,), reports=self.reports, **self.options
             )
-        except MemcalcError:
-            shutil.rmtree(self.reports, ignore_errors=True)
+        except BaseException:
+            self._closing.close()
             raise
         self.former = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
@@ -78,7 +80,7 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
             else:
                 os.environ[name] = value
         self._result = self._read()
-        shutil.rmtree(self.reports, ignore_errors=True)
+        self._closing.close()
 
     @property
     def result(self) -> DryRun:

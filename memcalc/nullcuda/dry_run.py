@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -12,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Unpack
 
+from memcalc.folders import stale_folders, temporary_folder
 from memcalc.nullcuda.cards import find_null_card
 from memcalc.nullcuda.interpreters import interpreters
 from memcalc.nullcuda.launcher import environment
 from memcalc.nullcuda.options import Options
-from memcalc.nullcuda.processes import Ending, run_to_end
+from memcalc.nullcuda.processes import Ending, end_all, run_to_end
 from memcalc.nullcuda.result import (
     DONE,
     FAILED,
@@ -28,6 +28,8 @@ from memcalc.nullcuda.result import (
     Process,
     process_from_report,
 )
+
+REPORTS = "memcalc-dry-run-"  # how the directories of reports are called
 
 
 def run(
@@ -59,18 +61,22 @@ def run(
     words = tuple(command)
     found = find_null_card(card)
     pythons = interpreters(words)
-    reports = Path(tempfile.mkdtemp(prefix="memcalc-dry-run-"))
-    try:
+    end_abandoned()
+    with temporary_folder(REPORTS) as reports:
         variables = environment(card, gpus, pythons=pythons, reports=reports, **options)
         start = time.monotonic()
         ending = run_to_end(words, os.environ | variables, str(reports), timeout=timeout, stdout=stdout)
         seconds = time.monotonic() - start
         processes = read_reports(reports)
-    finally:
-        shutil.rmtree(reports, ignore_errors=True)
     stopped = any(report_stopped for _, report_stopped in processes)
     used = tuple(process for process, _ in processes if process.usages)
     return DryRun(words, found, gpus, _outcome(ending, used, stopped=stopped), ending.code, seconds, used)
+
+
+def end_abandoned() -> None:
+    """End what dry runs that were killed have left running; their directories go with the next one that is made."""
+    for folder in stale_folders(REPORTS, Path(tempfile.gettempdir())):
+        end_all(str(folder), signal.SIGTERM)
 
 
 def read_reports(folder: Path) -> list[tuple[Process, bool]]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from memcalc.errors import InputError, Unavailable
 from memcalc.events import read_events
+from memcalc.folders import temporary_folder
 from memcalc.nullcuda.cards import find_null_card, properties
 from memcalc.nullcuda.launcher import environment
 from memcalc.progress import Progress, silent
@@ -66,8 +65,7 @@ def _record(
     spec: Spec, card: Card, memory_of: Card, steps: int, alloc_conf: str, python: str
 ) -> tuple[dict[str, Any], Recording]:
     """One run in a process of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="memcalc-trace-"))
-    try:
+    with temporary_folder("memcalc-trace-") as folder:
         (folder / "spec.json").write_text(json.dumps(spec.model_dump(mode="json")))
         variables = step_environment(card, memory_of, python, folder)
         variables["PYTORCH_CUDA_ALLOC_CONF"] = variables["PYTORCH_ALLOC_CONF"] = alloc_conf
@@ -85,8 +83,6 @@ def _record(
             allocated_bytes=report["peak_allocated"],
             reserved_bytes=report["peak_reserved"],
         )
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return report, recording
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from memcalc.errors import DoesNotFit, InputError
+from memcalc.files import read_bytes, read_text
 from memcalc.planning.chain import Block, Chain, join, simple_block
 from memcalc.planning.evaluation import Evaluation, evaluate
 from memcalc.planning.planner import STRATEGIES
 from memcalc.planning.strategies.optimal import Found, front, optimal
 from memcalc.planning.strategies.smallest import smallest
 from memcalc.spec.cards import Card, find_card
+from memcalc.spec.fields import describe
+from memcalc.spec.yaml_source import parse_yaml
 from memcalc.units import format_bytes, parse_bytes
 from memcalc.verdict.kinds import ONE_GPU
 from memcalc.verdict.recorded import reserve_ratio
@@ -24,7 +25,10 @@ def _size(given: Any) -> Any:
     return parse_bytes(given) if isinstance(given, str) else given
 
 
-Size = Annotated[int, BeforeValidator(_size), Field(ge=0)]
+# A size, up to more than any computer has: sums of many still fit the 64 bits that plans are computed in.
+Size = Annotated[int, BeforeValidator(_size), Field(ge=0, le=2**50)]
+MOST_BLOCKS = 200  # in a row: some 10 seconds, which grow with the square
+MOST_FLOPS = 2**57  # of a block: with more, all blocks together would not fit those bits
 
 
 class _Described(BaseModel):
@@ -39,7 +43,7 @@ class BlockSizes(_Described):
     input: Size
     inside: Size = 0
     output: Size
-    flops: Annotated[float, Field(ge=0, le=1e30)] = 0
+    flops: Annotated[float, Field(ge=0, le=MOST_FLOPS)] = 0
     left: Size = 0
     temporary: Size = 0
     recomputable: bool = True
@@ -110,10 +114,13 @@ class ChainPlanning(NamedTuple):
 
 def describes_chain(path: str) -> bool:
     """Whether this is a YAML file with `chain:` in it."""
-    file = Path(path)
-    if file.suffix not in (".yaml", ".yml") or not file.is_file():
+    if not path.endswith((".yaml", ".yml")):
         return False
-    return any(line.startswith("chain:") for line in file.read_text(errors="replace").splitlines())
+    try:
+        text = read_bytes(path).decode(errors="replace")
+    except InputError:  # whoever reads it as a configuration says why
+        return False
+    return any(line.startswith("chain:") for line in text.splitlines())
 
 
 def read_chain(path: str) -> tuple[str, Chain]:
@@ -122,17 +129,27 @@ def read_chain(path: str) -> tuple[str, Chain]:
     Raises:
         InputError: it is no YAML, or says something that no chain has.
     """
+    data = parse_yaml(read_text(path), path).data
     try:
-        described = ChainFile.model_validate(yaml.safe_load(Path(path).read_text()))
+        described = ChainFile.model_validate(data)
     except InputError as error:  # of a size
         raise error.located(path) from None
-    except yaml.YAMLError as error:
-        raise InputError(f"this is no YAML: {error}.", "", path) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise InputError(f"{where} = {first['input']!r}: {first['msg']}.", "See docs/recompute.md.", path) from None
+        raise InputError(
+            f"{where} = {describe(first['input'])}: {first['msg']}.", "See docs/recompute.md.", path
+        ) from None
     sizes = described.chain
+    row, joined = (sum(block.count for block in each) for each in (sizes.blocks, sizes.joined))
+    if sizes.branches * row * row + joined * joined > MOST_BLOCKS * MOST_BLOCKS:
+        branches = f" in each of {sizes.branches:,} branches" if sizes.branches > 1 else ""
+        raise InputError(
+            f"the chain has {row:,} blocks{branches} and {joined:,} joined ones, and plans are found for up to "
+            f"{MOST_BLOCKS} in a row, or branches whose squares come to as much.",
+            "Describe several blocks as one, e.g. a layer in place of its parts.",
+            path,
+        )
     blocks = _blocks(sizes.blocks)
     if sizes.branches == 1 and not sizes.joined:
         return described.name, Chain(tuple(blocks), sizes.resident)

@@ -21,6 +21,8 @@ from memcalc.spec.cards import Card, find_card
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import size
 
+MOST_LAYERS = 144  # of one GPU: some 15 seconds, which grow with the square; the deepest preset has 126
+
 
 class Planning(NamedTuple):
     """The answer.
@@ -92,6 +94,14 @@ def plan_recompute(
         InputError: no budget, an unknown strategy, or a run that is not planned for.
         DoesNotFit: no plan is small enough.
     """
+    layers = -(-spec.model.num_layers // spec.parallelism.pipeline_parallel)
+    if layers > MOST_LAYERS:
+        raise InputError(
+            f"num_layers = {spec.model.num_layers:,} makes {layers:,} layers for a GPU, and plans are found for up to "
+            f"{MOST_LAYERS}.",
+            "Raise pipeline_parallel, or plan a shallower model.",
+            "model.num_layers",
+        )
     if strategy not in (*SEARCHES, *STRATEGIES):
         known = ", ".join((*SEARCHES, *STRATEGIES))
         raise InputError(f"strategy = {strategy!r} is not known.", f"Known are {known}.", "--strategy")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memcalc.errors import InputError, MemcalcError
+from memcalc.errors import InputError, MemcalcError, NotWritten
 from memcalc.ledger.result import Result
 from memcalc.measuring.measurement import DONE
-from memcalc.measuring.records import RECORD_VERSION, append, by_operator, read
+from memcalc.measuring.records import RECORD_VERSION, append, by_operator, check_records, read, read_measured
 from memcalc.measuring.result import allocator_conf, card_named
 from memcalc.progress import Progress, silent
 from memcalc.proving.beside import check_traces, traced
@@ -29,6 +29,7 @@ class Compared:
         made: the record of each trace, by trace and what was traced.
         missing: what could not be traced, and why.
         fresh: how many traces were made now.
+        unkept: why the last trace could not be written, after which no more were made; None: all are kept.
     """
 
     records: tuple[dict[str, Any], ...]
@@ -36,6 +37,7 @@ class Compared:
     made: dict[tuple[str, str], dict[str, Any]]
     missing: tuple[tuple[str, str], ...]
     fresh: int
+    unkept: NotWritten | None = None
 
     def of(self, trace: str) -> list[Predicted]:
         """The measured runs that ended, and the trace of each."""
@@ -76,11 +78,14 @@ def compare_records(
         InputError: a file holds something else than records.
     """
     check_traces(traces)
+    check_records(kept)
     if not records.is_file():
         raise InputError("there are no records.", "Name a file that `memcalc measure --record` wrote.", str(records))
-    measured = tuple({key_of_record(record) + str(record.get("rank")): record for record in read(records)}.values())
-    made = {(line["trace"], line["of"]): line for line in read(kept)}
+    by_rank = {key_of_record(record) + str(record.get("rank")): record for record in read_measured(records)}
+    measured = tuple(by_rank.values())
+    made = {(str(line["trace"]), str(line.get("of"))): line for line in read(kept) if "trace" in line}
     missing: list[tuple[str, str]] = []
+    unkept: NotWritten | None = None
     fresh = 0
     wanted = dict.fromkeys((trace, key_of_record(record)) for trace in traces for record in measured)
     by_key = {key_of_record(record): record for record in measured}
@@ -93,11 +98,15 @@ def compare_records(
         except MemcalcError as error:
             missing.append((f"{trace}: {run_of(by_key[key])}", str(error)))
             continue
-        append(line, kept)
         made[trace, key] = line
         fresh += 1
+        try:
+            append(line, kept)
+        except NotWritten as error:
+            unkept = error
+            break
     progress("done", len(wanted), len(wanted))
-    return Compared(measured, tuple(traces), made, tuple(missing), fresh)
+    return Compared(measured, tuple(traces), made, tuple(missing), fresh, unkept)
 
 
 def trace_of(record: dict[str, Any], trace: str, python: str | None = None) -> dict[str, Any]:

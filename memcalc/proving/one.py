@@ -10,6 +10,7 @@ from typing import Any
 from memcalc.measuring.measure import RanOut, measure
 from memcalc.measuring.measurement import Device, Measurement
 from memcalc.measuring.ranks import Place, device_of_rank, measure_rank, refuse_other_ranks
+from memcalc.measuring.records import check_records
 from memcalc.proving import headroom as room
 from memcalc.proving.shortage import opinion
 from memcalc.proving.workers import worker_for
@@ -49,7 +50,10 @@ def measure_one(spec: Spec, how: How) -> Measurement:
         Unavailable: something is missing or busy; or it cannot fit, and that was asked.
         InputError: the step cannot run it.
         OutOfMemory: it ran out; with the simulator's opinion, and what would have fitted.
+        NotKept: the record could not be written.
     """
+    if how.record is not None:
+        check_records(Path(how.record))
     if how.device is None or not how.device.startswith("null"):
         require("measure", spec)
     with worker_for(how.device, how.python) as (worker, device):
@@ -76,6 +80,8 @@ def measure_one_rank(spec: Spec, how: How, here: Place) -> tuple[Measurement, tu
     Raises:
         Unavailable, InputError, OutOfMemory: see `measure_one`.
     """
+    if how.record is not None:
+        check_records(Path(how.record))
     device = device_of_rank(how.device, here)
     refuse_other_ranks(spec, here.ranks)
     require("measure", spec)

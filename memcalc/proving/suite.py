@@ -5,29 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from memcalc.errors import InputError, MemcalcError, Unavailable
+from memcalc.errors import InputError, MemcalcError, NotWritten, Unavailable
 from memcalc.events import read_events
+from memcalc.files import read_text
 from memcalc.measuring.client import Worker
 from memcalc.measuring.job import Job
 from memcalc.measuring.measure import measured
 from memcalc.measuring.measurement import Device
-from memcalc.measuring.records import append, read
+from memcalc.measuring.records import append, check_records, read_measured
 from memcalc.measuring.result import allocator_conf
 from memcalc.progress import Progress, silent
 from memcalc.proving.largest import Search
+from memcalc.spec.fields import describe
 from memcalc.spec.inference_rules import of_training
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
+from memcalc.spec.yaml_source import parse_yaml
 
+MOST_STEPS = 1_000  # as `measure --steps` takes; a steady state needs no more than a few
 STEPS = 2  # the first makes the optimizer's states; the second is the steady state
 
 KEYS = {"steps", "runs", "largest_batch"}
@@ -81,12 +82,14 @@ class Outcome:
         largest: its searches.
         refused: runs that could not be measured, and why.
         fresh: how many were measured in this sitting.
+        unkept: why the last record could not be written, after which nothing more was measured; None: all are kept.
     """
 
     records: tuple[dict[str, Any], ...]
     largest: tuple[Search, ...]
     refused: tuple[tuple[str, str], ...]
     fresh: int
+    unkept: NotWritten | None = None
 
 
 def load_suite(path: str | Path) -> Suite:
@@ -95,39 +98,48 @@ def load_suite(path: str | Path) -> Suite:
     Raises:
         InputError: it is none, or one of its runs is no configuration.
     """
-    file = Path(path)
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"it cannot be read: {error.strerror}.", "Name a file of runs.", str(path)) from error
-    except yaml.YAMLError as error:
-        raise InputError(f"it is no YAML: {str(error).splitlines()[0]}.", "", str(path)) from error
+    content = parse_yaml(read_text(path, remedy="Name a file of runs."), str(path)).data
     if not isinstance(content, dict) or not content.get("runs") or content.keys() - KEYS:
         raise InputError(
             f"a suite has runs, and may have steps and largest_batch; this has {_named(content)}.",
             "Write `runs:` and below it lines such as `- gpt2 b=4 recipe=pure`.",
             str(path),
         )
-    steps = content.get("steps", STEPS)
-    lists = [content.get(name) or [] for name in ("runs", "largest_batch")]
+    steps = _steps(content.get("steps", STEPS), f"{path}: steps")
+    lists = {name: content.get(name) or [] for name in ("runs", "largest_batch")}
+    for name, entries in lists.items():
+        if not isinstance(entries, list):
+            raise InputError(f"{name} is {describe(entries)}, not a list.", "Write each run after a dash.", str(path))
+    folder = Path(path).parent
     runs, largest = (
-        tuple(_run(entry, steps, f"{path}: {name}[{number}]", file.parent) for number, entry in enumerate(entries))
-        for name, entries in zip(("runs", "largest_batch"), lists, strict=True)
+        tuple(_run(entry, steps, f"{path}: {name}[{number}]", folder) for number, entry in enumerate(entries))
+        for name, entries in lists.items()
     )
     return Suite(runs, largest)
 
 
 def _named(content: object) -> str:
-    return ", ".join(map(str, content)) if isinstance(content, dict) else f"a {type(content).__name__}"
+    return ", ".join(map(str, content)) if isinstance(content, dict) else describe(content)
+
+
+def _steps(value: object, where: str) -> int:
+    if type(value) is not int or not 1 <= value <= MOST_STEPS:
+        raise InputError(f"steps = {describe(value)} is not a number from 1 to {MOST_STEPS:,}.", "Write 2.", where)
+    return value
 
 
 def _run(entry: object, steps: int, where: str, folder: Path) -> Run:
     values = {"run": entry} if isinstance(entry, str) else entry
     if not isinstance(values, dict) or not isinstance(values.get("run"), str) or values.keys() - RUN_KEYS:
         raise InputError(
-            f"{entry!r} is no run.", "Write a configuration and overrides, or a mapping with run, alloc_conf.", where
+            f"{describe(entry)} is no run.",
+            "Write a configuration and overrides, or a mapping with run, alloc_conf.",
+            where,
         )
-    run = Run(values["run"], values.get("steps", steps), values.get("alloc_conf", ""), str(folder))
+    alloc_conf = values.get("alloc_conf", "")
+    if not isinstance(alloc_conf, str) or not values["run"].split():
+        raise InputError(f"{describe(entry)} is no run.", "Write run and alloc_conf as text.", where)
+    run = Run(values["run"], _steps(values.get("steps", steps), where), alloc_conf, str(folder))
     try:
         run.spec()
     except InputError as error:
@@ -149,14 +161,15 @@ class Sitting:
         self.device = device
         self.records = records
         self.described, self.versions = worker.describe(device)
-        self.known = {key_of_record(record): record for record in read(records)}
+        self.known = {key_of_record(record): record for record in read_measured(records)}
         self.fresh = 0
 
     def measured(self, run: Run, *overrides: str) -> dict[str, Any]:
         """The record of a run, from the file or made now.
 
         Raises:
-            MemcalcError: it cannot be measured.
+            NotWritten: the record, which `known` has by now, could not be written.
+        MemcalcError: it cannot be measured.
         """
         spec = run.spec(*overrides)
         key = key_of(spec, run.steps, self._conf(run), self.described, self.versions["torch"])
@@ -165,10 +178,9 @@ class Sitting:
             job = Job(spec, run.steps, self.device, run.alloc_conf, self.worker.events, force=False)
             answer = self.worker.run(job)
             measurement = measured(job, answer, run.command(*overrides), read_events(self.worker.events))
-            record = measurement.to_record()
-            append(record, self.records)
-            self.known[key] = record
+            self.known[key] = measurement.to_record()
             self.fresh += 1
+            append(self.known[key], self.records)
         return self.known[key]
 
     @staticmethod
@@ -183,6 +195,7 @@ def run_suite(suite: Suite, worker: Worker, device: str | None, records: Path, p
         Unavailable: there is no such device, or somebody else goes through a suite with the same file.
         InputError: the file holds something else than records.
     """
+    check_records(records)
     with alone_with(records):
         sitting = Sitting(worker, device, records)
         found: list[dict[str, Any]] = []
@@ -193,6 +206,8 @@ def run_suite(suite: Suite, worker: Worker, device: str | None, records: Path, p
             progress(run.words, number, total)
             try:
                 found.append(sitting.measured(run))
+            except NotWritten as error:
+                return Outcome(tuple(sitting.known.values()), (), tuple(refused), sitting.fresh, error)
             except MemcalcError as error:
                 refused.append((run.words, str(error)))
         for number, run in enumerate(suite.largest, start=len(suite.runs)):
@@ -204,6 +219,8 @@ def run_suite(suite: Suite, worker: Worker, device: str | None, records: Path, p
             try:
                 while (batch := search.next()) is not None:
                     search.tried(batch, sitting.measured(run, f"micro_batch_size={batch}"))
+            except NotWritten as error:
+                return Outcome(tuple(sitting.known.values()), tuple(searches), tuple(refused), sitting.fresh, error)
             except MemcalcError as error:
                 refused.append((f"largest batch of {run.words}", str(error)))
             searches.append(search)
@@ -231,23 +248,45 @@ def _key(*parts: object) -> str:
 def alone_with(records: Path) -> Iterator[None]:
     """No other suite goes on with the same file; what holds it goes with the process.
 
+    The lock is a hidden file beside the records, with this user's rights, and is removed at the end; one that a killed
+    process left is taken over.
+
     Raises:
-        Unavailable: one does.
+        Unavailable: another suite adds to the file, or the lock cannot be made.
     """
     try:
         import fcntl
     except ImportError:  # Windows
         yield
         return
-    name = hashlib.sha256(str(records.resolve()).encode()).hexdigest()[:16]
-    descriptor = os.open(Path(tempfile.gettempdir(), f"memcalc-{name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    file = records.resolve()
+    lock = file.with_name(f".{file.name}.lock")
     try:
-        try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Unavailable(
-                f"{records} is busy: another suite adds to it. Wait for it, or name another --record."
-            ) from None
+            if _is_file_at(descriptor, lock):
+                break
+            os.close(descriptor)  # its former holder has just removed it
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Unavailable(
+            f"{records} is busy: another suite adds to it. Wait for it, or name another --record."
+        ) from None
+    except OSError as error:
+        raise NotWritten(str(lock), error.strerror or str(error), "Name another --record.") from None
+    try:
         yield
     finally:
+        with suppress(OSError):
+            lock.unlink()
         os.close(descriptor)
+
+
+def _is_file_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

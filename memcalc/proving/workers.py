@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from memcalc.folders import temporary_folder
 from memcalc.measuring.client import WORKER, Worker
 
 NULL = "null"
@@ -33,7 +32,7 @@ def worker_for(device: str | None, python: str | None = None) -> Iterator[tuple[
     from memcalc.nullcuda.tracing import DEFAULT_CARD, interpreter, step_environment
 
     found, program = find_null_card(card or DEFAULT_CARD), interpreter(python)
-    with tempfile.TemporaryDirectory(prefix="memcalc-null-") as folder:
-        variables = step_environment(found, found, program, Path(folder))
+    with temporary_folder("memcalc-null-") as folder:
+        variables = step_environment(found, found, program, folder)
         with Worker((program, *WORKER), variables) as worker:
             yield worker, "cuda:0"

@@ -5,20 +5,15 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from memcalc.report.screen import Screen, Span, harmless
-
-
-class _Output(Console):
-    def on_broken_pipe(self) -> None:
-        # Rich would end the program with 1, which means "does not fit"; the program has a code for this.
-        raise BrokenPipeError
+from memcalc.report.screen import Screen, Span
+from memcalc.text import harmless
 
 
 class ColourScreen(Screen):
     """Lines on a Rich console. Markup is off: names may hold square brackets."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or _Output(markup=False, emoji=False, highlight=False)
+        self.console = console or Console(markup=False, emoji=False, highlight=False)
         super().__init__(self.console.file, self.console.width)  # type: ignore[arg-type] # typing.IO[str]
 
     def line(self, *spans: Span) -> None:

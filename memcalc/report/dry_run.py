@@ -12,6 +12,7 @@ from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.spec.cards import Card
+from memcalc.text import masked
 from memcalc.units import Unit, format_bytes, format_number
 
 LONGEST_MESSAGE = 160  # letters of an exception's message
@@ -152,7 +153,7 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
         "schema_version": 1,
         "source": "dry-run",
         "device": f"null:{run.card.name}",
-        "name": shlex.join(run.command),
+        "name": shlex.join(masked(run.command)),
         "spec": None,
         "model": None,
         "textbook": None,
@@ -166,7 +167,7 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
         "headroom_bytes": run.headroom_bytes,
         "not_modelled": list(NOT_MODELLED),
         "notes": [],
-        "command": list(run.command),
+        "command": masked(run.command),
         "gpus": run.gpus,
         "outcome": run.outcome,
         "exit_code": run.exit_code,
@@ -205,7 +206,7 @@ def _process(process: Process) -> dict[str, Any]:
     return {
         "pid": process.number,
         "rank": process.rank,
-        "arguments": list(process.arguments),
+        "arguments": masked(process.arguments),
         "torch": process.torch,
         "steps": process.steps,
         "failure": None if process.failure is None else {"type": process.failure[0], "message": process.failure[1]},

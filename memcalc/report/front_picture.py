@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memcalc.files import writing
 from memcalc.ledger.component import Component
 from memcalc.planning.planning import Planning
 from memcalc.report.plots.palette import LIMIT, colour
 from memcalc.report.verdict import subject
+from memcalc.text import harmless
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
 
 if TYPE_CHECKING:
@@ -23,9 +25,11 @@ def save_front(path: Path, planning: Planning, unit: Unit = "GiB") -> None:
     """Writes the picture; the suffix of the path decides between PNG and SVG."""
     import matplotlib as mpl
 
-    with mpl.rc_context({"svg.hashsalt": "memcalc", "font.size": 10}):  # the same plan gives the same file
+    # The same plan gives the same file; a dollar sign in a name is no formula.
+    with mpl.rc_context({"svg.hashsalt": "memcalc", "font.size": 10, "text.parse_math": False}):
         metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": None}
-        front_figure(planning, unit).savefig(path, dpi=_DOTS, metadata=metadata)
+        with writing(path) as file:
+            front_figure(planning, unit).savefig(file, dpi=_DOTS, metadata=metadata, format=path.suffix.lower()[1:])
 
 
 def front_figure(planning: Planning, unit: Unit = "GiB") -> Figure:
@@ -56,7 +60,7 @@ def front_figure(planning: Planning, unit: Unit = "GiB") -> Figure:
     )  # fmt: skip
     budget = f"budget {format_bytes(planning.budget, unit)}"
     axes.axvline(planning.budget / size, color=LIMIT, linewidth=1.6, label=budget)
-    axes.set_title(subject(planning.result).partition("\n")[0], loc="left", fontsize=12, fontweight="bold")
+    axes.set_title(harmless(subject(planning.result).partition("\n")[0]), loc="left", fontsize=12, fontweight="bold")
     axes.set_xlabel(f"peak of allocated memory, {unit}")
     axes.set_ylabel("FLOPs that run again, % of a forward")
     axes.set_ylim(bottom=0)

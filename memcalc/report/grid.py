@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memcalc.report.screen import harmless
+from memcalc.text import harmless
 
 
 class Column(NamedTuple):

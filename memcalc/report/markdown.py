@@ -12,6 +12,7 @@ from memcalc.report.moments import phase_grid, rank_grid
 from memcalc.report.textbook import textbook_grid
 from memcalc.report.verdict import because, error_bars, figures, subject, verdict
 from memcalc.report.words import shortened
+from memcalc.text import harmless
 from memcalc.units import Unit
 from memcalc.verdict.reasons import Reason
 
@@ -25,7 +26,7 @@ def sizing_markdown(
     reason: Reason | None = None,
 ) -> str:
     """The report of `memcalc estimate --format markdown`."""
-    lines = [f"## {result.spec.name}", "", subject(result).replace("\n", "; "), ""]
+    lines = [f"## {harmless(result.spec.name)}", "", harmless(subject(result).replace("\n", "; ")), ""]
     lines += [f"**{verdict(result, unit)}**", ""]
     for line in (error_bars(result, unit), because(reason, unit) if reason else ""):
         lines += [line, ""] if line else []
@@ -57,5 +58,5 @@ def _explanation(result: Result, unit: Unit, word: str) -> list[str]:
 
 
 def _items(title: str, items: Iterable[str]) -> list[str]:
-    lines = [f"- {item}" for item in items]
+    lines = [f"- {harmless(item)}" for item in items]
     return [f"### {title}", "", *lines, ""] if lines else []

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from memcalc.progress import Progress, silent
+from memcalc.text import harmless
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -49,7 +50,7 @@ class _Line:
         self._next = now + PAUSE
         if self._bar is None or self._task is None:
             self._bar, self._task = self._open()
-        self._bar.update(self._task, description=what, completed=done, total=total)
+        self._bar.update(self._task, description=harmless(what), completed=done, total=total)
         self._bar.refresh()
 
     def _open(self) -> tuple[Bar, TaskID]:

@@ -11,6 +11,8 @@ import sys
 import unicodedata
 from typing import TextIO
 
+from memcalc.text import harmless
+
 Span = tuple[str, str]  # a text and its style, in Rich's words: "bold red"
 
 
@@ -24,15 +26,6 @@ class Screen:
     def line(self, *spans: Span) -> None:
         """Print the spans as one line, and nothing after the last letter."""
         self.file.write(harmless("".join(text for text, _ in spans)).rstrip() + "\n")
-
-
-# Names of files and fields are the user's: a sign that moves a terminal's cursor is written out.
-_SIGNS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
-
-
-def harmless(text: str) -> str:
-    """A line without control signs."""
-    return text if text.isprintable() else text.translate(_SIGNS)
 
 
 def make_screen() -> Screen:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.errors import InputError
+from memcalc.files import open_file
 from memcalc.snapshots import worker
 from memcalc.snapshots.columns import entries_of
 from memcalc.snapshots.recording import (
@@ -20,18 +21,17 @@ from memcalc.snapshots.recording import (
     Snapshot,
 )
 
-PATIENCE = 600  # seconds; a million events take a few
+PATIENCE = 120  # seconds; a million events take a few
 
 
 def read_snapshot(path: Path | str) -> Snapshot:
     """A file of torch.cuda.memory._dump_snapshot, of torch 2.1 or later; nothing in it is executed.
 
     Raises:
-        InputError: for any other file, with the reason.
-        OSError: when the file cannot be read.
+        InputError: for any other file, with the reason, or one that cannot be read.
     """
-    with Path(path).open("rb"):
-        pass  # a missing file is its own error
+    with open_file(path, "Name a file of torch.cuda.memory._dump_snapshot."):
+        pass  # a missing file, or a pipe, is its own error
     command = [sys.executable, "-I", worker.__file__, str(path)]
     try:
         done = subprocess.run(  # noqa: S603 - our own program

@@ -107,6 +107,7 @@ def load_opened(
     if named is not None:
         _make_way(blocks, str(named))
     apply_overrides(blocks, changes)
+    blocks.setdefault("name", opened.blocks["name"])  # `--set name=` unsets it
     spec = _resolve(blocks, opened.folder, read)
     check(spec, read)
     return spec.with_limits(opened.limits) if opened.limits else spec

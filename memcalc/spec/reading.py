@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from memcalc.errors import InputError
+from memcalc.files import decoded, read_bytes
 from memcalc.spec.fields import nearest
 from memcalc.spec.presets import preset_names, preset_path
 from memcalc.spec.yaml_source import MAX_CHARACTERS, Source, parse_yaml
@@ -24,12 +25,8 @@ def read_source(source: str | Path) -> Source:
     if str(source) == "-":
         return parse_yaml(standard_input(), STANDARD_INPUT)
     path = find_config(source)
-    try:
-        with path.open("rb") as file:
-            data = file.read(4 * MAX_CHARACTERS + 1)
-    except OSError as error:
-        raise InputError(f"it cannot be read: {error.strerror}.", "Check the path and its rights.", str(path)) from None
-    return parse_yaml(_decode(data, path.name), path.name)
+    data = read_bytes(path, 4 * MAX_CHARACTERS, "Name the configuration file itself, and check its rights.")
+    return parse_yaml(decoded(data, path.name), path.name)
 
 
 def standard_input() -> str:
@@ -40,7 +37,7 @@ def standard_input() -> str:
     """
     if not _read or _read[0][0] is not sys.stdin:
         _read[:] = [(sys.stdin, sys.stdin.buffer.read(4 * MAX_CHARACTERS + 1))]
-    return _decode(_read[0][1], STANDARD_INPUT)
+    return decoded(_read[0][1], STANDARD_INPUT)
 
 
 def _list(folder: Path) -> None:
@@ -82,12 +79,3 @@ def find_config(source: str | Path) -> Path:
     close = nearest(str(source).removesuffix(".yaml"), preset_names())
     remedy = f"Did you mean {close}?" if close else "`memcalc models` lists the presets."
     raise InputError("there is no such file and no preset of that name.", remedy, str(source)[:200])
-
-
-def _decode(data: bytes, label: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"byte {error.start} is not UTF-8 text.", "A configuration is a text file in UTF-8.", label
-        ) from None

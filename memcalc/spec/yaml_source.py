@@ -29,6 +29,7 @@ _SCIENTIFIC = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 
 _CHECK = "Check indentation, quotes and colons there."
 _MERGE = "tag:yaml.org,2002:merge"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _TEMPLATE = re.compile(r"\{\{|\{%|<%")
 
 Path = tuple[str | int, ...]
@@ -70,6 +71,8 @@ def parse_yaml(text: str, label: str) -> Source:
             "Name the configuration file itself.",
             label,
         )
+    if _SURROGATE.search(text) is not None:  # of an argument; files are decoded before
+        raise InputError("some bytes are not UTF-8 text.", "Write it in UTF-8.", label)
     try:
         _check_events(text, label)
         node = yaml.compose(text, Loader=_Loader)

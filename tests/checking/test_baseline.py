@@ -116,7 +116,7 @@ def test_growth_of_nothing_is_refused(baseline: Path) -> None:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "no JSON": ("{", "it is no JSON: "),
+    "no JSON": ("{", "this is not JSON: "),
     "no report": ([], "it holds no list of configs"),
     "another version": ({"schema_version": 9, "configs": []}, "schema_version = 9 is not 2"),
     "no path": ({"schema_version": 1, "configs": [{}]}, r"configs\[0\] has no path"),
@@ -137,4 +137,4 @@ def test_wrong_baselines(case: str, baseline: Path, capsys: pytest.CaptureFixtur
         check("a.yaml", gpu="t4", baseline=baseline)
 
     assert main(["check", "a.yaml", "--gpu", "t4", "--baseline", "absent.json"]) == 2
-    assert "absent.json: it cannot be read: No such file" in capsys.readouterr().err
+    assert "absent.json: cannot be read: No such file" in capsys.readouterr().err

@@ -43,7 +43,12 @@ def test_exit_codes(files: list[str], code: int, folder: Path, capsys: pytest.Ca
         (folder / f"{index}.yaml").write_text(text)
 
     assert main(["check", "configs", "--gpu", "h100-80gb"]) == code
-    assert capsys.readouterr().err == ""
+    errors = capsys.readouterr().err.splitlines()
+    broken = [index for index, text in enumerate(files) if text == BROKEN]
+    if files:
+        assert [error.partition(":")[2].split(":")[0] for error in errors] == [f" configs/{i}.yaml" for i in broken]
+    else:
+        assert errors == ["error: no configuration found: nothing was checked"]
 
 
 def test_all_are_sized_even_if_one_is_broken(folder: Path) -> None:

@@ -192,7 +192,7 @@ def test_wrong_settings_of_a_project(repository: Path) -> None:
 
 
 def test_named_settings_that_are_not_there(repository: Path) -> None:
-    with pytest.raises(InputError, match=r"absent.toml: it cannot be read: No such file or directory"):
+    with pytest.raises(InputError, match=r"absent.toml: cannot be read: No such file or directory"):
         check("configs", settings="absent.toml")
     (repository / "pyproject.toml").write_text("[project]\n")
     with pytest.raises(InputError, match=r"it has no table \[tool.memcalc\]"):

@@ -83,7 +83,7 @@ def test_a_record_on_a_full_disk_does_not_lose_the_result(
     captured = capsys.readouterr()
     assert code == 3
     assert "nothing was measured" in " ".join(captured.out.split())
-    assert "/dev/full: No space left on device. The result is above, but not kept" in captured.err
+    assert "/dev/full could not be written: No space left on device." in captured.err
 
 
 def test_a_rank_that_is_none_is_wrong_input(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +100,8 @@ def test_a_rank_that_is_none_is_wrong_input(capsys: pytest.CaptureFixture[str]) 
         (DONE, 0, True, 1),
         (FAILED, 7, False, 7),
         (FAILED, 7, True, 7),
+        (FAILED, 1, False, 1),
+        (FAILED, 1, True, 2),  # 1 would say that it does not fit
         (OUT_OF_MEMORY, 1, False, 4),
         (OUT_OF_MEMORY, 1, True, 1),
         (TIMED_OUT, 143, True, 124),
@@ -107,4 +109,4 @@ def test_a_rank_that_is_none_is_wrong_input(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_exit_codes(outcome: str, own: int, unfit: bool, code: int) -> None:
-    assert _exit_code(outcome, own, failed_assertion=unfit) == code
+    assert _exit_code(outcome, own, fits=not unfit, asserted=unfit) == code

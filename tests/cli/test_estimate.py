@@ -116,7 +116,9 @@ def test_reserved_memory_is_replayed(run) -> None:
     assert plain["peak"]["confidence"] == "replay"
     assert (plain["schema_version"], plain["verdict"], plain["fits"]) == (2, "fits", True)
     interval = plain["interval"]
-    assert interval["low_bytes"] <= plain["peak"]["device_bytes"] <= interval["high_bytes"] <= plain["gpu"]["usable_bytes"]
+    assert (
+        interval["low_bytes"] <= plain["peak"]["device_bytes"] <= interval["high_bytes"] <= plain["gpu"]["usable_bytes"]
+    )
     assert interval["runs"] >= 20
 
 

@@ -96,7 +96,10 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_a_full_disk(command: str) -> None:
     process = shell(f"memcalc {command} > /dev/full")
 
-    assert (process.returncode, process.stderr) == (3, "error: standard output: No space left on device.\n")
+    assert (process.returncode, process.stderr) == (
+        3,
+        "error: standard output could not be written: No space left on device.\n",
+    )
 
 
 def test_a_bug_does_not_read_as_a_no(tmp_path: Path) -> None:

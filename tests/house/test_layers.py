@@ -41,12 +41,15 @@ LAYERS = (
     ("workspaces",),
     ("progress",),
     ("units",),
+    ("files", "folders"),
     ("errors",),
+    ("text",),
 )
 HEIGHT = {name: -i for i, layer in enumerate(LAYERS) for name in layer}
 
 TORCH_SIDE = {"step", "recorder", "tracing", "nullcuda", "measuring"}
 EVERYWHERE = set(HEIGHT)
+BASE = {"cli", "units", "files", "folders", "errors", "text"}
 THIRD_PARTY = {
     "torch": TORCH_SIDE,
     "transformers": TORCH_SIDE | {"spec"},  # what a config.json of a family without formulas means, only it knows
@@ -56,10 +59,10 @@ THIRD_PARTY = {
     "scipy": {"planning"},
     "elftools": {"nullcuda"},
     "pynvml": {"measuring"},
-    "numpy": EVERYWHERE - {"cli", "units", "errors"},
-    "pydantic": EVERYWHERE - {"cli", "units", "errors"},
+    "numpy": EVERYWHERE - BASE,
+    "pydantic": EVERYWHERE - BASE,
     "pydantic_core": {"spec"},
-    "yaml": EVERYWHERE - {"cli", "units", "errors"},
+    "yaml": EVERYWHERE - BASE,
 }
 
 VERBS = (

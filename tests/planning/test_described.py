@@ -121,9 +121,9 @@ def test_the_command(run: Callable[..., Run], written: Callable[[str], str]) -> 
             "chain.blocks.0.input = -1: Input should be greater than or equal",
         ),
         ("chain: {blocks: [{input: 1 GiBi, output: 2}]}", "'1 GiBi' is not a size"),
-        ("chain: {blocks: []}", "chain.blocks = []: List should have at least 1 item"),
+        ("chain: {blocks: []}", "chain.blocks = a list: List should have at least 1 item"),
         ("chain: {branches: 2, blocks: [{input: 1, output: 2}]}", "chain.branches = 2, but nothing joins them."),
-        ("chain: [", "this is no YAML"),
+        ("chain: [", "this is not YAML"),
     ],
 )
 def test_what_is_no_chain_is_refused(text: str, message: str, written: Callable[[str], str]) -> None:

@@ -51,7 +51,7 @@ def test_paths_are_relative_to_the_suite(tmp_path: Path) -> None:
         ("{runs: [1]}", r"suite\.yaml: runs\[0\]: 1 is no run\."),
         ("{runs: [gpt2, gpt2 b=0]}", r"suite\.yaml: runs\[1\]: .*micro_batch_size"),
         ("{runs: [no-such-model]}", r"suite\.yaml: runs\[0\]: "),
-        ("{runs: [", "it is no YAML"),
+        ("{runs: [", "this is not YAML"),
     ],
 )
 def test_a_file_that_is_no_suite(text: str, message: str, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_file_that_is_no_suite(text: str, message: str, tmp_path: Path) -> Non
 
 
 def test_a_suite_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.yaml: it cannot be read: No such file"):
+    with pytest.raises(InputError, match=r"none\.yaml: cannot be read: No such file"):
         load_suite(tmp_path / "none.yaml")
 
 

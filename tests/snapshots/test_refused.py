@@ -215,7 +215,10 @@ def test_every_opcode_that_names_something_is_refused() -> None:
 
 
 def test_a_missing_file_is_its_own_error(run: Any) -> None:
-    assert run("replay", "nowhere.pickle") == (2, "", "error: nowhere.pickle: No such file or directory.\n")
+    code, out, err = run("replay", "nowhere.pickle")
+
+    assert (code, out) == (2, "")
+    assert err.startswith("error: nowhere.pickle: cannot be read: No such file or directory. Name a file of ")
 
 
 def test_a_whole_one_is_read(run: Any, tmp_path: Path) -> None:

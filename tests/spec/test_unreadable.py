@@ -34,16 +34,16 @@ def test_a_file_without_blocks_is_refused(folder: Path, text: str, problem: str)
     ("data", "byte"), [(b"\xff\xfe\x00", 0), (b"name: \xe9\n", 6), ("model: {}".encode("utf-16"), 0)]
 )
 def test_a_file_that_is_not_utf_8_is_refused(folder: Path, data: bytes, byte: int) -> None:
-    message = f"run.yaml: byte {byte} is not UTF-8 text. A configuration is a text file in UTF-8."
+    message = f"run.yaml: byte {byte} is not UTF-8 text. Save the file as text in UTF-8."
 
     assert refusal(folder, data) == message
 
 
 def test_a_huge_file_is_refused_without_being_read_as_a_whole(folder: Path) -> None:
     """Five million characters: at most four bytes for each of the million that a configuration may have are read."""
-    assert refusal(folder, "#" * (5 * MAX_CHARACTERS)) == (
-        "run.yaml: the file has 4,000,001 characters; a configuration has at most 1,000,000. "
-        "Name the configuration file itself."
+    assert refusal(folder, "#" * (5 * MAX_CHARACTERS)).endswith(
+        "run.yaml: has more than 4,000,000 bytes, the most of such a file. "
+        "Name the configuration file itself, and check its rights."
     )
 
 
@@ -80,8 +80,10 @@ def test_a_file_that_may_not_be_read_is_refused(folder: Path, monkeypatch: pytes
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr("memcalc.files.os.open", refuse)
     with pytest.raises(InputError) as caught:
         load(file)
 
-    assert str(caught.value) == f"{file}: it cannot be read: Permission denied. Check the path and its rights."
+    assert str(caught.value) == (
+        f"{file}: cannot be read: Permission denied. Name the configuration file itself, and check its rights."
+    )

@@ -16,6 +16,7 @@ from memcalc.allocator.pytorch.diary import Entry, History
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.sizes import UNLIMITED
 from memcalc.events.event import Event, Kind
+from memcalc.files import writing
 from memcalc.ledger.component import Component
 
 Stack = list[dict[str, Any]]  # frames, innermost first
@@ -29,7 +30,7 @@ _EMPTY_CACHE: Stack = [{"filename": "torch/cuda/memory.py", "line": 0, "name": "
 
 def write_snapshot(path: Path | str, history: History, device: int = 0) -> None:
     """Writes the file that torch.cuda.memory._dump_snapshot would have left at the end of the run."""
-    with Path(path).open("wb") as file:
+    with writing(path) as file:
         pickle.dump(snapshot(history, device), file)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from types import ModuleType
 from typing import NamedTuple
 
@@ -68,7 +69,18 @@ class Head(NamedTuple):
         return _WAIT.get(self.module, LONGEST_PART)
 
 
-def find_head(text: str, start: int) -> Head | None:
+class Effort:
+    """How much work reading a log has taken, in units of some 15 microseconds, as a line takes."""
+
+    SEARCH = 10  # the places around a word searched for a head in vain
+    MESSAGE = 4  # a message of usual length found and read
+    LETTERS = 50  # of a message, for each further unit
+
+    def __init__(self) -> None:
+        self.units = 0
+
+
+def find_head(text: str, start: int, effort: Effort) -> Head | None:
     """The first message of a text without blanks that begins at `start` or later."""
     at = start
     while (anchor := _ANCHOR.search(text, at)) is not None:
@@ -76,17 +88,34 @@ def find_head(text: str, start: int) -> Head | None:
         if found is not None:
             name = next(group for group in _READERS if found[group] is not None)
             return Head(*_READERS[name], found)
+        effort.units += Effort.SEARCH
         at = anchor.end()
     return None
 
 
-def read_message(head: Head, text: str) -> tuple[Report | None, int]:
+def read_message(head: Head, text: str, effort: Effort) -> tuple[Report | None, int]:
     """The report that begins there, and where its text ends."""
     cursor = Cursor(text, head.match.end())
     report: Report | None = head.module.parse(head.name, head.match, cursor)
+    effort.units += Effort.MESSAGE + (cursor.at - head.match.start()) // Effort.LETTERS
     return report, cursor.at
 
 
 def has_trigger(chunk: bytes) -> bool:
     """Whether a piece of a log may hold (part of) a message."""
     return any(word in chunk for word in TRIGGERS)
+
+
+_TRIGGER = re.compile(b"|".join(map(re.escape, TRIGGERS)))
+
+
+def lines_with_triggers(chunk: bytes) -> Iterator[tuple[int, int]]:
+    """Where the lines of a chunk that may hold (part of) a message begin and end."""
+    end = -1
+    for found in _TRIGGER.finditer(chunk):
+        if found.start() < end:
+            continue
+        begin = chunk.rfind(b"\n", 0, found.start()) + 1
+        end = chunk.find(b"\n", found.end())
+        end = len(chunk) if end < 0 else end
+        yield begin, end

@@ -13,11 +13,13 @@ from typing import Literal
 
 import numpy as np
 
+from memcalc.errors import InputError
 from memcalc.planning.chain import Chain
 from memcalc.planning.plan import Segment
 from memcalc.planning.strategies.stretches import NEVER, Memory, Numbers, Stretches, moved
 
 SLOTS = 80  # of stretches that run again
+MOST_FLOPS = int(NEVER) // 2  # of a forward: what does not fit must cost more than any plan
 WORK = 12 * 10**6  # slots times pairs of blocks that are looked at for the chain around them
 
 
@@ -29,10 +31,19 @@ class Grid:
         budget: bytes at the last slot.
         rounding: of what is held, "up" or "down".
         slots: how many of them at least, what is always there not counted.
+
+    Raises:
+        InputError: its FLOPs are beyond what 64 bits can compare.
     """
 
     def __init__(self, chain: Chain, budget: int, rounding: Literal["up", "down"], slots: int = SLOTS) -> None:
         self.chain = chain
+        if chain.flops >= MOST_FLOPS:
+            raise InputError(
+                f"a forward of {chain.flops:.1e} FLOPs is beyond the {MOST_FLOPS:.1e} that plans are computed for.",
+                "Plan for a smaller micro_batch_size or sequence_length.",
+                "recompute",
+            )
         blocks = chain.blocks
         base = min(*chain.forward_aside, *chain.backward_aside)
         room = max(budget - base - blocks[0].input_bytes, 1)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memcalc.checking.report import CheckReport
+from memcalc.text import json_safe
 from memcalc.units import Unit
 
 FORMS = ("json", "junit", "github", "sarif", "markdown")
@@ -48,7 +49,7 @@ def _markdown(report: CheckReport, unit: Unit) -> str:
 
 
 def _dumped(document: Any) -> str:
-    return json.dumps(document, indent=2)
+    return json_safe(json.dumps(document, indent=2))
 
 
 _RENDERERS: dict[str, Callable[[CheckReport, Unit], str]] = {

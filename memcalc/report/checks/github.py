@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from memcalc.checking.report import CheckReport
 from memcalc.report.checks.words import HARMLESS, RULES, sentence, summary
+from memcalc.text import harmless, harmless_lines, without_commands
 from memcalc.units import Unit
 
 
@@ -18,7 +19,7 @@ def github_lines(report: CheckReport, unit: Unit) -> list[str]:
         notes = (note for note in outcome.notes if not note.startswith(HARMLESS))
         lines += [f"::notice file={_property(outcome.path)},title=memcalc::{_data(note)}" for note in notes]
         if not report.fails(outcome):
-            lines.append(_harmless(f"{outcome.status}: {outcome.path}: {sentence(outcome, unit)}"))
+            lines.append(without_commands(harmless(f"{outcome.status}: {outcome.path}: {sentence(outcome, unit)}")))
             continue
         line = "" if outcome.line is None else f"line={outcome.line},"
         properties = f"file={_property(outcome.path)},{line}title={_property(RULES[outcome.status][1])}"
@@ -27,14 +28,9 @@ def github_lines(report: CheckReport, unit: Unit) -> list[str]:
     return [*lines, f"::error::{_data(summary(report))}" if failed_for_nothing else summary(report)]
 
 
-def _harmless(text: str) -> str:
-    """A line that is no command, whatever the name of a file is: those start with ::, or hold ##[ anywhere."""
-    return " ".join(text.splitlines()).replace("##[", "## [")
-
-
 def _data(text: str) -> str:
     """Escaped as in a message."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return harmless_lines(text).replace("%", "%25").replace("\n", "%0A").replace("##[", "#\\x23[")
 
 
 def _property(text: str) -> str:

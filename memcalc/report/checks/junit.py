@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from memcalc.checking.report import CheckReport, Outcome
 from memcalc.report.checks.words import RULES, place, sentence, summary
+from memcalc.text import harmless_lines
 from memcalc.units import Unit
 
 NAME = "memcalc check"
@@ -58,8 +59,13 @@ def _element(name: str, inner: str) -> list[str]:
 
 
 def _attribute(text: str) -> str:
-    return quoteattr(_FORBIDDEN.sub("\ufffd", text))
+    return quoteattr(_plain(text)).replace("##[", "&#35;#[")
 
 
 def _text(text: str) -> str:
-    return escape(_FORBIDDEN.sub("\ufffd", text))
+    """The text of an element; a line of it is no command to the runner of GitHub Actions that prints it."""
+    return escape(_plain(text)).replace("::", "&#58;:").replace("##[", "&#35;#[")
+
+
+def _plain(text: str) -> str:
+    return harmless_lines(_FORBIDDEN.sub("\ufffd", text))

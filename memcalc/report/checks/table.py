@@ -5,8 +5,9 @@ from __future__ import annotations
 from memcalc.checking.report import CheckReport, Outcome
 from memcalc.report.checks.words import notes, place, summary
 from memcalc.report.grid import Column, Grid, markdown_grid
-from memcalc.report.screen import Screen, harmless
+from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_list
+from memcalc.text import harmless
 from memcalc.units import Unit, format_number
 
 _GONE = "In the baseline, but not checked"

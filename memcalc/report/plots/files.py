@@ -8,6 +8,7 @@ from pathlib import Path
 
 from memcalc.errors import InputError, Unavailable
 from memcalc.events.course import Course
+from memcalc.files import write_text
 from memcalc.report.grid import Grid
 from memcalc.units import Unit
 
@@ -69,7 +70,7 @@ def write_plot(
     if path.suffix.lower() == ".html":
         from memcalc.report.plots.page import course_page
 
-        path.write_text(course_page(course, title, unit, tables()), encoding="utf-8")
+        write_text(path, course_page(course, title, unit, tables()))
     else:
         from memcalc.report.plots.figure import save_figure
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
-from html import escape
 from importlib.resources import files
 from typing import Any
 
 from memcalc.events.course import Course
 from memcalc.events.outline import Outline
 from memcalc.report.grid import Grid
+from memcalc.report.plots.markup import markup, script_data
 from memcalc.report.plots.palette import colour, name
 from memcalc.report.plots.vector import LEFT, WIDTH, picture
 from memcalc.report.words import percent, plural
@@ -32,11 +31,11 @@ def course_page(course: Course, title: str, unit: Unit = "GiB", tables: Iterable
     outline = course.outline(STRETCHES)
     template = files("memcalc.report.plots").joinpath("page.html").read_text(encoding="utf-8")
     parts = {
-        "TITLE": escape(title),
-        "SUBTITLE": escape(_subtitle(course, outline, unit)),
+        "TITLE": markup(title),
+        "SUBTITLE": markup(_subtitle(course, outline, unit)),
         "PICTURE": picture(course, outline, unit),
         "TABLES": _legend(course, outline, unit) + "".join(map(_table, tables)),
-        "DATA": json.dumps(_data(course, outline, unit), separators=(",", ":")).replace("</", "<\\/"),
+        "DATA": script_data(_data(course, outline, unit)),
     }
     return re.sub(r"%([A-Z]+)%", lambda match: parts[match[1]], template)
 
@@ -89,7 +88,7 @@ def _legend(course: Course, outline: Outline, unit: Unit) -> str:
     rows = [
         f'<tr data-part="{name(component)}"><td><span class="swatch" style="background:{colour(component)}"></span>'
         f'{name(component)}</td><td class="right">{format_number(size, unit)}</td>'
-        f'<td class="right">{escape(percent(size, peak.total))}</td></tr>'
+        f'<td class="right">{markup(percent(size, peak.total))}</td></tr>'
         for component, size in reversed(list(zip(outline.components, peak.components, strict=True)))
     ]
     total = format_number(peak.total, unit)
@@ -105,14 +104,14 @@ def _table(grid: Grid) -> str:
     def row(cells: Sequence[str], tag: str, kind: str = "") -> str:
         right = ' class="right"'
         inside = "".join(
-            f"<{tag}{right * column.right}>{escape(cell)}</{tag}>"
+            f"<{tag}{right * column.right}>{markup(cell)}</{tag}>"
             for column, cell in zip(grid.columns, cells, strict=True)
         )
         return f"<tr{kind}>{inside}</tr>"
 
     rows = [row([column.head for column in grid.columns], "th")] if grid.head else []
     rows += [row(cells, "td", ' class="strong"' * (at in grid.strong)) for at, cells in enumerate(grid.rows)]
-    title = f"<h2>{escape(grid.title)}</h2>\n" if grid.title else ""
+    title = f"<h2>{markup(grid.title)}</h2>\n" if grid.title else ""
     return f"{title}<table>\n{_lines(rows)}</table>\n"
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 
 from memcalc.allocator.policy import BlockView, SegmentView
 from memcalc.events.event import Event
+from memcalc.files import write_text
 from memcalc.report.plots.files import check_place
+from memcalc.report.plots.markup import markup
 from memcalc.report.plots.palette import colour, name
 from memcalc.units import Unit, format_bytes
 
@@ -37,11 +38,11 @@ def write_address_space(
     drawing = picture(segments, owners, title, unit)
     if path.suffix.lower() == ".html":
         drawing = (
-            f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+            f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{markup(title)}</title>\n'
             "<style>body { font-family: sans-serif; margin: 1em; } rect:hover { stroke-width: 2; }</style>\n"
             f"</head>\n<body>\n{drawing}\n</body>\n</html>\n"
         )
-    path.write_text(drawing, encoding="utf-8")
+    write_text(path, drawing)
 
 
 def picture(segments: Sequence[SegmentView], owners: Mapping[int, Event], title: str, unit: Unit) -> str:
@@ -53,13 +54,13 @@ def picture(segments: Sequence[SegmentView], owners: Mapping[int, Event], title:
     for number, segment in enumerate(shown):
         top = TOP + number * (ROW + GAP)
         text = f"{segment.segment_type} {format_bytes(segment.total_size, unit)}"
-        rows.append(f'<text x="{LEFT - 8}" y="{top + ROW - 5}" text-anchor="end">{escape(text)}</text>')
+        rows.append(f'<text x="{LEFT - 8}" y="{top + ROW - 5}" text-anchor="end">{markup(text)}</text>')
         rows += [_block(block, segment, owners, top, scale, unit) for block in segment.blocks]
     height = TOP + len(shown) * (ROW + GAP) + 20
-    head = f'<text x="{LEFT}" y="22" font-size="15">{escape(title)}</text>'
+    head = f'<text x="{LEFT}" y="22" font-size="15">{markup(title)}</text>'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {height}" role="img" '
-        f'aria-label="{escape(title)}" font-family="sans-serif" font-size="11">\n'
+        f'aria-label="{markup(title)}" font-family="sans-serif" font-size="11">\n'
         + "\n".join([head, *rows])
         + "\n</svg>\n"
     )
@@ -78,6 +79,6 @@ def _block(
         words += [name(component), f"asked for {block.requested_size:,} bytes", owner.line if owner else ""]
     else:
         words.append("free" if block.state == "inactive" else "freed, but another stream may still use it")
-    tip = escape("; ".join(filter(None, words)))
+    tip = markup("; ".join(filter(None, words)))
     place = f'x="{left:.2f}" y="{top}" width="{width:.2f}" height="{ROW}"'
     return f'<rect {place} fill="{fill}" stroke="#666666" stroke-width="0.5"><title>{tip}</title></rect>'

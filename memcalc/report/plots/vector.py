@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from memcalc.events.course import Course
 from memcalc.events.outline import Outline
+from memcalc.report.plots.markup import markup
 from memcalc.report.plots.palette import LIMIT, RESERVED, colour, name
 from memcalc.report.plots.steps import Mark, phase_marks, step_marks
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
@@ -26,7 +25,7 @@ def picture(course: Course, outline: Outline, unit: Unit) -> str:
     field = _Field(outline)
     body = [*field.axis(unit), *field.parts(), *field.reserved(), *field.phases(), *field.peak(course, unit)]
     size = f'viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + _BELOW}"'
-    label = escape(f"Memory over the run, stacked by component; peak {format_bytes(course.peak_bytes, unit)}")
+    label = markup(f"Memory over the run, stacked by component; peak {format_bytes(course.peak_bytes, unit)}")
     lines = "\n".join(body)
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">\n{lines}\n</svg>'
 
@@ -107,13 +106,13 @@ class _Field:
             lines.append(f'<path d="M{x} {bottom}v6" stroke="#555"/>')
             lines.append(
                 f'<rect x="{x}" y="{bottom}" width="{width}" height="96" fill="#fff" fill-opacity="0">'
-                f"<title>{escape(mark.word)}</title></rect>"
+                f"<title>{markup(mark.word)}</title></rect>"
             )
             lines += self._word(mark, bottom + 18)
         for mark in steps:
             lines.append(f'<path d="M{self.x(mark.begin)} {TOP}V{bottom + 114}" stroke="#555"/>')
             if self._fits(mark):
-                lines.append(f'<text x="{self.x(mark.begin) + 6}" y="{bottom + 114}">{escape(mark.word)}</text>')
+                lines.append(f'<text x="{self.x(mark.begin) + 6}" y="{bottom + 114}">{markup(mark.word)}</text>')
         return lines
 
     def peak(self, course: Course, unit: Unit) -> list[str]:
@@ -122,7 +121,7 @@ class _Field:
         x, y = self.x(peak.event + 0.5), self.y(peak.total)
         right = peak.event > self.outline.length / 2
         phase = course.phase_of(peak.event)
-        words = escape(f"peak {format_bytes(peak.total, unit)}{f' in {phase}' if phase else ''}")
+        words = markup(f"peak {format_bytes(peak.total, unit)}{f' in {phase}' if phase else ''}")
         anchor = "end" if right else "start"
         side = f'x="{x + (-8 if right else 8)}" text-anchor="{anchor}"'
         lines = [
@@ -145,7 +144,7 @@ class _Field:
 
     def _word(self, mark: Mark, y: float) -> list[str]:
         middle = round((self.x(mark.begin) + self.x(mark.end)) / 2, 2)
-        word = escape(mark.word)
+        word = markup(mark.word)
         if self._fits(mark):
             return [f'<text x="{middle}" y="{y}" text-anchor="middle" pointer-events="none">{word}</text>']
         if self._width(mark) < _NARROWEST:

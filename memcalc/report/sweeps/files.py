@@ -13,8 +13,10 @@ from memcalc.engine.grid import written
 from memcalc.engine.table import Table
 from memcalc.engine.terms import ANSWERS
 from memcalc.errors import Unavailable
+from memcalc.files import write_text, writing
 from memcalc.report.plots.files import check_place
 from memcalc.report.sweeps.picture import heat_map_page, heat_maps
+from memcalc.text import json_safe
 from memcalc.units import Unit
 
 SCHEMA_VERSION = 2
@@ -97,17 +99,18 @@ def write_output(path: Path, table: Table, name: str, notes: tuple[str, ...] = (
     if suffix == ".parquet":
         arrow, parquet = _pyarrow()
         arrays = {name: arrow.array(_plain(values), _type(name, arrow)) for name, values in columns(table).items()}
-        parquet.write_table(arrow.table(arrays), path)
+        with writing(path) as file:
+            parquet.write_table(arrow.table(arrays), file)
     elif suffix == ".json":
-        path.write_text(json.dumps(sweep_document(table, name, notes), ensure_ascii=False) + "\n", encoding="utf-8")
+        write_text(path, json_safe(json.dumps(sweep_document(table, name, notes), ensure_ascii=False)) + "\n")
     else:
-        path.write_text(sweep_csv(table) + "\n", encoding="utf-8")
+        write_text(path, sweep_csv(table) + "\n")
 
 
 def write_picture(path: Path, table: Table, title: str, unit: Unit) -> None:
     """Write the maps: .svg, or .html."""
     draw = heat_map_page if path.suffix.lower() == ".html" else heat_maps
-    path.write_text(draw(table, title, unit), encoding="utf-8")
+    write_text(path, draw(table, title, unit))
 
 
 def _plain(values: list[Any]) -> list[Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 from itertools import islice
 
 from memcalc.engine.table import Table
 from memcalc.engine.terms import CLOSE, FITS
+from memcalc.report.plots.markup import markup
 from memcalc.report.sweeps.landscape import Landscape, Map
 from memcalc.report.sweeps.merging import MOST_CELLS, MOST_MAPS, factors, merged
 from memcalc.report.sweeps.words import answer_text
@@ -22,7 +22,7 @@ _BOUNDARY = "#CC0000"
 def heat_maps(table: Table, title: str, unit: Unit) -> str:
     """An <svg> element with every map below one another."""
     landscape = Landscape(table)
-    body: list[str] = [f'<text x="10" y="22" font-size="15" font-weight="bold">{escape(title)}</text>']
+    body: list[str] = [f'<text x="10" y="22" font-size="15" font-weight="bold">{markup(title)}</text>']
     y, width = TOP, 0
     maps = list(islice(landscape.maps(), MOST_MAPS))
     down, across = factors(len(maps[0].rows), len(maps[0].columns), MOST_CELLS // len(maps))
@@ -46,7 +46,7 @@ def heat_maps(table: Table, title: str, unit: Unit) -> str:
 
 def heat_map_page(table: Table, title: str, unit: Unit) -> str:
     """The same as a page; a cell tells its numbers where the pointer rests."""
-    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
+    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{markup(title)}</title></head>'
     return f"{head}<body>\n{heat_maps(table, title, unit)}</body></html>\n"
 
 
@@ -63,11 +63,11 @@ def _left_out(table: Table, drawn: int, first: Map, down: int, across: int) -> I
 
 
 def _map(landscape: Landscape, each: Map, top: int, table: Table, unit: Unit, bound: str) -> list[str]:
-    lines = [f'<text x="{LEFT}" y="{top + 10}" font-weight="bold">{escape(each.others)}</text>'] if each.others else []
+    lines = [f'<text x="{LEFT}" y="{top + 10}" font-weight="bold">{markup(each.others)}</text>'] if each.others else []
     top += 18
     for row, name in enumerate(each.rows):
         y = top + CELL * row
-        lines.append(f'<text x="{LEFT - 6}" y="{y + CELL - 3}" text-anchor="end">{escape(name)}</text>')
+        lines.append(f'<text x="{LEFT - 6}" y="{y + CELL - 3}" text-anchor="end">{markup(name)}</text>')
         for column, across in enumerate(each.columns):
             place = f'x="{LEFT + CELL * column}" y="{y}" width="{CELL}" height="{CELL}"'
             where = f"{landscape.across_name} = {across}" + (f", {landscape.down_name} = {name}" if name else "")
@@ -76,16 +76,16 @@ def _map(landscape: Landscape, each: Map, top: int, table: Table, unit: Unit, bo
             if table.valid[number]:
                 needs = bound + format_bytes(int(table.device_bytes[number]), unit)
                 needs += f", {answer_text(table, number)}" if landscape.judged else ""
-            words = escape(f"{where}: {needs}")
+            words = markup(f"{where}: {needs}")
             lines.append(f'<rect {place} fill="{_fill(each, row, column)}"><title>{words}</title></rect>')
     lines.append(_boundary(landscape, each, top))
     bottom = top + CELL * len(each.rows) + 12
     every = -(-len(each.columns) // _LABELS)
     for column in range(0, len(each.columns), every):
         x = LEFT + CELL * column + CELL // 2
-        lines.append(f'<text x="{x}" y="{bottom}" text-anchor="middle">{escape(each.columns[column])}</text>')
-    lines.append(f'<text x="{LEFT}" y="{bottom + 13}">{escape(landscape.across_name)}</text>')
-    down = escape(landscape.down_name)
+        lines.append(f'<text x="{x}" y="{bottom}" text-anchor="middle">{markup(each.columns[column])}</text>')
+    lines.append(f'<text x="{LEFT}" y="{bottom + 13}">{markup(landscape.across_name)}</text>')
+    down = markup(landscape.down_name)
     lines.append(f'<text x="10" y="{top + CELL - 3}">{down}</text>')
     return lines
 

@@ -1,0 +1,38 @@
+"""How the program ends when it is told to: temporary files go first, and the exit code is that of the signal."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+
+# A terminal that closes sends SIGHUP; `timeout`, `kill`, CI runners and batch systems send SIGTERM.
+_ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Terminated(SystemExit):
+    """The process was told to end by a signal; what is open is closed on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+
+
+def end_by_signals() -> None:
+    """From now on a signal that ends the process lets it remove its temporary files first."""
+    for number in _ENDING:
+        with suppress(ValueError, OSError):  # not the main thread
+            if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and so do we then
+                signal.signal(number, _terminate)
+
+
+def end_at_once() -> None:
+    """From now on a signal ends the process where it is: there is nothing left to remove, and nothing to print."""
+    for number in (signal.SIGINT, *_ENDING):
+        with suppress(ValueError, OSError):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _terminate(number: int, _: object) -> None:
+    for each in _ENDING:  # a second one must not interrupt the removal
+        signal.signal(each, signal.SIG_IGN)
+    raise Terminated(number)

@@ -1,0 +1,62 @@
+"""Temporary directories go with their process, or with the next one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from memcalc.folders import LOCK, stale_folders, temporary_folder
+
+KIND = "memcalc-test-"
+HOLDS = f"""
+import sys, time
+from pathlib import Path
+from memcalc.folders import temporary_folder
+with temporary_folder({KIND!r}, Path(sys.argv[1])) as folder:
+    print(folder, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_directory_is_gone_at_the_end_whatever_happened(tmp_path: Path) -> None:
+    with temporary_folder(KIND, tmp_path) as folder:
+        (folder / "file").touch()
+        assert folder.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(KeyboardInterrupt), temporary_folder(KIND, tmp_path):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_goes_with_the_next_and_what_a_living_one_holds_stays(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        left = Path(process.stdout.readline().strip())
+        (left / "file").touch()
+        assert stale_folders(KIND, tmp_path) == []
+        with temporary_folder(KIND, tmp_path):
+            assert left.is_dir()
+        process.send_signal(signal.SIGKILL)
+    assert stale_folders(KIND, tmp_path) == [left]
+    with temporary_folder(KIND, tmp_path) as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_others_files_are_left_alone(tmp_path: Path) -> None:
+    """A file of the name, a link to somebody's directory, and one that is being made: none is an abandoned one."""
+    (tmp_path / f"{KIND}file").touch()
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / LOCK).touch()
+    (tmp_path / f"{KIND}link").symlink_to(tmp_path / "precious")
+    (tmp_path / f"{KIND}young").mkdir()
+    old = tmp_path / f"{KIND}old"
+    old.mkdir()
+    os.utime(old, (time.time() - 3600,) * 2)
+
+    assert stale_folders(KIND, tmp_path) == [old]
