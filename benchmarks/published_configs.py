@@ -3,7 +3,8 @@
     python benchmarks/published_configs.py REPOSITORIES [--only OWNER/NAME]
 
 REPOSITORIES is a folder of git repositories named OWNER+NAME, bare or not. What is recorded are facts: which files
-there are at which commit, the names of their fields, and which list of ours each is in. The files stay where they are.
+there are at which commit, the names of their fields, which list of ours each is in, and the limits of the run: what it
+asks for and is not modelled, whether that holds memory, and at least how many bytes. The files stay where they are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memcalc.errors import InputError
+from memcalc.estimation.limits import resolved
 from memcalc.importers.engine import Imported
 from memcalc.importers.loading import import_file, list_config_json, load
 
@@ -112,23 +114,25 @@ def facts_of(path: Path) -> dict[str, Any] | None:
     try:
         imported = import_file(path) or list_config_json(path)
     except InputError as error:
-        return {"framework": None, "refused": str(error)}
+        return {"framework": None, "refused": str(error), "limits": []}
     if imported is None:
         return None
     given: list[str] = []
     missing = {field for field, _ in imported.missing}
     while True:
         try:
-            load(path, given)
+            spec = load(path, given)
         except InputError as error:
             sizes = SIZES.search(str(error))
             missing |= {f"model.{size}" for size in sizes[1].split(", ")} if sizes else set()
             more = next((each for words, each in GIVEN if words.search(str(error)) and each not in given), None)
             if more is None:
-                return {**lists_of(imported, missing), "given": given, "refused": str(error)}
+                return {**lists_of(imported, missing), "given": given, "refused": str(error), "limits": []}
             given.append(more)
         else:
-            return {**lists_of(imported, missing), "given": given, "refused": None}
+            limits = [resolved(spec, limit) for limit in spec.limits]
+            held = [[limit.what, limit.holds_memory, limit.at_least_bytes] for limit in limits]
+            return {**lists_of(imported, missing), "given": given, "refused": None, "limits": held}
 
 
 def lists_of(imported: Imported, missing: set[str]) -> dict[str, Any]:

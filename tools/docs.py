@@ -46,7 +46,7 @@ from tools import (  # noqa: E402
     offload,
     published_configs,
     real_gpus,
-    rehearsed,
+    recorded_tables,
     trainer,
     world_sizes,
 )
@@ -178,7 +178,7 @@ def fields_table(block: str) -> str:
     def row(name: str) -> list[str]:
         shown = f"`{name}`" + (f" or `{symbols[name]}`" if name in symbols else "")
         field = schema[name]
-        default = f"`{json.dumps(field['default'])}`" if field.get("default") is not None else ""
+        default = f"`{json.dumps(field['default'])}`" if field.get("default") not in (None, "") else ""
         return [shown, values(field), default.replace('"', ""), field.get("description", "")]
 
     return table(["field", "values", "default", "what it is"], [row(name) for name in schema if name not in NESTED])
@@ -471,7 +471,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "cards": cards_table,
     "fields": fields_table,
     "policies": policies_table,
-    **rehearsed.TABLES,
+    **recorded_tables.TABLES,
     **world_sizes.TABLES,
     "importer": importer_table,
     "presets": presets_table,

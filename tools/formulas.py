@@ -16,7 +16,7 @@ from memcalc.estimation.blocks.structure import Structure, layout, structure_of
 from memcalc.estimation.engines import buffers, ddp, deepspeed, fsdp2, gradient_buffer, megatron
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.items import PHASES, phases_of
-from memcalc.estimation.limits import FRAGMENTATION, TRAINING
+from memcalc.estimation.limits import TRAINING
 from memcalc.estimation.parameters import Parameter, count_parameters, parameter_table
 from memcalc.estimation.program import Program, alive_after, highest
 from memcalc.estimation.stages import stages_of
@@ -344,7 +344,6 @@ def outside_table() -> str:
     contexts = sorted({card.context_bytes // MIB for card in all_cards()})
     workspaces_of = {name: _cublas(name) for name in ("a100-80gb", "h100-80gb")}
     rows = [
-        ["reserved over allocated", f"{outside.RESERVED_PER_THOUSAND / 1000:.3f}"],
         ["NCCL, the first group of ranks", f"{outside.FIRST_GROUP_BYTES // MIB:,} MiB"],
         ["NCCL, each further group", f"{outside.FURTHER_GROUP_BYTES // MIB:,} MiB"],
         ["CUDA context", f"{' or '.join(f'{size:,}' for size in contexts)} MiB, by card"],
@@ -361,7 +360,7 @@ def _cublas(card: str) -> str:
 
 def not_modelled_list() -> str:
     """What every estimate leaves out."""
-    return "".join(f"- {what}\n" for what in (FRAGMENTATION, *TRAINING))
+    return "".join(f"- {what}\n" for what in TRAINING)
 
 
 # -- sources ---------------------------------------------------------------------------------------------------------

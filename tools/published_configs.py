@@ -82,6 +82,42 @@ def files_table() -> str:
     return table(["format", "file", "mapped", "without effect", "not modelled", "unknown", "missing"], rows)
 
 
+def sized() -> list[Facts]:
+    """The files that are sized, as they are or with what they leave open."""
+    return [file for file in read() if not file["refused"]]
+
+
+def held(file: Facts) -> list[str]:
+    """What a file asks for that holds memory and is not modelled."""
+    return [what for what, holds_memory, _ in file["limits"] if holds_memory]
+
+
+def limits_summary() -> str:
+    """How many files are answered "cannot say" unless what is modelled is too much already, in two sentences."""
+    files, without = sized(), [file for file in sized() if not held(file)]
+    more = [file for file in without if file["limits"]]
+    copies = sum(any(least for _, _, least in file["limits"]) for file in files)
+    share = f"{len(files) - len(without)} ({1 - len(without) / len(files):.0%})"
+    return (
+        f"Of the {len(files)} files that are sized, {share} ask for something that holds memory and is not modelled; "
+        f"of {copies} of these a lower bound of it is known. {len(more)} others ask only for what is counted too high, "
+        "or for evaluation that needs less than the training step.\n"
+    )
+
+
+def limits_table() -> str:
+    """By framework, the files whose answer can be no more than a lower bound, and what they ask for."""
+    rows = []
+    for framework, group in groupby(sized(), key=lambda file: str(file["framework"])):
+        files = list(group)
+        reasons = Counter(what for file in files for what in held(file))
+        told = [f"{what} ({count})" for what, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))]
+        rows.append((framework, len(files), sum(bool(held(file)) for file in files), ", ".join(told) or "-"))
+    total = ("all", sum(row[1] for row in rows), sum(row[2] for row in rows), "")
+    heads = ["format", "files sized", "cannot say", "what they ask for that holds memory and is not modelled (files)"]
+    return table(heads, [*rows, total])
+
+
 def refusals_table() -> str:
     """Why files are refused, the most frequent reason first."""
     reasons = Counter(str(file["refused"]).partition(": ")[2] for file in facts() if file["refused"])
@@ -105,5 +141,7 @@ TABLES = {
     "published-summary": summary,
     "published-repositories": repositories_table,
     "published-files": files_table,
+    "published-limits": limits_table,
+    "published-limits-summary": limits_summary,
     "published-refusals": refusals_table,
 }

@@ -65,10 +65,12 @@ class Compared(NamedTuple):
     Args:
         run: the record.
         estimated: the reserved memory of its replay; None where the run cannot be replayed.
+        allocated: the peak of its replay.
     """
 
     run: Recorded
     estimated: int | None
+    allocated: int | None
 
     @property
     def error(self) -> float:
@@ -129,9 +131,10 @@ def _ranks() -> Iterator[Recorded]:
 
 def compared(run: Recorded) -> Compared:
     """A record with the replay of its run."""
-    return Compared(
-        run, rehearse(run.spec, run.spec.training.alloc_conf).reserved_bytes if can_replay(run.spec) else None
-    )
+    if not can_replay(run.spec):
+        return Compared(run, None, None)
+    found = rehearse(run.spec)
+    return Compared(run, found.reserved_bytes, max(whole for whole, _ in found.tops.values()))
 
 
 def errors(runs: list[Compared]) -> dict[str, Any]:
@@ -159,7 +162,7 @@ def _interval(found: list[float]) -> dict[str, Any]:
         "runs": len(ordered),
         "exact": sum(error == 0 for error in ordered),
         "median": round(median(map(abs, ordered)), DIGITS),
-        "worst": round(max(ordered, key=abs), DIGITS),
+        "worst": round(ordered[0] if -ordered[0] > ordered[-1] else ordered[-1], DIGITS),
         "low": round(ordered[outside], DIGITS),
         "high": round(ordered[-1 - outside], DIGITS),
     }

@@ -112,11 +112,14 @@ class _LoggedRequests(Requests):
         self.above = above
         self.what = ""
         self._phase_now = ""
-        self._parts: list[tuple[int, ...]] = []
+        self._step = 0
+        self._made: list[tuple[int, ...]] = []
         self._left: list[int] = []
 
     def begin(self, phase: str) -> None:
-        self._phase_now = phase
+        kind, _, number = phase.rpartition("_")
+        self._step += kind == "zero_grad"
+        self._phase_now = f"{kind}_{self._step}" if number.isdigit() else phase  # the steady step comes twice
 
     def take(self, size: int) -> int:
         return self.play((size,))
@@ -129,7 +132,7 @@ class _LoggedRequests(Requests):
             elif change < -self.above:
                 last = max(index for index, (size, _) in enumerate(taken) if size == -change)
                 self.log.free(taken.pop(last)[1])
-        self._parts.append(tuple(index for _, index in taken))
+        self._made.append(tuple(index for _, index in taken))
         self._left.append(1)
         return len(self._left) - 1
 
@@ -140,7 +143,7 @@ class _LoggedRequests(Requests):
         for number in numbers:
             self._left[number] -= 1
             if not self._left[number]:
-                for index in self._parts[number]:
+                for index in self._made[number]:
                     self.log.free(index)
 
 
@@ -164,25 +167,7 @@ def replayed_requests(spec: Spec, above: int = BLOCK) -> list[Request]:
     """The requests of the allocator replay of a run that are larger than `above`, which is in bytes."""
     requests = _LoggedRequests(above)
     _NamedReplay(spec, requests).play()
-    return [_in_step(request, number) for request, number in _numbered(requests.log.requests)]
-
-
-def _numbered(requests: list[Request]) -> Iterable[tuple[Request, int]]:
-    """Each request and its step: phases of the steady state come a second time under the same name."""
-    order, seen, step = ("zero_grad", "forward", "loss", "backward", "optimizer_step"), "", 0
-    for request in requests:
-        phase = request.phase.rpartition("_")[0]
-        if request.phase[-1].isdigit():
-            begun = not seen or (seen == "optimizer_step" and phase != seen)
-            step += begun
-            seen = phase if phase in order else seen
-        yield request, step
-
-
-def _in_step(request: Request, step: int) -> Request:
-    if not request.phase[-1].isdigit():
-        return request
-    return request._replace(phase=f"{request.phase.rpartition('_')[0]}_{step}")
+    return requests.log.requests
 
 
 def first_difference(traced: Sequence[Request], replayed: Sequence[Request]) -> Difference | None:
@@ -192,8 +177,8 @@ def first_difference(traced: Sequence[Request], replayed: Sequence[Request]) -> 
             continue
         phase = (real or ours).phase
         place = index - next(at for at, each in enumerate(traced if real else replayed) if each.phase == phase)
-        sides = (tuple(side[max(0, index - CONTEXT) : index + 1]) for side in (traced, replayed))
-        return Difference(index, phase, place, *sides, _reason(real, ours, traced, replayed))
+        first, second = (tuple(side[max(0, index - CONTEXT) : index + 1]) for side in (traced, replayed))
+        return Difference(index, phase, place, first, second, _reason(real, ours, traced, replayed))
     return None
 
 

@@ -16,7 +16,7 @@ from tools.markdown import table
 
 
 class Compared(NamedTuple):
-    """One run: its case, and bytes measured, estimated and rehearsed; zeros where it cannot be rehearsed."""
+    """One run: its case, and bytes measured, estimated and replayed; zeros where it cannot be replayed."""
 
     case: dict[str, Any]
     allocated: tuple[int, int, int]
@@ -53,7 +53,7 @@ def compared() -> tuple[Compared, ...]:
             continue
         spec = spec_of(case)
         estimated = memcalc.estimate(spec).headline
-        played = None if why_not(spec) else memcalc.estimate(spec, rehearse=True).headline
+        played = None if why_not(spec) else memcalc.estimate(spec).replayed.headline
         (measured,) = case["record"]["ranks"]
         found.append(
             Compared(
@@ -74,8 +74,8 @@ def trainer_summary() -> str:
     lines = []
     for kind, of, words in (
         ("allocated", 1, "estimate, allocated"),
-        ("allocated", 2, "rehearsed, allocated"),
-        ("reserved", 2, "rehearsed, reserved"),
+        ("allocated", 2, "replayed, allocated"),
+        ("reserved", 2, "replayed, reserved"),
     ):
         errors = [error for run in compared() if (error := run.error(kind, of)) is not None]
         middle, worst = statistics.median(map(abs, errors)), max(errors, key=abs)
@@ -89,7 +89,7 @@ def trainer_table() -> str:
     def words(error: float | None) -> str:
         return "-" if error is None else f"{error:+.3%}"
 
-    head = ["run", "allocated", "estimated", "rehearsed", "reserved", "rehearsed"]
+    head = ["run", "allocated", "estimated", "replayed", "reserved", "replayed"]
     rows = []
     for run in compared():
         named = " ".join(f"{key}={value}" for key, value in run.case["arguments"].items())

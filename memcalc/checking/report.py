@@ -43,15 +43,15 @@ class Outcome(NamedTuple):
     needed_bytes: int | None = None
     basis: str = ""  # which number is compared: "device", "reserved" or "allocated"
     limit_bytes: int | None = None  # what must not be exceeded: less the margin
-    is_bound: bool = False  # whether needed_bytes is a lower bound, and the run needs more
-    interval: tuple[int, int] | None = None  # of device memory, by recorded runs; None where bounds decided
-    unmodelled: tuple[str, ...] = ()  # what the run asks for, holds memory and is not modelled
     limit: str = ""  # what sets the limit, in words
     margin_bytes: int = 0
     growth: Growth | None = None  # None: no baseline, or none of this configuration
     message: str = ""  # what is wrong with a broken one
     line: int | None = None  # where in the file, if that is known
     notes: tuple[str, ...] = ()  # what else to know: how another framework's file was read, and what of it was not
+    is_bound: bool = False  # whether needed_bytes is a lower bound, and the run needs more
+    interval: tuple[int, int] | None = None  # of device memory, by recorded runs; None where bounds decided
+    unmodelled: tuple[str, ...] = ()  # what the run asks for, holds memory and is not modelled
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,8 @@ def blocks(
 ) -> Iterator[Table]:
     """The same in blocks of at most `size` configurations, one after the other, so that memory stays bounded."""
     grid = axes if isinstance(axes, Grid) else Grid(axes)
-    points = Points(source, grid, overrides, gpu, gpus_per_node)
+    with _uncollected():
+        points = Points(source, grid, overrides, gpu, gpus_per_node)
     sizer = Sizer(ledger=ledger)
     for start, ranges in _slabs(grid.shape, size):
         with _uncollected():

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from memcalc.estimation.program import Event
 from memcalc.estimation.saving import SOURCE
-from memcalc.estimation.tape import CAST, IN_PLACE, REDUCED, SAME, VIEW, Node, Segment, Tape, Tensor
+from memcalc.estimation.tape import CAST, IN_PLACE, REDUCED, SAME, SUMMED, VIEW, Node, Segment, Tape, Tensor
 from memcalc.ledger.component import Component
 
 
@@ -40,6 +40,8 @@ class Backward:
         self.untouched: dict[Segment, list[int]] = {}  # kept results that a recomputation did not come to
         self.views: set[int] = set()  # gradients that are not summed in place
         self.label = ""
+        self.ends_checkpoint: Segment | None = None  # the one that goes with the operator at work
+        self.checkpoint_end = -1  # how many events there are until the first checkpoint has gone
         self.reads: dict[str, int] = {}  # tables of the model, and when the first of its readers has run backward
         self.inside = {p: segment for segment in tape.segments for p in range(segment.start, segment.stop)}
         for index in kept:
@@ -66,15 +68,21 @@ class Backward:
         if self.tape.entry is None:
             self.let_go(self.tape.held)  # the first block: no later one reads the shared tables any more
         recomputed: set[Segment] = set()
+        nodes = self.tape.nodes
+        first_saver = {
+            segment: next((p for p in range(segment.start, segment.stop) if nodes[p].unpacks), segment.start)
+            for segment in self.tape.segments
+        }
         for position in range(len(self.tape.nodes) - 1, -1, -1):
             segment = self.inside.get(position)
             node = self.tape.nodes[position]
             if segment is not None and segment not in recomputed and self.unpacks(node):
                 self.run_again(segment)
                 recomputed.add(segment)
+            self.ends_checkpoint = segment if segment is not None and position == first_saver[segment] else None
             self.step(node, takes=self.runs_again or segment is not None)
-            if segment is not None and position == segment.start:
-                self.let_go((*segment.on_device, *self.untouched.pop(segment, segment.kept)))
+            if self.ends_checkpoint is not None:  # no gradient has come to it
+                self.end_checkpoint()
         if self.tape.arrives_summed is not None:
             # The tied head's gradient, which its block counts, is now complete.
             self.references[self.tape.arrives_summed] = 1
@@ -83,6 +91,13 @@ class Backward:
             self.label = "end"
             self.release(self.pending[self.tape.entry])  # it is the incoming gradient of the block before
         return self.events
+
+    def end_checkpoint(self) -> None:
+        """A checkpoint goes, with the arguments that it holds, once the last tensor that it gives was unpacked."""
+        segment, self.ends_checkpoint = self.ends_checkpoint, None
+        assert segment is not None
+        self.let_go((*segment.on_device, *self.untouched.pop(segment, segment.kept)))
+        self.checkpoint_end = len(self.events)
 
     def unpacks(self, node: Node) -> bool:
         """Whether an operator's backward runs now, and asks for a saved tensor."""
@@ -163,17 +178,11 @@ class Backward:
         if not incoming and node.outputs:
             self.let_go(self.current(index) for index in node.saved)
             return
-        for index in (*node.fetched, *(node.parameters if node.parameters_first else ())):
-            self.allocate(index)
-        self.play(node.prepares)
-        takes = takes or bool(node.fetched)
-        outgoing = self.outgoing(node, incoming)
-        outgoing = outgoing if takes else self.as_wanted(node, outgoing)
-        self.play(node.between)
-        self.compute(node, takes=takes)
-        outgoing = self.as_wanted(node, outgoing) if takes else outgoing
+        outgoing = self.results(node, incoming, takes=takes or bool(node.fetched))
         self.let_go(incoming)
-        for index in node.parameters:
+        for index, tensor in outgoing:  # into the buffers of the operators before, then leaves' turn comes
+            self.deposit(index, tensor)
+        for index in node.parameters[:: -1 if node.last_arrives_first else 1]:
             if index not in self.tape.deferred:
                 self.parameter_arrived(index)
         for total, *parts in node.sums:
@@ -183,8 +192,30 @@ class Backward:
         self.let_go(node.drops)
         for index in node.completes:
             self.parameter_arrived(index)
-        for index, tensor in outgoing:
-            self.deposit(index, tensor)
+
+    def results(self, node: Node, incoming: list[int], *, takes: bool) -> list[tuple[int, Tensor]]:
+        """The gradients of an operator's inputs, in their dtypes and shapes, and of its parameters."""
+        for index in (*node.fetched, *(node.parameters if node.parameters_first else ())):
+            self.allocate(index)
+        self.play(node.prepares)
+        outgoing = self.outgoing(node, incoming)
+        self.play(node.between)
+        early = () if node.parameters_first else (index for index in node.parameters if index not in node.summed)
+        for index in (*early, *node.backward_temporaries):
+            self.allocate(index)
+        self.let_go(node.backward_temporaries)
+        if takes:
+            self.let_go_of_saved(node)
+        outgoing = [(self.gradient_of(t) if index < 0 else index, t) for index, t in outgoing]
+        for index in (*node.summed, *node.summed_later):
+            self.allocate(index)
+        self.let_go((*node.summed_later, *_left(node)))
+        outgoing = self.as_wanted(node, outgoing)
+        if not takes:
+            self.let_go_of_saved(node)
+        if self.ends_checkpoint is not None:
+            self.end_checkpoint()
+        return outgoing
 
     def outgoing(self, node: Node, incoming: list[int]) -> list[tuple[int, Tensor]]:
         """The gradients of an operator's inputs, made in order."""
@@ -193,6 +224,9 @@ class Backward:
         for tensor, kind in zip(node.inputs, node.gradients, strict=True):
             written_over = next(overwritten) if kind == IN_PLACE else None
             if kind is None or not tensor.grad:
+                continue
+            if kind == SUMMED:
+                found.append((-1, tensor))
                 continue
             if kind in (SAME, IN_PLACE):
                 source = incoming[0] if written_over is None else self.current(written_over)
@@ -218,10 +252,10 @@ class Backward:
 
         Source: torch 2.13 torch/csrc/autograd/engine.cpp, validate_outputs.
         """
-        if CAST not in node.gradients and REDUCED not in node.gradients:
-            return outgoing
         kinds = zip(node.inputs, node.gradients, strict=True)
         others = {tensor for tensor, kind in kinds if kind in (CAST, REDUCED)}
+        if not others:
+            return outgoing
         found: list[tuple[int, Tensor]] = []
         for made, tensor in reversed(outgoing):
             wanted = self.gradient_of(tensor) if tensor in others else made
@@ -230,20 +264,9 @@ class Backward:
             found.append((wanted, tensor))
         return found[::-1]
 
-    def compute(self, node: Node, *, takes: bool) -> None:
-        """What an operator's backward makes, beside gradients of its inputs, and lets go."""
-        saved = [*_left(node), *(self.current(index) for index in node.saved), *node.fetched]
-        for index in (*(() if node.parameters_first else node.parameters), *node.backward_temporaries):
-            self.allocate(index)
-        if takes and node.summed_later:
-            self.let_go((*node.backward_temporaries, *saved))
-            for index in node.summed_later:
-                self.allocate(index)
-            self.let_go(node.summed_later)
-            return
-        for index in node.summed_later:
-            self.allocate(index)
-        self.let_go((*node.backward_temporaries, *node.summed_later, *saved))
+    def let_go_of_saved(self, node: Node) -> None:
+        """What an operator has saved, once nothing reads it any more."""
+        self.let_go((*(self.current(index) for index in node.saved), *node.fetched))
         self.reads |= dict.fromkeys(node.tables, len(self.events))
 
     def play(self, steps: Iterable[tuple[int, int]]) -> None:

@@ -44,9 +44,10 @@ def compiled(
     named = tuple(index for index in head if index in tape.names - stays)
     backward: list[Event] = []
     reads: dict[str, int] = {}
+    checkpoint_end = -1
     if trains:
         engine = Backward(tape, kept, keeps_gradients, main_gradient_dtype, runs_again=runs_again)
-        backward, reads = engine.run(output), engine.reads
+        backward, reads, checkpoint_end = engine.run(output), engine.reads, engine.checkpoint_end
     saved = {index for node in tape.nodes for index in node.saved} | kept
     storages = tuple(
         storage if storage.component is not None else storage._replace(component=_component(tape, index, saved))
@@ -67,6 +68,8 @@ def compiled(
         handed,
         read_by,
         tuple(reads.items()),
+        checkpoint_end,
+        tuple(sorted(tape.held.difference(*(node.saved for node in tape.nodes)))),
     )
 
 

@@ -62,8 +62,7 @@ def own_limits(spec: Spec) -> tuple[Limit, ...]:
 def resolved(spec: Spec, limit: Limit) -> Limit:
     """Return a limit of another framework's file with what depends on the run: its batch, its sizes, its sharding."""
     if limit.sequences:
-        # Fused losses make all logits where nothing trains (liger-kernel 0.8: skip_logits = self.training and ...).
-        beyond = limit.sequences > spec.training.micro_batch_size or spec.training.loss == "fused"
+        beyond = limit.sequences > spec.training.micro_batch_size
         limit = limit._replace(holds_memory=limit.holds_memory and beyond)
     if limit.bytes_per_parameter:
         limit = limit._replace(at_least_bytes=max(limit.at_least_bytes, _copy_bytes(spec, limit.bytes_per_parameter)))

@@ -93,6 +93,8 @@ class Program:
     handed: tuple[int, ...] = ()  # what it returns beside it, named until the next layer has returned, if not kept
     read_by: tuple[tuple[int, str], ...] = ()  # what it keeps for layers that run again alone, and which these are
     reads: tuple[tuple[str, int], ...] = ()  # tables of the model, and how many events of backward until they are read
+    checkpoint_end: int = -1  # how many events of backward until a checkpoint of the whole block has gone
+    held: tuple[int, ...] = ()  # what lives until backward has passed: of the block that opens the model, its tables
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:

@@ -26,6 +26,7 @@ NEW = "new"  # the gradient of an input is a new tensor of the input's shape and
 VIEW = "view"  # a new tensor that is handed on as a view of what was made
 CAST = "cast"  # a new tensor of the output's dtype, which the engine casts to the input's
 REDUCED = "reduced"  # a new tensor of the output's shape, which the engine sums over axes that were broadcast
+SUMMED = "summed"  # a new tensor that the engine sums from the output's gradient, once the operator has returned
 IN_PLACE = "in place"  # the gradient of the n-th such input lies where the n-th saved tensor is, written over it
 
 
@@ -55,13 +56,15 @@ class Node:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     saved: tuple[int, ...]
-    gradients: tuple[str | None, ...]  # of each input: SAME, NEW, VIEW, CAST, REDUCED, IN_PLACE or None
+    gradients: tuple[str | None, ...]  # of each input: SAME, NEW, VIEW, CAST, REDUCED, SUMMED, IN_PLACE or None
     forward_temporaries: tuple[int, ...] = ()
     backward_temporaries: tuple[int, ...] = ()
     prepares: tuple[tuple[int, int], ...] = ()  # (storage, +1 or -1): what backward makes and drops before its results
     between: tuple[tuple[int, int], ...] = ()  # and after its inputs' gradients, before those of its parameters
     summed_later: tuple[int, ...] = ()  # buffers of the engine's sums, once the operator's backward has returned
     parameters: tuple[int, ...] = ()
+    summed: tuple[int, ...] = ()  # of these, what the engine sums once the operator has returned
+    last_arrives_first: bool = False  # of `parameters`: addmm's bias is a leaf, its weight is seen transposed
     parameters_first: bool = False  # whether backward makes their gradients before those of its inputs
     also_allocates: tuple[int, ...] = ()
     made_first: tuple[int, ...] = ()  # of these, what is there before the outputs

@@ -53,15 +53,30 @@ def column_sum(values: Values, rows: tuple[str, ...], columns: tuple[str, ...]) 
     return reductions.column_sum(product(values, rows), product(values, columns), _card(values))
 
 
-def embedding_backward(values: Values, tokens: tuple[str, ...], rows: str, width: str) -> int:
-    """sorted indices and partial sums of the embedding's backward: about 4·(N/10+min(N,V))·d
+def sorted_indices(values: Values, tokens: tuple[str, ...], rows: str) -> int:
+    """sorted indices of the embedding's backward: 16·N beyond 3072 tokens
 
-    ATen native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu: up to 3072 indices are added without temporaries;
-    more are sorted, which is done when the gradient is made, and summed in segments, in fp32.
+    ATen native/cuda/Embedding.cu: up to 3072 indices are added without temporaries; more are sorted before the
+    gradient is made.
     """
-    indices, vocabulary = product(values, tokens), values[rows]
-    sorted_indices = sum(blocks(embedding.before_gradient(indices, vocabulary, values["major"])))
-    return sorted_indices + most(blocks(embedding.after_gradient(indices, vocabulary, values[width])))
+    script = embedding.before_gradient(product(values, tokens), values[rows], values["major"])
+    return sum(blocks(script))
+
+
+def _sorted_indices(values: Values, tokens: tuple[str, ...], rows: str) -> Script:
+    return embedding.before_gradient(product(values, tokens), values[rows], values["major"])
+
+
+sorted_indices.__wrapped__ = _sorted_indices  # type: ignore[attr-defined] # see `script_of`
+
+
+@most_of
+def embedding_backward(values: Values, tokens: tuple[str, ...], rows: str, width: str) -> Script:
+    """partial sums of the embedding's backward: about 4·(N/10+min(N,V))·d
+
+    ATen native/cuda/EmbeddingBackwardKernel.cu: beyond 3072 indices gradients are summed in segments, in fp32.
+    """
+    return embedding.after_gradient(product(values, tokens), values[rows], values[width])[:-2]  # without sorted indices
 
 
 @most_of

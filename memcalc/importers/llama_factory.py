@@ -44,7 +44,7 @@ FIELDS: dict[str, Meaning] = {
     "fp8_*": nothing("part of fp8"),
     "use_adam_mini": overcounted("Adam-mini"),
     "use_muon": fact("muon", "training.optimizer"),
-    "use_v1_kernels": lacking("fused kernels"),
+    "use_v1_kernels": overcounted("fused kernels", "those of NPUs alone"),  # v1/plugins/.../interface.py
     "tensor_model_parallel_size": lacking("Megatron below LLaMA-Factory"),
     "pipeline_model_parallel_size": lacking("Megatron below LLaMA-Factory"),
     "expert_model_parallel_size": lacking("Megatron below LLaMA-Factory"),

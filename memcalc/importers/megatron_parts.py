@@ -81,8 +81,10 @@ def place_experts(draft: Draft) -> None:
         )
     if facts.get("dispatcher", "alltoall") not in ("alltoall", "alltoall_seq", "flex"):
         draft.limit(f"the dispatcher {facts['dispatcher']}", "all-to-all is counted", holds_memory=True)
-    capacity = draft.said.get("moe-expert-capacity-factor", draft.said.get("moe_expert_capacity_factor", 1))
-    if any("pad" in path and "capacity" in path for path in draft.paths) and _is_above_one(capacity):
+    # NeMo's names have underscores, behind the name of a block.
+    said = {path.rpartition(".")[2].replace("_", "-"): value for path, value in draft.said.items()}
+    padded = said.get("moe-pad-expert-input-to-capacity") is True
+    if padded and _is_above_one(said.get("moe-expert-capacity-factor")):
         draft.limit("experts' rows that are padded to a capacity", "balanced ones are counted", holds_memory=True)
 
 

@@ -129,6 +129,7 @@ FIELDS: dict[str, Meaning] = {
     "trainer.devices": fact("per_node", "parallelism.data_parallel"),
     "trainer.num_nodes": fact("nodes", "parallelism.data_parallel"),
     "trainer*": nothing("not about memory"),
+    "exp_manager.ema.enable": lacking("a moving average of the weights"),
     "exp_manager*": nothing("logging"),
     "name": nothing(),
     "restore_from_path": nothing("loading is not sized"),

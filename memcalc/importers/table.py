@@ -137,7 +137,7 @@ def nothing(why: str = "no effect on the memory of a step") -> Meaning:
     return Meaning("no effect", why)
 
 
-def lacking(what: str, why: str = "", *, beyond: float | None = None) -> Meaning:
+def lacking(what: str, why: str = "", *, beyond: float | None = None, known: tuple[str, ...] = ()) -> Meaning:
     """The field asks for what holds memory that is not counted: the estimate can be too low.
 
     "no", 0 and false ask for nothing.
@@ -146,10 +146,11 @@ def lacking(what: str, why: str = "", *, beyond: float | None = None) -> Meaning
         what: a short noun phrase.
         why: what is counted in its place.
         beyond: the number that is counted; a smaller one, or none, holds no more.
+        known: values that hold no more than is counted.
     """
 
     def limit(value: Any) -> Limit:
-        return Limit(what, beyond is None or _exceeds(value, beyond))
+        return Limit(what, value not in known and (beyond is None or _exceeds(value, beyond)))
 
     return Meaning("not modelled", f"{what}: {why}" if why else what, limit=limit)
 

@@ -60,9 +60,8 @@ def _place_liger(draft: Draft) -> None:
 def tell_evaluation(draft: Draft, *, asked: bool, batch: str, silent: int = 1) -> None:
     """Evaluation during training, where a file asks for it.
 
-    A forward pass without gradients needs less than a training step of as many sequences, unless the step's loss has
-    some logits at a time: Liger's and cut cross-entropy's are for training alone, and evaluation makes all logits
-    (liger-kernel 0.8 transformers/model/llama.py, `skip_logits = self.training and ...`).
+    A forward pass without gradients needs less than a training step of as many sequences, unless Liger's loss has some
+    logits at a time in the step: evaluation makes them all (liger-kernel 0.8 transformers/model/llama.py, skip_logits).
 
     Args:
         draft: our configuration in the making.
@@ -74,8 +73,13 @@ def tell_evaluation(draft: Draft, *, asked: bool, batch: str, silent: int = 1) -
         return
     said = draft.said.get(batch)
     sequences = said if type(said) is int and said > 0 else silent
-    why = f"its forward pass of {sequences} at once is counted only where it is smaller than the training step"
-    draft.limit("evaluation during training", why, holds_memory=True, sequences=sequences)
+    fused = draft.values.get("training.loss") == "fused" and "training.loss" not in draft.overridden
+    if fused and not is_on(draft.facts.get("cut_cross_entropy")):
+        why = "Liger's loss makes all logits where nothing trains"
+        draft.limit("evaluation during training", why, holds_memory=True)
+    else:
+        why = f"its forward pass of {sequences} at once is counted only where it is smaller than the training step"
+        draft.limit("evaluation during training", why, holds_memory=True, sequences=sequences)
     generates = ("predict_with_generate", "do_causal_lm_eval", "do_bench_eval", "eval_table_size")
     if any(draft.said.get(name) not in (None, False, 0, "false") for name in generates):
         draft.limit("generation during evaluation", holds_memory=True)

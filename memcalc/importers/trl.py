@@ -81,6 +81,11 @@ FIELDS: dict[str, Meaning] = {
         )
     },
     "cast_lm_head_to_fp32": lacking("a head in fp32"),
+    # Of reward models, KTO, PPO and GKD: trl/trainer/{reward,kto}_config.py, trl/experimental/{ppo,gkd}.
+    "center_rewards_coefficient": lacking("pairs of sequences", "those of a reward model are twice the micro-batch"),
+    **dict.fromkeys(("desirable_weight", "undesirable_weight"), _PREFERENCE),
+    **dict.fromkeys(("reward_model_path", "sft_model_path"), lacking("reinforcement learning", _COMPLETIONS)),
+    "teacher_model_*": lacking("a teacher model"),
 }
 
 # Fields that TrainingArguments do not have: a file with one of them is for TRL's scripts.
@@ -188,6 +193,8 @@ _PREFERENCES = (
     "f_divergence_type",
     "f_alpha_",
     "loss_weights",
+    "desirable_weight",
+    "undesirable_weight",
 )
 _PREFERENCE_LOSSES = frozenset(  # dpo_config.py, kto_config.py, and experimental/cpo
     (

@@ -77,8 +77,12 @@ class Verdict:
 
     @property
     def needed_bytes(self) -> int:
-        """The best estimate of what the run needs, or where there is none the lower bound."""
-        return self.least_bytes if self.device_bytes is None else self.device_bytes
+        """The best estimate of what the run needs; the lower bound where there is none, or where parts are missing."""
+        return self.least_bytes if self.device_bytes is None else max(self.device_bytes, self._known_bytes)
+
+    @property
+    def _known_bytes(self) -> int:
+        return self.least_bytes if self.unmodelled else 0
 
     @property
     def fits(self) -> bool | None:

@@ -143,10 +143,11 @@ class Planner:
         ledger = estimate(judged.spec).ledger
         held = sorted(ledger.components(ledger.peak_phase).items(), key=lambda row: -row[1])[:3]
         holders = ", ".join(f"{component.value.replace('_', ' ')} {format_bytes(amount)}" for component, amount in held)
+        needed = _needed(judged.verdict, ledger.peak_bytes + self.judge.outside_bytes)
         searched = self.strategy in SEARCHES
         asked = "No plan fits" if searched else f"Strategy {self.strategy} does not fit"
         return DoesNotFit(
-            f"{asked} {self._available()}. {'The smallest' if searched else 'It'} needs {_needed(judged.verdict)}; its "
+            f"{asked} {self._available()}. {'The smallest' if searched else 'It'} needs {needed}; its "
             f"allocated peak, {format_bytes(ledger.peak_bytes)}, is in {ledger.peak_phase}: {holders}. "
             f"{self._help(judged.spec, ledger.peak_phase)}"
         )
@@ -175,11 +176,11 @@ class Planner:
         return f"{stated}Cheapest change with which a plan fits: {words} ({needed})."
 
 
-def _needed(verdict: Verdict) -> str:
-    """Device memory as far as it is known: a range after a replay, else the bound."""
+def _needed(verdict: Verdict, least: int) -> str:
+    """Device memory as far as it is known: a range after a replay, else what is allocated with what is outside it."""
     interval = verdict.interval
     if interval is None:
-        return f"at least {format_bytes(verdict.least_bytes)}"
+        return f"at least {format_bytes(max(verdict.least_bytes, least))}"
     return f"{format_bytes(interval.low_bytes)} to {format_bytes(interval.high_bytes)}"
 
 

@@ -7,9 +7,10 @@ from itertools import chain, groupby
 from math import prod
 from typing import NamedTuple
 
+from memcalc.estimation.adapters import adapters_of, base_dtype
 from memcalc.estimation.choice import Choice, groups
 from memcalc.estimation.copies import Copy
-from memcalc.estimation.items import Item, mask_of
+from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.recipe_copies import is_made_in_backward, kept_copies
 from memcalc.estimation.sharding import Held, Parameters, stage_parameters
@@ -35,6 +36,7 @@ class Built(NamedTuple):
 
     mask: int
     tensors: tuple[Made, ...]
+    replaced: tuple[Made, ...] = ()  # as many that are made before, each of which goes when its successor is there
 
 
 def layers_with_experts(spec: Spec) -> tuple[bool, ...]:
@@ -54,11 +56,36 @@ def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[
     standing = [item for item in standing_items(spec, stage, None) if item.component is not Component.LIBRARY_WORKSPACE]
     buffers = _Buffers(spec, [item for item in standing if item.component is not Component.INPUTS])
     kinds = dict.fromkeys(copy.name for found in copies.values() for copy in found)
-    yield from _joined(buffers.among(ordered, _sized(ordered, copies, choice, "")))
+    base = tuple(held for held in ordered if not _is_adapter(held))
+    yield from _joined(buffers.among(base, _sized(base, copies, choice, "")))
+    yield from _adapters(spec, [held for held in ordered if _is_adapter(held)], copies, choice)
     for kind in kinds:
         if kind:
             yield from _joined(chain.from_iterable(_sized(ordered, copies, choice, kind)))
     yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
+
+
+def _is_adapter(held: Held) -> bool:
+    return held.module.endswith((".lora_A", ".lora_B"))
+
+
+def _adapters(spec: Spec, ordered: Sequence[Held], copies: dict[Held, list[Copy]], choice: Choice) -> Iterator[Built]:
+    """PEFT makes all adapters in the dtype of the weight beside each, then casts one after the other.
+
+    Source: peft 0.19 tuners/tuners_utils.py, _move_adapter_to_device_of_base_layer and cast_adapter_dtype.
+    """
+    made = list(chain.from_iterable(_sized(ordered, copies, choice, "")))
+    if not made:
+        return
+    adapters = adapters_of(spec)
+    assert adapters is not None
+    first = [Made(each.size) for built in made for each in built.tensors]
+    base = DTYPE_BYTES[base_dtype(spec.training)]
+    if adapters.quantised is None and base < DTYPE_BYTES[adapters.dtype]:
+        narrow = tuple(Made(each.size * base // DTYPE_BYTES[adapters.dtype]) for each in first)
+        yield Built(from_phase("model"), tuple(first), narrow)
+    else:
+        yield Built(from_phase("model"), tuple(first))
 
 
 def _copies_of(parameters: Parameters, choice: Choice) -> dict[Held, list[Copy]]:
@@ -138,7 +165,7 @@ class _Buffers:
             again += [made._replace(stays=False)] * item.count if made.before else []
             built = Built(item.mask, (made,) * item.count)
             if item.component is Component.TEMPORARIES:
-                head.append(built)
+                head.append(Built(item.mask, (made._replace(stays=False),) * item.count))
             else:
                 yield built
         if self.of_layers is not None:

@@ -17,6 +17,7 @@ from memcalc.spec.segments import Segment, leaves
 PRODUCTS = ("_proj", "lm_head")  # what operators that multiply matrices are called at their end
 
 Step = tuple[Event, int, int, bool]  # see `Passing._steps`
+OF_WINDOWS = " of windows"  # behind the names of tables for layers with windows
 NOTHING: Mapping[int, Sequence[str]] = {}
 
 
@@ -55,6 +56,7 @@ class Passing:
         self.openings: list[Frame] = []
         self.layers: dict[int, Frame] = {}
         self.head = Frame(len(self.blocks) - 1, {})
+        self.named: Frame | None = None  # the layer whose results beside its output have a name
         self.shared: dict[str, int] = {}  # tables that the opening makes and layers read, by name
         self.steps: dict[tuple[int, str], list[Step]] = {}  # of blocks, by number and stream
         self.last_readers: dict[int, dict[int, list[str]]] = {}  # layers that are the last in backward to read some
@@ -104,7 +106,11 @@ class Passing:
             if inside and isinstance(item, int):
                 number = self.timeline.inside[number]
             frame = self.layers[layer] = Frame(number, {})
-            hidden = self.run(frame, hidden)
+            hidden = self.run(frame, hidden, hands=not inside)
+            if (
+                not inside
+            ):  # the model's loop has a name for all that the layer returned, not for what the one before did
+                self._take_over_name(frame)
             if index:
                 self._drop(frame, *self.blocks[number].program.kept)
             if inside:  # the autocast region of what runs again ends with it
@@ -116,8 +122,8 @@ class Passing:
         for item in reversed(items):
             if isinstance(item, int):
                 gradient = self.back(self.layers[item], gradient, self.last_readers.get(item, NOTHING))
-            elif len(item) == 1 and isinstance(item[0], int):
-                gradient = self.back(self.layers[item[0]], gradient)  # its program does both
+            elif len(item) == 1 and isinstance(item[0], int):  # its program does both
+                gradient = self.back(self.layers[item[0]], gradient, self.last_readers.get(item[0], NOTHING))
             else:
                 gradient = self._again(item, gradient)
             self._forget_masks(item if isinstance(item, int) else next(leaves(item)))
@@ -151,8 +157,11 @@ class Passing:
 
     # -- blocks --------------------------------------------------------------------------------------------------------
 
-    def run(self, frame: Frame, given: int) -> int:
-        """A block's forward, which takes its input over; the answer is its output, with an owner."""
+    def run(self, frame: Frame, given: int, *, hands: bool = False) -> int:
+        """A block's forward, which takes its input over; the answer is its output, with an owner.
+
+        `hands`: what it returns beside that stays, too.
+        """
         block = self.blocks[frame.number]
         program = block.program
         held, take, drop = frame.held, self.requests.take, self.requests.drop
@@ -172,9 +181,10 @@ class Passing:
                 if event.storage in program.names:
                     frame.held[event.storage] = output
                     self.requests.hold(output)
-            else:
+            elif not (hands and event.sign < 0 and event.storage in program.handed):
                 if frame is self.head and event.label.startswith(OUTSIDE):
                     self._let_go("names")  # the model without its head has returned
+                    self._take_over_name(None)
                 self._play(block, frame, event)
                 if event.sign > 0 and "forward" not in self.threads and _multiplies(block, event):
                     self._workspace("forward")
@@ -183,6 +193,11 @@ class Passing:
             self.requests.hold(output)
         return output
 
+    def _take_over_name(self, frame: Frame | None) -> None:
+        before, self.named = self.named, frame
+        if before is not None:
+            self._drop(before, *self.blocks[before.number].program.handed)
+
     def back(self, frame: Frame, gradient: int, unread: Mapping[int, Sequence[str]] = NOTHING) -> int:
         """A block's backward, which takes its output's gradient over; the answer is that of its input.
 
@@ -190,8 +205,8 @@ class Passing:
         """
         block = self.blocks[frame.number]
         held, take, drop = frame.held, self.requests.take, self.requests.drop
-        handed_on = -1
-        for position, (event, at, size, gone) in enumerate(self._steps(frame.number, "backward")):
+        handed_on, steps = -1, self._steps(frame.number, "backward")
+        for position, (event, at, size, gone) in enumerate(steps):
             if position in unread:
                 self._drop_tables(unread[position])
             if size and position and ("backward" in self.threads or not event.label.endswith(PRODUCTS)):
@@ -205,6 +220,8 @@ class Passing:
             elif event.sign < 0 and event.storage in self.timeline.unread_before and block.opens:
                 self._drop(frame, event.storage)
             elif event.sign < 0 and event.storage not in frame.held:
+                if block.program.storages[event.storage].component is not Component.GRADIENTS:
+                    continue  # a table that had its last reader
                 self._drop(self.head, *self._tied(block.sized.exact[event.storage]))
             elif event.sign < 0 and block.program.storages[event.storage].name.endswith(TIED_SUM):
                 self._take_over(frame, event.storage, block.sized.exact[event.storage])
@@ -212,6 +229,7 @@ class Passing:
                 self._play(block, frame, event)
                 if event.sign > 0 and "backward" not in self.threads and _is_product(event.label):
                     self._workspace("backward")
+        self._drop_tables(unread.get(len(steps), ()))
         return handed_on
 
     def _steps(self, number: int, stream: Literal["forward", "backward"]) -> list[Step]:
@@ -235,20 +253,45 @@ class Passing:
         return self.steps[number, stream]
 
     def _last_readers(self) -> dict[int, dict[int, list[str]]]:
-        """For layers that are not run again, and are the last in backward to read tables: when they have, and which."""
-        found: dict[str, tuple[int, int]] = {}
-        for item in self.plan:
-            if not isinstance(item, int):
-                continue
-            for name, position in self.blocks[self.layers[item].number].program.reads:
-                of_window = f"{name} of windows"
-                own = of_window if of_window in self.shared and self.timeline.spec.model.has_window(item) else name
-                found.setdefault(own, (item, position))
-        again = not all(isinstance(item, int) for item in self.plan)
+        """For layers that are the last in backward to hold tables of the model: after how many events which are free.
+
+        A layer that runs again holds, until its checkpoint goes, what it was called with; another what it has saved.
+        """
         readers: dict[int, dict[int, list[str]]] = {}
-        for name, (layer, position) in found.items() if not again else ():
-            readers.setdefault(layer, {}).setdefault(position, []).append(name)
+        for name in self._tables():
+            for item in self.plan:
+                layer = next(leaves(item))
+                if not isinstance(item, int) and (len(item) > 1 or not isinstance(item[0], int)):
+                    break  # several layers: until the end
+                program = self.blocks[self.layers[layer].number].program
+                position = dict(program.reads).get(self._name_in(layer, name), -1)
+                if not isinstance(item, int) and self._is_given(layer, name):
+                    position = program.checkpoint_end
+                if position >= 0:
+                    readers.setdefault(layer, {}).setdefault(position, []).append(name)
+                    break
         return readers
+
+    def _tables(self) -> list[str]:
+        found: list[str] = []
+        for frame in self.openings:
+            program = self.blocks[frame.number].program
+            found += [program.storages[at].name for at in program.held if at in frame.held]
+        return found
+
+    def _name_in(self, layer: int, table: str) -> str:
+        """What a layer's program calls a table; nothing, if it is one of other layers."""
+        return table.removesuffix(OF_WINDOWS) if self._is_given(layer, table) else ""
+
+    def _is_given(self, layer: int, table: str) -> bool:
+        """Whether a layer is called with a table, of which there may be others for layers with windows."""
+        has_window = self.timeline.spec.model.has_window(layer)
+        if table.endswith(OF_WINDOWS) or table == "window mask":
+            return has_window
+        twin = f"{table}{OF_WINDOWS}"
+        return not (
+            has_window and (twin in self.shared or (table == "causal mask" and "mask of windows" in self.shared))
+        )
 
     def _drop_tables(self, names: Sequence[str]) -> None:
         for frame in self.openings:

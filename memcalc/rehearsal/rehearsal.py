@@ -103,10 +103,12 @@ class Rehearsal:
 
     def _make(self, built: Built) -> list[int]:
         found: list[int] = []
-        for made in built.tensors:
+        replaced = [self.requests.take(made.size) for made in built.replaced]
+        for index, made in enumerate(built.tensors):
             before = [self.requests.play(made.before)] if made.before else []
             found.append(self.requests.take(made.size))
             self.requests.drop(before if made.stays else (*before, found.pop()))
+            self.requests.drop(replaced[index : index + 1])
         return found
 
     def _run(self, phase: str) -> None:

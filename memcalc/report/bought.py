@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memcalc.planning.planning import Planning
+from memcalc.report.words import plural
 from memcalc.units import Unit, format_bytes
 
 ASSUMED = (
@@ -51,7 +52,7 @@ def _offloaded(planning: Planning, unit: Unit) -> Iterator[str]:
     waited = third.offload.waited_seconds
     yield (
         f"Offload to the host in its place: {format_bytes(third.offload.freed_bytes, unit)} of "
-        f"{len(third.offload.blocks)} layers at {link}: a step {waited / third.step_seconds:.0%} longer than "
+        f"{plural(len(third.offload.blocks), 'layer')} at {link}: a step {waited / third.step_seconds:.0%} longer than "
         f"{third.step_seconds:.3g} s, all at the card's full rate, where copies hide least. "
         f"Host memory: {format_bytes(third.host_bytes_per_rank, unit)} per rank, "
         f"{format_bytes(third.host_bytes_per_node, unit)} per node."

@@ -113,6 +113,8 @@ def error_bars(result: Result, unit: Unit) -> str:
         return ""
     low, high, errors = interval
     span = f"{format_bytes(low, unit)} to {format_bytes(high, unit)}"
+    if holding_memory(result.limits):
+        span += " for what is modelled"
     if not errors.runs:
         return (
             f"Interval: {span}. No run of this kind ({errors.kind}) was recorded, so {-errors.low:.0%} is allowed for."

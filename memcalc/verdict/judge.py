@@ -11,6 +11,7 @@ from memcalc.estimation.limits import limits_of
 from memcalc.estimation.outside import communication_library_bytes, outside_bytes
 from memcalc.ledger.result import DeviceMemory, Outside, RankResult, Result, known
 from memcalc.ledger.verdict import Answer, Interval, Verdict, holding_memory
+from memcalc.rehearsal.rehearsal import why_not
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
@@ -133,7 +134,14 @@ def size(spec: Spec, limit: int | None = None) -> Result:
     judgement = None
     if limit is not None:
         judgement = verdict_of(headline, card, limit, least_bytes(spec, card, limit), result.limits)
-    sized = replace(result, ranks=ranks, judgement=judgement, confidence="replay" if replays else "formula")
+    why = "" if replays or spec.inference is not None else why_not(spec)
+    sized = replace(
+        result,
+        ranks=ranks,
+        judgement=judgement,
+        confidence="replay" if replays else "formula",
+        notes=(*result.notes, *([f"Allocator not replayed: {why}."] if why else [])),
+    )
     return sized if spec.inference is None else _with_largest(sized)
 
 

@@ -15,7 +15,7 @@ from memcalc.estimation.stages import stages_of, stages_that_matter
 from memcalc.estimation.states import state_peak
 from memcalc.ledger.verdict import Answer, Errors
 from memcalc.rehearsal.rehearsal import requests_of, why_not
-from memcalc.rehearsal.requests import Replay, replay
+from memcalc.rehearsal.requests import Replay, Requests, replay, reserved_upper_bound
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 from memcalc.verdict.kinds import kinds_of
@@ -110,12 +110,15 @@ def recorded_need(spec: Spec, card: Card | None, allocated: int) -> Need:
 
 def gets_through(spec: Spec, card: Card) -> bool:
     """Whether the replay of a run gets through on its card, errors aside."""
-    return _replays(spec)(card.usable_bytes - outside_bytes(spec, card)) is not None
+    room, requests = card.usable_bytes - outside_bytes(spec, card), requests_of(spec)
+    if not spec.training.alloc_conf and reserved_upper_bound(requests) <= room:
+        return True  # proven for default settings, without a replay
+    return _replays(spec, requests)(room) is not None
 
 
-def _replays(spec: Spec) -> Callable[[int | None], Replay | None]:
+def _replays(spec: Spec, requests: Requests) -> Callable[[int | None], Replay | None]:
     """Returns the replay of a run on a device of so many bytes for the allocator; None: it runs out of memory."""
-    requests, training = requests_of(spec), spec.training
+    training = spec.training
 
     def on(room: int | None) -> Replay | None:
         try:
@@ -146,7 +149,7 @@ def _replayed(spec: Spec, card: Card | None) -> Need:
     device that is smaller by the largest error, and for sure not where one that is larger by it is not enough.
     """
     errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, card)
-    on = _replays(spec)
+    on = _replays(spec, requests_of(spec))
     room = None if card is None else card.usable_bytes - outside
     on_card = on(room)
     found = on_card or on(None)

@@ -66,7 +66,7 @@ def reason_of(result: Result) -> Reason:
     in_lists = spec.training.optimizer_implementation == "foreach" and ledger.peak_phase.startswith("optimizer_step")
     lists = temporaries if in_lists and temporaries >= WORTH_SAYING * ledger.peak_bytes else 0
     fragmented = 0
-    if verdict is not None and verdict.answer != "fits":
+    if verdict is not None and (result.headroom_bytes or 0) < 0:
         outside = result.headline.outside
         around = outside.device_context + outside.communication_library
         fragmented = outside.cached_segments if ledger.peak_bytes + around <= verdict.limit_bytes else 0

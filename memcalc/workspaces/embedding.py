@@ -21,7 +21,7 @@ def before_gradient(indices: int, rows: int, major: int) -> Script:
 
 
 def after_gradient(indices: int, rows: int, width: int) -> Script:
-    """What is taken after it: the borders of segments, and their partial sums in fp32."""
+    """What is taken after it: the borders of segments, and their partial sums in fp32; last, sorted indices go."""
     if indices <= FEW:
         return ()
     size, distinct = INDEX * indices, min(indices, rows)

@@ -14,6 +14,7 @@ import pytest
 import memcalc
 from memcalc.spec.limits import Limit
 from tests.cli.conftest import Run
+from tests.records import pin_records
 
 LLAMA = ("sweep", "llama-3-8b", "--gpu", "h100-80gb", "--set", "zero_stage=3", "--set", "data_parallel=8")
 
@@ -28,7 +29,8 @@ gpt2: 24 configurations on Tesla T4: 22 fit, 1 close, 1 do not fit
 """
 
 
-def test_the_screen_shows_the_boundary(run: Callable[..., Run]) -> None:
+def test_the_screen_shows_the_boundary(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    pin_records(monkeypatch)
     code, out, err = run("sweep", "gpt2", "--gpu", "t4", "--vary", "b=1..12", "--vary", "recompute=none,full")
 
     assert (code, err) == (0, "")
@@ -46,8 +48,9 @@ def test_the_boundary_is_where_estimates_stop_fitting(run: Callable[..., Run]) -
     assert fits == [True, False]
 
 
-def test_the_closest_are_replayed_on_request(run: Callable[..., Run]) -> None:
-    """With as many replays as there are close configurations none is left."""
+def test_the_closest_are_replayed_on_request(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many replays as there are configurations each is that of `estimate`."""
+    pin_records(monkeypatch)
     words = ("sweep", "gpt2", "--gpu", "t4", "--vary", "b=7..13", "--format", "json")
     plain, replayed = (json.loads(run(*words, *more).out)["configurations"] for more in ((), ("--replay", "7")))
 

@@ -18,7 +18,7 @@ SHOWN = set(re.findall(r"^\$ memcalc ([a-z-]+)", "\n".join(TEXTS.values()), re.M
 
 
 # They hold every record beside what is said today: ten seconds each and more.
-SLOW = {"rehearsal.md", "accuracy.md", "trace.md", "replay.md", "recompute.md"}
+SLOW = {"verdict.md", "accuracy.md", "trace.md", "replay.md", "recompute.md"}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def table_with(axes: dict[Any, Any], verdict: list[int]) -> Table:
 
 
 def members(table: Table) -> list[dict[str, object]]:
-    points = [table.point(index) for index in np.flatnonzero(Front(table).members())]
+    points = [table.point(index) for index in np.flatnonzero(Front(table).members()).tolist()]
     return [{name.rpartition(".")[2]: value for name, value in point.items()} for point in points]
 
 
@@ -41,7 +41,7 @@ def test_what_is_beyond_a_failure_is_not_on_the_front() -> None:
 
 
 def test_only_sizes_are_compared_and_values_come_in_any_order() -> None:
-    axes = {"recompute": ["none", "full"], "b": [4, 1, 2]}
+    axes: dict[Any, Any] = {"recompute": ["none", "full"], "b": [4, 1, 2]}
     found = members(table_with(axes, [DOES_NOT_FIT, FITS, UNJUDGED, FITS, FITS, FITS]))
 
     assert [(each["recompute"], each["micro_batch_size"]) for each in found] == [("none", 1), ("full", 4)]
@@ -49,7 +49,7 @@ def test_only_sizes_are_compared_and_values_come_in_any_order() -> None:
 
 def test_the_front_of_random_verdicts() -> None:
     """Beside its definition, word by word."""
-    axes = {"b": [1, 2, 3, 4], "recompute": ["none", "full"], "s": [16, 32, 48]}
+    axes: dict[Any, Any] = {"b": [1, 2, 3, 4], "recompute": ["none", "full"], "s": [16, 32, 48]}
     table, draw = evaluate("gpt2", axes, gpu="t4"), np.random.default_rng(0)
     points = list(product(range(4), range(2), range(3)))
 
@@ -125,7 +125,11 @@ def test_several_ranks_and_runs_without_a_card_are_not_replayed() -> None:
 
 def test_replays_contradict_no_bound() -> None:
     """Whatever was decided without a replay stays so."""
-    axes = {"b": range(16, 32, 4), "recompute": ["none", "full"], "implementation": ["plain", "huggingface"]}
+    axes: dict[Any, Any] = {
+        "b": range(16, 32, 4),
+        "recompute": ["none", "full"],
+        "implementation": ["plain", "huggingface"],
+    }
     table = evaluate("gpt2", axes, "s=512", gpu="t4")
     found = replay(table, len(table))
     decided = ~table.close

@@ -93,7 +93,8 @@ def test_staging_is_a_whole_number_of_columns(rows: int, columns: int, card: dic
 
 def embedding(tokens: int, vocabulary: int, width: int) -> int:
     values = {"n": tokens, "V": vocabulary, "d": width} | A100
-    return workspaces.embedding_backward(values, ("n",), "V", "d")
+    sums = workspaces.embedding_backward(values, ("n",), "V", "d")
+    return workspaces.sorted_indices(values, ("n",), "V") + sums
 
 
 def test_the_embeddings_backward_sums_in_fp32() -> None:

@@ -95,6 +95,54 @@ def test_what_trls_trainers_hold_beside_the_policy(more: str, expected: set[str]
     assert holding(loaded(tmp_path, DPO + more)) == expected
 
 
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ("desirable_weight: 1.5", {REFERENCE, "pairs of sequences"}),  # KTO
+        ("center_rewards_coefficient: 0.01", {"pairs of sequences"}),
+        ("reward_model_path: another", {"reinforcement learning"}),  # PPO
+        ("teacher_model_name_or_path: another", {"a teacher model"}),
+        ("cast_lm_head_to_fp32: true", {"a head in fp32"}),
+    ],
+)
+def test_fields_of_trls_other_trainers(field: str, expected: set[str], tmp_path: Path) -> None:
+    assert holding(loaded(tmp_path, DPO.replace("beta: 0.1", field))) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", set()),
+        ("--num-experts 4 --moe-expert-capacity-factor 1.25", set()),  # no more rows than so, and balanced are fewer
+        (
+            "--num-experts 4 --moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity",
+            {"experts' rows that are padded to a capacity"},
+        ),
+        ("--num-experts 4 --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity", set()),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", set()),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+            {"checkpoints of several layers together"},
+        ),
+        ("--optimizer-cpu-offload --distribute-saved-activations", set()),
+        ("--enable-cuda-graph --mtp-num-layers 1", {"CUDA graphs", "multi-token prediction"}),
+        ("--attention-backend unfused", {"attention-backend unfused"}),
+    ],
+)
+def test_what_megatrons_arguments_ask_for(arguments: str, expected: set[str], tmp_path: Path) -> None:
+    text = f"python pretrain_gpt.py --num-layers 2 --hidden-size 128 --num-attention-heads 2 --bf16 {arguments}\n"
+    spec = loaded(tmp_path, text, "vocab_size=512", "sequence_length=64", "max_position_embeddings=64", name="run.sh")
+
+    assert holding(spec) == expected
+
+
+def test_megatron_in_fp32_takes_twice_what_is_counted(tmp_path: Path) -> None:
+    text = "python pretrain_gpt.py --num-layers 2 --hidden-size 128 --num-attention-heads 2 --vocab-size 512\n"
+
+    assert holding(loaded(tmp_path, text, "sequence_length=64", name="run.sh")) == {"Megatron-LM in fp32"}
+    assert holding(loaded(tmp_path, text, "sequence_length=64", "dtype=bf16", name="run.sh")) == set()
+
+
 def test_sft_holds_nothing_beside(tmp_path: Path) -> None:
     assert holding(loaded(tmp_path, LLAMA + "max_length: 1024\npacking: true\nbeta:\n")) == set()
     assert holding(loaded(tmp_path, DPO.replace("beta: 0.1", "num_generations: 8\nbeta: 0.0"))) == {
@@ -132,7 +180,8 @@ def test_stages_of_llama_factory(more: str, reference: bool, tmp_path: Path) -> 
         ("val_set_size: 0.1\neval_batch_size: 2\n", set()),
         ("val_set_size: 0.1\neval_batch_size: 8\n", {"evaluation during training"}),
         ("val_set_size: 0\neval_batch_size: 8\n", set()),
-        ("val_set_size: 0.1\ncut_cross_entropy: true\n", {"evaluation during training"}),  # all logits, as in training
+        ("val_set_size: 0.1\nliger_fused_linear_cross_entropy: true\n", {"evaluation during training"}),  # all logits
+        ("val_set_size: 0.1\ncut_cross_entropy: true\n", set()),
         ("load_in_8bit: true\nadapter: lora\nlora_r: 8\nlora_target_linear: true\n", set()),
         ("qat:\n  weight_dtype: int8\n", {"training that imitates quantization"}),
     ],

@@ -54,3 +54,16 @@ def test_the_tables_are_those_of_the_record(name: str) -> None:
                     wrong[kind].add(field)
 
     assert wrong == {}
+
+
+def test_limits_of_published_files_are_those_that_a_verdict_takes() -> None:
+    """Only files that are sized have some; each names what, whether it holds memory, and at least how many bytes."""
+    for file in FILES:
+        assert not (file["refused"] and file["limits"])
+        for what, holds_memory, at_least_bytes in file["limits"]:
+            assert what
+            assert holds_memory or not at_least_bytes
+    recipes = [file for file in FILES if file["path"] == "recipes/smollm2/dpo/config.yaml"]
+    limits = {what: least for file in recipes for what, holds_memory, least in file["limits"] if holds_memory}
+    assert limits.keys() == {"the reference model", "pairs of sequences", "evaluation during training"}
+    assert limits["the reference model"] == 2 * 8_030_261_248  # Llama 3 8B in its place, in 16 bits

@@ -192,7 +192,7 @@ def test_what_allocates_more_is_not_rehearsed(overrides: tuple[str, ...]) -> Non
     result = size(spec)
     assert result.ledger.totals == estimate(spec).ledger.totals
     assert result.confidence == "formula"
-    assert result.notes[-1] == f"Not rehearsed: {why_not(spec)}; what is reserved is estimated."
+    assert result.notes[-1] == f"Allocator not replayed: {why_not(spec)}."
 
 
 @pytest.mark.parametrize(
@@ -236,4 +236,4 @@ def test_recomputed_layers_of_transformers_are_played() -> None:
     """Their embedding's output is named through the model's forward, and handed on all the same."""
     words = ("implementation=huggingface", "recompute=full", "recipe=pure", "l=2", "s=128", "V=1024")
 
-    assert memcalc.estimate("llama-3.2-1b", *words, gpu="a100-80gb").confidence == "replay"
+    assert memcalc.estimate("llama-3.2-1b", *words, gpu="a100-80gb").replayed.confidence == "replay"

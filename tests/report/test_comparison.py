@@ -10,7 +10,7 @@ from memcalc.checking.comparison import Line, compare, partings, steady_phase
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.phases import phase_names
-from memcalc.ledger.result import Result, Source
+from memcalc.ledger.result import DeviceMemory, Outside, Result, Source, known
 from memcalc.ledger.row import Row
 from memcalc.report.comparison import comparison_grids, draw_comparison, source_label
 from memcalc.report.grid import Grid
@@ -20,10 +20,14 @@ Golden = Callable[[str, str], None]
 MIB = 2**20
 
 
+def memory(reserved: int | None = None, device: int | None = None) -> DeviceMemory:
+    return DeviceMemory(reserved, device, Outside(0, 0, 0))
+
+
 def held(result: Result, source: Source, device: str | None, *rows: Row, steps: int = 3) -> Result:
     """A result with these rows and no others."""
     ledger = Ledger([Rows(rows)], phase_names(steps))
-    headline = replace(result.headline, ledger=ledger, reserved_bytes=None, device_bytes=None)
+    headline = replace(result.headline, ledger=ledger, memory=known(memory()))
     return replace(result, source=source, device=device, ranks=(headline,), notes=())
 
 
@@ -146,9 +150,9 @@ def test_a_cpu_has_none_of_cudas_workspaces(estimate: Result, device: str) -> No
 
 
 def test_reserved_and_device_bytes_where_the_reference_has_them(estimate: Result) -> None:
-    said = replace(estimate, ranks=(replace(estimate.headline, reserved_bytes=110 * MIB),))
+    said = replace(estimate, ranks=(replace(estimate.headline, memory=known(memory(110 * MIB))),))
     got = measured(estimate, "cuda:0", 96 * MIB)
-    got = replace(got, ranks=(replace(got.headline, reserved_bytes=100 * MIB, device_bytes=500 * MIB),))
+    got = replace(got, ranks=(replace(got.headline, memory=known(memory(100 * MIB, 500 * MIB))),))
     grid, *_ = comparison_grids([said, got], "MiB")
 
     assert cells(grid, "reserved") == ("reserved", "110.0", "100.0", f"+{10 * MIB:,}", "+10.00%")

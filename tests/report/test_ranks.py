@@ -3,7 +3,7 @@
 import io
 from dataclasses import replace
 
-from memcalc.ledger.result import Result
+from memcalc.ledger.result import DeviceMemory, Outside, Result, known
 from memcalc.report.measured import draw_ranks
 from memcalc.report.screen import Screen
 
@@ -15,7 +15,8 @@ def drawn(ranks: list[Result]) -> list[str]:
 
 
 def with_reserve(result: Result, gib: int) -> Result:
-    return replace(result, device=f"cuda:{gib}", ranks=(replace(result.headline, reserved_bytes=gib * 2**30),))
+    memory = DeviceMemory(gib * 2**30, None, Outside(0, 0, 0))
+    return replace(result, device=f"cuda:{gib}", ranks=(replace(result.headline, memory=known(memory)),))
 
 
 def test_ranks_that_are_alike(result: Result) -> None:

@@ -9,6 +9,7 @@ import memcalc
 from memcalc.engine.varying import parse_axes
 from memcalc.report.screen import Screen
 from memcalc.report.sweeps.screen import draw_sweep
+from tests.records import pin_records
 
 Golden = Callable[[str, str], None]
 
@@ -35,7 +36,8 @@ CASES: dict[str, tuple[str, tuple[str, ...], str | None, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("name", CASES)
-def test_screens(name: str, width: int, golden: Golden) -> None:
+def test_screens(name: str, width: int, golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    pin_records(monkeypatch)
     source, overrides, gpu, vary = CASES[name]
     table = memcalc.sweep(source, parse_axes(vary), *overrides, gpu=gpu)
     file = io.StringIO()

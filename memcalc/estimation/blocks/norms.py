@@ -18,6 +18,14 @@ def norm(
     out: Shape | None = None,
 ) -> Tensor:
     """LayerNorm or RMSNorm, with what parameters the model's norms have."""
+    y = _norm(ops, c, x, module, width, weight=weight, out=out)
+    ops.tape.still_named(x)  # an argument of the module, which autocast casts inside
+    return y
+
+
+def _norm(
+    ops: Operators, c: Structure, x: Tensor, module: str, width: str, *, weight: bool, out: Shape | None
+) -> Tensor:
     tensors = ("weight",) if weight and c.norm_weight else ()
     if c.normalization == "rmsnorm":
         if c.composite_norms:

@@ -28,9 +28,11 @@ class Attention(Part):
         if c.attention_sinks:
             ops.unwritten_parameter("attention.sinks", "weight", (h,))
         if c.qk_norm:
+            v = ops.seen(v, "v") if self.sums_shared_heads or c.attention == "eager" else v
+            projected = (q, k)
             q = self.head_norm(q, "attention.q_norm", self.axis("d" if c.square else "h·d_h"), by_head[0])
             k = self.head_norm(k, "attention.k_norm", self.axis("h_kv·d_h"), by_head[1])
-            v = ops.seen(v, "v") if c.attention == "eager" else v
+            self.tape.still_named(*projected)
         else:
             q, k, v = self.by_head(q, k, v)
         if not c.qk_norm and c.position == "rope" and c.fused_qkv:
@@ -72,10 +74,18 @@ class Attention(Part):
         Not so that of k where its product makes it as wide as q's: it lies head by head within each token's stride.
         """
         c, ops = self.c, self.ops
+        if self.sums_shared_heads:
+            v = ops.seen(v, "v")
+            return q, ops.seen(k, "k"), v
         if c.attention != "eager" and not c.pads_heads:
             return q, k, v
         v, q = ops.seen(v, "v"), ops.seen(q, "q")
         return q, ops.seen(k, "k") if c.grouped or c.pads_heads else k, v
+
+    @property
+    def sums_shared_heads(self) -> bool:
+        """Whether a kernel is given keys and values for each query head: their gradients are sums, head by head."""
+        return self.c.attention == "memory-efficient" and self.c.grouped
 
     def head_norm(self, heads: Tensor, module: str, width: str, out: Shape) -> Tensor:
         """A norm of query or key heads, `width` wide together."""
@@ -112,10 +122,8 @@ class Attention(Part):
         scores_shape = ("b", h, "s", c.keys)
         if c.grouped:
             k, v = ops.copy(k, "k for each head", keys), ops.copy(v, "v for each head", keys)
-        if c.batched:  # bmm wants heads one after the other
-            q = ops.copy(q, "q by head")
-            k, v = (k, v) if c.grouped else (ops.copy(k, "k by head"), v)
-        scores = ops.matmul(q, k, "scores", scores_shape)
+        copies = ("q by head", "" if c.grouped else "k by head")  # bmm wants heads one after the other
+        scores = ops.matmul(q, k, "scores", scores_shape, copies if c.batched else ("", ""))
         scores = ops.scale(scores, "scaled scores")
         if c.position == "alibi":
             scores = ops.shift(scores, "biased scores")
@@ -135,10 +143,9 @@ class Attention(Part):
         else:
             probabilities = ops.softmax(scores, "attention probabilities")
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
-        if c.batched and not c.grouped:
-            v = ops.copy(v, "v by head")
-        attended = ops.matmul(dropped, v, "attention output", heads)
-        self.tape.still_named(k, v, scores, probabilities)
+        copies = ("", "v by head" if c.batched and not c.grouped else "")
+        attended = ops.matmul(dropped, v, "attention output", heads, copies)
+        self.tape.still_named(k, v, scores, probabilities, dropped)
         return attended
 
     def fused_core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from memcalc.estimation import workspaces
 from memcalc.estimation.adapters import Adapters
 from memcalc.estimation.tape import NEW, Node, Shape, Tape, Tensor
 from memcalc.ledger.component import Component
@@ -77,6 +78,11 @@ class Base:
     def autocast_input(self, x: Tensor, module: str) -> Tensor:
         """Each use of an activation casts it anew: only casts of leaves are cached."""
         return self.cast(x, self.compute, f"{module} input in {self.compute}") if self.autocast else x
+
+    def sorted_indices(self, module: str, tokens: Shape, rows: str) -> int:
+        """A storage for what an embedding's backward makes before its gradient."""
+        rule = workspaces.named(workspaces.sorted_indices, tokens=tokens, rows=rows)
+        return self.tape.store(f"{module} sorted indices", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
 
     def parameter_gradient(self, module: str, tensor: str, shape: Shape, dtype: str) -> int:
         """A storage for the gradient of a parameter, named as its row in the parameter table."""

@@ -109,11 +109,16 @@ class Collectives(Base):
         tape = self.tape
         y = tape.new(f"{module} output", (*tokens, width), self.parameters, "torch.nn.functional.embedding")
         rule = workspaces.named(workspaces.embedding_backward, tokens=tokens, rows="V", width=width)
-        scratch = tape.store(f"{module} sort and sums", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
+        scratch = tape.store(f"{module} sums", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
+        first = ((self.sorted_indices(module, tokens, "V"), 1),)
         source = "torch 2.13 torch/distributed/tensor/_ops/_embedding_ops.py"
         if whole_gradient:
             gradient = self.parameter_gradient(module, "weight", ("V", width), self.parameters)
-            tape.record(Node(module, (), (y,), (), (), backward_temporaries=(scratch,), parameters=(gradient,)))
+            temporaries = (scratch,)
+            node = Node(
+                module, (), (y,), (), (), prepares=first, backward_temporaries=temporaries, parameters=(gradient,)
+            )
+            tape.record(node)
             return y
         whole = tape.store(f"{module} gradient of the whole table", ("V", width), self.parameters, source)
         tape.deferred.add(whole)
@@ -134,6 +139,7 @@ class Collectives(Base):
             (y,),
             (),
             (),
+            prepares=first,
             backward_temporaries=(scratch,),
             parameters=(whole,),
             sums=sums,

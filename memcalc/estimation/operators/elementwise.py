@@ -76,7 +76,8 @@ class Elementwise(Base):
         tape = self.tape
         y = tape.new(f"{module} output", out or x.shape, wider(x.dtype, self.parameters), DERIVATIVES)
         if not self.trains(module):
-            tape.record(Node(module, (x,), (y,), (), (NEW,), keeps_weight=True))
+            kind = NEW if x.dtype == y.dtype else CAST
+            tape.record(Node(module, (x,), (y,), (), (kind,), keeps_weight=True))
             return y
         product = tape.store(f"{module} gradient times input", x.shape, y.dtype, DERIVATIVES)
         rule = workspaces.named(workspaces.column_sum, rows=tuple(x.shape[:-1]), columns=(width,))
@@ -87,10 +88,11 @@ class Elementwise(Base):
             (x,),
             (y,),
             (x.storage,),
-            (NEW,),
+            (NEW if x.dtype == y.dtype else CAST,),
             between=((product, 1),),
-            backward_temporaries=(staging,),
+            summed_later=(staging,),
             parameters=(gradient,),
+            summed=(gradient,),
         )
         tape.record(node)
         tape.also_saves(Tensor(-1, (width,), self.parameters))
@@ -295,15 +297,21 @@ class Elementwise(Base):
         self.tape.record(Node(name, (x,), (y,), (y.storage,), (NEW,), backward_temporaries=(product,)))
         return y
 
-    def matmul(self, a: Tensor, b: Tensor, name: str, out: Shape) -> Tensor:
-        """a @ b in batches; keeps each factor whose partner needs a gradient."""
+    def matmul(self, a: Tensor, b: Tensor, name: str, out: Shape, copies: tuple[str, str] = ("", "")) -> Tensor:
+        """a @ b in batches; keeps each factor whose partner needs a gradient.
+
+        `copies`: names of the factors' copies, where their matrices are not adjacent. Autocast casts b first.
+        """
         if self.autocast:
-            a, b = self.cast(a, self.compute), self.cast(b, self.compute)
+            b, a = self.cast(b, self.compute), self.cast(a, self.compute)
+        given = (a, b)
+        a, b = (self.copy(each, copy) if copy else each for each, copy in zip((a, b), copies, strict=True))
         y = self.tape.new(name, out, a.dtype, "aten::bmm")
         saved = tuple(factor for factor, partner in ((a, b), (b, a)) if partner.grad)
         storages = tuple(factor.storage for factor in saved)
         # bmm_backward: of mat2 before self.
         self.tape.record(Node(name, (b, a), (y,), storages, (NEW, NEW), variables=saved))
+        self.tape.still_named(*given)
         return y
 
     def split(self, x: Tensor, shapes: tuple[Shape, ...], name: str) -> tuple[Tensor, ...]:

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from memcalc.estimation import workspaces
 from memcalc.estimation.operators.base import DERIVATIVES, Base, wider
-from memcalc.estimation.tape import NEW, SAME, VIEW, Node, Shape, Tensor
+from memcalc.estimation.tape import NEW, SAME, SUMMED, VIEW, Node, Shape, Tensor
 from memcalc.ledger.component import Component
 
 TIED_SUM = "sum with the tied head's gradient"  # the head's own gradient counts for it from then on
@@ -64,21 +64,27 @@ class Linear(Base):
         casts: list[Tensor] = []
         parameters: list[int] = []
         temporaries: list[int] = []
-        # Autocast casts the last argument first, as compilers order them (ATen autocast_mode.h, cached_cast(...)...).
-        for tensor, shape in (("bias", (weight[0],)), ("weight", weight)):
-            if tensor == "bias" and not bias:
+        # Autocast casts the last argument first, as compilers order them (ATen autocast_mode.h, cached_cast(...)...):
+        # of linear(x, weight, bias), and of addmm(bias, x, weight).
+        shapes = {"bias": weight[:1], "weight": weight} if bias else {"weight": weight}
+        for tensor in ("weight", "input", "bias") if conv1d else ("bias", "weight", "input"):
+            if tensor == "input":
+                x = self.autocast_input(x, module)
+            if tensor not in shapes:
                 continue
+            at = len(casts) if tensor == "bias" else 0  # the weight's before the bias's
             if not trains:
-                casts[:0] = [] if self.parameters == dtype else [self.cast_weight(module, tensor, shape, None)]
+                casts[at:at] = (
+                    [] if self.parameters == dtype else [self.cast_weight(module, tensor, shapes[tensor], None)]
+                )
                 continue
-            gradient = self.parameter_gradient(module, tensor, shape, self.parameters)
+            gradient = self.parameter_gradient(module, tensor, shapes[tensor], self.parameters)
             if tied and tensor == "weight":
                 tape.deferred.add(gradient)
             if self.parameters == dtype:
-                parameters.insert(0, gradient)
+                parameters.insert(len(parameters) if tensor == "bias" else 0, gradient)
             else:
-                casts.insert(0, self.cast_weight(module, tensor, shape, gradient))
-        x = self.autocast_input(x, module)
+                casts.insert(at, self.cast_weight(module, tensor, shapes[tensor], gradient))
         y = tape.new(f"{module} output", out, dtype, "torch.nn.functional.linear")
         gathered = self._gathered(x, module) if not row else self._gathered(Tensor(-1, out, x.dtype), module)
         if bias and trains:
@@ -89,6 +95,8 @@ class Linear(Base):
             temporaries.append(tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule))
         keeps = trains or (x.grad and self.adapters is not None and self.adapters.keeps_inputs)
         seen = Tensor(casts[0].storage if casts else -1, weight, dtype, strided=not conv1d)
+        of_x = NEW if given.flat else VIEW
+        kinds = (of_x, *(NEW, SUMMED)[: len(casts)]) if bias else (*(NEW for _ in casts), of_x)
         node = Node(
             module,
             (x, *casts) if bias else (*casts, x),  # addmm makes dx first, mm dW (derivatives.yaml, in order of names)
@@ -96,13 +104,15 @@ class Linear(Base):
             # The weight's cast for dx, x for the weight's gradient; no gradient needs the bias.
             (*((x.storage,) if keeps else ()), *(cast.storage for cast in casts[:1] if x.grad)),
             # Of more than two axes dx is seen as a view of a matrix (ATen native/Linear.cpp, _flatten_nd_linear).
-            tuple(VIEW if each is x and not given.flat else NEW for each in ((x, *casts) if bias else (*casts, x))),
+            kinds,
             caller_holds=(given.storage,),
             forward_temporaries=gathered,
             backward_temporaries=gathered,
             summed_later=tuple(temporaries),
             parameters=tuple(parameters),
+            summed=tuple(parameters[1:]),
             parameters_first=not bias,
+            last_arrives_first=True,
             keeps_weight=not trains,
             variables=(*((x,) if trains else ()), *((seen,) if x.grad else ())),
         )
@@ -121,7 +131,9 @@ class Linear(Base):
             rule = workspaces.named(workspaces.column_sum, rows=tokens, columns=(width,))
             sums = (self.tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule),)
         kind = SAME if same else NEW
-        node = Node(f"{module} bias", (x,), (y,), (), (kind,), summed_later=sums, parameters=gradients)
+        node = Node(
+            f"{module} bias", (x,), (y,), (), (kind,), summed_later=sums, parameters=gradients, summed=gradients
+        )
         self.tape.record(node)
         return y
 
@@ -169,6 +181,7 @@ class Linear(Base):
             (NEW,) * len(inputs),
             backward_temporaries=temporaries,
             parameters=() if casts else tuple(gradients.values()),
+            last_arrives_first=True,
             parameters_first=not bias,
             keeps_weight=not trains,
             variables=(*((x,) if trains else ()), *((seen,) if x.grad else ())),
@@ -214,7 +227,8 @@ class Linear(Base):
                 tape.leaves[y.storage] = node
             return y
         rule = workspaces.named(workspaces.embedding_backward, tokens=tokens, rows=table[0], width=table[1])
-        scratch = tape.store(f"{module} sort and sums", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
+        scratch = tape.store(f"{module} sums", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
+        indices = self.sorted_indices(module, tokens, table[0])
         gradient = self.parameter_gradient(module, "weight", table, self.parameters)
         temporaries: tuple[int, ...] = (scratch,)
         parameters: tuple[int, ...] = (gradient,)
@@ -242,6 +256,7 @@ class Linear(Base):
             () if index is None else (None,),
             also_allocates=kept,
             made_first=kept,
+            prepares=((indices, 1),),
             backward_temporaries=temporaries,
             parameters=parameters,
             sums=sums,

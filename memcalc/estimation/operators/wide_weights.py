@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.estimation import workspaces
 from memcalc.estimation.operators.base import DERIVATIVES, Base
-from memcalc.estimation.tape import NEW, SAME, Node, Shape, Tensor
+from memcalc.estimation.tape import NEW, SAME, SUMMED, Node, Shape, Tensor
 
 
 class WideWeights(Base):
@@ -26,24 +26,26 @@ class WideWeights(Base):
         gradient = self.parameter_gradient(module, "weight", weight, self.parameters) if trains else None
         factor = self._factor(module, weight, gradient, shifted=shifted)
         own = self.parameters == "fp32"  # whose sum is the parameter's gradient itself
-        temporaries: tuple[int, ...] = ()
-        first: tuple[tuple[int, int], ...] = ()  # of the second factor before the first (derivatives.yaml, by name)
+        sums: tuple[int, ...] = ()
+        raw: tuple[tuple[int, int], ...] = ()  # before the sum
         if trains:
             product = tape.store(f"{module} gradient times input", x.shape, "fp32", DERIVATIVES)
             tokens = tuple(x.shape[: -len(weight)])
             rule = workspaces.named(workspaces.column_sum, rows=tokens, columns=weight)
             staging = tape.store(f"{module} weight sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
-            first, temporaries = (((product, 1),), (staging,)) if shifted else ((), (product, staging))
+            raw, sums = ((product, 1),), (staging,)
         saved = (*((x.storage,) if trains else ()), *((factor.storage,) if factor.storage >= 0 and x.grad else ()))
         node = Node(
             module,
             (x, factor),
             (y,),
             saved,
-            (NEW, NEW if factor.grad else None),
-            prepares=first,
-            backward_temporaries=temporaries,
+            (NEW, SUMMED if factor.grad else None),
+            prepares=raw if shifted else (),  # of the second factor before the first (derivatives.yaml, by name)
+            between=() if shifted else raw,
+            summed_later=sums,
             parameters=(gradient,) if gradient is not None and own else (),
+            summed=(gradient,) if gradient is not None and own else (),
             keeps_weight=not trains and factor.storage < 0,
             variables=(*((x,) if trains else ()), *((factor,) if x.grad else ())),
         )

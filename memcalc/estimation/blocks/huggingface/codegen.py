@@ -15,11 +15,6 @@ class CodeGen(Mlps):
     wide_logits = True
     names_returned = True
 
-    def shared_tables(self) -> None:
-        """Beside the mask the position ids, which layers are called with."""
-        super().shared_tables()
-        self.name_positions(self.shared_table("position ids", ("s",), "int64").storage)
-
     def layer(self) -> Tensor:
         """Attention and the MLP after one norm."""
         c, ops = self.c, self.ops
@@ -78,4 +73,6 @@ class CodeGen(Mlps):
         straight = ops.mul(turning, cosines, f"{name} * cos")
         first, second = ops.slices(turning, (half, half), f"{name} pairs")
         pairs = ops.concatenate((ops.scale(second, f"{name} negated"), first), turning.shape, f"{name} pairs swapped")
-        return ops.add(straight, ops.mul(pairs, sines, f"{name} swapped * sin"), f"rotated {name}")
+        turned = ops.add(straight, ops.mul(pairs, sines, f"{name} swapped * sin"), f"rotated {name}")
+        self.tape.still_named(sines, cosines)
+        return turned

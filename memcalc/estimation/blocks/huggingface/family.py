@@ -140,7 +140,7 @@ class Family:
         self.name_positions(ids.storage)
 
     def eager_mask(self, name: str, *, windowed: bool = False) -> Tensor:
-        """masking_utils.py, eager_mask: additive, in the dtype of the embeddings; the sum with scores does not keep it."""
+        """masking_utils.py: additive, in the dtype of the embeddings; the sum with the scores does not keep it."""
         c = self.c
         if c.cache is not None:
             return self.shared_table(name, self.mask, c.parameters)
@@ -296,20 +296,19 @@ class Family:
             k, v = self.repeated(k, "k", keys), self.repeated(v, "v", keys)
         named = (k, v)
         copies = c.batched and (not c.grouped or c.one_key_head)  # of which products want each matrix by itself
-        if c.batched and not self.turned_by_head:
-            q = ops.copy(q, "q by head")
-        if copies and (c.grouped or not self.turned_by_head):
-            k = ops.copy(k, "k by head")
-        scores = ops.scale(ops.matmul(q, k, "scores", scores_shape), "scaled scores")
+        of_q = c.batched and not self.turned_by_head
+        of_k = copies and (c.grouped or not self.turned_by_head)
+        names = ("q by head" if of_q else "", "k by head" if of_k else "")
+        scores = ops.scale(ops.matmul(q, k, "scores", scores_shape, names), "scaled scores")
         masked = scores = ops.shift(self.scores(scores), "masked scores", c.parameters)
         wide = ops.softmax(scores, "attention probabilities", "fp32" if softmax_in_fp32 else "")
         probabilities = wide if self.wide_probabilities else ops.cast(wide, dtype, "probabilities in dtype")
         if softmax_in_fp32:
             self.tape.still_named(masked)  # attn_weights, until they are probabilities in dtype
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
-        values = ops.copy(v, "v by head") if copies else v
         self.weights = (dropped,)
-        core = ops.matmul(dropped, values, "attention output", (*heads[:-1], v.shape[-1]))
+        names = ("", "v by head" if copies else "")
+        core = ops.matmul(dropped, v, "attention output", (*heads[:-1], v.shape[-1]), names)
         by_token = ops.copy(core, "attention output by token", reorders=c.batched)
         if c.grouped:
             self.tape.still_named(*named)  # key_states, value_states

@@ -18,8 +18,10 @@ class Gpt2(Mlps):
         """Attention, then the MLP, each after its norm."""
         c, ops = self.c, self.ops
         x = self.entry()
-        attended = self.attention(ops.layer_norm(x, "input_norm", "d"))
+        normed = ops.layer_norm(x, "input_norm", "d")
+        attended = self.attention(normed)
         x = ops.add(attended, x, "attention sum")
+        self.tape.still_named(normed)
         normed = ops.layer_norm(x, "post_attention_norm", "d")
         inner = "4·d" if c.usual_width else "F"
         up = self.linear(normed, "mlp.up_proj", (inner, "d"), ("b", "s", inner))

@@ -61,6 +61,11 @@ class Llama(Rotary, Mlps):
         return y
 
     @property
+    def sums_shared_heads(self) -> bool:
+        """Whether a kernel is given keys and values for each query head: their gradients are sums, head by head."""
+        return self.c.grouped and (self.c.attention == "memory-efficient" or self.c.masked)
+
+    @property
     def turns_by_slices(self) -> bool:
         """Whether gradients of queries and keys are sums of zeros with slices filled in: head by head."""
         return not self.c.unturned and not self.c.liger
@@ -98,7 +103,7 @@ class Llama(Rotary, Mlps):
             width, heads = self.width_and_heads(name)
             out = ("b", "s", heads, "d_h")
             parts[name] = ops.linear(x, f"attention.{name}_proj", (width, "d"), out, bias=c.qkv_bias)
-            if c.attention == "eager" or (name != "v" and self.turns_by_slices):
+            if c.attention == "eager" or (self.sums_shared_heads if name == "v" else self.turns_by_slices):
                 parts[name] = ops.seen(parts[name], name)
             if name != "v" and self.norms_heads == "at once":
                 parts[name] = self.head_norm(parts[name], name)

@@ -1,0 +1,134 @@
+"""Tables of docs/verdict.md: how far recorded runs lay from what is said of them."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.verdict_runs import loaded
+from memcalc.measuring.measurement import DONE, OUT_OF_MEMORY
+from memcalc.units import format_bytes
+from memcalc.verdict.judge import size
+from memcalc.verdict.recorded import FILE
+from tools.markdown import table
+from tools.recorded_errors import RECORDINGS, Compared, compared, recorded_runs
+
+WORTH_A_ROW = 0.01  # error of reserved memory from which on a recorded run has a row of its own
+NEAR = RECORDINGS / "near"  # of benchmarks/verdict_runs.py
+
+
+def errors_table() -> str:
+    """The errors of replays, by kind."""
+    rows = [
+        [
+            kind,
+            found["runs"],
+            found["exact"],
+            f"{found['median']:.3%}",
+            f"{found['worst']:+.2%}",
+            f"{found['low']:+.2%} to {found['high']:+.2%}",
+        ]
+        for kind, found in _data()["replayed"].items()
+    ]
+    heads = ["kind", "runs", "equal to the byte", "median error", "largest error", "central 95 %"]
+    return table(heads, rows)
+
+
+def replay_sentence() -> str:
+    """What README says of replayed reserved memory, and of verdicts near their card."""
+    errors = sorted(abs(each.error) for each in _replayed())
+    exact, p95 = sum(error == 0 for error in errors), errors[int(0.95 * len(errors))]
+    answers = [(result.verdict, record["outcome"] == DONE) for record, result in near_runs()]
+    wrong = sum(answer != "unknown" and (answer == "fits") is not done for answer, done in answers)
+    undecided = sum(answer == "unknown" for answer, _ in answers)
+    return (
+        f"On {len(errors)} recorded runs of one GPU the replayed reserved memory is exact to the byte in {exact}, with "
+        f"a 95th percentile error of {p95:.2%} and a maximum of {errors[-1]:.1%}.\n"
+        f"Of {len(answers)} randomly sampled runs within 12% of their GPU's memory, judged by real PyTorch on the null "
+        f"CUDA device, {wrong} verdicts were wrong and {undecided} undecided.\n"
+    )
+
+
+def ratios_table() -> str:
+    """Reserved over allocated memory, by kind."""
+    rows = [
+        [kind or "all runs", found["runs"], f"{found['median']:.3f}", f"{found['least']:.3f} to {found['most']:.3f}"]
+        for kind, found in _data()["reserved over allocated"].items()
+    ]
+    return table(["kind", "runs", "median", "range"], rows)
+
+
+def misses_table() -> str:
+    """The recorded runs whose replay misses by more than WORTH_A_ROW, the worst first."""
+    missed = sorted((each for each in _replayed() if abs(each.error) > WORTH_A_ROW), key=lambda each: -abs(each.error))
+    rows = [
+        [
+            f"`{each.run.name.partition('measure ')[2].replace('--set ', '')}`",
+            each.run.device,
+            f"{each.run.reserved:,}",
+            f"{each.estimated or 0:,}",
+            f"{each.error:+.2%}",
+        ]
+        for each in missed
+    ]
+    return table(["run", "device", "reserved bytes", "replayed", "error"], rows)
+
+
+@lru_cache(maxsize=1)
+def _replayed() -> tuple[Compared, ...]:
+    alone = (run for run in recorded_runs() if run.spec.parallelism.ranks == 1)
+    return tuple(each for run in alone if (each := compared(run)).estimated is not None)
+
+
+@lru_cache(maxsize=1)
+def near_runs() -> tuple[tuple[dict[str, Any], Any], ...]:
+    """Sampled runs near their card, each with its result; those that PyTorch refused are left out."""
+    lines = [line for path in sorted(NEAR.glob("*.jsonl")) for line in Path(path).read_text().splitlines()]
+    ended = [record for record in map(json.loads, lines) if record["outcome"] in (DONE, OUT_OF_MEMORY)]
+    return tuple((record, size(loaded(record["case"]))) for record in ended)
+
+
+def near_summary() -> str:
+    """How many verdicts were right, wrong and undecided."""
+    answers = [(result.verdict, record["outcome"] == DONE) for record, result in near_runs()]
+    wrong = sum(answer != "unknown" and (answer == "fits") is not done for answer, done in answers)
+    undecided = sum(answer == "unknown" for answer, _ in answers)
+    by_replay = sum(result.judgement.expected is (record["outcome"] == DONE) for record, result in near_runs())
+    rows = [
+        ["runs", len(answers)],
+        ["of these got through", sum(done for _, done in answers)],
+        ["wrong verdicts", wrong],
+        ["undecided (CANNOT SAY)", undecided],
+        ["right by the replay alone, without its interval", by_replay],
+    ]
+    return table(["", ""], rows)
+
+
+def near_misses() -> str:
+    """The runs whose verdict was wrong or undecided."""
+    rows = []
+    for record, result in near_runs():
+        done = record["outcome"] == DONE
+        if result.verdict != "unknown" and (result.verdict == "fits") is done:
+            continue
+        needed, usable = result.judgement.needed_bytes, result.judgement.limit_bytes
+        outcome = "got through" if done else "out of memory"
+        rows.append([f"`{record['case']}`", outcome, result.verdict, format_bytes(needed), format_bytes(usable)])
+    return table(["run", "PyTorch", "verdict", "needs", "usable"], rows) if rows else "None.\n"
+
+
+def _data() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+TABLES = {
+    "replay-sentence": replay_sentence,
+    "recorded-errors": errors_table,
+    "recorded-ratios": ratios_table,
+    "recorded-misses": misses_table,
+    "near-summary": near_summary,
+    "near-misses": near_misses,
+}
