@@ -1,4 +1,4 @@
-"""How long a whole `memcalc estimate` takes: by formula, with its replay, and against importing its dependencies.
+"""How long a whole `memcalc estimate` takes: without and with its replay, and against importing its dependencies.
 
 The commands take turns, so that whatever else the machine does falls on all alike.
 """
@@ -14,6 +14,16 @@ import time
 BASELINE = [sys.executable, "-c", "import typer, rich.table, rich.console, pydantic, yaml"]
 MEMCALC = [sys.executable, "-m", "memcalc", "estimate"]
 CONFIG = "gpt3.yaml"
+# The same command with formulas and recorded runs in place of the replay.
+FORMULAS = """
+import sys
+import memcalc.verdict.judge
+from memcalc.cli.app import main
+
+memcalc.verdict.judge.can_replay = lambda spec: False
+sys.argv = ["memcalc", "estimate", *sys.argv[1:]]
+sys.exit(main())
+"""
 REPLAYED = ("gpt2", "llama-3-8b", "gpt3", "llama-3.1-405b")
 
 
@@ -43,7 +53,7 @@ def main() -> None:
     print(f"importing typer, rich, pydantic, yaml  {baseline * 1000:6.0f} ms  (medians of {runs})")
     print(f"memcalc estimate {CONFIG}             {command * 1000:6.0f} ms, ratio {ratio:.2f}")
     for name in REPLAYED:
-        formula, replayed, ratio = medians([*MEMCALC, name], [*MEMCALC, name, "--rehearse"], runs)
+        formula, replayed, ratio = medians([sys.executable, "-c", FORMULAS, name], [*MEMCALC, name], runs)
         times = f"by formula {formula * 1000:5.0f} ms, with its replay {replayed * 1000:5.0f} ms"
         print(f"memcalc estimate {name:15} {times}, ratio {ratio:.2f}")
 

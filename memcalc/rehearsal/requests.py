@@ -220,23 +220,28 @@ def _replay_whole(stretches: Sequence[Stretch], settings: Settings, version: Ver
     from memcalc.allocator.pytorch.caching import CachingAllocator  # most runs do without it
 
     allocator = CachingAllocator(settings, version, Driver(room))
+    malloc, free = allocator.malloc, allocator.free
     blocks: list[Block | None] = []
-    asked = 0
+    whole = asked = 0
 
     def play(script: Iterable[int]) -> tuple[int, int]:
-        nonlocal asked
-        counters = allocator.counters
-        most, most_asked = counters.allocated_bytes, asked
+        nonlocal whole, asked
+        most, most_asked = whole, asked
         for change in script:
             if change > 0:
-                blocks.append(allocator.malloc(change))
+                blocks.append(block := malloc(change))
+                whole += block.size
                 asked += rounded(change)
-                most, most_asked = max(most, counters.allocated_bytes), max(most_asked, asked)
+                if whole > most:  # noqa: PLR1730 - once for each request
+                    most = whole
+                if asked > most_asked:  # noqa: PLR1730
+                    most_asked = asked
             elif change:
-                block = blocks[~change]
-                assert block is not None
-                asked -= rounded(block.requested)
-                allocator.free(block)
+                given_back = blocks[~change]
+                assert given_back is not None
+                whole -= given_back.size
+                asked -= rounded(given_back.requested)
+                free(given_back)
             else:
                 blocks.append(None)
         return most, most_asked
