@@ -53,8 +53,14 @@ def _what_was_there_before() -> None:
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compares a text with tests/golden/<name>.txt; `pytest --regenerate` writes that file instead."""
+def golden(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Compares a text with tests/golden/<name>.txt; `pytest --regenerate` writes that file instead.
+
+    Verdicts rest on pinned records, so that screens do not change with every new record.
+    """
+    from tests.records import pin_records
+
+    pin_records(monkeypatch)
 
     def compare(name: str, text: str) -> None:
         path = GOLDEN / f"{name}.txt"

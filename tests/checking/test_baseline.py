@@ -121,7 +121,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "another version": ({"schema_version": 9, "configs": []}, "schema_version = 9 is not 2"),
     "no path": ({"schema_version": 1, "configs": [{}]}, r"configs\[0\] has no path"),
     "no number": (
-        {"schema_version": 1, "configs": [{"path": "a", "device_bytes": "7"}]},
+        {"schema_version": 2, "configs": [{"path": "a", "device_bytes": "7"}]},
         r"configs\[0\].device_bytes is no whole number",
     ),
 }

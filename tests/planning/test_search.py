@@ -8,7 +8,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import DoesNotFit
-from memcalc.ledger.verdict import Errors, Interval, Verdict
+from memcalc.ledger.verdict import Answer, Errors, Interval, Verdict
 from memcalc.planning.configured import Configured, chain_of, with_recompute
 from memcalc.planning.evaluation import evaluate
 from memcalc.planning.plan import Plan, kept_all
@@ -39,7 +39,7 @@ class Ratio(Judge):
             self.asked.append(proposal)
         reserved = self._reserved(proposal)
         low, high = int(reserved * (1 - self._error)), int(reserved * (1 + self._error))
-        answer = "fits" if high <= self.limit else "does-not-fit" if low > self.limit else "unknown"
+        answer: Answer = "fits" if high <= self.limit else "does-not-fit" if low > self.limit else "unknown"
         interval = Interval(low, high, Errors("ratio", 20, 0.0, 0.0, -self._error, self._error, replayed=True))
         verdict = Verdict(answer, reserved, reserved, self.limit, interval, answer == "fits")
         return Judged(proposal, proposal.spec, verdict, proposal.peak_bytes)

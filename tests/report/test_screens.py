@@ -76,9 +76,12 @@ def test_every_letter_of_the_bar_is_in_the_table(too_large: Result) -> None:
 def test_the_verdict_comes_first_and_says_it_in_words(result: Result, fitting: Result, too_large: Result) -> None:
     first = [screen(each).split("\n\n")[1] for each in (result, fitting, too_large)]
 
-    assert first[0] == "Needs 9.18 GiB allocated per GPU. No --gpu named."
-    assert first[1] == "FITS: 10.60 GiB of 79.10 GiB usable on NVIDIA H100 SXM, 68.50 GiB to spare."
-    assert first[2] == "DOES NOT FIT: 23.80 GiB against 14.56 GiB usable on Tesla T4, 9.24 GiB too much."
+    assert first[0] == "Peak per GPU: 9.18 GiB allocated. Add --gpu to check whether it fits."
+    assert first[1].splitlines()[0] == "FITS: needs 10.60 GiB of 79.10 GiB usable on NVIDIA H100 SXM (68.50 GiB free)."
+    assert first[1].splitlines()[1].startswith("Interval: 10.50 GiB to 10.70 GiB, 95% of 30 recorded runs (one GPU; ")
+    assert " ".join(first[2].split()).startswith(
+        "DOES NOT FIT: needs 23.80 GiB, but Tesla T4 has 14.56 GiB usable (9.24 GiB over)."
+    )
 
 
 @pytest.mark.parametrize("name", ["result", "fitting", "too_large", "two_stages"])
