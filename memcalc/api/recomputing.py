@@ -22,7 +22,10 @@ def recompute(
     maximize: bool = False,
     host_gb_per_second: float = 25.0,
 ) -> Planning:
-    """Which activations to keep, and which to compute a second time. No torch.
+    """Plan which activations to keep, and which to recompute. No torch.
+
+    The cheapest plan with which the verdict of the run is "fits"; where no plan can be said to fit for sure, the one
+    that needs least, with `verdict.answer` "unknown".
 
     Args:
         source: as for `load`; what it says of recomputation is left aside.
@@ -31,7 +34,7 @@ def recompute(
         budget: bytes that a GPU may hold, or "70GiB"; None: the card's.
         strategy: "optimal"; "selective", inside the layers, for which it needs SciPy; or a rule: "none",
             "every-layer", "sqrt", "every-k", "smallest".
-        maximize: whether to raise micro_batch_size as far as a plan fits.
+        maximize: whether to raise micro_batch_size to the largest whose plan fits while the next one's does not.
         host_gb_per_second: 10^9 bytes a second each way to the host, for offload beside it; PCIe 4.0 x16 may reach 25.
 
     Raises:
@@ -60,7 +63,7 @@ def recompute_chain(
 
     Args:
         path: of the file.
-        gpu: the card, less its context and what the allocator cannot use.
+        gpu: the card, less its context and the most that recorded runs reserved beyond what they allocated.
         budget: bytes that may be allocated, or "20GiB".
         strategy: as of `recompute`, but for "selective".
 

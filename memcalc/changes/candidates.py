@@ -19,6 +19,7 @@ NONE = "none"  # the price of what is free
 
 # Segments that grow instead of new ones: reserved memory comes close to what is allocated (CUDA 11.3 and later).
 EXPANDABLE = "expandable_segments:True"
+ALLOCATOR = "allocator settings"
 
 FACTORS = (2, 4, 8)  # how many times as many GPUs are offered
 
@@ -39,7 +40,7 @@ def candidates(spec: Spec) -> Iterator[Candidate]:
     """
     training = spec.training
     if not training.alloc_conf:
-        yield Candidate("allocator settings", (f"training.alloc_conf={EXPANDABLE}",), NONE, SAME)
+        yield Candidate(ALLOCATOR, (f"training.alloc_conf={EXPANDABLE}",), NONE, SAME)
     if training.zero_grad == "zero":
         yield Candidate("free gradients", ("training.zero_grad=set_to_none",), NONE, SAME)
     if training.attention == "eager":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 
-from memcalc.changes.candidates import NONE, OTHER_CARD, RESULTS, SAME, Candidate
+from memcalc.changes.candidates import ALLOCATOR, NONE, OTHER_CARD, RESULTS, SAME, Candidate
 from memcalc.changes.run import Run, joined
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
@@ -197,7 +197,9 @@ def _within(steps: tuple[int, int], weak: Iterable[tuple[int, int]]) -> bool:
 
 
 def _helps(change: Change) -> bool:
-    return change.saved > 0 or change.result == OTHER_CARD
+    """Whether a change is worth showing. Settings of the allocator save nothing of what is allocated, but fragments."""
+    settings = ALLOCATOR in change.levers and change.fits is not False
+    return change.saved > 0 or change.result == OTHER_CARD or settings
 
 
 def _apart(pair: tuple[Candidate, ...]) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import Config, Gpu, Set, Units
+from memcalc.cli.options import AcceptUnknown, Config, Gpu, Set, Units
 from memcalc.errors import InputError
 from memcalc.units import Unit
 
@@ -22,18 +22,20 @@ def command(
     ] = None,
     strategy: Annotated[
         Literal["optimal", "selective", "none", "every-layer", "sqrt", "every-k", "smallest"],
-        typer.Option(help="How to choose what runs again."),
+        typer.Option(help="How to choose what is recomputed."),
     ] = "optimal",
     maximize: Annotated[
-        Literal["micro_batch_size"] | None, typer.Option(help="Raise this as far as a plan fits.")
+        Literal["micro_batch_size"] | None, typer.Option(help="Raise this as long as a plan fits.")
     ] = None,
     verify: Annotated[
         bool,
-        typer.Option("--verify", help="Trace the planned step beside it, on every --device; needs torch."),
+        typer.Option("--verify", help="Also trace the planned step, on every --device; needs torch."),
     ] = False,
     device: Annotated[
         list[str] | None,
-        typer.Option(metavar="fake|null", help="Of --verify; default: fake, and null where it is there. Repeatable."),
+        typer.Option(
+            metavar="fake|null", help="For --verify; default: fake, and null where it is installed. Repeatable."
+        ),
     ] = None,
     python: Annotated[
         str | None,
@@ -49,15 +51,16 @@ def command(
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the configuration with the plan in it.")
     ] = None,
+    accept_unknown: AcceptUnknown = False,
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
 ) -> None:
-    """Plan which activations to keep, and which to compute a second time.
+    """Plan which activations to keep, and which to recompute.
 
-    The cheapest plan that fits the card or the budget: its peak, what it costs, the lines to paste into the training
-    code, and the plan for the configuration.
+    The cheapest plan with which the run fits its GPU or the budget, by allocator replay: its cost, its peak, the lines
+    to paste into the training code, and the plan for the configuration.
 
-    Exit code 1: no plan fits.
+    Exit code 1: no plan fits, or memcalc cannot say (unless --accept-unknown).
 
     Example: memcalc recompute llama-3-8b --gpu h100-80gb --set recipe=pure --set b=2
     """
@@ -104,6 +107,8 @@ def command(
         from memcalc.report.screen import make_screen
 
         draw_planning(make_screen(), planning, units, checked)
+    if planning.verdict.answer == "unknown" and not accept_unknown:
+        raise typer.Exit(1)
 
 
 def _plan_chain(config: str, budget: str | None, gpu: str | None, strategy: str, form: str, units: Unit) -> None:

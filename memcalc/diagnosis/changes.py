@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, floor
+from typing import NamedTuple
 
 from memcalc.changes.candidates import RESULTS, candidates
 from memcalc.changes.finding import Change, Finder
@@ -11,10 +13,13 @@ from memcalc.diagnosis.accounting import Account
 from memcalc.diagnosis.report import LABELS, Report
 from memcalc.diagnosis.sizes import NOTHING
 from memcalc.estimation.estimate import estimate
-from memcalc.estimation.outside import reserved_bytes
+from memcalc.estimation.limits import limits_of
+from memcalc.estimation.outside import communication_library_bytes, outside_bytes
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import Result
+from memcalc.ledger.verdict import Errors, holding_memory
+from memcalc.verdict.needs import Need, least_bytes, need_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +35,10 @@ class Explained:
         unexplained: how much of that the ledger does not know of.
         budget: what the allocator could have held; None where nothing tells.
         budget_source: what says so.
-        needed: what it would have needed at the estimated peak.
-        changes: those that save memory: first those that fit, by what they ask for.
+        needed: what the allocator would have had to reserve for the whole step, by its replay where there is one, with
+            what is unexplained.
+        changes: those that save memory: first those that fit, by what they ask for; then those of which nothing can be
+            said; then those that do not fit.
         notes: what to know before one believes this.
     """
 
@@ -43,9 +50,31 @@ class Explained:
     unexplained: int
     budget: int | None
     budget_source: str
-    needed: int
+    needed: Reserved
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
+
+
+class Reserved(NamedTuple):
+    """What the allocator reserves for a run at most, with what is unexplained. Bytes.
+
+    Args:
+        bytes: the best estimate.
+        low_bytes: the lower end of its interval.
+        high_bytes: the upper end.
+        errors: of recorded runs of its kind, which the interval rests on.
+    """
+
+    bytes: int
+    low_bytes: int
+    high_bytes: int
+    errors: Errors
+
+    def fits(self, budget: int) -> bool | None:
+        """Whether that is within a budget; None: the budget is inside the interval."""
+        if self.high_bytes <= budget:
+            return True
+        return False if self.low_bytes > budget else None
 
 
 def explain(run: Run, report: Report, account: Account) -> Explained:
@@ -58,6 +87,7 @@ def explain(run: Run, report: Report, account: Account) -> Explained:
     phase = failing_phase(ledger, report.phase, held)
     unexplained = max(0, (held or 0) - ledger.totals[phase])
     budget, source = _budget(report, account, result)
+    needed = _reserved(need_of(run.spec, None, ledger.peak_bytes), unexplained)
     changes = _changes(run, ledger.peak_bytes, unexplained, budget)
     return Explained(
         result=result,
@@ -68,9 +98,9 @@ def explain(run: Run, report: Report, account: Account) -> Explained:
         unexplained=unexplained,
         budget=budget,
         budget_source=source,
-        needed=reserved_bytes(ledger.peak_bytes + unexplained),
+        needed=needed,
         changes=changes,
-        notes=tuple(_notes(report, result, held, unexplained, budget)),
+        notes=tuple(_notes(report, result, held, unexplained, fits=None if budget is None else needed.fits(budget))),
     )
 
 
@@ -91,19 +121,37 @@ def _budget(report: Report, account: Account, result: Result) -> tuple[int | Non
         held = account.live.plus(account.cached or NOTHING)
     if held is not None and account.room is not None:
         return held.bytes + account.room.bytes, "what the allocator held and what it could still have got"
-    headline = result.headline
-    if result.card is not None and headline.device_bytes is not None and headline.reserved_bytes is not None:
-        around = headline.device_bytes - headline.reserved_bytes
-        return result.card.usable_bytes - around, f"what {result.card.name} leaves beside the context and NCCL"
-    return None, ""
+    if result.card is None:
+        return None, ""
+    usable = result.card.usable_bytes - outside_bytes(result.spec, result.card)
+    return usable, f"what {result.card.name} leaves beside the context and NCCL"
+
+
+def _reserved(need: Need, unexplained: int) -> Reserved:
+    """What a run reserves where nothing limits it, with what the ledger does not know of."""
+    low, high = floor(need.reserved_bytes * (1 + need.errors.low)), ceil(need.reserved_bytes * (1 + need.errors.high))
+    return Reserved(need.reserved_bytes + unexplained, low + unexplained, high + unexplained, need.errors)
 
 
 def _changes(run: Run, peak: int, unexplained: int, budget: int | None) -> tuple[Change, ...]:
-    """What fits, by what it asks for: single changes, and pairs of what is not enough alone; then what does not fit."""
+    """What fits, by what it asks for: single changes and pairs; then what may fit; then what does not."""
+    communication = communication_library_bytes(run.spec)
 
     def judge(result: Result) -> tuple[int, bool | None]:
-        needed = reserved_bytes(result.ledger.peak_bytes + unexplained)
-        return needed, None if budget is None else needed <= budget
+        """What a change needs, at least where a bound is beyond the budget: such a change takes no replay."""
+        spec = result.spec
+        # Groups of ranks that the run did not have take what the allocator could have got.
+        extra = unexplained + max(communication_library_bytes(spec) - communication, 0)
+        if budget is not None:
+            around = outside_bytes(spec, None)
+            least = least_bytes(spec, None, budget - extra + around) - around + extra
+            if least > budget:
+                return least, False
+        reserved = _reserved(need_of(spec, None, result.ledger.peak_bytes), extra)
+        fits = None if budget is None else reserved.fits(budget)
+        # What is not modelled is unknown, unless the run shows what it held beyond the ledger.
+        unknown = not unexplained and holding_memory(limits_of(spec))
+        return reserved.bytes, None if fits and unknown else fits
 
     finder = Finder(run, candidates(run.spec), peak, judge)
     singles = finder.singles()
@@ -111,10 +159,11 @@ def _changes(run: Run, peak: int, unexplained: int, budget: int | None) -> tuple
     if budget is not None:
         fitting += finder.pairs()
     fitting.sort(key=lambda change: (RESULTS.index(change.result), len(change.levers)))
-    return (*fitting, *(change for change in singles if not change.fits))
+    uncertain = [change for change in singles if change.fits is None]
+    return (*fitting, *uncertain, *(change for change in singles if change.fits is False))
 
 
-def _notes(report: Report, result: Result, held: int | None, unexplained: int, budget: int | None) -> list[str]:
+def _notes(report: Report, result: Result, held: int | None, unexplained: int, *, fits: bool | None) -> list[str]:
     notes = []
     if report.framework not in ("pytorch", "driver"):
         notes.append(f"the ledger is of PyTorch's step; the message is of {LABELS[report.framework]}")
@@ -125,7 +174,7 @@ def _notes(report: Report, result: Result, held: int | None, unexplained: int, b
             "the run held more than the ledger knows of at that moment: what it does not model, or another "
             "configuration than this one; it is added to what every change needs"
         )
-    if budget is not None and reserved_bytes(result.ledger.peak_bytes + unexplained) <= budget:
+    if fits:
         notes.append("by this estimate the run should have fitted: see the cause above, or check the configuration")
     if result.spec.parallelism.pipeline_parallel > 1:
         notes.append("the ledger is of the stage that needs most, which need not be the one that failed")

@@ -9,14 +9,15 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from memcalc.errors import DoesNotFit, InputError
-from memcalc.estimation.outside import RESERVED_PER_THOUSAND
 from memcalc.planning.chain import Block, Chain, join, simple_block
 from memcalc.planning.evaluation import Evaluation, evaluate
-from memcalc.planning.planning import STRATEGIES
+from memcalc.planning.planner import STRATEGIES
 from memcalc.planning.strategies.optimal import Found, front, optimal
 from memcalc.planning.strategies.smallest import smallest
-from memcalc.spec.cards import find_card
+from memcalc.spec.cards import Card, find_card
 from memcalc.units import format_bytes, parse_bytes
+from memcalc.verdict.kinds import ONE_GPU
+from memcalc.verdict.recorded import reserve_ratio
 
 
 def _size(given: Any) -> Any:
@@ -69,6 +70,22 @@ class Span(NamedTuple):
     stop: int
 
 
+class Reserve(NamedTuple):
+    """What a GPU must have for what a chain allocates: a chain has no requests that could be replayed.
+
+    Args:
+        room_bytes: of the GPU, less its context.
+        ratio: the most that recorded runs reserved for what they allocated.
+        runs: how many were recorded.
+        kind: of runs.
+    """
+
+    room_bytes: int
+    ratio: float
+    runs: int
+    kind: str
+
+
 class ChainPlanning(NamedTuple):
     """The answer for a chain.
 
@@ -76,6 +93,7 @@ class ChainPlanning(NamedTuple):
         name: what the file calls it.
         configured: the chain.
         budget: bytes that may be allocated.
+        reserve: what the budget rests on, where a GPU is named; None: it was given.
         found: the plan.
         rules: what the rules of thumb need and cost.
         front: plans from the smallest to the fastest.
@@ -84,14 +102,10 @@ class ChainPlanning(NamedTuple):
     name: str
     configured: Span
     budget: int
+    reserve: Reserve | None
     found: Found
     rules: tuple[tuple[str, Evaluation], ...]
     front: tuple[Found, ...]
-
-    @property
-    def rests_bytes(self) -> int:
-        """None: blocks of a file are not allocated."""
-        return 0
 
 
 def describes_chain(path: str) -> bool:
@@ -151,9 +165,10 @@ def plan_chain(path: str, limit: int | None, gpu: str | None, strategy: str = "o
 
     Args:
         path: of the file.
-        limit: bytes that may be allocated; None: the card's, less its context and what the allocator cannot use.
+        limit: bytes that may be allocated; None: what the card has, less its context, divided by the most that
+            recorded runs of one GPU reserved for each allocated byte.
         gpu: the card.
-        strategy: "optimal", or a rule of `memcalc.planning.planning.STRATEGIES`.
+        strategy: "optimal", or a rule of `memcalc.planning.planner.STRATEGIES`.
 
     Raises:
         InputError: no budget, no chain, or an unknown strategy.
@@ -165,10 +180,9 @@ def plan_chain(path: str, limit: int | None, gpu: str | None, strategy: str = "o
         known = ", ".join(("optimal", *STRATEGIES))
         raise InputError(f"strategy = {strategy!r} is not for chains.", f"Those are {known}.", "--strategy")
     name, chain = read_chain(path)
-    budget = limit
-    if budget is None:
-        card = find_card(gpu or "")
-        budget = (card.usable_bytes - card.context_bytes) * 1000 // RESERVED_PER_THOUSAND
+    reserve = None if limit is not None else _reserve(find_card(gpu or ""))
+    budget = limit if reserve is None else int(reserve.room_bytes / reserve.ratio)
+    assert budget is not None
     if strategy == "optimal":
         found = optimal(chain, budget)
     else:
@@ -184,4 +198,9 @@ def plan_chain(path: str, limit: int | None, gpu: str | None, strategy: str = "o
             else f"Strategy {strategy} does not fit {format_bytes(budget)}. Try --strategy optimal."
         )
     rules = tuple((rule, evaluate(chain, plan(chain))) for rule, plan in STRATEGIES.items())
-    return ChainPlanning(name, Span(chain, 0, len(chain)), budget, found, rules, tuple(front(chain)))
+    return ChainPlanning(name, Span(chain, 0, len(chain)), budget, reserve, found, rules, tuple(front(chain)))
+
+
+def _reserve(card: Card) -> Reserve:
+    ratio, errors = reserve_ratio((ONE_GPU,))
+    return Reserve(card.usable_bytes - card.context_bytes, ratio * (1 + errors.high), errors.runs, errors.kind)

@@ -9,6 +9,7 @@ from memcalc.planning.evaluation import Evaluation
 from memcalc.planning.offload import Offload, offload
 from memcalc.planning.throughput import break_even
 from memcalc.spec.cards import Card
+from memcalc.spec.systems import system_of
 
 HOST_BYTES_PER_SECOND = 25 * 10**9  # a default, not a measurement: what PCIe 4.0 x16, 31.5 GB/s on paper, may reach
 
@@ -22,12 +23,14 @@ class Gain(NamedTuple):
         slow_down: of a sequence's step at that one: its time over that without recomputation, by FLOPs.
         pays_below: the share of its rate that a card reaches at `without`, below which the larger batch gives more
             sequences a second; None: it never does, or there is nothing to compare.
+        replayed: whether both micro-batches were judged, and the next larger ones; else they are estimated.
     """
 
     without: int
     most: int
     slow_down: float
     pays_below: float | None
+    replayed: bool
 
 
 class Third(NamedTuple):
@@ -37,18 +40,30 @@ class Third(NamedTuple):
         offload: which layers', and what is waited for; None: all of them are not enough.
         step_seconds: of a step that waits for nothing, at the card's full rate.
         bytes_per_second: of the link to the host, each way.
+        node_ranks: ranks of the run on one node.
     """
 
     offload: Offload | None
     step_seconds: float
     bytes_per_second: int
+    node_ranks: int
+
+    @property
+    def host_bytes_per_rank(self) -> int:
+        """Held in host memory by a rank: what its GPU does not keep."""
+        return 0 if self.offload is None else self.offload.freed_bytes
+
+    @property
+    def host_bytes_per_node(self) -> int:
+        """Held in host memory by all ranks of a node."""
+        return self.node_ranks * self.host_bytes_per_rank
 
 
-def gain_of(batches: tuple[int, int], slow_down: float) -> Gain:
+def gain_of(batches: tuple[int, int], slow_down: float, *, replayed: bool) -> Gain:
     """The batches, and when the larger one pays."""
     without, most = batches
     half = break_even(without, most, slow_down) if 0 < without < most else None
-    return Gain(without, most, slow_down, None if half is None else without / (without + half))
+    return Gain(without, most, slow_down, None if half is None else without / (without + half), replayed)
 
 
 def offloaded(
@@ -59,4 +74,5 @@ def offloaded(
         return None
     rate = card.bf16_tflops * 1e12
     found = offload(configured.chain, before.peak_bytes - budget, bytes_per_second, rate)
-    return Third(found, 3 * configured.chain.flops / rate, bytes_per_second)
+    node_ranks = min(system_of(card).node, configured.spec.parallelism.ranks)
+    return Third(found, 3 * configured.chain.flops / rate, bytes_per_second, node_ranks)

@@ -1,68 +1,51 @@
-"""The verb `recompute`: a configuration and a budget in, the plan and its price out."""
+"""The command `recompute`: a run and the memory of its GPU in, the plan and its cost out."""
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import yaml
 
-from memcalc.errors import DoesNotFit, InputError
-from memcalc.estimation.outside import RESERVED_PER_THOUSAND, communication_library_bytes
+from memcalc.errors import InputError
 from memcalc.ledger.result import Result
-from memcalc.planning.chain import Chain
-from memcalc.planning.configured import Configured, chain_of, with_recompute
+from memcalc.ledger.verdict import Verdict
+from memcalc.planning.configured import Configured
 from memcalc.planning.evaluation import Evaluation, evaluate, evaluate_all_kept
 from memcalc.planning.frameworks import Said, in_all_words
 from memcalc.planning.frameworks_selective import activation_bytes, in_selective_words
-from memcalc.planning.gain import HOST_BYTES_PER_SECOND, Gain, Third, gain_of, offloaded
-from memcalc.planning.plan import Plan
-from memcalc.planning.strategies.every_k import best_k
-from memcalc.planning.strategies.every_layer import every_layer
-from memcalc.planning.strategies.none import keep_everything
+from memcalc.planning.gain import HOST_BYTES_PER_SECOND, Gain, Third, offloaded
+from memcalc.planning.planner import SEARCHES, STRATEGIES, Planner
 from memcalc.planning.strategies.optimal import Found, front, optimal, undominated
-from memcalc.planning.strategies.smallest import smallest
-from memcalc.planning.strategies.square_root import square_root
-from memcalc.planning.throughput import slow_down
-from memcalc.rehearsal.rehearsal import estimate_rehearsed
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.spec import Spec
-from memcalc.units import format_bytes
-
-SEARCHES = ("optimal", "selective")  # they look for the cheapest plan within the budget
-
-STRATEGIES = {
-    "none": keep_everything,
-    "every-layer": every_layer,
-    "sqrt": square_root,
-    "every-k": best_k,
-    "smallest": smallest,
-}
+from memcalc.verdict.judge import size
 
 
 class Planning(NamedTuple):
     """The answer.
 
     Args:
-        configured: the configuration's chain.
-        card: the card, where one is named.
-        limit: bytes that a GPU may hold in all; None: nobody said.
-        budget: bytes that may be allocated of these.
+        configured: the chain of the run.
+        card: the GPU, where one is named.
+        limit: bytes of a GPU that the run may hold in all.
+        budget: allocated bytes that were found to fit in these; no cheaper plan that fits was found within them.
         found: the plan.
         before: everything kept.
         rules: what the rules of thumb need and cost.
         front: plans from the smallest to the fastest.
-        recompute: the plan as `training.recompute` says it.
+        recompute: the plan as `training.recompute` takes it.
         keep: operators whose results recomputed layers keep, as `training.recompute_keep`: of a selective plan.
-        result: the estimate of the run with the plan, rehearsed.
+        result: the estimate of the run with the plan, replayed where that is possible.
+        verdict: of the run with the plan, on a GPU that has `limit` bytes.
         said: the plan in the words of frameworks.
-        gain: what it buys.
-        third: offload to the host in its place; None: everything fits, or the card's rate is not known.
+        gain: what it gains.
+        third: offload to the host in its place; None: everything fits, or the speed of the GPU is not known.
     """
 
     configured: Configured
     card: Card | None
-    limit: int | None
+    limit: int
     budget: int
     found: Found
     before: Evaluation
@@ -71,18 +54,19 @@ class Planning(NamedTuple):
     recompute: list[Any] | str
     keep: tuple[str, ...]
     result: Result
+    verdict: Verdict
     said: tuple[Said, ...]
     gain: Gain
     third: Third | None
 
     @property
     def peak_bytes(self) -> int:
-        """What the plan needs at its peak, rehearsed."""
+        """Allocated bytes at the peak of the plan, after the allocator replay."""
         return self.result.ledger.peak_bytes
 
     @property
-    def rests_bytes(self) -> int:
-        """What the rehearsal found beside the plan's evaluation, by which plans are compared: rests of blocks."""
+    def remainder_bytes(self) -> int:
+        """The difference of the replay to the formulas, by which plans are compared: unsplit remainders of blocks."""
         return self.peak_bytes - self.found.evaluation.peak_bytes
 
 
@@ -94,13 +78,14 @@ def plan_recompute(
     maximize: bool = False,
     host_bytes_per_second: int = HOST_BYTES_PER_SECOND,
 ) -> Planning:
-    """Which activations to keep.
+    """Plan which activations to keep.
 
     Args:
-        spec: the run; what it says of recomputation is left aside.
-        limit: bytes that a GPU may hold in all: reserved, context and communication library; None: the card's.
+        spec: the run; its own plan is ignored.
+        limit: bytes of a GPU that it may hold: reserved, context and communication library; None, or more than the
+            GPU has: what the GPU has.
         strategy: "optimal", "selective", or a rule of `STRATEGIES`.
-        maximize: whether to raise the micro-batch as far as a plan fits.
+        maximize: whether to raise the micro-batch as long as a plan fits.
         host_bytes_per_second: of the link to the host, each way.
 
     Raises:
@@ -119,33 +104,35 @@ def plan_recompute(
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     if limit is None and card is None:
         raise InputError("nothing says how much memory there is.", "Name a card with --gpu, or a size with --budget.")
-    whole = limit if limit is not None else card.usable_bytes if card is not None else 0
-    context = 0 if card is None else card.context_bytes
-    budget = max(whole - context - communication_library_bytes(spec), 0) * 1000 // RESERVED_PER_THOUSAND
-    largest, batches = _largest(spec, budget, strategy)
-    if maximize:
-        spec = largest
-    configured = chain_of(spec)
+    capacities = (limit, None if card is None else card.usable_bytes)
+    planner = Planner(spec, min(amount for amount in capacities if amount is not None), strategy)
+    batches = planner.largest() if maximize else None
+    batch = spec.training.micro_batch_size if batches is None else batches[1]
+    judged = planner.plan(batch) if batch else None
+    if judged is None:
+        raise planner.too_small(max(batch, 1))
+    configured = planner.configured(batch)
     chain = configured.chain
+    chosen, found, keep = judged.proposal
+    if strategy == "optimal":  # how much another plan could save is asked of the answer alone
+        bounded = optimal(chain, judged.room)
+        if bounded is not None and bounded.bound is not None:
+            found = found._replace(bound=min(bounded.bound, found.evaluation.again_flops))
     rules = tuple((name, evaluate(chain, rule(chain))) for name, rule in STRATEGIES.items())
-    chosen: Configured = configured
-    keep: tuple[str, ...] = ()
     if strategy == "selective":
-        chosen, found, keep, result = _selective(configured, budget)
-        whole_layers = optimal(chain, budget, bounded=False)
+        whole_layers = optimal(chain, judged.room, bounded=False)
         rules = (*(() if whole_layers is None else (("optimal", whole_layers.evaluation),)), *rules)
-    else:
-        found, result = _found(configured, budget, strategy)
-    recompute, before = configured.recompute(found.plan.items), evaluate_all_kept(chain)
+    recompute, before = chosen.recompute(found.plan.items), evaluate_all_kept(chain)
+    result = replace(size(judged.spec), judgement=judged.verdict)
     if keep:
-        words = in_selective_words(configured, found, keep, budget, activation_bytes(result))
+        words = in_selective_words(chosen, found, keep, judged.room, activation_bytes(result))
     else:
-        words = in_all_words(configured, found.plan.items, budget)
+        words = in_all_words(chosen, found.plan.items, judged.room)
     return Planning(
         chosen,
         card,
-        limit if limit is not None else whole,
-        budget,
+        planner.limit,
+        judged.room,
         found,
         before,
         rules,
@@ -153,113 +140,11 @@ def plan_recompute(
         recompute,
         keep,
         result,
+        judged.verdict,
         tuple(words),
-        gain_of(batches, _slow_down(largest, budget, strategy) if batches[0] < batches[1] else 1.0),
-        offloaded(configured, before, budget, card, host_bytes_per_second),
+        planner.gain(judged, batches),
+        offloaded(configured, before, judged.room, card, host_bytes_per_second),
     )
-
-
-def _selective(configured: Configured, budget: int) -> tuple[Configured, Found, tuple[str, ...], Result]:
-    from memcalc.planning.selective import plan_selective
-
-    found = plan_selective(configured.spec, budget)
-    if found is None:
-        raise _too_small(configured, budget, "selective")
-    return found
-
-
-def _found(configured: Configured, budget: int, strategy: str) -> tuple[Found, Result]:
-    """The plan and its rehearsal; where that needs more than the chain says, once more with that much less."""
-    chain, room = configured.chain, budget
-    for _ in range(4):
-        found = _asked(chain, room, strategy)
-        if found is None or found.evaluation.peak_bytes > room:
-            break
-        planned = with_recompute(configured.spec, configured.recompute(found.plan.items))
-        result = estimate_rehearsed(planned)
-        excess = result.ledger.peak_bytes - budget
-        if excess <= 0:
-            return found, result
-        room -= excess
-    raise _too_small(configured, budget, strategy)
-
-
-def _asked(chain: Chain, budget: int, strategy: str) -> Found | None:
-    if strategy == "optimal":
-        return optimal(chain, budget)
-    plan: Plan = STRATEGIES[strategy](chain)
-    return Found(plan, evaluate(chain, plan), None)
-
-
-def _too_small(configured: Configured, budget: int, strategy: str) -> DoesNotFit:
-    """What the smallest plan needs, and what holds it."""
-    chain = configured.chain
-    plan = _least(chain, strategy)
-    result = estimate_rehearsed(with_recompute(configured.spec, configured.recompute(plan.items)))
-    ledger = result.ledger
-    held = sorted(ledger.components(ledger.peak_phase).items(), key=lambda row: -row[1])[:3]
-    holders = ", ".join(f"{component.value.replace('_', ' ')} {format_bytes(amount)}" for component, amount in held)
-    asked = "No plan" if strategy in SEARCHES else f"Strategy {strategy} does not fit: no plan of it"
-    return DoesNotFit(
-        f"{asked} fits {format_bytes(budget)} of allocated memory. The smallest needs "
-        f"{format_bytes(ledger.peak_bytes)}, in {ledger.peak_phase}: {holders}. "
-        "Lower micro_batch_size or sequence_length, shard the model's states, or take a larger card."
-    )
-
-
-def _least(chain: Chain, strategy: str) -> Plan:
-    """The plan of a strategy with the lowest peak."""
-    return {"optimal": smallest, "selective": every_layer, **STRATEGIES}[strategy](chain)
-
-
-def _largest(spec: Spec, budget: int, strategy: str) -> tuple[Spec, tuple[int, int]]:
-    """The largest micro-batch that some plan of the strategy fits, and the largest without recomputation."""
-
-    @cache
-    def chain(batch: int) -> Chain:
-        return chain_of(_with_batch(spec, batch)).chain
-
-    def fits(batch: int, *, keeps: bool) -> bool:
-        plan = keep_everything(chain(batch)) if keeps else _least(chain(batch), strategy)
-        return evaluate(chain(batch), plan).peak_bytes <= budget
-
-    without, best = (_most(lambda batch, keeps=keeps: fits(batch, keeps=keeps)) for keeps in (True, False))
-    if not best:
-        raise _too_small(chain_of(_with_batch(spec, 1)), budget, strategy)
-    return _with_batch(spec, best), (without, best)
-
-
-def _slow_down(spec: Spec, budget: int, strategy: str) -> float:
-    """Of a step of the largest micro-batch, by the plan that fits it."""
-    configured = chain_of(spec)
-    if strategy in SEARCHES:
-        found = optimal(configured.chain, budget, bounded=False)
-    else:
-        found = _asked(configured.chain, budget, strategy)
-    evaluation = evaluate(configured.chain, _least(configured.chain, strategy)) if found is None else found.evaluation
-    return slow_down(configured.chain.flops, evaluation.again_flops)
-
-
-def _with_batch(spec: Spec, batch: int) -> Spec:
-    from memcalc.importers.loading import load
-
-    return (
-        load(spec.model_dump(), (f"training.micro_batch_size={batch}",), gpu=None)
-        .with_notes(spec.notes)
-        .with_limits(spec.limits)
-    )
-
-
-def _most(fits: Any) -> int:
-    """The largest number of 1, 2, ... that fits, fitting being a matter of size; 0: none."""
-    high = 1
-    while fits(high) and high < 2**20:
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def planned_yaml(planning: Planning) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from memcalc.ledger.schema import IntervalBytes, LimitRow
 from memcalc.spec.model import Block
 from memcalc.spec.spec import Spec
 
@@ -35,6 +36,7 @@ class RecomputeFramework(RecomputePrice):
 class RecomputeBatches(Block):
     """The largest micro-batches that fit, and when the larger one pays."""
 
+    replayed: bool = Field(description="whether both, and the next larger ones, were judged; else they are estimates")
     without: int
     with_: int = Field(alias="with")
     slow_down: float = Field(description="of a sequence's step, by FLOPs")
@@ -44,6 +46,8 @@ class RecomputeBatches(Block):
 class RecomputeOffload(Block):
     """Activations on the host instead, for the same budget."""
 
+    host_bytes_per_rank: int | None = Field(description="held in host memory")
+    host_bytes_per_node: int | None = Field(description="by all ranks of a node")
     bytes_per_second: float
     step_seconds: float
     enough: bool
@@ -53,7 +57,7 @@ class RecomputeOffload(Block):
 
 
 class RecomputeVerified(Block):
-    """A phase of the plan beside the step on a device that is not there. Bytes."""
+    """A phase of the planned step, and of its trace on an emulated device. Bytes."""
 
     device: str
     phase: str
@@ -61,20 +65,34 @@ class RecomputeVerified(Block):
     traced: int
 
 
+class RecomputeReserved(Block):
+    """What the allocator reserves for the planned step, by the replay and on an emulated device. Bytes."""
+
+    device: str
+    planned: int
+    traced: int
+
+
 class RecomputeDocument(Block):
     """What `recompute --format json` prints."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     source: Literal["recompute"]
     name: str
     spec: Spec
-    limit_bytes: int | None
-    budget_bytes: int | None
+    verdict: Literal["fits", "unknown"] = Field(description="of the run with the plan")
+    fits: bool | None
+    limit_bytes: int = Field(description="of a GPU: its usable memory, or the budget")
+    least_bytes: int = Field(description="a lower bound of device memory")
+    device_bytes: int | None = Field(description="of the run with the plan; null without a GPU")
+    reserved_bytes: int | None
+    interval: IntervalBytes | None
+    budget_bytes: int = Field(description="allocated memory that fits, within which no cheaper plan was found")
     strategy: str
     recompute: str | list[Any] = Field(description="for training.recompute; lists in it run again together")
     recompute_keep: list[str]
-    peak_bytes: int = Field(description="of the plan, rehearsed with PyTorch's allocator")
-    rests_bytes: int = Field(description="of that: beside the formulas, by which before, rules and front are compared")
+    peak_bytes: int = Field(description="allocated by the plan, after the allocator replay")
+    rests_bytes: int = Field(description="of that, beyond the formulas by which before, rules and front are compared")
     peak_phase: str
     kept_bytes: int
     forward_flops: int
@@ -88,4 +106,6 @@ class RecomputeDocument(Block):
     blocks: list[dict[str, Any]] = Field(description="the chain that was planned, block by block")
     frameworks: dict[str, RecomputeFramework]
     verified: list[RecomputeVerified]
+    verified_reserved: list[RecomputeReserved]
+    limits: list[LimitRow]
     not_modelled: list[str]

@@ -1,4 +1,4 @@
-"""A planned step run on devices that are not there: what each phase was planned to hold, and what it held."""
+"""A planned step run on emulated devices: what each phase was planned to allocate, and what it allocated."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ class Verified(NamedTuple):
     Args:
         device: "fake:cuda" or "null:a100-80gb"; "null" where it is not there.
         phases: each with its planned and its traced bytes.
+        reserved: what the allocator reserves at most: planned, and traced.
         missing: why the device could not be asked; "" where it was.
     """
 
     device: str
     phases: tuple[tuple[str, int, int], ...]
+    reserved: tuple[int, int]
     missing: str = ""
 
     @property
@@ -58,11 +60,12 @@ def verified(planning: Planning, devices: tuple[str, ...] = DEVICES, python: str
         except Unavailable as error:
             if device == "fake" or devices == ("null",):
                 raise
-            found.append(Verified(device, (), str(error)))
+            found.append(Verified(device, (), (0, 0), str(error)))
             continue
         planned, traced = planning.result.ledger.totals, result.ledger.totals
         phases = tuple((phase, amount, traced[phase]) for phase, amount in planned.items() if phase in traced)
-        found.append(Verified(result.device or device, phases))
+        reserved = tuple(each.headline.reserved_bytes or 0 for each in (planning.result, result))
+        found.append(Verified(result.device or device, phases, (reserved[0], reserved[1])))
     return found
 
 

@@ -18,12 +18,16 @@ ASSUMED = (
 def bought(planning: Planning, unit: Unit) -> Iterator[str]:
     """Sentences."""
     gain = planning.gain
+    about = "Largest micro-batch" if gain.replayed else "Largest micro-batch, about"
     if not gain.without:
-        yield f"Largest micro-batch: {gain.most} with recomputation; without it not even one sequence fits."
+        yield f"{about}: {gain.most} with recomputation; without it not even one sequence fits."
     elif gain.most == gain.without:
-        yield f"Largest micro-batch: {gain.most}, with recomputation and without."
+        yield f"{about}: {gain.most}, with recomputation and without."
     else:
-        yield f"Largest micro-batch: {gain.most} with recomputation, {gain.without} without."
+        yield f"{about}: {gain.most} with recomputation, {gain.without} without."
+    if not gain.replayed:
+        yield "Estimated from allocated memory; --maximize micro_batch_size replays it."
+    if 0 < gain.without < gain.most:
         more = f"{gain.slow_down - 1:.1%} more work for each sequence"
         if gain.pays_below is None:
             yield f"The larger one cannot pay: {more} for {gain.most / gain.without - 1:.0%} more of them at once."
@@ -48,7 +52,9 @@ def _offloaded(planning: Planning, unit: Unit) -> Iterator[str]:
     yield (
         f"Offload to the host in its place: {format_bytes(third.offload.freed_bytes, unit)} of "
         f"{len(third.offload.blocks)} layers at {link}: a step {waited / third.step_seconds:.0%} longer than "
-        f"{third.step_seconds:.3g} s, all at the card's full rate, where copies hide least."
+        f"{third.step_seconds:.3g} s, all at the card's full rate, where copies hide least. "
+        f"Host memory: {format_bytes(third.host_bytes_per_rank, unit)} per rank, "
+        f"{format_bytes(third.host_bytes_per_node, unit)} per node."
     )
 
 
@@ -65,4 +71,6 @@ def offload_document(planning: Planning) -> dict[str, Any] | None:
         "freed_bytes": None if found is None else found.freed_bytes,
         "layers": None if found is None else [block - planning.configured.first for block in found.blocks],
         "waited_seconds": None if found is None else found.waited_seconds,
+        "host_bytes_per_rank": None if found is None else third.host_bytes_per_rank,
+        "host_bytes_per_node": None if found is None else third.host_bytes_per_node,
     }

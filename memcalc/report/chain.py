@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from memcalc.planning.described import ChainPlanning
@@ -26,16 +27,29 @@ def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
         0,
         "bold green",
     )
-    if found.loss == 0:
-        draw_line(screen, "No plan within the budget runs less again.", 2)
-    elif found.loss is not None:
-        draw_line(screen, f"A plan within it could run at most {found.loss / chain.flops:.2%} less again.", 2)
+    for line in remarks(planning, unit):
+        draw_line(screen, line, 2)
     screen.line()
     draw_grid(screen, plans_grid(planning, unit))
     draw_grid(screen, layers_grid(planning, unit, "blocks", "Block by block"))
     draw_grid(screen, front_grid(planning, unit))
     screen.line(("The plan, as memcalc.planning.modules.planned takes it", "bold"))
     screen.line((f"  {found.plan.items}", ""))
+
+
+def remarks(planning: ChainPlanning, unit: Unit) -> Iterator[str]:
+    """Where the budget comes from, and how good the plan is."""
+    reserve, loss = planning.reserve, planning.found.loss
+    if reserve is not None:
+        yield (
+            f"A chain has no requests to replay, so the budget is {format_bytes(reserve.room_bytes, unit)} divided by "
+            f"{reserve.ratio:.2f}, the most that {reserve.runs} recorded runs ({reserve.kind}) reserved for each "
+            "allocated byte."
+        )
+    if loss == 0:
+        yield "No plan within the budget recomputes less."
+    elif loss is not None:
+        yield f"A plan within it could recompute at most {loss / planning.configured.chain.flops:.2%} less."
 
 
 def chain_document(planning: ChainPlanning) -> dict[str, Any]:
@@ -49,7 +63,7 @@ def chain_document(planning: ChainPlanning) -> dict[str, Any]:
         "strategy": found.plan.strategy,
         "plan": found.plan.items,
         "peak_bytes": found.evaluation.peak_bytes,
-        "rests_bytes": planning.rests_bytes,
+        "rests_bytes": 0,
         "forward_flops": chain.flops,
         "again_flops": found.evaluation.again_flops,
         "may_save_at_most_flops": found.loss,

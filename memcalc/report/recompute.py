@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from memcalc.ledger.document import interval, limit_row
 from memcalc.planning.evaluation import Evaluation
 from memcalc.planning.frameworks import Said
 from memcalc.planning.planning import Planning
@@ -13,9 +14,13 @@ from memcalc.report.bought import bought, offload_document
 from memcalc.report.grid import Column, Grid
 from memcalc.report.recompute_grids import front_grid, layers_grid, moment, plans_grid, slower
 from memcalc.report.screen import Screen
+from memcalc.report.sizing import VERDICT_STYLES
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
-from memcalc.report.verdict import subject
+from memcalc.report.verdict import error_bars, subject
+from memcalc.report.words import listed
 from memcalc.units import Unit, format_bytes, format_number
+
+SCHEMA_VERSION = 2  # of `recompute`: what it says of a run; a chain's file has no verdict, and keeps 1
 
 
 def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: list[Verified]) -> None:
@@ -23,19 +28,21 @@ def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: list[
     for line in subject(planning.result).splitlines():
         draw_line(screen, line, 0, "bold")
     screen.line()
-    draw_line(screen, verdict(planning, unit), 0, "bold green")
-    for line in remarks(planning):
+    draw_line(screen, verdict(planning, unit), 0, VERDICT_STYLES[planning.verdict.answer])
+    for line in remarks(planning, unit):
         draw_line(screen, line, 2)
     screen.line()
     draw_grid(screen, plans_grid(planning, unit))
     draw_grid(screen, layers_grid(planning, unit))
-    draw_grid(screen, front_grid(planning, unit, "plans of whole layers" if planning.keep else ""))
+    which = "plans of whole layers" if planning.keep else ""
+    marks = ("fits", "likely") if planning.verdict.answer == "fits" else ("cannot say", "")  # one plan was judged
+    draw_grid(screen, front_grid(planning, unit, which, marks))
     for device in checked:
         if device.missing:
             draw_line(screen, f"Not verified on the null CUDA device: {device.missing}", 0)
             screen.line()
         else:
-            draw_grid(screen, checked_grid(device, planning.budget, unit))
+            draw_grid(screen, checked_grid(device, planning, unit))
     screen.line(("What it buys", "bold"))
     for line in bought(planning, unit):
         draw_line(screen, line, 2)
@@ -51,30 +58,59 @@ def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: list[
 
 
 def verdict(planning: Planning, unit: Unit) -> str:
-    """One sentence."""
-    peak, chain = planning.peak_bytes, planning.configured.chain
-    again = planning.found.evaluation.again_flops
-    room = f"{format_bytes(peak, unit)} of {format_bytes(planning.budget, unit)} that may be allocated"
-    if not again and planning.keep:
-        return f"FITS: {room}; no product of a forward runs again, but what is small work beside them."
-    if not again:
-        return f"NOTHING TO RECOMPUTE: {room}."
-    return f"FITS: {room}, for {again / chain.flops:.1%} of a forward more: a step {slower(planning, again)} longer."
+    """One sentence: whether the run fits with the plan, and what that costs."""
+    chain, again = planning.configured.chain, planning.found.evaluation.again_flops
+    cost = f"{again / chain.flops:.1%} of a forward more, a step {slower(planning, again)} longer"
+    if planning.verdict.answer == "unknown":
+        return f"CANNOT SAY: {_uncertain(planning, unit)} The plan costs {cost if again else 'nothing'}."
+    needed = planning.result.headline.device_bytes or planning.result.headline.reserved_bytes or 0
+    room = f"needs {format_bytes(needed, unit)} of {_available(planning, unit)}"
+    free = f" ({format_bytes(planning.limit - needed, unit)} free)" if needed <= planning.limit else ""
+    if again:
+        return f"FITS: {room}{free}, for {cost}."
+    if planning.keep:
+        return f"FITS: {room}{free}; no matmul of a forward runs again, only the small operators between them."
+    return f"NOTHING TO RECOMPUTE: {room}{free}."
 
 
-def remarks(planning: Planning) -> Iterator[str]:
-    """How good the plan is, and the batches."""
+def _uncertain(planning: Planning, unit: Unit) -> str:
+    """Why nothing can be said for sure."""
+    decision = planning.verdict
+    least, there = format_bytes(decision.least_bytes, unit), _available(planning, unit)
+    if decision.unmodelled or decision.interval is None:
+        return f"needs at least {least} of {there}. Not modelled: {listed(decision.unmodelled)}."
+    low, high = format_bytes(decision.interval.low_bytes, unit), format_bytes(decision.interval.high_bytes, unit)
+    return f"needs at least {least}, probably {low} to {high}, of {there}."
+
+
+def _available(planning: Planning, unit: Unit) -> str:
+    card = planning.card
+    if card is None or planning.limit < card.usable_bytes:
+        return f"the {format_bytes(planning.limit, unit)} budget"
+    return f"{format_bytes(planning.limit, unit)} usable on {card.label}"
+
+
+def remarks(planning: Planning, unit: Unit) -> Iterator[str]:
+    """How sure the verdict is, what is allocated, how good the plan is, and how layers are recomputed."""
     loss, flops = planning.found.loss, planning.configured.chain.flops
-    if rests := planning.rests_bytes:
-        beside = f"{format_bytes(abs(rests), 'MiB')} {'more' if rests > 0 else 'less'}"
+    if bars := error_bars(planning.result, unit):
+        yield bars
+    peak = f"Allocated at the peak: {format_bytes(planning.peak_bytes, unit)}"
+    if remainder := planning.remainder_bytes:
+        more = f"{format_bytes(abs(remainder), 'MiB')} {'more' if remainder > 0 else 'less'}"
         yield (
-            f"That is rehearsed with PyTorch's allocator: {beside}, in rests of blocks, than the formulas by which the "
-            "tables compare plans."
+            f"{peak}. The allocator replay finds {more}, in unsplit remainders of blocks, than the formulas by which "
+            "the tables compare plans."
         )
+    else:
+        yield f"{peak}."
     if loss == 0:
-        yield "No plan within the budget runs less again."
+        yield f"No plan that allocates at most {format_bytes(planning.budget, unit)} recomputes less."
     elif loss is not None:
-        yield f"A plan within the budget could run at most {loss / flops:.2%} of a forward less again."
+        yield (
+            f"By allocated memory alone a plan within {format_bytes(planning.budget, unit)} could recompute at most "
+            f"{loss / flops:.2%} of a forward less."
+        )
     if planning.keep:
         yield f"Recomputed layers keep the results of {', '.join(planning.keep)}; all else in them runs again."
         yield "FLOPs are those of matrix products: norms, activations and sums that run again take time too."
@@ -82,10 +118,12 @@ def remarks(planning: Planning) -> Iterator[str]:
         yield "The engine moves parameters layer by layer, so layers are recomputed one by one."
 
 
-def checked_grid(checked: Verified, budget: int, unit: Unit) -> Grid:
-    """Planned and traced peaks, phase by phase, and the highest of all beside the budget."""
-    within = "within" if checked.traced <= budget else "ABOVE"
-    rows = [*checked.phases, (f"highest, {within} the budget", checked.planned, checked.traced)]
+def checked_grid(checked: Verified, planning: Planning, unit: Unit) -> Grid:
+    """Planned and traced peaks, phase by phase; then what is reserved, with whether that fits."""
+    outside = planning.result.headline.outside
+    device = checked.reserved[1] + outside.device_context + outside.communication_library
+    fits = "fits" if device <= planning.limit else "DOES NOT FIT"
+    rows = [*checked.phases, ("peak", checked.planned, checked.traced), (f"reserved, {fits}", *checked.reserved)]
     cells = [
         (phase, format_number(planned, unit), format_number(traced, unit), f"{(planned / traced - 1):+.3%}")
         for phase, planned, traced in rows
@@ -137,17 +175,23 @@ def planning_document(planning: Planning, checked: list[Verified]) -> dict[str, 
     """The answer as JSON. Bytes and FLOPs."""
     configured, found = planning.configured, planning.found
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "source": "recompute",
         "name": configured.spec.name,
         "spec": planning.result.spec.model_dump(mode="json"),
+        "verdict": planning.verdict.answer,
+        "fits": planning.verdict.fits,
         "limit_bytes": planning.limit,
+        "least_bytes": planning.verdict.least_bytes,
+        "device_bytes": planning.result.headline.device_bytes,
+        "reserved_bytes": planning.result.headline.reserved_bytes,
+        "interval": interval(planning.verdict),
         "budget_bytes": planning.budget,
         "strategy": found.plan.strategy,
         "recompute": planning.recompute,
         "recompute_keep": list(planning.keep),
         "peak_bytes": planning.peak_bytes,
-        "rests_bytes": planning.rests_bytes,
+        "rests_bytes": planning.remainder_bytes,
         "peak_phase": planning.result.ledger.peak_phase,
         "kept_bytes": found.evaluation.kept_bytes,
         "forward_flops": configured.chain.flops,
@@ -163,6 +207,7 @@ def planning_document(planning: Planning, checked: list[Verified]) -> dict[str, 
             "with": planning.gain.most,
             "slow_down": planning.gain.slow_down,
             "pays_below_share_of_rate": planning.gain.pays_below,
+            "replayed": planning.gain.replayed,
         },
         "offload": offload_document(planning),
         "blocks": [block._asdict() for block in configured.chain.blocks],
@@ -175,6 +220,12 @@ def planning_document(planning: Planning, checked: list[Verified]) -> dict[str, 
             for device in checked
             for phase, planned, traced in device.phases
         ],
+        "verified_reserved": [
+            {"device": device.device, "planned": device.reserved[0], "traced": device.reserved[1]}
+            for device in checked
+            if not device.missing
+        ],
+        "limits": [limit_row(limit) for limit in planning.result.limits],
         "not_modelled": list(planning.result.not_modelled),
     }
 

@@ -43,15 +43,11 @@ class Answer(Protocol):
 
     @property
     def budget(self) -> int:
-        """Bytes that may be allocated."""
+        """Allocated bytes that fit."""
 
     @property
     def found(self) -> Found:
         """The plan."""
-
-    @property
-    def rests_bytes(self) -> int:
-        """What a rehearsal of the plan found beside its evaluation: rests of blocks."""
 
     @property
     def rules(self) -> tuple[tuple[str, Evaluation], ...]:
@@ -157,23 +153,27 @@ def _nested(item: Segment) -> str:
     return "[" + " ".join("." if isinstance(inner, int) else _nested(inner) for inner in item) + "]"
 
 
-def front_grid(planning: Answer, unit: Unit, which: str = "") -> Grid:
-    """Memory against compute: each plan is the cheapest that was found for its memory; `which` plans these are.
+def front_grid(planning: Answer, unit: Unit, which: str = "", marks: tuple[str, str] = ("fits", "fits")) -> Grid:
+    """Memory against compute: each plan is the cheapest that was found for its memory.
 
-    Only the plan itself is rehearsed; the others are taken to keep as much in rests of blocks.
+    Args:
+        planning: the answer.
+        unit: of memory.
+        which: kind of plans these are.
+        marks: what is said of the answer, and of other plans that allocate no more than fits.
     """
     most = max((found.evaluation.again_flops for found in planning.front), default=0)
     rows = []
     strong = set()
     for number, found in enumerate(planning.front):
         again = found.evaluation.again_flops
-        fits = found.evaluation.peak_bytes + max(planning.rests_bytes, 0) <= planning.budget
+        fits = found.evaluation.peak_bytes <= planning.budget
         if fits and again >= planning.found.evaluation.again_flops:
             strong = {number}
         rows.append(
             (
                 format_number(found.evaluation.peak_bytes, unit),
-                "fits" if fits else "",
+                marks[found.evaluation != planning.found.evaluation] if fits else "",
                 f"{again / planning.configured.chain.flops:.1%}",
                 slower(planning, again),
                 small_bar(again, most, BAR),

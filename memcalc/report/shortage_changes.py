@@ -30,7 +30,11 @@ def draw_explained(screen: Screen, explained: Explained, unit: Unit) -> None:
 
 def budget_sentence(explained: Explained, unit: Unit) -> str:
     """What there was, and what the whole step needs."""
-    needed = f"The step needs {format_bytes(explained.needed, unit)} reserved at its peak"
+    low, high = (format_bytes(size, unit) for size in (explained.needed.low_bytes, explained.needed.high_bytes))
+    errors = explained.needed.errors
+    how = "by allocator replay" if errors.replayed else "not replayed"
+    span = f" ({how}: {low} to {high})" if low != high else f" ({how})"
+    needed = f"The step needs {format_bytes(explained.needed.bytes, unit)} reserved at its peak{span}"
     if explained.budget is None:
         return f"{needed}; nothing says how much there was (name a card with --gpu)."
     return f"{needed}; there were {format_bytes(explained.budget, unit)}, {explained.budget_source}."
@@ -60,12 +64,18 @@ def ledger_grid(explained: Explained, unit: Unit) -> Grid:
 
 
 def _draw_changes(screen: Screen, explained: Explained, unit: Unit) -> None:
-    """What fits, by what it asks for; then what saves most without fitting."""
+    """What fits, by what it asks for; what may; then what saves most without fitting."""
     fitting = [change for change in explained.changes if change.fits]
-    others = [change for change in explained.changes if not change.fits][:SHOWN]
-    rest = "" if explained.budget is None else ", but not enough" if fitting else "; none of them fits"
-    alone = f"Changes that save memory{rest}"
-    for title, changes in (("Changes that fit, by what they ask for", fitting), (alone, others)):
+    known = explained.budget is not None
+    uncertain = [change for change in explained.changes if known and change.fits is None]
+    others = [change for change in explained.changes if change.fits is False or not known][:SHOWN]
+    rest = "" if not known else ", but not enough" if fitting or uncertain else "; none of them fits"
+    groups = (
+        ("Changes that fit, by what they ask for", fitting),
+        ("Changes that may fit: the errors of recorded runs leave it open", uncertain),
+        (f"Changes that save memory{rest}", others),
+    )
+    for title, changes in groups:
         if changes:
             screen.line((title, "bold"))
         for change in changes:
@@ -89,4 +99,6 @@ def as_typed(overrides: Iterable[str]) -> str:
 def effect(change: Change, unit: Unit) -> str:
     """What it saves, what is needed then, and at what price."""
     saved, needed = format_bytes(change.saved, unit), format_bytes(change.needed, unit)
-    return f"saves {saved}, then needs {needed}; price: {change.cost}; {change.result}"
+    least = "at least " if change.fits is False else ""  # a bound may have been enough to say so
+    saves = f"saves {saved}, then " if change.saved > 0 else "leaves fewer fragments, "
+    return f"{saves}needs {least}{needed}; cost: {change.cost}; {change.result}"

@@ -93,7 +93,14 @@ def _explained(explained: Explained) -> dict[str, Any]:
         "unexplained_bytes": explained.unexplained,
         "budget_bytes": explained.budget,
         "budget_source": explained.budget_source or None,
-        "needed_bytes": explained.needed,
+        "needed_bytes": explained.needed.bytes,
+        "needed_interval": {
+            "low_bytes": explained.needed.low_bytes,
+            "high_bytes": explained.needed.high_bytes,
+            "runs": explained.needed.errors.runs,
+            "kind": explained.needed.errors.kind,
+            "replayed": explained.needed.errors.replayed,
+        },
         "changes": [
             {
                 **change_document(change),

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 Segment = tuple[Union[int, "Segment"], ...]
 
 _RANGE = re.compile(r"([0-9]{1,6})-([0-9]{1,6})")
-_DEEPEST = 16  # lists in lists
+DEEPEST = 16  # lists in lists
 
 
 def _read(given: Any) -> Any:
@@ -25,7 +25,7 @@ def _read(given: Any) -> Any:
 
 
 def _item(item: Any, depth: int) -> int | Segment:
-    if isinstance(item, bool) or depth > _DEEPEST:
+    if isinstance(item, bool) or depth > DEEPEST:
         raise ValueError
     if isinstance(item, int) and item >= 0:
         return item

@@ -76,14 +76,19 @@ def reason_of(result: Result) -> Reason:
     )
 
 
-def remedy_of(run: Run) -> Remedy | None:
-    """The cheapest single change with which a run fits its card; None: none that keeps the result of training does."""
+def remedy_of(run: Run, limit: int | None = None) -> Remedy | None:
+    """The cheapest single change with which a run fits; None: none that keeps the result of training does.
+
+    Args:
+        run: the run.
+        limit: bytes of a GPU that it may hold; None: the usable memory of its card.
+    """
     for candidate in candidates(run.spec):
         if candidate.result != SAME:
             continue
         try:
             changed = run.changed(candidate.overrides)
-            verdict = judge(changed)
+            verdict = judge(changed, limit)
         except InputError:
             continue
         if verdict.answer == "fits":

@@ -9,27 +9,30 @@ from memcalc.changes.finding import MOST_PAIRS, Finder
 from memcalc.changes.run import written_out
 from memcalc.ledger.result import Result
 from memcalc.spec.spec import Spec
+from memcalc.verdict.judge import judge
 
 RUNS = [
     ("gpt2-large", ("b=8", "recipe=amp", "attention=eager"), "rtx-4090"),
-    ("llama-3-8b", ("b=2", "recipe=pure"), "h100-80gb"),
+    ("llama-3-8b", ("b=3", "recipe=pure"), "h100-80gb"),
     ("llama-3-8b", ("data_parallel=8", "recipe=mixed-16", "s=8192"), "a100-40gb"),
     ("gpt2-large", ("tensor_parallel=2", "b=16"), "v100-16gb"),
     ("llama-3-8b", ("implementation=huggingface",), "l4"),  # adapters move the recipe that is taken by default
 ]
 
 
+def by_verdict(result: Result) -> tuple[int, bool | None]:
+    found = judge(result.spec)
+    return found.needed_bytes, found.fits
+
+
 def finder(name: str, overrides: tuple[str, ...], card: str) -> Finder:
     spec = memcalc.load(name, *overrides, gpu=card)
-
-    def judge(result: Result) -> tuple[int, bool | None]:
-        return result.headline.device_bytes or 0, result.fits
 
     return Finder(
         run_of(name, *overrides, gpu=card, verb="fit"),
         candidates(spec),
         memcalc.estimate(spec).ledger.peak_bytes,
-        judge,
+        by_verdict,
     )
 
 
@@ -43,8 +46,12 @@ def test_each_is_what_the_estimate_says(name: str, overrides: tuple[str, ...], c
     for change in [*found.singles(), *found.pairs()]:
         after = memcalc.estimate(name, *overrides, *change.overrides, gpu=card)
         assert change.allocated == after.ledger.peak_bytes
-        assert change.saved == before.ledger.peak_bytes - after.ledger.peak_bytes > 0
-        assert change.needed == after.headline.device_bytes
+        assert change.saved == before.ledger.peak_bytes - after.ledger.peak_bytes
+        assert change.saved > 0 or change.levers == ("allocator settings",)
+        # A bound is enough for what does not fit.
+        assert change.needed == after.headline.device_bytes or (
+            change.fits is False and change.needed < (after.headline.device_bytes or 0)
+        )
         assert change.fits == after.fits
         assert change.spec == after.spec
         assert change.result in RESULTS
@@ -136,15 +143,12 @@ def test_no_lever_twice_in_a_kind() -> None:
 def test_a_milder_pair_where_the_strongest_cannot_be() -> None:
     """ZeRO 3 with a pipeline is not modelled; ZeRO 1 with it is, and fits."""
     spec = memcalc.load(
-        "llama-3-8b", "recipe=mixed-16", "data_parallel=2", "engine=deepspeed", "zero_stage=0", gpu="l40s"
+        "llama-3-8b", "recipe=mixed-16", "data_parallel=2", "engine=deepspeed", "zero_stage=0", gpu="a100-80gb"
     )
     shard = [Candidate("shard", (f"zero_stage={stage}", *engine), "", SAME) for stage, engine in STAGES]
     split = [Candidate("split", ("pipeline_parallel=4",), "", MORE_GPUS)]
 
-    def judge(result: Result) -> tuple[int, bool | None]:
-        return result.headline.device_bytes or 0, result.fits
-
-    (pair,) = Finder(written_out(spec), [*shard, *split], 0, judge).pairs()
+    (pair,) = Finder(written_out(spec), [*shard, *split], 0, by_verdict).pairs()
     assert pair.spec.parallelism.zero_stage == 1
     assert pair.fits
 
@@ -159,7 +163,7 @@ STAGES = [(1, ()), (3, ("engine=fsdp2",))]
         (
             "mixtral-8x7b",
             ("implementation=megatron", "data_parallel=64"),
-            "h100-80gb",
+            "h200",
             {"zero_stage": 1, "engine": "megatron", "expert_parallel": 8},
         ),
         (

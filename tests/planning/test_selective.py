@@ -12,7 +12,8 @@ import memcalc
 from memcalc.errors import DoesNotFit, InputError, Unavailable
 from memcalc.planning.configured import chain_of, with_recompute
 from memcalc.planning.flops import layer_flops, product_flops
-from memcalc.planning.selective import plan_selective
+from memcalc.planning.selective import Selective
+from memcalc.planning.strategies.optimal import optimal
 from memcalc.planning.strategies.selective import Choice, Product, choose
 from memcalc.spec.products import layer_products
 from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
@@ -95,16 +96,14 @@ def test_selective_plans_run_less_again_than_plans_of_whole_layers(
     """And the chain's peak is the estimate's."""
     pytest.importorskip("scipy")
     spec = memcalc.load(config, *overrides, gpu="a100-80gb")
-    found = plan_selective(spec, budget)
+    found = Selective(spec).ask(budget)
     assert found is not None
-    configured, plan, keep, result = found
-    planned = with_recompute(configured.spec, configured.recompute(plan.plan.items), keep)
 
-    assert keep
-    assert plan.evaluation.peak_bytes == memcalc.estimate(planned).ledger.peak_bytes
-    assert result.ledger.peak_bytes <= budget
-    whole = memcalc.recompute(spec, budget=budget * 1093 // 1000 + 500 * 2**20)
-    assert plan.evaluation.again_flops < whole.found.evaluation.again_flops
+    assert found.keep
+    assert found.peak_bytes == memcalc.estimate(found.spec).ledger.peak_bytes <= budget
+    whole = optimal(chain_of(spec).chain, budget)
+    assert whole is not None
+    assert found.found.evaluation.again_flops < whole.evaluation.again_flops
 
 
 def test_keeping_everything_that_runs_again_costs_no_products() -> None:
@@ -128,9 +127,9 @@ def test_keeping_everything_that_runs_again_costs_no_products() -> None:
 @pytest.mark.parametrize(
     ("config", "overrides", "budgets"),
     [
-        ("gpt2", PURE, ("16GiB", "14.5GiB")),
+        ("gpt2", PURE, ("17GiB", "16GiB")),
         ("gpt2", ("recipe=amp", "b=8", "s=1024", "training.dropout=0.1"), ("9GiB",)),
-        ("llama-3.2-1b", ("recipe=pure", "b=4", "s=2048", "optimizer_implementation=fused"), ("28GiB", "26GiB")),
+        ("llama-3.2-1b", ("recipe=pure", "b=4", "s=2048", "optimizer_implementation=fused"), ("28GiB", "27GiB")),
         (
             "llama-3.2-1b",
             ("recipe=pure", "b=4", "s=1024", "attention=eager", "optimizer_implementation=fused"),
@@ -152,7 +151,7 @@ def test_keeping_everything_that_runs_again_costs_no_products() -> None:
 def test_planned_peaks_are_traced_peaks(
     config: str, overrides: tuple[str, ...], budgets: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bars: within 0.1 %, and never above the budget."""
+    """The bars: allocated within 0.1 %, and what is reserved fits the budget."""
     pytest.importorskip("torch")
     pytest.importorskip("scipy")
     for budget in budgets:
@@ -166,7 +165,8 @@ def test_planned_peaks_are_traced_peaks(
                     f"keeping {', '.join(planning.keep)}"
                 )
             assert abs(device.planned / device.traced - 1) <= 0.001
-            assert device.traced <= planning.budget
+            outside = planning.result.headline.outside
+            assert device.reserved[1] + outside.device_context <= planning.limit
 
 
 def test_pasted_code_keeps_what_the_plan_says() -> None:
@@ -175,7 +175,7 @@ def test_pasted_code_keeps_what_the_plan_says() -> None:
     pytest.importorskip("scipy")
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    planning = memcalc.recompute("gpt2", *PURE, gpu="a100-80gb", budget="14.5GiB", strategy="selective")
+    planning = memcalc.recompute("gpt2", *PURE, gpu="a100-80gb", budget="16GiB", strategy="selective")
     products = layer_products(planning.configured.spec.model, planning.configured.spec.training)
     ran: list[Any] = []
 
@@ -279,7 +279,7 @@ def test_plans_of_experts_on_the_screen(run: Callable[..., Run]) -> None:  # noq
     text = " ".join(out.split())
 
     assert (code, err) == (0, "")
-    assert "no product of a forward runs again" in text
+    assert "no matmul of a forward runs again" in text
     assert "Memory against compute, plans of whole layers" in text
     assert "--recompute-granularity selective --recompute-modules moe" in text
     assert text.count("KEEP = {") == 1
@@ -294,7 +294,7 @@ def test_the_screen(run: Callable[..., Run]) -> None:  # noqa: F811
     pytest.importorskip("scipy")
     sets = [word for override in PURE for word in ("--set", override)]
     code, out, err = run(
-        "recompute", "gpt2", *sets, "--gpu", "a100-80gb", "--budget", "15GiB", "--strategy", "selective"
+        "recompute", "gpt2", *sets, "--gpu", "a100-80gb", "--budget", "16GiB", "--strategy", "selective"
     )
 
     assert (code, err) == (0, "")

@@ -22,14 +22,14 @@ needs_null = pytest.mark.skipif(not NULL_PYTHON.exists(), reason="no CUDA build 
 @pytest.mark.parametrize(
     ("config", "overrides", "budgets"),
     [
-        ("gpt2", ("recipe=pure", "b=16", "s=1024"), ("17GiB", "16GiB", "14.5GiB")),
+        ("gpt2", ("recipe=pure", "b=16", "s=1024"), ("17GiB", "16GiB", "15.5GiB")),
         ("gpt2", ("recipe=amp", "b=8", "s=1024"), ("10GiB", "9GiB")),
         (
             "llama-3.2-1b",
             ("recipe=pure", "b=4", "s=2048", "optimizer_implementation=fused"),
             ("30GiB", "28GiB", "26GiB"),
         ),
-        ("llama-3.2-1b", ("recipe=mixed-18", "b=4", "s=1024", "implementation=huggingface"), ("31GiB",)),
+        ("llama-3.2-1b", ("recipe=mixed-18", "b=4", "s=1024", "implementation=huggingface"), ("34GiB",)),
         ("llama-3.2-1b", ("recipe=amp", "b=4", "s=2048", "optimizer_implementation=fused"), ("36GiB",)),
         ("codegen-350m", ("recipe=pure", "b=8", "s=1024", "attention=flash"), ("11.5GiB", "10.5GiB", "10GiB")),
         ("codegen-350m", ("recipe=amp", "b=8", "s=1024"), ("14.5GiB",)),
@@ -38,7 +38,7 @@ needs_null = pytest.mark.skipif(not NULL_PYTHON.exists(), reason="no CUDA build 
 def test_planned_peaks_are_traced_peaks(
     config: str, overrides: tuple[str, ...], budgets: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bars: within 0.1 %, and never above the budget."""
+    """The bars: allocated within 0.1 %, and what is reserved fits the budget."""
     pytest.importorskip("torch")
     for budget in budgets:
         planning = memcalc.recompute(config, *overrides, gpu="a100-80gb", budget=budget)
@@ -50,7 +50,8 @@ def test_planned_peaks_are_traced_peaks(
                     f"{device.planned / device.traced - 1:+.4%}, budget {planning.budget:,}: {planning.recompute}"
                 )
             assert abs(device.planned / device.traced - 1) <= 0.001
-            assert device.traced <= planning.budget
+            outside = planning.result.headline.outside
+            assert device.reserved[1] + outside.device_context <= planning.limit
 
 
 def test_a_device_that_is_asked_for_alone_must_be_there() -> None:
@@ -71,7 +72,7 @@ def test_the_command_verifies(run: Callable[..., Run], tmp_path: Path) -> None: 
 
     assert (code, err) == (0, "")
     assert "The planned step, traced on fake:cuda" in out
-    assert "highest, within the budget" in out
+    assert "reserved, fits" in out
     assert "Not verified on the null CUDA device: " in out
 
 
