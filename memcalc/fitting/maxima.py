@@ -21,8 +21,8 @@ from memcalc.verdict.judge import size
 
 MOST = 2**32  # beyond any batch, sequence or model
 
-# A replayed search begins at the largest value that its lower bound admits, and first moves down by this fraction of it:
-# allocators reserve little more than is allocated.
+# A replayed search begins at the largest value that its lower bound admits, and first moves down by this fraction of
+# it: allocators reserve little more than is allocated.
 FIRST_STEP = 1 / 32
 
 MAXIMA = ("micro_batch_size", "sequence_length", "layers", "parameters")
@@ -56,6 +56,7 @@ class Maximum:
         parameters: of the model at `value`.
         note: how it is counted.
         words: what makes the run that was asked about this one, as --set takes it.
+        smallest: the run with the smallest value, if it is a run and does not fit.
     """
 
     what: str
@@ -71,6 +72,7 @@ class Maximum:
     parameters: int
     note: str
     words: tuple[str, ...] = ()
+    smallest: Spec | None = None
 
     @property
     def next_bytes(self) -> int | None:
@@ -123,6 +125,7 @@ def maximum(what: str, spec: Spec) -> Maximum:
     if next_value is not None and next_value not in refused:
         next_verdict = verdict(scale.run(next_value))
     at = scale.run(found.value) if found.value else None
+    smallest = scale.run(next_value) if next_verdict is not None and next_value is not None and at is None else None
     return Maximum(
         what=what,
         value=found.value,
@@ -136,6 +139,7 @@ def maximum(what: str, spec: Spec) -> Maximum:
         result=None if at is None else size(at),
         parameters=0 if at is None else count_parameters(at.model),
         note=scale.note,
+        smallest=smallest,
     )
 
 
