@@ -8,8 +8,10 @@ import typer
 
 from memcalc.cli.options import AcceptUnknown, Config, Gpu, Set, Units
 
-GPUS_HELP = "How many cards; default: the configuration's own. With --minimize gpus: at most so many, by default 4,096."
-HOLD_HELP = "Keep this field as it is in every layout, e.g. tensor_parallel. Repeatable."
+GPUS_HELP = (
+    "Number of GPUs; default: that of the configuration. With --minimize gpus: the most to try, by default 4,096."
+)
+HOLD_HELP = "Keep the configuration's value of this field in every layout, e.g. tensor_parallel. Repeatable."
 
 
 def complete_hold(incomplete: str) -> list[str]:
@@ -27,32 +29,34 @@ def command(
     gpus: Annotated[int | None, typer.Option("--gpus", "-n", metavar="N", help=GPUS_HELP)] = None,
     maximize: Annotated[
         Literal["micro_batch_size", "sequence_length", "layers", "parameters"] | None,
-        typer.Option(help="Ask for the largest of one alone."),
+        typer.Option(help="Find only the largest value of this quantity."),
     ] = None,
     minimize: Annotated[
-        Literal["gpus", "gpu_kind", "recompute"] | None, typer.Option(help="Ask for the least of one alone.")
+        Literal["gpus", "gpu_kind", "recompute"] | None,
+        typer.Option(help="Find only the smallest value of this quantity."),
     ] = None,
     hold: Annotated[
         list[str] | None, typer.Option(metavar="FIELD", help=HOLD_HELP, autocompletion=complete_hold)
     ] = None,
     node: Annotated[
-        int | None, typer.Option(metavar="N", help="Cards of a node; default: of the maker's own node.")
+        int | None, typer.Option(metavar="N", help="GPUs per node; default: that of the vendor's own node.")
     ] = None,
     nic: Annotated[
-        float | None, typer.Option(metavar="GBIT", help="Gbit/s of network a card; default: of the maker's own node.")
+        float | None,
+        typer.Option(metavar="GBIT", help="Network Gbit/s per GPU; default: that of the vendor's own node."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, metavar="N", help="Show so many layouts.")] = 5,
-    why: Annotated[bool, typer.Option("--why", help="List what no layout may be, and why.")] = False,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of layouts to show.")] = 5,
+    why: Annotated[bool, typer.Option("--why", help="List excluded layouts, and why.")] = False,
     accept_unknown: AcceptUnknown = False,
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
 ) -> None:
     """Find what fits: layouts, batch, sequence, cards.
 
-    The layouts over --gpus cards that fit, the cheapest first; the largest micro-batch and sequence; and, where the run
-    does not fit as it is, the smallest changes that make it fit.
+    The layouts over --gpus GPUs that fit, the cheapest first; the largest micro-batch and sequence; and, where the run
+    does not fit as written, the smallest changes that make it fit.
 
-    Exit code 0: something fits; 1: nothing does, or it cannot be said.
+    Exit code 0: something fits; 1: nothing does, or it cannot be said (see --accept-unknown).
 
     Example: memcalc fit llama-3-70b --gpu h100-80gb --gpus 64
     """

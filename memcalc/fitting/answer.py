@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypedDict
 
@@ -16,6 +17,7 @@ from memcalc.ledger.verdict import Answer
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System
+from memcalc.verdict.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,14 @@ class Nearest(NamedTuple):
     Args:
         change: what changes.
         slowdown: how much more card time a token takes then by the cost model (0.33: a third more); None: not known.
+        host_bytes: what a rank then holds in host memory.
+        node_host_bytes: what all ranks of a node then hold there.
     """
 
     change: Change
     slowdown: float | None
+    host_bytes: int = 0
+    node_host_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -90,9 +96,12 @@ class Fit:
         nearest: changes that make the run fit, by what they ask for, the smallest first; where the least
             recomputation was asked for and all of it is not enough, changes beside recomputing every layer.
         fewest: the fewest cards; None: no number that is tried is enough.
+        may_be_fewer: whether a layout over fewer cards may fit, or where no number is enough, over any.
         cards: what the run needs on every card of the same vendor, the smallest first.
         least_recompute: the least recomputation; None: all of it is not enough.
         all_recomputed: the run with every layer recomputed, where that is not enough.
+        reason: what decides the peak of a run that does not fit, with the cheapest change that makes it fit, where no
+            list of changes says that.
     """
 
     question: Question
@@ -111,9 +120,11 @@ class Fit:
     pruned: dict[Pruned, int] = field(default_factory=dict)
     nearest: list[Nearest] = field(default_factory=list)
     fewest: int | None = None
+    may_be_fewer: bool = False
     cards: list[Sized] = field(default_factory=list)
     least_recompute: LeastRecompute | None = None
     all_recomputed: Result | None = None
+    reason: Reason | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -137,22 +148,36 @@ class Fit:
     @property
     def verdict(self) -> Answer:
         """The answer to the question: yes, no, or that it cannot be said."""
-        if self.fits:
+        question = self.question
+        if question.maximize is not None:
+            return _best_of(map(_of_maximum, self.maxima.values()))
+        if question.minimize == "gpus":
+            return "fits" if self.fewest is not None else "unknown" if self.may_be_fewer else "does-not-fit"
+        if question.minimize == "gpu_kind":
+            return _best_of(sized.verdict.answer for sized in self.cards if not sized.lacks)
+        if question.minimize == "recompute":
+            full = None if self.all_recomputed is None else self.all_recomputed.verdict
+            return "fits" if self.least_recompute is not None else full or "does-not-fit"
+        if self.best:
             return "fits"
         undecided = self.ranking is not None and self.ranking.undecided > 0
-        asked = self.asked is not None and self.asked.verdict == "unknown"
-        at_most = any(found.value > 0 for found in self.maxima.values())
-        return "unknown" if undecided or asked or at_most else "does-not-fit"
+        asked = None if self.asked is None else self.asked.verdict
+        return _best_of((asked or "does-not-fit", "unknown" if undecided else "does-not-fit"))
 
     @property
     def fits(self) -> bool:
         """Whether the answer to the question is yes."""
-        if self.question.maximize is not None:
-            return any(found.value > 0 and not found.is_at_most for found in self.maxima.values())
-        if self.question.minimize == "gpus":
-            return self.fewest is not None
-        if self.question.minimize == "gpu_kind":
-            return self.smallest is not None
-        if self.question.minimize == "recompute":
-            return self.least_recompute is not None
-        return bool(self.best) or (self.asked is not None and bool(self.asked.fits))
+        return self.verdict == "fits"
+
+
+def _best_of(answers: Iterable[Answer]) -> Answer:
+    return min(answers, key=_ANSWERS.index, default="does-not-fit")
+
+
+_ANSWERS: tuple[Answer, ...] = ("fits", "unknown", "does-not-fit")
+
+
+def _of_maximum(found: Maximum) -> Answer:
+    if found.value:
+        return "unknown" if found.is_at_most else "fits"
+    return "does-not-fit" if found.next_verdict is None else found.next_verdict.answer

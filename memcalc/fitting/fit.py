@@ -23,6 +23,7 @@ from memcalc.spec.cards import Card, all_cards, find_card
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System, system_of
 from memcalc.verdict.judge import size
+from memcalc.verdict.reasons import Reason, host_bytes, reason_of
 
 
 def fit(run: Run, question: Question) -> Fit:
@@ -57,7 +58,16 @@ def fit(run: Run, question: Question) -> Fit:
     _minimized(answer, spec, held)
     if answer.changed is not None:
         answer.nearest = _nearest(run, answer.changed, card, system)
+    answer.reason = _reason(answer)
     return answer
+
+
+def _reason(answer: Fit) -> Reason | None:
+    """Of the run with the smallest value, where not even that fits; else of the run that no change makes fit."""
+    if answer.question.maximize is not None:
+        failed = next((found for found in answer.maxima.values() if found.smallest is not None), None)
+        return None if failed is None or failed.smallest is None else reason_of(size(failed.smallest))
+    return None if answer.changed is None or answer.nearest else reason_of(answer.changed)
 
 
 def _checked(spec: Spec, question: Question) -> tuple[Card, frozenset[str]]:
@@ -144,7 +154,7 @@ def _minimized(answer: Fit, spec: Spec, held: frozenset[str]) -> None:
         if batch is None and spec.parallelism.ranks > 1:
             batch = sequences_of(spec)
         most = answer.question.gpus or MOST_GPUS
-        answer.fewest = fewest_gpus(spec, card, answer.system, batch, held, most)
+        answer.fewest, answer.may_be_fewer = fewest_gpus(spec, card, answer.system, batch, held, most)
         if answer.fewest is not None:
             answer.gpus, answer.sequences = answer.fewest, batch or step_sequences(spec, answer.fewest)
             space = Space(spec, answer.gpus, answer.system.node, answer.sequences, held)
@@ -169,7 +179,9 @@ def _nearest(run: Run, result: Result, card: Card, system: System) -> list[Neare
         return found.needed_bytes, found.fits
 
     def priced(change: Change) -> Nearest:
-        return Nearest(change, _slowdown(change, result.spec, system, before))
+        slowdown = _slowdown(change, result.spec, system, before)
+        held = host_bytes(change.spec) if _on_host(change.spec) != ("none", "none") else (0, 0)
+        return Nearest(change, slowdown, *held)
 
     def price(change: Change) -> tuple[float, ...]:
         return _size(priced(change))

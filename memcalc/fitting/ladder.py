@@ -1,11 +1,12 @@
-"""The largest step of a ladder that fits, and proof of it: the neighbours on both sides are tried.
+"""The largest step of a ladder that fits: doubling, bisection, then the larger neighbors.
 
 "Largest" means: it fits, and the next NEIGHBOURS larger values do not. A peak grows with the size of a batch, a
-sequence or a model, but not value for value: the allocator rounds, kernels take other workspaces at other sizes, and
-what is padded to a multiple (PyTorch pads masks of attention to 8 columns) needs less at multiples than between them.
+sequence or a model, but not value for value: the allocator fragments, kernels take other workspaces at other sizes, and
+what is padded to a multiple (PyTorch pads attention masks to 8 columns) needs less at multiples than between them.
 Such a peak rises along every NEIGHBOURS-th value. So after the bisection the values above the border are tried too, and
-where one of them fits, the search goes on along those that stand as it does.
-A still larger value could fit only if the peak fell by more than it grows over NEIGHBOURS steps.
+where one of them fits, the search goes on along every NEIGHBOURS-th value from there.
+A still larger value could fit only if the peak fell by more than it grows over NEIGHBOURS steps. Smaller values are not
+all tried: each is a replay, and whoever asks for the largest runs the largest.
 """
 
 from __future__ import annotations
@@ -35,13 +36,17 @@ class Border:
     above: int
 
 
-def border(ladder: Sequence[int], fits: Callable[[int], bool], start: int = 0) -> Border:
+def border(
+    ladder: Sequence[int], fits: Callable[[int], bool], start: int = 0, step: int = 1, least: int = -1
+) -> Border:
     """The largest value of a rising ladder that fits: doubling, then bisection, then the neighbours.
 
     Args:
         ladder: rising values; a list or a range.
         fits: asked once for each value.
         start: the place in the ladder where the search begins.
+        step: how many places the search first moves from there.
+        least: a place that the answer is not below if that fits, such as that of the run as it is; -1: there is none.
     """
     tried: dict[int, bool] = {}
 
@@ -51,7 +56,10 @@ def border(ladder: Sequence[int], fits: Callable[[int], bool], start: int = 0) -
             tried[value] = fits(value)
         return tried[value]
 
-    low = _climbed(len(ladder), at, _bisected(at, *_bracket(len(ladder), at, start)))
+    low = _bisected(at, *_bracket(len(ladder), at, start, step))
+    if low < least < len(ladder) and at(least):
+        low = _bisected(at, *_bracket(len(ladder), at, least))
+    low = _climbed(len(ladder), at, low)
     if low < 0:
         return Border(0, ladder[0] if ladder else None, tried, (), min(NEIGHBOURS, len(ladder)))
     gaps = tuple(sorted(value for value, fitted in tried.items() if value < ladder[low] and not fitted))
@@ -59,11 +67,16 @@ def border(ladder: Sequence[int], fits: Callable[[int], bool], start: int = 0) -
     return Border(ladder[low], ladder[low + 1] if above else None, tried, gaps, above)
 
 
-def _bracket(length: int, at: Callable[[int], bool], start: int) -> tuple[int, int]:
+def bracket_and_bisect(length: int, at: Callable[[int], bool], start: int) -> int:
+    """A place that `at` is true of and whose next one it is not; -1: of none that was tried."""
+    return _bisected(at, *_bracket(length, at, start))
+
+
+def _bracket(length: int, at: Callable[[int], bool], start: int, step: int = 1) -> tuple[int, int]:
     """A place that fits (or -1) and a later one that does not (or the end)."""
     if length == 0:
         return -1, 0
-    place, step = min(start, length - 1), 1
+    place = min(start, length - 1)
     if at(place):
         low = place
         while low + step < length and at(low + step):

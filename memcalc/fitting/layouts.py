@@ -74,7 +74,7 @@ class Space:
     """
 
     def __init__(self, spec: Spec, gpus: int, node: int, sequences: int, held: frozenset[str] = frozenset()) -> None:
-        self._spec, self._gpus, self._node, self._sequences, self._held = spec, gpus, node, sequences, held
+        self._spec, self.gpus, self._node, self._sequences, self._held = spec, gpus, node, sequences, held
         self.pruned: dict[Pruned, int] = {}  # and how often
 
     def layouts(self, skipped: Callable[[dict[str, Any]], bool] = lambda _: False) -> Iterator[Layout]:
@@ -107,15 +107,15 @@ class Space:
 
     def _degrees(self) -> Iterator[dict[str, Any]]:
         """All degrees whose product is the number of cards, with schedule, stage and engine."""
-        for t in self._values("tensor_parallel", divisors(self._gpus)):
+        for t in self._values("tensor_parallel", divisors(self.gpus)):
             if t > self._node and "tensor_parallel" not in self._held:
                 reason = f"its ranks exchange every layer's sums: they stay inside a node of {self._node} cards"
                 self._prune(f"tensor_parallel = {t}", reason)
                 continue
-            for c in self._values("context_parallel", _powers(self._gpus // t)):
+            for c in self._values("context_parallel", _powers(self.gpus // t)):
                 if self._refused(t, c):
                     continue
-                for p in self._values("pipeline_parallel", divisors(self._gpus // (t * c))):
+                for p in self._values("pipeline_parallel", divisors(self.gpus // (t * c))):
                     yield from self._split(t, c, p)
 
     def _refused(self, t: int, c: int) -> bool:
@@ -128,14 +128,14 @@ class Space:
         return True
 
     def _split(self, t: int, c: int, p: int) -> Iterator[dict[str, Any]]:
-        if self._gpus % (t * c * p):
-            self._prune(f"tensor {t} x context {c} x pipeline {p}", f"they do not divide the {self._gpus} cards")
+        if self.gpus % (t * c * p):
+            self._prune(f"tensor {t} x context {c} x pipeline {p}", f"they do not divide the {self.gpus} cards")
             return
         layers = self._spec.model.num_layers
         if p > layers:
             self._prune(f"pipeline_parallel = {p}", f"a stage holds at least one of the {layers} layers")
             return
-        n = self._gpus // (t * c * p)
+        n = self.gpus // (t * c * p)
         if "data_parallel" in self._held and n != self._spec.parallelism.data_parallel:
             return
         split = {"tensor_parallel": t, "context_parallel": c, "pipeline_parallel": p, "data_parallel": n}

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import lcm
 from typing import NamedTuple
 
 from memcalc.estimation.parameters import count_parameters
-from memcalc.fitting.ladder import border
-from memcalc.fitting.peaks import device_bytes, is_expected
+from memcalc.fitting.ladder import border, bracket_and_bisect
+from memcalc.fitting.peaks import is_expected, is_hopeless, is_replayed, verdict
 from memcalc.fitting.scaling import heads_step, scaled
 from memcalc.fitting.varying import broken_rule, varied
 from memcalc.ledger.result import Result
-from memcalc.ledger.verdict import holding_memory
+from memcalc.ledger.verdict import Verdict, holding_memory
 from memcalc.spec.segments import leaves
 from memcalc.spec.spec import Spec
 from memcalc.units import divisors
 from memcalc.verdict.judge import size
 
 MOST = 2**32  # beyond any batch, sequence or model
+
+# A replayed search begins at the largest value that its lower bound admits, and first moves down by this fraction of
+# it: allocators reserve little more than is allocated.
+FIRST_STEP = 1 / 32
 
 MAXIMA = ("micro_batch_size", "sequence_length", "layers", "parameters")
 
@@ -44,14 +49,15 @@ class Maximum:
         now: what the run has.
         step: from one value to the next, where it is always the same.
         next_value: the next larger one; None: there is none.
-        next_bytes: what a GPU needs with it; None: no rule allows it.
+        next_verdict: of the run with it; None: there is none, or no rule allows it.
         end: why there is no next one, or why it is not allowed; empty where memory is why.
-        gaps: smaller values that were tried and do not fit, although `value` does.
+        gaps: smaller values that the search tried and that do not fit, although `value` does.
         above: how many of the next larger values were tried: none of them fits.
         result: the estimate at `value`; None where that is 0.
         parameters: of the model at `value`.
         note: how it is counted.
         words: what makes the run that was asked about this one, as --set takes it.
+        smallest: the run with the smallest value, if it is a run and does not fit.
     """
 
     what: str
@@ -59,7 +65,7 @@ class Maximum:
     now: int
     step: int
     next_value: int | None
-    next_bytes: int | None
+    next_verdict: Verdict | None
     end: str
     gaps: tuple[int, ...]
     above: int
@@ -67,6 +73,12 @@ class Maximum:
     parameters: int
     note: str
     words: tuple[str, ...] = ()
+    smallest: Spec | None = None
+
+    @property
+    def next_bytes(self) -> int | None:
+        """What a GPU needs with the next value; where bounds decide, at least."""
+        return None if self.next_verdict is None else self.next_verdict.needed_bytes
 
     @property
     def is_close(self) -> bool:
@@ -82,8 +94,8 @@ class Maximum:
 def maximum(what: str, spec: Spec) -> Maximum:
     """The largest value that fits on the card, everything else unchanged; see `ladder` for what "largest" means.
 
-    A value fits where its allocator replay gets through. Whether recorded runs of its kind were close enough to their
-    replays to be sure of that, the verdict of `result` says.
+    A value fits where its allocator replay gets through; whether recorded runs of its kind were close enough to their
+    replays to be sure of that, the verdict of `result` says. A run that is not replayed fits where its verdict says so.
 
     Args:
         what: one of MAXIMA.
@@ -92,35 +104,55 @@ def maximum(what: str, spec: Spec) -> Maximum:
     scale = SCALES[what](spec)
     refused: dict[int, str] = {}
 
-    def fits(value: int) -> bool:
+    def allowed(value: int) -> Spec | None:
         run = scale.run(value)
         broken = broken_rule(run)
         if broken is not None:
             refused[value] = broken.problem
-            return False
-        return is_expected(run)
+        return run if broken is None else None
 
-    start = max(0, _place(scale.ladder, scale.now))
-    found = border(scale.ladder, fits, start)
+    def fits(value: int) -> bool:
+        run = allowed(value)
+        return run is not None and is_expected(run)
+
+    now = _place(scale.ladder, scale.now)
+    start, step = max(0, now), 1
+    if is_replayed(spec):
+        start = _admitted(scale.ladder, allowed, start)
+        step = max(1, int(start * FIRST_STEP))
+    found = border(scale.ladder, fits, start, step, now)
     next_value = found.next_value
-    next_bytes = None
+    next_verdict = None
     if next_value is not None and next_value not in refused:
-        next_bytes = device_bytes(scale.run(next_value))
+        next_verdict = verdict(scale.run(next_value))
     at = scale.run(found.value) if found.value else None
+    smallest = scale.run(next_value) if next_verdict is not None and next_value is not None and at is None else None
     return Maximum(
         what=what,
         value=found.value,
         now=scale.now,
         step=scale.ladder.step if isinstance(scale.ladder, range) else 0,
         next_value=next_value,
-        next_bytes=next_bytes,
+        next_verdict=next_verdict,
         end=scale.end if next_value is None else refused.get(next_value, ""),
         gaps=found.gaps,
         above=found.above,
         result=None if at is None else size(at),
         parameters=0 if at is None else count_parameters(at.model),
         note=scale.note,
+        smallest=smallest,
     )
+
+
+def _admitted(ladder: Sequence[int], allowed: Callable[[int], Spec | None], start: int) -> int:
+    """A place that the lower bound, which takes no replay, admits, and the next one of which it does not; else 0."""
+
+    @cache
+    def admits(place: int) -> bool:
+        run = allowed(ladder[place])
+        return run is not None and not is_hopeless(run)
+
+    return max(0, bracket_and_bisect(len(ladder), admits, start))
 
 
 def _place(ladder: Sequence[int], value: int) -> int:

@@ -62,6 +62,18 @@ class Sized(NamedTuple):
         return self.fits and not self.lacks
 
 
+class Fewest(NamedTuple):
+    """The fewest GPUs.
+
+    Args:
+        gpus: on which some layout fits for sure; None: no number that was tried is enough.
+        may_be_fewer: whether a layout over fewer GPUs may fit.
+    """
+
+    gpus: int | None
+    may_be_fewer: bool
+
+
 class LeastRecompute(NamedTuple):
     """The least recomputation that fits.
 
@@ -80,8 +92,8 @@ class LeastRecompute(NamedTuple):
 
 def fewest_gpus(
     spec: Spec, card: Card, system: System, sequences: int | None, held: frozenset[str], most: int = MOST_GPUS
-) -> int | None:
-    """The fewest cards on which some layout fits; None: no number up to `most` is enough.
+) -> Fewest:
+    """The fewest cards on which some layout fits, of all numbers up to `most`.
 
     Numbers up to a node, then whole nodes, and `most`: none is passed over but those whose cards together cannot hold
     weights, masters and optimizer states once. Numbers that double come first, to find one that is enough; those below
@@ -98,9 +110,14 @@ def fewest_gpus(
     failing: Failing = {}
     least = -(-resident_bytes(spec) // card.usable_bytes)
 
+    undecided = False
+
     def fits(gpus: int) -> bool:
+        nonlocal undecided
         batch = sequences or gpus * spec.training.micro_batch_size
-        return some_layout_fits(Space(spec, gpus, system.node, batch, held), system, spec, held, failing)
+        answer = some_layout_fits(Space(spec, gpus, system.node, batch, held), system, spec, held, failing)
+        undecided = undecided or answer == "unknown"
+        return answer == "fits"
 
     counts = [gpus for gpus in node_counts(system.node, most) if gpus >= least]
     coarse: list[int] = []  # each at least twice the one before, and the last
@@ -109,7 +126,7 @@ def fewest_gpus(
             coarse.append(gpus)
     enough = next(filter(fits, coarse), None)
     rest = [gpus for gpus in reversed(counts) if gpus not in coarse and (enough is None or gpus < enough)]
-    return min(filter(fits, rest), default=enough)
+    return Fewest(min(filter(fits, rest), default=enough), undecided)
 
 
 def node_counts(node: int, most: int = MOST_GPUS) -> Iterator[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.ledger.verdict import Verdict
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import card_of, is_expected_to_fit, judge
-from memcalc.verdict.needs import least_bytes, need_of
+from memcalc.verdict.needs import can_replay, least_bytes
 
 
 def verdict(spec: Spec) -> Verdict:
@@ -13,13 +13,13 @@ def verdict(spec: Spec) -> Verdict:
     return judge(spec)
 
 
-def device_bytes(spec: Spec) -> int:
-    """What the worst rank of a run needs of its device, as `estimate` gives it."""
-    return need_of(spec, card_of(spec)).device_bytes
+def is_replayed(spec: Spec) -> bool:
+    """Whether the verdict of a run is that of its allocator replay; else it is made from recorded runs."""
+    return can_replay(spec)
 
 
 def is_expected(spec: Spec) -> bool:
-    """Whether a run is expected to get through on the card that it names."""
+    """Whether a run gets through on the card that it names by its replay; where there is none, whether it fits."""
     return is_expected_to_fit(spec)
 
 

@@ -2,7 +2,8 @@
 
 What is tried for a layout: to recompute nothing, attention or all layers (and what the run itself says), and
 micro-batches of powers of two. Keeping more, or larger micro-batches, needs more memory: a choice that needs more than
-one that is known to be too much is not sized.
+one that is known to be too much is not sized. On one GPU that holds for the lower bound alone: what the allocator
+reserves beside it may be less for the larger of two choices.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any, NamedTuple
 
 from memcalc.fitting.costs import Costs, Recompute, Step
 from memcalc.fitting.layouts import DEGREES, Layout, Space
-from memcalc.fitting.peaks import verdict
+from memcalc.fitting.peaks import is_replayed, verdict
 from memcalc.fitting.varying import varied
+from memcalc.ledger.verdict import Answer
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System
 
@@ -51,28 +53,29 @@ class Ranking(NamedTuple):
 Failing = dict[tuple[Any, ...], int]
 
 
-def some_layout_fits(space: Space, system: System, spec: Spec, held: frozenset[str], failing: Failing) -> bool:
-    """Whether any layout fits; arguments as for `rank`.
+def some_layout_fits(space: Space, system: System, spec: Spec, held: frozenset[str], failing: Failing) -> Answer:
+    """Whether any layout fits; unknown: none does for sure, and some may. Arguments as for `rank`.
 
     Fewer replicas hold no less each, of the states that they share and of as many sequences or more: what `failing`
-    knows is not sized, and what fails is added to it.
+    knows is not sized, and what does not fit for sure is added to it. One GPU is always sized: it is replayed, so its
+    verdict is closer than that of several.
     """
     search = _Search()
     recomputes = recompute_choices(spec, held)
 
     def fails(degrees: dict[str, Any]) -> bool:
         replicas: int = degrees["data_parallel"]
-        return replicas <= failing.get(_split(degrees), 0)
+        return space.gpus > 1 and replicas <= failing.get(_split(degrees), 0)
 
     for layout in space.layouts(fails):
         sizes = micro_batches(spec, layout, held)
         if search.cheapest(layout, system, recomputes, sizes) is not None:
-            return True
+            return "fits"
         if sizes:  # else no micro-batch divides the sequences, but one may with other replicas
             degrees = layout.spec.parallelism
             split = _split({field: getattr(degrees, field) for field in DEGREES})
             failing[split] = max(degrees.data_parallel, failing.get(split, 0))
-    return False
+    return "unknown" if search.undecided else "does-not-fit"
 
 
 def _split(degrees: dict[str, Any]) -> tuple[Any, ...]:
@@ -149,24 +152,29 @@ class _Search:
         if not choices:
             return None
         known: dict[Choice, Ranked | None] = {}
+        too_much: list[Choice] = []
 
         def tried(choice: Choice) -> Ranked | None:
             if choice not in known:
-                too_much = (other for other, ranked in known.items() if ranked is None)
                 dominated = any(_needs_more(choice, other) for other in too_much)
-                known[choice] = None if dominated else self._ranked(layout, choice)
+                known[choice] = None if dominated else self._ranked(layout, choice, too_much)
             return known[choice]
 
         for choice in _thriftiest(choices):
             tried(choice)
         return next((ranked for choice in choices if (ranked := tried(choice)) is not None), None)
 
-    def _ranked(self, layout: Layout, choice: Choice) -> Ranked | None:
+    def _ranked(self, layout: Layout, choice: Choice, too_much: list[Choice]) -> Ranked | None:
+        """The choice, if it fits for sure; else what needs more is too much as well, unless a replay decided."""
         run = chosen(layout, choice.recompute, choice.micro_batch)
         self.sized += 1
         found = verdict(run)
+        if found.answer == "fits":
+            return Ranked(run, choice.costs, found.needed_bytes)
         self.undecided += found.answer == "unknown"
-        return Ranked(run, choice.costs, found.needed_bytes) if found.answer == "fits" else None
+        if found.interval is None or not is_replayed(run):
+            too_much.append(choice)
+        return None
 
 
 def _thriftiest(choices: list[Choice]) -> Iterator[Choice]:

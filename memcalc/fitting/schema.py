@@ -109,10 +109,11 @@ class FitMaximum(Block):
     now: int
     step: int | None = Field(description="from one value to the next, where it is always the same")
     next_value: int | None
-    next_device_bytes: int | None
+    next_device_bytes: int | None = Field(description="where bounds decide, at least")
+    next_verdict: Answer | None = Field(description="unknown: it may fit")
     end: str | None = Field(description="why there is no larger value, where memory is not why")
     neighbours_tried: int = Field(description="the next larger values, of which none fits")
-    smaller_that_do_not_fit: list[int]
+    smaller_that_do_not_fit: list[int] = Field(description="of those that the search tried")
     parameters: int
     set: list[str] = Field(description="what makes the run this one, as --set takes it; empty: nothing, or none fits")
     note: str | None
@@ -143,6 +144,7 @@ class FitMinima(Block):
     """What --minimize asked for; null where nothing will do."""
 
     gpus: int | None = None
+    may_be_fewer: bool = Field(default=False, description="whether some layout over fewer GPUs may fit")
     gpu_kind: str | None = None
     cards: list[FitCard] | None = None
     recompute: FitRecompute | None = None
@@ -160,6 +162,28 @@ class FitNearest(Block):
     card_time_per_token: float | None = Field(description="1: as before; null: the cost model does not know the host")
     result: str = Field(description="what it does to the training's result")
     device_bytes: int
+    host_bytes: int = Field(description="what a rank then holds in host memory")
+    node_host_bytes: int = Field(description="what all ranks of a node then hold there")
+
+
+class FitRemedy(Block):
+    """The cheapest single change that makes a run fit and keeps the result of training."""
+
+    set: list[str]
+    device_bytes: int
+    cost: str
+    host_bytes: int
+    node_host_bytes: int
+
+
+class FitReason(Block):
+    """What decides the peak of the run that does not fit."""
+
+    phase: str
+    largest: dict[str, int] = Field(description="the largest components then")
+    optimizer_lists: int = Field(description="what the foreach update of the optimizer allocates, if that is much")
+    fragmented: int = Field(description="reserved and not allocated, if that alone makes the run too large")
+    remedy: FitRemedy | None
 
 
 class FitPruned(Block):
@@ -196,6 +220,7 @@ class FitDocument(Block):
     maxima: dict[str, FitMaximum]
     minima: FitMinima
     nearest: list[FitNearest]
+    reason: FitReason | None = Field(description="where not even the smallest value fits, or no change helps")
     notes: list[str]
     pruned: list[FitPruned]
     cost_terms: dict[str, FitTerm]

@@ -19,10 +19,12 @@ from memcalc.report.fit_words import (
     change_lines,
     kind_of_change,
     layouts_sentence,
+    layouts_verdict,
     maximum_lines,
     minimum_sentence,
     nearest_title,
     notes,
+    reason_lines,
     subject_lines,
     which_run,
 )
@@ -47,7 +49,7 @@ def draw_fit(screen: Screen, answer: Fit, unit: Unit, *, why: bool = False) -> N
         draw_line(screen, asked_sentence(answer, unit), 0, style=VERDICT_STYLES[asked])
     layouts = answer.ranking is not None and (question.maximize is None or answer.base is None)
     if layouts:
-        draw_line(screen, layouts_sentence(answer), 0, style=_STYLES[bool(answer.best)])
+        draw_line(screen, layouts_sentence(answer), 0, style=VERDICT_STYLES[layouts_verdict(answer)])
     if question.maximize is None or answer.base is None:
         screen.line()
     if layouts and answer.best:
@@ -79,11 +81,14 @@ def _draw_maxima(screen: Screen, answer: Fit, unit: Unit) -> None:
 
 def _draw_nearest(screen: Screen, answer: Fit, unit: Unit) -> None:
     if answer.changed is not None:
-        draw_line(screen, nearest_title(answer), 0, style="bold")
+        draw_line(screen, nearest_title(answer), 0, style="bold" if answer.nearest else VERDICT_STYLES["does-not-fit"])
         for kind, several in groupby(answer.nearest, kind_of_change):
             draw_line(screen, kind, 2)
             for found in several:
                 settings, effect = change_lines(found, unit)
                 draw_line(screen, settings, 4, style="bold")
                 draw_line(screen, effect, 7)
+    for line in reason_lines(answer, unit):
+        draw_line(screen, line, 2)
+    if answer.changed is not None or answer.reason is not None:
         screen.line()

@@ -12,6 +12,7 @@ from memcalc.ledger.document import SCHEMA_VERSION, interval, limit_row
 from memcalc.ledger.result import Result
 from memcalc.report.change_document import change_document
 from memcalc.spec.spec import Spec
+from memcalc.verdict.reasons import Reason, Remedy
 
 _SPREAD = (
     "tensor_parallel",
@@ -56,6 +57,7 @@ def fit_document(answer: Fit) -> dict[str, Any]:
         "maxima": {name: _maximum(found) for name, found in answer.maxima.items()},
         "minima": _minima(answer),
         "nearest": [_nearest(found) for found in answer.nearest],
+        "reason": None if answer.reason is None else _reason(answer.reason),
         "notes": list(answer.notes),
         "pruned": [
             {"choice": choice or None, "reason": reason, "times": times}
@@ -125,6 +127,7 @@ def _maximum(found: Maximum) -> dict[str, Any]:
         "step": found.step or None,
         "next_value": found.next_value,
         "next_device_bytes": found.next_bytes,
+        "next_verdict": None if found.next_verdict is None else found.next_verdict.answer,
         "end": found.end or None,
         "neighbours_tried": found.above,
         "smaller_that_do_not_fit": list(found.gaps),
@@ -138,7 +141,7 @@ def _maximum(found: Maximum) -> dict[str, Any]:
 def _minima(answer: Fit) -> dict[str, Any]:
     wanted = answer.question.minimize
     if wanted == "gpus":
-        return {"gpus": answer.fewest}
+        return {"gpus": answer.fewest, "may_be_fewer": answer.may_be_fewer}
     if wanted == "gpu_kind":
         return {
             "gpu_kind": answer.smallest.card.name if answer.smallest else None,
@@ -170,4 +173,26 @@ def _nearest(found: Nearest) -> dict[str, Any]:
         **change_document(change),
         "card_time_per_token": None if found.slowdown is None else 1 + found.slowdown,
         "device_bytes": change.needed,
+        "host_bytes": found.host_bytes,
+        "node_host_bytes": found.node_host_bytes,
+    }
+
+
+def _reason(reason: Reason) -> dict[str, Any]:
+    remedy = reason.remedy
+    return {
+        "phase": reason.phase,
+        "largest": {part.value: size for part, size in reason.largest},
+        "optimizer_lists": reason.lists,
+        "fragmented": reason.fragmented,
+        "remedy": None if remedy is None else {"set": list(remedy.overrides), **_remedy(remedy)},
+    }
+
+
+def _remedy(remedy: Remedy) -> dict[str, Any]:
+    return {
+        "device_bytes": remedy.device_bytes,
+        "cost": remedy.cost,
+        "host_bytes": remedy.host_bytes,
+        "node_host_bytes": remedy.node_host_bytes,
     }

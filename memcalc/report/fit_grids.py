@@ -107,18 +107,18 @@ def term_grid(answer: Fit) -> Grid:
     system = answer.system
     rates = (
         f"{system.flops / 1e12:g} TFLOP/s, {system.link_bytes / 1e9:g} GB/s inside a node, "
-        f"{system.nic_bytes / 1e9:g} GB/s a card between nodes [{system.source}]"
+        f"{system.nic_bytes / 1e9:g} GB/s per GPU between nodes [{system.source}]"
     )
-    return Grid("What the terms are", (Column("term"), Column("", wrap=True)), [*rows, ("rates", rates)], head=False)
+    return Grid("Terms of the cost", (Column("term"), Column("", wrap=True)), [*rows, ("rates", rates)], head=False)
 
 
 def pruned_grid(answer: Fit) -> Grid:
-    """What no layout may be, and why."""
+    """Excluded choices, and why."""
     rows = [
         (f"{times:,}", ": ".join(filter(None, (choice, reason)))) for (choice, reason), times in answer.pruned.items()
     ]
-    columns = (Column("choices", right=True), Column("why they are left out", wrap=True))
-    return Grid("What no layout may be", columns, rows)
+    columns = (Column("choices", right=True), Column("why they are excluded", wrap=True))
+    return Grid("Excluded layouts", columns, rows)
 
 
 CARD_WORDS = {"fits": "fits", "does-not-fit": "too large", "unknown": "may fit"}
@@ -138,5 +138,5 @@ def card_grid(answer: Fit, unit: Unit) -> Grid:
         for sized in answer.cards
     ]
     strong = frozenset(index for index, sized in enumerate(answer.cards) if sized.will_do)
-    columns = (Column(""), Column("card"), Column(f"needs {unit}", right=True), Column("usable", right=True))
+    columns = (Column(""), Column("GPU"), Column(f"needs {unit}", right=True), Column("usable", right=True))
     return Grid("", (*columns, *((Column("but", wrap=True),) if lacks else ())), rows, strong)

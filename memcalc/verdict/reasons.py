@@ -93,11 +93,11 @@ def remedy_of(run: Run, limit: int | None = None) -> Remedy | None:
             continue
         if verdict.answer == "fits":
             need = need_of(changed, card_of(changed))
-            return Remedy(candidate.overrides, need.device_bytes, candidate.cost, *_host_bytes(changed))
+            return Remedy(candidate.overrides, need.device_bytes, candidate.cost, *host_bytes(changed))
     return None
 
 
-def _host_bytes(spec: Spec) -> tuple[int, int]:
+def host_bytes(spec: Spec) -> tuple[int, int]:
     """What a rank holds in host memory at its peak, and all ranks of a node together."""
     card = card_of(spec)
     held = max(

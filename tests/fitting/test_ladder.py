@@ -1,4 +1,4 @@
-"""The border of a ladder: exact where the peak rises, and verified on both sides where it does not."""
+"""The border of a ladder: exact where the peak rises, and verified above where it does not."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,15 +35,37 @@ def test_whatever_the_peak_does_the_neighbours_were_tried(fits: list[bool], star
     assert found.value == 0 or fits[found.value - 1]
     above = range(found.value + 1, min(found.value + NEIGHBOURS, len(fits)) + 1)
     assert not any(fits[value - 1] for value in above)
-    below = range(max(found.value - NEIGHBOURS, 1), found.value)
+    below = [value for value in sorted(asked) if value < found.value]
     assert found.gaps == tuple(value for value in below if not fits[value - 1])
 
 
 def test_a_dip_beyond_the_border_is_climbed() -> None:
-    """7 needs more than 8 and 9 do: the border is 9, with a gap below it."""
-    found = border(range(1, 100), lambda value: value <= 6 or value in (8, 9))
+    """7 needs more than 8 and 9 do: the border is 9, with a gap below it if the search met it."""
 
-    assert (found.value, found.next_value, found.gaps) == (9, 10, (7,))
+    def fits(value: int) -> bool:
+        return value <= 6 or value in (8, 9)
+
+    for start in range(99):
+        for step in (1, 2, 3, 50):
+            found = border(range(1, 100), fits, start, step)
+            assert (found.value, found.next_value) == (9, 10)
+            assert found.gaps == ((7,) if 7 in found.tried else ())
+
+
+@examples(100)
+@given(st.integers(0, 1_000), st.integers(0, 1_200), st.integers(1, 300))
+def test_any_first_step_leads_to_the_border(most: int, start: int, step: int) -> None:
+    assert border(range(1, 1_101), lambda value: value <= most, start, step).value == most
+
+
+def test_the_answer_is_not_below_a_value_that_fits() -> None:
+    """60 to 70 fit, and so does all up to 20: from 100 on downwards the search would miss the island."""
+
+    def fits(value: int) -> bool:
+        return value <= 20 or 60 <= value <= 70
+
+    assert border(range(1, 101), fits, 98, 45).value == 20
+    assert border(range(1, 101), fits, 98, 45, least=61).value == 70
 
 
 @examples(60)
@@ -64,8 +86,9 @@ def test_the_ladder_ends() -> None:
 
 
 def test_few_are_asked() -> None:
-    """Doubling to 2^20, halving back, eight neighbours on each side: some 55 of a million."""
-    assert len(border(range(1, 2**30), lambda value: value <= 1_000_000).tried) <= 56
+    """Doubling to 2^20, halving back, eight neighbors above: 48 of a million; 24 from a bound that is near."""
+    assert len(border(range(1, 2**30), lambda value: value <= 1_000_000).tried) <= 48
+    assert len(border(range(1, 2**30), lambda value: value <= 1_000, 1_099, 34).tried) <= 24
 
 
 def test_an_empty_ladder() -> None:

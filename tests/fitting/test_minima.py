@@ -31,18 +31,20 @@ def test_with_one_card_less_no_layout_fits(
     spec = memcalc.load(name, *overrides, gpu=card)
     for fewer in range(1, found):
         space = Space(spec, fewer, system.node, fewer * spec.training.micro_batch_size)
-        assert not rank(space, system, find_card(card), spec).fitting
+        assert not rank(space, system, spec).fitting
 
 
 def test_the_last_number_is_tried() -> None:
-    """Six cards are enough and five are not: where six are the most, it is the last number that says so."""
+    """Sixteen are enough and eight are not: where sixteen are the most, it is the last number that says so."""
     run = ("llama-3-8b", "recipe=mixed-16")
 
-    for most in (6, 7, 64):
-        assert memcalc.fit(*run, gpu="a100-40gb", minimize="gpus", gpus=most).fewest == 6
-    none = memcalc.fit(*run, gpu="a100-40gb", minimize="gpus", gpus=5)
-    assert none.fewest is None
-    assert not none.fits
+    for most in (16, 20, 64):
+        found = memcalc.fit(*run, gpu="a100-40gb", minimize="gpus", gpus=most)
+        assert (found.fewest, found.verdict) == (16, "fits")
+        assert found.may_be_fewer  # on 8, if the allocator reserves less than in the worst of the recorded runs
+    none = memcalc.fit(*run, gpu="a100-40gb", minimize="gpus", gpus=8)
+    assert (none.fewest, none.verdict) == (None, "unknown")
+    assert memcalc.fit(*run, gpu="a100-40gb", minimize="gpus", gpus=2).verdict == "does-not-fit"
 
 
 def test_none_is_passed_over() -> None:
@@ -52,12 +54,12 @@ def test_none_is_passed_over() -> None:
     fitting = [
         gpus
         for gpus in node_counts(system.node, 24)
-        if rank(Space(spec, gpus, system.node, gpus), system, card, spec).fitting
+        if rank(Space(spec, gpus, system.node, gpus), system, spec).fitting
     ]
 
     for most in (1, 2, 3, 5, 8, 24):
         expected = min((gpus for gpus in fitting if gpus <= most), default=None)
-        assert fewest_gpus(spec, card, system, None, frozenset(), most) == expected
+        assert fewest_gpus(spec, card, system, None, frozenset(), most).gpus == expected
 
 
 def test_what_stays_is_held_at_least_once() -> None:
@@ -100,15 +102,15 @@ def test_a_card_that_lacks_what_the_run_needs() -> None:
     assert {sized.card.vendor for sized in amd.cards} == {"amd"}
 
 
-@pytest.mark.parametrize("spread", [(), ("pipeline_parallel=2", "gradient_accumulation_steps=4")])
+@pytest.mark.parametrize("spread", [("s=4096",), ("s=3072", "pipeline_parallel=2", "gradient_accumulation_steps=4")])
 def test_the_fewest_layers_to_recompute(spread: tuple[str, ...]) -> None:
-    run = ("recipe=pure", "b=4", "s=4096", "loss=chunked", *spread)
+    run = ("recipe=pure", "b=4", "loss=chunked", *spread)
     found = memcalc.fit("llama-3.2-1b", *run, gpu="rtx-3090", minimize="recompute").least_recompute
 
     assert found is not None
     assert isinstance(found.recompute, tuple)
     assert memcalc.estimate("llama-3.2-1b", *run, f"recompute={list(found.recompute)}", gpu="rtx-3090").fits
-    stages = 2 if spread else 1
+    stages = 2 if len(spread) > 1 else 1
     per_stage = 16 // stages
     one_less = [layer for layer in found.recompute if layer % per_stage < found.layers - 1]
     assert len(one_less) == len(found.recompute) - stages
