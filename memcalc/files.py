@@ -59,6 +59,14 @@ def open_file(path: str | Path, remedy: str = "Check the path.", *, pipes: bool 
     return os.fdopen(descriptor, "rb")
 
 
+def is_file(path: str | Path) -> bool:
+    """Whether there is a regular file of this name, which may be one that no system can look up."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # longer than the system allows, or with a null character
+        return False
+
+
 def kind_of(mode: int) -> str:
     """Return what something other than a regular file is, from its mode: "a directory", "a pipe"."""
     return next((name for test, name in _KINDS if test(mode)), "something else")

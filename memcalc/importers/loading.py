@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import InputError
-from memcalc.files import read_text
+from memcalc.files import is_file, read_text
 from memcalc.spec.loading import Opened, load_opened
 from memcalc.spec.loading import load as load_own
 from memcalc.spec.loading import open_source as open_own
@@ -120,7 +120,7 @@ def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported |
 def list_config_json(source: str | Path) -> Imported | None:
     """What was made of the keys of a Hugging Face config.json; None if the file is none."""
     path = _path(source)
-    if path.name != STANDARD_INPUT and (path.suffix.lower() != ".json" or not _is_file(path)):
+    if path.name != STANDARD_INPUT and (path.suffix.lower() != ".json" or not is_file(path)):
         return None
     import json
 
@@ -133,13 +133,6 @@ def list_config_json(source: str | Path) -> Imported | None:
     from memcalc.importers.config_json import listed
 
     return listed(data)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def _path(source: Spec | str | Path | Mapping[str, Any]) -> Path:
@@ -163,7 +156,7 @@ def _of_standard_input() -> list[Mapping[str, Any] | None]:
 
 def _text(path: Path) -> str | None:
     """What is in a file that may be another framework's."""
-    if path.suffix.lower() not in _SUFFIXES or not _is_file(path):
+    if path.suffix.lower() not in _SUFFIXES or not is_file(path):
         return None
     try:
         return read_text(path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.errors import InputError
-from memcalc.files import read_text
+from memcalc.files import is_file, read_text
 from memcalc.importers.table import Draft, Meaning
 from memcalc.spec.presets import preset_names
 
@@ -38,7 +38,7 @@ def place_model(draft: Draft) -> None:
         return
     for folder in (Path(draft.folder) / name, Path(name)):
         try:
-            if (folder / "config.json").is_file():
+            if is_file(folder / "config.json"):
                 draft.values["hf_config"] = str((folder / "config.json").resolve())
                 return
         except (OSError, ValueError):

@@ -151,12 +151,14 @@ def read_chain(path: str) -> tuple[str, Chain]:
             path,
         )
     blocks = _blocks(sizes.blocks)
-    if sizes.branches == 1 and not sizes.joined:
-        return described.name, Chain(tuple(blocks), sizes.resident)
-    if not sizes.joined:
+    if sizes.branches > 1 and not sizes.joined:
         raise InputError(
             f"chain.branches = {sizes.branches}, but nothing joins them.", "List what follows under joined.", path
         )
+    if not any(block.flops for block in (*sizes.blocks, *sizes.joined)):
+        raise InputError("no block has flops, by which plans are compared.", "Give each its forward's flops.", path)
+    if not sizes.joined:
+        return described.name, Chain(tuple(blocks), sizes.resident)
     return described.name, join([blocks] * sizes.branches, sizes.input, _blocks(sizes.joined), sizes.resident)
 
 

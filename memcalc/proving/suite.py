@@ -13,7 +13,7 @@ from typing import Any
 
 from memcalc.errors import InputError, MemcalcError, NotWritten, Unavailable
 from memcalc.events import read_events
-from memcalc.files import read_text
+from memcalc.files import is_file, read_text
 from memcalc.measuring.client import Worker
 from memcalc.measuring.job import Job
 from memcalc.measuring.measure import measured
@@ -55,7 +55,7 @@ class Run:
         """The run that it describes."""
         source, *own = self.words.split()
         path = Path(self.folder, source)
-        return of_training(load(str(path) if path.is_file() else source, (*own, *overrides)), "measure")
+        return of_training(load(str(path) if is_file(path) else source, (*own, *overrides)), "measure")
 
     def command(self, *overrides: str) -> str:
         """What measures it alone."""

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from memcalc.errors import InputError
 from memcalc.events.event import Event
 from memcalc.events.files import FORMAT, read_events
-from memcalc.files import open_file
+from memcalc.files import is_file, open_file
 from memcalc.progress import Progress, silent
 from memcalc.snapshots.beginning import Beginning
 from memcalc.snapshots.composition import Attribution, attribute
@@ -69,20 +69,13 @@ def open_source(
 
 def kind_of(path: Path) -> Literal["events", "snapshot", "config"]:
     """What a file is, by how it begins; what is no file is a configuration's name."""
-    if not _is_file(path):
+    if not is_file(path):
         return "snapshot" if path.name.endswith(_PICKLES) else "config"
     with open_file(path) as file:
         head = file.read(100)
     if head.startswith(_PICKLED) or path.name.endswith(_PICKLES):
         return "snapshot"
     return "events" if FORMAT.encode() in head or path.suffix == ".jsonl" else "config"
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name longer than the system allows, or with a null character
-        return False
 
 
 def _snapshot(path: Path, device: int | None) -> Source:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from memcalc.errors import InputError
+from memcalc.files import is_file
 from memcalc.spec.defaults import default_parallelism, default_training, tie_batch
 from memcalc.spec.derive import derive_model
 from memcalc.spec.families import read_hf_config
@@ -275,9 +276,4 @@ def _training_base(blocks: dict[str, Any]) -> dict[str, Any]:
 def _beside(name: str, folder: Path) -> str | Path:
     """A path in a configuration is relative to that configuration's folder."""
     beside = folder / name
-    try:
-        if beside.is_file():
-            return beside
-    except (OSError, ValueError):
-        pass
-    return find_config(name)
+    return beside if is_file(beside) else find_config(name)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from memcalc.cli.app import main
 from memcalc.cli.messages import show_error
+from memcalc.cli.streams import guarded_streams
 from memcalc.errors import MemcalcError
 from memcalc.proving.suite import load_suite
 from tests.importers.cases import CASES
@@ -59,7 +60,7 @@ def command(*words: str) -> Callable[[Path], Answer]:
 def _suite(path: Path) -> Answer:
     """A suite is read, and nothing is measured: that takes seconds a run."""
     err = io.StringIO()
-    with redirect_stderr(err):
+    with redirect_stderr(err), guarded_streams():
         try:
             load_suite(path)
         except MemcalcError as error:

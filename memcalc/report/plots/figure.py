@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from memcalc.events.course import Course
 from memcalc.events.outline import Outline
 from memcalc.files import writing
+from memcalc.report.plots.markup import drawable
 from memcalc.report.plots.palette import LIMIT, RESERVED, colour, name
 from memcalc.report.plots.steps import Mark, phase_marks, step_marks
 from memcalc.report.words import plural
-from memcalc.text import harmless
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes, format_number
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def course_figure(course: Course, title: str, unit: Unit = "GiB") -> Figure:
     if outline.stretches:
         _stack(axes, outline, size)
         _peak(axes, course, outline, unit)
-    axes.set_title(harmless(title), loc="left", fontsize=12, fontweight="bold")
+    axes.set_title(drawable(title), loc="left", fontsize=12, fontweight="bold")
     what = "asked for" if course.allocated is None else "allocated"
     axes.set_ylabel(f"{unit} {what}")
     axes.set_xlim(0, max(outline.length, 1))
@@ -91,7 +91,7 @@ def _peak(axes: Axes, course: Course, outline: Outline, unit: Unit) -> None:
     right = peak.event > outline.length / 2
     axes.plot([x], [y], marker="o", markersize=5, color="black", zorder=5)
     axes.annotate(
-        f"peak {format_bytes(peak.total, unit)}{f' in {harmless(phase)}' if phase else ''}",
+        f"peak {format_bytes(peak.total, unit)}{f' in {drawable(phase)}' if phase else ''}",
         (x, y),
         xytext=(x + (-1 if right else 1) * outline.length * 0.02, outline.top / size * 1.08),
         ha="right" if right else "left",

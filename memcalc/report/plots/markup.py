@@ -1,4 +1,4 @@
-"""Text from anywhere inside SVG and HTML."""
+"""Text from anywhere inside pictures: SVG, HTML, and what matplotlib draws."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ _FORBIDDEN = re.compile("[\ud800-\udfff\ufffe\uffff]")
 _IN_SCRIPTS = re.compile("[<>&\u2028\u2029]")
 
 
+def drawable(text: str) -> str:
+    """Return the text as a picture can show it."""
+    return _FORBIDDEN.sub("\ufffd", harmless(text))
+
+
 def markup(text: str) -> str:
     """Return the text for an element or a quoted attribute of SVG and HTML: as it reads, and nothing else."""
-    return escape(_FORBIDDEN.sub("\ufffd", harmless(text)))
+    return escape(drawable(text))
 
 
 def script_data(value: Any) -> str:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from memcalc.events.outline import Span
-from memcalc.text import harmless
+from memcalc.report.plots.markup import drawable
 
 SETUP = "setup"
 
@@ -22,7 +22,7 @@ class Mark(NamedTuple):
 
 def phase_marks(spans: Iterable[Span]) -> list[Mark]:
     """The phases without the number of their step: "forward"."""
-    return [Mark(harmless(_parts(span.phase)[0]), span.begin, span.end) for span in spans]
+    return [Mark(drawable(_parts(span.phase)[0]), span.begin, span.end) for span in spans]
 
 
 def step_marks(spans: Iterable[Span]) -> list[Mark]:
