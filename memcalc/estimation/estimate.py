@@ -29,6 +29,7 @@ from memcalc.ledger.result import DeviceMemory, Outside, RankResult, Result, kno
 from memcalc.ledger.textbook import textbook
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.foreign import refuse_foreign
+from memcalc.spec.kernels import missing_units
 from memcalc.spec.spec import Spec
 
 
@@ -137,9 +138,20 @@ def family_notes(spec: Spec) -> Iterator[str]:
         yield "PyTorch's fused attention kernels cannot add ALiBi's bias; a run needs eager attention."
 
 
+def card_notes(spec: Spec) -> Iterator[str]:
+    """What the card lacks for the run as it is estimated, and sequences beyond the model's positions."""
+    training, positions = spec.training, spec.model.max_position_embeddings
+    if spec.hardware.gpu is not None:
+        card = find_card(spec.hardware.gpu)
+        for lack in missing_units(training.dtype, training.attention, card):
+            yield f"{card.label} has {lack}; the estimate is for {training.dtype} and {training.attention} attention."
+    if training.sequence_length > positions:
+        yield f"sequence_length = {training.sequence_length:,} is beyond the model's {positions:,} positions."
+
+
 def notes(spec: Spec) -> tuple[str, ...]:
     """How the configuration was read, memory that is not the GPU's, and options that change nothing here."""
-    found = list(spec.notes)
+    found = [*card_notes(spec), *spec.notes]
     training, parallelism = spec.training, spec.parallelism
     if parallelism.sequence_parallel and parallelism.tensor_parallel == 1:
         found.append("sequence_parallel has no effect without tensor_parallel.")

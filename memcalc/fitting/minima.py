@@ -15,6 +15,7 @@ from memcalc.fitting.varying import broken_rule, varied
 from memcalc.ledger.component import Component
 from memcalc.ledger.verdict import Verdict
 from memcalc.spec.cards import Card, all_cards
+from memcalc.spec.kernels import missing_units
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System
 
@@ -33,10 +34,6 @@ ONE_GPU = {
     "schedule": "1f1b",
     "virtual_stages": 1,
 }
-
-
-# FlashAttention-2's kernels, and PyTorch's copies of them, are for Ampere and later.
-FLASH = (8, 0)
 
 
 class Sized(NamedTuple):
@@ -160,11 +157,7 @@ def cards_for(spec: Spec, vendor: str) -> list[Sized]:
 
 def lacking(spec: Spec, card: Card) -> str:
     """What a card lacks for the run: a dtype's matrix units, a kernel, or what a rule asks of it."""
-    lacks = []
-    if spec.training.dtype == "bf16" and card.bf16_tflops is None:
-        lacks.append("no bf16 matrix units")
-    if spec.training.attention == "flash" and (card.compute_capability or FLASH) < FLASH:
-        lacks.append("no flash attention")
+    lacks = missing_units(spec.training.dtype, spec.training.attention, card)
     broken = broken_rule(spec)
     if broken is not None:
         lacks.append(broken.problem)

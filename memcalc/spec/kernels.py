@@ -32,6 +32,26 @@ def card_omissions(card: Card | None) -> tuple[str, ...]:
     return (f"kernels of the {card.label} and their workspaces: they are taken to be those of CUDA on an A100",)
 
 
+# FlashAttention-2's kernels, and PyTorch's copies of them, are for Ampere and later.
+FLASH = (8, 0)
+
+
+def missing_units(dtype: str, attention: str, card: Card) -> list[str]:
+    """What a card lacks for a run: matrix units for its dtype, an attention kernel.
+
+    Args:
+        dtype: `training.dtype`.
+        attention: `training.attention`.
+        card: the card.
+    """
+    lacks = []
+    if dtype == "bf16" and card.bf16_tflops is None:
+        lacks.append("no bf16 matrix units")
+    if attention == "flash" and (card.compute_capability or FLASH) < FLASH:
+        lacks.append("no flash attention")
+    return lacks
+
+
 def needs_columns(recipe: str, card: Card | None) -> bool:
     """Whether a second copy is made for the products of backward.
 

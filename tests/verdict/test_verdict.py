@@ -1,0 +1,204 @@
+"""The three answers: from bounds, from the replay, from recorded runs, and with parts that are not modelled."""
+
+from collections.abc import Callable
+from math import ceil, floor
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memcalc
+from memcalc.estimation.estimate import Played
+from memcalc.ledger.verdict import Answer, Errors, Verdict, observed
+from memcalc.spec.cards import find_card
+from memcalc.spec.limits import Limit
+from memcalc.verdict.judge import is_expected_to_fit, judge, size, verdict_of
+from memcalc.verdict.kinds import kinds_of
+from memcalc.verdict.needs import Need, least_bytes, need_of
+from memcalc.verdict.recorded import ENOUGH, UNRECORDED, replay_errors, reserve_ratio
+from tests.properties.specs import Config, configs, examples
+from tests.records import RECORDS, pin_records
+
+GIB = 2**30
+CARD = find_card("h100-80gb")
+PLAIN = "one GPU, plain modules"
+
+
+def need(reserved: int, low: float, high: float, on_card: Answer | None = None) -> Need:
+    errors = Errors("one GPU", 30, 0.001, high, low, high, replayed=True)
+    return Need(reserved, errors, GIB, Played({}, reserved), on_card, None if on_card is None else on_card == "fits")
+
+
+@pytest.mark.parametrize(
+    ("limit", "answer", "expected"),
+    [
+        (1 + 102, "fits", True),  # 100 GiB and 2 % more, and 1 GiB outside the allocator
+        (1 + 101, "unknown", True),
+        (1 + 99, "unknown", False),
+        (1 + 97, "does-not-fit", False),  # 100 GiB less 2 % is 98
+    ],
+)
+def test_a_limit_and_the_interval(limit: int, answer: str, expected: bool) -> None:
+    """A budget, which frees no cached blocks: 100 GiB reserved, 2 % on both sides."""
+    found = verdict_of(need(100 * GIB, -0.02, 0.02), None, limit * GIB, 90 * GIB, ())
+
+    assert (found.answer, found.expected) == (answer, expected)
+    assert found.interval is not None
+    assert found.interval.low_bytes <= found.interval.high_bytes
+    assert found.interval.errors.kind == "one GPU"
+
+
+def test_the_interval_agrees_with_the_answer() -> None:
+    """A run that gets through on a full card needs no more than the card, one that does not needs more."""
+    usable = CARD.usable_bytes
+    through = verdict_of(need(usable - GIB, -0.01, 0.01, "fits"), CARD, usable, GIB, ())
+    dies = verdict_of(need(usable - GIB, -0.01, 0.01, "does-not-fit"), CARD, usable, GIB, ())
+
+    assert (through.answer, through.interval and through.interval.high_bytes) == ("fits", usable)
+    assert (dies.answer, dies.interval and dies.interval.low_bytes) == ("does-not-fit", usable + 1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "answer"),
+    [
+        ((), "fits"),
+        ((Limit("logging", holds_memory=False),), "fits"),
+        ((Limit("a second model", holds_memory=True),), "unknown"),
+        ((Limit("a second model", holds_memory=True, at_least_bytes=19 * GIB),), "unknown"),  # 10 + 1 + 19 = 30
+        ((Limit("a second model", holds_memory=True, at_least_bytes=20 * GIB),), "does-not-fit"),
+    ],
+)
+def test_what_is_not_modelled(limits: tuple[Limit, ...], answer: str) -> None:
+    """What holds memory takes back a "fits"; what is known of it can be too much."""
+    found = verdict_of(need(10 * GIB, 0.0, 0.0), None, 30 * GIB, 11 * GIB, limits)
+
+    assert found.answer == answer
+    assert found.least_bytes == 11 * GIB + sum(limit.at_least_bytes for limit in limits)
+    assert found.unmodelled == tuple(limit.what for limit in limits if limit.holds_memory)
+    assert observed(fits=True, device_bytes=11 * GIB, limit_bytes=30 * GIB, limits=limits).answer == answer
+
+
+def test_a_run_that_died_does_not_fit_whatever_it_leaves_out() -> None:
+    limits = (Limit("a second model", holds_memory=True),)
+
+    assert observed(fits=False, device_bytes=GIB, limit_bytes=2 * GIB, limits=limits).answer == "does-not-fit"
+
+
+def test_fits_follows_the_answer() -> None:
+    answers: tuple[Answer, ...] = ("fits", "does-not-fit", "unknown")
+    verdicts = [Verdict(answer, 1, 1, 1, None, answer == "fits") for answer in answers]
+
+    assert [verdict.fits for verdict in verdicts] == [True, False, None]
+
+
+@pytest.mark.parametrize(
+    ("words", "kinds"),
+    [
+        ((), (PLAIN, "one GPU")),
+        (("implementation=huggingface",), ("one GPU, transformers modules", "one GPU")),
+        (("lora.rank=8",), ("one GPU, LoRA", "one GPU")),
+        (("qlora.block_size=64",), ("one GPU, QLoRA", "one GPU")),
+        (("alloc_conf=expandable_segments:True",), ("one GPU, expandable segments",)),
+        (("alloc_conf=max_split_size_mb:128",), ("one GPU, allocator settings",)),
+        (("data_parallel=2",), ("DDP", "several GPUs")),
+        (("data_parallel=2", "zero_stage=3"), ("FSDP2", "several GPUs")),
+        (("data_parallel=2", "zero_stage=3", "offload=all"), ("offload to the host", "several GPUs")),
+        (("data_parallel=2", "zero_stage=2"), ("DeepSpeed stage 2", "DeepSpeed", "several GPUs")),
+        (("tensor_parallel=2",), ("tensor parallelism", "several GPUs")),
+        (("inference.batch_size=1",), ("generation",)),
+    ],
+)
+def test_kinds(words: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+    assert kinds_of(memcalc.load("gpt2", *words)) == kinds
+
+
+def test_a_kind_with_few_records_takes_those_of_the_next_wider_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pin_records(monkeypatch)
+
+    assert replay_errors((PLAIN, "one GPU")).kind == PLAIN
+    assert replay_errors(("one GPU, LoRA", "one GPU")).kind == "one GPU"
+    assert reserve_ratio(("FSDP2", "several GPUs"))[1].kind == "several GPUs"
+    unknown = replay_errors(("generation",))
+    assert (unknown.runs, unknown.low, unknown.high) == (0, -UNRECORDED, UNRECORDED)
+
+
+def test_the_range_of_recorded_ratios_lies_around_their_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    pin_records(monkeypatch)
+    found = RECORDS["reserved over allocated"]["several GPUs"]
+    ratio, errors = reserve_ratio(("several GPUs",))
+
+    assert ratio == found["median"]
+    assert ratio * (1 + errors.low) == pytest.approx(found["least"])
+    assert ratio * (1 + errors.high) == pytest.approx(found["most"])
+
+
+def test_several_gpus_are_judged_by_recorded_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gpt2 over DDP: the interval of reserved memory is 1.05 to 1.2 times what is allocated."""
+    pin_records(monkeypatch)
+    result = size(memcalc.load("gpt2", "data_parallel=8", "b=8", gpu="h100-80gb"))
+    allocated, outside = result.ledger.peak_bytes, result.headline.outside
+    around = outside.device_context + outside.communication_library
+
+    assert result.interval is not None
+    assert result.headline.reserved_bytes == ceil(allocated * 1.1)
+    assert result.interval.low_bytes == pytest.approx(floor(allocated * 1.05) + around, abs=2)
+    assert result.interval.high_bytes == pytest.approx(ceil(allocated * 1.2) + around, abs=2)
+    assert result.confidence == "formula"
+    assert any(note.startswith("Allocator not replayed: ") for note in result.notes)
+
+
+@examples(30)
+@given(configs(adapters=True), st.sampled_from(["t4", "a10g", "h100-80gb"]))
+def test_the_quick_answer_is_that_of_the_estimate(config: Config, gpu: str) -> None:
+    spec = memcalc.load(config, gpu=gpu)
+    quick, whole = judge(spec), size(spec)
+
+    assert quick.answer == whole.verdict
+    assert quick.expected is is_expected_to_fit(spec)
+    assert least_bytes(spec, find_card(gpu)) <= (whole.headline.device_bytes or 0)
+
+
+FRAGMENTED = ("qwen2.5-0.5b", "recipe=pure", "recompute=full", "b=16")
+
+
+def test_fragmentation_decides() -> None:
+    """The peak of 69.1 GiB fits 78.4 GiB; what the allocator reserves for it does not, on a real allocator neither."""
+    result = memcalc.estimate(*FRAGMENTED, gpu="a100-80gb")
+
+    assert result.ledger.peak_bytes < 70 * GIB
+    assert result.fits is False
+    assert memcalc.estimate(*FRAGMENTED, gpu="a100-80gb", alloc_conf="expandable_segments:True").fits is True
+
+
+def test_cached_blocks_are_freed_on_a_card_that_is_full() -> None:
+    """Llama-3-8B reserves 84,162,904,064 bytes on 80 GB, as the null device recorded, and more without an end."""
+    spec = memcalc.load("llama-3-8b", "b=1", "s=2048", "recipe=pure", gpu="a100-80gb")
+    on_card, endless = need_of(spec, find_card("a100-80gb")), need_of(spec, None)
+
+    assert on_card.gets_through
+    assert on_card.reserved_bytes < endless.reserved_bytes
+    assert on_card.device_bytes <= find_card("a100-80gb").usable_bytes
+
+
+def test_the_replay_waits_until_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    replay: Callable[..., Any] = size
+
+    def counted(spec: memcalc.Spec) -> memcalc.Result:
+        made.append(spec)
+        return replay(spec)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("memcalc.verdict.judge.size", counted)
+    result = memcalc.estimate("gpt2", gpu="t4")
+    assert result.ledger.peak_bytes > 0
+    assert not made
+    assert result.verdict == "fits"
+    assert result.headline.reserved_bytes == result.replayed.headline.reserved_bytes
+    assert len(made) == 1  # once for all that is read
+
+
+def test_records_are_enough_for_common_runs() -> None:
+    """No screen of a plain run, or of transformers' modules or LoRA, rests on a convention."""
+    for words in ((), ("implementation=huggingface",), ("lora.rank=8",), ("qlora.block_size=64",)):
+        assert replay_errors(kinds_of(memcalc.load("gpt2", *words))).runs >= ENOUGH
