@@ -205,7 +205,38 @@ def sharded(lot: Lot, rounds: int) -> Iterator[str]:
                 break
 
 
-def can_be(preset: str, *words: str) -> bool:
+# Whole models that a GPU of 80 GB is used for, and how they are spread.
+WHOLE = ["gpt2-xl", "llama-3.2-1b", "llama-3.2-3b", "llama-2-7b", "llama-3-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b"]
+SPREADS = [
+    *["engine=fsdp2 zero_stage=3"] * 3,
+    "engine=fsdp2 zero_stage=2",
+    *["engine=ddp zero_stage=0"] * 2,
+    *(f"engine=deepspeed zero_stage={stage}" for stage in (1, 2, 3)),
+    "engine=fsdp2 zero_stage=3 tensor_parallel=4 sequence_parallel=true",
+]
+NEARLY_FULL = range(24 * 2**30, 76 * 2**30)  # allocated bytes
+
+
+def whole(lot: Lot, rounds: int) -> Iterator[str]:
+    """Whole models on 8 and 64 ranks, of which each allocates a large part of 80 GB."""
+    for spread in SPREADS * rounds:
+        while True:
+            tensor = 4 if "tensor" in spread else 1
+            words = [f"s={lot.choice([1024, 2048, 4096, 8192])}", f"b={lot.choice([1, 2, 3, 4, 6, 8, 12, 16])}"]
+            recipe = "mixed-16" if "deepspeed" in spread else lot.choice(["pure", "pure", "amp", "fp32"])
+            kernel = "memory-efficient" if recipe == "fp32" else "flash"
+            words += [f"recipe={recipe}", f"attention={kernel}", f"recompute={lot.choice(['none', 'full'])}"]
+            words += [f"optimizer_implementation={lot.choice(['fused', 'foreach'])}", *spread.split()]
+            theirs = "deepspeed" not in spread and tensor == 1 and kernel == "flash" and lot.random() < 0.5
+            words += [f"implementation={'huggingface' if theirs else 'plain'}"]
+            words += [f"data_parallel={lot.choice([8, 64]) // tensor}"]
+            preset = lot.choice(WHOLE)
+            if can_be(preset, *words, sizes=NEARLY_FULL):
+                yield " ".join([preset, *words])
+                break
+
+
+def can_be(preset: str, *words: str, sizes: range = range(SMALLEST, LARGEST + 1)) -> bool:
     """Whether there are formulas and modules for it, and it fits on a card of 80 GB."""
     try:
         spec = memcalc.load(preset, *words)
@@ -216,7 +247,7 @@ def can_be(preset: str, *words: str) -> bool:
         peak = memcalc.estimate(spec, gpu="a100-80gb").ledger.peak_bytes
     except InputError:
         return False
-    return SMALLEST <= peak <= LARGEST
+    return peak in sizes
 
 
 def in_transformers(spec: Spec) -> bool:
@@ -231,11 +262,11 @@ def in_transformers(spec: Spec) -> bool:
 def main() -> None:
     """Print the list."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["single", "theirs", "latest", "sharded"])
+    parser.add_argument("what", choices=["single", "theirs", "latest", "sharded", "whole"])
     parser.add_argument("seed", type=int)
     parser.add_argument("rounds", type=int)
     arguments = parser.parse_args()
-    draw = {"single": single, "theirs": theirs, "latest": latest, "sharded": sharded}[arguments.what]
+    draw = {"single": single, "theirs": theirs, "latest": latest, "sharded": sharded, "whole": whole}[arguments.what]
     print(f"drawn-{arguments.seed}:   # benchmarks/draw_cases.py {arguments.what} {arguments.seed} {arguments.rounds}")
     for case in draw(Lot(arguments.seed), arguments.rounds):
         print(f"- {case}")
