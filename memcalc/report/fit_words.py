@@ -39,11 +39,11 @@ def subject_lines(answer: Fit) -> list[str]:
 
 
 def asked_sentence(answer: Fit, unit: Unit) -> str:
-    """Whether the run fits as it is."""
+    """Whether the run fits as configured."""
     if answer.asked is None:
-        return f"As it is, there is no such run: {answer.unasked}."
+        return f"As configured, the run is invalid: {answer.unasked}."
     spread = subject(answer.asked).rpartition("; ")[2]
-    return f"As it is, on {spread}: {verdict(answer.asked, unit)}"
+    return f"As configured, on {spread}: {verdict(answer.asked, unit)}"
 
 
 def layouts_sentence(answer: Fit) -> str:
@@ -119,7 +119,7 @@ def _recompute_sentence(answer: Fit, unit: Unit) -> str:
 def which_run(answer: Fit) -> str:
     """Which run maxima and minima are about."""
     if answer.base is None or not answer.base_is_best:
-        return "everything else as it is"
+        return "everything else unchanged"
     return f"everything else as in the cheapest layout: {layout_words(answer.base)}"
 
 
@@ -131,7 +131,7 @@ def layout_words(spec: Spec) -> str:
     if parallelism.sequence_parallel:
         parts.append("sequence-parallel")
     if parallelism.virtual_stages > 1:
-        parts.append(f"{parallelism.virtual_stages} chunks a stage")
+        parts.append(f"{parallelism.virtual_stages} chunks per stage")
     return ", ".join([*parts, f"ZeRO {parallelism.zero_stage}", f"recompute {words(spec.training.recompute)}"])
 
 
@@ -211,10 +211,10 @@ def reason_lines(answer: Fit, unit: Unit) -> list[str]:
 
 def nearest_title(answer: Fit) -> str:
     """Which run the changes are of; or that there are none."""
-    run = "as it is" if answer.all_recomputed is None else "with all layers recomputed"
+    run = "" if answer.all_recomputed is None else " with all layers recomputed"
     if not answer.nearest:
-        return f"No change that was tried, alone or in pairs, makes the run fit {run}."
-    return f"The smallest changes that make the run fit {run}"
+        return f"No change that was tried, alone or in pairs, makes the run fit{run}."
+    return f"The smallest changes that make the run fit{run}"
 
 
 def kind_of_change(found: Nearest) -> str:
