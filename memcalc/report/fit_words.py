@@ -18,6 +18,8 @@ from memcalc.units import Unit, format_bytes
 
 MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "huawei": "Huawei"}
 
+MOST_GAPS = 4  # of the smaller values that do not fit
+
 _NAMES = {
     "micro_batch_size": "micro-batch",
     "sequence_length": "sequence length",
@@ -152,7 +154,9 @@ def maximum_lines(found: Maximum, unit: Unit) -> list[str]:
         missing = holding_memory(found.result.limits)
         lines.append(f"at most: not modelled: {listed([limit.what for limit in missing])}")
     if found.gaps:
-        lines.append(f"smaller values that do not fit: {', '.join(f'{gap:,}' for gap in found.gaps)}")
+        more = f" and {len(found.gaps) - MOST_GAPS} more" if len(found.gaps) > MOST_GAPS else ""
+        gaps = ", ".join(f"{gap:,}" for gap in found.gaps[:MOST_GAPS])
+        lines.append(f"smaller values that do not fit, of those tried: {gaps}{more}")
     if found.what == "parameters" and found.words:
         lines.append(f"as options: {as_typed(found.words)}")
     if found.note and found.value:
