@@ -174,3 +174,40 @@ def test_a_global_batch_ties_every_layout(run: Callable[..., Run]) -> None:
     _, odd = document(run, *SMALL, "--set", "global_batch_size=6", "--gpus", "4")
     assert {layout["data_parallel"] for layout in odd["layouts"]["fitting"]} <= {1, 2}
     assert any("6 sequences of a step" in choice["reason"] for choice in odd["pruned"])
+
+
+def test_what_cannot_be_said_is_a_no_unless_it_is_accepted(run: Callable[..., Run]) -> None:
+    """A hundred layouts over 8 GPUs with 40 GB may fit, and none does for sure."""
+    question = ("llama-3-8b", "--set", "recipe=mixed-16", "--gpu", "a100-40gb", "--minimize", "gpus", "--gpus", "8")
+    code, found = document(run, *question)
+
+    assert (code, found["verdict"], found["fits"]) == (1, "unknown", False)
+    assert found["minima"]["gpus"] is None
+    assert found["minima"]["may_be_fewer"] is True
+    accepted = run("fit", *question, "--accept-unknown")
+    assert accepted.code == 0
+    assert "No number of GPUs up to 8 is enough for sure; some layouts may fit." in accepted.out
+
+
+def test_where_nothing_fits_the_reason_stands(run: Callable[..., Run]) -> None:
+    """The peak of a step of AdamW over 8 billion parameters: a smaller batch is no help, and is not offered."""
+    question = ("llama-3-8b", "--gpu", "t4", "--maximize", "micro_batch_size")
+    _, found = document(run, *question)
+    out = " ".join(run("fit", *question).out.split())
+
+    assert found["maxima"]["micro_batch_size"]["next_verdict"] == "does-not-fit"
+    assert found["reason"]["phase"].startswith("optimizer_step")
+    assert found["reason"]["optimizer_lists"] > 0
+    assert found["reason"]["remedy"] is None
+    assert "The peak is in optimizer_step_1" in out
+    assert "No single change that keeps the training result makes it fit." in out
+
+
+def test_offloads_say_what_the_host_holds(run: Callable[..., Run]) -> None:
+    _, found = document(run, "llama-3-8b", "--set", "recipe=pure", "--set", "b=4", "--gpu", "a100-80gb")
+    offloads = [change for change in found["nearest"] if any("offload" in word for word in change["set"])]
+
+    assert offloads
+    for change in found["nearest"]:
+        assert (change["host_bytes"] > 0) == (change in offloads)
+        assert change["node_host_bytes"] >= change["host_bytes"]
