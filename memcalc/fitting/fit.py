@@ -110,7 +110,7 @@ def _spread_over(spec: Spec, gpus: int) -> tuple[Spec | None, str]:
     if gpus == world:
         return spec, ""
     if gpus % model_parallel:
-        return None, f"the run splits its model over {model_parallel} cards, which do not divide {gpus}"
+        return None, f"the run splits its model over {model_parallel} GPUs, which do not divide {gpus}"
     replicas = gpus // model_parallel
     training = {}
     total, micro = spec.training.global_batch_size, spec.training.micro_batch_size

@@ -5,6 +5,8 @@ sequence or a model, but not value for value: the allocator fragments, kernels t
 what is padded to a multiple (PyTorch pads attention masks to 8 columns) needs less at multiples than between them.
 Such a peak rises along every NEIGHBOURS-th value. So after the bisection the values above the border are tried too, and
 where one of them fits, the search goes on along every NEIGHBOURS-th value from there.
+The allocator rounds large segments to 2 MiB, so round values can fit beyond others that do not: where `round_places` is
+given, the next NEIGHBOURS of these places are tried as well.
 A still larger value could fit only if the peak fell by more than it grows over NEIGHBOURS steps. Smaller values are not
 all tried: each is a replay, and whoever asks for the largest runs the largest.
 """
@@ -37,7 +39,12 @@ class Border:
 
 
 def border(
-    ladder: Sequence[int], fits: Callable[[int], bool], start: int = 0, step: int = 1, least: int = -1
+    ladder: Sequence[int],
+    fits: Callable[[int], bool],
+    start: int = 0,
+    step: int = 1,
+    least: int = -1,
+    round_places: int = 0,
 ) -> Border:
     """The largest value of a rising ladder that fits: doubling, then bisection, then the neighbours.
 
@@ -47,6 +54,7 @@ def border(
         start: the place in the ladder where the search begins.
         step: how many places the search first moves from there.
         least: a place that the answer is not below if that fits, such as that of the run as it is; -1: there is none.
+        round_places: every how many places of the ladder, counted from 1, a value is round; 0: none is.
     """
     tried: dict[int, bool] = {}
 
@@ -60,6 +68,8 @@ def border(
     if low < least < len(ladder) and at(least):
         low = _bisected(at, *_bracket(len(ladder), at, least))
     low = _climbed(len(ladder), at, low)
+    if round_places and low >= 0:
+        low = _rounded(len(ladder), at, low, round_places)
     if low < 0:
         return Border(0, ladder[0] if ladder else None, tried, (), min(NEIGHBOURS, len(ladder)))
     gaps = tuple(sorted(value for value, fitted in tried.items() if value < ladder[low] and not fitted))
@@ -95,6 +105,16 @@ def _climbed(length: int, at: Callable[[int], bool], low: int) -> int:
         if not above:
             return low
         low = max(_last_alike(length, at, place) for place in above)
+
+
+def _rounded(length: int, at: Callable[[int], bool], low: int, every: int) -> int:
+    """The last place that fits, when each of the NEIGHBOURS round places after it was tried, too."""
+    while True:
+        first = (low + 1) // every * every + every - 1  # the next place of which place + 1 is a multiple
+        fitting = [place for place in range(first, min(length, first + NEIGHBOURS * every), every) if at(place)]
+        if not fitting:
+            return low
+        low = _climbed(length, at, fitting[-1])
 
 
 def _last_alike(length: int, at: Callable[[int], bool], place: int) -> int:

@@ -26,6 +26,9 @@ MOST = 2**32  # beyond any batch, sequence or model
 # it: allocators reserve little more than is allocated.
 FIRST_STEP = 1 / 32
 
+# With so many tokens hidden states of the usual widths (multiples of 4,096 values of 16 bits) fill blocks of 2 MiB.
+ROUND_TOKENS = 256
+
 MAXIMA = ("micro_batch_size", "sequence_length", "layers", "parameters")
 
 
@@ -37,6 +40,7 @@ class Scale(NamedTuple):
     now: int  # the value that the run has
     end: str  # why there is no value after the last one of the ladder
     note: str  # what changes along with it, or how it is counted
+    round_to: int = 0  # multiples of this may fit beyond others that do not; 0: there is no such number
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,10 @@ def maximum(what: str, spec: Spec) -> Maximum:
     if is_replayed(spec):
         start = _admitted(scale.ladder, allowed, start)
         step = max(1, int(start * FIRST_STEP))
-    found = border(scale.ladder, fits, start, step, now)
+    every = 0
+    if scale.round_to and isinstance(scale.ladder, range):
+        every = lcm(scale.ladder.step, scale.round_to) // scale.ladder.step
+    found = border(scale.ladder, fits, start, step, now, every)
     next_value = found.next_value
     next_verdict = None
     if next_value is not None and next_value not in refused:
@@ -207,6 +214,7 @@ def _sequences(spec: Spec) -> Scale:
         spec.training.sequence_length,
         f"the model has {most:,} learned positions",
         note,
+        ROUND_TOKENS,
     )
 
 

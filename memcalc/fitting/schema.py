@@ -124,7 +124,7 @@ class FitCard(Block):
     """What the run needs on one card."""
 
     name: str
-    device_bytes: int
+    device_bytes: int = Field(description="where bounds decide, at least")
     usable_bytes: int
     verdict: Answer
     fits: bool | None

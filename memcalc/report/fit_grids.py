@@ -131,7 +131,7 @@ def card_grid(answer: Fit, unit: Unit) -> Grid:
         (
             CARD_WORDS[sized.verdict.answer],
             sized.card.name,
-            format_number(sized.device_bytes, unit),
+            f"{'≥ ' * (sized.verdict.device_bytes is None)}{format_number(sized.device_bytes, unit)}",
             format_number(sized.card.usable_bytes, unit),
             *((sized.lacks,) if lacks else ()),
         )

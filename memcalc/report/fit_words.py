@@ -18,6 +18,8 @@ from memcalc.units import Unit, format_bytes
 
 MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "huawei": "Huawei"}
 
+MOST_GAPS = 4  # of the smaller values that do not fit
+
 _NAMES = {
     "micro_batch_size": "micro-batch",
     "sequence_length": "sequence length",
@@ -39,11 +41,11 @@ def subject_lines(answer: Fit) -> list[str]:
 
 
 def asked_sentence(answer: Fit, unit: Unit) -> str:
-    """Whether the run fits as it is."""
+    """Whether the run fits as configured."""
     if answer.asked is None:
-        return f"As it is, there is no such run: {answer.unasked}."
+        return f"As configured, the run is invalid: {answer.unasked}."
     spread = subject(answer.asked).rpartition("; ")[2]
-    return f"As it is, on {spread}: {verdict(answer.asked, unit)}"
+    return f"As configured, on {spread}: {verdict(answer.asked, unit)}"
 
 
 def layouts_sentence(answer: Fit) -> str:
@@ -119,7 +121,7 @@ def _recompute_sentence(answer: Fit, unit: Unit) -> str:
 def which_run(answer: Fit) -> str:
     """Which run maxima and minima are about."""
     if answer.base is None or not answer.base_is_best:
-        return "everything else as it is"
+        return "everything else unchanged"
     return f"everything else as in the cheapest layout: {layout_words(answer.base)}"
 
 
@@ -131,7 +133,7 @@ def layout_words(spec: Spec) -> str:
     if parallelism.sequence_parallel:
         parts.append("sequence-parallel")
     if parallelism.virtual_stages > 1:
-        parts.append(f"{parallelism.virtual_stages} chunks a stage")
+        parts.append(f"{parallelism.virtual_stages} chunks per stage")
     return ", ".join([*parts, f"ZeRO {parallelism.zero_stage}", f"recompute {words(spec.training.recompute)}"])
 
 
@@ -152,7 +154,9 @@ def maximum_lines(found: Maximum, unit: Unit) -> list[str]:
         missing = holding_memory(found.result.limits)
         lines.append(f"at most: not modelled: {listed([limit.what for limit in missing])}")
     if found.gaps:
-        lines.append(f"smaller values that do not fit: {', '.join(f'{gap:,}' for gap in found.gaps)}")
+        more = f" and {len(found.gaps) - MOST_GAPS} more" if len(found.gaps) > MOST_GAPS else ""
+        gaps = ", ".join(f"{gap:,}" for gap in found.gaps[:MOST_GAPS])
+        lines.append(f"smaller values that do not fit, of those tried: {gaps}{more}")
     if found.what == "parameters" and found.words:
         lines.append(f"as options: {as_typed(found.words)}")
     if found.note and found.value:
@@ -211,10 +215,10 @@ def reason_lines(answer: Fit, unit: Unit) -> list[str]:
 
 def nearest_title(answer: Fit) -> str:
     """Which run the changes are of; or that there are none."""
-    run = "as it is" if answer.all_recomputed is None else "with all layers recomputed"
+    run = "" if answer.all_recomputed is None else " with all layers recomputed"
     if not answer.nearest:
-        return f"No change that was tried, alone or in pairs, makes the run fit {run}."
-    return f"The smallest changes that make the run fit {run}"
+        return f"No change that was tried, alone or in pairs, makes the run fit{run}."
+    return f"The smallest changes that make the run fit{run}"
 
 
 def kind_of_change(found: Nearest) -> str:

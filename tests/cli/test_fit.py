@@ -63,7 +63,7 @@ def test_no_is_an_answer_with_its_own_code(run: Callable[..., Run]) -> None:
     )
     assert found["nearest"]
     out = run("fit", "llama-3-8b", "--gpu", "t4", "--maximize", "sequence_length").out
-    assert "sequence length: 0, for not even 1 fits" in out
+    assert "sequence length: none fits (1 needs at least " in out
 
 
 def test_what_does_not_fit_as_it_is_but_on_a_layout_is_a_yes(run: Callable[..., Run]) -> None:
@@ -121,7 +121,7 @@ def test_cards_that_the_run_cannot_be_spread_over(run: Callable[..., Run]) -> No
 
     assert code == 0
     assert found["as_it_is"] is None
-    assert found["not_as_it_is"] == "the run splits its model over 3 cards, which do not divide 4"
+    assert found["not_as_it_is"] == "the run splits its model over 3 GPUs, which do not divide 4"
 
 
 @pytest.mark.parametrize(
@@ -129,24 +129,22 @@ def test_cards_that_the_run_cannot_be_spread_over(run: Callable[..., Run]) -> No
     [(), ("--maximize", "sequence_length"), ("--minimize", "gpu_kind"), ("--minimize", "recompute")],
 )
 def test_no_run_and_no_layout(run: Callable[..., Run], question: tuple[str, ...]) -> None:
-    """Nothing is told of three cards that nobody asked about."""
+    """Nothing is said of three GPUs that nobody asked about."""
     held = ("gpt2", "--gpu", "t4", "--gpus", "8", "--hold", "tensor_parallel", "--set", "tensor_parallel=3")
     code, out, err = run("fit", *held, *question)
 
     assert (code, err) == (1, "")
-    assert "there is no such run: the run splits its model over 3 cards, which do not divide 8." in " ".join(
-        out.split()
-    )
-    assert "There is no layout: --why says what was left out." in " ".join(out.split())
+    assert "the run is invalid: the run splits its model over 3 GPUs, which do not divide 8." in " ".join(out.split())
+    assert "There is no layout: --why lists what was excluded." in " ".join(out.split())
     assert "The largest" not in out
-    assert "the largest fits" not in out
+    assert "largest:" not in out
 
 
 def test_a_ladder_that_ends_has_no_next_values(run: Callable[..., Run]) -> None:
     run_of_all = ("fit", "gpt2", "--gpu", "h100-80gb", "--maximize")
 
-    assert "next values do not" not in run(*run_of_all, "sequence_length").out
-    assert "8 next values do not" in run(*run_of_all, "micro_batch_size").out
+    assert "next values were tried" not in run(*run_of_all, "sequence_length").out
+    assert "8 next values were tried" in run(*run_of_all, "micro_batch_size").out
 
 
 def test_a_larger_model_by_its_fields(run: Callable[..., Run]) -> None:
@@ -158,14 +156,14 @@ def test_a_larger_model_by_its_fields(run: Callable[..., Run]) -> None:
     again = memcalc.estimate("llama-3-8b", "recipe=pure", *largest["set"], gpu="h200")
     assert again.headline.device_bytes == largest["estimate"]["device_bytes"]
     printed = " ".join(run("fit", *command).out.split())
-    assert "--set takes it as " + " ".join(word.partition(".")[2] for word in largest["set"]) in printed
+    assert "as options: " + " ".join(word.partition(".")[2] for word in largest["set"]) in printed
 
 
 def test_most_cards_of_a_search(run: Callable[..., Run]) -> None:
     code, out, _ = run("fit", "llama-3-8b", "--gpu", "t4", "--minimize", "gpus", "--gpus", "4")
 
     assert code == 1
-    assert "No number of cards up to 4 is enough." in out
+    assert "No number of GPUs up to 4 is enough." in out
 
 
 def test_a_global_batch_ties_every_layout(run: Callable[..., Run]) -> None:
@@ -176,3 +174,40 @@ def test_a_global_batch_ties_every_layout(run: Callable[..., Run]) -> None:
     _, odd = document(run, *SMALL, "--set", "global_batch_size=6", "--gpus", "4")
     assert {layout["data_parallel"] for layout in odd["layouts"]["fitting"]} <= {1, 2}
     assert any("6 sequences of a step" in choice["reason"] for choice in odd["pruned"])
+
+
+def test_what_cannot_be_said_is_a_no_unless_it_is_accepted(run: Callable[..., Run]) -> None:
+    """A hundred layouts over 8 GPUs with 40 GB may fit, and none does for sure."""
+    question = ("llama-3-8b", "--set", "recipe=mixed-16", "--gpu", "a100-40gb", "--minimize", "gpus", "--gpus", "8")
+    code, found = document(run, *question)
+
+    assert (code, found["verdict"], found["fits"]) == (1, "unknown", False)
+    assert found["minima"]["gpus"] is None
+    assert found["minima"]["may_be_fewer"] is True
+    accepted = run("fit", *question, "--accept-unknown")
+    assert accepted.code == 0
+    assert "No number of GPUs up to 8 is enough for sure; some layouts may fit." in accepted.out
+
+
+def test_where_nothing_fits_the_reason_stands(run: Callable[..., Run]) -> None:
+    """The peak of a step of AdamW over 8 billion parameters: a smaller batch is no help, and is not offered."""
+    question = ("llama-3-8b", "--gpu", "t4", "--maximize", "micro_batch_size")
+    _, found = document(run, *question)
+    out = " ".join(run("fit", *question).out.split())
+
+    assert found["maxima"]["micro_batch_size"]["next_verdict"] == "does-not-fit"
+    assert found["reason"]["phase"].startswith("optimizer_step")
+    assert found["reason"]["optimizer_lists"] > 0
+    assert found["reason"]["remedy"] is None
+    assert "The peak is in optimizer_step_1" in out
+    assert "No single change that keeps the training result makes it fit." in out
+
+
+def test_offloads_say_what_the_host_holds(run: Callable[..., Run]) -> None:
+    _, found = document(run, "llama-3-8b", "--set", "recipe=pure", "--set", "b=4", "--gpu", "a100-80gb")
+    offloads = [change for change in found["nearest"] if any("offload" in word for word in change["set"])]
+
+    assert offloads
+    for change in found["nearest"]:
+        assert (change["host_bytes"] > 0) == (change in offloads)
+        assert change["node_host_bytes"] >= change["host_bytes"]

@@ -80,6 +80,18 @@ def test_a_peak_with_a_period_has_its_last_border(borders: list[int], start: int
     assert border(range(1, 10_000), fits, start).value == last
 
 
+def test_round_values_beyond_the_border_are_tried() -> None:
+    """All up to 1,000 fit, and multiples of 64 up to 1,200: 1,152 = 18 · 64 is the last."""
+
+    def fits(value: int) -> bool:
+        return value <= (1_200 if value % 64 == 0 else 1_000)
+
+    assert border(range(1, 5_000), fits, 989).value == 1_000
+    found = border(range(1, 5_000), fits, 989, round_places=64)
+    assert (found.value, found.next_value) == (1_152, 1_153)
+    assert set(found.gaps) >= set(range(1_001, 1_009))
+
+
 def test_the_ladder_ends() -> None:
     assert border(range(1, 7), lambda value: value <= 3).above == 3
     assert border(range(1, 7), lambda _: True).above == 0

@@ -75,6 +75,22 @@ def test_masks_that_are_padded(spread: tuple[str, ...], expected: int) -> None:
         assert not fits("mistral-7b", *run, f"s={expected + more}", gpu="mi300x")
 
 
+def test_round_lengths_fit_beyond_others() -> None:
+    """At 160 · 256 tokens, hidden states of 4,096 · 2 bytes a token fill 160 blocks of 2 MiB; one more token needs another.
+
+    Lengths up to 40,960 fit and 40,961 does not; 161 · 256 = 41,216 does, and a few more after it.
+    """
+    run = ("recipe=pure", "recompute=full")
+    found = largest("sequence_length", "llama-3-8b", *run, gpu="h200")
+
+    assert 41_216 <= found.value < 41_472
+    assert found.gaps
+    for tokens in (40_960, 41_216, found.value):
+        assert fits("llama-3-8b", *run, f"s={tokens}", gpu="h200")
+    for tokens in (40_961, found.value + 1, *range(41_472, 43_009, 256)):
+        assert not fits("llama-3-8b", *run, f"s={tokens}", gpu="h200")
+
+
 @pytest.mark.parametrize("what", MAXIMA)
 @pytest.mark.parametrize(("name", "card"), [("llama-3.2-1b", "rtx-4090"), ("gpt2", "t4"), ("deepseek-v2-lite", "b300")])
 def test_of_presets(what: str, name: str, card: str) -> None:
