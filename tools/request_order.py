@@ -65,6 +65,7 @@ class Difference:
     reason: str
 
     def __str__(self) -> str:
+        """The place, what differs, and the requests before it on both sides."""
         lines = [f"{self.phase}, request {self.place} (request {self.index} of the run): {self.reason}"]
         for name, side in (("traced", self.traced), ("replayed", self.replayed)):
             lines.append(f"  {name}:")

@@ -17,6 +17,7 @@ from memcalc.estimation.optimizers.update import Update
 from memcalc.estimation.sharding import Held, Parameters
 from memcalc.rehearsal.requests import Requests
 from memcalc.workspaces.multiprocessors import Multiprocessors
+from memcalc.workspaces.reductions import column_sum
 
 
 class Updating:
@@ -135,5 +136,7 @@ class Updating:
         self.requests.drop(bound.values())
 
     def _take(self, held: Held, buffer: Buffer) -> int:
+        if buffer.shape == "stage":
+            return self.requests.play(column_sum(*held.shape, self.card))
         alive = Alive(held._replace(count=1), buffer)
         return self.requests.take(item_of(alive, self.update, UNSPREAD, self.card, 0, "").each)
