@@ -103,9 +103,10 @@ class Updating:
         self.requests.drop([self._take(held, Buffer("means of the rows", "rows")) for held in matrices])
         means: list[int] = []
         for held in matrices:
-            columns = held._replace(axes=held.axes[1:])
+            columns = held._replace(axes=(*held.axes[:-2], held.axes[-1]))
             means.append(self._take(columns, Buffer("means of the columns")))
-            self.requests.drop([self._take(held, Buffer("norms of the columns", "stage", "uint8"))])
+            if len(held.axes) == len(("out", "in")):  # what a sum over each expert's rows takes is not known
+                self.requests.drop([self._take(held, Buffer("norms of the columns", "stage", "uint8"))])
         self.requests.drop(means)
         updates = [self._take(held, Buffer("update")) for held in matrices]
         number = Buffer("mean of the row means")
