@@ -138,6 +138,7 @@ class Updating:
 
     def _take(self, held: Held, buffer: Buffer) -> int:
         if buffer.shape == "stage":
-            return self.requests.play(column_sum(*held.shape, self.card))
+            rows, columns = held.shape
+            return self.requests.play(column_sum(rows, columns, self.card))
         alive = Alive(held._replace(count=1), buffer)
         return self.requests.take(item_of(alive, self.update, UNSPREAD, self.card, 0, "").each)
