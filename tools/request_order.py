@@ -65,7 +65,7 @@ class Difference:
     reason: str
 
     def __str__(self) -> str:
-        """The difference with the requests around it, one per line."""
+        """The place, what differs, and the requests before it on both sides."""
         lines = [f"{self.phase}, request {self.place} (request {self.index} of the run): {self.reason}"]
         for name, side in (("traced", self.traced), ("replayed", self.replayed)):
             lines.append(f"  {name}:")
@@ -176,10 +176,18 @@ def first_difference(traced: Sequence[Request], replayed: Sequence[Request]) -> 
     for index, (real, ours) in enumerate(zip_longest(traced, replayed)):
         if real is not None and ours is not None and real[:3] == ours[:3]:
             continue
-        phase = (real or ours).phase
-        place = index - next(at for at, each in enumerate(traced if real else replayed) if each.phase == phase)
-        first, second = (tuple(side[max(0, index - CONTEXT) : index + 1]) for side in (traced, replayed))
-        return Difference(index, phase, place, first, second, _reason(real, ours, traced, replayed))
+        side = replayed if real is None else traced
+        phase = side[index].phase
+        place = index - next(at for at, each in enumerate(side) if each.phase == phase)
+        before, after = max(0, index - CONTEXT), index + 1
+        return Difference(
+            index,
+            phase,
+            place,
+            tuple(traced[before:after]),
+            tuple(replayed[before:after]),
+            _reason(real, ours, traced, replayed),
+        )
     return None
 
 

@@ -17,6 +17,7 @@ from memcalc.estimation.optimizers.update import Update
 from memcalc.estimation.sharding import Held, Parameters
 from memcalc.rehearsal.requests import Requests
 from memcalc.workspaces.multiprocessors import Multiprocessors
+from memcalc.workspaces.reductions import column_sum
 
 
 class Updating:
@@ -108,7 +109,8 @@ class Updating:
         for held in matrices:
             columns = held._replace(axes=(*held.axes[:-2], held.axes[-1]))
             means.append(self._take(columns, Buffer("means of the columns")))
-            self.requests.drop([self._take(held, Buffer("norms of the columns", "stage", "uint8"))])
+            if len(held.axes) == len(("out", "in")):  # what a sum over each expert's rows takes is not known
+                self.requests.drop([self._take(held, Buffer("norms of the columns", "stage", "uint8"))])
         self.requests.drop(means)
         updates = [self._take(held, Buffer("update")) for held in matrices]
         number = Buffer("mean of the row means")
@@ -139,6 +141,9 @@ class Updating:
         self.requests.drop(bound.values())
 
     def _take(self, held: Held, buffer: Buffer) -> int:
+        if buffer.shape == "stage":
+            rows, columns = held.shape
+            return self.requests.play(column_sum(rows, columns, self.card))
         return self.requests.take(self._size(held, buffer))
 
     def _size(self, held: Held, buffer: Buffer) -> int:

@@ -68,14 +68,16 @@ def item_of(alive: Alive, update: Update, spread: Spread, card: Multiprocessors,
     """One of them."""
     held, buffer = alive
     dtype = update.dtype if buffer.dtype == "update" else buffer.dtype
-    if buffer.shape != "whole":
-        short, *_, long = sorted(held.axes, key=lambda axis: axis[1])
+    if buffer.shape == "rows":
+        held, spread = held._replace(axes=held.axes[:-1]), UNSPREAD
+    elif buffer.shape != "whole":
+        short, long = sorted(held.axes, key=lambda axis: axis[1])
         axes: tuple[Axis, ...]
         if buffer.shape == "stage":
             size = most(blocks(column_sum(held.shape[-2], held.shape[-1], card)))
             axes = ((f"stage({held.formula})", size // DTYPE_BYTES[dtype]),)
         else:
             low = (long, ("r", min(update.rank, short[1])))
-            axes = {"gram": (short, short), "low": low, "rows": held.axes[:-1]}[buffer.shape]
+            axes = {"gram": (short, short), "low": low}[buffer.shape]
         held, spread = held._replace(axes=axes), UNSPREAD
     return copy_item(Copy(Component.TEMPORARIES, f" {buffer.name}", dtype, 1, mask, citation), held, spread)

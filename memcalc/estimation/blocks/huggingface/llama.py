@@ -13,6 +13,7 @@ from memcalc.estimation.tape import Tensor
 class Llama(Rotary, Mlps):
     """LlamaDecoderLayer and the families that copy it (mistral, qwen2, qwen3)."""
 
+    views_last = False  # q, k and v are seen head by head when all three are there
     norms_heads = "at once"  # or "together", when q, k and v have all been projected, or "after positions"
 
     def layer(self) -> Tensor:
@@ -103,11 +104,17 @@ class Llama(Rotary, Mlps):
             width, heads = self.width_and_heads(name)
             out = ("b", "s", heads, "d_h")
             parts[name] = ops.linear(x, f"attention.{name}_proj", (width, "d"), out, bias=c.qkv_bias)
-            if c.attention == "eager" or (self.sums_shared_heads if name == "v" else self.turns_by_slices):
-                parts[name] = ops.seen(parts[name], name)
+            if not self.views_last:
+                parts[name] = self.by_head(parts[name], name)
             if name != "v" and self.norms_heads == "at once":
                 parts[name] = self.head_norm(parts[name], name)
-        return parts
+        return {name: self.by_head(part, name) for name, part in parts.items()} if self.views_last else parts
+
+    def by_head(self, x: Tensor, name: str) -> Tensor:
+        """q, k or v seen head by head, whose gradient is copied back where it lies in the order of heads."""
+        if self.c.attention == "eager" or (self.sums_shared_heads if name == "v" else self.turns_by_slices):
+            return self.ops.seen(x, name)
+        return x
 
     def width_and_heads(self, name: str) -> tuple[str, str]:
         """Axes of q, k or v."""

@@ -12,6 +12,7 @@ class Olmo(Llama):
     """OlmoDecoderLayer: norms without parameters; positions in fp32."""
 
     wide_tables = True
+    views_last = True
 
     def norm(self, x: Tensor, module: str, width: str) -> Tensor:
         """OlmoLayerNorm."""
@@ -51,8 +52,8 @@ class WholeRows(Llama):
             normed = name != "v"
             part = ops.linear(x, f"attention.{name}_proj", (width, "d"), rows if normed else out, bias=c.qkv_bias)
             part = self.norm(part, f"attention.{name}_norm", width, out) if normed else part
-            parts[name] = ops.seen(part, name) if c.attention == "eager" else part
-        return parts
+            parts[name] = part
+        return {name: self.by_head(part, name) for name, part in parts.items()}
 
 
 class Olmo2(WholeRows, After):
