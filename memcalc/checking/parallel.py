@@ -32,9 +32,36 @@ def mapped(function: Callable[[T], U], items: Sequence[T], jobs: int | None) -> 
     jobs = min(jobs, len(items))
     if jobs <= 1:
         return [function(item) for item in items]
-    import signal
     from concurrent.futures import ProcessPoolExecutor  # a check of one file starts sooner without
 
+    with ProcessPoolExecutor(jobs, initializer=_begin) as pool:
+        try:
+            return list(pool.map(function, items, chunksize=max(1, len(items) // (jobs * _SHARES))))
+        except BaseException:  # interrupted: what is still to be done is not waited for
+            processes = list((pool._processes or {}).values())  # noqa: SLF001 -- public from Python 3.14 on
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.terminate()
+            raise
+
+
+def _begin() -> None:
+    """What a process of the pool does first: leave signals to the one that started it, and end when that is gone."""
+    import signal
+    import threading
+
     # Ctrl-C goes to all processes of a terminal; one of them is enough to end them all.
-    with ProcessPoolExecutor(jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
-        return list(pool.map(function, items, chunksize=max(1, len(items) // (jobs * _SHARES))))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Wait until the parent is gone, even killed: its processes would wait for work for ever."""
+    import multiprocessing
+    from multiprocessing.connection import wait
+
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait((parent.sentinel,))
+        os._exit(1)

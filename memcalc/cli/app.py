@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_program() -> int:
-    from memcalc.cli.ending import end_at_once, end_by_signals
+    from memcalc.cli.ending import end_at_once, end_by_signals, exit_code
     from memcalc.cli.streams import guarded_streams, open_closed_streams
 
     open_closed_streams()
@@ -43,6 +43,9 @@ def _run_program() -> int:
             try:
                 return _run(sys.argv[1:])
             except Exception:  # noqa: BLE001 - shown in full, then given a code of its own
+                code = exit_code()
+                if code is not None:  # what a signal raised, in other words
+                    return code
                 import traceback
 
                 traceback.print_exc()

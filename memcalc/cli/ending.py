@@ -9,6 +9,9 @@ from contextlib import suppress
 _ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
+_received: list[int] = []  # the signals that ended the process
+
+
 class Terminated(SystemExit):
     """The process was told to end by a signal; what is open is closed on the way out."""
 
@@ -22,6 +25,17 @@ def end_by_signals() -> None:
         with suppress(ValueError, OSError):  # not the main thread
             if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and so do we then
                 signal.signal(number, _terminate)
+    with suppress(ValueError):
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _interrupt)
+
+
+def exit_code() -> int | None:
+    """The exit code of a process that a signal ended; None where none did.
+
+    Python wraps what a signal's handler raises where a class is being made, and libraries do elsewhere.
+    """
+    return 128 + _received[0] if _received else None
 
 
 def end_at_once() -> None:
@@ -32,7 +46,13 @@ def end_at_once() -> None:
                 signal.signal(number, signal.SIG_DFL)
 
 
+def _interrupt(number: int, _: object) -> None:
+    _received.append(number)
+    raise KeyboardInterrupt
+
+
 def _terminate(number: int, _: object) -> None:
+    _received.append(number)
     for each in _ENDING:  # a second one must not interrupt the removal
         signal.signal(each, signal.SIG_IGN)
     raise Terminated(number)

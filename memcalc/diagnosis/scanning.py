@@ -31,6 +31,10 @@ _FRAME_LINES = 8  # from the innermost frame to the message: the line of code, i
 _EFFORT = 30_000  # units of work that every log gets: half a second
 _EFFORT_PER_MEGABYTE = 3_000  # and for each megabyte of it: a twentieth of a second
 _MOST_KNOWN = 20_000  # lines
+_MOST_PROMISING = 500  # lines: half a second
+
+# A size inside a sentence, as all messages have it that tell any: "20.00 MiB (GPU 0", "123456 bytes."
+_FIGURE = re.compile(rb"\d ?(?:bytes|[KMGT]i?B)[.,;(]|\d ?(?:bytes|[KMGT]i?B) [(a-z]")
 _TRACEBACK = "Traceback (most recent call last)"
 
 _FRAME = re.compile(r'\s{0,40}File "([^"]{1,300})", line \d{1,7}, in ([\w<>.]{1,100})')
@@ -107,6 +111,7 @@ class Scanner:
         self._last: tuple[int, str] = (0, "")  # the last line's number and speaker
         self._effort = Effort()
         self._read = 0  # bytes
+        self._promising = 0  # lines that were read by themselves for their figures, whatever the time
         self._known: dict[bytes, tuple[Report, ...]] = {}  # by lines that were read by themselves: what they hold
 
     def reports(self, stream: BinaryIO) -> Iterator[Report]:
@@ -139,7 +144,9 @@ class Scanner:
             content = chunk.content[begin:end]
             found = self._known.get(content)
             if found is None:
-                if self._is_slow or len(self._known) >= _MOST_KNOWN:
+                promising = self._promising < _MOST_PROMISING and _FIGURE.search(content) is not None
+                self._promising += promising
+                if (self._is_slow and not promising) or len(self._known) >= _MOST_KNOWN:
                     self.passed += 1
                     continue
                 alone = Scanner()

@@ -259,6 +259,9 @@ def alone_with(records: Path) -> Iterator[None]:
     except ImportError:  # Windows
         yield
         return
+    if records.exists() and not records.is_file():  # a device, which keeps nothing
+        yield
+        return
     file = records.resolve()
     lock = file.with_name(f".{file.name}.lock")
     try:

@@ -163,3 +163,30 @@ def test_annotations_cannot_be_forged(tmp_path: Path, capsys: pytest.CaptureFixt
         assert [line.startswith("::error file=") for line in out.splitlines()] == [True, False]
         assert CONTROL.search(out + err) is None
         assert "##[" not in out + err
+
+
+WRAPPED = """
+import os, signal, sys
+import memcalc.report.listings as m
+
+class Name:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), signal.{signal})
+        for _ in range(10**7):
+            pass
+
+def rows():
+    type("Owner", (), {{"name": Name()}})
+
+m.card_rows = rows
+"""
+
+
+@pytest.mark.parametrize(("signal", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_that_python_wraps_into_another_exception(signal: str, code: int, tmp_path: Path) -> None:
+    """As it does with everything that is raised while a class is being made, of which imports make thousands."""
+    (tmp_path / "sitecustomize.py").write_text(WRAPPED.format(signal=signal))
+    root = Path(__file__).parents[2]
+    done = shell(f"PYTHONPATH={tmp_path}:{root} {MEMCALC} gpus")
+
+    assert (done.returncode, done.stderr) == (code, b"")

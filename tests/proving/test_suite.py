@@ -109,3 +109,43 @@ def test_errors_are_signed() -> None:
     errors = Errors("allocated", (-0.03, -0.01, -0.01, 0.0, 0.02))
 
     assert (errors.median, errors.p95, errors.worst, errors.under) == (-0.01, 0.03, -0.03, 0.6)
+
+
+def test_the_lock_is_beside_the_records_and_goes(tmp_path: Path) -> None:
+    """With this user's rights; one that a killed suite left is taken over."""
+    records = tmp_path / "records.jsonl"
+    lock = tmp_path / ".records.jsonl.lock"
+    lock.touch()
+    with alone_with(records):
+        assert lock.stat().st_mode & 0o022 == 0
+        with pytest.raises(Unavailable, match=r"records\.jsonl is busy"), alone_with(records):
+            pass
+        assert lock.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / ".records.jsonl.lock").symlink_to("/dev/null")
+
+    with (
+        pytest.raises(Unavailable, match=r"\.records\.jsonl\.lock could not be written"),
+        alone_with(tmp_path / "records.jsonl"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{runs: [gpt2], steps: 1000000000}", "steps = 1000000000 is not a number from 1 to 1,000"),
+        ("{runs: [{run: gpt2, steps: true}]}", r"runs\[0\]: steps = True is not a number"),
+        ("{runs: gpt2}", "runs is 'gpt2', not a list"),
+        ("{runs: [{run: gpt2, alloc_conf: 5}]}", "is no run"),
+        ("{runs: ['']}", "is no run"),
+        ("!!python/object/apply:os.system ['true']", "is a kind of value that a configuration does not have"),
+    ],
+)
+def test_a_suite_is_bounded(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "suite.yaml").write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_suite(tmp_path / "suite.yaml")
