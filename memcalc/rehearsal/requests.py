@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.allocator.pytorch.bound import most_reserved
 from memcalc.allocator.pytorch.lean import LeanAllocator
+from memcalc.allocator.pytorch.lean_expandable import LeanExpandableAllocator
 from memcalc.allocator.pytorch.settings import Settings, parse_settings
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, Version, parse_version
 from memcalc.estimation.allocation import rounded
@@ -193,9 +194,13 @@ def replay(requests: Requests, alloc_conf: str = "", torch: str = DEFAULT_VERSIO
     version = parse_version(torch)
     settings = parse_settings(alloc_conf, version)
     stretches = [stretch for stretch in requests.stretches if stretch.phase or stretch.script]
-    if not LeanAllocator.serves(settings, version):
+    lean: LeanAllocator | LeanExpandableAllocator
+    if LeanAllocator.serves(settings, version):
+        lean = LeanAllocator(version, room)
+    elif LeanExpandableAllocator.serves(settings, version):
+        lean = LeanExpandableAllocator(room)
+    else:
         return _replay_whole(stretches, settings, version, room)
-    lean = LeanAllocator(version, room)
     tops = _tops((phase, lean.play(script)) for phase, script in stretches)
     return Replay(tops, lean.peak_reserved_bytes, lean.retries)
 
