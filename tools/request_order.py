@@ -108,7 +108,6 @@ class _LoggedRequests(Requests):
     """Requests that are written down in place of being replayed."""
 
     def __init__(self, above: int) -> None:
-        super().__init__()
         self.log = _Log()
         self.above = above
         self.what = ""
@@ -116,6 +115,7 @@ class _LoggedRequests(Requests):
         self._step = 0
         self._made: list[tuple[int, ...]] = []
         self._left: list[int] = []
+        super().__init__()
 
     def begin(self, phase: str) -> None:
         kind, _, number = phase.rpartition("_")

@@ -241,7 +241,7 @@ class Passing:
         if (number, stream) not in self.steps:
             block = self.blocks[number]
             exact, scripts, storages = block.sized.exact, block.sized.scripts, block.program.storages
-            gone = self.timeline.unread_before if block.opens else {}
+            gone = {*(self.timeline.unread_before if block.opens else ()), *block.program.handed}
             steps: list[Step] = []
             for event in block.program.stream(stream):
                 at, label = event.storage, event.label

@@ -179,7 +179,7 @@ def test_no_run_reserves_more_than_the_bound(config: str, overrides: tuple[str, 
     requests = Rehearsal(memcalc.load(config, *overrides), Requests()).play()
     bound = reserved_upper_bound(requests)
     for torch in ("2.11", "2.12", "2.13"):
-        assert bound / 8 < replay(requests, torch=torch).reserved_bytes <= bound
+        assert bound / 10 < replay(requests, torch=torch).reserved_bytes <= bound
 
 
 @pytest.mark.parametrize(
