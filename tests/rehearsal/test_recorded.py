@@ -8,11 +8,11 @@ from tools.rehearsed import Rehearsed, rehearsed_runs
 
 
 def check(runs: tuple[Rehearsed, ...], worst: tuple[float, float]) -> None:
-    """Nearly all the same to the byte."""
+    """Nearly all are equal to the byte."""
     for kind, bar in zip((0, 1), worst, strict=True):
         errors = {run.run: abs(run.errors(2)[kind]) for run in runs}
         assert statistics.median(errors.values()) == 0
-        assert sum(error == 0 for error in errors.values()) >= 0.7 * len(runs)
+        assert sum(error == 0 for error in errors.values()) >= (0.8, 0.9)[kind] * len(runs)
         assert max(errors.values()) <= bar, max(errors.items(), key=lambda item: item[1])
 
 
@@ -24,7 +24,7 @@ def test_one_of_nine() -> None:
 
 @pytest.mark.long
 def test_all() -> None:
-    """Allocated within 0.15 %, reserved within 4.1 %: docs/rehearsal.md has each miss."""
+    """Allocated within 0.1 %, reserved within 3 %: docs/rehearsal.md has each miss."""
     runs = rehearsed_runs()
     assert len(runs) == 225
-    check(runs, (0.0015, 0.041))
+    check(runs, (0.001, 0.03))
