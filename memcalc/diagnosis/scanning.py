@@ -28,10 +28,10 @@ _MOST_LINES = 64  # of one message; the longest list the processes of a whole no
 _MOST_SPEAKERS = 512
 _FRAMES = 40  # of a traceback, the innermost
 _FRAME_LINES = 8  # from the innermost frame to the message: the line of code, its carets, a blank one
-_EFFORT = 30_000  # units of work that every log gets: half a second
-_EFFORT_PER_MEGABYTE = 3_000  # and for each megabyte of it: a twentieth of a second
+_EFFORT = 24_000  # units of work that every log gets: a third of a second
+_EFFORT_PER_MEGABYTE = 2_000  # and for each megabyte of it: a thirtieth of a second
 _MOST_KNOWN = 20_000  # lines
-_MOST_PROMISING = 500  # lines: half a second
+_MOST_PROMISING = 10_000  # units: a sixth of a second
 
 # A size inside a sentence, as all messages have it that tell any: "20.00 MiB (GPU 0", "123456 bytes."
 _FIGURE = re.compile(rb"\d ?(?:bytes|[KMGT]i?B)[.,;(]|\d ?(?:bytes|[KMGT]i?B) [(a-z]")
@@ -111,7 +111,7 @@ class Scanner:
         self._last: tuple[int, str] = (0, "")  # the last line's number and speaker
         self._effort = Effort()
         self._read = 0  # bytes
-        self._promising = 0  # lines that were read by themselves for their figures, whatever the time
+        self._promising = 0  # units of work on lines that were read for their figures, whatever the time
         self._known: dict[bytes, tuple[Report, ...]] = {}  # by lines that were read by themselves: what they hold
 
     def reports(self, stream: BinaryIO) -> Iterator[Report]:
@@ -145,14 +145,15 @@ class Scanner:
             found = self._known.get(content)
             if found is None:
                 promising = self._promising < _MOST_PROMISING and _FIGURE.search(content) is not None
-                self._promising += promising
                 if (self._is_slow and not promising) or len(self._known) >= _MOST_KNOWN:
                     self.passed += 1
                     continue
                 alone = Scanner()
                 found = tuple(alone.reports(io.BytesIO(content)))
                 self._known[content] = found
-                self._effort.units += alone._effort.units + 1
+                units = alone._effort.units + 1
+                self._effort.units += units
+                self._promising += units * promising
             for report in found:
                 yield replace(report, line=number)
 

@@ -74,7 +74,7 @@ class Effort:
 
     SEARCH = 10  # the places around a word searched for a head in vain
     MESSAGE = 4  # a message of usual length found and read
-    LETTERS = 50  # of a message, for each further unit
+    LETTERS = 20  # of a message, for each further unit
 
     def __init__(self) -> None:
         self.units = 0
