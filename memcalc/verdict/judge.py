@@ -112,12 +112,13 @@ def card_of(spec: Spec) -> Card | None:
     return None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
 
 
-def size(spec: Spec, limit: int | None = None) -> Result:
+def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Result:
     """What each GPU of a run holds, at which point of the step, and whether it fits: replayed where it can be.
 
     Args:
         spec: the run.
         limit: bytes of a device that it may hold; None: the usable memory of its card, if it names one.
+        least: the lower bound of device memory for this limit, where that is known already.
 
     Raises:
         InputError: the family, or this implementation of it, is not modelled; or PyTorch's release does not take the
@@ -133,7 +134,8 @@ def size(spec: Spec, limit: int | None = None) -> Result:
         limit = card.usable_bytes
     judgement = None
     if limit is not None:
-        judgement = verdict_of(headline, card, limit, least_bytes(spec, card, limit), result.limits)
+        least = least_bytes(spec, card, limit) if least is None else least
+        judgement = verdict_of(headline, card, limit, least, result.limits)
     why = "" if replays or spec.inference is not None else why_not(spec)
     sized = replace(
         result,
@@ -150,9 +152,9 @@ def size_against(spec: Spec, limit: int) -> Result:
 
     Reserved and device memory of such a run are not known, and its verdict has no interval.
     """
-    limits = limits_of(spec)
-    known = _decided(least_bytes(spec, card_of(spec), limit), limit, limits)
-    return size(spec, limit) if known is None else replace(estimate(spec), judgement=known)
+    least = least_bytes(spec, card_of(spec), limit)
+    known = _decided(least, limit, limits_of(spec))
+    return size(spec, limit, least) if known is None else replace(estimate(spec), judgement=known)
 
 
 def _with_largest(result: Result) -> Result:

@@ -158,7 +158,8 @@ def _replayed(spec: Spec, card: Card | None) -> Need:
     if card is None or room is None:
         return need
     if on_card is None:
-        larger = on(floor(room / (1 + errors.low)))
-        return need._replace(on_card="does-not-fit" if larger is None else "unknown", gets_through=False)
+        larger = floor(room / (1 + errors.low))
+        perhaps = found.reserved_bytes <= larger or on(larger) is not None  # nothing is freed where all has room
+        return need._replace(on_card="unknown" if perhaps else "does-not-fit", gets_through=False)
     sure = need.high_bytes <= card.usable_bytes or on(floor(room / (1 + errors.high))) is not None
     return need._replace(on_card="fits" if sure else "unknown", gets_through=True)

@@ -12,6 +12,8 @@ LARGE_SEGMENT = 20 * MIB  # kLargeBuffer: segments for requests below MADE_TO_ME
 MADE_TO_MEASURE = 10 * MIB  # kMinLargeAlloc: from here on a segment is as large as its first request needs
 SEGMENT_STEP = 2 * MIB  # kRoundLarge: segments made to measure are multiples of it
 UNSPLIT_REST = MIB  # kSmallSize again: a large block's rest is split off only when it is larger than this
+# An expandable segment has addresses for the whole device and an eighth of it, so that pages can be moved to the end.
+HEADROOM = 8
 
 ROUNDUP_SLOTS = 16  # kRoundUpPowerOfTwoIntervals: one for each power of two from 1 MiB, the last one open
 LARGEST_REQUEST = 2**60  # one exabyte: asked for more, the allocator does not even try

@@ -7,12 +7,9 @@ try_allocate_expandable_block, unmap_block, release_expandable_segment.
 from __future__ import annotations
 
 from memcalc.allocator.blocks import FREE, UNMAPPED, Block, Shelf, insert_after, insert_before, merge
-from memcalc.allocator.pytorch.constants import SMALL_SEGMENT
+from memcalc.allocator.pytorch.constants import HEADROOM, SMALL_SEGMENT
 from memcalc.allocator.pytorch.memory import LimitedMemory
 from memcalc.allocator.sizes import multiple
-
-# Address space is reserved for the whole device and an eighth of it, so that pages can be moved to the end.
-HEADROOM = 8
 
 
 def expanded_size(block: Block) -> int:

@@ -25,8 +25,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 from memcalc.allocator.driver import UNKNOWN_CAPACITY
-from memcalc.allocator.pytorch.constants import LARGE_SEGMENT, MIN_BLOCK, SMALL_REQUEST, SMALL_SEGMENT
-from memcalc.allocator.pytorch.expandable import HEADROOM
+from memcalc.allocator.pytorch.constants import HEADROOM, LARGE_SEGMENT, MIN_BLOCK, SMALL_REQUEST, SMALL_SEGMENT
 from memcalc.allocator.pytorch.lean import Highest
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import Version

@@ -1,13 +1,14 @@
-"""Programs of blocks by structure, compiled once and kept."""
+"""Programs of blocks by structure, compiled once and kept.
+
+A run has blocks of one implementation: only its modules are imported.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from memcalc.estimation.blocks import megatron, torchtitan
 from memcalc.estimation.blocks.context import over_context_ranks
-from memcalc.estimation.blocks.huggingface import catalogue as huggingface
 from memcalc.estimation.blocks.plain import PlainBlock
 from memcalc.estimation.blocks.plain_ends import plain_embedding, plain_head, shared_tables
 from memcalc.estimation.blocks.structure import Structure, structure_of
@@ -47,10 +48,16 @@ def program(
     if part == "tables":
         return _split(structure, _tables(structure))
     if structure.implementation == "huggingface" and has_own_tape(structure):
+        from memcalc.estimation.blocks.huggingface import catalogue as huggingface
+
         tape, output = huggingface.write(structure, part)
     elif structure.implementation == "torchtitan":
+        from memcalc.estimation.blocks import torchtitan
+
         tape, output = torchtitan.write(structure, part)
     elif structure.implementation == "megatron":
+        from memcalc.estimation.blocks import megatron
+
         tape, output = megatron.write(structure, part)
     elif part == "embedding":
         tape, output = plain_embedding(structure)
@@ -81,12 +88,18 @@ def has_formulas(spec: Spec) -> bool:
     training = spec.training
     if training.implementation != "huggingface" or spec.inference is not None:
         return True
+    from memcalc.estimation.blocks.huggingface import catalogue as huggingface
+
     return huggingface.is_written(structure_of(spec))
 
 
 def has_own_tape(structure: Structure) -> bool:
     """Whether a family's modules are written down for themselves; for generation the plain block stands for others."""
-    return structure.cache is None or structure.family in huggingface.WITH_CACHE
+    if structure.cache is None:
+        return True
+    from memcalc.estimation.blocks.huggingface import catalogue as huggingface
+
+    return structure.family in huggingface.WITH_CACHE
 
 
 def _split(structure: Structure, block: Program) -> Program:
@@ -97,6 +110,8 @@ def _tables(structure: Structure) -> Program:
     """The mask and the rotary tables alone: made when a micro-batch arrives, let go when its backward has passed."""
     tape = Tape()
     if structure.implementation == "huggingface" and has_own_tape(structure):
+        from memcalc.estimation.blocks.huggingface import catalogue as huggingface
+
         tape = huggingface.write_shared_tables(structure)
     elif structure.implementation in ("plain", "huggingface"):  # of the others the table is the module's
         shared_tables(tape, structure)
