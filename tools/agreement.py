@@ -26,8 +26,7 @@ class Agreement(NamedTuple):
     activations: tuple[int, int]  # traced, estimated; kept for backward when the loss is known, in the second step
     peak: tuple[int, int]
     phase: str  # of the traced peak
-    reserved: int  # of the traced run, with memory to spare
-    need: tuple[int, int]  # the least memory in which the traced run ends; what the estimate says is reserved
+    least: tuple[int, int]  # the least memory in which the traced run ends, the estimate's lower bound
 
 
 def agreements() -> list[Agreement]:
@@ -47,8 +46,8 @@ def agreements() -> list[Agreement]:
         peak = max(phases, key=phases.__getitem__)
         estimated = max(ledger.totals[phase] for phase in phases)
         pair = (record["activations"], activations)
-        need = (record["least"], formulas.ranks[0].reserved_bytes or 0)  # an estimate always has one
-        found.append(Agreement(preset, implementation, pair, (phases[peak], estimated), peak, record["reserved"], need))
+        least = (record["least"], ledger.peak_bytes)
+        found.append(Agreement(preset, implementation, pair, (phases[peak], estimated), peak, least))
     return found
 
 
@@ -70,27 +69,17 @@ def agreement_summary() -> str:
 
 
 def need_summary() -> str:
-    """What the traced runs need at least, and whether the estimate is on the safe side of it."""
+    """The smallest device on which the traced runs end, and whether the lower bound of verdicts is below it."""
     found = agreements()
     if not found:
         return "No traces are recorded yet.\n"
-    kept = _span([run.reserved / run.peak[0] for run in found])
-    needed = _span([run.need[0] / run.peak[0] for run in found])
-    short = [run for run in found if run.need[1] < run.need[0]]
-    below = "never says less than that"
-    if short:
-        names = ", ".join(f"`{run.preset}` {run.implementation}" for run in short)
-        worst = -min(error(run.need) for run in short)
-        below = f"says less than that in {len(short)} ({names}), by {worst:.2%} at most"
+    ratios = [run.least[0] / run.peak[0] for run in found]
+    above = sum(run.least[1] > run.least[0] for run in found)
     return (
-        f"The {len(found)} traced runs of presets (below) reserve {kept}, with memory to spare. "
-        f"They need {needed}: the smallest device on which they end. The estimate {below}.\n"
+        f"The smallest device on which the {len(found)} traced runs of presets (below) end holds {min(ratios):.3f} to "
+        f"{max(ratios):.3f} times the allocated peak, {statistics.median(ratios):.3f} in the median. "
+        f"The lower bound of verdicts is above that in {above} of them.\n"
     )
-
-
-def _span(ratios: list[float]) -> str:
-    median = statistics.median(ratios)
-    return f"{min(ratios):.3f} to {max(ratios):.3f} times the allocated peak, {median:.3f} in the median"
 
 
 def agreement_table() -> str:

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def estimate(
-    source: Source, *overrides: str, gpu: str | None = None, alloc_conf: str | None = None, **_: bool
+    source: Source,
+    *overrides: str,
+    gpu: str | None = None,
+    alloc_conf: str | None = None,
+    rehearse: bool = True,  # noqa: ARG001 -- accepted from before every estimate was replayed
 ) -> Result:
     """What each GPU holds: closed formulas, and a replay of all requests through a model of PyTorch's allocator.
 
@@ -26,7 +30,7 @@ def estimate(
         overrides: as for `load`.
         gpu: as for `load`.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF: short for the override "alloc_conf=...".
-        _: `rehearse`, which once asked for the replay; every estimate has it.
+        rehearse: has no effect; every estimate has the replay.
     """
     settings = () if alloc_conf is None else (f"training.alloc_conf={alloc_conf}",)
     spec = load(source, *overrides, *settings, gpu=gpu)

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from memcalc.ledger.schema import Gpu, OutsideAllocated
+from memcalc.ledger.schema import Gpu, LimitRow, OutsideAllocated
+from memcalc.ledger.verdict import Answer
 from memcalc.spec.model import Block
 
 
@@ -68,7 +69,7 @@ class ProcessReport(Block):
 class DryRunDocument(Block):
     """What `dry-run --format json` prints: the parts that describe a model are null, and processes are added."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     source: Literal["dry-run"]
     device: str
     name: str
@@ -81,8 +82,11 @@ class DryRunDocument(Block):
     phases: None
     ledger: None
     gpu: Gpu
+    verdict: Answer | None = Field(description="None: nothing was measured")
     fits: bool | None
     headroom_bytes: int | None
+    interval: None
+    limits: list[LimitRow]
     not_modelled: list[str]
     notes: list[str]
     command: list[str]

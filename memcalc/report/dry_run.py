@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
+from memcalc.ledger.document import SCHEMA_VERSION
 from memcalc.nullcuda.result import DONE, NOT_MODELLED, OUT_OF_MEMORY, STOPPED, Allocation, DryRun, Process, Usage
 from memcalc.nullcuda.sweep import Sweep
 from memcalc.report.grid import Column, Grid
@@ -138,7 +139,7 @@ def draw_sweep(screen: Screen, found: Sweep, unit: Unit) -> None:
 def sweep_document(found: Sweep) -> dict[str, Any]:
     """The sweep as JSON: each run's own document, by size."""
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "source": "dry-run-sweep",
         "micro_batch_flag": found.flag,
         "largest_micro_batch_size": found.largest,
@@ -150,7 +151,7 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
     """The result as JSON: the shape of the other verbs, as far as a program's own step has one, and its processes."""
     peak = run.peak
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "source": "dry-run",
         "device": f"null:{run.card.name}",
         "name": shlex.join(masked(run.command)),
@@ -163,8 +164,11 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
         "phases": None,
         "ledger": None,
         "gpu": _gpu(run.card),
+        "verdict": None if run.fits is None else "fits" if run.fits else "does-not-fit",
         "fits": run.fits,
         "headroom_bytes": run.headroom_bytes,
+        "interval": None,  # what the allocator held is known
+        "limits": [{"what": what, "holds_memory": False, "at_least_bytes": 0} for what in NOT_MODELLED],
         "not_modelled": list(NOT_MODELLED),
         "notes": [],
         "command": masked(run.command),

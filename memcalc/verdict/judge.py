@@ -181,7 +181,12 @@ def _with_memory(spec: Spec, card: Card | None, rank: RankResult, need: Need | N
 
 
 def size_lazily(spec: Spec) -> Result:
-    """As `size`, with the replay made when reserved or device memory or the verdict is first read."""
+    """As `size`, with the replay made when reserved or device memory or the verdict is first read.
+
+    Generation is not replayed, so all of it is sized at once.
+    """
+    if spec.inference is not None:
+        return size(spec)
     complete = cache(lambda: size(spec))
     result = estimate(spec)
     ranks = tuple(replace(rank, memory=cache(lambda at=rank.rank: _memory(complete(), at))) for rank in result.ranks)

@@ -17,6 +17,7 @@ from memcalc.ledger.verdict import Answer, Errors
 from memcalc.rehearsal.rehearsal import requests_of, why_not
 from memcalc.rehearsal.requests import Replay, Requests, replay, reserved_upper_bound
 from memcalc.spec.cards import Card
+from memcalc.spec.foreign import refuse_foreign
 from memcalc.spec.spec import Spec
 from memcalc.verdict.kinds import kinds_of
 from memcalc.verdict.recorded import replay_errors, reserve_ratio
@@ -66,7 +67,11 @@ def least_bytes(spec: Spec, card: Card | None, limit: int | None = None, *, tail
         card: its card, if it has one.
         limit: stop at the first stage that is beyond this: what is returned is then no maximum, but above it.
         tails: with the remainders of model states that formulas expect the allocator not to split off.
+
+    Raises:
+        InputError: there are no formulas for this family.
     """
+    refuse_foreign(spec)
     outside = outside_bytes(spec, card)
     if spec.inference is not None:
         return outside + max(generation_bytes(spec, stage, card) for stage in stages_of(spec))
@@ -80,7 +85,12 @@ def least_bytes(spec: Spec, card: Card | None, limit: int | None = None, *, tail
 
 
 def can_replay(spec: Spec) -> bool:
-    """Whether the order of all requests of the run is known."""
+    """Whether the order of all requests of the run is known.
+
+    Raises:
+        InputError: there are no formulas for this family.
+    """
+    refuse_foreign(spec)
     return spec.inference is None and not why_not(spec)
 
 

@@ -109,7 +109,7 @@ def test_all_inputs_arrive(project: Path, path_with_memcalc: str) -> None:
         gpu="a100-80gb",
         budget="79GiB",
         margin="1%",
-        set="b=3\ntraining.recompute=full\n",
+        set="data_parallel=7\ntraining.recompute=full\n",
         baseline=str(baseline),
         max_growth="0",
     )

@@ -33,13 +33,6 @@ def test_within_one_percent_and_a_fifth_in_the_median(found: list[Agreement], na
     assert statistics.median(errors.values()) < 0.002
 
 
-def test_what_is_said_to_be_reserved_suffices(found: list[Agreement]) -> None:
-    """By replay, on the smallest device on which the run ends. Three have tails that no closed formula knows.
-
-    transformers' nanochat needs 2.5 % more than is said, OPT-125M 1.9 %; a rehearsal knows it.
-    """
-    short = {(run.preset, run.implementation): error(run.need) for run in found if run.need[1] < run.need[0]}
-
-    assert {preset for preset, _ in short} <= {"gpt2-large", "nanochat-d20", "opt-125m"}
-    assert all(by > -0.002 for (preset, _), by in short.items() if preset == "gpt2-large")
-    assert all(by > -0.025 for by in short.values())
+def test_no_run_ends_below_the_lower_bound(found: list[Agreement]) -> None:
+    """By replay of the traced requests, on the smallest device on which the run ends."""
+    assert [run.preset for run in found if run.least[1] > run.least[0]] == []

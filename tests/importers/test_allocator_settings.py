@@ -50,8 +50,8 @@ def test_what_frameworks_set(name: str, text: str, words: tuple[str, ...], expec
 def test_the_replay_is_played_under_them(tmp_path: Path) -> None:
     """Expandable segments hold what is allocated, in whole pages of 2 and 20 MiB."""
 
-    def reserved(*words: str, alloc_conf: str = "") -> int:
-        result = memcalc.estimate("gpt2", *words, rehearse=True, alloc_conf=alloc_conf)
+    def reserved(*words: str, alloc_conf: str | None = None) -> int:
+        result = memcalc.estimate("gpt2", *words, alloc_conf=alloc_conf)
         return result.headline.reserved_bytes or 0
 
     plain, expandable = reserved(), reserved(f"alloc_conf={EXPANDABLE}")

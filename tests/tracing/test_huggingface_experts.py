@@ -122,6 +122,6 @@ def test_a_loop_over_parameters_has_the_same_blocks(family: str) -> None:
     """Of the two stacks of experts one is half as large as the other: what blocks add says where the step is highest."""
     words = ("s=256", *LOOP)
     run = run_of(family)
-    estimated, traced = memcalc.estimate(run, *words, rehearse=True).ledger, memcalc.trace(run, *words, steps=2).ledger
+    estimated, traced = memcalc.estimate(run, *words).replayed.ledger, memcalc.trace(run, *words, steps=2).ledger
 
     assert traced.totals["optimizer_step_2"] - estimated.totals["optimizer_step_2"] == BLOCK
