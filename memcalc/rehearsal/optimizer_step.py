@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from memcalc.estimation.choice import Choice
-from memcalc.estimation.copies import UNSPREAD
 from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.optimizers.states import is_hidden_matrix
 from memcalc.estimation.optimizers.temporaries import Step, clipping_items
@@ -50,7 +49,7 @@ class OptimizerStep:
     def _clip(self, parameters: Parameters, choice: Choice) -> None:
         if not choice.clips:
             return
-        step = Step(clips=True, averages_with_casts=False, spread=UNSPREAD, card=choice.card)
+        step = Step(clips=True, averages_with_casts=False, spread=choice.spread(1), card=choice.card)
         items = clipping_items(parameters, choice.update, step)
         self.requests.drop([self.requests.take(item.each) for item in items for _ in range(item.count)])
 
@@ -59,16 +58,17 @@ class OptimizerStep:
         if choice.ema != "fp32" or choice.update.dtype == "fp32":
             return
         for held in in_order(parameters, choice.update.family, self.experts):
-            self.requests.drop([self.requests.take(DTYPE_BYTES["fp32"] * prod(held.shape))])
+            self.requests.drop([self.requests.take(DTYPE_BYTES["fp32"] * prod(choice.spread(1).shape(held)))])
 
     def _updates(self, parameters: Parameters, choice: Choice) -> Iterator[Updating]:
         """One for all, but for Muon: it updates the matrices of the layers one by one, and AdamW what is left."""
-        requests, update, card = self.requests, choice.update, choice.card
+        requests, update, card, spread = self.requests, choice.update, choice.card, choice.spread(1)
         if update.optimizer != "muon":
-            yield Updating(requests, parameters, update, card, self.experts)
+            yield Updating(requests, parameters, update, card, self.experts, spread)
             return
         hidden = [held for held in parameters if is_hidden_matrix(held)]
         others = [held for held in parameters if not is_hidden_matrix(held)]
         matrices = update._replace(implementation="for-loop")
-        yield Updating(requests, Parameters(hidden), matrices, card, self.experts)
-        yield Updating(requests, Parameters(others), update._replace(optimizer="adamw"), card, self.experts)
+        yield Updating(requests, Parameters(hidden), matrices, card, self.experts, spread)
+        rest = update._replace(optimizer="adamw")
+        yield Updating(requests, Parameters(others), rest, card, self.experts, spread)

@@ -10,8 +10,10 @@ from memcalc.estimation.moments import Block
 from memcalc.estimation.operators.linear import TIED_SUM
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.program import Event
+from memcalc.estimation.sharding import Held
 from memcalc.ledger.component import Component
 from memcalc.rehearsal.requests import Requests
+from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.segments import Segment, leaves
 
 PRODUCTS = ("_proj", "lm_head")  # what operators that multiply matrices are called at their end
@@ -35,6 +37,8 @@ class Passing:
         requests: what they are asked of.
         timeline: the step.
         plan: its layers, all of them named.
+        engine: what is done around its units.
+        parameters: of each unit, by the names of their gradients.
         workspace_bytes: of cuBLAS, which each thread's first matrix product makes.
         threads: those that have one already; the step adds its own.
     """
@@ -44,12 +48,17 @@ class Passing:
         requests: Requests,
         timeline: PlannedTimeline,
         plan: Segment,
+        engine: Engine,
+        parameters: Mapping[int, Mapping[str, Held]],
         workspace_bytes: int,
         threads: set[str],
     ) -> None:
         self.requests = requests
         self.timeline = timeline
         self.plan = plan
+        self.engine = engine
+        self.parameters = parameters
+        self.gradients: list[int] = []  # that stay
         self.blocks = timeline.blocks
         self.workspace_bytes = workspace_bytes
         self.threads = threads
@@ -64,6 +73,7 @@ class Passing:
     def forward(self) -> None:
         """Until the model returns its logits."""
         hidden = -1
+        self.engine.before_forward(ROOT)
         for number, block in enumerate(self.blocks):
             if block.opens:
                 self.openings.append(frame := Frame(number, {}))
@@ -72,6 +82,7 @@ class Passing:
         for item in self.plan:
             hidden = self.forward_of(item, hidden)
         self.run(self.head, hidden)
+        self.engine.after_forward(ROOT)
 
     def loss(self) -> None:
         """Until backward begins, outside the autocast region."""
@@ -83,19 +94,22 @@ class Passing:
     def backward(self) -> list[int]:
         """Until all gradients are there, which are the answer; what else the step has held is let go."""
         self.last_readers = self._last_readers()
+        self.gradients = []
         gradient = self.back(self.head, -1)
         gradient = self.backward_of(self.plan, gradient)
         for frame in reversed(self.openings):
             gradient = self.back(frame, gradient)
-        gradients: list[int] = []
+        produced = [each for frame in (self.head, *self.openings) for each in self._produced(frame, ROOT)]
         for frame in self._frames():
-            storages = self.blocks[frame.number].program.storages
-            for at, each in frame.held.items():
-                if storages[at].component is Component.GRADIENTS:
-                    gradients.append(each)
-                else:
-                    self.requests.drop((each,))
-        return gradients
+            self.requests.drop(frame.held.values())
+            frame.held.clear()
+        return [*self.gradients, *self.engine.after_backward(ROOT, produced)]
+
+    def _produced(self, frame: Frame, unit: int) -> list[Gradient]:
+        """The gradients that a block's backward has made, which its frame no longer holds."""
+        storages, known = self.blocks[frame.number].program.storages, self.parameters[unit]
+        made = [at for at in frame.held if storages[at].component is Component.GRADIENTS]
+        return [Gradient(frame.held.pop(at), known.get(storages[at].name)) for at in made]
 
     # -- items of the plan ---------------------------------------------------------------------------------------------
 
@@ -106,7 +120,11 @@ class Passing:
             if inside and isinstance(item, int):
                 number = self.timeline.inside[number]
             frame = self.layers[layer] = Frame(number, {})
+            if not inside:
+                self.engine.before_forward(layer)
             hidden = self.run(frame, hidden, hands=not inside)
+            if not inside:
+                self.engine.after_forward(layer)
             if (
                 not inside
             ):  # the model's loop has a name for all that the layer returned, not for what the one before did
@@ -121,12 +139,18 @@ class Passing:
         """The items in reverse; segments run again first."""
         for item in reversed(items):
             if isinstance(item, int):
-                gradient = self.back(self.layers[item], gradient, self.last_readers.get(item, NOTHING))
+                gradient = self._backward_of_layer(item, gradient)
             elif len(item) == 1 and isinstance(item[0], int):  # its program does both
-                gradient = self.back(self.layers[item[0]], gradient, self.last_readers.get(item[0], NOTHING))
+                gradient = self._backward_of_layer(item[0], gradient)
             else:
                 gradient = self._again(item, gradient)
             self._forget_masks(item if isinstance(item, int) else next(leaves(item)))
+        return gradient
+
+    def _backward_of_layer(self, layer: int, gradient: int) -> int:
+        self.engine.before_backward(layer)
+        gradient = self.back(self.layers[layer], gradient, self.last_readers.get(layer, NOTHING))
+        self.gradients += self.engine.after_backward(layer, self._produced(self.layers[layer], layer))
         return gradient
 
     def _forget_masks(self, layer: int) -> None:
@@ -148,7 +172,7 @@ class Passing:
         if isinstance(last, int):
             number = self.timeline.block_of(last, again=True)
             frame = self.layers[last] = Frame(number, {self.blocks[number].program.entry: hidden})
-            gradient = self.back(frame, gradient)
+            gradient = self._backward_of_layer(last, gradient)
         else:
             self.requests.drop((hidden,))
         gradient = self.backward_of(before, gradient)
@@ -206,7 +230,10 @@ class Passing:
         block = self.blocks[frame.number]
         held, take, drop = frame.held, self.requests.take, self.requests.drop
         handed_on, steps = -1, self._steps(frame.number, "backward")
+        arrival = self._arrival(block, steps) if frame is self.head else -1
         for position, (event, at, size, gone) in enumerate(steps):
+            if position == arrival:
+                self.engine.before_backward(ROOT)
             if position in unread:
                 self._drop_tables(unread[position])
             if size and position and ("backward" in self.threads or not event.label.endswith(PRODUCTS)):
@@ -231,6 +258,11 @@ class Passing:
                     self._workspace("backward")
         self._drop_tables(unread.get(len(steps), ()))
         return handed_on
+
+    def _arrival(self, block: Block, steps: Sequence[Step]) -> int:
+        """After how many events of the head's backward the gradient of the model's output is there."""
+        of_loss = {"", *(event.label for event in block.program.loss)}
+        return next((position for position, (event, *_) in enumerate(steps) if event.label not in of_loss), 0)
 
     def _steps(self, number: int, stream: Literal["forward", "backward"]) -> list[Step]:
         """The events of a block, with what is common to most of them found out once for all layers that are alike.

@@ -7,14 +7,16 @@ same programs that the estimate reads.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from memcalc.errors import OutOfMemory
-from memcalc.estimation.choice import choice_of, groups
-from memcalc.estimation.communication import communication_buffers
+from memcalc.estimation.arriving import gradients_on_arrival
+from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import BIT, PHASES, STEPS
-from memcalc.estimation.passes import beside
+from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.planned import PlannedTimeline
-from memcalc.estimation.sharding import stage_parameters
+from memcalc.estimation.sharding import Held, stage_parameters
 from memcalc.estimation.stages import recomputed_count, stages_of
 from memcalc.estimation.standing import workspace
 from memcalc.estimation.symbols import symbol_values
@@ -23,6 +25,9 @@ from memcalc.rehearsal.optimizer_step import OptimizerStep
 from memcalc.rehearsal.passing import Passing
 from memcalc.rehearsal.repeated import MicroBatch
 from memcalc.rehearsal.requests import Replay, Requests, Written, replay
+from memcalc.sharding.ddp import DDP
+from memcalc.sharding.engine import Engine, by_unit
+from memcalc.sharding.fsdp2 import FSDP2
 from memcalc.spec.cards import find_card
 from memcalc.spec.segments import Segment, items_of
 from memcalc.spec.spec import Spec
@@ -77,9 +82,13 @@ class Rehearsal:
         self.spec, self.stage, self.choice = spec, stages_of(spec)[0], choice_of(spec)
         card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
         self.values, self.workspace = symbol_values(spec, card), workspace("forward", spec, card, 0)
-        parts = groups(stage_parameters(spec, self.stage), self.choice)
+        parameters = stage_parameters(spec, self.stage)
+        parts = groups(parameters, self.choice)
         self.built = [*built_before_training(spec, self.stage, self.choice)]
         self.requests = requests
+        self.ordered = tuple(in_order(parameters, self.choice.update.family, layers_with_experts(spec)))
+        self.units = by_unit(self.ordered, spec.model.num_layers)
+        self.engine = engine_of(requests, self.ordered, self.units, self.choice)
         trained = [(parameters, own) for parameters, own, trains in parts if trains]
         self.step = OptimizerStep(requests, trained, layers_with_experts(spec))
         self.threads: set[str] = set()  # those that have a workspace of cuBLAS
@@ -114,6 +123,7 @@ class Rehearsal:
     def _run(self, phase: str) -> None:
         kind, _, number = phase.rpartition("_") if phase[-1].isdigit() else (phase, "", "")
         if kind == "optimizer":
+            self.engine.wrap()
             self.step.build()
         elif kind == "optimizer_step":
             self._step(first=phase == "optimizer_step_1")
@@ -141,10 +151,21 @@ class Rehearsal:
 
     def _forward(self) -> None:
         exist = bool(self.gradients)
+        self.engine.prepare()
+        self.engine.begin(have_gradients=exist)
         if exist not in self.kinds or not self.requests.repeats:
-            gradients = beside(self.spec, Around(), exist=exist)
-            timeline = PlannedTimeline(self.spec, self.stage, self.values, *gradients)
-            passing = self.passing_type(self.requests, timeline, _plan(self.spec), self.workspace.each, self.threads)
+            sharded = not self.engine.keeps_gradients
+            arriving = gradients_on_arrival(self.spec, exist=exist and not sharded, sharded=sharded)
+            timeline = PlannedTimeline(self.spec, self.stage, self.values, arriving, Around())
+            passing = self.passing_type(
+                self.requests,
+                timeline,
+                _plan(self.spec),
+                self.engine,
+                {unit: {_gradient_name(held): held for held in found} for unit, found in self.units.items()},
+                self.workspace.each,
+                self.threads,
+            )
             self.kinds[exist] = MicroBatch(self.requests, passing)
         self.passing = self.kinds[exist]
         self.passing.forward()
@@ -171,12 +192,38 @@ def why_not(spec: Spec) -> str:
     choice, stage = choice_of(spec), stages_of(spec)[0]
     reasons = {
         "generation": spec.inference is not None,
-        "several ranks": spec.parallelism.ranks > 1 or communication_buffers(spec, stage).around != Around(),
+        "several ranks": not _plays_ranks(spec) or (choice.engine == "deepspeed" and spec.parallelism.ranks > 1),
         "Megatron's buffers": choice.engine == "megatron",
         "offload to the host": choice.offloads or spec.training.offload_activations != "none",
         f"optimizer {choice.update.optimizer}": choice.update.optimizer in NOT_COMPARED,
     }
     return next((f"the order of requests is not known with {reason}" for reason, is_so in reasons.items() if is_so), "")
+
+
+def _plays_ranks(spec: Spec) -> bool:
+    """Whether the requests of one rank of many are known: of those that only share the data."""
+    parallelism = spec.parallelism
+    return parallelism.ranks == parallelism.data_parallel and (
+        parallelism.engine != "fsdp2"
+        or parallelism.zero_stage == 0
+        or all(isinstance(item, int) or len(item) == 1 for item in _plan(spec))
+    )
+
+
+def engine_of(
+    requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], choice: Choice
+) -> Engine:
+    """What a run does around its units."""
+    if choice.data_parallel == 1 and choice.zero_stage == 0:
+        return Engine(requests)
+    if choice.engine == "fsdp2":
+        return FSDP2(requests, units, choice)
+    return DDP(requests, ordered, choice)
+
+
+def _gradient_name(held: Held) -> str:
+    """What a block's program calls the gradient of a parameter."""
+    return f"{held.module.rpartition('*.')[2]}.{held.tensor}"
 
 
 def _plan(spec: Spec) -> Segment:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.allocator.pytorch.bound import most_reserved
+from memcalc.allocator.pytorch.constants import STREAM_SHIFT
 from memcalc.allocator.pytorch.lean import LeanAllocator
 from memcalc.allocator.pytorch.lean_expandable import LeanExpandableAllocator
 from memcalc.allocator.pytorch.settings import Settings, parse_settings
@@ -60,6 +61,7 @@ class Requests:
         self._owners: list[int] = []
         self._parts: dict[int, tuple[int, ...]] = {}  # of storages that are not one block: their requests
         self._once: set[int] = set()
+        self.has_streams = False  # whether any storage is on another CUDA stream than the default one
         self.begin("")
 
     def begin(self, phase: str) -> None:
@@ -67,11 +69,12 @@ class Requests:
         self._script = []
         self.stretches.append(Stretch(phase, self._script))
 
-    def take(self, size: int) -> int:
-        """A new storage with one owner."""
+    def take(self, size: int, stream: int = 0) -> int:
+        """A new storage with one owner, allocated on a CUDA stream: 0 is the default stream."""
         number = len(self._owners)
-        self._script.append(size)
+        self._script.append(size + (stream << STREAM_SHIFT) if size else 0)
         self._owners.append(1)
+        self.has_streams |= stream > 0
         if not size:
             self._parts[number] = ()
         return number
@@ -197,7 +200,7 @@ def replay(requests: Requests, alloc_conf: str = "", torch: str = DEFAULT_VERSIO
     lean: LeanAllocator | LeanExpandableAllocator
     if LeanAllocator.serves(settings, version):
         lean = LeanAllocator(version, room)
-    elif LeanExpandableAllocator.serves(settings, version):
+    elif LeanExpandableAllocator.serves(settings, version) and not requests.has_streams:
         lean = LeanExpandableAllocator(room)
     else:
         return _replay_whole(stretches, settings, version, room)
@@ -234,9 +237,11 @@ def _replay_whole(stretches: Sequence[Stretch], settings: Settings, version: Ver
         most, most_asked = whole, asked
         for change in script:
             if change > 0:
-                blocks.append(block := malloc(change))
+                stream = change >> STREAM_SHIFT
+                size = change - (stream << STREAM_SHIFT)
+                blocks.append(block := malloc(size, stream))
                 whole += block.size
-                asked += rounded(change)
+                asked += rounded(size)
                 if whole > most:  # noqa: PLR1730 - once for each request
                     most = whole
                 if asked > most_asked:  # noqa: PLR1730

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from memcalc.estimation.copies import UNSPREAD
+from memcalc.estimation.copies import UNSPREAD, Spread
 from memcalc.estimation.optimizers.buffers import Alive, Buffer, item_of
 from memcalc.estimation.optimizers.lists import DECAYED, DROPPED_BEFORE, foreach_lists
 from memcalc.estimation.optimizers.loops import SCRIPTS, gradient_script, makes_states_on_the_way
@@ -29,6 +29,7 @@ class Updating:
         update: how it updates them.
         card: for the scratch of its sums.
         experts: whether each layer has experts, where some do.
+        spread: over how many ranks parameters are sharded.
     """
 
     def __init__(
@@ -38,18 +39,20 @@ class Updating:
         update: Update,
         card: Multiprocessors,
         experts: Sequence[bool] = (),
+        spread: Spread = UNSPREAD,
     ) -> None:
         self.requests = requests
         self.parameters = parameters
         self.in_order = tuple(in_order(parameters, update.family, experts))
         self.update = update
         self.card = card
+        self.spread = spread
         self.lazy = first_phase(update) != "optimizer"
         self.sizes: dict[Held, list[int]] = {}  # of one parameter's states
         for held in dict.fromkeys(parameters):
-            states = own_states(held, update, UNSPREAD)
+            states = own_states(held, update, spread)
             self.sizes[held] = [state.item.each for state in states if not state.paged]
-        shared = (state.item for state in shared_states(parameters, update, UNSPREAD))
+        shared = (state.item for state in shared_states(parameters, update, spread))
         self.shared = [item.each for item in shared for _ in range(item.count)]  # made with the first parameter's
 
     def build(self) -> None:
@@ -148,4 +151,4 @@ class Updating:
 
     def _size(self, held: Held, buffer: Buffer) -> int:
         alive = Alive(held._replace(count=1), buffer)
-        return item_of(alive, self.update, UNSPREAD, self.card, 0, "").each
+        return item_of(alive, self.update, self.spread, self.card, 0, "").each

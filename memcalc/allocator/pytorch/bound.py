@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from memcalc.allocator.pytorch.constants import LARGE_SEGMENT, SMALL_SEGMENT
+from memcalc.allocator.pytorch.constants import LARGE_SEGMENT, SMALL_SEGMENT, STREAM_SHIFT
 from memcalc.allocator.pytorch.rounding import block_size, segment_size
 
 
@@ -23,7 +23,7 @@ def most_reserved(scripts: Iterable[Iterable[int]]) -> int:
     Of the latter there are at most as many as the sum, over the sizes of segments up to G, of the most requests alive
     at once that would create that size: requests of 10 MiB and more create the next multiple of 2 MiB, which is beyond
     G only if the request is; smaller ones create 20 MiB, and are counted with every G. As no cache is emptied, the
-    number of segments of each size times that size is all that is reserved.
+    number of segments of each size times that size is all that is reserved. Each CUDA stream has segments of its own.
 
     A device with room for this bound never empties its cache, so it is a bound there, too.
 
@@ -31,7 +31,7 @@ def most_reserved(scripts: Iterable[Iterable[int]]) -> int:
         scripts: requests in order, as `LeanAllocator.play` takes them.
     """
     kinds: dict[int, int] = {0: 0}  # of each size that is asked for: the place of its segment's size in these lists
-    segments, alive, most, made = [0], [0], [0], [0]
+    segments, alive, most, made = [(0, 0)], [0], [0], [0]  # stream and size of segments
     places: list[int] = []  # of each request
     for script in scripts:
         for change in script:
@@ -39,12 +39,13 @@ def most_reserved(scripts: Iterable[Iterable[int]]) -> int:
                 alive[places[~change]] -= 1
                 continue
             if change not in kinds:
-                size = segment_size(block_size(change))
-                if size not in segments:
+                stream = change >> STREAM_SHIFT
+                segment = stream, segment_size(block_size(change - (stream << STREAM_SHIFT)))
+                if segment not in segments:
                     for each in (alive, most, made):
                         each.append(0)
-                    segments.append(size)
-                kinds[change] = segments.index(size)
+                    segments.append(segment)
+                kinds[change] = segments.index(segment)
             place = kinds[change]
             places.append(place)
             made[place] += 1
@@ -53,12 +54,14 @@ def most_reserved(scripts: Iterable[Iterable[int]]) -> int:
                 most[place] = now
     total = 0
     found = sorted(zip(segments, most, made, strict=True))[1:]  # the first one has what asks for nothing
-    for size, own, count in found:
+    for (stream, size), own, count in found:
         if size == SMALL_SEGMENT:
             rivals = own
         else:
             rivals = sum(
-                most for other, most, _ in found if other != SMALL_SEGMENT and (other <= size or other == LARGE_SEGMENT)
+                most
+                for (beside, other), most, _ in found
+                if beside == stream and other != SMALL_SEGMENT and (other <= size or other == LARGE_SEGMENT)
             )
         total += size * min(count, rivals + 1)
     return total

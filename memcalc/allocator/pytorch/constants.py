@@ -17,3 +17,4 @@ HEADROOM = 8
 
 ROUNDUP_SLOTS = 16  # kRoundUpPowerOfTwoIntervals: one for each power of two from 1 MiB, the last one open
 LARGEST_REQUEST = 2**60  # one exabyte: asked for more, the allocator does not even try
+STREAM_SHIFT = 96  # in scripts of requests the number of the CUDA stream stands above the size, which no run reaches

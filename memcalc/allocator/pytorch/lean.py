@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator for the common case: default settings, one stream, no counters but three sums.
+"""PyTorch's caching allocator for the common case: default settings, no counters but three sums.
 
 It answers as `CachingAllocator` does, request by request, in a quarter of the time. It rests on one property of that
 case: free neighbours are always merged, so the free blocks of a segment are what its blocks in use leave between them.
@@ -7,6 +7,9 @@ Blocks need no objects with links then: a free block is its *place* and its size
 Sizes and places are counted in blocks of 512 bytes. Places have the order by which PyTorch decides between free blocks
 of one size: of addresses (up to 2.11), or of segments and then of addresses (from 2.13 on); between two segments there
 is a gap. The order in which blocks were made, by which 2.12 decides, is no property of places: `serves` says no.
+
+Each CUDA stream has free blocks of its own. Nearly all requests are made on the default stream, so its pools are at
+hand; segments of another stream have places of their own, from which the stream of a block follows.
 """
 
 # ruff: noqa: C901, PLR0912, PLR0915, PLR1730 - `play` is one loop that runs for every request: calls would double it
@@ -15,11 +18,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from itertools import chain
 from typing import NamedTuple
 
 from memcalc.allocator.addresses import AddressSpace
 from memcalc.allocator.driver import END_OF_ADDRESSES, GRANULE
-from memcalc.allocator.pytorch.constants import MIN_BLOCK, SMALL_REQUEST, UNSPLIT_REST
+from memcalc.allocator.pytorch.constants import MIN_BLOCK, SMALL_REQUEST, STREAM_SHIFT, UNSPLIT_REST
 from memcalc.allocator.pytorch.rounding import segment_size
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import Version
@@ -27,6 +31,10 @@ from memcalc.errors import OutOfMemory
 
 _BITS, _UP = MIN_BLOCK.bit_length() - 1, MIN_BLOCK - 1  # n + 511 >> 9 is n in blocks, rounded up
 _SMALL, _UNSPLIT = SMALL_REQUEST // MIN_BLOCK, UNSPLIT_REST // MIN_BLOCK
+_STREAM_BITS = STREAM_SHIFT - _BITS  # of a request in blocks: above them is its stream
+_OTHER_STREAM = 1 << _STREAM_BITS
+_PLACE_BITS = 96  # above them is the stream of a place
+_OTHER_PLACE = 1 << _PLACE_BITS
 _STRIDE = GRANULE // MIN_BLOCK + 1  # places from one granule to the next: a segment's end is not the next one's begin
 
 
@@ -61,6 +69,7 @@ class LeanAllocator:
         self.retries = 0  # how often the cache was emptied for a request, as num_alloc_retries
         self._addresses = AddressSpace(END_OF_ADDRESSES) if version.tie_break == "address" else None
         self._small, self._large = _Pool(), _Pool()
+        self._others: dict[int, tuple[_Pool, _Pool]] = {}  # small and large blocks of other streams
         self._starts: dict[int, int] = {}  # of free blocks: their sizes, by place
         self._ends: dict[int, int] = {}  # their places, by where they end
         self._segments: dict[int, int] = {}  # their sizes, by place
@@ -82,7 +91,7 @@ class LeanAllocator:
         It can be called again, with what follows, unless it raises.
 
         Args:
-            script: n > 0 asks for n bytes; ~n gives back what the n-th request of all got, counted from 0; 0 is a
+            script: n > 0 asks for n bytes, with the number of a stream above `STREAM_SHIFT`; ~n gives back what the n-th request of all got, counted from 0; 0 is a
                 request that gets nothing and is never given back.
 
         Raises:
@@ -96,8 +105,16 @@ class LeanAllocator:
         for change in script:
             if change > 0:
                 request = (change + _UP) >> _BITS
+                stream = 0
                 if request > _SMALL:
-                    sizes, free, unsplit = large_sizes, large_places, _UNSPLIT
+                    if request >= _OTHER_STREAM:
+                        stream = request >> _STREAM_BITS
+                        request &= _OTHER_STREAM - 1
+                        unsplit = _UNSPLIT if request > _SMALL else 0
+                        pool = self._pools(stream)[request > _SMALL]
+                        sizes, free = pool.sizes, pool.places
+                    else:
+                        sizes, free, unsplit = large_sizes, large_places, _UNSPLIT
                 else:
                     sizes, free, unsplit = small_sizes, small_places, 0
                 at = bisect_left(sizes, request)
@@ -109,7 +126,7 @@ class LeanAllocator:
                         del free[size], sizes[at]
                     del starts[place], ends[place + size]
                 else:
-                    place, size = self._fetch(request)
+                    place, size = self._fetch(request, stream)
                 rest = size - request
                 if rest > unsplit:
                     begin = place + request
@@ -132,7 +149,11 @@ class LeanAllocator:
                 requests.append(request)
             elif change:
                 place, size = places[~change], taken[~change]
-                sizes, free = (large_sizes, large_places) if size > _SMALL else (small_sizes, small_places)
+                if place < _OTHER_PLACE:
+                    sizes, free = (large_sizes, large_places) if size > _SMALL else (small_sizes, small_places)
+                else:
+                    pool = self._pools(place >> _PLACE_BITS)[size > _SMALL]
+                    sizes, free = pool.sizes, pool.places
                 allocated -= size
                 asked -= requests[~change]
                 end = place + size
@@ -168,7 +189,12 @@ class LeanAllocator:
         self._allocated, self._asked = allocated, asked
         return Highest(most_allocated * MIN_BLOCK, most_asked * MIN_BLOCK)
 
-    def _fetch(self, request: int) -> tuple[int, int]:
+    def _pools(self, stream: int) -> tuple[_Pool, _Pool]:
+        if stream not in self._others:
+            self._others[stream] = (_Pool(), _Pool())
+        return self._others[stream]
+
+    def _fetch(self, request: int, stream: int) -> tuple[int, int]:
         """The place and the size of a new segment. Sizes of segments are multiples of a granule."""
         size = segment_size(request * MIN_BLOCK)
         if self.room is not None and self.reserved_bytes + size > self.room:
@@ -183,19 +209,20 @@ class LeanAllocator:
             self._next += size // MIN_BLOCK + 1
         else:
             place = self._addresses.take(size) // GRANULE * _STRIDE
+        place += stream << _PLACE_BITS
         self._segments[place] = size // MIN_BLOCK
         return place, size // MIN_BLOCK
 
     def _empty_cache(self) -> None:
         """Gives back the free blocks that are whole segments."""
-        for pool in (self._large, self._small):
+        for pool in (self._large, self._small, *chain.from_iterable(self._others.values())):
             for size in [*pool.sizes]:
                 whole = [place for place in pool.places[size] if self._segments.get(place) == size]
                 for place in whole:
                     del self._starts[place], self._ends[place + size], self._segments[place]
                     self.reserved_bytes -= size * MIN_BLOCK
                     if self._addresses is not None:
-                        self._addresses.put(place // _STRIDE * GRANULE, size * MIN_BLOCK)
+                        self._addresses.put(place % _OTHER_PLACE // _STRIDE * GRANULE, size * MIN_BLOCK)
                 left = [place for place in pool.places[size] if place in self._starts]
                 if left:
                     pool.places[size][:] = left

@@ -1,0 +1,83 @@
+"""The hooks that a sharding engine has around the units of a model: its layers, and the root, which has all else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from memcalc.estimation.sharding import Held
+from memcalc.rehearsal.requests import Requests
+
+ROOT = -1  # the unit of embeddings, final norm and LM head; layers are units by their number
+
+
+class Gradient(NamedTuple):
+    """A gradient that autograd has produced: the storage, and its parameter (None: of no known one)."""
+
+    storage: int
+    parameter: Held | None
+
+
+class Engine:
+    """One GPU alone: weights are resident, gradients stay where autograd puts them.
+
+    Subclasses say what PyTorch or DeepSpeed allocate around units, in the order of their sources.
+
+    Args:
+        requests: where they are written.
+    """
+
+    keeps_gradients = True  # whether gradients stay as autograd made them, and a later micro-batch is added to them
+
+    def __init__(self, requests: Requests) -> None:
+        self.requests = requests
+
+    def wrap(self) -> None:
+        """Wrap the module, before the optimizer is built."""
+
+    def prepare(self) -> None:
+        """Before each micro-batch: what is done only once."""
+
+    def begin(self, *, have_gradients: bool) -> None:
+        """Begin a micro-batch; `have_gradients`: earlier ones have left gradients, to which it adds."""
+
+    def before_forward(self, unit: int) -> None:
+        """Before a unit's forward; that of the root spans the whole forward."""
+
+    def after_forward(self, unit: int) -> None:
+        """After a unit's forward."""
+
+    def before_backward(self, unit: int) -> None:
+        """When the gradient of a unit's output has been produced."""
+
+    def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
+        """When the gradient of a unit's input has been produced, and for the root at the end of backward.
+
+        Args:
+            unit: the unit.
+            gradients: of its parameters, which the engine takes over.
+
+        Returns:
+            The storages of gradients that stay until `zero_grad`.
+        """
+        return [gradient.storage for gradient in gradients]
+
+
+def by_unit(ordered: Sequence[Held], layers: int) -> Mapping[int, tuple[Held, ...]]:
+    """The parameters of each unit in the order in which modules register them.
+
+    Args:
+        ordered: all parameters, as `in_order` yields them.
+        layers: how many layers there are.
+    """
+    inside = [held for held in ordered if held.where == "layer"]
+    units: dict[int, list[Held]] = {ROOT: [held for held in ordered if held.where != "layer"]}
+    layer, seen, kind = -1, set[Held](), ""
+    for held in inside:
+        prefix = held.module.partition("*")[0]
+        if held in seen or prefix != kind:  # the first parameter of the next layer
+            layer, seen, kind = layer + 1, set(), prefix
+        seen.add(held)
+        units.setdefault(layer, []).append(held)
+    assert len(units) == layers + 1
+    return {unit: tuple(found) for unit, found in units.items()}
