@@ -26,7 +26,7 @@ from memcalc.rehearsal.passing import Passing
 from memcalc.rehearsal.repeated import MicroBatch
 from memcalc.rehearsal.requests import Replay, Requests, Written, replay
 from memcalc.sharding.ddp import DDP
-from memcalc.sharding.engine import Engine, by_unit
+from memcalc.sharding.engine import ROOT, Engine, by_unit
 from memcalc.sharding.fsdp2 import FSDP2
 from memcalc.spec.cards import find_card
 from memcalc.spec.segments import Segment, items_of
@@ -89,6 +89,11 @@ class Rehearsal:
         self.ordered = tuple(in_order(parameters, self.choice.update.family, layers_with_experts(spec)))
         self.units = by_unit(self.ordered, spec.model.num_layers)
         self.engine = engine_of(requests, self.ordered, self.units, self.choice)
+        self.parameters = {
+            unit: {_gradient_name(held): held for held in found} for unit, found in self.units.items()
+        }
+        if spec.model.tie_word_embeddings:  # whose gradient has the head's name
+            self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])
         trained = [(parameters, own) for parameters, own, trains in parts if trains]
         self.step = OptimizerStep(requests, trained, layers_with_experts(spec))
         self.threads: set[str] = set()  # those that have a workspace of cuBLAS
@@ -162,7 +167,7 @@ class Rehearsal:
                 timeline,
                 _plan(self.spec),
                 self.engine,
-                {unit: {_gradient_name(held): held for held in found} for unit, found in self.units.items()},
+                self.parameters,
                 self.workspace.each,
                 self.threads,
             )
