@@ -100,10 +100,11 @@ class Passing:
         for frame in reversed(self.openings):
             gradient = self.back(frame, gradient)
         produced = [each for frame in (self.head, *self.openings) for each in self._produced(frame, ROOT)]
-        for frame in self._frames():
+        self.gradients += self.engine.after_backward(ROOT, produced)
+        for frame in self._frames():  # what a script still has a name for, such as the logits
             self.requests.drop(frame.held.values())
             frame.held.clear()
-        return [*self.gradients, *self.engine.after_backward(ROOT, produced)]
+        return self.gradients
 
     def _produced(self, frame: Frame, unit: int) -> list[Gradient]:
         """The gradients that a block's backward has made, which its frame no longer holds."""

@@ -206,9 +206,9 @@ def why_not(spec: Spec) -> str:
 
 
 def _plays_ranks(spec: Spec) -> bool:
-    """Whether the requests of one rank of many are known: of those that only share the data."""
+    """Whether the requests of one rank of many are known: of those that share the data, or split layers by DTensor."""
     parallelism = spec.parallelism
-    return parallelism.ranks == parallelism.data_parallel and (
+    return parallelism.ranks == parallelism.data_parallel * parallelism.tensor_parallel and (
         parallelism.engine != "fsdp2"
         or parallelism.zero_stage == 0
         or all(isinstance(item, int) or len(item) == 1 for item in _plan(spec))

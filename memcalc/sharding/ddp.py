@@ -43,13 +43,14 @@ class DDP(Engine):
     def wrap(self) -> None:
         """Broadcast the parameters and allocate the first buckets."""
         in_flight: deque[int] = deque()
-        for size in grouped(self._sized(self.parameters), [BROADCAST_BYTES]):
-            in_flight.append(self.requests.take(size))
+        for sizes in grouped(self._sized(self.parameters), [BROADCAST_BYTES]):
+            flat = sum(sizes) if len(sizes) > 1 else 0  # csrc/utils/tensor_flatten.h: a tensor alone is not copied
+            in_flight.append(self.requests.take(flat))
             if len(in_flight) == FLAT_BUFFERS_AT_ONCE:
                 self.requests.drop((in_flight.popleft(),))
         self.requests.drop(in_flight)
         trained = [held for held in reversed(self.parameters) if held.trains]
-        self.buckets = [self.requests.take(size) for size in grouped(self._sized(trained), [])]
+        self.buckets = [self.requests.take(sum(sizes)) for sizes in grouped(self._sized(trained), [])]
 
     def prepare(self) -> None:
         """Rebuild the buckets before the second forward."""
@@ -57,8 +58,8 @@ class DDP(Engine):
             return
         self.rebuilt = True
         self.requests.drop(self.buckets)
-        sizes = grouped(self._sized(self.ready), [FIRST_BUCKET_BYTES, BUCKET_BYTES])
-        self.buckets = [self.requests.take(size) for size in sizes]
+        buckets = grouped(self._sized(self.ready), [FIRST_BUCKET_BYTES, BUCKET_BYTES])
+        self.buckets = [self.requests.take(sum(sizes)) for sizes in buckets]
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Note the order of gradients."""
@@ -78,8 +79,8 @@ class DDP(Engine):
             yield dtype, DTYPE_BYTES[dtype] * held.elements
 
 
-def grouped(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[int]:
-    """Return the bytes of each bucket, in order. Source: reducer.cpp, compute_bucket_assignment_by_size.
+def grouped(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[list[int]]:
+    """Return the bytes of each tensor in each bucket, in order. Source: reducer.cpp, compute_bucket_assignment_by_size.
 
     A bucket of a dtype is complete when it has reached its limit.
 
@@ -87,12 +88,12 @@ def grouped(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[int
         sizes: dtype and bytes of each tensor, in order.
         limits: bytes of the first, second ... bucket of each dtype, the last one for all that follow; none: no limit.
     """
-    done: list[int] = []
-    filling: dict[str, int] = {}
+    done: list[list[int]] = []
+    filling: dict[str, list[int]] = {}
     complete: dict[str, int] = {}  # how many, by dtype
     for dtype, size in sizes:
-        filling[dtype] = filling.get(dtype, 0) + size
-        if limits and filling[dtype] >= limits[min(complete.get(dtype, 0), len(limits) - 1)]:
+        filling.setdefault(dtype, []).append(size)
+        if limits and sum(filling[dtype]) >= limits[min(complete.get(dtype, 0), len(limits) - 1)]:
             complete[dtype] = complete.get(dtype, 0) + 1
             done.append(filling.pop(dtype))
     return [*done, *filling.values()]
