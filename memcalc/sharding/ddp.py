@@ -64,10 +64,11 @@ class DDP(Engine):
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Note the order of gradients."""
         if not self.rebuilt:
-            parameters = [each.parameter for each in gradients if each.parameter is not None]
+            parameters = _as_accumulated(each.parameter for each in gradients if each.parameter is not None)
             if unit == ROOT:
                 first = [held for held in parameters if held.where != "embedding"]
                 last = [held for held in parameters if held.where == "embedding"]
+                last.sort(key=lambda held: held.module == "embed_tokens")  # it is looked up first
                 self.ready = [*first, *self.ready, *last]
             else:
                 self.ready += parameters
@@ -77,6 +78,21 @@ class DDP(Engine):
         for held in parameters:
             dtype = held.dtype or self.choice.base
             yield dtype, DTYPE_BYTES[dtype] * held.elements
+
+
+def _as_accumulated(produced: Iterable[Held]) -> list[Held]:
+    """The parameters in the order in which their gradients are accumulated.
+
+    addmm produces the gradients of weight and bias; that of the weight still has to be transposed.
+    """
+    found: list[Held] = []
+    for held in produced:
+        after_its_weight = found and held.tensor == "bias" and found[-1].module == held.module
+        if after_its_weight and len(found[-1].axes) > 1:
+            found.insert(-1, held)
+        else:
+            found.append(held)
+    return found
 
 
 def grouped(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[list[int]]:
