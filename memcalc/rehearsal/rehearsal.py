@@ -90,7 +90,8 @@ class Rehearsal:
         self.units = by_unit(self.ordered, spec.model.num_layers)
         self.engine = engine_of(requests, self.ordered, self.units, self.choice)
         self.parameters = {
-            unit: {_gradient_name(held): held for held in found} for unit, found in self.units.items()
+            unit: {_gradient_name(held, spec.training.implementation): held for held in found}
+            for unit, found in self.units.items()
         }
         if spec.model.tie_word_embeddings:  # whose gradient has the head's name
             self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])
@@ -226,9 +227,12 @@ def engine_of(
     return DDP(requests, ordered, choice)
 
 
-def _gradient_name(held: Held) -> str:
+def _gradient_name(held: Held, implementation: str) -> str:
     """What a block's program calls the gradient of a parameter."""
-    return f"{held.module.rpartition('*.')[2]}.{held.tensor}"
+    module = held.module.rpartition("*.")[2]
+    if held.routed and implementation == "plain":  # "mlp.experts.up" for the products of all experts
+        module = module.removesuffix("_proj")
+    return f"{module}.{held.tensor}"
 
 
 def _plan(spec: Spec) -> Segment:
