@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 from memcalc.estimation.forward_moments import OUTSIDE
@@ -20,7 +21,7 @@ PRODUCTS = ("_proj", "lm_head")  # what operators that multiply matrices are cal
 
 Step = tuple[Event, int, int, bool]  # see `Passing._steps`
 OF_WINDOWS = " of windows"  # behind the names of tables for layers with windows
-NOTHING: Mapping[int, Sequence[str]] = {}
+NOTHING: Mapping[int, Callable[[], None]] = {}
 
 
 class Frame(NamedTuple):
@@ -95,7 +96,7 @@ class Passing:
         """Until all gradients are there, which are the answer; what else the step has held is let go."""
         self.last_readers = self._last_readers()
         self.gradients = []
-        gradient = self.back(self.head, -1)
+        gradient = self.back(self.head, -1, {self._arrival(): lambda: self.engine.before_backward(ROOT)})
         gradient = self.backward_of(self.plan, gradient)
         for frame in reversed(self.openings):
             gradient = self.back(frame, gradient)
@@ -150,7 +151,10 @@ class Passing:
 
     def _backward_of_layer(self, layer: int, gradient: int) -> int:
         self.engine.before_backward(layer)
-        gradient = self.back(self.layers[layer], gradient, self.last_readers.get(layer, NOTHING))
+        readers = self.last_readers.get(layer, {})
+        unread = {position: partial(self._drop_tables, names) for position, names in readers.items()}
+        gradient = self.back(self.layers[layer], gradient, unread)
+        self._drop_tables(readers.get(len(self._steps(self.layers[layer].number, "backward")), ()))
         self.gradients += self.engine.after_backward(layer, self._produced(self.layers[layer], layer))
         return gradient
 
@@ -172,7 +176,7 @@ class Passing:
             hidden = self.forward_of(item, hidden, inside=True)
         if isinstance(last, int):
             number = self.timeline.block_of(last, again=True)
-            frame = self.layers[last] = Frame(number, {self.blocks[number].program.entry: hidden})
+            self.layers[last] = Frame(number, {self.blocks[number].program.entry: hidden})
             gradient = self._backward_of_layer(last, gradient)
         else:
             self.requests.drop((hidden,))
@@ -223,20 +227,17 @@ class Passing:
         if before is not None:
             self._drop(before, *self.blocks[before.number].program.handed)
 
-    def back(self, frame: Frame, gradient: int, unread: Mapping[int, Sequence[str]] = NOTHING) -> int:
+    def back(self, frame: Frame, gradient: int, interruptions: Mapping[int, Callable[[], None]] = NOTHING) -> int:
         """A block's backward, which takes its output's gradient over; the answer is that of its input.
 
-        `unread`: after how many events which tables of the model have had their last reader.
+        `interruptions`: what happens after how many of its events.
         """
         block = self.blocks[frame.number]
         held, take, drop = frame.held, self.requests.take, self.requests.drop
         handed_on, steps = -1, self._steps(frame.number, "backward")
-        arrival = self._arrival(block, steps) if frame is self.head else -1
         for position, (event, at, size, gone) in enumerate(steps):
-            if position == arrival:
-                self.engine.before_backward(ROOT)
-            if position in unread:
-                self._drop_tables(unread[position])
+            if position in interruptions:
+                interruptions[position]()
             if size and position and ("backward" in self.threads or not event.label.endswith(PRODUCTS)):
                 held[at] = take(size)
             elif gone and position and at in held:
@@ -257,13 +258,14 @@ class Passing:
                 self._play(block, frame, event)
                 if event.sign > 0 and "backward" not in self.threads and _is_product(event.label):
                     self._workspace("backward")
-        self._drop_tables(unread.get(len(steps), ()))
         return handed_on
 
-    def _arrival(self, block: Block, steps: Sequence[Step]) -> int:
-        """After how many events of the head's backward the gradient of the model's output is there."""
-        of_loss = {"", *(event.label for event in block.program.loss)}
-        return next((position for position, (event, *_) in enumerate(steps) if event.label not in of_loss), 0)
+    def _arrival(self) -> int:
+        """After how many events of the head's backward the gradient of the model's output has been produced."""
+        program = self.blocks[self.head.number].program
+        of_loss = {"", *(event.label for event in program.loss)}
+        events = enumerate(program.stream("backward"))
+        return next((position for position, event in events if event.label not in of_loss), 0)
 
     def _steps(self, number: int, stream: Literal["forward", "backward"]) -> list[Step]:
         """The events of a block, with what is common to most of them found out once for all layers that are alike.

@@ -29,6 +29,7 @@ from memcalc.sharding.ddp import DDP
 from memcalc.sharding.engine import ROOT, Engine, by_unit
 from memcalc.sharding.fsdp2 import FSDP2
 from memcalc.spec.cards import find_card
+from memcalc.spec.recipes import RECIPES
 from memcalc.spec.segments import Segment, items_of
 from memcalc.spec.spec import Spec
 
@@ -108,6 +109,8 @@ class Rehearsal:
         """All phases."""
         for phase, following in zip(PLAYED, (*PLAYED[1:], ""), strict=True):
             self.requests.begin(phase)
+            if phase == "optimizer":
+                self.engine.wrap()
             for index, each in enumerate(self.built):
                 if each.mask & BIT[phase] and index not in self.alive:
                     self.alive[index] = self._make(each)
@@ -129,7 +132,6 @@ class Rehearsal:
     def _run(self, phase: str) -> None:
         kind, _, number = phase.rpartition("_") if phase[-1].isdigit() else (phase, "", "")
         if kind == "optimizer":
-            self.engine.wrap()
             self.step.build()
         elif kind == "optimizer_step":
             self._step(first=phase == "optimizer_step_1")
@@ -195,32 +197,44 @@ class Rehearsal:
 
 def why_not(spec: Spec) -> str:
     """Why the order of all that is allocated is not known; empty where it is."""
-    choice, stage = choice_of(spec), stages_of(spec)[0]
+    choice = choice_of(spec)
     reasons = {
         "generation": spec.inference is not None,
-        "several ranks": not _plays_ranks(spec) or (choice.engine == "deepspeed" and spec.parallelism.ranks > 1),
         "Megatron's buffers": choice.engine == "megatron",
         "offload to the host": choice.offloads or spec.training.offload_activations != "none",
         f"optimizer {choice.update.optimizer}": choice.update.optimizer in NOT_COMPARED,
+        **_reasons_of_ranks(spec, choice),
     }
     return next((f"the order of requests is not known with {reason}" for reason, is_so in reasons.items() if is_so), "")
 
 
-def _plays_ranks(spec: Spec) -> bool:
-    """Whether the requests of one rank of many are known: of those that share the data, or split layers by DTensor."""
-    parallelism = spec.parallelism
-    return parallelism.ranks == parallelism.data_parallel * parallelism.tensor_parallel and (
-        parallelism.engine != "fsdp2"
-        or parallelism.zero_stage == 0
-        or all(isinstance(item, int) or len(item) == 1 for item in _plan(spec))
-    )
+def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
+    """What of a run over several ranks keeps it from being replayed."""
+    parallelism, training = spec.parallelism, spec.training
+    alone = choice.data_parallel == 1
+    if parallelism.ranks == 1:
+        return {"a sharding engine on one rank": parallelism.zero_stage > 0}
+    fsdp2 = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0
+    return {
+        "pipeline parallelism": parallelism.pipeline_parallel > 1,
+        "context parallelism": parallelism.context_parallel > 1,
+        "expert parallelism": parallelism.expert_parallel > 1,
+        parallelism.engine: parallelism.engine not in ("ddp", "fsdp2") and parallelism.zero_stage > 0,
+        "a sharding engine on one rank": alone and parallelism.zero_stage > 0,
+        "DDP and gradients in fp32 beside those of autograd": not (fsdp2 or alone)
+        and RECIPES[training.recipe].main_gradients_live in ("backward", "always"),
+        "4-bit weights on several ranks": training.finetune == "qlora",
+        "layers that are recomputed together under FSDP2": fsdp2
+        and not all(isinstance(item, int) or len(item) == 1 for item in _plan(spec)),
+        "a loss that reads the head's matrix under FSDP2": fsdp2 and training.loss in ("chunked", "fused"),
+    }
 
 
 def engine_of(
     requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], choice: Choice
 ) -> Engine:
     """What a run does around its units."""
-    if choice.data_parallel == 1 and choice.zero_stage == 0:
+    if choice.data_parallel == 1:
         return Engine(requests)
     if choice.engine == "fsdp2":
         return FSDP2(requests, units, choice)

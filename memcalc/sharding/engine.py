@@ -50,7 +50,7 @@ class Engine:
     def before_backward(self, unit: int) -> None:
         """When the gradient of a unit's output has been produced."""
 
-    def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
+    def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:  # noqa: ARG002 -- for subclasses
         """When the gradient of a unit's input has been produced, and for the root at the end of backward.
 
         Args:
