@@ -13,9 +13,9 @@ from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.program import Event
 from memcalc.estimation.sharding import Held
 from memcalc.ledger.component import Component
-from memcalc.rehearsal.requests import Requests
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.segments import Segment, leaves
+from memcalc.stream.requests import Requests
 
 PRODUCTS = ("_proj", "lm_head")  # what operators that multiply matrices are called at their end
 

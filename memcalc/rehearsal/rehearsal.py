@@ -24,7 +24,6 @@ from memcalc.rehearsal.construction import Built, built_before_training, layers_
 from memcalc.rehearsal.optimizer_step import OptimizerStep
 from memcalc.rehearsal.passing import Passing
 from memcalc.rehearsal.repeated import MicroBatch
-from memcalc.rehearsal.requests import Replay, Requests, Written, replay
 from memcalc.sharding.ddp import DDP
 from memcalc.sharding.engine import ROOT, Engine, by_unit
 from memcalc.sharding.fsdp2 import FSDP2
@@ -32,6 +31,7 @@ from memcalc.spec.cards import find_card
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.segments import Segment, items_of
 from memcalc.spec.spec import Spec
+from memcalc.stream.requests import Replay, Requests, Written, replay
 
 STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
 PLAYED = (*PHASES, *STEADY)  # the steady step twice: where it finds its blocks settles with the first one

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.sharding import Held
-from memcalc.rehearsal.requests import Requests
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.stream.requests import Requests
 
 MIB = 2**20
 BROADCAST_BYTES = 250 * MIB  # distributed.py, broadcast_bucket_size

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from memcalc.estimation.sharding import Held
-from memcalc.rehearsal.requests import Requests
+from memcalc.stream.requests import Requests
 
 ROOT = -1  # the unit of embeddings, final norm and LM head; layers are units by their number
 

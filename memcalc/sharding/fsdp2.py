@@ -16,9 +16,9 @@ from typing import NamedTuple
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.engines.fsdp2 import is_narrow
 from memcalc.estimation.sharding import Held
-from memcalc.rehearsal.requests import Requests
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.stream.requests import Requests
 from memcalc.workspaces.sharding import chunk_cat, split_copy
 
 ALL_GATHER, REDUCE_SCATTER = 1, 2  # CUDA streams beside the default one (_fsdp_param_group.py, FSDPCommContext)

@@ -7,7 +7,7 @@ from memcalc.errors import OutOfMemory
 from memcalc.estimation.estimate import Played, estimate
 from memcalc.planning.configured import with_recompute
 from memcalc.rehearsal.rehearsal import Rehearsal, rehearse, why_not
-from memcalc.rehearsal.requests import Requests, replay, reserved_upper_bound
+from memcalc.stream.requests import Requests, replay, reserved_upper_bound
 from memcalc.verdict.judge import size
 
 MIB = 2**20
