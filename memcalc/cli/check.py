@@ -15,7 +15,7 @@ PATHS_HELP = "Files, folders to search, and patterns; default: those of memcalc.
 MARGIN_HELP = "What must stay free below card and budget: 5%, 2GiB."
 BASELINE_HELP = "JSON of an earlier check: report each peak's change."
 GROWTH_HELP = "With --baseline: fail where a peak grew by more, e.g. 1% or 0."
-SKIP_HELP = "Skip files that are no configs even if named, and be content with none."
+SKIP_HELP = "Skip named files that are not configs; exit 0 if none is left."
 SETTINGS_HELP = "In place of memcalc.toml or [tool.memcalc] here or above."
 REPORT_HELP = "Also write a report in another format to a file. Repeatable."
 

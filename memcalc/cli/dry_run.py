@@ -1,4 +1,4 @@
-"""`memcalc dry-run`: any training command on cards that are not there."""
+"""`memcalc dry-run`: run any training command without a GPU."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def command(
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
 ) -> None:
-    """Run any training command on GPUs that are not there, and size it.
+    """Run any training command without a GPU, and report its memory.
 
     PyTorch's own CUDA build runs the real steps; only NVIDIA's libraries are replaced, by stubs that count memory and
     compute nothing. Needs Linux, a C compiler and a CUDA build of torch; no GPU, and none of NVIDIA's libraries.

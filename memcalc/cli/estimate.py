@@ -53,6 +53,9 @@ def command(
         int | None, typer.Option(min=0, help="Report this pipeline stage instead of the worst one.")
     ] = None,
     all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Add one line for each pipeline stage.")] = False,
+    brief: Annotated[
+        bool, typer.Option("--brief/--full", help="The verdict, its reason and the three totals only, or every table.")
+    ] = False,
     rehearse: Annotated[bool, typer.Option("--rehearse", hidden=True)] = False,
     alloc_conf: Annotated[
         str | None,
@@ -94,6 +97,7 @@ def command(
         units,
         all_ranks=all_ranks,
         explain=explain,
+        brief=brief,
         measurement=measurement,
         reason=reason,
         advice=_advice(result, config, overrides or (), gpu),

@@ -1,4 +1,4 @@
-"""`memcalc measure`: run the step on a device that is there."""
+"""`memcalc measure`: run the step on a GPU or CPU."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def command(
     form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
     units: Units = "MiB",
 ) -> None:
-    """Run the training step on a device that is there, beside estimate and trace.
+    """Run the training step on a GPU or CPU; compare with the estimate.
 
-    Component by component and phase by phase: what the device held, beside what was predicted. Needs torch. Under
+    Component by component and phase by phase: the measured memory next to the estimate and a trace. Needs torch. Under
     torchrun every rank measures itself, and rank 0 prints.
 
     Example: memcalc measure gpt2 --device cpu --steps 3

@@ -172,9 +172,9 @@ def test_the_keys_of_a_config_json_are_listed(tmp_path: Path) -> None:
     assert [key for key, _ in found.no_effect] == ["architectures", "rms_norm_eps", "bos_token_id", "rope_scaling"]
     assert found.unknown == ("a_key_of_tomorrow",)
     assert load(path).notes == (
-        f"{WHOSE}: 6 mapped, 4 without effect on memory, 0 not modelled, 1 unknown.",
+        f"{WHOSE}: 6 mapped, 4 ignored (no effect on memory), 0 not modelled, 1 unknown.",
         "unknown, hence not counted: a_key_of_tomorrow.",
-        "without effect: architectures, rms_norm_eps, bos_token_id, rope_scaling.",
+        "no effect on memory: architectures, rms_norm_eps, bos_token_id, rope_scaling.",
     )
 
 
