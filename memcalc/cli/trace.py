@@ -1,4 +1,4 @@
-"""`memcalc trace`: run the step on a device that is not there."""
+"""`memcalc trace`: run the step on fake tensors or the null CUDA device."""
 
 from __future__ import annotations
 

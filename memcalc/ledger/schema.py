@@ -51,7 +51,7 @@ class OutsideAllocated(Block):
 
 
 class Phase(Block):
-    """The highest moment of one phase; components sum to allocated_bytes exactly."""
+    """The peak of one phase; components sum to allocated_bytes exactly."""
 
     phase: str
     allocated_bytes: int
@@ -102,7 +102,7 @@ class LimitRow(Block):
 
 
 class Host(Block):
-    """What the headline rank holds of the host's memory, in its highest moment."""
+    """Peak host memory of the headline rank."""
 
     phase: str
     bytes: int
