@@ -17,6 +17,7 @@ from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.segments import Segment, leaves
 from memcalc.stream.requests import Requests
 
+RECOMPUTED = " again"  # behind the name of an operator that a checkpoint runs again
 PRODUCTS = ("_proj", "lm_head")  # what operators that multiply matrices are called at their end
 
 Step = tuple[Event, int, int, bool]  # see `Passing._steps`
@@ -196,7 +197,7 @@ class Passing:
         held, take, drop = frame.held, self.requests.take, self.requests.drop
         output = -1
         for event, at, size, gone in self._steps(frame.number, "forward"):
-            if size and ("forward" in self.threads or not event.label.endswith(PRODUCTS)):
+            if size and ("forward" in self.threads or not _is_product(event.label)):
                 held[at] = take(size)
             elif gone and at in held:
                 drop((held.pop(at),))
@@ -238,7 +239,7 @@ class Passing:
         for position, (event, at, size, gone) in enumerate(steps):
             if position in interruptions:
                 interruptions[position]()
-            if size and position and ("backward" in self.threads or not event.label.endswith(PRODUCTS)):
+            if size and position and ("backward" in self.threads or not _is_product(event.label)):
                 held[at] = take(size)
             elif gone and position and at in held:
                 drop((held.pop(at),))
@@ -385,4 +386,4 @@ def _multiplies(block: Block, event: Event) -> bool:
 
 
 def _is_product(operator: str) -> bool:
-    return operator.endswith(PRODUCTS)
+    return operator.removesuffix(RECOMPUTED).endswith(PRODUCTS)

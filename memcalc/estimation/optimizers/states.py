@@ -173,9 +173,11 @@ def _eight_bit(held: Held, update: Update, spread: Spread) -> Iterator[State]:
     for name in _quantised(update):
         dtype = "fp32" if wide else "uint8"
         yield State(_copy(held, name, dtype, BITSANDBYTES, update, spread), paged, held)
-        if not wide:
-            blocks = -(-elements // QUANTISATION_BLOCK)
-            yield State(_part(held, f"{name} scales", (("n/256", blocks),), "fp32", BITSANDBYTES, update), False, held)
+    if wide:
+        return
+    blocks = -(-elements // QUANTISATION_BLOCK)
+    for name in _quantised(update):  # bitsandbytes 0.50 optim/optimizer.py, init_state: after both states
+        yield State(_part(held, f"{name} scales", (("n/256", blocks),), "fp32", BITSANDBYTES, update), False, held)
 
 
 def _in_eight_bits(held: Held, update: Update, spread: Spread) -> bool:
