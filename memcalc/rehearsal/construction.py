@@ -24,11 +24,15 @@ from memcalc.workspaces import Script
 
 
 class Made(NamedTuple):
-    """A tensor: its bytes, what is made on the way to it and freed once it is there, and whether it stays itself."""
+    """A tensor: its bytes, what is made on the way to it and freed once it is there, and whether it stays itself.
+
+    `parameter`: whose weight it is.
+    """
 
     size: int
     before: Script = ()
     stays: bool = True
+    parameter: Held | None = None
 
 
 class Built(NamedTuple):
@@ -60,7 +64,7 @@ def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[
     yield from _joined(buffers.among(base, _sized(base, copies, choice, "")))
     yield from _adapters(spec, [held for held in ordered if _is_adapter(held)], copies, choice)
     for kind in kinds:
-        if kind:
+        if kind and not choice.partitions_gradients:  # DeepSpeed makes them out of flat buffers
             yield from _joined(chain.from_iterable(_sized(ordered, copies, choice, kind)))
     yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
 
@@ -106,7 +110,7 @@ def _sized(
         wanted = [copy for copy in copies[held] if copy.name == kind]
         shapes = [choice.spread(copy.sharded_from_stage).copy_shape(copy, held) for copy in wanted]
         made[held] = tuple(
-            Built(copy.mask, (Made(DTYPE_BYTES[copy.dtype] * prod(shape)),))
+            Built(copy.mask, (Made(DTYPE_BYTES[copy.dtype] * prod(shape), parameter=None if kind else held),))
             for copy, shape in zip(wanted, shapes, strict=True)
         )
     return (made[held] for held in ordered)

@@ -19,6 +19,7 @@ from memcalc.spec.segments import Segment, leaves
 PRODUCTS = ("_proj", "lm_head")  # what operators that multiply matrices are called at their end
 
 Step = tuple[Event, int, int, bool]  # see `Passing._steps`
+TIED = "lm_head.weight"  # what the head's program calls the gradient of the embedding that it is tied to
 OF_WINDOWS = " of windows"  # behind the names of tables for layers with windows
 NOTHING: Mapping[int, Sequence[str]] = {}
 
@@ -92,7 +93,7 @@ class Passing:
         self._let_go("region")
 
     def backward(self) -> list[int]:
-        """Until all gradients are there, which are the answer; what else the step has held is let go."""
+        """Until all gradients are there, which are the answer."""
         self.last_readers = self._last_readers()
         self.gradients = []
         gradient = self.back(self.head, -1)
@@ -100,10 +101,15 @@ class Passing:
         for frame in reversed(self.openings):
             gradient = self.back(frame, gradient)
         produced = [each for frame in (self.head, *self.openings) for each in self._produced(frame, ROOT)]
+        if not self.engine.hooks_gradients:
+            self.release()
+        return [*self.gradients, *self.engine.after_backward(ROOT, produced)]
+
+    def release(self) -> None:
+        """What the script holds until backward has returned: logits and loss."""
         for frame in self._frames():
             self.requests.drop(frame.held.values())
             frame.held.clear()
-        return [*self.gradients, *self.engine.after_backward(ROOT, produced)]
 
     def _produced(self, frame: Frame, unit: int) -> list[Gradient]:
         """The gradients that a block's backward has made, which its frame no longer holds."""
@@ -231,11 +237,14 @@ class Passing:
         held, take, drop = frame.held, self.requests.take, self.requests.drop
         handed_on, steps = -1, self._steps(frame.number, "backward")
         arrival = self._arrival(block, steps) if frame is self.head else -1
+        ready = self._ready(frame, steps) if self.engine.hooks_gradients else {}
         for position, (event, at, size, gone) in enumerate(steps):
             if position == arrival:
                 self.engine.before_backward(ROOT)
             if position in unread:
                 self._drop_tables(unread[position])
+            if position in ready:
+                self._hand_over(frame, ready[position])
             if size and position and ("backward" in self.threads or not event.label.endswith(PRODUCTS)):
                 held[at] = take(size)
             elif gone and position and at in held:
@@ -257,7 +266,31 @@ class Passing:
                 if event.sign > 0 and "backward" not in self.threads and _is_product(event.label):
                     self._workspace("backward")
         self._drop_tables(unread.get(len(steps), ()))
+        self._hand_over(frame, ready.get(len(steps), ()))
         return handed_on
+
+    def _ready(self, frame: Frame, steps: Sequence[Step]) -> dict[int, list[int]]:
+        """After how many events which gradients are ready: autograd's hooks run when an operator's backward has ended.
+
+        The gradient of a tied head is ready when the embedding's has been added to it.
+        """
+        storages = self.blocks[frame.number].program.storages
+        tied = frame is self.head and self.timeline.spec.model.tie_word_embeddings
+        found: dict[int, list[int]] = {}
+        for position, (event, *_) in enumerate(steps):
+            made = event.sign > 0 and storages[event.storage].component is Component.GRADIENTS
+            if made and not (tied and storages[event.storage].name == TIED):
+                following = range(position + 1, len(steps))
+                end = next((at for at in following if steps[at][0].label != event.label), len(steps))
+                found.setdefault(end, []).append(event.storage)
+        return found
+
+    def _hand_over(self, frame: Frame, storages: Sequence[int]) -> None:
+        unit = next((layer for layer, each in self.layers.items() if each is frame), ROOT)
+        known, named = self.parameters[unit], self.blocks[frame.number].program.storages
+        for at in storages:
+            if at in frame.held:
+                self.engine.gradient_ready(Gradient(frame.held.pop(at), known.get(named[at].name)))
 
     def _arrival(self, block: Block, steps: Sequence[Step]) -> int:
         """After how many events of the head's backward the gradient of the model's output is there."""

@@ -26,6 +26,7 @@ from memcalc.rehearsal.passing import Passing
 from memcalc.rehearsal.repeated import MicroBatch
 from memcalc.rehearsal.requests import Replay, Requests, Written, replay
 from memcalc.sharding.ddp import DDP
+from memcalc.sharding.deepspeed import ZeRO12
 from memcalc.sharding.engine import ROOT, Engine, by_unit
 from memcalc.sharding.fsdp2 import FSDP2
 from memcalc.spec.cards import find_card
@@ -95,13 +96,15 @@ class Rehearsal:
         if spec.model.tie_word_embeddings:  # whose gradient has the head's name
             self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])
         trained = [(parameters, own) for parameters, own, trains in parts if trains]
-        self.step = OptimizerStep(requests, trained, layers_with_experts(spec))
+        self.step = OptimizerStep(requests, self.engine.updated(trained), layers_with_experts(spec))
         self.threads: set[str] = set()  # those that have a workspace of cuBLAS
         self.alive: dict[int, list[int]] = {}  # storages of what is built
+        self.weights: list[int] = []  # those of parameters
         self.gradients: list[int] = []
         self.passing: MicroBatch | None = None  # the micro-batch under way
         self.kinds: dict[bool, MicroBatch] = {}  # those that find no gradients, and those that find some
         self.steady_step: Written | None = None  # the optimizer's steps but for the first one
+        self.steady_gradients: list[int] = []  # those that it was given
 
     def play(self) -> Requests:
         """All phases."""
@@ -122,13 +125,15 @@ class Rehearsal:
             before = [self.requests.play(made.before)] if made.before else []
             found.append(self.requests.take(made.size))
             self.requests.drop(before if made.stays else (*before, found.pop()))
+            if made.parameter is not None and made.stays:
+                self.weights.append(found[-1])
             self.requests.drop(replaced[index : index + 1])
         return found
 
     def _run(self, phase: str) -> None:
         kind, _, number = phase.rpartition("_") if phase[-1].isdigit() else (phase, "", "")
         if kind == "optimizer":
-            self.engine.wrap()
+            self.engine.wrap(self.weights)
             self.step.build()
         elif kind == "optimizer_step":
             self._step(first=phase == "optimizer_step_1")
@@ -151,7 +156,7 @@ class Rehearsal:
         self.requests.begin(f"loss_{number}")
         self._loss()
         self.requests.begin(f"backward_{number}")
-        self._backward()
+        self._backward(last=False)
         self.requests.begin(f"forward_{number}")
 
     def _forward(self) -> None:
@@ -161,6 +166,8 @@ class Rehearsal:
         if exist not in self.kinds or not self.requests.repeats:
             sharded = not self.engine.keeps_gradients
             arriving = gradients_on_arrival(self.spec, exist=exist and not sharded, sharded=sharded)
+            if self.engine.hooks_gradients and sharded:
+                arriving = arriving._replace(kept=True)  # until the engine takes it
             timeline = PlannedTimeline(self.spec, self.stage, self.values, arriving, Around())
             passing = self.passing_type(
                 self.requests,
@@ -179,17 +186,25 @@ class Rehearsal:
         assert self.passing is not None
         self.passing.loss()
 
-    def _backward(self) -> None:
+    def _backward(self, *, last: bool = True) -> None:
         assert self.passing is not None
         self.gradients += self.passing.backward()
+        if last:
+            self.gradients = self.engine.after_last_backward(self.gradients)
+        self.passing.release()
 
     def _step(self, *, first: bool) -> None:
+        given = self.gradients if self.engine.hooks_gradients else []
         if self.steady_step is not None and self.requests.repeats:
-            self.requests.again(self.steady_step, {})
-            return
-        mark = self.requests.mark()
-        self.step.run(first=first)
-        self.steady_step = None if first else self.requests.since(mark)
+            self.requests.again(self.steady_step, dict(zip(self.steady_gradients, given, strict=True)))
+        else:
+            mark = self.requests.mark()
+            made = self.engine.before_step(given)
+            self.step.run(first=first)
+            self.requests.drop(made)
+            self.steady_step, self.steady_gradients = None if first else self.requests.since(mark), given
+        if given:
+            self.gradients = []
 
 
 def why_not(spec: Spec) -> str:
@@ -197,7 +212,7 @@ def why_not(spec: Spec) -> str:
     choice, stage = choice_of(spec), stages_of(spec)[0]
     reasons = {
         "generation": spec.inference is not None,
-        "several ranks": not _plays_ranks(spec) or (choice.engine == "deepspeed" and spec.parallelism.ranks > 1),
+        "several ranks": not _plays_ranks(spec),
         "Megatron's buffers": choice.engine == "megatron",
         "offload to the host": choice.offloads or spec.training.offload_activations != "none",
         f"optimizer {choice.update.optimizer}": choice.update.optimizer in NOT_COMPARED,
@@ -223,6 +238,8 @@ def engine_of(
         return Engine(requests)
     if choice.engine == "fsdp2":
         return FSDP2(requests, units, choice)
+    if choice.partitions_gradients:
+        return ZeRO12(requests, ordered, choice)
     return DDP(requests, ordered, choice)
 
 
