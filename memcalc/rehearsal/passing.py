@@ -240,6 +240,8 @@ class Passing:
         ready = self._ready(frame, steps) if self.engine.hooks_gradients else {}
         for position, (event, at, size, gone) in enumerate(steps):
             if position == arrival:
+                if self.engine.scales_output_gradient:
+                    self._replace_last(frame, steps[:position])
                 self.engine.before_backward(ROOT)
             if position in unread:
                 self._drop_tables(unread[position])
@@ -268,6 +270,15 @@ class Passing:
         self._drop_tables(unread.get(len(steps), ()))
         self._hand_over(frame, ready.get(len(steps), ()))
         return handed_on
+
+    def _replace_last(self, frame: Frame, before: Sequence[Step]) -> None:
+        """Replace what was made last, which is the gradient of the model's output, by a tensor of its size."""
+        last = next((step for step in reversed(before) if step[0].sign > 0 and step[0].storage in frame.held), None)
+        if last is not None:
+            at = last[0].storage
+            scaled = self.requests.take(self.blocks[frame.number].sized.exact[at])
+            self.requests.drop((frame.held[at],))
+            frame.held[at] = scaled
 
     def _ready(self, frame: Frame, steps: Sequence[Step]) -> dict[int, list[int]]:
         """After how many events which gradients are ready: autograd's hooks run when an operator's backward has ended.

@@ -7,7 +7,7 @@ same programs that the estimate reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from memcalc.errors import OutOfMemory
 from memcalc.estimation.arriving import gradients_on_arrival
@@ -91,7 +91,7 @@ class Rehearsal:
         self.units = by_unit(self.ordered, spec.model.num_layers)
         self.engine = engine_of(requests, self.ordered, self.units, self.choice)
         self.parameters = {
-            unit: {_gradient_name(held): held for held in found} for unit, found in self.units.items()
+            unit: {name: held for held in found for name in _gradient_names(held)} for unit, found in self.units.items()
         }
         if spec.model.tie_word_embeddings:  # whose gradient has the head's name
             self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])
@@ -243,9 +243,12 @@ def engine_of(
     return DDP(requests, ordered, choice)
 
 
-def _gradient_name(held: Held) -> str:
-    """What a block's program calls the gradient of a parameter."""
-    return f"{held.module.rpartition('*.')[2]}.{held.tensor}"
+def _gradient_names(held: Held) -> Iterator[str]:
+    """What blocks' programs call the gradient of a parameter: the reference decoder has other words for experts."""
+    module = held.module.rpartition("*.")[2]
+    yield f"{module}.{held.tensor}"
+    if held.routed:
+        yield f"{module.removesuffix('_proj')}.{held.tensor}"
 
 
 def _plan(spec: Spec) -> Segment:

@@ -44,6 +44,7 @@ class ZeRO12(Engine):
     """
 
     hooks_gradients = True
+    scales_output_gradient = True  # runtime/engine.py, _backward_prologue_per_tensor
 
     def __init__(self, requests: Requests, ordered: Sequence[Held], choice: Choice) -> None:
         super().__init__(requests)

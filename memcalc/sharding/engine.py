@@ -30,6 +30,7 @@ class Engine:
 
     keeps_gradients = True  # whether gradients stay as autograd made them, and a later micro-batch is added to them
     hooks_gradients = False  # whether it takes each gradient as soon as its operator's backward has ended
+    scales_output_gradient = False  # whether a hook replaces the gradient of the model's output by a scaled one
 
     def __init__(self, requests: Requests) -> None:
         self.requests = requests
