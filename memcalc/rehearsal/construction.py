@@ -61,7 +61,9 @@ def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[
     buffers = _Buffers(spec, [item for item in standing if item.component is not Component.INPUTS])
     kinds = dict.fromkeys(copy.name for found in copies.values() for copy in found)
     base = tuple(held for held in ordered if not _is_adapter(held))
-    yield from _joined(buffers.among(base, _sized(base, copies, choice, "")))
+    weights = _joined(buffers.among(base, _sized(base, copies, choice, "")))
+    splits = choice.partitions_gradients and choice.zero_stage == 3  # noqa: PLR2004
+    yield from chain.from_iterable(_split_at_once(built, choice) for built in weights) if splits else weights
     yield from _adapters(spec, [held for held in ordered if _is_adapter(held)], copies, choice)
     for kind in kinds:
         if kind and not choice.partitions_gradients:  # DeepSpeed makes them out of flat buffers
@@ -120,6 +122,17 @@ def _joined(built: Iterable[Built]) -> Iterator[Built]:
     """The same, those that follow one another in the same phases together."""
     for mask, alike in groupby(built, key=lambda each: each.mask):
         yield Built(mask, tuple(made for each in alike for made in each.tensors))
+
+
+def _split_at_once(built: Built, choice: Choice) -> Iterator[Built]:
+    """DeepSpeed's zero.Init splits the parameters of each module when it has been made.
+
+    Source: deepspeed 0.19 runtime/zero/partition_parameters.py, _post_init_method.
+    """
+    for module, made in groupby(built.tensors, key=lambda each: each.parameter and each.parameter.module):
+        tensors = tuple(made)
+        whole = [DTYPE_BYTES[choice.base] * each.parameter.elements for each in tensors if each.parameter is not None]
+        yield Built(built.mask, tensors, () if module is None else tuple(map(Made, whole)))
 
 
 def _alone(item: Item) -> Built:

@@ -20,6 +20,7 @@ PRODUCTS = ("_proj", "lm_head")  # what operators that multiply matrices are cal
 
 Step = tuple[Event, int, int, bool]  # see `Passing._steps`
 TIED = "lm_head.weight"  # what the head's program calls the gradient of the embedding that it is tied to
+AGAIN = " again"  # behind the names of operators that run again in a block's backward
 OF_WINDOWS = " of windows"  # behind the names of tables for layers with windows
 NOTHING: Mapping[int, Sequence[str]] = {}
 
@@ -29,6 +30,14 @@ class Frame(NamedTuple):
 
     number: int
     held: dict[int, int]
+
+
+class Change(NamedTuple):
+    """A module begins, or, where its name is empty, none does: the unit, its name, whether its forward runs again."""
+
+    unit: int
+    module: str
+    again: bool
 
 
 class Passing:
@@ -74,6 +83,7 @@ class Passing:
     def forward(self) -> None:
         """Until the model returns its logits."""
         hidden = -1
+        self.openings, self.layers = [], {}
         self.engine.before_forward(ROOT)
         for number, block in enumerate(self.blocks):
             if block.opens:
@@ -103,7 +113,8 @@ class Passing:
         produced = [each for frame in (self.head, *self.openings) for each in self._produced(frame, ROOT)]
         if not self.engine.hooks_gradients:
             self.release()
-        return [*self.gradients, *self.engine.after_backward(ROOT, produced)]
+        kept = self.engine.after_backward(ROOT, produced)
+        return [*self.gradients, *kept]
 
     def release(self) -> None:
         """What the script holds until backward has returned: logits and loss."""
@@ -128,7 +139,7 @@ class Passing:
             frame = self.layers[layer] = Frame(number, {})
             if not inside:
                 self.engine.before_forward(layer)
-            hidden = self.run(frame, hidden, hands=not inside)
+            hidden = self.run(frame, hidden, hands=not inside, again=inside)
             if not inside:
                 self.engine.after_forward(layer)
             if (
@@ -187,16 +198,23 @@ class Passing:
 
     # -- blocks --------------------------------------------------------------------------------------------------------
 
-    def run(self, frame: Frame, given: int, *, hands: bool = False) -> int:
+    def run(self, frame: Frame, given: int, *, hands: bool = False, again: bool = False) -> int:
         """A block's forward, which takes its input over; the answer is its output, with an owner.
 
-        `hands`: what it returns beside that stays, too.
+        Args:
+            frame: the block.
+            given: its input.
+            hands: whether what it returns beside that stays, too.
+            again: whether it runs in backward.
         """
         block = self.blocks[frame.number]
         program = block.program
         held, take, drop = frame.held, self.requests.take, self.requests.drop
-        output = -1
-        for event, at, size, gone in self._steps(frame.number, "forward"):
+        output, steps = -1, self._steps(frame.number, "forward")
+        changes = self._changes(frame, steps, again=again)
+        for position, (event, at, size, gone) in enumerate(steps):
+            if position in changes:
+                self._change_module(*changes[position])
             if size and ("forward" in self.threads or not event.label.endswith(PRODUCTS)):
                 held[at] = take(size)
             elif gone and at in held:
@@ -218,6 +236,8 @@ class Passing:
                 self._play(block, frame, event)
                 if event.sign > 0 and "forward" not in self.threads and _multiplies(block, event):
                     self._workspace("forward")
+        if len(steps) in changes:
+            self._change_module(*changes[len(steps)])
         if output < 0 and frame.number != self.head.number:  # its own backward keeps it, too
             output = frame.held[self._output(block)]
             self.requests.hold(output)
@@ -238,6 +258,7 @@ class Passing:
         handed_on, steps = -1, self._steps(frame.number, "backward")
         arrival = self._arrival(block, steps) if frame is self.head else -1
         ready = self._ready(frame, steps) if self.engine.hooks_gradients else {}
+        changes = self._changes(frame, steps)
         for position, (event, at, size, gone) in enumerate(steps):
             if position == arrival:
                 if self.engine.scales_output_gradient:
@@ -247,6 +268,8 @@ class Passing:
                 self._drop_tables(unread[position])
             if position in ready:
                 self._hand_over(frame, ready[position])
+            if position in changes:
+                self._change_module(*changes[position])
             if size and position and ("backward" in self.threads or not event.label.endswith(PRODUCTS)):
                 held[at] = take(size)
             elif gone and position and at in held:
@@ -269,7 +292,35 @@ class Passing:
                     self._workspace("backward")
         self._drop_tables(unread.get(len(steps), ()))
         self._hand_over(frame, ready.get(len(steps), ()))
+        if len(steps) in changes:
+            self._change_module(*changes[len(steps)])
         return handed_on
+
+    def _changes(self, frame: Frame, steps: Sequence[Step], *, again: bool = False) -> dict[int, Change]:
+        """After how many events which module with parameters begins, if any: at the first event of its operator."""
+        if not self.engine.hooks_modules:
+            return {}
+        unit = self._unit_of(frame)
+        modules = {name.rpartition(".")[0] for name in self.parameters[unit]}
+        found: dict[int, Change] = {}
+        current = ""
+        for position, (event, *_) in enumerate(steps):
+            module = event.label.removesuffix(AGAIN)
+            label = event.label if module in modules else ""
+            if label != current:
+                found[position] = Change(unit, module if label else "", again or module != event.label)
+                current = label
+        if current:
+            found[len(steps)] = Change(unit, "", again)
+        return found
+
+    def _change_module(self, unit: int, module: str, again: bool) -> None:  # noqa: FBT001 - as in `Change`
+        self.engine.after_module()
+        if module:
+            self.engine.before_module(unit, module, again=again)
+
+    def _unit_of(self, frame: Frame) -> int:
+        return next((layer for layer, each in self.layers.items() if each is frame), ROOT)
 
     def _replace_last(self, frame: Frame, before: Sequence[Step]) -> None:
         """Replace what was made last, which is the gradient of the model's output, by a tensor of its size."""
@@ -297,8 +348,7 @@ class Passing:
         return found
 
     def _hand_over(self, frame: Frame, storages: Sequence[int]) -> None:
-        unit = next((layer for layer, each in self.layers.items() if each is frame), ROOT)
-        known, named = self.parameters[unit], self.blocks[frame.number].program.storages
+        known, named = self.parameters[self._unit_of(frame)], self.blocks[frame.number].program.storages
         for at in storages:
             if at in frame.held:
                 self.engine.gradient_ready(Gradient(frame.held.pop(at), known.get(named[at].name)))

@@ -26,9 +26,11 @@ from memcalc.rehearsal.passing import Passing
 from memcalc.rehearsal.repeated import MicroBatch
 from memcalc.rehearsal.requests import Replay, Requests, Written, replay
 from memcalc.sharding.ddp import DDP
-from memcalc.sharding.deepspeed import ZeRO12
 from memcalc.sharding.engine import ROOT, Engine, by_unit
 from memcalc.sharding.fsdp2 import FSDP2
+from memcalc.sharding.zero3 import ZeRO3
+from memcalc.sharding.zero3_order import Order, module_names
+from memcalc.sharding.zero12 import ZeRO12
 from memcalc.spec.cards import find_card
 from memcalc.spec.segments import Segment, items_of
 from memcalc.spec.spec import Spec
@@ -89,14 +91,15 @@ class Rehearsal:
         self.requests = requests
         self.ordered = tuple(in_order(parameters, self.choice.update.family, layers_with_experts(spec)))
         self.units = by_unit(self.ordered, spec.model.num_layers)
-        self.engine = engine_of(requests, self.ordered, self.units, self.choice)
+        self.engine = engine_of(requests, self.ordered, self.units, spec)
         self.parameters = {
             unit: {name: held for held in found for name in _gradient_names(held)} for unit, found in self.units.items()
         }
         if spec.model.tie_word_embeddings:  # whose gradient has the head's name
             self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])
         trained = [(parameters, own) for parameters, own, trains in parts if trains]
-        self.step = OptimizerStep(requests, self.engine.updated(trained), layers_with_experts(spec))
+        self.step = OptimizerStep(requests, self.engine.updated(trained), layers_with_experts(spec), self.engine)
+        self.repeats = requests.repeats and self.engine.repeats
         self.threads: set[str] = set()  # those that have a workspace of cuBLAS
         self.alive: dict[int, list[int]] = {}  # storages of what is built
         self.weights: list[int] = []  # those of parameters
@@ -163,13 +166,14 @@ class Rehearsal:
         exist = bool(self.gradients)
         self.engine.prepare()
         self.engine.begin(have_gradients=exist)
-        if exist not in self.kinds or not self.requests.repeats:
+        if exist not in self.kinds or not self.repeats:
             sharded = not self.engine.keeps_gradients
             arriving = gradients_on_arrival(self.spec, exist=exist and not sharded, sharded=sharded)
             if self.engine.hooks_gradients and sharded:
                 arriving = arriving._replace(kept=True)  # until the engine takes it
             timeline = PlannedTimeline(self.spec, self.stage, self.values, arriving, Around())
-            passing = self.passing_type(
+            known = self.kinds.get(exist)
+            passing = known.passing if known is not None and self.requests.repeats else self.passing_type(
                 self.requests,
                 timeline,
                 _plan(self.spec),
@@ -195,13 +199,13 @@ class Rehearsal:
 
     def _step(self, *, first: bool) -> None:
         given = self.gradients if self.engine.hooks_gradients else []
-        if self.steady_step is not None and self.requests.repeats:
+        if self.steady_step is not None and self.repeats:
             self.requests.again(self.steady_step, dict(zip(self.steady_gradients, given, strict=True)))
         else:
             mark = self.requests.mark()
-            made = self.engine.before_step(given)
+            self.engine.before_step(given)
             self.step.run(first=first)
-            self.requests.drop(made)
+            self.engine.after_step()
             self.steady_step, self.steady_gradients = None if first else self.requests.since(mark), given
         if given:
             self.gradients = []
@@ -231,24 +235,26 @@ def _plays_ranks(spec: Spec) -> bool:
 
 
 def engine_of(
-    requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], choice: Choice
+    requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], spec: Spec
 ) -> Engine:
     """What a run does around its units."""
+    choice = choice_of(spec)
     if choice.data_parallel == 1 and choice.zero_stage == 0:
         return Engine(requests)
     if choice.engine == "fsdp2":
         return FSDP2(requests, units, choice)
+    if choice.partitions_gradients and choice.zero_stage == 3:  # noqa: PLR2004
+        order = Order(ordered, units, tied=spec.model.tie_word_embeddings)
+        return ZeRO3(requests, ordered, [*order.turns(_plan(spec))], choice)
     if choice.partitions_gradients:
         return ZeRO12(requests, ordered, choice)
     return DDP(requests, ordered, choice)
 
 
 def _gradient_names(held: Held) -> Iterator[str]:
-    """What blocks' programs call the gradient of a parameter: the reference decoder has other words for experts."""
-    module = held.module.rpartition("*.")[2]
-    yield f"{module}.{held.tensor}"
-    if held.routed:
-        yield f"{module.removesuffix('_proj')}.{held.tensor}"
+    """What blocks' programs call the gradient of a parameter."""
+    for module in module_names(held):
+        yield f"{module}.{held.tensor}"
 
 
 def _plan(spec: Spec) -> Segment:

@@ -30,6 +30,8 @@ class Engine:
 
     keeps_gradients = True  # whether gradients stay as autograd made them, and a later micro-batch is added to them
     hooks_gradients = False  # whether it takes each gradient as soon as its operator's backward has ended
+    hooks_modules = False  # whether it has hooks around each module that has parameters, not only around units
+    repeats = True  # whether micro-batches and steps but for the first ask for the same, and drop what they are given
     scales_output_gradient = False  # whether a hook replaces the gradient of the model's output by a scaled one
 
     def __init__(self, requests: Requests) -> None:
@@ -88,17 +90,33 @@ class Engine:
         """
         return gradients
 
-    def before_step(self, gradients: list[int]) -> list[int]:
-        """Before the optimizer's step.
+    def before_module(self, unit: int, module: str, *, again: bool) -> None:
+        """Before a module's forward or backward, if the engine hooks modules.
+
+        Args:
+            unit: that it is part of.
+            module: its name in the unit.
+            again: whether its forward runs again in backward.
+        """
+
+    def after_module(self) -> None:
+        """After the forward or backward of the last module that was entered."""
+
+    def before_step(self, gradients: list[int]) -> None:
+        """Before the optimizer's step, which drops the gradients if the engine hooks them.
 
         Args:
             gradients: the storages that stay.
-
-        Returns:
-            What the engine drops after the step.
         """
-        del gradients
-        return []
+
+    def before_update(self, number: int) -> None:
+        """Before the update of one of the groups that `updated` has returned."""
+
+    def after_update(self, number: int) -> None:
+        """After it."""
+
+    def after_step(self) -> None:
+        """After the optimizer's step."""
 
 
 def by_unit(ordered: Sequence[Held], layers: int) -> Mapping[int, tuple[Held, ...]]:

@@ -66,6 +66,8 @@ class ZeRO12(Engine):
         self.positions: dict[Held, deque[int]] = {}  # in registration order, of gradients that are not ready yet
         self.ready: list[tuple[int, int]] = []  # positions and storages of gradients that stay whole (stage 1)
         self.order: list[int] = []  # their positions, after the first backward
+        self.pieces = 0  # gradients that make up the rank's partition
+        self.stepping: list[int] = []  # storages of gradients that the step drops
 
     def wrap(self, weights: Sequence[int]) -> None:
         """Source: __init__, initialize_optimizer_states."""
@@ -83,7 +85,7 @@ class ZeRO12(Engine):
     def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
         """The rank's partition of the flat tensor, in one piece."""
         return [
-            (_flat(self.share), choice._replace(zero_stage=0, data_parallel=1, clips=False)) for _, choice in groups
+            (flat_tensor(self.share), choice._replace(zero_stage=0, data_parallel=1, clips=False)) for _, choice in groups
         ]
 
     # -- backward ------------------------------------------------------------------------------------------------------
@@ -175,18 +177,28 @@ class ZeRO12(Engine):
 
     # -- the optimizer's step ------------------------------------------------------------------------------------------
 
-    def before_step(self, gradients: list[int]) -> list[int]:
-        """Source: step, get_grad_norm_direct. What stays until the step has ended is the gradient in fp32."""
+    def before_step(self, gradients: list[int]) -> None:
+        """Source: step, scaled_global_norm."""
         pieces = [
             min(end, self.share) - begin
             for begin, end in zip(self.begins, self.begins[1:], strict=False)
             if begin < self.share
         ]
         norms(self.requests, pieces, self.choice)
-        flat = [self.requests.take(self.share * self.dtype_bytes)] if len(pieces) > 1 else []
+        self.pieces, self.stepping = len(pieces), gradients
+
+    def before_update(self, number: int) -> None:
+        """The gradients, flattened, and in fp32."""
+        del number
+        flat = [self.requests.take(self.share * self.dtype_bytes)] if self.pieces > 1 else []
         wide = self.requests.take(self.share * FLOAT)
-        self.requests.drop((*flat, *gradients))
-        return [wide]
+        self.requests.drop((*flat, *self.stepping))
+        self.stepping = [wide]
+
+    def after_update(self, number: int) -> None:
+        """The gradient in fp32 goes."""
+        del number
+        self.requests.drop(self.stepping)
 
 
 def norms(requests: Requests, pieces: Iterable[int], choice: Choice) -> None:
@@ -206,7 +218,7 @@ def norms(requests: Requests, pieces: Iterable[int], choice: Choice) -> None:
     requests.drop((requests.take(len(found) * DOUBLE), *found))
 
 
-def _flat(elements: int) -> Parameters:
+def flat_tensor(elements: int) -> Parameters:
     """One flat tensor as the only parameter of an optimizer."""
     return Parameters([Held("partition", "flat", (("P/N", elements),), 1, "head")])
 
