@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from memcalc.errors import OutOfMemory
 from memcalc.estimation.arriving import gradients_on_arrival
+from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import BIT, PHASES, STEPS
@@ -244,7 +245,8 @@ def engine_of(
     if choice.engine == "fsdp2":
         return FSDP2(requests, units, choice)
     if choice.partitions_gradients and choice.zero_stage == 3:  # noqa: PLR2004
-        order = Order(ordered, units, tied=spec.model.tie_word_embeddings)
+        stops_inside = not structure_of(spec).residual_dropout
+        order = Order(ordered, units, tied=spec.model.tie_word_embeddings, stops_inside=stops_inside)
         return ZeRO3(requests, ordered, [*order.turns(_plan(spec))], choice)
     if choice.partitions_gradients:
         return ZeRO12(requests, ordered, choice)

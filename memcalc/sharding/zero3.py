@@ -86,7 +86,8 @@ class ZeRO3(Engine):
         self.live = 0  # elements, as a bound on what is prefetched counts them
         self.traced = 0  # micro-batches that have begun: the order of modules is known after the first
         self.turn = 0
-        self.running: int | None = None
+        self.modules = {(turn.unit, name): turn for turn in turns for name in turn.names}
+        self.running: Turn | None = None
         self.queue: deque[tuple[int, int]] = deque()
         self.fetched_for: dict[int, int] = {}
         self.positions: dict[Held, deque[int]] = {}
@@ -151,23 +152,20 @@ class ZeRO3(Engine):
             self.positions.setdefault(self.ordered[number], deque()).append(number)
 
     def before_module(self, unit: int, module: str, *, again: bool) -> None:
-        """Modules without parameters, which the programs do not have, take their turns on the way to this one."""
-        wanted = next(
-            (
-                at
-                for at in range(self.turn, len(self.turns))
-                if self.turns[at].named(unit, module) and self.turns[at].again == again
-            ),
-            None,
-        )
-        if wanted is None:
-            return
-        while self.turn < wanted:
+        """Modules without parameters, which the programs do not have, take their turns on the way to this one.
+
+        A module that has no turn any more has had it: its backward began before its forward ran again.
+        """
+        left = [at for at in range(self.turn, len(self.turns)) if self.turns[at].named(unit, module)]
+        wanted = next((at for at in left if self.turns[at].again == again), None)
+        last = wanted if wanted is not None else next(iter(left), self.turn - 1)
+        while self.turn <= last:
             self._fetch(self.turn)
-            self._leave(self.turn)
             self.turn += 1
-        self._fetch(wanted)
-        self.running, self.turn = wanted, wanted + 1
+            if self.turn - 1 != wanted:
+                self._leave(self.turns[self.turn - 1])
+        gone = self.modules[unit, module]._replace(backward=True, again=False, releases=True)
+        self.running = gone if wanted is None else self.turns[wanted]
 
     def after_module(self) -> None:
         """Source: release_sub_module."""
@@ -222,26 +220,28 @@ class ZeRO3(Engine):
         if not together.waiting:
             self.requests.drop((together.buffer,))
 
-    def _leave(self, at: int) -> None:
+    def _leave(self, turn: Turn) -> None:
         """Source: release_sub_module, __params_to_release."""
-        turn = self.turns[at]
-        for number in turn.parameters:
-            if turn.backward and number in self.views:
+        for number in turn.parameters if turn.releases else ():
+            if turn.backward and not turn.again and number in self.views:
                 self.requests.drop((self.views.pop(number),))
-            if self.traced == 1 or self._is_far(number, at):
-                viewed = not turn.backward and number in self.there and self._is_viewed(number)
-                self._release(number, viewed=viewed)
+            if self.traced == 1 or self._is_far(number):
+                self._release(number, viewed=self._is_viewed(number, turn))
 
-    def _is_far(self, number: int, at: int) -> bool:
-        """Whether a parameter is released after a turn, once the order of modules is known."""
-        if self.elements[number] <= PERSISTENT or self.fetched_for[number] > at + 1:
+    def _is_far(self, number: int) -> bool:
+        """Whether a parameter is released before the next turn, once the order of modules is known."""
+        if self.elements[number] <= PERSISTENT or self.fetched_for[number] > self.turn:
             return False
-        again = next((later for later in self.uses[number] if later > at), None)
-        return again is None or self.passed[again] - self.passed[at + 1] >= REUSE_DISTANCE
+        again = next((later for later in self.uses[number] if later >= self.turn), None)
+        return again is None or self.passed[again] - self.passed[self.turn] >= REUSE_DISTANCE
 
-    def _is_viewed(self, number: int) -> bool:
-        """Whether autograd keeps a view of a weight, and so its memory: of routed experts', in what runs once."""
-        return self.ordered[number].routed and not self.choice.recomputes
+    def _is_viewed(self, number: int, turn: Turn) -> bool:
+        """Whether autograd keeps a view of a weight, and so its memory, until its backward.
+
+        That is so of routed experts, whose products read views (linear.py knows of Linear alone), and of all that a
+        checkpoint runs again: it keeps detached tensors (torch/utils/checkpoint.py, _recomputation_hook).
+        """
+        return turn.again or (self.ordered[number].routed and not turn.backward and not turn.checkpointed)
 
     def _release(self, number: int, *, viewed: bool = False) -> None:
         storage = self.there.pop(number, None)

@@ -20,6 +20,8 @@ class Turn(NamedTuple):
         parameters: their numbers in registration order.
         backward: whether it is in backward.
         again: whether it is a forward that runs again.
+        releases: whether its parameters may be released when its operator has ended.
+        checkpointed: whether a checkpoint keeps autograd from saving anything.
     """
 
     unit: int
@@ -27,6 +29,8 @@ class Turn(NamedTuple):
     parameters: tuple[int, ...]
     backward: bool
     again: bool = False
+    releases: bool = True
+    checkpointed: bool = False
 
     def named(self, unit: int, name: str) -> bool:
         """Whether it is this module's."""
@@ -47,9 +51,13 @@ class Order:
         ordered: all parameters, in registration order, which is that of forward.
         units: the same by unit.
         tied: whether the LM head has the embedding's weight.
+        stops_inside: whether what the last module keeps is the last that a layer that runs again is run for.
     """
 
-    def __init__(self, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], *, tied: bool) -> None:
+    def __init__(
+        self, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], *, tied: bool, stops_inside: bool
+    ) -> None:
+        self.stops_inside = stops_inside
         numbers = iter(range(len(ordered)))
         root = units[ROOT]
         self.before = _numbered([held for held in root if held.where == "embedding"], "embedding", numbers)
@@ -64,12 +72,15 @@ class Order:
         """All turns of a micro-batch, the root's first; `plan`: the layers, and which of them run again."""
         none = Module(frozenset(), ())
         yield from _turns(ROOT, [none, *self.before])
-        for layer in leaves(plan):
-            yield from _turns(layer, self.layers[layer])
+        for item in plan:
+            for layer in [item] if isinstance(item, int) else leaves(item):
+                for turn in _turns(layer, self.layers[layer]):
+                    yield turn._replace(checkpointed=not isinstance(item, int))
         yield from _turns(ROOT, self.after)
         yield from _turns(ROOT, [none, *reversed(self.after)], backward=True)
         yield from self._back(plan)
-        yield from _turns(ROOT, reversed(self.before), backward=True)
+        for turn in _turns(ROOT, reversed(self.before), backward=True):
+            yield turn._replace(releases=False)
 
     def _back(self, items: Segment) -> Iterator[Turn]:
         for item in reversed(items):
@@ -82,8 +93,20 @@ class Order:
         yield from _turns(layer, reversed(self.layers[layer]), backward=True)
 
     def _again(self, items: Segment) -> Iterator[Turn]:
-        """A segment: all runs again but what follows the last layer's last matrix product."""
+        """A segment: all runs again but what follows the last layer's last module.
+
+        If that is what first reads something that was not kept, its backward has begun by then. Its forward stops where
+        it would keep that, so that its end is not seen.
+        """
         last = items[-1]
+        begun: list[Turn] = []
+        rest: list[Turn] = []
+        if isinstance(last, int):
+            rest = [*self._backward(last)]
+            first = 1 + next(at for at, turn in enumerate(rest) if turn.parameters)
+            if self.stops_inside:
+                begun, rest = [turn._replace(releases=False) for turn in rest[:first]], rest[first:]
+        yield from begun
         before = items[:-1] if isinstance(last, int) else items
         for item in before:
             for layer in [item] if isinstance(item, int) else leaves(item):
@@ -91,8 +114,9 @@ class Order:
         if isinstance(last, int):
             modules = self.layers[last]
             end = 1 + max(at for at, module in enumerate(modules) if module.parameters)
-            yield from _turns(last, modules[:end], backward=True, again=True)
-            yield from self._backward(last)
+            *others, end_of_it = _turns(last, modules[:end], backward=True, again=True)
+            yield from (*others, end_of_it._replace(releases=not self.stops_inside))
+            yield from rest
         yield from self._back(before)
 
 
