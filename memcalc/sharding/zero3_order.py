@@ -1,14 +1,20 @@
-"""The order in which a micro-batch comes to a model's modules, each of which has ZeRO's hooks around it."""
+"""The order in which a micro-batch comes to the reference decoder's modules, each of which has hooks around it.
+
+Modules without parameters count, because something may be prefetched whenever a module begins: those that hold others,
+and what stands where there is no norm.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
-from memcalc.estimation.engines.zero3_gathering import modules_of
 from memcalc.estimation.sharding import Held
 from memcalc.sharding.engine import ROOT
 from memcalc.spec.segments import Segment, leaves
+
+HEAD_NORMS = (".q_norm", ".k_norm")  # modules around a norm
 
 
 class Turn(NamedTuple):
@@ -38,10 +44,23 @@ class Turn(NamedTuple):
 
 
 class Module(NamedTuple):
-    """A module: what programs call it, and the numbers of its parameters."""
+    """A module: what programs call it, the numbers of its own parameters, and the modules in it."""
 
-    names: frozenset[str]
-    parameters: tuple[int, ...]
+    names: frozenset[str] = frozenset()
+    parameters: tuple[int, ...] = ()
+    children: tuple[Module, ...] = ()
+
+    def forward(self) -> Iterator[Module]:
+        """It and all in it, as they begin."""
+        yield self
+        for child in self.children:
+            yield from child.forward()
+
+    def backward(self) -> Iterator[Module]:
+        """The same in backward: what holds others still begins first."""
+        yield self
+        for child in reversed(self.children):
+            yield from child.backward()
 
 
 class Order:
@@ -60,27 +79,25 @@ class Order:
         self.stops_inside = stops_inside
         numbers = iter(range(len(ordered)))
         root = units[ROOT]
-        self.before = _numbered([held for held in root if held.where == "embedding"], "embedding", numbers)
-        self.layers = [
-            _numbered(units[layer], "layer", numbers) for layer in range(len(units) - 1)
-        ]
-        self.after = _numbered([held for held in root if held.where == "head"], "head", numbers)
+        before = _modules([held for held in root if held.where == "embedding"], numbers)
+        layers = [_layer(units[layer], numbers) for layer in range(len(units) - 1)]
+        after = _modules([held for held in root if held.where == "head"], numbers)
         if tied:
-            self.after.append(Module(frozenset(["lm_head"]), (0,)))
+            after = (*after, Module(frozenset(["lm_head"]), (0,)))
+        self.before, self.after, self.layers = Module(children=before), Module(children=after), layers
 
     def turns(self, plan: Segment) -> Iterator[Turn]:
         """All turns of a micro-batch, the root's first; `plan`: the layers, and which of them run again."""
-        none = Module(frozenset(), ())
-        yield from _turns(ROOT, [none, *self.before])
+        yield from _turns(ROOT, self.before.forward())
         for item in plan:
             for layer in [item] if isinstance(item, int) else leaves(item):
-                for turn in _turns(layer, self.layers[layer]):
+                for turn in _turns(layer, self.layers[layer].forward()):
                     yield turn._replace(checkpointed=not isinstance(item, int))
-        yield from _turns(ROOT, self.after)
-        yield from _turns(ROOT, [none, *reversed(self.after)], backward=True)
+        yield from _turns(ROOT, [*self.after.forward()][1:])
+        yield from _turns(ROOT, self.after.backward(), backward=True)
         yield from self._back(plan)
-        for turn in _turns(ROOT, reversed(self.before), backward=True):
-            yield turn._replace(releases=False)
+        for turn in _turns(ROOT, [*self.before.backward()][1:], backward=True):
+            yield turn._replace(releases=False)  # their inputs need no gradient
 
     def _back(self, items: Segment) -> Iterator[Turn]:
         for item in reversed(items):
@@ -90,7 +107,7 @@ class Order:
                 yield from self._backward(item)
 
     def _backward(self, layer: int) -> Iterator[Turn]:
-        yield from _turns(layer, reversed(self.layers[layer]), backward=True)
+        yield from _turns(layer, self.layers[layer].backward(), backward=True)
 
     def _again(self, items: Segment) -> Iterator[Turn]:
         """A segment: all runs again but what follows the last layer's last module.
@@ -110,9 +127,9 @@ class Order:
         before = items[:-1] if isinstance(last, int) else items
         for item in before:
             for layer in [item] if isinstance(item, int) else leaves(item):
-                yield from _turns(layer, self.layers[layer], backward=True, again=True)
+                yield from _turns(layer, self.layers[layer].forward(), backward=True, again=True)
         if isinstance(last, int):
-            modules = self.layers[last]
+            modules = [*self.layers[last].forward()]
             end = 1 + max(at for at, module in enumerate(modules) if module.parameters)
             *others, end_of_it = _turns(last, modules[:end], backward=True, again=True)
             yield from (*others, end_of_it._replace(releases=not self.stops_inside))
@@ -125,12 +142,37 @@ def _turns(unit: int, modules: Iterable[Module], *, backward: bool = False, agai
         yield Turn(unit, module.names, module.parameters, backward, again)
 
 
-def _numbered(parameters: Sequence[Held], where: str, numbers: Iterator[int]) -> list[Module]:
-    found: list[Module] = []
-    for tensors in modules_of(parameters, where):
-        names = {name for held in tensors for name in module_names(held)}
-        found.append(Module(frozenset(names), tuple(next(numbers) for _ in tensors)))
-    return found
+def _layer(parameters: Sequence[Held], numbers: Iterator[int]) -> Module:
+    """Source: memcalc/step/decoder.py, Layer; step/norms.py, HeadNorm."""
+    known: dict[str, list[Held]] = {}
+    for held in parameters:
+        known.setdefault(held.module.rpartition("*.")[2], []).append(held)
+    made = {name: (held, tuple(next(numbers) for _ in held)) for name, held in known.items()}
+
+    def module(name: str) -> Module:
+        held, own = made[name]
+        leaf = Module(frozenset(module_names(held[0])), own)
+        return Module(children=(leaf,)) if name.endswith(HEAD_NORMS) else leaf
+
+    def holder(name: str) -> Module:
+        inside = [each for each in made if each.startswith(f"{name}.")]
+        parts = dict.fromkeys(each.removeprefix(f"{name}.").partition(".")[0] for each in inside)
+        children = (f"{name}.{part}" for part in parts)
+        return Module(children=tuple(module(each) if each in made else holder(each) for each in children))
+
+    def norm(name: str) -> Module:
+        return module(name) if name in made else Module()
+
+    attention = (holder("attention"), norm("attention_output_norm"))
+    fed = (holder("mlp"), norm("mlp_output_norm"))
+    return Module(children=(norm("input_norm"), *attention, norm("post_attention_norm"), *fed))
+
+
+def _modules(parameters: Sequence[Held], numbers: Iterator[int]) -> tuple[Module, ...]:
+    return tuple(
+        Module(frozenset([name]), tuple(next(numbers) for _ in held))
+        for name, held in groupby(parameters, key=lambda each: each.module)
+    )
 
 
 def module_names(held: Held) -> Iterator[str]:

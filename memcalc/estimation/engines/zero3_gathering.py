@@ -87,9 +87,9 @@ def gathered(parameters: Parameters, *, recomputes: bool, detached: bool = False
 def turns(parameters: Parameters, *, recomputes: bool, detached: bool = False) -> tuple[list[int], list[Use]]:
     """The elements of every parameter, and the modules of a step in order, the root first; see `gathered`."""
     elements: list[int] = []
-    before = _numbered(modules_of(parameters, "embedding"), elements)
-    layers = [_numbered(modules_of(layer, "layer"), elements) for layer in layers_of(parameters)]
-    after = _numbered(modules_of(parameters, "head"), elements)
+    before = _numbered(_modules(parameters, "embedding"), elements)
+    layers = [_numbered(_modules(layer, "layer"), elements) for layer in layers_of(parameters)]
+    after = _numbered(_modules(parameters, "head"), elements)
     if not any(held.module == "lm_head" for held in parameters) and before:
         after.append(before[0][:1])  # the tied table
 
@@ -123,7 +123,7 @@ def _reached(layer: list[Held], numbered: list[tuple[int, ...]]) -> list[tuple[i
     """
     found = []
     branch = stream = False  # whether what is on the way needs a gradient: inside attention or MLP, and behind it
-    for tensors, numbers in zip(modules_of(layer, "layer"), numbered, strict=True):
+    for tensors, numbers in zip(_modules(layer, "layer"), numbered, strict=True):
         path = tensors[0].module if tensors else ""
         trains = any(held.trains for held in tensors)
         stream = stream or (branch and bool(path) and ".attention." not in path)
@@ -143,7 +143,7 @@ def _numbered(modules: Iterable[Sequence[Held]], elements: list[int]) -> list[tu
     return found
 
 
-def modules_of(parameters: Iterable[Held], where: str) -> list[list[Held]]:
+def _modules(parameters: Iterable[Held], where: str) -> list[list[Held]]:
     """A part's modules in order, each with its tensors.
 
     Modules without parameters have their turn, too: of a layer those that hold others (the layer, its attention, its
