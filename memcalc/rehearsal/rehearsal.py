@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from memcalc.errors import OutOfMemory
 from memcalc.estimation.arriving import gradients_on_arrival
-from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import BIT, PHASES, STEPS
@@ -27,11 +26,10 @@ from memcalc.rehearsal.passing import Passing
 from memcalc.rehearsal.repeated import MicroBatch
 from memcalc.rehearsal.requests import Replay, Requests, Written, replay
 from memcalc.sharding.ddp import DDP
+from memcalc.sharding.deepspeed import deepspeed_engine, lacks
 from memcalc.sharding.engine import ROOT, Engine, by_unit
 from memcalc.sharding.fsdp2 import FSDP2
-from memcalc.sharding.zero3 import ZeRO3
-from memcalc.sharding.zero3_order import Order, module_names
-from memcalc.sharding.zero12 import ZeRO12
+from memcalc.sharding.zero3_order import module_names
 from memcalc.spec.cards import find_card
 from memcalc.spec.segments import Segment, items_of
 from memcalc.spec.spec import Spec
@@ -174,14 +172,18 @@ class Rehearsal:
                 arriving = arriving._replace(kept=True)  # until the engine takes it
             timeline = PlannedTimeline(self.spec, self.stage, self.values, arriving, Around())
             known = self.kinds.get(exist)
-            passing = known.passing if known is not None and self.requests.repeats else self.passing_type(
-                self.requests,
-                timeline,
-                _plan(self.spec),
-                self.engine,
-                self.parameters,
-                self.workspace.each,
-                self.threads,
+            passing = (
+                known.passing
+                if known is not None and self.requests.repeats
+                else self.passing_type(
+                    self.requests,
+                    timeline,
+                    _plan(self.spec),
+                    self.engine,
+                    self.parameters,
+                    self.workspace.each,
+                    self.threads,
+                )
             )
             self.kinds[exist] = MicroBatch(self.requests, passing)
         self.passing = self.kinds[exist]
@@ -222,7 +224,14 @@ def why_not(spec: Spec) -> str:
         "offload to the host": choice.offloads or spec.training.offload_activations != "none",
         f"optimizer {choice.update.optimizer}": choice.update.optimizer in NOT_COMPARED,
     }
-    return next((f"the order of requests is not known with {reason}" for reason, is_so in reasons.items() if is_so), "")
+    found = [reason for reason, is_so in reasons.items() if is_so]
+    if not found and _is_deepspeed(spec):
+        found = [*lacks(spec, _plan(spec))]
+    return f"the order of requests is not known with {found[0]}" if found else ""
+
+
+def _is_deepspeed(spec: Spec) -> bool:
+    return choice_of(spec).engine == "deepspeed" and spec.parallelism.ranks > 1
 
 
 def _plays_ranks(spec: Spec) -> bool:
@@ -235,21 +244,15 @@ def _plays_ranks(spec: Spec) -> bool:
     )
 
 
-def engine_of(
-    requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], spec: Spec
-) -> Engine:
+def engine_of(requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], spec: Spec) -> Engine:
     """What a run does around its units."""
     choice = choice_of(spec)
-    if choice.data_parallel == 1 and choice.zero_stage == 0:
+    if _is_deepspeed(spec):
+        return deepspeed_engine(requests, ordered, units, spec, _plan(spec))
+    if choice.data_parallel == 1 and (choice.zero_stage == 0 or choice.engine == "deepspeed"):
         return Engine(requests)
     if choice.engine == "fsdp2":
         return FSDP2(requests, units, choice)
-    if choice.partitions_gradients and choice.zero_stage == 3:  # noqa: PLR2004
-        stops_inside = not structure_of(spec).residual_dropout
-        order = Order(ordered, units, tied=spec.model.tie_word_embeddings, stops_inside=stops_inside)
-        return ZeRO3(requests, ordered, [*order.turns(_plan(spec))], choice)
-    if choice.partitions_gradients:
-        return ZeRO12(requests, ordered, choice)
     return DDP(requests, ordered, choice)
 
 

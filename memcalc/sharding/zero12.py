@@ -62,6 +62,7 @@ class ZeRO12(Engine):
         self.have_gradients = False
         self.bucket: int | None = None
         self.waiting: list[Waiting] = []
+        self.inside = 0  # elements that wait
         self.own: int | None = None  # the gradients of the rank's own parameters
         self.positions: dict[Held, deque[int]] = {}  # in registration order, of gradients that are not ready yet
         self.ready: list[tuple[int, int]] = []  # positions and storages of gradients that stay whole (stage 1)
@@ -85,7 +86,8 @@ class ZeRO12(Engine):
     def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
         """The rank's partition of the flat tensor, in one piece."""
         return [
-            (flat_tensor(self.share), choice._replace(zero_stage=0, data_parallel=1, clips=False)) for _, choice in groups
+            (flat_tensor(self.share), choice._replace(zero_stage=0, data_parallel=1, clips=False))
+            for _, choice in groups
         ]
 
     # -- backward ------------------------------------------------------------------------------------------------------
@@ -150,8 +152,9 @@ class ZeRO12(Engine):
     def _into_bucket(self, position: int, storage: int) -> None:
         """Source: reduce_independent_p_g_buckets_and_remove_grads."""
         begin, elements = self.begins[position], self.trained[position].elements
-        if sum(each.elements for each in self.waiting) + elements > BUCKET:
+        if self.inside + elements > BUCKET:
             self._reduce()
+        self.inside += elements
         if elements > BUCKET:
             self.waiting.append(Waiting(begin, elements, storage))
             return
@@ -168,7 +171,7 @@ class ZeRO12(Engine):
                 size = next(end for end in self.begins if end >= self.share)
                 self.own = self.requests.take(size * self.dtype_bytes)
             self.requests.drop(() if each.storage is None else (each.storage,))
-        self.waiting = []
+        self.waiting, self.inside = [], 0
 
     def _drop_bucket(self) -> None:
         assert self.bucket is not None

@@ -62,9 +62,7 @@ class ZeRO3(Engine):
     hooks_gradients = hooks_modules = scales_output_gradient = True
     keeps_gradients = repeats = False
 
-    def __init__(
-        self, requests: Requests, ordered: Sequence[Held], turns: Sequence[Turn], choice: Choice
-    ) -> None:
+    def __init__(self, requests: Requests, ordered: Sequence[Held], turns: Sequence[Turn], choice: Choice) -> None:
         super().__init__(requests)
         self.choice = choice
         self.ordered = ordered
@@ -86,12 +84,16 @@ class ZeRO3(Engine):
         self.live = 0  # elements, as a bound on what is prefetched counts them
         self.traced = 0  # micro-batches that have begun: the order of modules is known after the first
         self.turn = 0
-        self.modules = {(turn.unit, name): turn for turn in turns for name in turn.names}
+        self.of_module: dict[tuple[int, str], list[int]] = {}  # turns of each module
+        for at, turn in enumerate(turns):
+            for name in turn.names:
+                self.of_module.setdefault((turn.unit, name), []).append(at)
         self.running: Turn | None = None
         self.queue: deque[tuple[int, int]] = deque()
         self.fetched_for: dict[int, int] = {}
         self.positions: dict[Held, deque[int]] = {}
         self.bucket: list[Gradients] = []
+        self.inside = 0  # elements in the bucket
         self.wide: list[int] = []
 
     # -- construction --------------------------------------------------------------------------------------------------
@@ -156,7 +158,8 @@ class ZeRO3(Engine):
 
         A module that has no turn any more has had it: its backward began before its forward ran again.
         """
-        left = [at for at in range(self.turn, len(self.turns)) if self.turns[at].named(unit, module)]
+        all_of_it = self.of_module[unit, module]
+        left = [at for at in all_of_it if at >= self.turn]
         wanted = next((at for at in left if self.turns[at].again == again), None)
         last = wanted if wanted is not None else next(iter(left), self.turn - 1)
         while self.turn <= last:
@@ -164,7 +167,7 @@ class ZeRO3(Engine):
             self.turn += 1
             if self.turn - 1 != wanted:
                 self._leave(self.turns[self.turn - 1])
-        gone = self.modules[unit, module]._replace(backward=True, again=False, releases=True)
+        gone = self.turns[all_of_it[-1]]._replace(backward=True, again=False, releases=True)
         self.running = gone if wanted is None else self.turns[wanted]
 
     def after_module(self) -> None:
@@ -259,15 +262,13 @@ class ZeRO3(Engine):
         """Source: stage3.py, reduce_independent_p_g_buckets_and_remove_grads."""
         assert gradient.parameter is not None
         number = self.positions[gradient.parameter].popleft()
-        inside = sum(self.elements[each.number] for each in self.bucket)
-        if inside and inside + self.elements[number] > BUCKET:
+        if self.inside + self.elements[number] > BUCKET:
             self._reduce()
-            inside = 0
-        if inside + self.elements[number] > BUCKET:
-            self.bucket.append(Gradients(number, gradient.storage))
-        else:
+        fits = self.inside + self.elements[number] <= BUCKET
+        self.inside += self.elements[number]
+        self.bucket.append(Gradients(number, None if fits else gradient.storage))
+        if fits:
             self.requests.drop((gradient.storage,))
-            self.bucket.append(Gradients(number, None))
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Source: independent_gradient_partition_epilogue."""
@@ -283,14 +284,11 @@ class ZeRO3(Engine):
             return
         numbers = sorted(each.number for each in self.bucket)
         if len(numbers) > 1 or self.elements[numbers[0]] % self.ranks:
-            padding = [
-                self.requests.take(missing * self.dtype_bytes, REDUCE)
-                for missing in self._paddings(numbers)
-            ]
+            padding = [self.requests.take(missing * self.dtype_bytes, REDUCE) for missing in self._paddings(numbers)]
             size = sum(self.shares[number] for number in numbers) * self.ranks * self.dtype_bytes
             self.requests.drop((*padding, self.requests.take(size, REDUCE)))
         self.requests.drop(each.storage for each in self.bucket if each.storage is not None)
-        self.bucket = []
+        self.bucket, self.inside = [], 0
 
     def _paddings(self, numbers: Sequence[int]) -> Iterator[int]:
         """Elements that each rank's share of some gradients lacks."""

@@ -38,10 +38,6 @@ class Turn(NamedTuple):
     releases: bool = True
     checkpointed: bool = False
 
-    def named(self, unit: int, name: str) -> bool:
-        """Whether it is this module's."""
-        return self.unit == unit and name in self.names
-
 
 class Module(NamedTuple):
     """A module: what programs call it, the numbers of its own parameters, and the modules in it."""
