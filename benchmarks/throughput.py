@@ -13,7 +13,7 @@ import time
 
 import memcalc
 from memcalc.rehearsal.rehearsal import Rehearsal
-from memcalc.rehearsal.requests import Requests, replay
+from memcalc.stream.requests import Requests, replay
 
 PRESETS = ("gpt2", "gpt3", "llama-3-8b", "llama-3-70b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3")
 SEQUENCE_LENGTHS = (128, 256, 512, 1024)

@@ -38,16 +38,24 @@ def errors_table() -> str:
 
 def replay_sentence() -> str:
     """What README says of replayed reserved memory, and of verdicts near their card."""
-    errors = sorted(abs(each.error) for each in _replayed())
-    exact, p95 = sum(error == 0 for error in errors), errors[int(0.95 * len(errors))]
+    alone = [abs(each.error) for each in _replayed() if each.run.spec.parallelism.ranks == 1]
+    ranks = [abs(each.error) for each in _replayed() if each.run.spec.parallelism.ranks > 1]
     answers = [(result.verdict, record["outcome"] == DONE) for record, result in near_runs()]
     wrong = sum(answer != "unknown" and (answer == "fits") is not done for answer, done in answers)
     undecided = sum(answer == "unknown" for answer, _ in answers)
     return (
-        f"On {len(errors)} recorded runs of one GPU the replayed reserved memory is exact to the byte in {exact}, with "
-        f"a 95th percentile error of {p95:.2%} and a maximum of {errors[-1]:.1%}.\n"
+        f"The replayed reserved memory of one GPU is exact to the byte on {_accuracy(alone)}.\n"
+        f"That of one rank of DDP, FSDP2, DeepSpeed or tensor parallelism is exact on {_accuracy(ranks)}.\n"
         f"Of {len(answers)} randomly sampled runs within 12% of their GPU's memory, judged by real PyTorch on the null "
         f"CUDA device, {wrong} verdicts were wrong and {undecided} undecided.\n"
+    )
+
+
+def _accuracy(errors: list[float]) -> str:
+    exact, p95 = sum(error == 0 for error in errors), sorted(errors)[int(0.95 * len(errors))]
+    return (
+        f"{exact} of {len(errors)} recorded runs, with a 95th percentile error of {p95:.2%} and a maximum of "
+        f"{max(errors):.1%}"
     )
 
 

@@ -24,8 +24,8 @@ from memcalc.estimation.program import Event as Change
 from memcalc.events.event import Event, Kind
 from memcalc.rehearsal.passing import Frame, Passing
 from memcalc.rehearsal.rehearsal import Rehearsal
-from memcalc.rehearsal.requests import Requests
 from memcalc.spec.spec import Spec
+from memcalc.stream.requests import Requests
 from memcalc.workspaces import Script
 
 BLOCK = 512  # bytes of the smallest block: requests up to it are scalars and tiny tables
@@ -122,7 +122,7 @@ class _LoggedRequests(Requests):
         self._step += kind == "zero_grad"
         self._phase_now = f"{kind}_{self._step}" if number.isdigit() else phase  # the steady step comes twice
 
-    def take(self, size: int) -> int:
+    def take(self, size: int, stream: int = 0) -> int:  # noqa: ARG002 -- the trace has one
         return self.play((size,))
 
     def play(self, script: Script) -> int:

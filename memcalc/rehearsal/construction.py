@@ -8,7 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from memcalc.estimation.adapters import adapters_of, base_dtype
-from memcalc.estimation.choice import Choice, groups
+from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.copies import Copy
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.optimizers.registered import in_order
@@ -59,16 +59,43 @@ def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[
     copies = _copies_of(parameters, choice)
     standing = [item for item in standing_items(spec, stage, None) if item.component is not Component.LIBRARY_WORKSPACE]
     buffers = _Buffers(spec, [item for item in standing if item.component is not Component.INPUTS])
-    kinds = dict.fromkeys(copy.name for found in copies.values() for copy in found)
+    if is_built_on_meta(spec):
+        yield from _given_memory(spec, ordered, _joined(chain.from_iterable(_sized(ordered, copies, choice, ""))))
+        yield from _kept_copies(ordered, copies, choice)
+        yield from (_alone(item) for item in standing)
+        return
     base = tuple(held for held in ordered if not _is_adapter(held))
     weights = _joined(buffers.among(base, _sized(base, copies, choice, "")))
-    splits = choice.partitions_gradients and choice.zero_stage == 3  # noqa: PLR2004
+    splits = choice.partitions_gradients and choice.zero_stage == 3
     yield from chain.from_iterable(_split_at_once(built, choice) for built in weights) if splits else weights
     yield from _adapters(spec, [held for held in ordered if _is_adapter(held)], copies, choice)
-    for kind in kinds:
-        if kind and not choice.partitions_gradients:  # DeepSpeed makes them out of flat buffers
-            yield from _joined(chain.from_iterable(_sized(ordered, copies, choice, kind)))
+    if not choice.partitions_gradients:  # of DeepSpeed's flat buffers its engine knows
+        yield from _kept_copies(ordered, copies, choice)
     yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
+
+
+def is_built_on_meta(spec: Spec) -> bool:
+    """Whether modules are built without memory, and get it once they are sharded: by FSDP2 and DTensor."""
+    parallelism = spec.parallelism
+    sharded = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0
+    return (sharded or parallelism.tensor_parallel > 1) and spec.training.finetune != "qlora"
+
+
+def _given_memory(spec: Spec, ordered: Sequence[Held], weights: Iterable[Built]) -> Iterator[Built]:
+    """nn.Module.to_empty: shard by shard; a tied head gets memory of its own before it is tied again."""
+    yield from weights
+    embedding = next((held for held in ordered if held.where == "embedding"), None)
+    if spec.model.tie_word_embeddings and embedding is not None:
+        choice = choice_of(spec)
+        elements = prod(choice.spread(2).shape(embedding))
+        yield Built(mask_of("model"), (Made(DTYPE_BYTES[embedding.dtype or choice.base] * elements, stays=False),))
+
+
+def _kept_copies(ordered: Sequence[Held], copies: dict[Held, list[Copy]], choice: Choice) -> Iterator[Built]:
+    """The copies beside the weights, kind by kind."""
+    for kind in dict.fromkeys(copy.name for found in copies.values() for copy in found):
+        if kind:
+            yield from _joined(chain.from_iterable(_sized(ordered, copies, choice, kind)))
 
 
 def _is_adapter(held: Held) -> bool:

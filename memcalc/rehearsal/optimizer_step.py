@@ -11,10 +11,10 @@ from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.optimizers.states import is_hidden_matrix
 from memcalc.estimation.optimizers.temporaries import Step, clipping_items
 from memcalc.estimation.sharding import Parameters
-from memcalc.rehearsal.requests import Requests
 from memcalc.rehearsal.update import Updating
 from memcalc.sharding.engine import Engine
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.stream.requests import Requests
 
 
 class OptimizerStep:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 from memcalc.estimation.forward_moments import OUTSIDE
@@ -12,9 +13,9 @@ from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.program import Event
 from memcalc.estimation.sharding import Held
 from memcalc.ledger.component import Component
-from memcalc.rehearsal.requests import Requests
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.segments import Segment, leaves
+from memcalc.stream.requests import Requests
 
 PRODUCTS = ("_proj", "lm_head")  # what operators that multiply matrices are called at their end
 
@@ -22,7 +23,7 @@ Step = tuple[Event, int, int, bool]  # see `Passing._steps`
 TIED = "lm_head.weight"  # what the head's program calls the gradient of the embedding that it is tied to
 AGAIN = " again"  # behind the names of operators that run again in a block's backward
 OF_WINDOWS = " of windows"  # behind the names of tables for layers with windows
-NOTHING: Mapping[int, Sequence[str]] = {}
+NOTHING: Mapping[int, Callable[[], None]] = {}
 
 
 class Frame(NamedTuple):
@@ -30,14 +31,6 @@ class Frame(NamedTuple):
 
     number: int
     held: dict[int, int]
-
-
-class Change(NamedTuple):
-    """A module begins, or, where its name is empty, none does: the unit, its name, whether its forward runs again."""
-
-    unit: int
-    module: str
-    again: bool
 
 
 class Passing:
@@ -106,18 +99,16 @@ class Passing:
         """Until all gradients are there, which are the answer."""
         self.last_readers = self._last_readers()
         self.gradients = []
-        gradient = self.back(self.head, -1)
+        gradient = self.back(self.head, -1, {self._arrival(): self._reach_model})
         gradient = self.backward_of(self.plan, gradient)
         for frame in reversed(self.openings):
             gradient = self.back(frame, gradient)
         produced = [each for frame in (self.head, *self.openings) for each in self._produced(frame, ROOT)]
-        if not self.engine.hooks_gradients:
-            self.release()
-        kept = self.engine.after_backward(ROOT, produced)
-        return [*self.gradients, *kept]
+        self.gradients += self.engine.after_backward(ROOT, produced)
+        return self.gradients
 
     def release(self) -> None:
-        """What the script holds until backward has returned: logits and loss."""
+        """What a script still has a name for until backward has returned, such as the logits."""
         for frame in self._frames():
             self.requests.drop(frame.held.values())
             frame.held.clear()
@@ -166,7 +157,10 @@ class Passing:
 
     def _backward_of_layer(self, layer: int, gradient: int) -> int:
         self.engine.before_backward(layer)
-        gradient = self.back(self.layers[layer], gradient, self.last_readers.get(layer, NOTHING))
+        readers = self.last_readers.get(layer, {})
+        unread = {position: partial(self._drop_tables, names) for position, names in readers.items()}
+        gradient = self.back(self.layers[layer], gradient, unread)
+        self._drop_tables(readers.get(len(self._steps(self.layers[layer].number, "backward")), ()))
         self.gradients += self.engine.after_backward(layer, self._produced(self.layers[layer], layer))
         return gradient
 
@@ -188,7 +182,7 @@ class Passing:
             hidden = self.forward_of(item, hidden, inside=True)
         if isinstance(last, int):
             number = self.timeline.block_of(last, again=True)
-            frame = self.layers[last] = Frame(number, {self.blocks[number].program.entry: hidden})
+            self.layers[last] = Frame(number, {self.blocks[number].program.entry: hidden})
             gradient = self._backward_of_layer(last, gradient)
         else:
             self.requests.drop((hidden,))
@@ -211,10 +205,10 @@ class Passing:
         program = block.program
         held, take, drop = frame.held, self.requests.take, self.requests.drop
         output, steps = -1, self._steps(frame.number, "forward")
-        changes = self._changes(frame, steps, again=again)
+        hooks = self._hooks(frame, steps, again=again)
         for position, (event, at, size, gone) in enumerate(steps):
-            if position in changes:
-                self._change_module(*changes[position])
+            if position in hooks:
+                hooks[position]()
             if size and ("forward" in self.threads or not event.label.endswith(PRODUCTS)):
                 held[at] = take(size)
             elif gone and at in held:
@@ -236,11 +230,13 @@ class Passing:
                 self._play(block, frame, event)
                 if event.sign > 0 and "forward" not in self.threads and _multiplies(block, event):
                     self._workspace("forward")
-        if len(steps) in changes:
-            self._change_module(*changes[len(steps)])
-        if output < 0 and frame.number != self.head.number:  # its own backward keeps it, too
-            output = frame.held[self._output(block)]
-            self.requests.hold(output)
+        hooks.get(len(steps), _nothing)()
+        return self._kept_output(frame) if output < 0 and frame.number != self.head.number else output
+
+    def _kept_output(self, frame: Frame) -> int:
+        """A block's output that its own backward keeps, too."""
+        output = frame.held[self._output(self.blocks[frame.number])]
+        self.requests.hold(output)
         return output
 
     def _take_over_name(self, frame: Frame | None) -> None:
@@ -248,28 +244,18 @@ class Passing:
         if before is not None:
             self._drop(before, *self.blocks[before.number].program.handed)
 
-    def back(self, frame: Frame, gradient: int, unread: Mapping[int, Sequence[str]] = NOTHING) -> int:
+    def back(self, frame: Frame, gradient: int, interruptions: Mapping[int, Callable[[], None]] = NOTHING) -> int:
         """A block's backward, which takes its output's gradient over; the answer is that of its input.
 
-        `unread`: after how many events which tables of the model have had their last reader.
+        `interruptions`: what happens after how many of its events.
         """
         block = self.blocks[frame.number]
         held, take, drop = frame.held, self.requests.take, self.requests.drop
         handed_on, steps = -1, self._steps(frame.number, "backward")
-        arrival = self._arrival(block, steps) if frame is self.head else -1
-        ready = self._ready(frame, steps) if self.engine.hooks_gradients else {}
-        changes = self._changes(frame, steps)
+        interruptions = self._hooks(frame, steps, interruptions, backward=True)
         for position, (event, at, size, gone) in enumerate(steps):
-            if position == arrival:
-                if self.engine.scales_output_gradient:
-                    self._replace_last(frame, steps[:position])
-                self.engine.before_backward(ROOT)
-            if position in unread:
-                self._drop_tables(unread[position])
-            if position in ready:
-                self._hand_over(frame, ready[position])
-            if position in changes:
-                self._change_module(*changes[position])
+            if position in interruptions:
+                interruptions[position]()
             if size and position and ("backward" in self.threads or not event.label.endswith(PRODUCTS)):
                 held[at] = take(size)
             elif gone and position and at in held:
@@ -290,46 +276,69 @@ class Passing:
                 self._play(block, frame, event)
                 if event.sign > 0 and "backward" not in self.threads and _is_product(event.label):
                     self._workspace("backward")
-        self._drop_tables(unread.get(len(steps), ()))
-        self._hand_over(frame, ready.get(len(steps), ()))
-        if len(steps) in changes:
-            self._change_module(*changes[len(steps)])
+        interruptions.get(len(steps), _nothing)()
         return handed_on
 
-    def _changes(self, frame: Frame, steps: Sequence[Step], *, again: bool = False) -> dict[int, Change]:
-        """After how many events which module with parameters begins, if any: at the first event of its operator."""
-        if not self.engine.hooks_modules:
-            return {}
+    # -- hooks of the engine -------------------------------------------------------------------------------------------
+
+    def _reach_model(self) -> None:
+        """The gradient of the model's output has been produced, last of all so far."""
+        if self.engine.scales_output_gradient:
+            program, exact = self.blocks[self.head.number].program, self.blocks[self.head.number].sized.exact
+            before = program.stream("backward")[: self._arrival()]
+            at = next(event.storage for event in reversed(before) if event.sign > 0 and event.storage in self.head.held)
+            scaled = self.requests.take(exact[at])
+            self.requests.drop((self.head.held[at],))
+            self.head.held[at] = scaled
+        self.engine.before_backward(ROOT)
+
+    def _hooks(
+        self,
+        frame: Frame,
+        steps: Sequence[Step],
+        others: Mapping[int, Callable[[], None]] = NOTHING,
+        *,
+        backward: bool = False,
+        again: bool = False,
+    ) -> Mapping[int, Callable[[], None]]:
+        """What happens after how many events of a block: others first, then gradients, then modules."""
+        found: dict[int, list[Callable[[], None]]] = {}
+        if backward and self.engine.hooks_gradients:
+            for position, storages in self._ready(frame, steps).items():
+                found.setdefault(position, []).append(partial(self._hand_over, frame, storages))
+        if self.engine.hooks_modules:
+            for position, change in self._changes(frame, steps, again=again).items():
+                found.setdefault(position, []).append(change)
+        if not found:
+            return others
+        for position, other in others.items():
+            found.setdefault(position, []).insert(0, other)
+        return {position: partial(_all_of, calls) for position, calls in found.items()}
+
+    def _changes(self, frame: Frame, steps: Sequence[Step], *, again: bool) -> dict[int, Callable[[], None]]:
+        """After how many events another module begins, or none: at the first event of its operator."""
         unit = self._unit_of(frame)
         modules = {name.rpartition(".")[0] for name in self.parameters[unit]}
-        found: dict[int, Change] = {}
+        found: dict[int, Callable[[], None]] = {}
         current = ""
         for position, (event, *_) in enumerate(steps):
             module = event.label.removesuffix(AGAIN)
             label = event.label if module in modules else ""
             if label != current:
-                found[position] = Change(unit, module if label else "", again or module != event.label)
+                runs_again = again or module != event.label
+                found[position] = partial(self._change_module, unit, module if label else "", again=runs_again)
                 current = label
         if current:
-            found[len(steps)] = Change(unit, "", again)
+            found[len(steps)] = self.engine.after_module
         return found
 
-    def _change_module(self, unit: int, module: str, again: bool) -> None:  # noqa: FBT001 - as in `Change`
+    def _change_module(self, unit: int, module: str, *, again: bool) -> None:
         self.engine.after_module()
         if module:
             self.engine.before_module(unit, module, again=again)
 
     def _unit_of(self, frame: Frame) -> int:
         return next((layer for layer, each in self.layers.items() if each is frame), ROOT)
-
-    def _replace_last(self, frame: Frame, before: Sequence[Step]) -> None:
-        """Replace what was made last, which is the gradient of the model's output, by a tensor of its size."""
-        last = next((step for step in reversed(before) if step[0].sign > 0 and step[0].storage in frame.held), None)
-        if last is not None:
-            at = last[0].storage
-            scaled = self.requests.take(self.blocks[frame.number].sized.exact[at])
-            self.requests.drop((frame.held[at],))
-            frame.held[at] = scaled
 
     def _ready(self, frame: Frame, steps: Sequence[Step]) -> dict[int, list[int]]:
         """After how many events which gradients are ready: autograd's hooks run when an operator's backward has ended.
@@ -353,10 +362,14 @@ class Passing:
             if at in frame.held:
                 self.engine.gradient_ready(Gradient(frame.held.pop(at), known.get(named[at].name)))
 
-    def _arrival(self, block: Block, steps: Sequence[Step]) -> int:
-        """After how many events of the head's backward the gradient of the model's output is there."""
-        of_loss = {"", *(event.label for event in block.program.loss)}
-        return next((position for position, (event, *_) in enumerate(steps) if event.label not in of_loss), 0)
+    # -- steps of blocks -----------------------------------------------------------------------------------------------
+
+    def _arrival(self) -> int:
+        """After how many events of the head's backward the gradient of the model's output has been produced."""
+        program = self.blocks[self.head.number].program
+        of_loss = {"", *(event.label for event in program.loss)}
+        events = enumerate(program.stream("backward"))
+        return next((position for position, event in events if event.label not in of_loss), 0)
 
     def _steps(self, number: int, stream: Literal["forward", "backward"]) -> list[Step]:
         """The events of a block, with what is common to most of them found out once for all layers that are alike.
@@ -473,6 +486,15 @@ def _multiplies(block: Block, event: Event) -> bool:
     """Whether an operator of a layer, or of the head, makes a matrix product's result."""
     made = block.program.storages[event.storage].name
     return block.kind is not None and made == f"{event.label} output" and _is_product(event.label)
+
+
+def _all_of(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+def _nothing() -> None:
+    """No hook."""
 
 
 def _is_product(operator: str) -> bool:

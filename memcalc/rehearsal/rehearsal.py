@@ -7,7 +7,7 @@ same programs that the estimate reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from memcalc.errors import OutOfMemory
 from memcalc.estimation.arriving import gradients_on_arrival
@@ -24,15 +24,15 @@ from memcalc.rehearsal.construction import Built, built_before_training, layers_
 from memcalc.rehearsal.optimizer_step import OptimizerStep
 from memcalc.rehearsal.passing import Passing
 from memcalc.rehearsal.repeated import MicroBatch
-from memcalc.rehearsal.requests import Replay, Requests, Written, replay
 from memcalc.sharding.ddp import DDP
 from memcalc.sharding.deepspeed import deepspeed_engine, lacks
 from memcalc.sharding.engine import ROOT, Engine, by_unit
 from memcalc.sharding.fsdp2 import FSDP2
-from memcalc.sharding.zero3_order import module_names
 from memcalc.spec.cards import find_card
+from memcalc.spec.recipes import RECIPES
 from memcalc.spec.segments import Segment, items_of
 from memcalc.spec.spec import Spec
+from memcalc.stream.requests import Replay, Requests, Written, replay
 
 STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
 PLAYED = (*PHASES, *STEADY)  # the steady step twice: where it finds its blocks settles with the first one
@@ -92,7 +92,8 @@ class Rehearsal:
         self.units = by_unit(self.ordered, spec.model.num_layers)
         self.engine = engine_of(requests, self.ordered, self.units, spec)
         self.parameters = {
-            unit: {name: held for held in found for name in _gradient_names(held)} for unit, found in self.units.items()
+            unit: {_gradient_name(held, spec.training.implementation): held for held in found}
+            for unit, found in self.units.items()
         }
         if spec.model.tie_word_embeddings:  # whose gradient has the head's name
             self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])
@@ -112,6 +113,8 @@ class Rehearsal:
         """All phases."""
         for phase, following in zip(PLAYED, (*PLAYED[1:], ""), strict=True):
             self.requests.begin(phase)
+            if phase == "optimizer":
+                self.engine.wrap(self.weights)
             for index, each in enumerate(self.built):
                 if each.mask & BIT[phase] and index not in self.alive:
                     self.alive[index] = self._make(each)
@@ -135,7 +138,6 @@ class Rehearsal:
     def _run(self, phase: str) -> None:
         kind, _, number = phase.rpartition("_") if phase[-1].isdigit() else (phase, "", "")
         if kind == "optimizer":
-            self.engine.wrap(self.weights)
             self.step.build()
         elif kind == "optimizer_step":
             self._step(first=phase == "optimizer_step_1")
@@ -216,50 +218,58 @@ class Rehearsal:
 
 def why_not(spec: Spec) -> str:
     """Why the order of all that is allocated is not known; empty where it is."""
-    choice, stage = choice_of(spec), stages_of(spec)[0]
+    choice = choice_of(spec)
     reasons = {
         "generation": spec.inference is not None,
-        "several ranks": not _plays_ranks(spec),
         "Megatron's buffers": choice.engine == "megatron",
         "offload to the host": choice.offloads or spec.training.offload_activations != "none",
         f"optimizer {choice.update.optimizer}": choice.update.optimizer in NOT_COMPARED,
+        **_reasons_of_ranks(spec, choice),
     }
-    found = [reason for reason, is_so in reasons.items() if is_so]
-    if not found and _is_deepspeed(spec):
-        found = [*lacks(spec, _plan(spec))]
-    return f"the order of requests is not known with {found[0]}" if found else ""
+    return next((f"the order of requests is not known with {reason}" for reason, is_so in reasons.items() if is_so), "")
 
 
-def _is_deepspeed(spec: Spec) -> bool:
-    return choice_of(spec).engine == "deepspeed" and spec.parallelism.ranks > 1
-
-
-def _plays_ranks(spec: Spec) -> bool:
-    """Whether the requests of one rank of many are known: of those that only share the data."""
-    parallelism = spec.parallelism
-    return parallelism.ranks == parallelism.data_parallel and (
-        parallelism.engine != "fsdp2"
-        or parallelism.zero_stage == 0
-        or all(isinstance(item, int) or len(item) == 1 for item in _plan(spec))
-    )
+def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
+    """What of a run over several ranks keeps it from being replayed."""
+    parallelism, training = spec.parallelism, spec.training
+    alone = choice.data_parallel == 1
+    if parallelism.ranks == 1:
+        return {"a sharding engine on one rank": parallelism.zero_stage > 0}
+    fsdp2 = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0
+    deepspeed = parallelism.engine == "deepspeed"
+    return {
+        "pipeline parallelism": parallelism.pipeline_parallel > 1,
+        "context parallelism": parallelism.context_parallel > 1,
+        "expert parallelism": parallelism.expert_parallel > 1,
+        "a sharding engine on one rank": alone and parallelism.zero_stage > 0,
+        **dict.fromkeys(lacks(spec, _plan(spec)) if deepspeed else (), True),
+        "DDP and gradients in fp32 beside those of autograd": not (fsdp2 or deepspeed or alone)
+        and RECIPES[training.recipe].main_gradients_live in ("backward", "always"),
+        "4-bit weights on several ranks": training.finetune == "qlora",
+        "layers that are recomputed together under FSDP2": fsdp2
+        and not all(isinstance(item, int) or len(item) == 1 for item in _plan(spec)),
+        "a loss that reads the head's matrix under FSDP2": fsdp2 and training.loss in ("chunked", "fused"),
+    }
 
 
 def engine_of(requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], spec: Spec) -> Engine:
     """What a run does around its units."""
     choice = choice_of(spec)
-    if _is_deepspeed(spec):
-        return deepspeed_engine(requests, ordered, units, spec, _plan(spec))
-    if choice.data_parallel == 1 and (choice.zero_stage == 0 or choice.engine == "deepspeed"):
+    if choice.data_parallel == 1:
         return Engine(requests)
+    if choice.engine == "deepspeed":
+        return deepspeed_engine(requests, ordered, units, spec, _plan(spec))
     if choice.engine == "fsdp2":
         return FSDP2(requests, units, choice)
     return DDP(requests, ordered, choice)
 
 
-def _gradient_names(held: Held) -> Iterator[str]:
-    """What blocks' programs call the gradient of a parameter."""
-    for module in module_names(held):
-        yield f"{module}.{held.tensor}"
+def _gradient_name(held: Held, implementation: str) -> str:
+    """What a block's program calls the gradient of a parameter."""
+    module = held.module.rpartition("*.")[2]
+    if held.routed and implementation == "plain":  # "mlp.experts.up" for the products of all experts
+        module = module.removesuffix("_proj")
+    return f"{module}.{held.tensor}"
 
 
 def _plan(spec: Spec) -> Segment:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from memcalc.rehearsal.passing import Passing
-from memcalc.rehearsal.requests import Requests, Written
+from memcalc.stream.requests import Requests, Written
 
 Part = Literal["forward", "loss", "backward", "release"]
 

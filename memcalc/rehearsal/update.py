@@ -15,7 +15,7 @@ from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.optimizers.states import first_phase, own_states, shared_states
 from memcalc.estimation.optimizers.update import Update
 from memcalc.estimation.sharding import Held, Parameters
-from memcalc.rehearsal.requests import Requests
+from memcalc.stream.requests import Requests
 from memcalc.workspaces.multiprocessors import Multiprocessors
 from memcalc.workspaces.reductions import column_sum
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.sharding import Held
-from memcalc.rehearsal.requests import Requests
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.stream.requests import Requests
 
 MIB = 2**20
 BROADCAST_BYTES = 250 * MIB  # distributed.py, broadcast_bucket_size
@@ -44,13 +44,14 @@ class DDP(Engine):
         """Broadcast the parameters and allocate the first buckets."""
         del weights
         in_flight: deque[int] = deque()
-        for size in grouped(self._sized(self.parameters), [BROADCAST_BYTES]):
-            in_flight.append(self.requests.take(size))
+        for sizes in grouped(self._sized(self.parameters), [BROADCAST_BYTES]):
+            flat = sum(sizes) if len(sizes) > 1 else 0  # csrc/utils/tensor_flatten.h: a tensor alone is not copied
+            in_flight.append(self.requests.take(flat))
             if len(in_flight) == FLAT_BUFFERS_AT_ONCE:
                 self.requests.drop((in_flight.popleft(),))
         self.requests.drop(in_flight)
         trained = [held for held in reversed(self.parameters) if held.trains]
-        self.buckets = [self.requests.take(size) for size in grouped(self._sized(trained), [])]
+        self.buckets = [self.requests.take(sum(sizes)) for sizes in grouped(self._sized(trained), [])]
 
     def prepare(self) -> None:
         """Rebuild the buckets before the second forward."""
@@ -58,16 +59,17 @@ class DDP(Engine):
             return
         self.rebuilt = True
         self.requests.drop(self.buckets)
-        sizes = grouped(self._sized(self.ready), [FIRST_BUCKET_BYTES, BUCKET_BYTES])
-        self.buckets = [self.requests.take(size) for size in sizes]
+        buckets = grouped(self._sized(self.ready), [FIRST_BUCKET_BYTES, BUCKET_BYTES])
+        self.buckets = [self.requests.take(sum(sizes)) for sizes in buckets]
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Note the order of gradients."""
         if not self.rebuilt:
-            parameters = [each.parameter for each in gradients if each.parameter is not None]
+            parameters = _as_accumulated(each.parameter for each in gradients if each.parameter is not None)
             if unit == ROOT:
                 first = [held for held in parameters if held.where != "embedding"]
                 last = [held for held in parameters if held.where == "embedding"]
+                last.sort(key=lambda held: held.module == "embed_tokens")  # it is looked up first
                 self.ready = [*first, *self.ready, *last]
             else:
                 self.ready += parameters
@@ -79,8 +81,23 @@ class DDP(Engine):
             yield dtype, DTYPE_BYTES[dtype] * held.elements
 
 
-def grouped(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[int]:
-    """Return the bytes of each bucket, in order. Source: reducer.cpp, compute_bucket_assignment_by_size.
+def _as_accumulated(produced: Iterable[Held]) -> list[Held]:
+    """The parameters in the order in which their gradients are accumulated.
+
+    addmm produces the gradients of weight and bias; that of the weight still has to be transposed.
+    """
+    found: list[Held] = []
+    for held in produced:
+        after_its_weight = found and held.tensor == "bias" and found[-1].module == held.module
+        if after_its_weight and len(found[-1].axes) > 1:
+            found.insert(-1, held)
+        else:
+            found.append(held)
+    return found
+
+
+def grouped(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[list[int]]:
+    """Return the bytes of each tensor in each bucket, in order. Source: reducer.cpp, compute_bucket_assignment_by_size.
 
     A bucket of a dtype is complete when it has reached its limit.
 
@@ -88,12 +105,12 @@ def grouped(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[int
         sizes: dtype and bytes of each tensor, in order.
         limits: bytes of the first, second ... bucket of each dtype, the last one for all that follow; none: no limit.
     """
-    done: list[int] = []
-    filling: dict[str, int] = {}
+    done: list[list[int]] = []
+    filling: dict[str, list[int]] = {}
     complete: dict[str, int] = {}  # how many, by dtype
     for dtype, size in sizes:
-        filling[dtype] = filling.get(dtype, 0) + size
-        if limits and filling[dtype] >= limits[min(complete.get(dtype, 0), len(limits) - 1)]:
+        filling.setdefault(dtype, []).append(size)
+        if limits and sum(filling[dtype]) >= limits[min(complete.get(dtype, 0), len(limits) - 1)]:
             complete[dtype] = complete.get(dtype, 0) + 1
             done.append(filling.pop(dtype))
     return [*done, *filling.values()]

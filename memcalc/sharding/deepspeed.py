@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.choice import choice_of
 from memcalc.estimation.sharding import Held
-from memcalc.rehearsal.requests import Requests
 from memcalc.sharding.engine import Engine
 from memcalc.sharding.zero3 import ZeRO3
 from memcalc.sharding.zero3_order import Order
 from memcalc.sharding.zero12 import ZeRO12
 from memcalc.spec.segments import Segment
 from memcalc.spec.spec import Spec
+from memcalc.stream.requests import Requests
 
 # Optimizers whose updates of a flat tensor were compared with recorded runs.
 COMPARED = ("sgd", "momentum", "adam", "adamw", "lion")
@@ -33,7 +33,7 @@ def deepspeed_engine(
         plan: its layers, and which of them run again.
     """
     choice = choice_of(spec)
-    if choice.zero_stage < 3:  # noqa: PLR2004
+    if choice.zero_stage < 3:
         return ZeRO12(requests, ordered, choice)
     stops_inside = not structure_of(spec).residual_dropout
     order = Order(ordered, units, tied=spec.model.tie_word_embeddings, stops_inside=stops_inside)
@@ -43,10 +43,11 @@ def deepspeed_engine(
 def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
     """What of a run with several ranks of DeepSpeed has an order of requests that is not known."""
     training, parallelism, choice = spec.training, spec.parallelism, choice_of(spec)
-    whole = choice.zero_stage == 3  # noqa: PLR2004
+    whole = choice.zero_stage == 3
     nested = any(not isinstance(part, int) for item in plan if not isinstance(item, int) for part in item)
     reasons = {
-        "DeepSpeed without ZeRO": not choice.partitions_gradients,
+        "DeepSpeed without ZeRO": parallelism.zero_stage == 0,
+        "DeepSpeed and ranks that do not share the data": parallelism.ranks != parallelism.data_parallel,
         "hierarchical sharding": parallelism.shards != parallelism.data_parallel,
         f"DeepSpeed and recipe {training.recipe} in {training.dtype}": (training.recipe, training.dtype)
         != (RECIPE, DTYPE),

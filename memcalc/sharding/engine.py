@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.sharding import Held, Parameters
-from memcalc.rehearsal.requests import Requests
+from memcalc.stream.requests import Requests
 
 ROOT = -1  # the unit of embeddings, final norm and LM head; layers are units by their number
 
@@ -63,7 +63,7 @@ class Engine:
     def before_backward(self, unit: int) -> None:
         """When the gradient of a unit's output has been produced."""
 
-    def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
+    def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:  # noqa: ARG002 -- for subclasses
         """When the gradient of a unit's input has been produced, and for the root at the end of backward.
 
         Args:

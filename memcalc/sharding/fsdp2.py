@@ -16,9 +16,9 @@ from typing import NamedTuple
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.engines.fsdp2 import is_narrow
 from memcalc.estimation.sharding import Held
-from memcalc.rehearsal.requests import Requests
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.stream.requests import Requests
 from memcalc.workspaces.sharding import chunk_cat, split_copy
 
 ALL_GATHER, REDUCE_SCATTER = 1, 2  # CUDA streams beside the default one (_fsdp_param_group.py, FSDPCommContext)
@@ -79,8 +79,8 @@ class FSDP2(Engine):
         self.last = max(units)
         self.gathering: dict[int, int] = {}  # all-gather outputs that are not copied out yet, by unit
         self.parameters: dict[int, list[int]] = {}  # gathered parameters, by unit
-        self.before: int | None = None  # the all-gather output that forward still holds
-        self.reducing: int | None = None  # the input of the last reduce-scatter
+        self.copied: list[int] = []  # the last all-gather output of forward, which is copied out
+        self.reducing: list[int] = []  # the input of the last reduce-scatter
         self.have_gradients = False
 
     def begin(self, *, have_gradients: bool) -> None:
@@ -91,14 +91,15 @@ class FSDP2(Engine):
         """Pre-forward: unshard, wait_for_unshard."""
         self._all_gather(unit)
         output = self._copy_out(unit)
-        self._free_output_of_forward()
-        self.before = output
+        self.requests.drop(self.copied)
+        self.copied = [output]
 
     def after_forward(self, unit: int) -> None:
         """Post-forward: reshard; the root frees the last all-gather output."""
         if unit == ROOT:
-            self._free_output_of_forward()
-        elif self.choice.zero_stage > 2 and not (unit == self.last and self.choice.mixed_policy):  # noqa: PLR2004
+            self.requests.drop(self.copied)
+            self.copied = []
+        elif self.choice.zero_stage > 2 and not (unit == self.last and self.choice.mixed_policy):
             self.requests.drop(self.parameters.pop(unit))
 
     def before_backward(self, unit: int) -> None:
@@ -114,19 +115,16 @@ class FSDP2(Engine):
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Post-backward: reshard, free the last reduce-scatter's input, reduce; the root's is the final callback."""
         self.requests.drop(self.parameters.pop(unit))
-        overlaps = self.choice.torch[:2] == HOLDS_BOTH_INPUTS
-        before, self.reducing = self.reducing, None
-        if before is not None and not (overlaps and gradients):
-            self.requests.drop((before,))
-        kept: list[int] = []
+        before, self.reducing = self.reducing, []
+        if self.choice.torch[:2] != HOLDS_BOTH_INPUTS:
+            self.requests.drop(before)
+            before = []
         reduce = self.sizes[unit][1]
-        if reduce is not None and gradients:
-            kept = self._reduce(reduce, gradients)
-            if before is not None and overlaps:
-                self.requests.drop((before,))
-        if unit == ROOT and self.reducing is not None:
-            self.requests.drop((self.reducing,))
-            self.reducing = None
+        kept = self._reduce(reduce, gradients) if reduce is not None and gradients else []
+        self.requests.drop(before)
+        if unit == ROOT:
+            self.requests.drop(self.reducing)
+            self.reducing = []
         return kept
 
     def _all_gather(self, unit: int) -> None:
@@ -143,14 +141,9 @@ class FSDP2(Engine):
         self.requests.drop((self.requests.play(gather.table),))
         return self.gathering.pop(unit)
 
-    def _free_output_of_forward(self) -> None:
-        if self.before is not None:
-            self.requests.drop((self.before,))
-            self.before = None
-
     def _reduce(self, reduce: Reduce, gradients: Sequence[Gradient]) -> list[int]:
         """Source: _fsdp_collectives.py, foreach_reduce."""
-        self.reducing = self.requests.take(reduce.source)
+        self.reducing = [self.requests.take(reduce.source)]
         self.requests.drop((self.requests.play(reduce.table),))
         last = [each.storage for each in gradients if each.parameter == reduce.last]
         self.requests.drop(each.storage for each in gradients if each.storage not in last)

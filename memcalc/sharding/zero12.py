@@ -14,9 +14,9 @@ from typing import NamedTuple
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.engines.zero_reduction import BUCKET
 from memcalc.estimation.sharding import Held, Parameters
-from memcalc.rehearsal.requests import Requests
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.stream.requests import Requests
 from memcalc.workspaces.reductions import Reduction, reduction
 
 ALIGNMENT = 2  # elements of each partition are a multiple of it: nccl_start_alignment_factor

@@ -17,11 +17,11 @@ from memcalc.estimation.choice import Choice
 from memcalc.estimation.engines.zero3_gathering import MOST_LIVE, PERSISTENT, PREFETCH, REUSE_DISTANCE
 from memcalc.estimation.engines.zero_reduction import BUCKET
 from memcalc.estimation.sharding import Held, Parameters
-from memcalc.rehearsal.requests import Requests
 from memcalc.sharding.engine import ROOT, Engine, Gradient
-from memcalc.sharding.zero12 import FLOAT, flat_tensor, norms
 from memcalc.sharding.zero3_order import Turn
+from memcalc.sharding.zero12 import FLOAT, flat_tensor, norms
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.stream.requests import Requests
 
 GATHER, REDUCE = 1, 2  # CUDA streams beside the default one: parameter_offload.py, stage3.py (overlap_comm)
 SUB_GROUP = 1_000_000_000  # runtime/zero/config.py, sub_group_size: elements that are updated at once

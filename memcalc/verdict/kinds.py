@@ -7,6 +7,8 @@ from memcalc.spec.training import TrainingSpec
 
 ONE_GPU, SEVERAL_GPUS, GENERATION = "one GPU", "several GPUs", "generation"
 EXPANDABLE, SETTINGS = "one GPU, expandable segments", "one GPU, allocator settings"
+SEVERAL_EXPANDABLE = "several GPUs, expandable segments"
+SEVERAL_SETTINGS = "several GPUs, allocator settings"
 _MODULES = {"huggingface": "transformers modules"}
 _ENGINES = {"ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2", "megatron": "Megatron-Core"}
 
@@ -18,12 +20,14 @@ def kinds_of(spec: Spec) -> tuple[str, ...]:
     """
     if spec.inference is not None:
         return (GENERATION,)
+    if spec.training.alloc_conf and spec.parallelism.ranks > 1:
+        return (SEVERAL_EXPANDABLE,) if _expands(spec.training) else (SEVERAL_SETTINGS,)
     return _on_one_gpu(spec.training) if spec.parallelism.ranks == 1 else _on_several_gpus(spec)
 
 
 def _on_one_gpu(training: TrainingSpec) -> tuple[str, ...]:
     if training.alloc_conf:
-        return (EXPANDABLE,) if "expandable_segments:True" in training.alloc_conf else (SETTINGS,)
+        return (EXPANDABLE,) if _expands(training) else (SETTINGS,)
     if training.offload_activations != "none":
         narrow = "offloaded activations"
     elif training.finetune != "full":
@@ -31,6 +35,10 @@ def _on_one_gpu(training: TrainingSpec) -> tuple[str, ...]:
     else:
         narrow = _MODULES.get(training.implementation, f"{training.implementation} modules")
     return f"{ONE_GPU}, {narrow}", ONE_GPU
+
+
+def _expands(training: TrainingSpec) -> bool:
+    return "expandable_segments:True" in training.alloc_conf
 
 
 def _on_several_gpus(spec: Spec) -> tuple[str, ...]:

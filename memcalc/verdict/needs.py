@@ -15,10 +15,10 @@ from memcalc.estimation.stages import stages_of, stages_that_matter
 from memcalc.estimation.states import state_peak
 from memcalc.ledger.verdict import Answer, Errors
 from memcalc.rehearsal.rehearsal import requests_of, why_not
-from memcalc.rehearsal.requests import Replay, Requests, replay, reserved_upper_bound
 from memcalc.spec.cards import Card
 from memcalc.spec.foreign import refuse_foreign
 from memcalc.spec.spec import Spec
+from memcalc.stream.requests import Replay, Requests, replay, reserved_upper_bound
 from memcalc.verdict.kinds import kinds_of
 from memcalc.verdict.recorded import replay_errors, reserve_ratio
 

@@ -27,6 +27,8 @@ LAYERS = (
     ("engine",),
     ("verdict",),
     ("rehearsal",),
+    ("sharding",),
+    ("stream",),
     ("changes",),
     ("estimation", "tracing", "nullcuda", "measuring"),
     ("recorder",),

@@ -91,8 +91,8 @@ class LeanAllocator:
         It can be called again, with what follows, unless it raises.
 
         Args:
-            script: n > 0 asks for n bytes, with the number of a stream above `STREAM_SHIFT`; ~n gives back what the n-th request of all got, counted from 0; 0 is a
-                request that gets nothing and is never given back.
+            script: n > 0 asks for n bytes, with the number of a stream above `STREAM_SHIFT`; ~n gives back what the
+                n-th request of all got, counted from 0; 0 is a request that gets nothing and is never given back.
 
         Raises:
             OutOfMemory: the room has no place for a request, not even with the cache emptied.

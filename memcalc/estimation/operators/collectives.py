@@ -41,8 +41,9 @@ class Collectives(Base):
             (whole,),
             (),
             (NEW,),
-            forward_temporaries=arrives,
-            backward_temporaries=(leaves,),
+            made_first=arrives,
+            prepares=((leaves, 1),),
+            between=((leaves, -1),),
         )
         tape.record(node)
         return whole
@@ -66,8 +67,9 @@ class Collectives(Base):
             (part,),
             (),
             (NEW,),
-            forward_temporaries=(leaves,),
-            backward_temporaries=arrives,
+            made_first=(leaves,),
+            prepares=tuple((index, 1) for index in arrives),
+            between=tuple((index, -1) for index in arrives),
         )
         tape.record(node)
         return part
@@ -89,7 +91,7 @@ class Collectives(Base):
         tape = self.tape
         whole = tape.new(f"{name}, gathered", shape, part.dtype, f"{FUNCTIONAL}: all_gather_single")
         arrives = self._passing(f"{name} as they arrive", shape, part.dtype)
-        tape.record(Node(f"{name} gathered", (part,), (whole,), (), (NEW,), forward_temporaries=(arrives,)))
+        tape.record(Node(f"{name} gathered", (part,), (whole,), (), (NEW,), made_first=(arrives,)))
         return whole
 
     def split_rows(self, module: str, width: str, tokens: Shape, *, tied: bool, whole_gradient: bool) -> Tensor:
