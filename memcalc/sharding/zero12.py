@@ -163,7 +163,7 @@ class ZeRO12(Engine):
 
     def _reduce(self) -> None:
         """Source: reduce_ipg_grads, average_tensor, allreduce_and_scatter, copy_grads_in_partition."""
-        for together in _reduced_together(self.waiting, self.share):
+        for together in reduced_together(self.waiting, self.share):
             if len(together) > 1:  # one tensor alone is not copied by flattening
                 self.requests.drop((self.requests.take(sum(together) * self.dtype_bytes),))
         for each in self.waiting:
@@ -226,7 +226,7 @@ def flat_tensor(elements: int) -> Parameters:
     return Parameters([Held("partition", "flat", (("P/N", elements),), 1, "head")])
 
 
-def _reduced_together(waiting: Sequence[Waiting], share: int) -> Iterator[list[int]]:
+def reduced_together(waiting: Sequence[Waiting], share: int) -> Iterator[list[int]]:
     """The elements of slices that are flattened into one buffer: consecutive ones of one rank are one slice."""
     slices: list[tuple[int, int]] = []  # rank and elements
     for each in waiting:
