@@ -15,8 +15,8 @@ from memcalc.spec.segments import Segment
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import Requests
 
-# Optimizers whose updates of a flat tensor were compared with recorded runs.
-COMPARED = ("sgd", "momentum", "adam", "adamw", "lion")
+# Optimizers whose updates of a flat tensor were compared with runs of DeepSpeed.
+COMPARED = ("sgd", "momentum", "adam", "adamw", "lion", "rmsprop", "adamax", "nadam", "radam", "adadelta")
 RECIPE, DTYPE = "mixed-16", "bf16"  # what "bf16": {"enabled": true} does
 
 
