@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: .venv-null help demo test test-all lint format types pytest docs bench gpu-suite gpu-compare gpu-probe gpu-snapshots clean
+.PHONY: .venv-null help demo test test-all lint format types pytest docs pictures bench gpu-suite gpu-compare gpu-probe gpu-snapshots clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ format: $(FULL) ## Format, and fix what the linter can fix
 
 docs: $(FULL) ## Regenerate the parts of README.md and docs/ that are output
 	$(BIN)/python tools/docs.py
+
+pictures: $(FULL) ## Redraw the plots of README.md and docs/
+	$(BIN)/python tools/pictures.py
 
 bench: $(FULL) .venv-null ## How quick the program is: start-up, estimates a second, the null device
 	$(BIN)/python benchmarks/startup.py

@@ -71,6 +71,8 @@ def run(case: str, card: str, recordings: Path) -> None:
     rank = next((int(word.removeprefix(RANK)) for word in words if word.startswith(RANK)), 0)
     spec = load(preset, [word for word in words if not word.startswith(RANK)])
     ranks = spec.parallelism.ranks
+    if spec.training.alloc_conf:
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = spec.training.alloc_conf
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost"}
     os.environ.setdefault("MASTER_PORT", "29400")
     import torch

@@ -1,7 +1,8 @@
-"""Sample one-GPU runs near their card and record on the null CUDA device whether PyTorch gets through.
+"""Sample runs near their card and record on the null CUDA device whether PyTorch gets through.
 
     python benchmarks/verdict_runs.py draw SEED COUNT > cases.txt       # runs whose estimate is within 12 % of the card
     python benchmarks/verdict_runs.py largest SEED COUNT > cases.txt    # each run at the largest micro-batch and above
+    python benchmarks/verdict_runs.py ranks SEED COUNT > cases.txt      # one rank of many, within 12 % of the card
     python benchmarks/verdict_runs.py record cases.txt PYTHON FILE.jsonl
 
 The runs are whole models as users train them: presets, cards, recipes, implementations, optimizers, adapters. PYTHON is
@@ -18,14 +19,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import memcalc
+from benchmarks.draw_cases import WHOLE
 from benchmarks.record_reference import variables_of
 from memcalc.errors import InputError, MemcalcError, OutOfMemory
 from memcalc.fitting.maxima import maximum
 from memcalc.measuring import measure
 from memcalc.measuring.client import WORKER, Worker
-from memcalc.measuring.measurement import OUT_OF_MEMORY
+from memcalc.measuring.measurement import DONE, OUT_OF_MEMORY
+from memcalc.nullcuda import run as dry_run
 from memcalc.spec.spec import Spec
 from memcalc.step.decoder import refuse_unsupported
 from memcalc.verdict.judge import card_of
@@ -56,6 +60,16 @@ ADAPTERS = (
     "lora.rank=16 qlora.block_size=64",
 )
 MOST_BATCH = 4096
+SHARDINGS = (
+    "engine=ddp",
+    "engine=fsdp2 zero_stage=2",
+    "engine=fsdp2 zero_stage=3",
+    "engine=fsdp2 zero_stage=3",
+    "engine=fsdp2 zero_stage=3 tensor_parallel=4 sequence_parallel=true",
+    "engine=deepspeed zero_stage=1",
+    "engine=deepspeed zero_stage=2",
+    "engine=deepspeed zero_stage=3",
+)
 
 
 def drawn(lot: random.Random) -> Spec | None:
@@ -182,12 +196,66 @@ def record(cases: Path, python: str, recordings: Path) -> None:
                 continue
             spec = loaded(line)
             card = spec.hardware.gpu or ""
-            if card not in workers:
-                workers[card] = stack.enter_context(Worker((python, *WORKER), variables_of(card, python)))
-            found = {"case": line, **outcome(spec, workers[card])}
+            if spec.parallelism.ranks > 1:
+                found = {"case": line, **outcome_of_rank(line, python)}
+            else:
+                if card not in workers:
+                    workers[card] = stack.enter_context(Worker((python, *WORKER), variables_of(card, python)))
+                found = {"case": line, **outcome(spec, workers[card])}
             with recordings.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(found) + "\n")
             print(line, found["outcome"], file=sys.stderr, flush=True)
+
+
+def near_ranks(lot: random.Random, count: int) -> Iterator[str]:
+    """One rank of 2 to 64, at a micro-batch at which device memory is within NEAR of what is usable."""
+    while count:
+        sharding = lot.choice(SHARDINGS)
+        recipe = "mixed-16" if "deepspeed" in sharding else lot.choice(("pure", "amp", "fp32", "mixed-16"))
+        words = [
+            f"s={lot.choice(LENGTHS)}",
+            f"recipe={recipe}",
+            f"attention={'memory-efficient' if recipe == 'fp32' else 'flash'}",
+            f"recompute={lot.choice(['none', 'full'])}",
+            f"optimizer_implementation={lot.choice(['fused', 'foreach'])}",
+            f"implementation={'huggingface' if 'tensor' not in sharding and lot.random() < 0.4 else 'plain'}",
+            f"gradient_accumulation_steps={lot.choice([1, 1, 1, 2])}",
+            *sharding.split(),
+            f"data_parallel={lot.choice([2, 8, 8, 64])}",
+        ]
+        preset, gpu = lot.choice(WHOLE), lot.choice(("a100-80gb", "h100-80gb"))
+        try:
+            spec = memcalc.load(preset, *words, gpu=gpu)
+            refuse_unsupported(spec)
+        except InputError:
+            continue
+        if not can_replay(spec) or not _in_transformers(spec):
+            continue
+        batches = near_batches(spec)
+        if batches:
+            count -= 1
+            yield f"{preset} gpu={gpu} b={lot.choice(batches)} {' '.join(words)}"
+
+
+def outcome_of_rank(line: str, python: str) -> dict[str, object]:
+    """What one rank held in three steps, run by record_sharded.py, and how they ended. Bytes."""
+    preset, gpu, *words = line.split()
+    script = Path(__file__).with_name("record_sharded.py")
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "record.jsonl"
+        command = [python, str(script), "-", gpu.removeprefix("gpu="), python, str(file)]
+        ran = dry_run([*command, "--case", " ".join([preset, *words])], gpu.removeprefix("gpu="), timeout=900)
+        if not file.exists():
+            return {"outcome": OUT_OF_MEMORY if ran.outcome == OUT_OF_MEMORY else "refused", "message": ran.outcome}
+        record = json.loads(file.read_text(encoding="utf-8"))
+    return {
+        "outcome": DONE,
+        "date": record["date"],
+        "versions": record["versions"],
+        "allocated_bytes": max(record["phases"].values()),
+        "reserved_bytes": max(record["reserved"].values()),
+        "message": "",
+    }
 
 
 def outcome(spec: Spec, worker: Worker) -> dict[str, object]:
@@ -214,7 +282,7 @@ def main() -> None:
     """Draw cases, or record them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for name in ("draw", "largest"):
+    for name in ("draw", "largest", "ranks"):
         verb = verbs.add_parser(name)
         verb.add_argument("seed", type=int)
         verb.add_argument("count", type=int)
@@ -226,7 +294,7 @@ def main() -> None:
     if arguments.verb == "record":
         record(arguments.cases, arguments.python, arguments.recordings)
         return
-    draw = near_their_card if arguments.verb == "draw" else largest_and_above
+    draw = {"draw": near_their_card, "largest": largest_and_above, "ranks": near_ranks}[arguments.verb]
     for line in draw(random.Random(arguments.seed), arguments.count):
         print(line, flush=True)
 

@@ -1,6 +1,6 @@
-"""memcalc: how many bytes each GPU of an LLM training run will hold, at which moment, and why.
+"""memcalc: the peak memory of each GPU in LLM training, and whether the run fits.
 
-The verbs and what they return are loaded on first use, so that `import memcalc` is nearly free:
+The functions and their results are loaded on first use, so that `import memcalc` is nearly free:
 
     import memcalc
     result = memcalc.estimate("gpt3", "b=4", gpu="h100-80gb")

@@ -64,7 +64,7 @@ def agreement_summary() -> str:
     words = []
     for name in ("activations", "peak"):
         errors = [abs(error(getattr(agreement, name))) for agreement in found]
-        words.append(f"{name} within {statistics.median(errors):.3%} in the median and {max(errors):.2%} at worst")
+        words.append(f"{name}: median error {statistics.median(errors):.3%}, maximum error {max(errors):.2%}")
     return f"{len(found)} runs: {'; '.join(words)}.\n"
 
 
@@ -77,7 +77,7 @@ def need_summary() -> str:
     above = sum(run.least[1] > run.least[0] for run in found)
     return (
         f"The smallest device on which the {len(found)} traced runs of presets (below) end holds {min(ratios):.3f} to "
-        f"{max(ratios):.3f} times the allocated peak, {statistics.median(ratios):.3f} in the median. "
+        f"{max(ratios):.3f} times the allocated peak, median {statistics.median(ratios):.3f}. "
         f"The lower bound of verdicts is above that in {above} of them.\n"
     )
 

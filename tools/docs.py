@@ -74,7 +74,7 @@ def documents() -> list[Path]:
 
 
 def refreshed(text: str) -> str:
-    """A document with every generated part made anew."""
+    """A document with every generated part regenerated."""
     text = GENERATED.sub(lambda match: match[1] + generated(*match[2].split()) + match[3], text)
     blocks = list(BLOCK.finditer(text))
     sessions = {"console": console_session, "pycon": python_session}
@@ -215,7 +215,7 @@ def settings_table() -> str:
     return table(["setting", "in rules", "what it is"], [row(*item) for item in Settings.model_fields.items()])
 
 
-RULES_PATHS = "limits for some paths, named by `paths`, over those above; a later rule goes over an earlier one"
+RULES_PATHS = "limits for some paths, named by `paths`, over those above; a later rule overrides an earlier one"
 
 
 OUR_BLOCKS = ("model.", "training.", "parallelism.")
@@ -293,7 +293,7 @@ def accuracy_requested() -> str:
     near = sum(abs(estimated - requested) < NEXT_TO_NOTHING for requested, estimated in both)
     return (
         f"Of the {len(both)} runs, {near} are within {NEXT_TO_NOTHING:,} bytes; "
-        f"the error is {statistics.median(errors):.5%} in the median and {max(errors):.3%} at worst.\n"
+        f"the median error is {statistics.median(errors):.5%} and the maximum error {max(errors):.3%}.\n"
     )
 
 
@@ -304,7 +304,7 @@ def accuracy_reserved() -> str:
     above = sum(case.reserved[0] > case.reserved[1] for case in several)
     return (
         f"In the {len(several)} recorded runs, the allocator's highest reserve is {factors[0]:.3f} to "
-        f"{factors[-1]:.3f} times the allocated peak, {statistics.median(factors):.3f} in the median; "
+        f"{factors[-1]:.3f} times the allocated peak, median {statistics.median(factors):.3f}; "
         f"in {above} of them it is more than the estimate says.\n"
     )
 

@@ -1,4 +1,4 @@
-"""Runs drawn by lot; every recording by family and by setting: tables of docs/accuracy.md."""
+"""Randomly sampled runs; every recording by family and by setting: tables of docs/accuracy.md."""
 
 from __future__ import annotations
 
@@ -119,12 +119,10 @@ def drawn_sentence() -> str:
     alone, many = (_abs(run for run in held_out if run.alone is flag) for flag in (True, False))
     families = len({run.family for run in held_out})
     everywhere = _abs(run for run in everything() if run.alone)
-    off = "the estimated peak of allocated memory is off by"
     return (
-        f"Over {len(alone)} runs of {families} families that were drawn by lot, and looked at when nothing was "
-        f"corrected any more, {off} {_said(alone)}; over {len(many)} ranks of 8 or 64, by {_said(many)}; "
-        f"over all {len(everywhere)} recorded runs of one GPU, by {_said(everywhere)}.\n"
-        "[docs/accuracy.md](docs/accuracy.md) has every run and says what it was recorded on.\n"
+        f"On {len(alone)} randomly sampled runs of {families} model families, evaluated after the formulas were "
+        f"frozen, the estimated peak of allocated memory has {_said(alone)}; on {len(many)} ranks of 8 and 64 GPUs it "
+        f"has {_said(many)}, and on all {len(everywhere)} recorded runs of one GPU {_said(everywhere)}.\n"
     )
 
 
@@ -133,7 +131,7 @@ def _abs(runs: Iterable[Run]) -> list[float]:
 
 
 def _said(errors: list[float]) -> str:
-    return f"{median(errors):.2%} in the median and {max(errors):.2%} at worst"
+    return f"a median error of {median(errors):.2%} and a maximum error of {max(errors):.2%}"
 
 
 def grid_families() -> str:

@@ -19,9 +19,9 @@ def float8_summary() -> str:
         [abs(run.error) for run in float8_runs() if run.held_out is chosen_before] for chosen_before in (False, True)
     )
     return (
-        f"{len(held_out)} runs that were chosen before they were recorded: the peak within {median(held_out):.3%} in "
-        f"the median and {max(held_out):.3%} at worst; {len(known)} that the formulas were written against: "
-        f"{median(known):.3%} and {max(known):.3%}.\n"
+        f"{len(held_out)} held-out runs, chosen before they were recorded: median error of the peak "
+        f"{median(held_out):.3%}, maximum error {max(held_out):.3%}; {len(known)} that the formulas were written "
+        f"against: {median(known):.3%} and {max(known):.3%}.\n"
     )
 
 

@@ -301,7 +301,7 @@ def loss_table(preset: str, *overrides: str) -> str:
         rows.append([storage.name, item_bytes, *("alive" if is_there else "" for is_there in alive.values())])
         totals = {phase: totals[phase] + item_bytes * alive[phase] for phase in moments}
     rows.append(["**bytes a logit, together**", "", *(f"**{total}**" for total in totals.values())])
-    return table(["tensor", "bytes a logit", *(f"highest moment of {phase}" for phase in moments)], rows)
+    return table(["tensor", "bytes a logit", *(f"peak of {phase}" for phase in moments)], rows)
 
 
 # -- workspaces, buffers, constants ----------------------------------------------------------------------------------

@@ -62,8 +62,8 @@ def offload_summary() -> str:
     errors = [abs(each.run.error) for each in runs]
     same = sum(each.pinned_measured == each.pinned_estimated for each in runs)
     return (
-        f"{len(errors)} runs: the device's peak within {median(errors):.3%} in the median and {max(errors):.3%} at "
-        f"worst; pinned memory of the host the same to the byte in {same}.\n"
+        f"{len(errors)} runs: median error of the GPU's peak {median(errors):.3%}, maximum error {max(errors):.3%}; "
+        f"pinned host memory is byte-exact in {same}.\n"
     )
 
 

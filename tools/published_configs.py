@@ -63,7 +63,7 @@ def repositories_table() -> str:
     def place(file: Facts) -> tuple[str, str, str]:
         return file["framework"], file["repository"], file["commit"]
 
-    heads = "format,repository and commit,files,sized,sized with --set,refused,fields mapped,without effect"
+    heads = "format,repository and commit,files,sized,sized with --set,refused,fields mapped,no effect"
     return table(
         [*heads.split(","), "not modelled", "unknown"],
         [line(name, list(files)) for name, files in groupby(sorted(read(), key=place), key=place)],
@@ -79,7 +79,7 @@ def files_table() -> str:
             link = f"https://github.com/{file['repository']}/blob/{file['commit']}/{file['path']}"
             lists = ("mapped", "no_effect", "not_modelled", "unknown", "missing")
             rows.append([framework, f"[{Path(file['path']).name}]({link})", *(names(file[name]) for name in lists)])
-    return table(["format", "file", "mapped", "without effect", "not modelled", "unknown", "missing"], rows)
+    return table(["format", "file", "mapped", "no effect", "not modelled", "unknown", "missing"], rows)
 
 
 def sized() -> list[Facts]:

@@ -59,8 +59,8 @@ def real_sentence() -> str:
     found = [abs(run.predicted.ledger.peak_bytes / run.measured.ledger.peak_bytes - 1) for _, _, run in runs()]
     families = len({run.record["spec"]["model"]["architecture"] for _, _, run in runs()})
     return (
-        f"On a real H100 and a real H200, over {len(found)} measured runs of {families} families, the estimated peak "
-        f"of allocated memory is off by {median(found):.3%} in the median and {max(found):.2%} at worst.\n"
+        f"On {len(found)} training runs of {families} model families, measured on an H100 and an H200, the estimated "
+        f"peak of allocated memory has a median error of {median(found):.3%} and a maximum error of {max(found):.2%}.\n"
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from benchmarks.verdict_runs import loaded
 from memcalc.errors import InputError
 from memcalc.measuring.result import allocator_conf
 from memcalc.proving.predictions import under, with_settings
@@ -32,7 +33,6 @@ RECORDINGS, PUBLISHED = BENCHMARKS / "recordings", BENCHMARKS / "published" / "r
 ALONE = (
     ".",
     "drawn",
-    "allocator-settings",
     "activation-offload",
     "gpu/*",
 )  # runs of one GPU, as `measure` records them
@@ -83,7 +83,7 @@ class Compared(NamedTuple):
 def recorded_runs() -> Iterator[Recorded]:
     """All records that have reserved memory, of runs that ended; each run on each device once."""
     seen: set[tuple[str, str, str]] = set()
-    for run in (*_alone(), *_ranks()):
+    for run in (*_alone(), *_sampled(), *_ranks()):
         key = run.name, run.device, run.spec.training.torch_version
         if key not in seen:
             seen.add(key)
@@ -97,6 +97,16 @@ def _alone() -> Iterator[Recorded]:
                 alone = record.get("outcome") == "done" and record.get("ranks") == 1
                 if alone and (run := _of_measure(record)) is not None:
                     yield run
+
+
+def _sampled() -> Iterator[Recorded]:
+    """Runs as benchmarks/verdict_runs.py records them, with allocator settings. Those near their card stay out."""
+    for path in sorted(RECORDINGS.glob("allocator-settings/*.jsonl")):
+        for record in _lines(path):
+            if record.get("outcome") == "done" and "case" in record:
+                spec = under(loaded(record["case"]), record["versions"]["torch"])
+                device = f"null:{spec.hardware.gpu}"
+                yield Recorded(record["case"], device, spec, record["allocated_bytes"], record["reserved_bytes"])
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

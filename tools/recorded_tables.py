@@ -73,7 +73,7 @@ def misses_table() -> str:
     missed = sorted((each for each in _replayed() if abs(each.error) > WORTH_A_ROW), key=lambda each: -abs(each.error))
     rows = [
         [
-            f"`{each.run.name.partition('measure ')[2].replace('--set ', '')}`",
+            f"`{(each.run.name.partition('measure ')[2] or each.run.name).replace('--set ', '')}`",
             each.run.device,
             f"{each.run.reserved:,}",
             f"{each.estimated or 0:,}",

@@ -16,7 +16,7 @@ def split_runs() -> tuple[ShardedRun, ...]:
 def split_summary() -> str:
     """One sentence."""
     errors = [abs(run.error) for run in split_runs()]
-    return f"{len(errors)} runs: the peak within {median(errors):.3%} in the median and {max(errors):.3%} at worst.\n"
+    return f"{len(errors)} runs: median error of the peak {median(errors):.3%}, maximum error {max(errors):.3%}.\n"
 
 
 def split_table() -> str:

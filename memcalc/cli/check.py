@@ -1,4 +1,4 @@
-"""`memcalc check`: size every configuration of a repository, for CI."""
+"""`memcalc check`: check every configuration of a repository, for CI."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import typer
 from memcalc.cli.options import AcceptUnknown, Gpu, Set, Units
 
 PATHS_HELP = "Files, folders to search, and patterns; default: those of memcalc.toml."
-MARGIN_HELP = "What must stay free below card and budget: 5%, 2GiB."
+MARGIN_HELP = "Memory to keep free below GPU and budget, e.g. 5% or 2GiB."
 BASELINE_HELP = "JSON of an earlier check: report each peak's change."
 GROWTH_HELP = "With --baseline: fail where a peak grew by more, e.g. 1% or 0."
-SKIP_HELP = "Skip files that are no configs even if named, and be content with none."
-SETTINGS_HELP = "In place of memcalc.toml or [tool.memcalc] here or above."
+SKIP_HELP = "Skip named files that are not configs; exit 0 if none is left."
+SETTINGS_HELP = "Settings file; default: the nearest memcalc.toml or [tool.memcalc]."
 REPORT_HELP = "Also write a report in another format to a file. Repeatable."
 
 
@@ -25,12 +25,19 @@ def command(
     *,
     overrides: Set = None,
     gpu: Gpu = None,
-    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="The most a GPU may hold, e.g. 70GiB.")] = None,
+    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit per GPU, e.g. 70GiB.")] = None,
     margin: Annotated[str | None, typer.Option(metavar="SHARE|SIZE", help=MARGIN_HELP)] = None,
     baseline: Annotated[Path | None, typer.Option(metavar="FILE", help=BASELINE_HELP)] = None,
     max_growth: Annotated[str | None, typer.Option(metavar="SHARE|SIZE", help=GROWTH_HELP)] = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes; default: as it pays.")
+        int | None,
+        typer.Option(
+            "--jobs",
+            "-j",
+            metavar="N",
+            min=1,
+            help="Number of processes; default: one per core if there is enough to do.",
+        ),
     ] = None,
     settings: Annotated[Path | None, typer.Option(metavar="FILE", help=SETTINGS_HELP)] = None,
     skip_others: Annotated[bool, typer.Option("--skip-others", help=SKIP_HELP)] = False,
@@ -42,10 +49,10 @@ def command(
     also: Annotated[list[str] | None, typer.Option("--report", metavar="FORMAT=FILE", help=REPORT_HELP)] = None,
     units: Units = "GiB",
 ) -> None:
-    """Size all configs, for CI; fail if one does not fit.
+    """Check that every config fits, for CI.
 
-    Exit code 0: all fit; 1: one does not, or grew, or memcalc cannot say whether it fits; 2: one is broken, or there is
-    nothing to check, or to check against.
+    Exit code 0: all fit; 1: one does not, or grew, or memcalc cannot say whether it fits; 2: one is invalid, or there
+    is nothing to check, or to check against.
 
     A file named is always checked. In a folder, YAML files with a `model:` block, `preset:` or `hf_config:` and
     Hugging Face config.json files are checked, and other frameworks' files that name a model; the rest is skipped and

@@ -13,7 +13,7 @@ _SIDE = "FIELD=VALUE"
 
 def command(
     a: Annotated[str, typer.Argument(metavar="A", help=CONFIG_HELP, autocompletion=complete_config)],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other one.", autocompletion=complete_config)],
+    b: Annotated[str, typer.Argument(metavar="B", help="Second configuration.", autocompletion=complete_config)],
     *,
     overrides: Set = None,
     set_a: Annotated[list[str] | None, typer.Option("--set-a", metavar=_SIDE, help="--set for A alone.")] = None,
@@ -22,7 +22,7 @@ def command(
     form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
 ) -> None:
-    """Compare two runs, component by component.
+    """Compare the memory of two runs, component by component.
 
     Each at its own peak; then phase by phase.
 

@@ -1,4 +1,4 @@
-"""`memcalc dry-run`: any training command on cards that are not there."""
+"""`memcalc dry-run`: run any training command without a GPU."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ class CommandClass(TyperCommand):
 
 
 def command(
-    words: Annotated[list[str], typer.Argument(metavar="[--] COMMAND [ARGS]...", help="What to run.")],
+    words: Annotated[list[str], typer.Argument(metavar="[--] COMMAND [ARGS]...", help="Training command to run.")],
     *,
     gpu: Annotated[
         str,
-        typer.Option("--gpu", "-g", metavar="CARD", help="See `memcalc gpus`.", autocompletion=complete_card),
+        typer.Option(
+            "--gpu", "-g", metavar="CARD", help="GPU to simulate; see `memcalc gpus`.", autocompletion=complete_card
+        ),
     ],
-    gpus: Annotated[int, typer.Option(metavar="N", help="How many of them the machine has.")] = 1,
+    gpus: Annotated[int, typer.Option(metavar="N", help="Number of GPUs on the simulated machine.")] = 1,
     steps: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="End each process after N optimizer steps.")
     ] = None,
@@ -40,35 +42,36 @@ def command(
         float | None, typer.Option(min=0.1, metavar="S", help="End the command after S seconds.")
     ] = None,
     skip_init: Annotated[
-        bool, typer.Option("--skip-init", help="Do not initialise weights: host memory stays untouched.")
+        bool, typer.Option("--skip-init", help="Skip weight initialization, so that host memory stays untouched.")
     ] = False,
     random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="from_pretrained builds from the config alone: no checkpoint.")
+        bool,
+        typer.Option("--random-weights", help="Build from_pretrained models from the config, without a checkpoint."),
     ] = False,
     delayed_events: Annotated[
-        bool, typer.Option("--delayed-events", help="Work of a stream is complete only when the host waits for it.")
+        bool, typer.Option("--delayed-events", help="Complete the work of a stream only when the host waits for it.")
     ] = False,
     world_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="The command is one rank of N; no other is started.")
+        int | None, typer.Option(min=1, metavar="N", help="Run the command as one rank of N, without the others.")
     ] = None,
-    rank: Annotated[int, typer.Option(min=0, metavar="R", help="Which one.")] = 0,
+    rank: Annotated[int, typer.Option(min=0, metavar="R", help="Rank to run with --world-size.")] = 0,
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the result, with the lines that allocated most, as JSON.")
+        Path | None, typer.Option(metavar="FILE", help="Write the result as JSON, with the lines that allocate most.")
     ] = None,
-    assert_fits: Annotated[bool, typer.Option("--assert-fits", help="Exit with 1 if it does not fit.")] = False,
+    assert_fits: Annotated[
+        bool, typer.Option("--assert-fits", help="Exit with 1 if the command does not fit.")
+    ] = False,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Find the largest micro-batch that fits; needs --micro-batch-flag.")
     ] = False,
     micro_batch_flag: Annotated[
-        str | None, typer.Option(metavar="FLAG", help="The command's option for its micro-batch size.")
+        str | None, typer.Option(metavar="FLAG", help="Option of the command that sets its micro-batch size.")
     ] = None,
-    micro_batches: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Sweep these sizes alone, e.g. 1,2,4.")
-    ] = None,
+    micro_batches: Annotated[str | None, typer.Option(metavar="LIST", help="Try only these sizes, e.g. 1,2,4.")] = None,
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
 ) -> None:
-    """Run any training command on GPUs that are not there, and size it.
+    """Run any training command without a GPU, and report its memory.
 
     PyTorch's own CUDA build runs the real steps; only NVIDIA's libraries are replaced, by stubs that count memory and
     compute nothing. Needs Linux, a C compiler and a CUDA build of torch; no GPU, and none of NVIDIA's libraries.

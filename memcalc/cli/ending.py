@@ -1,4 +1,4 @@
-"""How the program ends when it is told to: temporary files go first, and the exit code is that of the signal."""
+"""How the program ends on a signal: temporary files go first, and the exit code is that of the signal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _received: list[int] = []  # the signals that ended the process
 
 
 class Terminated(SystemExit):
-    """The process was told to end by a signal; what is open is closed on the way out."""
+    """A signal ended the process; open files are closed on the way out."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)

@@ -14,9 +14,7 @@ from memcalc.cli.options import Config, Device, Gpu, Set, Units
 if TYPE_CHECKING:
     from memcalc.ledger.result import Result
 
-EXPLAIN_HELP = (
-    "Open every number, or those of one component, into formula, factors and source. `parameters`: by module."
-)
+EXPLAIN_HELP = "Show the rows, formulas and sources of all components, or of one; `parameters`: by module."
 
 
 class CommandClass(TyperCommand):
@@ -53,17 +51,20 @@ def command(
         int | None, typer.Option(min=0, help="Report this pipeline stage instead of the worst one.")
     ] = None,
     all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Add one line for each pipeline stage.")] = False,
+    brief: Annotated[
+        bool, typer.Option("--brief/--full", help="The verdict, its reason and the three totals only, or every table.")
+    ] = False,
     rehearse: Annotated[bool, typer.Option("--rehearse", hidden=True)] = False,
     alloc_conf: Annotated[
         str | None,
         typer.Option(
-            "--alloc-conf", metavar="SETTINGS", help="As PYTORCH_CUDA_ALLOC_CONF; short for --set alloc_conf=."
+            "--alloc-conf", metavar="SETTINGS", help="Value of PYTORCH_CUDA_ALLOC_CONF; short for --set alloc_conf=."
         ),
     ] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Also run the step, and set both side by side.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Also run the step, and compare.")] = False,
     device: Device = None,
 ) -> None:
-    """Estimate the memory of one training run.
+    """Estimate the peak memory of a training run or generation.
 
     Shows whether it fits, its peak, what the peak consists of, and when it occurs.
 
@@ -94,6 +95,7 @@ def command(
         units,
         all_ranks=all_ranks,
         explain=explain,
+        brief=brief,
         measurement=measurement,
         reason=reason,
         advice=_advice(result, config, overrides or (), gpu),

@@ -51,7 +51,7 @@ def command(
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
 ) -> None:
-    """Find what fits: layouts, batch, sequence, cards.
+    """Find layouts, batch sizes, sequence lengths and GPUs that fit.
 
     The layouts over --gpus GPUs that fit, the cheapest first; the largest micro-batch and sequence; and, where the run
     does not fit as written, the smallest changes that make it fit.

@@ -13,7 +13,7 @@ def command(
     form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
 ) -> None:
-    """List the cards with their memory.
+    """List the GPUs with their memory.
 
     As sold, as nvidia-smi shows it, and as a framework can use it, by which fits is judged.
     """

@@ -1,4 +1,4 @@
-"""`memcalc measure`: run the step on a device that is there."""
+"""`memcalc measure`: run the step on a GPU or CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Measure every run of this file that has no record yet.")
     ] = None,
     compare: Annotated[
-        Path | None, typer.Option(metavar="RECORDS", help="Lay traces beside these records; nothing is measured.")
+        Path | None, typer.Option(metavar="RECORDS", help="Compare these records with traces, without measuring.")
     ] = None,
     overrides: Set = None,
     device: Device = None,
@@ -40,26 +40,28 @@ def command(
     ] = "",
     trace: Annotated[
         list[str] | None,
-        typer.Option(metavar="fake|null|none", help="Traces to lay beside it; default: fake. Repeatable."),
+        typer.Option(metavar="fake|null|none", help="Trace to compare with; default: fake. Repeatable."),
     ] = None,
     headroom: Annotated[
         bool,
-        typer.Option("--headroom", help="Do not start what cannot fit by the estimate; with --force only warn."),
+        typer.Option("--headroom", help="Do not start a run that cannot fit by the estimate; warn only with --force."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Start it all the same, and on a busy device.")] = False,
-    record: Annotated[Path | None, typer.Option(metavar="FILE", help="Append every figure to this file.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start the run even if it may not fit or the device is busy.")
+    ] = False,
+    record: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the results to this file.")] = None,
     plot: Plot = None,
     export: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=EXPORT_HELP)] = None,
     python: Annotated[
         str | None,
-        typer.Option(metavar="PYTHON", help="For a null device: an interpreter whose torch is a CUDA build."),
+        typer.Option(metavar="PYTHON", help="For a null device: a Python interpreter with a CUDA build of torch."),
     ] = None,
     form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
     units: Units = "MiB",
 ) -> None:
-    """Run the training step on a device that is there, beside estimate and trace.
+    """Measure the training step on a GPU or CPU.
 
-    Component by component and phase by phase: what the device held, beside what was predicted. Needs torch. Under
+    Component by component and phase by phase: the measured memory next to the estimate and a trace. Needs torch. Under
     torchrun every rank measures itself, and rank 0 prints.
 
     Example: memcalc measure gpt2 --device cpu --steps 3

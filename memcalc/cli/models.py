@@ -10,7 +10,7 @@ import typer
 def command(
     form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
 ) -> None:
-    """List the presets with their sizes, and the model families.
+    """List the presets and the model families.
 
     Layers l, hidden size d, heads h, vocabulary V, as in the formulas.
     """

@@ -27,7 +27,7 @@ def command(
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
 ) -> None:
-    """Explain an out-of-memory message.
+    """Explain an out-of-memory error from a log.
 
     Finds the messages of PyTorch (1.0 and later, every device), PaddlePaddle, TensorFlow and JAX in a log, and says
     where the memory was, why the request failed, and what to try first.

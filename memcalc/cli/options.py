@@ -45,13 +45,13 @@ Set = Annotated[
 Gpu = Annotated[
     str | None,
     typer.Option(
-        "--gpu", "-g", metavar="CARD", help="The card to judge by; see `memcalc gpus`.", autocompletion=complete_card
+        "--gpu", "-g", metavar="CARD", help="GPU to check against; see `memcalc gpus`.", autocompletion=complete_card
     ),
 ]
 Units = Annotated[Unit, typer.Option("--units", "-u", help="GiB is 2^30 bytes, GB is 10^9.")]
-PLOT_HELP = "Draw memory over the run: .png or .svg (extra plot), or .html, a page that stands alone. Repeatable."
+PLOT_HELP = "Draw memory over the run: .png or .svg (extra plot), or .html, a self-contained page. Repeatable."
 Plot = Annotated[list[Path] | None, typer.Option("--plot", metavar="FILE", help=PLOT_HELP)]
 AcceptUnknown = Annotated[
     bool, typer.Option("--accept-unknown", help="Exit 0 also where memcalc cannot say whether it fits.")
 ]
-Device = Annotated[str | None, typer.Option("--device", metavar="cuda|cpu", help="Where to run; default: the GPU.")]
+Device = Annotated[str | None, typer.Option("--device", metavar="cuda|cpu", help="Device to run on; default: the GPU.")]

@@ -19,14 +19,14 @@ def command(
     overrides: Set = None,
     gpu: Gpu = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The most a GPU may hold, e.g. 70GiB; default: the card.")
+        str | None, typer.Option(metavar="SIZE", help="Memory limit per GPU, e.g. 70GiB; default: that of the GPU.")
     ] = None,
     strategy: Annotated[
         Literal["optimal", "selective", "none", "every-layer", "sqrt", "every-k", "smallest"],
-        typer.Option(help="How to choose what is recomputed."),
+        typer.Option(help="Strategy that chooses what is recomputed."),
     ] = "optimal",
     maximize: Annotated[
-        Literal["micro_batch_size"] | None, typer.Option(help="Raise this as long as a plan fits.")
+        Literal["micro_batch_size"] | None, typer.Option(help="Find the largest value for which a plan fits.")
     ] = None,
     verify: Annotated[
         bool,
@@ -40,23 +40,24 @@ def command(
     ] = None,
     python: Annotated[
         str | None,
-        typer.Option(metavar="PYTHON", help="For null: an interpreter whose torch is a CUDA build."),
+        typer.Option(metavar="PYTHON", help="For null: a Python interpreter with a CUDA build of torch."),
     ] = None,
     host_bandwidth: Annotated[
-        float, typer.Option(metavar="GB/S", min=0.001, help="Of the link to the host, for offload in its place.")
+        float,
+        typer.Option(
+            metavar="GB/S", min=0.001, help="Bandwidth of the link to the host, for the comparison with offload."
+        ),
     ] = 25.0,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw memory against compute: .png or .svg (extra plot)."),
     ] = None,
-    write: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the configuration with the plan in it.")
-    ] = None,
+    write: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the configuration with the plan.")] = None,
     accept_unknown: AcceptUnknown = False,
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
 ) -> None:
-    """Plan which activations to keep, and which to recompute.
+    """Plan which activations to save and which to recompute.
 
     The cheapest plan with which the run fits its GPU or the budget, by allocator replay: its cost, its peak, the lines
     to paste into the training code, and the plan for the configuration.

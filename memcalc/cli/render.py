@@ -21,6 +21,7 @@ def print_sizing(
     *,
     all_ranks: bool = False,
     explain: str | None = None,
+    brief: bool = False,
     measurement: Measurement | None = None,
     reason: Reason | None = None,
     advice: str = "",
@@ -33,6 +34,7 @@ def print_sizing(
         unit: of memory.
         all_ranks: with a line for each kind of rank.
         explain: the component whose rows are opened into formulas.
+        brief: without the tables of components, phases and published formulas.
         measurement: of the same run.
         reason: what decides the peak.
         advice: the command that looks for what fits.
@@ -47,7 +49,7 @@ def print_sizing(
     elif form == "markdown":
         from memcalc.report.markdown import sizing_markdown
 
-        print_text(sizing_markdown(result, unit, all_ranks=all_ranks, explain=explain, reason=reason))
+        print_text(sizing_markdown(result, unit, all_ranks=all_ranks, explain=explain, brief=brief, reason=reason))
         if measurement is not None:
             from memcalc.report.comparison import comparison_grids
 
@@ -62,7 +64,9 @@ def print_sizing(
         from memcalc.report.sizing import draw_sizing
 
         screen = make_screen()
-        draw_sizing(screen, result, unit, all_ranks=all_ranks, explain=explain, reason=reason, advice=advice)
+        draw_sizing(
+            screen, result, unit, all_ranks=all_ranks, explain=explain, brief=brief, reason=reason, advice=advice
+        )
         if measurement is not None:
             from memcalc.report.comparison import draw_comparison
 

@@ -19,12 +19,12 @@ def command(
         str, typer.Argument(metavar="EVENTS|SNAPSHOT|CONFIG", help=SOURCE_HELP, autocompletion=complete_config)
     ],
     *,
-    allocator: Annotated[Policy, typer.Option("--allocator", "-a", help="Whose rules hold.")] = "pytorch",
+    allocator: Annotated[Policy, typer.Option("--allocator", "-a", help="Allocator to replay.")] = "pytorch",
     alloc_conf: Annotated[
         str, typer.Option(metavar="SETTINGS", help="As PYTORCH_CUDA_ALLOC_CONF, or the framework's flags.")
     ] = "",
     release: Annotated[
-        str | None, typer.Option(metavar="X.Y", help="The framework's release; default: the newest known.")
+        str | None, typer.Option(metavar="X.Y", help="Version of the framework; default: the newest known.")
     ] = None,
     gpu: Gpu = None,
     memory_fraction: Annotated[
@@ -34,8 +34,8 @@ def command(
         list[str] | None,
         typer.Option(metavar="KEY=V,V", help="Try these values of a setting; none leaves it out. Repeatable."),
     ] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Ask the other allocators, too.")] = False,
-    device: Annotated[int | None, typer.Option(metavar="N", help="The device of a snapshot.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Also replay the other allocators.")] = False,
+    device: Annotated[int | None, typer.Option(metavar="N", help="Device index in a snapshot.")] = None,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the address space: .svg or .html.")] = None,
     plot: Plot = None,
     overrides: Set = None,
@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """Replay a run's memory through an allocator.
 
-    What would be reserved, how fragmented it would be, where the run would die, and which setting would help.
+    Shows reserved memory, fragmentation, where the run would run out of memory, and which setting would help.
 
     Example: memcalc replay snapshot.pickle --gpu a100-80gb --sweep max_split_size_mb=32,128,512,none --compare
     """

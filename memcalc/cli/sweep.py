@@ -10,7 +10,7 @@ import typer
 from memcalc.cli.options import Config, Gpu, Set, Units
 
 VARY_HELP = "A field and its values: b=1..64, s=1024..8192..1024, recompute=none,selective,full. Repeatable."
-NODE_HELP = "Exclude what splits tensors over more GPUs than a node has."
+NODE_HELP = "Exclude layouts with tensor parallelism over more GPUs than a node has."
 REPLAY_HELP = "Also replay the N configurations closest to the GPU's usable memory."
 OUTPUT_HELP = "Also write every configuration: .csv, .json, or .parquet (needs pyarrow). Repeatable."
 PLOT_HELP = "Draw the maps with the boundary of what fits: .svg or .html. Repeatable."
@@ -26,11 +26,13 @@ def command(
     replay: Annotated[int, typer.Option(metavar="N", min=0, help=REPLAY_HELP)] = 0,
     form: Annotated[Literal["table", "json", "csv"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
-    listed: Annotated[bool, typer.Option("--all", help="List every configuration, however many there are.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--all", help="List every configuration, regardless of their number.")
+    ] = False,
     output: Annotated[list[Path] | None, typer.Option("--output", "-o", metavar="FILE", help=OUTPUT_HELP)] = None,
     plot: Annotated[list[Path] | None, typer.Option("--plot", metavar="FILE", help=PLOT_HELP)] = None,
 ) -> None:
-    """Size a grid of configurations; see what fits.
+    """Estimate a grid of configurations and show what fits.
 
     Each has the allocated memory of `memcalc estimate`. Bounds decide what fits and what does not; the rest is close.
     The Pareto front is replayed, as `estimate` replays every run. What is invalid is excluded, with the reason.

@@ -1,4 +1,4 @@
-"""`memcalc trace`: run the step on a device that is not there."""
+"""`memcalc trace`: run the step on fake tensors or the null CUDA device."""
 
 from __future__ import annotations
 
@@ -27,31 +27,33 @@ def command(
     ] = "fake",
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Optimizer steps to run.")] = 3,
     semantics: Annotated[
-        Literal["cuda", "cpu"], typer.Option(help="Whose operators run; cpu: without blocks and workspaces.")
+        Literal["cuda", "cpu"], typer.Option(help="Kernels to emulate. cpu omits block rounding and CUDA workspaces.")
     ] = "cuda",
     alloc_conf: Annotated[
         str, typer.Option("--alloc-conf", metavar="SETTINGS", help="As PYTORCH_CUDA_ALLOC_CONF.")
     ] = "",
     world_size: Annotated[
         int | None,
-        typer.Option("--world-size", min=2, metavar="N", help="One rank of N: FSDP2 (zero_stage 3) over N/t."),
+        typer.Option(
+            "--world-size", min=2, metavar="N", help="Trace one rank of N; FSDP2 (zero_stage 3) shards over N/t."
+        ),
     ] = None,
     python: Annotated[
         str | None,
-        typer.Option(metavar="PYTHON", help="For null: an interpreter whose torch is a CUDA build."),
+        typer.Option(metavar="PYTHON", help="For null: a Python interpreter with a CUDA build of torch."),
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Lay the estimate beside it, and for null the trace on fake tensors.")
+        bool, typer.Option("--compare", help="Compare with the estimate and, for null, with the trace on fake tensors.")
     ] = False,
     plot: Plot = None,
     export: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=EXPORT_HELP)] = None,
-    record: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep every event in this file.")] = None,
+    record: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every event to this file.")] = None,
     form: Annotated[
         Literal["table", "json", "markdown", "csv"], typer.Option("--format", "-f", help="csv: the ledger's rows.")
     ] = "table",
     units: Units = "GiB",
 ) -> None:
-    """Run the real training step on fake tensors, every byte attributed.
+    """Run the training step without a GPU, on fake tensors.
 
     Forward, backward and optimizer run in PyTorch on tensors without values; each allocation and release goes through
     a model of PyTorch's caching allocator. Needs torch, and no GPU.

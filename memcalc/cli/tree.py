@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-# Typer hands out only the leaf of its family of usage errors; older versions take them from Click, newer carry their
+# Typer exports only the leaf of its family of usage errors; older versions take them from Click, newer carry their
 # own. All of them are [BadParameter, UsageError, ClickException, ...].
 USAGE_ERRORS: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -88,6 +88,6 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """How many bytes each GPU of an LLM training run will hold, at which moment, why, and whether it fits."""
+    """Calculate the peak memory of each GPU in LLM training, and whether the run fits."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())

@@ -133,5 +133,5 @@ def _need_less(report: Report, account: Account, cause: Cause) -> Iterator[Advic
     if report.framework == "xla" and report.kind == "gpu":
         yield Advice(
             "raise XLA_PYTHON_CLIENT_MEM_FRACTION",
-            "JAX takes three quarters of the device unless it is told otherwise",
+            "JAX takes three quarters of the device by default",
         )

@@ -61,7 +61,7 @@ def whole_cache(report: Report, account: Account) -> Iterator[Advice]:
     old = "1." in report.wording  # 1.x and 2.0 print the same words
     yield Advice(
         f"{variable}=expandable_segments:True",
-        "segments grow instead of lying in pieces: what is cached then serves any size"
+        "lets segments grow, so cached memory can serve requests of any size"
         + ("; needs PyTorch 2.1 or later, and Linux" if old else "; not on Windows"),
         *gain_of(account, cached),
     )
@@ -69,8 +69,8 @@ def whole_cache(report: Report, account: Account) -> Iterator[Advice]:
     if split is not None:
         yield Advice(
             f"{variable}=max_split_size_mb:{split}",
-            f"freed blocks of {split} MiB and more stay whole: the next large tensor finds them, or the device "
-            "gets them back",
+            f"does not split freed blocks of {split} MiB and more: they serve the next large tensor, or are freed to "
+            "the device",
             *gain_of(account, cached),
         )
 

@@ -16,7 +16,7 @@ from memcalc.spec.limits import Limit
 _REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,200})\}")  # of OmegaConf
 _PRODUCT = re.compile(r"\$\{multiply:\s*([^,{}]{1,20}|\$\{[\w.]{1,200}\})\s*,\s*([^,{}]{1,20}|\$\{[\w.]{1,200}\})\s*\}")
 _OFF = (False, 0, "", "no", "none", "null", "false", "off", "disabled", "cpu_none")
-_TAKEN = {"training.sequence_length": f"at most {DEFAULT_SEQUENCE_LENGTH:,} are taken"}
+_TAKEN = {"training.sequence_length": f"assuming at most {DEFAULT_SEQUENCE_LENGTH:,}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Imported:
         """All of it, for the notes of a result."""
         summary = (
             f"read as a configuration of {self.framework.name} (fields of {self.framework.version}): "
-            f"{len(self.mapped)} mapped, {len(self.no_effect)} without effect on memory, "
+            f"{len(self.mapped)} mapped, {len(self.no_effect)} ignored (no effect on memory), "
             f"{len(self.not_modelled)} not modelled, {len(self.unknown)} unknown."
         )
         found = [summary, *self.notes]
@@ -59,10 +59,10 @@ class Imported:
         if self.unknown:
             found.append(f"unknown, hence not counted: {', '.join(self.unknown)}.")
         if self.no_effect:
-            found.append(f"without effect: {', '.join(path for path, _ in self.no_effect)}.")
+            found.append(f"no effect on memory: {', '.join(path for path, _ in self.no_effect)}.")
         for path, what in self.missing:
-            taken = _TAKEN.get(path, "1 is taken")
-            found.append(f"missing: {what}; give it with --set {path.rpartition('.')[2]}=, {taken}.")
+            taken = _TAKEN.get(path, "assuming 1")
+            found.append(f"missing: {what}; {taken}. Set it with --set {path.rpartition('.')[2]}=.")
         return tuple(found)
 
 
@@ -175,7 +175,7 @@ def _refusing(framework: Framework, path: str = "") -> Iterator[None]:
     except Untranslatable as error:
         raise InputError(
             f"{path or error.path} = {error.value!r} is no value that memcalc knows of {framework.name}.",
-            f"Known: {error.known}. Or say what it comes to with --set {error.path}=.",
+            f"Known: {error.known}. Or set it in memcalc's own words: --set {error.path}=.",
         ) from None
 
 

@@ -46,7 +46,7 @@ def place_model(draft: Draft) -> None:
     preset = preset_of(name)
     if preset is not None:
         draft.values["preset"] = preset
-        draft.notes.append(f"the model {name} is taken to be our preset {preset}")
+        draft.notes.append(f"using the preset {preset} for the model {name}")
 
 
 def published_dtype(draft: Draft, half: str | None) -> str:

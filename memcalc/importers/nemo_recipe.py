@@ -123,7 +123,7 @@ FIELDS: dict[str, Meaning] = {
     "trainer.strategy.fsdp": _FSDP,
     "trainer.strategy.ddp.use_custom_fsdp": _FSDP,
     "trainer.strategy.ddp.use_megatron_fsdp": _FSDP,
-    "trainer.strategy.ddp.grad_reduce_in_fp32": nothing("trainer.plugins says it, which goes over it"),
+    "trainer.strategy.ddp.grad_reduce_in_fp32": nothing("trainer.plugins sets it and takes precedence"),
     "trainer.strategy.ddp*": nothing("when gradients are summed, not what is kept"),
     "trainer.strategy.num_distributed_optimizer_instances": _INSTANCES,
     **{

@@ -168,7 +168,7 @@ def _model(draft: Draft) -> str | None:
     preset = preset_of(name)
     if preset is not None:
         draft.values["preset"] = preset
-        draft.notes.append(f"the model {component} is taken to be our preset {preset}")
+        draft.notes.append(f"using the preset {preset} for the model {component}")
     return match[1]
 
 

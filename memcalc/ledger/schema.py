@@ -51,7 +51,7 @@ class OutsideAllocated(Block):
 
 
 class Phase(Block):
-    """The highest moment of one phase; components sum to allocated_bytes exactly."""
+    """The peak of one phase; components sum to allocated_bytes exactly."""
 
     phase: str
     allocated_bytes: int
@@ -102,7 +102,7 @@ class LimitRow(Block):
 
 
 class Host(Block):
-    """What the headline rank holds of the host's memory, in its highest moment."""
+    """Peak host memory of the headline rank."""
 
     phase: str
     bytes: int
@@ -157,6 +157,6 @@ class ComparedDocument(Document):
     """What `measure --format json` prints: the measured result, with what was predicted beside it."""
 
     estimate: Document | None = Field(None, description="by formula; left out where there are no formulas")
-    traces: list[Document] = Field(description="on devices that are not there")
+    traces: list[Document] = Field(description="on fake tensors or the null CUDA device")
     measurement: dict[str, Any] = Field(description="the device's own figures, as they are recorded")
     ranks: list[dict[str, Any]] | None = Field(None, description="the same of every rank; left out where there is one")

@@ -36,8 +36,8 @@ def warning(spec: Spec, device: Device) -> str | None:
     if total is None or needed <= total:
         return None
     return (
-        f"{spec.name} cannot fit {device.identifier}, says the estimate: {format_bytes(needed, 'GiB')} allocated at "
-        f"the peak, of {format_bytes(total, 'GiB')} that are there."
+        f"{spec.name} cannot fit {device.identifier}: the estimate is {format_bytes(needed, 'GiB')} allocated at the "
+        f"peak, and the device has {format_bytes(total, 'GiB')}."
     )
 
 

@@ -140,7 +140,7 @@ def _notes(recording: Recording, failure: Failure | None, remedy: str | None, li
     found = []
     if recording.readbacks:
         times = "once" if recording.readbacks == 1 else f"{recording.readbacks} times"
-        found.append(f"The run read values back from the device {times}; it was told zero.")
+        found.append(f"The run read values from the device {times}; every value read was zero.")
     if failure is not None:
         event = line.events[failure.event]
         where = f" of {event.module}" if event.module else ""

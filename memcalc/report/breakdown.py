@@ -45,7 +45,7 @@ def bar_lines(result: Result, unit: Unit, width: int) -> tuple[str, str]:
     if result.card is not None and parts.headroom is not None:
         needed = result.card.usable_bytes - parts.headroom
         at = min(width - 1, width * result.card.usable_bytes // needed)
-        text = f"the card ends here: {format_bytes(result.card.usable_bytes, unit)}"
+        text = f"usable GPU memory: {format_bytes(result.card.usable_bytes, unit)}"
         below = f"{' ' * at}^ {text}" if at + 2 + len(text) <= width else f"{text} ^".rjust(at + 1)
     return letter_bar(cells, width), below
 

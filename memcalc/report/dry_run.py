@@ -56,7 +56,7 @@ def usage_grid(run: DryRun, unit: Unit) -> Grid:
         for process in run.processes
         for usage in process.usages
     ]
-    names = (f"allocated {unit}", "reserved", "device", "to spare")
+    names = (f"allocated {unit}", "reserved", "device", "free")
     columns = (Column("process"), Column("card"), Column("steps", right=True))
     return Grid("Peaks", (*columns, *(Column(name, right=True) for name in names)), rows)
 
@@ -84,7 +84,7 @@ def verdict(run: DryRun, unit: Unit) -> str:
     word = "FITS" if spare >= 0 else "DOES NOT FIT"
     if run.outcome not in WHOLE:
         word = f"{word}, as far as it came"
-    rest = f"{format_bytes(abs(spare), unit)} {'to spare' if spare >= 0 else 'too much'}"
+    rest = f"{format_bytes(abs(spare), unit)} {'free' if spare >= 0 else 'over'}"
     return f"{word}: {format_bytes(peak.device_bytes, unit)} ({included}) of the {usable}; {rest}."
 
 
@@ -127,7 +127,7 @@ def draw_sweep(screen: Screen, found: Sweep, unit: Unit) -> None:
         )
         for size, run in found.runs
     ]
-    names = (f"allocated {unit}", "reserved", "device", "to spare")
+    names = (f"allocated {unit}", "reserved", "device", "free")
     columns = (Column(found.flag, right=True), Column("outcome"), *(Column(name, right=True) for name in names))
     draw_grid(screen, Grid(f"Micro-batch sizes on {found.card.label}", columns, rows))
     if found.largest is None:

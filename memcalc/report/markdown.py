@@ -23,19 +23,22 @@ def sizing_markdown(
     *,
     all_ranks: bool = False,
     explain: str | None = None,
+    brief: bool = False,
     reason: Reason | None = None,
 ) -> str:
-    """The report of `memcalc estimate --format markdown`."""
+    """The report of `memcalc estimate --format markdown`; brief: without tables of components and phases."""
     lines = [f"## {harmless(result.spec.name)}", "", harmless(subject(result).replace("\n", "; ")), ""]
     lines += [f"**{verdict(result, unit)}**", ""]
     for line in (error_bars(result, unit), because(reason, unit) if reason else ""):
         lines += [line, ""] if line else []
     lines += markdown_grid(figures(result, unit))
-    lines += markdown_grid(component_grid(result, unit))
+    if not brief:
+        lines += markdown_grid(component_grid(result, unit))
     if all_ranks:
         lines += markdown_grid(rank_grid(result, unit))
-    lines += markdown_grid(phase_grid(result, unit))
-    lines += markdown_grid(generation_grid(result, unit) if result.generation else textbook_grid(result, unit))
+    if not brief:
+        lines += markdown_grid(phase_grid(result, unit))
+        lines += markdown_grid(generation_grid(result, unit) if result.generation else textbook_grid(result, unit))
     if explain is not None:
         lines += _explanation(result, unit, explain)
     lines += _items("Notes", tuple(map(shortened, result.notes)))

@@ -19,7 +19,7 @@ def phase_grid(result: Result, unit: Unit) -> Grid:
         bar = small_bar(ledger.totals[phase], ledger.peak_bytes, _BAR_WIDTH)
         mark = f" {_PEAK}" if phase == ledger.peak_phase else ""
         rows.append((phase, format_number(ledger.totals[phase], unit), bar + mark))
-    columns = (Column("phase"), Column(unit, right=True), Column("allocated, highest moment"))
+    columns = (Column("phase"), Column(unit, right=True), Column("peak allocated"))
     return Grid("Phases", columns, rows, frozenset({ledger.phases.index(ledger.peak_phase)}))
 
 

@@ -48,7 +48,7 @@ def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: list[
         draw_line(screen, line, 2)
     screen.line()
     draw_yaml(screen, planning)
-    screen.line(("The same in the words of frameworks, as near as each can come", "bold"))
+    screen.line(("The plan in the syntax of other frameworks, as close as each allows", "bold"))
     for said in planning.said:
         draw_line(screen, f"{said.framework}: {distance(said, planning, unit)}", 2)
         for line in said.lines:

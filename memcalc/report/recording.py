@@ -48,7 +48,7 @@ def cut_words(replay: Replay) -> str:
         left["device_traces"] = "the history"
     parts = [left[part] for part in lacks]
     listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return f"THE FILE IS CUT OFF: it lacks {listed}. What follows is told of the rest."
+    return f"THE FILE IS CUT OFF: it lacks {listed}. The report covers the rest."
 
 
 def verification_words(found: Verification | None) -> str:

@@ -52,7 +52,7 @@ def subject(replay: Replay) -> str:
 
 def named(trial: Trial) -> str:
     """The allocator with its settings."""
-    return f"{trial.policy}, {trial.config}" if trial.config else f"{trial.policy} as it comes"
+    return f"{trial.policy}, {trial.config}" if trial.config else f"{trial.policy}, default settings"
 
 
 def verdict(replay: Replay, unit: Unit) -> str:
@@ -67,7 +67,7 @@ def verdict(replay: Replay, unit: Unit) -> str:
     room = replay.card.usable_bytes - replay.card.context_bytes
     spare = format_bytes(room - result.peak_device, unit)
     context = format_bytes(replay.card.context_bytes, unit)
-    return f"FITS: {needs} at most, {context} for the context and loaded kernels; {spare} to spare."
+    return f"FITS: {needs} at most, {context} for the context and loaded kernels; {spare} free."
 
 
 def place(event: int, replay: Replay) -> str:
@@ -144,7 +144,7 @@ def advice(replay: Replay, unit: Unit) -> str:
         if replay.failed:
             return "None of these settings makes it fit: less memory must be asked for."
         return "The settings asked about are the best of these."
-    setting = found.trial.config or "the allocator as it comes"
+    setting = found.trial.config or "the default settings"
     if found.saved_bytes is None:
         assert found.trial.result is not None
         reserved = format_bytes(found.trial.result.peak_reserved, unit)

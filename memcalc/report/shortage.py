@@ -46,7 +46,7 @@ def subject(diagnosis: Diagnosis, unit: Unit) -> str:
     """Where, who and how much, in one line."""
     report = diagnosis.finding.report
     asked = report.figures.asked
-    amount = "" if asked is None else f", asked for {format_bytes(asked.bytes, unit)}"
+    amount = "" if asked is None else f", requested {format_bytes(asked.bytes, unit)}"
     tensor = f" for {report.tensor}" if report.tensor else ""
     said = [*report.speakers[:8], *([] if len(report.speakers) <= 8 else ["..."])]
     who = f" ({', '.join(said)})" if said else ""
@@ -68,12 +68,12 @@ def parts(finding: Finding) -> list[tuple[str, str, Printed, str]]:
     account, label = finding.account, LABELS[finding.report.framework]
     rows = (
         ("A", "live tensors", account.live, f"allocated by {label}"),
-        ("p", "private pools", account.private, "cached for CUDA graphs, of no use to others"),
-        ("s", "cached", account.cached, f"reserved by {label}, not allocated, in pieces"),
+        ("p", "private pools", account.private, "cached for CUDA graphs only"),
+        ("s", "cached", account.cached, f"reserved by {label}, not allocated"),
         ("x", "this process", account.outside, f"outside {label}: context, libraries, communication"),
         ("o", "other processes", account.others, "as the message lists them"),
-        ("u", "not explained", account.unexplained, "contexts, libraries, processes that are not listed"),
-        (HEADROOM, "free", account.free, "as the driver says"),
+        ("u", "not explained", account.unexplained, "contexts, libraries, unlisted processes"),
+        (HEADROOM, "free", account.free, "reported by the driver"),
     )
     return [(mark, name, size, text) for mark, name, size, text in rows if size is not None]
 
@@ -92,7 +92,7 @@ def parts_grid(finding: Finding, unit: Unit) -> Grid:
     for name, figure, text in _apart(finding.report):
         rows.append(("", name, format_number(figure.bytes, unit), percent(figure.bytes, whole), text))
     columns = (Column(""), Column("part"), Column(unit, right=True), Column("share", right=True))
-    return Grid("Where the memory was", (*columns, Column("what it is", wrap=True)), rows, strong, letters=True)
+    return Grid("Memory at the failure", (*columns, Column("what it is", wrap=True)), rows, strong, letters=True)
 
 
 def _apart(report: Report) -> Iterator[tuple[str, Printed, str]]:
@@ -104,11 +104,11 @@ def _apart(report: Report) -> Iterator[tuple[str, Printed, str]]:
     if figures.peak is not None:
         yield "peak", figures.peak, "the most that was ever allocated"
     if figures.exceeded is not None:
-        yield "too much", figures.exceeded, "as the message says"
+        yield "over", figures.exceeded, "as the message says"
     for name, size in figures.buffers:
         yield name, size, "of the program that was run"
     if figures.asked is not None:
-        yield "asked for", figures.asked, "what could not be had"
+        yield "requested", figures.asked, "could not be allocated"
 
 
 def _draw_parts(screen: Screen, finding: Finding, unit: Unit) -> None:

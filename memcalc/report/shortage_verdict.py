@@ -15,25 +15,25 @@ def verdict(finding: Finding, unit: Unit) -> str:
     capacity = _size(report.figures.capacity, unit)
     if cause.name == "fragmentation":
         return (
-            f"FRAGMENTATION: {cached} cached but unusable, in pieces too small for the {asked} asked for. "
-            f"In one piece, with the {room} still to be had, it would have been enough."
+            f"FRAGMENTATION: {cached} is cached but split into blocks smaller than the {asked} requested. "
+            f"As one block, with the {room} still free, it would have been enough."
         )
     if cause.name == "real need":
         return f"REAL NEED: {_shortfall(finding, unit)}{_pieces(finding, unit)}"
     if cause.name == "memory outside the framework":
         return (
-            f"MEMORY OUTSIDE {LABELS[report.framework].upper()}: {format_bytes(cause.outside, unit)} held by others. "
-            f"Without them the {asked} asked for would have fitted into the device's {capacity}."
+            f"MEMORY OUTSIDE {LABELS[report.framework].upper()}: others hold {format_bytes(cause.outside, unit)}. "
+            f"Without them the {asked} requested would fit into the device's {capacity}."
         )
     if cause.name == "a limit":
-        return f"A LIMIT: the {asked} asked for go beyond what this run may take, not beyond what the device has."
+        return f"A LIMIT: the {asked} requested exceed the limit of this run, not the memory of the device."
     if cause.name == "refused":
-        return f"REFUSED WITH ROOM TO SPARE: {asked} asked for, {room} free; the message does not say what refused it."
+        return f"REFUSED WITH ENOUGH MEMORY FREE: {asked} requested, {room} free; the message does not name the reason."
     if cause.name == "larger than the device":
-        return f"LARGER THAN THE DEVICE: {asked} do not fit into {capacity}, whatever else is there."
+        return f"LARGER THAN THE DEVICE: {asked} do not fit into {capacity}, even if nothing else is allocated."
     if cause.name == "host memory":
-        return f"HOST MEMORY: the machine could not give {asked}; the device is not the matter."
-    return "NOT TOLD: the message lacks the figures that would show why."
+        return f"HOST MEMORY: the machine could not allocate {asked} of CPU memory; the device is not the cause."
+    return "CAUSE UNKNOWN: the message lacks the figures that would show why."
 
 
 def _shortfall(finding: Finding, unit: Unit) -> str:
@@ -42,7 +42,7 @@ def _shortfall(finding: Finding, unit: Unit) -> str:
     if account.shortfall is None:
         return f"live tensors hold {_size(account.live, unit)}, and {asked} more did not fit."
     short = format_bytes(max(0, account.shortfall), unit)
-    return f"{asked} asked for, {_size(account.room, unit)} to be had: {short} too little."
+    return f"{asked} requested, {_size(account.room, unit)} available: {short} short."
 
 
 def _pieces(finding: Finding, unit: Unit) -> str:
@@ -52,8 +52,8 @@ def _pieces(finding: Finding, unit: Unit) -> str:
         return ""
     size = format_bytes(cached.bytes, unit)
     if finding.cause.fragmented:
-        return f" The {size} cached in pieces would not have been enough either."
-    return f" The {size} cached in pieces are no more than healthy runs have."
+        return f" The {size} cached in smaller blocks would not have been enough either."
+    return f" The {size} cached in smaller blocks is no more than healthy runs have."
 
 
 def _size(figure: Printed | None, unit: Unit) -> str:

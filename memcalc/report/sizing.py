@@ -26,6 +26,7 @@ def draw_sizing(
     *,
     all_ranks: bool = False,
     explain: str | None = None,
+    brief: bool = False,
     reason: Reason | None = None,
     advice: str = "",
 ) -> None:
@@ -37,6 +38,7 @@ def draw_sizing(
         unit: of memory.
         all_ranks: with a line for each kind of rank.
         explain: the component whose rows are opened into formulas.
+        brief: without the bar and the tables of components, phases and published formulas.
         reason: what decides the peak.
         advice: the command that looks for what fits.
     """
@@ -49,14 +51,16 @@ def draw_sizing(
             draw_line(screen, line, 0)
     screen.line()
     draw_grid(screen, figures(result, unit))
-    _draw_bar(screen, result, unit)
-    draw_grid(screen, component_grid(result, unit))
+    if not brief:
+        _draw_bar(screen, result, unit)
+        draw_grid(screen, component_grid(result, unit))
     if (host := host_grid(result, unit)) is not None:
         draw_grid(screen, host)
     if all_ranks:
         draw_grid(screen, rank_grid(result, unit))
-    draw_grid(screen, phase_grid(result, unit))
-    draw_grid(screen, generation_grid(result, unit) if result.generation else textbook_grid(result, unit))
+    if not brief:
+        draw_grid(screen, phase_grid(result, unit))
+        draw_grid(screen, generation_grid(result, unit) if result.generation else textbook_grid(result, unit))
     if explain is not None:
         _draw_explanation(screen, result, unit, explain)
     draw_list(screen, "Notes", map(shortened, result.notes))

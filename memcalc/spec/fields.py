@@ -119,7 +119,8 @@ def unknown_key(key: str, block: str, where: str) -> InputError:
     """The error for a key that a block does not have; says so if another block has it."""
     for other, model in BLOCKS.items():
         if other != block and SYMBOLS.get(other, {}).get(key, key) in model.model_fields:
-            return InputError(f"{key!r} is no field of {block}; it belongs to {other}.", f"Move it to {other}:.", where)
+            problem = f"unknown field {key!r} in {block}; it belongs to {other}."
+            return InputError(problem, f"Move it to {other}:.", where)
     fields = [*BLOCKS[block].model_fields, *SYMBOLS.get(block, {})]
     return _unknown(key, block, fields, where)
 
@@ -132,7 +133,7 @@ def unknown_override(name: str, where: str) -> InputError:
     elsewhere = find_field(name.rpartition(".")[2])
     close = ".".join(map(str, elsewhere)) if elsewhere and "." in name else nearest(name, all_field_names())
     remedy = f"Did you mean {close}?" if close else "`memcalc schema` lists all fields."
-    return InputError(f"{_clip(name)!r} is no field of a configuration.", remedy, where)
+    return InputError(f"unknown field {_clip(name)!r}.", remedy, where)
 
 
 def unknown_top_level(key: str, where: str) -> InputError:
@@ -140,13 +141,14 @@ def unknown_top_level(key: str, where: str) -> InputError:
     place = find_field(key)
     if place is not None and len(place) > 1:
         return InputError(f"{key!r} stands outside its block.", f"Move it below {place[0]}:.", where)
-    return _unknown(key, "a configuration", list(TOP_LEVEL), where)
+    return _unknown(key, "", list(TOP_LEVEL), where)
 
 
 def _unknown(key: str, block: str, fields: list[str], where: str) -> InputError:
     close = nearest(key, fields)
     remedy = f"Did you mean {close}?" if close else f"Known are {', '.join(fields)}."
-    return InputError(f"{_clip(key)!r} is no field of {block}.", remedy, where)
+    place = f" in {block}" if block else ""
+    return InputError(f"unknown field {_clip(key)!r}{place}.", remedy, where)
 
 
 def nearest(name: str, known: list[str]) -> str | None:

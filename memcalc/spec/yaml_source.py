@@ -160,7 +160,7 @@ def _mapping(node: yaml.MappingNode, path: Path, source: Source, budget: list[in
         child = (*path, key)
         if key in result:
             raise InputError(
-                f"the key {key!r} stands twice, first on line {source.lines[child]}.",
+                f"the key {key!r} is repeated, first on line {source.lines[child]}.",
                 "Keep one of the two.",
                 f"{source.label}:{line}: {_dotted(child)}",
             )

@@ -69,8 +69,8 @@ def test_a_run_that_cannot_fit_is_not_started(run) -> None:
     code, out, err = run("measure", *TINY, "--headroom")
 
     assert (code, out) == (3, "")
-    assert err.startswith("error: gpt2 cannot fit cpu, says the estimate: 0.")
-    assert err.endswith(" of 0.00 GiB that are there. Run it all the same with --force.\n")
+    assert err.startswith("error: gpt2 cannot fit cpu: the estimate is 0.")
+    assert err.endswith(" and the device has 0.00 GiB. Run it all the same with --force.\n")
 
 
 @pytest.mark.usefixtures("small_host")
@@ -83,7 +83,7 @@ def test_a_run_that_cannot_fit_is_warned_of_where_it_is_forced(run, monkeypatch:
     warning, error = err.splitlines()
 
     assert code == 3
-    assert warning.startswith("warning: gpt2 cannot fit cpu, says the estimate: 0.")
+    assert warning.startswith("warning: gpt2 cannot fit cpu: the estimate is 0.")
     assert error == "error: it was started"
 
 

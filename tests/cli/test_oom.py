@@ -28,7 +28,7 @@ def test_a_message_is_explained(run: Callable[..., Run], log: str) -> None:
     code, out, err = run("oom", log)
 
     assert (code, err) == (0, "")
-    assert "FRAGMENTATION: 3.87 GiB cached but unusable" in out
+    assert "FRAGMENTATION: 3.87 GiB is cached but split" in out
     assert "1. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in out
 
 
@@ -90,7 +90,7 @@ def test_a_change_without_a_configuration_is_refused(run: Callable[..., Run], lo
 def test_standard_input(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(MESSAGE.encode())))
 
-    assert run("oom", "-").out.startswith("standard input:1: PyTorch on cuda:0, asked for 1.24 GiB")
+    assert run("oom", "-").out.startswith("standard input:1: PyTorch on cuda:0, requested 1.24 GiB")
 
 
 def test_the_verb_of_the_library(log: str) -> None:

@@ -141,7 +141,7 @@ def test_parquet_has_the_numbers_of_the_json_with_their_types(run: Callable[...,
     [
         ((), "--vary: nothing is varied. Name a field: --vary micro_batch_size=1..64"),
         (("--vary", "b"), "--vary b: there is no '=' in it. Write --vary field=values, such as b=1..64."),
-        (("--vary", "batch=1"), "--vary: 'batch' is no field of a configuration."),
+        (("--vary", "batch=1"), "--vary: unknown field 'batch'."),
         (("--vary", "b=4..1"), "--vary b=4..1: 4..1 holds no number. Write it as FIRST..LAST or FIRST..LAST..STEP."),
         (("--vary", "b=1,,2"), "--vary b=1,,2: '' is no value. Separate values by commas, e.g. none,selective,full."),
         (("--vary", "b=1", "--vary", "b=2"), "--vary b=2: b is varied twice. Give each field one list of values."),

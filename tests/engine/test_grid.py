@@ -29,7 +29,7 @@ def test_fields_of_one_axis_change_together():
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({"micro_batch": [1]}, "grid: 'micro_batch' is no field of a configuration. Did you mean micro_batch_size?"),
+        ({"micro_batch": [1]}, "grid: unknown field 'micro_batch'. Did you mean micro_batch_size?"),
         (
             {"b": [1], "micro_batch_size": [2]},
             "grid: training.micro_batch_size is varied twice. Give each field one list of values.",

@@ -15,6 +15,7 @@ from memcalc.errors import InputError
 from memcalc.importers.loading import import_file, list_config_json, load
 from memcalc.importers.megatron_arguments import arguments_of
 from memcalc.importers.models import preset_of
+from memcalc.report.checks.words import HARMLESS
 from memcalc.spec.presets import preset_names
 from tests.properties.specs import examples
 
@@ -172,10 +173,11 @@ def test_the_keys_of_a_config_json_are_listed(tmp_path: Path) -> None:
     assert [key for key, _ in found.no_effect] == ["architectures", "rms_norm_eps", "bos_token_id", "rope_scaling"]
     assert found.unknown == ("a_key_of_tomorrow",)
     assert load(path).notes == (
-        f"{WHOSE}: 6 mapped, 4 without effect on memory, 0 not modelled, 1 unknown.",
+        f"{WHOSE}: 6 mapped, 4 ignored (no effect on memory), 0 not modelled, 1 unknown.",
         "unknown, hence not counted: a_key_of_tomorrow.",
-        "without effect: architectures, rms_norm_eps, bos_token_id, rope_scaling.",
+        "no effect on memory: architectures, rms_norm_eps, bos_token_id, rope_scaling.",
     )
+    assert load(path).notes[-1].startswith(HARMLESS)  # not an annotation of a pull request
 
 
 def test_files_of_gpt_neox_are_not_taken_for_others(tmp_path: Path) -> None:

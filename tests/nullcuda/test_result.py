@@ -139,12 +139,12 @@ SCREEN = """\
 torchrun train.py on 2 x NVIDIA A100 40GB, a null device: done
 
 Peaks
-  process  card    steps  allocated GiB  reserved  device  to spare
-  rank 0   cuda:0      3          20.00     21.00   23.00     16.38
-  rank 1   cuda:1      3          30.00     31.00   33.00      6.38
+  process  card    steps  allocated GiB  reserved  device   free
+  rank 0   cuda:0      3          20.00     21.00   23.00  16.38
+  rank 1   cuda:1      3          30.00     31.00   33.00   6.38
 
   FITS: 33.00 GiB (0.73 GiB for the context and loaded kernels and 1.50 GiB for NCCL included) of
-    the 39.38 GiB that a100-40gb lets a process use; 6.38 GiB to spare.
+    the 39.38 GiB that a100-40gb lets a process use; 6.38 GiB free.
 """
 
 

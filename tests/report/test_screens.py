@@ -35,6 +35,16 @@ def test_screens(name: str, width: int, golden: Golden, request: pytest.FixtureR
     assert "…" not in text
 
 
+def test_brief_is_the_answer_without_the_tables(fitting: Result, golden: Golden) -> None:
+    whole, brief = screen(fitting), screen(fitting, brief=True)
+
+    golden("screen_fitting_brief", brief)
+    assert len(brief.splitlines()) <= 30
+    assert set(brief.splitlines()) < set(whole.splitlines())
+    assert "Not modelled" in brief
+    assert set(sizing_markdown(fitting, brief=True).splitlines()) < set(sizing_markdown(fitting).splitlines())
+
+
 def test_explained(result: Result, golden: Golden) -> None:
     golden("screen_explained", screen(result, explain="all"))
 

@@ -74,7 +74,7 @@ def test_screens(name: str, width: int, golden: Golden) -> None:
 @pytest.mark.parametrize("name", ["fragmented", "full"])
 def test_the_parts_sum_to_the_capacity(name: str) -> None:
     text = screen(CASES[name], 120, unit="bytes")
-    table = text[text.index("Where the memory was") : text.index("What to try")]
+    table = text[text.index("Memory at the failure") : text.index("What to try")]
     parts = [int(size.replace(",", "")) for size in re.findall(r"^  [Apsxou.]  \D+([\d,]+)", table, re.MULTILINE)]
     capacity = re.search(r"capacity +([\d,]+)", table)
 
@@ -83,8 +83,8 @@ def test_the_parts_sum_to_the_capacity(name: str) -> None:
 
 
 def test_the_verdict_has_the_figures() -> None:
-    assert "FRAGMENTATION: 3.87 GiB cached but unusable" in screen(CASES["fragmented"], 200)
-    assert "REAL NEED: 2.63 GiB asked for, 1.61 GiB to be had: 1.02 GiB too little." in screen(CASES["full"], 200)
+    assert "FRAGMENTATION: 3.87 GiB is cached but split" in screen(CASES["fragmented"], 200)
+    assert "REAL NEED: 2.63 GiB requested, 1.61 GiB available: 1.02 GiB short." in screen(CASES["full"], 200)
     assert "LARGER THAN THE DEVICE: 21.95 GiB do not fit into 15.48 GiB" in screen(CASES["compiled"], 200)
 
 

@@ -54,7 +54,7 @@ def test_an_error_in_the_base_names_both_files(folder: Path) -> None:
         "Write the size as digits, without quotes."
     )
     assert refusal(folder, "preset: bad.yaml\n") == (
-        "run.yaml:1: preset: bad.yaml:3: model.l: the key 'l' stands twice, first on line 2. Keep one of the two."
+        "run.yaml:1: preset: bad.yaml:3: model.l: the key 'l' is repeated, first on line 2. Keep one of the two."
     )
 
 

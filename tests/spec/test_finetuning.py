@@ -130,7 +130,7 @@ def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: st
         ),
         (
             {"lora": {"ranks": 8}},
-            "training.lora.ranks: 'ranks' is no field of training.lora. Did you mean rank?",
+            "training.lora.ranks: unknown field 'ranks' in training.lora. Did you mean rank?",
         ),
         (
             {"qlora": {"block_size": 63}},

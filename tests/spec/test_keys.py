@@ -14,31 +14,31 @@ from tests.spec.files import SIZES, refusal
     [
         (
             "model:\n  l: 4\n  hiden_size: 64\n",
-            "run.yaml:3: model.hiden_size: 'hiden_size' is no field of model. Did you mean hidden_size?",
+            "run.yaml:3: model.hiden_size: unknown field 'hiden_size' in model. Did you mean hidden_size?",
         ),
         (
             f"model: {SIZES}\ntraining:\n  micro-batch-size: 4\n",
             (
-                "run.yaml:3: training.micro-batch-size: 'micro-batch-size' is no field of training. "
+                "run.yaml:3: training.micro-batch-size: unknown field 'micro-batch-size' in training. "
                 "Did you mean micro_batch_size?"
             ),
         ),
         (
             "model:\n  moe:\n    num_expert: 8\n",
-            "run.yaml:3: model.moe.num_expert: 'num_expert' is no field of model.moe. Did you mean num_experts?",
+            "run.yaml:3: model.moe.num_expert: unknown field 'num_expert' in model.moe. Did you mean num_experts?",
         ),
         (
             f"model: {SIZES}\nhardware: {{zzz: 1}}\n",
-            "run.yaml:2: hardware.zzz: 'zzz' is no field of hardware. Known are gpu.",
+            "run.yaml:2: hardware.zzz: unknown field 'zzz' in hardware. Known are gpu.",
         ),
         (
             f"model: {SIZES}\ntrainig: {{b: 2}}\n",
-            "run.yaml:2: trainig: 'trainig' is no field of a configuration. Did you mean training?",
+            "run.yaml:2: trainig: unknown field 'trainig'. Did you mean training?",
         ),
         (
             f"model: {SIZES}\nxyzzy: 1\n",
             (
-                "run.yaml:2: xyzzy: 'xyzzy' is no field of a configuration. "
+                "run.yaml:2: xyzzy: unknown field 'xyzzy'. "
                 "Known are name, model, training, parallelism, hardware, inference, preset, hf_config."
             ),
         ),
@@ -53,18 +53,18 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(folder: Path, text: str
     [
         (
             "model: {l: 4, d: 64, h: 4, V: 100, b: 2}\n",
-            "run.yaml:1: model.b: 'b' is no field of model; it belongs to training. Move it to training:.",
+            "run.yaml:1: model.b: unknown field 'b' in model; it belongs to training. Move it to training:.",
         ),
         (
             f"model: {SIZES}\ntraining:\n  tensor_parallel: 2\n",
             (
-                "run.yaml:3: training.tensor_parallel: 'tensor_parallel' is no field of training; "
+                "run.yaml:3: training.tensor_parallel: unknown field 'tensor_parallel' in training; "
                 "it belongs to parallelism. Move it to parallelism:."
             ),
         ),
         (
             f"model: {SIZES}\nparallelism: {{gpu: t4}}\n",
-            "run.yaml:2: parallelism.gpu: 'gpu' is no field of parallelism; it belongs to hardware. Move it to hardware:.",
+            "run.yaml:2: parallelism.gpu: unknown field 'gpu' in parallelism; it belongs to hardware. Move it to hardware:.",
         ),
         (f"model: {SIZES}\nb: 2\n", "run.yaml:2: b: 'b' stands outside its block. Move it below training:."),
         (
@@ -91,11 +91,11 @@ def test_a_key_in_the_wrong_block_is_refused_with_the_right_one(folder: Path, te
         ),
         (
             "model:\n  num_layers: 4\n  d: 64\n  num_layers: 5\n",
-            "run.yaml:4: model.num_layers: the key 'num_layers' stands twice, first on line 2. Keep one of the two.",
+            "run.yaml:4: model.num_layers: the key 'num_layers' is repeated, first on line 2. Keep one of the two.",
         ),
         (
             f"model: {SIZES}\ntraining: {{b: 2}}\ntraining: {{s: 8}}\n",
-            "run.yaml:3: training: the key 'training' stands twice, first on line 2. Keep one of the two.",
+            "run.yaml:3: training: the key 'training' is repeated, first on line 2. Keep one of the two.",
         ),
         (
             "preset: gpt3\nmodel:\n  preset: gpt2\n",

@@ -108,12 +108,12 @@ def test_a_mapping_in_memory_has_no_lines() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", "run.yaml:3: a: the key 'a' stands twice, first on line 1. Keep one of the two."),
+        ("a: 1\nb: 2\na: 3\n", "run.yaml:3: a: the key 'a' is repeated, first on line 1. Keep one of the two."),
         (
             "m:\n  x: 1\n  y: 2\n  x: 3\n",
-            "run.yaml:4: m.x: the key 'x' stands twice, first on line 2. Keep one of the two.",
+            "run.yaml:4: m.x: the key 'x' is repeated, first on line 2. Keep one of the two.",
         ),
-        ("m: {x: 1, x: 1}\n", "run.yaml:1: m.x: the key 'x' stands twice, first on line 1. Keep one of the two."),
+        ("m: {x: 1, x: 1}\n", "run.yaml:1: m.x: the key 'x' is repeated, first on line 1. Keep one of the two."),
     ],
 )
 def test_a_key_that_stands_twice_is_refused_with_both_lines(text: str, message: str) -> None:

@@ -7,7 +7,7 @@ from memcalc.report.words import listed, plural, shortened
 from memcalc.units import Unit, format_bytes
 
 _FEW = 3  # paths that are named
-HARMLESS = "without effect"  # how notes begin that say what changes nothing
+HARMLESS = "no effect on memory"  # how notes begin that say what changes nothing
 NOTHING = "no configuration found: nothing was checked"
 
 # In the summary; and as the rule that is broken: its name in machine-readable formats, its title for people.

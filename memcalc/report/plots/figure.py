@@ -59,7 +59,7 @@ def course_figure(course: Course, title: str, unit: Unit = "GiB") -> Figure:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if outline.limit is not None:
-        axes.axhline(outline.limit / size, color=LIMIT, linewidth=1.6, label="the card ends here", zorder=4)
+        axes.axhline(outline.limit / size, color=LIMIT, linewidth=1.6, label="usable GPU memory", zorder=4)
     _phases(axes, outline)
     _legend(axes, outline, unit)
     return figure

@@ -65,7 +65,7 @@ def _title(outline: Outline, course: Course, unit: Unit) -> str:
     what += f"; {_LIMIT} is what the card has for it" * (outline.limit is not None)
     died = ", until it ran out of memory" if outline.failed else ""
     events = plural(outline.length, "event")
-    return f"Memory over the run{died}: {unit} {what}. Each column is the highest moment of its share of {events}."
+    return f"Memory over the run{died}: {unit} {what}. Each column shows the peak of its part of {events}."
 
 
 def _peak_line(columns: Sequence[Stretch], outline: Outline, course: Course, unit: Unit) -> str:

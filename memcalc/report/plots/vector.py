@@ -91,7 +91,7 @@ class _Field:
         if self.outline.limit is not None:
             y = self.y(self.outline.limit)
             lines.append(f'<path d="M{LEFT} {y}h{WIDTH}" stroke="{LIMIT}" stroke-width="1.6"/>')
-            lines.append(f'<text x="{LEFT + 6}" y="{y + 14}">the card ends here</text>')
+            lines.append(f'<text x="{LEFT + 6}" y="{y + 14}">usable GPU memory</text>')
         return lines
 
     def phases(self) -> list[str]:

@@ -69,8 +69,8 @@ def test_the_legend_tells_the_bytes_at_the_peak() -> None:
 def test_the_end_of_the_card_is_a_line() -> None:
     near, far = (replace(replayed(two_steps()), limit=size * MIB) for size in (500, 5000))
 
-    assert "the card ends here" in words(near)
-    assert "the card ends here" not in words(far)
+    assert "usable GPU memory" in words(near)
+    assert "usable GPU memory" not in words(far)
 
 
 def test_a_run_that_died_says_so() -> None:

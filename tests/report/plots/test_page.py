@@ -84,8 +84,8 @@ def test_the_peak_the_phases_and_the_steps_are_named() -> None:
 def test_the_end_of_the_card_is_a_line() -> None:
     near, far = (replace(asked_for(two_steps()), limit=size * MIB) for size in (500, 5000))
 
-    assert "the card ends here" in words(svg(course_page(near, "tiny", "MiB")))
-    assert "the card ends here" not in words(svg(course_page(far, "tiny", "MiB")))
+    assert "usable GPU memory" in words(svg(course_page(near, "tiny", "MiB")))
+    assert "usable GPU memory" not in words(svg(course_page(far, "tiny", "MiB")))
 
 
 def test_phases_without_room_tell_their_name_to_the_pointer() -> None:
