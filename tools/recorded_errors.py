@@ -37,6 +37,7 @@ ALONE = (
     "gpu/*",
 )  # runs of one GPU, as `measure` records them
 RANKS = ("reserved",)  # one rank of many, as benchmarks/record_sharded.py records them
+OTHER_RANK = " rank="  # a word of the cases of other ranks than the first, which is the one that is replayed
 CENTRAL = 0.95  # of the errors of a kind, what its interval holds
 DIGITS = 6
 
@@ -136,7 +137,8 @@ def _ranks() -> Iterator[Recorded]:
                 spec = load(record["spec"], (), gpu=record["device"].partition(":")[2] or None)
                 spec = under(spec, record["versions"]["torch"])
                 peaks = [max(record[part].values()) for part in ("phases", "reserved")]
-                yield Recorded(record["case"], record["device"], spec, *peaks)
+                if OTHER_RANK not in record["case"]:
+                    yield Recorded(record["case"], record["device"], spec, *peaks)
 
 
 def compared(run: Recorded) -> Compared:

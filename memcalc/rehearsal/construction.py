@@ -24,11 +24,15 @@ from memcalc.workspaces import Script
 
 
 class Made(NamedTuple):
-    """A tensor: its bytes, what is made on the way to it and freed once it is there, and whether it stays itself."""
+    """A tensor: its bytes, what is made on the way to it and freed once it is there, and whether it stays itself.
+
+    `parameter`: whose weight it is.
+    """
 
     size: int
     before: Script = ()
     stays: bool = True
+    parameter: Held | None = None
 
 
 class Built(NamedTuple):
@@ -61,9 +65,12 @@ def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[
         yield from (_alone(item) for item in standing)
         return
     base = tuple(held for held in ordered if not _is_adapter(held))
-    yield from _joined(buffers.among(base, _sized(base, copies, choice, "")))
+    weights = _joined(buffers.among(base, _sized(base, copies, choice, "")))
+    splits = choice.partitions_gradients and choice.zero_stage == 3
+    yield from chain.from_iterable(_split_at_once(built, choice) for built in weights) if splits else weights
     yield from _adapters(spec, [held for held in ordered if _is_adapter(held)], copies, choice)
-    yield from _kept_copies(ordered, copies, choice)
+    if not choice.partitions_gradients:  # of DeepSpeed's flat buffers its engine knows
+        yield from _kept_copies(ordered, copies, choice)
     yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
 
 
@@ -132,7 +139,7 @@ def _sized(
         wanted = [copy for copy in copies[held] if copy.name == kind]
         shapes = [choice.spread(copy.sharded_from_stage).copy_shape(copy, held) for copy in wanted]
         made[held] = tuple(
-            Built(copy.mask, (Made(DTYPE_BYTES[copy.dtype] * prod(shape)),))
+            Built(copy.mask, (Made(DTYPE_BYTES[copy.dtype] * prod(shape), parameter=None if kind else held),))
             for copy, shape in zip(wanted, shapes, strict=True)
         )
     return (made[held] for held in ordered)
@@ -142,6 +149,17 @@ def _joined(built: Iterable[Built]) -> Iterator[Built]:
     """The same, those that follow one another in the same phases together."""
     for mask, alike in groupby(built, key=lambda each: each.mask):
         yield Built(mask, tuple(made for each in alike for made in each.tensors))
+
+
+def _split_at_once(built: Built, choice: Choice) -> Iterator[Built]:
+    """DeepSpeed's zero.Init splits the parameters of each module when it has been made.
+
+    Source: deepspeed 0.19 runtime/zero/partition_parameters.py, _post_init_method.
+    """
+    for module, made in groupby(built.tensors, key=lambda each: each.parameter and each.parameter.module):
+        tensors = tuple(made)
+        whole = [DTYPE_BYTES[choice.base] * each.parameter.elements for each in tensors if each.parameter is not None]
+        yield Built(built.mask, tensors, () if module is None else tuple(map(Made, whole)))
 
 
 def _alone(item: Item) -> Built:

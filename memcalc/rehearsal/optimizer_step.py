@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from math import prod
 
 from memcalc.estimation.choice import Choice
@@ -11,6 +12,7 @@ from memcalc.estimation.optimizers.states import is_hidden_matrix
 from memcalc.estimation.optimizers.temporaries import Step, clipping_items
 from memcalc.estimation.sharding import Parameters
 from memcalc.rehearsal.update import Updating
+from memcalc.sharding.engine import Engine
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.stream.requests import Requests
 
@@ -22,27 +24,36 @@ class OptimizerStep:
         requests: what they are asked of.
         groups: parameters that are held alike, as modules make them, and the choice with their dtype.
         experts: whether each layer has experts, where some do.
+        engine: what is done around each group's update.
     """
 
     def __init__(
-        self, requests: Requests, groups: Sequence[tuple[Parameters, Choice]], experts: Sequence[bool] = ()
+        self,
+        requests: Requests,
+        groups: Sequence[tuple[Parameters, Choice]],
+        experts: Sequence[bool],
+        engine: Engine,
     ) -> None:
         self.requests = requests
+        self.engine = engine
         self.groups = groups
         self.experts = experts
-        self.updates = [each for parameters, choice in groups for each in self._updates(parameters, choice)]
+        self.updates = [[*self._updates(parameters, choice)] for parameters, choice in groups]
 
     def build(self) -> None:
         """States that are there as soon as the optimizer is."""
-        for each in self.updates:
+        for each in chain.from_iterable(self.updates):
             each.build()
 
     def run(self, *, first: bool) -> None:
         """One step."""
         for parameters, choice in self.groups:
             self._clip(parameters, choice)
-        for each in self.updates:
-            each.run(first=first)
+        for number, updates in enumerate(self.updates):
+            self.engine.before_update(number)
+            for each in updates:
+                each.run(first=first)
+            self.engine.after_update(number)
         for parameters, choice in self.groups:
             self._average(parameters, choice)
 

@@ -21,6 +21,8 @@ RECOMPUTED = " again"  # behind the name of an operator that a checkpoint runs a
 PRODUCTS = ("_proj", "lm_head")  # what operators that multiply matrices are called at their end
 
 Step = tuple[Event, int, int, bool]  # see `Passing._steps`
+TIED = "lm_head.weight"  # what the head's program calls the gradient of the embedding that it is tied to
+AGAIN = " again"  # behind the names of operators that run again in a block's backward
 OF_WINDOWS = " of windows"  # behind the names of tables for layers with windows
 NOTHING: Mapping[int, Callable[[], None]] = {}
 
@@ -75,6 +77,7 @@ class Passing:
     def forward(self) -> None:
         """Until the model returns its logits."""
         hidden = -1
+        self.openings, self.layers = [], {}
         self.engine.before_forward(ROOT)
         for number, block in enumerate(self.blocks):
             if block.opens:
@@ -94,19 +97,22 @@ class Passing:
         self._let_go("region")
 
     def backward(self) -> list[int]:
-        """Until all gradients are there, which are the answer; what else the step has held is let go."""
+        """Until all gradients are there, which are the answer."""
         self.last_readers = self._last_readers()
         self.gradients = []
-        gradient = self.back(self.head, -1, {self._arrival(): lambda: self.engine.before_backward(ROOT)})
+        gradient = self.back(self.head, -1, {self._arrival(): self._reach_model})
         gradient = self.backward_of(self.plan, gradient)
         for frame in reversed(self.openings):
             gradient = self.back(frame, gradient)
         produced = [each for frame in (self.head, *self.openings) for each in self._produced(frame, ROOT)]
         self.gradients += self.engine.after_backward(ROOT, produced)
-        for frame in self._frames():  # what a script still has a name for, such as the logits
+        return self.gradients
+
+    def release(self) -> None:
+        """What a script still has a name for until backward has returned, such as the logits."""
+        for frame in self._frames():
             self.requests.drop(frame.held.values())
             frame.held.clear()
-        return self.gradients
 
     def _produced(self, frame: Frame, unit: int) -> list[Gradient]:
         """The gradients that a block's backward has made, which its frame no longer holds."""
@@ -125,7 +131,7 @@ class Passing:
             frame = self.layers[layer] = Frame(number, {})
             if not inside:
                 self.engine.before_forward(layer)
-            hidden = self.run(frame, hidden, hands=not inside)
+            hidden = self.run(frame, hidden, hands=not inside, again=inside)
             if not inside:
                 self.engine.after_forward(layer)
             if (
@@ -187,16 +193,23 @@ class Passing:
 
     # -- blocks --------------------------------------------------------------------------------------------------------
 
-    def run(self, frame: Frame, given: int, *, hands: bool = False) -> int:
+    def run(self, frame: Frame, given: int, *, hands: bool = False, again: bool = False) -> int:
         """A block's forward, which takes its input over; the answer is its output, with an owner.
 
-        `hands`: what it returns beside that stays, too.
+        Args:
+            frame: the block.
+            given: its input.
+            hands: whether what it returns beside that stays, too.
+            again: whether it runs in backward.
         """
         block = self.blocks[frame.number]
         program = block.program
         held, take, drop = frame.held, self.requests.take, self.requests.drop
-        output = -1
-        for event, at, size, gone in self._steps(frame.number, "forward"):
+        output, steps = -1, self._steps(frame.number, "forward")
+        hooks = self._hooks(frame, steps, again=again)
+        for position, (event, at, size, gone) in enumerate(steps):
+            if position in hooks:
+                hooks[position]()
             if size and ("forward" in self.threads or not _is_product(event.label)):
                 held[at] = take(size)
             elif gone and at in held:
@@ -218,9 +231,13 @@ class Passing:
                 self._play(block, frame, event)
                 if event.sign > 0 and "forward" not in self.threads and _multiplies(block, event):
                     self._workspace("forward")
-        if output < 0 and frame.number != self.head.number:  # its own backward keeps it, too
-            output = frame.held[self._output(block)]
-            self.requests.hold(output)
+        hooks.get(len(steps), _nothing)()
+        return self._kept_output(frame) if output < 0 and frame.number != self.head.number else output
+
+    def _kept_output(self, frame: Frame) -> int:
+        """A block's output that its own backward keeps, too."""
+        output = frame.held[self._output(self.blocks[frame.number])]
+        self.requests.hold(output)
         return output
 
     def _take_over_name(self, frame: Frame | None) -> None:
@@ -236,6 +253,7 @@ class Passing:
         block = self.blocks[frame.number]
         held, take, drop = frame.held, self.requests.take, self.requests.drop
         handed_on, steps = -1, self._steps(frame.number, "backward")
+        interruptions = self._hooks(frame, steps, interruptions, backward=True)
         for position, (event, at, size, gone) in enumerate(steps):
             if position in interruptions:
                 interruptions[position]()
@@ -259,7 +277,93 @@ class Passing:
                 self._play(block, frame, event)
                 if event.sign > 0 and "backward" not in self.threads and _is_product(event.label):
                     self._workspace("backward")
+        interruptions.get(len(steps), _nothing)()
         return handed_on
+
+    # -- hooks of the engine -------------------------------------------------------------------------------------------
+
+    def _reach_model(self) -> None:
+        """The gradient of the model's output has been produced, last of all so far."""
+        if self.engine.scales_output_gradient:
+            program, exact = self.blocks[self.head.number].program, self.blocks[self.head.number].sized.exact
+            before = program.stream("backward")[: self._arrival()]
+            at = next(event.storage for event in reversed(before) if event.sign > 0 and event.storage in self.head.held)
+            scaled = self.requests.take(exact[at])
+            self.requests.drop((self.head.held[at],))
+            self.head.held[at] = scaled
+        self.engine.before_backward(ROOT)
+
+    def _hooks(
+        self,
+        frame: Frame,
+        steps: Sequence[Step],
+        others: Mapping[int, Callable[[], None]] = NOTHING,
+        *,
+        backward: bool = False,
+        again: bool = False,
+    ) -> Mapping[int, Callable[[], None]]:
+        """What happens after how many events of a block: others first, then gradients, then modules."""
+        found: dict[int, list[Callable[[], None]]] = {}
+        if backward and self.engine.hooks_gradients:
+            for position, storages in self._ready(frame, steps).items():
+                found.setdefault(position, []).append(partial(self._hand_over, frame, storages))
+        if self.engine.hooks_modules:
+            for position, change in self._changes(frame, steps, again=again).items():
+                found.setdefault(position, []).append(change)
+        if not found:
+            return others
+        for position, other in others.items():
+            found.setdefault(position, []).insert(0, other)
+        return {position: partial(_all_of, calls) for position, calls in found.items()}
+
+    def _changes(self, frame: Frame, steps: Sequence[Step], *, again: bool) -> dict[int, Callable[[], None]]:
+        """After how many events another module begins, or none: at the first event of its operator."""
+        unit = self._unit_of(frame)
+        modules = {name.rpartition(".")[0] for name in self.parameters[unit]}
+        found: dict[int, Callable[[], None]] = {}
+        current = ""
+        for position, (event, *_) in enumerate(steps):
+            module = event.label.removesuffix(AGAIN)
+            label = event.label if module in modules else ""
+            if label != current:
+                runs_again = again or module != event.label
+                found[position] = partial(self._change_module, unit, module if label else "", again=runs_again)
+                current = label
+        if current:
+            found[len(steps)] = self.engine.after_module
+        return found
+
+    def _change_module(self, unit: int, module: str, *, again: bool) -> None:
+        self.engine.after_module()
+        if module:
+            self.engine.before_module(unit, module, again=again)
+
+    def _unit_of(self, frame: Frame) -> int:
+        return next((layer for layer, each in self.layers.items() if each is frame), ROOT)
+
+    def _ready(self, frame: Frame, steps: Sequence[Step]) -> dict[int, list[int]]:
+        """After how many events which gradients are ready: autograd's hooks run when an operator's backward has ended.
+
+        The gradient of a tied head is ready when the embedding's has been added to it.
+        """
+        storages = self.blocks[frame.number].program.storages
+        tied = frame is self.head and self.timeline.spec.model.tie_word_embeddings
+        found: dict[int, list[int]] = {}
+        for position, (event, *_) in enumerate(steps):
+            made = event.sign > 0 and storages[event.storage].component is Component.GRADIENTS
+            if made and not (tied and storages[event.storage].name == TIED):
+                following = range(position + 1, len(steps))
+                end = next((at for at in following if steps[at][0].label != event.label), len(steps))
+                found.setdefault(end, []).append(event.storage)
+        return found
+
+    def _hand_over(self, frame: Frame, storages: Sequence[int]) -> None:
+        known, named = self.parameters[self._unit_of(frame)], self.blocks[frame.number].program.storages
+        for at in storages:
+            if at in frame.held:
+                self.engine.gradient_ready(Gradient(frame.held.pop(at), known.get(named[at].name)))
+
+    # -- steps of blocks -----------------------------------------------------------------------------------------------
 
     def _arrival(self) -> int:
         """After how many events of the head's backward the gradient of the model's output has been produced."""
@@ -383,6 +487,15 @@ def _multiplies(block: Block, event: Event) -> bool:
     """Whether an operator of a layer, or of the head, makes a matrix product's result."""
     made = block.program.storages[event.storage].name
     return block.kind is not None and made == f"{event.label} output" and _is_product(event.label)
+
+
+def _all_of(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+def _nothing() -> None:
+    """No hook."""
 
 
 def _is_product(operator: str) -> bool:

@@ -25,6 +25,7 @@ from memcalc.rehearsal.optimizer_step import OptimizerStep
 from memcalc.rehearsal.passing import Passing
 from memcalc.rehearsal.repeated import MicroBatch
 from memcalc.sharding.ddp import DDP
+from memcalc.sharding.deepspeed import deepspeed_engine, lacks
 from memcalc.sharding.engine import ROOT, Engine, by_unit
 from memcalc.sharding.fsdp2 import FSDP2
 from memcalc.spec.cards import find_card
@@ -89,7 +90,7 @@ class Rehearsal:
         self.requests = requests
         self.ordered = tuple(in_order(parameters, self.choice.update.family, layers_with_experts(spec)))
         self.units = by_unit(self.ordered, spec.model.num_layers)
-        self.engine = engine_of(requests, self.ordered, self.units, self.choice)
+        self.engine = engine_of(requests, self.ordered, self.units, spec)
         self.parameters = {
             unit: {_gradient_name(held, spec.training.implementation): held for held in found}
             for unit, found in self.units.items()
@@ -97,20 +98,23 @@ class Rehearsal:
         if spec.model.tie_word_embeddings:  # whose gradient has the head's name
             self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])
         trained = [(parameters, own) for parameters, own, trains in parts if trains]
-        self.step = OptimizerStep(requests, trained, layers_with_experts(spec))
+        self.step = OptimizerStep(requests, self.engine.updated(trained), layers_with_experts(spec), self.engine)
+        self.repeats = requests.repeats and self.engine.repeats
         self.threads: set[str] = set()  # those that have a workspace of cuBLAS
         self.alive: dict[int, list[int]] = {}  # storages of what is built
+        self.weights: list[int] = []  # those of parameters
         self.gradients: list[int] = []
         self.passing: MicroBatch | None = None  # the micro-batch under way
         self.kinds: dict[bool, MicroBatch] = {}  # those that find no gradients, and those that find some
         self.steady_step: Written | None = None  # the optimizer's steps but for the first one
+        self.steady_gradients: list[int] = []  # those that it was given
 
     def play(self) -> Requests:
         """All phases."""
         for phase, following in zip(PLAYED, (*PLAYED[1:], ""), strict=True):
             self.requests.begin(phase)
             if phase == "optimizer":
-                self.engine.wrap()
+                self.engine.wrap(self.weights)
             for index, each in enumerate(self.built):
                 if each.mask & BIT[phase] and index not in self.alive:
                     self.alive[index] = self._make(each)
@@ -126,6 +130,8 @@ class Rehearsal:
             before = [self.requests.play(made.before)] if made.before else []
             found.append(self.requests.take(made.size))
             self.requests.drop(before if made.stays else (*before, found.pop()))
+            if made.parameter is not None and made.stays:
+                self.weights.append(found[-1])
             self.requests.drop(replaced[index : index + 1])
         return found
 
@@ -154,25 +160,32 @@ class Rehearsal:
         self.requests.begin(f"loss_{number}")
         self._loss()
         self.requests.begin(f"backward_{number}")
-        self._backward()
+        self._backward(last=False)
         self.requests.begin(f"forward_{number}")
 
     def _forward(self) -> None:
         exist = bool(self.gradients)
         self.engine.prepare()
         self.engine.begin(have_gradients=exist)
-        if exist not in self.kinds or not self.requests.repeats:
+        if exist not in self.kinds or not self.repeats:
             sharded = not self.engine.keeps_gradients
             arriving = gradients_on_arrival(self.spec, exist=exist and not sharded, sharded=sharded)
+            if self.engine.hooks_gradients and sharded:
+                arriving = arriving._replace(kept=True)  # until the engine takes it
             timeline = PlannedTimeline(self.spec, self.stage, self.values, arriving, Around())
-            passing = self.passing_type(
-                self.requests,
-                timeline,
-                _plan(self.spec),
-                self.engine,
-                self.parameters,
-                self.workspace.each,
-                self.threads,
+            known = self.kinds.get(exist)
+            passing = (
+                known.passing
+                if known is not None and self.requests.repeats
+                else self.passing_type(
+                    self.requests,
+                    timeline,
+                    _plan(self.spec),
+                    self.engine,
+                    self.parameters,
+                    self.workspace.each,
+                    self.threads,
+                )
             )
             self.kinds[exist] = MicroBatch(self.requests, passing)
         self.passing = self.kinds[exist]
@@ -182,17 +195,25 @@ class Rehearsal:
         assert self.passing is not None
         self.passing.loss()
 
-    def _backward(self) -> None:
+    def _backward(self, *, last: bool = True) -> None:
         assert self.passing is not None
         self.gradients += self.passing.backward()
+        if last:
+            self.gradients = self.engine.after_last_backward(self.gradients)
+        self.passing.release()
 
     def _step(self, *, first: bool) -> None:
-        if self.steady_step is not None and self.requests.repeats:
-            self.requests.again(self.steady_step, {})
-            return
-        mark = self.requests.mark()
-        self.step.run(first=first)
-        self.steady_step = None if first else self.requests.since(mark)
+        given = self.gradients if self.engine.hooks_gradients else []
+        if self.steady_step is not None and self.repeats:
+            self.requests.again(self.steady_step, dict(zip(self.steady_gradients, given, strict=True)))
+        else:
+            mark = self.requests.mark()
+            self.engine.before_step(given)
+            self.step.run(first=first)
+            self.engine.after_step()
+            self.steady_step, self.steady_gradients = None if first else self.requests.since(mark), given
+        if given:
+            self.gradients = []
 
 
 def why_not(spec: Spec) -> str:
@@ -215,13 +236,14 @@ def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
     if parallelism.ranks == 1:
         return {"a sharding engine on one rank": parallelism.zero_stage > 0}
     fsdp2 = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0
+    deepspeed = parallelism.engine == "deepspeed"
     return {
         "pipeline parallelism": parallelism.pipeline_parallel > 1,
         "context parallelism": parallelism.context_parallel > 1,
         "expert parallelism": parallelism.expert_parallel > 1,
-        parallelism.engine: parallelism.engine not in ("ddp", "fsdp2") and parallelism.zero_stage > 0,
         "a sharding engine on one rank": alone and parallelism.zero_stage > 0,
-        "DDP and gradients in fp32 beside those of autograd": not (fsdp2 or alone)
+        **dict.fromkeys(lacks(spec, _plan(spec)) if deepspeed else (), True),
+        "DDP and gradients in fp32 beside those of autograd": not (fsdp2 or deepspeed or alone)
         and RECIPES[training.recipe].main_gradients_live in ("backward", "always"),
         "4-bit weights on several ranks": training.finetune == "qlora",
         "layers that are recomputed together under FSDP2": fsdp2
@@ -230,12 +252,13 @@ def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
     }
 
 
-def engine_of(
-    requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], choice: Choice
-) -> Engine:
+def engine_of(requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], spec: Spec) -> Engine:
     """What a run does around its units."""
+    choice = choice_of(spec)
     if choice.data_parallel == 1:
         return Engine(requests)
+    if choice.engine == "deepspeed":
+        return deepspeed_engine(requests, ordered, units, spec, _plan(spec))
     if choice.engine == "fsdp2":
         return FSDP2(requests, units, choice)
     return DDP(requests, ordered, choice)

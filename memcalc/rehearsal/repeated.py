@@ -8,7 +8,7 @@ from typing import Literal
 from memcalc.rehearsal.passing import Passing
 from memcalc.stream.requests import Requests, Written
 
-Part = Literal["forward", "loss", "backward"]
+Part = Literal["forward", "loss", "backward", "release"]
 
 
 class MicroBatch:
@@ -48,8 +48,12 @@ class MicroBatch:
         self.requests.again(self.written["backward"], self.new)
         return [self.new[gradient] for gradient in self.gradients]
 
+    def release(self) -> None:
+        """What the script holds until backward has returned."""
+        self._write("release", self.passing.release)
+
     def _write(self, part: Part, walk: Callable[[], None]) -> None:
-        if self.gradients is not None:
+        if part in self.written:
             self.requests.again(self.written[part], self.new)
             return
         mark = self.requests.mark()

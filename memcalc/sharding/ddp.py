@@ -40,8 +40,9 @@ class DDP(Engine):
         self.ready: list[Held] = []  # parameters in the order in which their gradients are ready
         self.rebuilt = False
 
-    def wrap(self) -> None:
+    def wrap(self, weights: Sequence[int]) -> None:
         """Broadcast the parameters and allocate the first buckets."""
+        del weights
         in_flight: deque[int] = deque()
         for sizes in grouped(self._sized(self.parameters), [BROADCAST_BYTES]):
             flat = sum(sizes) if len(sizes) > 1 else 0  # csrc/utils/tensor_flatten.h: a tensor alone is not copied

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from memcalc.estimation.sharding import Held
+from memcalc.estimation.choice import Choice
+from memcalc.estimation.sharding import Held, Parameters
 from memcalc.stream.requests import Requests
 
 ROOT = -1  # the unit of embeddings, final norm and LM head; layers are units by their number
@@ -28,12 +29,24 @@ class Engine:
     """
 
     keeps_gradients = True  # whether gradients stay as autograd made them, and a later micro-batch is added to them
+    hooks_gradients = False  # whether it takes each gradient as soon as its operator's backward has ended
+    hooks_modules = False  # whether it has hooks around each module that has parameters, not only around units
+    repeats = True  # whether micro-batches and steps but for the first ask for the same, and drop what they are given
+    scales_output_gradient = False  # whether a hook replaces the gradient of the model's output by a scaled one
 
     def __init__(self, requests: Requests) -> None:
         self.requests = requests
 
-    def wrap(self) -> None:
-        """Wrap the module, before the optimizer is built."""
+    def wrap(self, weights: Sequence[int]) -> None:
+        """Wrap the module, before the optimizer is built.
+
+        Args:
+            weights: the storages of all parameters, in registration order; the engine may replace them.
+        """
+
+    def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
+        """What the optimizer updates, given the parameters that train by their dtype."""
+        return groups
 
     def prepare(self) -> None:
         """Before each micro-batch: what is done only once."""
@@ -61,6 +74,49 @@ class Engine:
             The storages of gradients that stay until `zero_grad`.
         """
         return [gradient.storage for gradient in gradients]
+
+    def gradient_ready(self, gradient: Gradient) -> None:
+        """When autograd has produced a gradient, if the engine hooks them; the engine takes it over."""
+        raise NotImplementedError
+
+    def after_last_backward(self, gradients: list[int]) -> list[int]:
+        """After the backward of a step's last micro-batch, while the script still holds the loss and the logits.
+
+        Args:
+            gradients: the storages that stay, of all micro-batches.
+
+        Returns:
+            Those that still stay.
+        """
+        return gradients
+
+    def before_module(self, unit: int, module: str, *, again: bool) -> None:
+        """Before a module's forward or backward, if the engine hooks modules.
+
+        Args:
+            unit: that it is part of.
+            module: its name in the unit.
+            again: whether its forward runs again in backward.
+        """
+
+    def after_module(self) -> None:
+        """After the forward or backward of the last module that was entered."""
+
+    def before_step(self, gradients: list[int]) -> None:
+        """Before the optimizer's step, which drops the gradients if the engine hooks them.
+
+        Args:
+            gradients: the storages that stay.
+        """
+
+    def before_update(self, number: int) -> None:
+        """Before the update of one of the groups that `updated` has returned."""
+
+    def after_update(self, number: int) -> None:
+        """After it."""
+
+    def after_step(self) -> None:
+        """After the optimizer's step."""
 
 
 def by_unit(ordered: Sequence[Held], layers: int) -> Mapping[int, tuple[Held, ...]]:

@@ -24,10 +24,17 @@ if TYPE_CHECKING:
 
 
 class Stretch(NamedTuple):
-    """Requests of one phase, in order: as `LeanAllocator.play` takes them."""
+    """Requests of one phase, in order: as `LeanAllocator.play` takes them.
+
+    Args:
+        phase: its name.
+        script: the requests.
+        after_empty_cache: whether torch.cuda.empty_cache() comes before them.
+    """
 
     phase: str
     script: list[int]
+    after_empty_cache: bool = False
 
 
 class Written(NamedTuple):
@@ -68,6 +75,11 @@ class Requests:
         """What follows is in this phase."""
         self._script = []
         self.stretches.append(Stretch(phase, self._script))
+
+    def empty_cache(self) -> None:
+        """torch.cuda.empty_cache(): cached segments are freed. Not inside of what is written once and comes again."""
+        self._script = []
+        self.stretches.append(Stretch(self.stretches[-1].phase, self._script, after_empty_cache=True))
 
     def take(self, size: int, stream: int = 0) -> int:
         """A new storage with one owner, allocated on a CUDA stream: 0 is the default stream."""
@@ -200,12 +212,22 @@ def replay(requests: Requests, alloc_conf: str = "", torch: str = DEFAULT_VERSIO
     lean: LeanAllocator | LeanExpandableAllocator
     if LeanAllocator.serves(settings, version):
         lean = LeanAllocator(version, room)
-    elif LeanExpandableAllocator.serves(settings, version) and not requests.has_streams:
+    elif (
+        LeanExpandableAllocator.serves(settings, version)
+        and not requests.has_streams
+        and not any(stretch.after_empty_cache for stretch in stretches)
+    ):
         lean = LeanExpandableAllocator(room)
     else:
         return _replay_whole(stretches, settings, version, room)
-    tops = _tops((phase, lean.play(script)) for phase, script in stretches)
+    tops = _tops((stretch.phase, _play(lean, stretch)) for stretch in stretches)
     return Replay(tops, lean.peak_reserved_bytes, lean.retries)
+
+
+def _play(lean: LeanAllocator | LeanExpandableAllocator, stretch: Stretch) -> tuple[int, int]:
+    if stretch.after_empty_cache and isinstance(lean, LeanAllocator):
+        lean.empty_cache()
+    return lean.play(stretch.script)
 
 
 def reserved_upper_bound(requests: Requests) -> int:
@@ -232,10 +254,12 @@ def _replay_whole(stretches: Sequence[Stretch], settings: Settings, version: Ver
     blocks: list[Block | None] = []
     whole = asked = 0
 
-    def play(script: Iterable[int]) -> tuple[int, int]:
+    def play(stretch: Stretch) -> tuple[int, int]:
         nonlocal whole, asked
         most, most_asked = whole, asked
-        for change in script:
+        if stretch.after_empty_cache:
+            allocator.empty_cache()
+        for change in stretch.script:
             if change > 0:
                 stream = change >> STREAM_SHIFT
                 size = change - (stream << STREAM_SHIFT)
@@ -256,5 +280,5 @@ def _replay_whole(stretches: Sequence[Stretch], settings: Settings, version: Ver
                 blocks.append(None)
         return most, most_asked
 
-    tops = _tops((phase, play(script)) for phase, script in stretches)
+    tops = _tops((stretch.phase, play(stretch)) for stretch in stretches)
     return Replay(tops, allocator.counters.reserved.peak, allocator.counters.num_alloc_retries)

@@ -136,7 +136,7 @@ def test_recorded_ranks() -> None:
     errors: list[float] = []
     for record in recorded():
         spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
-        if not why_not(spec):
+        if not why_not(spec) and " rank=" not in record["case"]:  # the first one is replayed
             errors.append(abs(max(record["reserved"].values()) / rehearse(spec).reserved_bytes - 1))
     errors.sort()
 

@@ -22,8 +22,9 @@ def most_reserved(scripts: Iterable[Iterable[int]]) -> int:
 
     Of the latter there are at most as many as the sum, over the sizes of segments up to G, of the most requests alive
     at once that would create that size: requests of 10 MiB and more create the next multiple of 2 MiB, which is beyond
-    G only if the request is; smaller ones create 20 MiB, and are counted with every G. As no cache is emptied, the
-    number of segments of each size times that size is all that is reserved. Each CUDA stream has segments of its own.
+    G only if the request is; smaller ones create 20 MiB, and are counted with every G. The number of segments of each
+    size times that size is all that is reserved; an emptied cache only has fewer. Each CUDA stream has segments of its
+    own.
 
     A device with room for this bound never empties its cache, so it is a bound there, too.
 

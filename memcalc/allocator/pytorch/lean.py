@@ -198,7 +198,7 @@ class LeanAllocator:
         """The place and the size of a new segment. Sizes of segments are multiples of a granule."""
         size = segment_size(request * MIN_BLOCK)
         if self.room is not None and self.reserved_bytes + size > self.room:
-            self._empty_cache()
+            self.empty_cache()
             self.retries += 1
             if self.reserved_bytes + size > self.room:
                 raise OutOfMemory(f"{size} bytes do not fit beside {self.reserved_bytes} that are in use or split.")
@@ -213,7 +213,7 @@ class LeanAllocator:
         self._segments[place] = size // MIN_BLOCK
         return place, size // MIN_BLOCK
 
-    def _empty_cache(self) -> None:
+    def empty_cache(self) -> None:
         """Gives back the free blocks that are whole segments."""
         for pool in (self._large, self._small, *chain.from_iterable(self._others.values())):
             for size in [*pool.sizes]:

@@ -1,0 +1,62 @@
+"""What a rank of DeepSpeed's ZeRO does around its units, and which runs of it are known (DeepSpeed 0.19)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from memcalc.estimation.blocks.structure import structure_of
+from memcalc.estimation.choice import choice_of
+from memcalc.estimation.sharding import Held
+from memcalc.sharding.engine import Engine
+from memcalc.sharding.zero3 import ZeRO3
+from memcalc.sharding.zero3_order import Order
+from memcalc.sharding.zero12 import ZeRO12
+from memcalc.spec.segments import Segment
+from memcalc.spec.spec import Spec
+from memcalc.stream.requests import Requests
+
+# Optimizers whose updates of a flat tensor were compared with runs of DeepSpeed.
+COMPARED = ("sgd", "momentum", "adam", "adamw", "lion", "rmsprop", "adamax", "nadam", "radam", "adadelta")
+RECIPE, DTYPE = "mixed-16", "bf16"  # what "bf16": {"enabled": true} does
+
+
+def deepspeed_engine(
+    requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], spec: Spec, plan: Segment
+) -> Engine:
+    """The engine of a run that nothing `lacks`.
+
+    Args:
+        requests: where they are written.
+        ordered: all parameters, in registration order.
+        units: the same by unit.
+        spec: the run.
+        plan: its layers, and which of them run again.
+    """
+    choice = choice_of(spec)
+    if choice.zero_stage < 3:
+        return ZeRO12(requests, ordered, choice)
+    stops_inside = not structure_of(spec).residual_dropout
+    order = Order(ordered, units, tied=spec.model.tie_word_embeddings, stops_inside=stops_inside)
+    return ZeRO3(requests, ordered, [*order.turns(plan)], choice)
+
+
+def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
+    """What of a run with several ranks of DeepSpeed has an order of requests that is not known."""
+    training, parallelism, choice = spec.training, spec.parallelism, choice_of(spec)
+    whole = choice.zero_stage == 3
+    nested = any(not isinstance(part, int) for item in plan if not isinstance(item, int) for part in item)
+    reasons = {
+        "DeepSpeed without ZeRO": parallelism.zero_stage == 0,
+        "DeepSpeed and ranks that do not share the data": parallelism.ranks != parallelism.data_parallel,
+        "hierarchical sharding": parallelism.shards != parallelism.data_parallel,
+        f"DeepSpeed and recipe {training.recipe} in {training.dtype}": (training.recipe, training.dtype)
+        != (RECIPE, DTYPE),
+        f"DeepSpeed and optimizer {training.optimizer}": training.optimizer not in COMPARED,
+        "DeepSpeed and an average of the weights": training.ema != "none",
+        "DeepSpeed and FP8": training.fp8 != "none",
+        f"DeepSpeed and a loss that is {training.loss}": training.loss != "materialized",
+        "DeepSpeed and adapters": training.lora is not None,
+        "ZeRO stage 3 and modules that are not the reference decoder's": whole and training.implementation != "plain",
+        "ZeRO stage 3 and nested recomputation": whole and nested,
+    }
+    yield from (reason for reason, is_so in reasons.items() if is_so)

@@ -1,0 +1,247 @@
+"""ZeRO's stages 1 and 2 (DeepSpeed 0.19 runtime/zero/stage_1_and_2.py) on rank 0, on the default stream alone.
+
+The parameters are flattened into one tensor, of which they are views from then on; a rank's partition of it has a
+master in fp32. Gradients go through one bucket, which is allocated whole: at stage 2 each as soon as it is ready, at
+stage 1 all of them after the backward of the last micro-batch. What the rank's own parameters get is copied out of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from memcalc.estimation.choice import Choice
+from memcalc.estimation.engines.zero_reduction import BUCKET
+from memcalc.estimation.sharding import Held, Parameters
+from memcalc.sharding.engine import ROOT, Engine, Gradient
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.stream.requests import Requests
+from memcalc.workspaces.reductions import Reduction, reduction
+
+ALIGNMENT = 2  # elements of each partition are a multiple of it: nccl_start_alignment_factor
+FLOAT, DOUBLE = 4, 8  # bytes
+
+
+class Waiting(NamedTuple):
+    """A parameter whose gradient waits to be reduced: where it begins in the flat tensor, and its own storage.
+
+    The storage is None for what was copied into the bucket.
+    """
+
+    begin: int
+    elements: int
+    storage: int | None
+
+
+class ZeRO12(Engine):
+    """Rank 0 at ZeRO's stage 1 or 2.
+
+    Args:
+        requests: where they are written.
+        ordered: all parameters, in registration order.
+        choice: of the run.
+    """
+
+    hooks_gradients = True
+    scales_output_gradient = True  # runtime/engine.py, _backward_prologue_per_tensor
+
+    def __init__(self, requests: Requests, ordered: Sequence[Held], choice: Choice) -> None:
+        super().__init__(requests)
+        self.choice = choice
+        self.keeps_gradients = choice.reduces_after_backward
+        self.ordered = ordered
+        self.trained = tuple(held for held in ordered if held.trains)
+        self.dtype_bytes = DTYPE_BYTES[choice.compute]
+        self.begins = [0]  # of each parameter that trains in the flat tensor, and the end of the last one
+        for held in self.trained:
+            self.begins.append(self.begins[-1] + held.elements)
+        aligned = ALIGNMENT * choice.data_parallel
+        self.padding = -self.begins[-1] % aligned
+        self.share = (self.begins[-1] + self.padding) // choice.data_parallel
+        self.have_gradients = False
+        self.bucket: int | None = None
+        self.waiting: list[Waiting] = []
+        self.inside = 0  # elements that wait
+        self.own: int | None = None  # the gradients of the rank's own parameters
+        self.positions: dict[Held, deque[int]] = {}  # in registration order, of gradients that are not ready yet
+        self.ready: list[tuple[int, int]] = []  # positions and storages of gradients that stay whole (stage 1)
+        self.order: list[int] = []  # their positions, after the first backward
+        self.pieces = 0  # gradients that make up the rank's partition
+        self.stepping: list[int] = []  # storages of gradients that the step drops
+
+    def wrap(self, weights: Sequence[int]) -> None:
+        """Source: __init__, initialize_optimizer_states."""
+        take, drop = self.requests.take, self.requests.drop
+        self.requests.empty_cache()
+        padding = [take(self.padding * self.dtype_bytes)] if self.padding else []
+        take((self.begins[-1] + self.padding) * self.dtype_bytes)
+        drop(padding)
+        drop(storage for held, storage in zip(self.ordered, weights, strict=True) if held.trains)
+        clone = take(self.share * self.dtype_bytes)
+        take(self.share * FLOAT)
+        drop((clone,))
+        drop((take(self.share * FLOAT),))  # zeros as the master's gradient, for optimizers that make their states now
+
+    def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
+        """The rank's partition of the flat tensor, in one piece."""
+        return [
+            (flat_tensor(self.share), choice._replace(zero_stage=0, data_parallel=1, clips=False))
+            for _, choice in groups
+        ]
+
+    # -- backward ------------------------------------------------------------------------------------------------------
+
+    def begin(self, *, have_gradients: bool) -> None:
+        """Begin a micro-batch: the last parameter's gradient comes first."""
+        self.have_gradients = have_gradients
+        self.positions = {}
+        for position in reversed(range(len(self.trained))):
+            self.positions.setdefault(self.trained[position], deque()).append(position)
+
+    def gradient_ready(self, gradient: Gradient) -> None:
+        """Source: process_gradients."""
+        assert gradient.parameter is not None
+        if self.bucket is None:
+            self.bucket = self.requests.take(BUCKET * self.dtype_bytes)
+        position = self.positions[gradient.parameter].popleft()
+        if self.keeps_gradients:
+            self.ready.append((position, gradient.storage))
+        else:
+            self._into_bucket(position, gradient.storage)
+
+    def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
+        """Source: overlapping_partition_gradients_reduce_epilogue, at stage 2 in each micro-batch."""
+        for gradient in gradients:
+            self.gradient_ready(gradient)
+        if unit != ROOT:
+            return []
+        if self.keeps_gradients:
+            return self._whole()
+        self._reduce()
+        own, self.own = self.own, None
+        self._drop_bucket()
+        assert own is not None
+        if not self.have_gradients:
+            return [own]
+        self.requests.drop((own,))  # it was added to that of earlier micro-batches
+        return []
+
+    def after_last_backward(self, gradients: list[int]) -> list[int]:
+        """Source: reduce_gradients, at stage 1."""
+        if not self.keeps_gradients:
+            return gradients
+        self.bucket, *storages = gradients
+        for position, storage in sorted(zip(self.order, storages, strict=True)):
+            self._into_bucket(position, storage)
+        self._reduce()
+        own, self.own = self.own, None
+        self._drop_bucket()
+        assert own is not None
+        return [own]
+
+    def _whole(self) -> list[int]:
+        """The bucket and the gradients that the first micro-batch of a step has made."""
+        if self.bucket is None:
+            return []
+        self.order = [position for position, _ in self.ready]
+        kept = [self.bucket, *(storage for _, storage in self.ready)]
+        self.bucket, self.ready = None, []
+        return kept
+
+    def _into_bucket(self, position: int, storage: int) -> None:
+        """Source: reduce_independent_p_g_buckets_and_remove_grads."""
+        begin, elements = self.begins[position], self.trained[position].elements
+        if self.inside + elements > BUCKET:
+            self._reduce()
+        self.inside += elements
+        if elements > BUCKET:
+            self.waiting.append(Waiting(begin, elements, storage))
+            return
+        self.waiting.append(Waiting(begin, elements, None))
+        self.requests.drop((storage,))
+
+    def _reduce(self) -> None:
+        """Source: reduce_ipg_grads, average_tensor, allreduce_and_scatter, copy_grads_in_partition."""
+        for together in reduced_together(self.waiting, self.share):
+            if len(together) > 1:  # one tensor alone is not copied by flattening
+                self.requests.drop((self.requests.take(sum(together) * self.dtype_bytes),))
+        for each in self.waiting:
+            if each.begin < self.share and self.own is None:
+                size = next(end for end in self.begins if end >= self.share)
+                self.own = self.requests.take(size * self.dtype_bytes)
+            self.requests.drop(() if each.storage is None else (each.storage,))
+        self.waiting, self.inside = [], 0
+
+    def _drop_bucket(self) -> None:
+        assert self.bucket is not None
+        self.requests.drop((self.bucket,))
+        self.bucket = None
+
+    # -- the optimizer's step ------------------------------------------------------------------------------------------
+
+    def before_step(self, gradients: list[int]) -> None:
+        """Source: step, scaled_global_norm."""
+        pieces = [
+            min(end, self.share) - begin
+            for begin, end in zip(self.begins, self.begins[1:], strict=False)
+            if begin < self.share
+        ]
+        norms(self.requests, pieces, self.choice)
+        self.pieces, self.stepping = len(pieces), gradients
+
+    def before_update(self, number: int) -> None:
+        """The gradients, flattened, and in fp32."""
+        del number
+        flat = [self.requests.take(self.share * self.dtype_bytes)] if self.pieces > 1 else []
+        wide = self.requests.take(self.share * FLOAT)
+        self.requests.drop((*flat, *self.stepping))
+        self.stepping = [wide]
+
+    def after_update(self, number: int) -> None:
+        """The gradient in fp32 goes."""
+        del number
+        self.requests.drop(self.stepping)
+
+
+def norms(requests: Requests, pieces: Iterable[int], choice: Choice) -> None:
+    """The norm of each piece of gradients, in double precision, and that of all.
+
+    Args:
+        requests: where they are written.
+        pieces: their elements.
+        choice: of the run.
+    """
+    found: list[int] = []
+    for elements in pieces:
+        wide = requests.take(elements * DOUBLE)
+        found.append(requests.take(DOUBLE))
+        what = Reduction(1, elements, contiguous=True, inner=1, accumulator_bytes=DOUBLE)
+        requests.drop((requests.play(reduction(what, choice.card)), wide))
+    requests.drop((requests.take(len(found) * DOUBLE), *found))
+
+
+def flat_tensor(elements: int) -> Parameters:
+    """One flat tensor as the only parameter of an optimizer."""
+    return Parameters([Held("partition", "flat", (("P/N", elements),), 1, "head")])
+
+
+def reduced_together(waiting: Sequence[Waiting], share: int) -> Iterator[list[int]]:
+    """The elements of slices that are flattened into one buffer: consecutive ones of one rank are one slice."""
+    slices: list[tuple[int, int]] = []  # rank and elements
+    for each in waiting:
+        begin, end = each.begin, each.begin + each.elements
+        while begin < end:
+            rank = begin // share
+            stop = min(end, (rank + 1) * share)
+            before = slices.pop()[1] if slices and slices[-1][0] == rank else 0
+            slices.append((rank, before + stop - begin))
+            begin = stop
+    together: list[int] = []
+    for _, elements in slices:
+        together.append(elements)
+        if sum(together) > BUCKET:
+            yield together
+            together = []
+    if together:
+        yield together

@@ -1,0 +1,329 @@
+"""ZeRO's stage 3 (DeepSpeed 0.19 runtime/zero/), one rank.
+
+Before a module runs its parameters are gathered, and, from the second micro-batch on, parameters of the next modules;
+after it they are freed, unless they are used again soon. Parameters of a few elements stay from the first step on. All
+of that is allocated on the stream of all-gathers. Gradients are copied into a bucket, which stays, and reduced on a
+third stream into one buffer of the rank's shares, which stays, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from memcalc.estimation.choice import Choice
+from memcalc.estimation.engines.zero3_gathering import MOST_LIVE, PERSISTENT, PREFETCH, REUSE_DISTANCE
+from memcalc.estimation.engines.zero_reduction import BUCKET
+from memcalc.estimation.sharding import Held, Parameters
+from memcalc.sharding.engine import ROOT, Engine, Gradient
+from memcalc.sharding.zero3_order import Turn
+from memcalc.sharding.zero12 import FLOAT, flat_tensor, norms
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.stream.requests import Requests
+
+GATHER, REDUCE = 1, 2  # CUDA streams beside the default one: parameter_offload.py, stage3.py (overlap_comm)
+SUB_GROUP = 1_000_000_000  # runtime/zero/config.py, sub_group_size: elements that are updated at once
+
+
+class Together:
+    """Parameters that arrive in one buffer, and are copied out of it when the first one is needed.
+
+    Args:
+        members: their numbers, in the order of modules.
+        buffer: the storage; of a single parameter it is its own.
+    """
+
+    def __init__(self, members: Sequence[int], buffer: int) -> None:
+        self.members = members
+        self.buffer = buffer
+        self.waiting = set(members)
+        self.copied = len(members) == 1
+
+
+class Gradients(NamedTuple):
+    """A gradient in the bucket: its parameter's number, and its own storage if it was too large to be copied."""
+
+    number: int
+    storage: int | None
+
+
+class ZeRO3(Engine):
+    """One rank at ZeRO's stage 3.
+
+    Args:
+        requests: where they are written.
+        ordered: all parameters, in registration order.
+        turns: of modules in a micro-batch, whose parameters are numbers in that order.
+        choice: of the run.
+    """
+
+    hooks_gradients = hooks_modules = scales_output_gradient = True
+    keeps_gradients = repeats = False
+
+    def __init__(self, requests: Requests, ordered: Sequence[Held], turns: Sequence[Turn], choice: Choice) -> None:
+        super().__init__(requests)
+        self.choice = choice
+        self.ordered = ordered
+        self.ranks = choice.data_parallel
+        self.dtype_bytes = DTYPE_BYTES[choice.compute]
+        self.elements = [held.elements for held in ordered]
+        self.shares = [-(-elements // self.ranks) for elements in self.elements]
+        self.trained = [number for number, held in enumerate(ordered) if held.trains]
+        self.turns = turns
+        self.uses: dict[int, list[int]] = {}  # turns of each parameter
+        for at, turn in enumerate(turns):
+            for number in turn.parameters:
+                self.uses.setdefault(number, []).append(at)
+        sizes = (sum(self.elements[number] for number in turn.parameters) for turn in turns)
+        self.passed = [0, *accumulate(sizes)]  # elements of modules before each turn
+        self.there: dict[int, int] = {}  # storages of gathered parameters
+        self.views: dict[int, int] = {}  # those that autograd still has views of
+        self.arriving: dict[int, Together] = {}
+        self.live = 0  # elements, as a bound on what is prefetched counts them
+        self.traced = 0  # micro-batches that have begun: the order of modules is known after the first
+        self.turn = 0
+        self.of_module: dict[tuple[int, str], list[int]] = {}  # turns of each module
+        for at, turn in enumerate(turns):
+            for name in turn.names:
+                self.of_module.setdefault((turn.unit, name), []).append(at)
+        self.running: Turn | None = None
+        self.queue: deque[tuple[int, int]] = deque()
+        self.fetched_for: dict[int, int] = {}
+        self.positions: dict[Held, deque[int]] = {}
+        self.bucket: list[Gradients] = []
+        self.inside = 0  # elements in the bucket
+        self.wide: list[int] = []
+
+    # -- construction --------------------------------------------------------------------------------------------------
+
+    def wrap(self, weights: Sequence[int]) -> None:
+        """Source: stage3.py, __init__, _setup_for_real_optimizer; utils.py, defragment."""
+        take, drop = self.requests.take, self.requests.drop
+        take(1)  # inf_or_nan_tracker
+        drop(storage for held, storage in zip(self.ordered, weights, strict=True) if held.trains)
+        self.requests.empty_cache()
+        take(sum(self.shares[number] for number in self.trained) * self.dtype_bytes)
+        groups, converted = self._sub_groups(), -1
+        for elements in groups:
+            before, converted = converted, take(elements * FLOAT)
+            drop(() if before < 0 else (before,))
+            take(elements * FLOAT)
+        drop((converted,))
+        drop((take(max(groups) * FLOAT),))
+        take(BUCKET * self.dtype_bytes)
+        take(sum(groups) * self.dtype_bytes)
+        for number in self.trained:  # create_reduce_and_remove_grad_hooks
+            drop((take(self._gathered_bytes(number)),))
+
+    def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
+        """Sub-groups of the rank's shares, each in one piece."""
+        return [
+            (flat_tensor(elements), choice._replace(zero_stage=0, data_parallel=1, clips=False))
+            for _, choice in groups
+            for elements in self._sub_groups()
+        ]
+
+    def _sub_groups(self) -> list[int]:
+        """Source: stage3.py, _create_fp16_sub_groups."""
+        found = [0]
+        for number in self.trained:
+            if found[-1] >= SUB_GROUP:
+                found.append(0)
+            found[-1] += self.shares[number]
+        return found
+
+    def _gathered_bytes(self, number: int) -> int:
+        return self.shares[number] * self.ranks * self.dtype_bytes
+
+    # -- gathering -----------------------------------------------------------------------------------------------------
+
+    def begin(self, *, have_gradients: bool) -> None:
+        """Source: partitioned_param_coordinator.py, reset_step."""
+        del have_gradients
+        for number in [*self.arriving]:
+            self._wait(number)
+            self._release(number)
+        self.traced += 1
+        self.queue = deque((number, at) for at, turn in enumerate(self.turns) for number in turn.parameters)
+        self.fetched_for = dict.fromkeys(self.uses, -1)
+        self.turn, self.live, self.running = 0, 0, None
+        self.positions = {}
+        for number in reversed(self.trained):
+            self.positions.setdefault(self.ordered[number], deque()).append(number)
+
+    def before_module(self, unit: int, module: str, *, again: bool) -> None:
+        """Modules without parameters, which the programs do not have, take their turns on the way to this one.
+
+        A module that has no turn any more has had it: its backward began before its forward ran again.
+        """
+        all_of_it = self.of_module[unit, module]
+        left = [at for at in all_of_it if at >= self.turn]
+        wanted = next((at for at in left if self.turns[at].again == again), None)
+        last = wanted if wanted is not None else next(iter(left), self.turn - 1)
+        while self.turn <= last:
+            self._fetch(self.turn)
+            self.turn += 1
+            if self.turn - 1 != wanted:
+                self._leave(self.turns[self.turn - 1])
+        gone = self.turns[all_of_it[-1]]._replace(backward=True, again=False, releases=True)
+        self.running = gone if wanted is None else self.turns[wanted]
+
+    def after_module(self) -> None:
+        """Source: release_sub_module."""
+        if self.running is not None:
+            self._leave(self.running)
+        self.running = None
+
+    def _fetch(self, at: int) -> None:
+        """Source: fetch_sub_module."""
+        wanted = self.turns[at].parameters
+        self._gather(wanted)
+        for number in wanted:
+            self._wait(number)
+        if self.traced == 1:
+            return
+        for _ in [number for number in wanted if self.fetched_for[number] < at]:
+            number, later = self.queue.popleft()
+            self.fetched_for[number] = later
+        ahead: list[int] = []
+        size, room = 0, min(MOST_LIVE - self.live, PREFETCH)
+        while self.queue and size < room:
+            number, later = self.queue.popleft()
+            if number not in self.there and number not in self.arriving and number not in ahead:
+                ahead.append(number)
+                size += self.elements[number]
+            self.fetched_for[number] = max(self.fetched_for[number], later)
+        self._gather(ahead)
+
+    def _gather(self, wanted: Iterable[int]) -> None:
+        """Source: __all_gather_params, all_gather_coalesced."""
+        missing = sorted(number for number in wanted if number not in self.there and number not in self.arriving)
+        if not missing:
+            return
+        self.live += sum(self.elements[number] for number in missing)
+        buffer = self.requests.take(sum(map(self._gathered_bytes, missing)), GATHER)
+        together = Together(missing, buffer)
+        self.arriving.update(dict.fromkeys(missing, together))
+
+    def _wait(self, number: int) -> None:
+        """Source: partition_parameters.py, AllGatherHandle.wait, AllGatherCoalescedHandle.wait."""
+        together = self.arriving.pop(number, None)
+        if together is None:
+            return
+        if len(together.members) == 1:
+            self.there[number] = together.buffer
+            return
+        if not together.copied:
+            for each in together.members:
+                self.there[each] = self.requests.take(self.elements[each] * self.dtype_bytes, GATHER)
+            together.copied = True
+        together.waiting.remove(number)
+        if not together.waiting:
+            self.requests.drop((together.buffer,))
+
+    def _leave(self, turn: Turn) -> None:
+        """Source: release_sub_module, __params_to_release."""
+        for number in turn.parameters if turn.releases else ():
+            if turn.backward and not turn.again and number in self.views:
+                self.requests.drop((self.views.pop(number),))
+            if self.traced == 1 or self._is_far(number):
+                self._release(number, viewed=self._is_viewed(number, turn))
+
+    def _is_far(self, number: int) -> bool:
+        """Whether a parameter is released before the next turn, once the order of modules is known."""
+        if self.elements[number] <= PERSISTENT or self.fetched_for[number] > self.turn:
+            return False
+        again = next((later for later in self.uses[number] if later >= self.turn), None)
+        return again is None or self.passed[again] - self.passed[self.turn] >= REUSE_DISTANCE
+
+    def _is_viewed(self, number: int, turn: Turn) -> bool:
+        """Whether autograd keeps a view of a weight, and so its memory, until its backward.
+
+        That is so of routed experts, whose products read views (linear.py knows of Linear alone), and of all that a
+        checkpoint runs again: it keeps detached tensors (torch/utils/checkpoint.py, _recomputation_hook).
+        """
+        return turn.again or (self.ordered[number].routed and not turn.backward and not turn.checkpointed)
+
+    def _release(self, number: int, *, viewed: bool = False) -> None:
+        storage = self.there.pop(number, None)
+        if storage is None:
+            return
+        self.live -= self.elements[number]
+        if viewed:
+            self.views[number] = storage
+        else:
+            self.requests.drop((storage,))
+
+    # -- backward ------------------------------------------------------------------------------------------------------
+
+    def gradient_ready(self, gradient: Gradient) -> None:
+        """Source: stage3.py, reduce_independent_p_g_buckets_and_remove_grads."""
+        assert gradient.parameter is not None
+        number = self.positions[gradient.parameter].popleft()
+        if self.inside + self.elements[number] > BUCKET:
+            self._reduce()
+        fits = self.inside + self.elements[number] <= BUCKET
+        self.inside += self.elements[number]
+        self.bucket.append(Gradients(number, None if fits else gradient.storage))
+        if fits:
+            self.requests.drop((gradient.storage,))
+
+    def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
+        """Source: independent_gradient_partition_epilogue."""
+        for gradient in gradients:
+            self.gradient_ready(gradient)
+        if unit == ROOT:
+            self._reduce()
+        return []
+
+    def _reduce(self) -> None:
+        """Source: stage3.py, __avg_scatter_grads; runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced."""
+        if not self.bucket:
+            return
+        numbers = sorted(each.number for each in self.bucket)
+        if len(numbers) > 1 or self.elements[numbers[0]] % self.ranks:
+            padding = [self.requests.take(missing * self.dtype_bytes, REDUCE) for missing in self._paddings(numbers)]
+            size = sum(self.shares[number] for number in numbers) * self.ranks * self.dtype_bytes
+            self.requests.drop((*padding, self.requests.take(size, REDUCE)))
+        self.requests.drop(each.storage for each in self.bucket if each.storage is not None)
+        self.bucket, self.inside = [], 0
+
+    def _paddings(self, numbers: Sequence[int]) -> Iterator[int]:
+        """Elements that each rank's share of some gradients lacks."""
+        for rank in range(self.ranks):
+            for number in numbers:
+                share = self.shares[number]
+                missing = share - max(0, min(share, self.elements[number] - rank * share))
+                if missing:
+                    yield missing
+
+    # -- the optimizer's step ------------------------------------------------------------------------------------------
+
+    def before_step(self, gradients: list[int]) -> None:
+        """Source: stage3.py, step, _partition_all_parameters, get_grad_norm_direct."""
+        del gradients
+        for number in [*self.arriving]:
+            self._wait(number)
+        for number in [*self.there]:
+            self._release(number)
+        norms(self.requests, [self.shares[number] for number in self.trained], self.choice)
+
+    def before_update(self, number: int) -> None:
+        """Source: _prepare_fp32_grad_for_sub_group."""
+        elements = self._sub_groups()[number]
+        flat = self.requests.take(elements * self.dtype_bytes)
+        self.wide = [self.requests.take(elements * FLOAT)]
+        self.requests.drop((flat,))
+
+    def after_update(self, number: int) -> None:
+        """Source: _release_sub_group."""
+        del number
+        self.requests.drop(self.wide)
+
+    def after_step(self) -> None:
+        """Source: _post_step, which gathers what stays."""
+        for number, elements in enumerate(self.elements):
+            if elements <= PERSISTENT:
+                self.there[number] = self.requests.take(self._gathered_bytes(number))

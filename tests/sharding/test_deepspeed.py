@@ -1,0 +1,254 @@
+"""What DeepSpeed's ZeRO allocates: by hand for a small model, and beside recorded ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.allocator.pytorch.constants import STREAM_SHIFT
+from memcalc.rehearsal.rehearsal import Rehearsal, rehearse, requests_of, why_not
+from memcalc.sharding.engine import ROOT
+from memcalc.sharding.zero3_order import Order
+from memcalc.sharding.zero12 import Waiting, reduced_together
+from memcalc.spec.loading import load
+from memcalc.spec.spec import Spec
+from memcalc.stream.requests import Requests
+
+MIB = 2**20
+BUCKET = 500_000_000
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "reserved"
+LAYERS, WIDTH, VOCAB, RANKS = 2, 1024, 8192, 4
+SMALL = (
+    f"num_layers={LAYERS}",
+    f"hidden_size={WIDTH}",
+    "num_attention_heads=16",
+    "num_key_value_heads=16",
+    "head_dim=64",
+    f"intermediate_size={4 * WIDTH}",
+    f"vocab_size={VOCAB}",
+    "tie_word_embeddings=false",
+    "b=1",
+    "s=64",
+    "recipe=mixed-16",
+    "engine=deepspeed",
+    f"data_parallel={RANKS}",
+)
+MATRICES = [3 * WIDTH**2, WIDTH**2, *[4 * WIDTH**2] * 3]  # of a layer: q, k and v in one, o, gate, up, down
+LAYER = sum(MATRICES) + 2 * WIDTH
+ELEMENTS = LAYERS * LAYER + 2 * VOCAB * WIDTH + WIDTH
+LARGE = MIB  # bytes: what is smaller is left out
+
+
+def small(*words: str) -> Spec:
+    return memcalc.load("llama-3.2-1b", *SMALL, *words)
+
+
+def asked(spec: Spec, phase: str) -> list[tuple[int, int]]:
+    """Stream and bytes of a phase's large requests, in order."""
+    found: list[tuple[int, int]] = []
+    for stretch in requests_of(spec).stretches:
+        if stretch.phase == phase:
+            found += [(each >> STREAM_SHIFT, each % (1 << STREAM_SHIFT)) for each in stretch.script if each > 0]
+        elif found:
+            break
+    return [each for each in found if each[1] > LARGE]
+
+
+def on_streams(spec: Spec, phase: str) -> list[tuple[int, int]]:
+    return [each for each in asked(spec, phase) if each[0]]
+
+
+# -- stages 1 and 2 ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_parameters_are_flattened_and_the_share_has_a_master(stage: int) -> None:
+    """The flat weights; the share, in fp32; zeros in the shape of its gradient."""
+    share = ELEMENTS // RANKS
+
+    assert asked(small(f"zero_stage={stage}"), "optimizer") == [
+        (0, 2 * ELEMENTS),
+        (0, 2 * share),
+        (0, 4 * share),
+        (0, 4 * share),
+    ]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_weights_go_when_they_have_been_flattened(stage: int) -> None:
+    stretches = [each for each in requests_of(small(f"zero_stage={stage}")).stretches if each.phase == "optimizer"]
+    script = next(each.script for each in stretches if each.after_empty_cache)
+    parameters = LAYERS * (len(MATRICES) + 2) + 3
+
+    assert sum(change < 0 for change in script[: 1 + parameters]) == parameters
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_all_gradients_go_through_one_bucket(stage: int) -> None:
+    """Flattened once more as they are reduced; those of parameters that begin in the first share stay."""
+    found = asked(small(f"zero_stage={stage}"), "backward_1")
+    assert found.count((0, 2 * BUCKET)) == 1
+    assert found[-2:] == [(0, 2 * ELEMENTS), (0, 2 * own(ELEMENTS // RANKS))]
+
+
+def own(share: int) -> int:
+    """Elements of the parameters that begin in the first share."""
+    found = 0
+    for elements in (VOCAB * WIDTH, *([WIDTH, *MATRICES[:2], WIDTH, *MATRICES[2:]] * LAYERS)):
+        if found >= share:
+            break
+        found += elements
+    return found
+
+
+def test_stage_2_adds_micro_batches_up_in_the_ranks_own_gradients() -> None:
+    """Each micro-batch has a bucket and gradients of its own, of which the first one's stay."""
+    one = asked(small("zero_stage=2"), "backward_1")
+    words = ("zero_stage=2", "gradient_accumulation_steps=2")
+    script = [each for each in requests_of(small(*words)).stretches if each.phase == "backward_1"]
+
+    assert len(script) == 2
+    assert asked(small(*words), "backward_1") == one
+
+
+def test_the_step_updates_one_flat_tensor() -> None:
+    """In fp32: the gradient, then Adam's moments."""
+    share = ELEMENTS // RANKS
+    found = asked(small("zero_stage=2", "optimizer_implementation=fused"), "optimizer_step_1")
+
+    assert found[-4:] == [(0, 2 * share), (0, 4 * share), (0, 4 * share), (0, 4 * share)]
+
+
+def test_slices_of_one_rank_are_flattened_together() -> None:
+    """A slice alone is not copied; of what is larger than the bucket slices go together until they exceed it."""
+    share = 300_000_000
+
+    assert [*reduced_together([Waiting(0, 10, None), Waiting(10, 20, None)], share)] == [[30]]
+    assert [*reduced_together([Waiting(share - 5, 15, None)], share)] == [[5, 10]]
+    assert [*reduced_together([Waiting(0, 700_000_000, 1)], share)] == [[share, share], [100_000_000]]
+
+
+# -- stage 3 -----------------------------------------------------------------------------------------------------------
+
+
+def test_modules_are_gathered_one_by_one_in_the_first_step() -> None:
+    """On the stream of all-gathers; the norm's weight is below a MiB."""
+    matrices = [(1, 2 * VOCAB * WIDTH), *[(1, 2 * size) for size in MATRICES] * LAYERS, (1, 2 * VOCAB * WIDTH)]
+
+    assert on_streams(small("zero_stage=3"), "forward_1") == matrices
+
+
+def test_modules_are_prefetched_from_the_second_step_on() -> None:
+    """50 million elements are prefetched at once, which is all but the norms: out of one buffer each is copied."""
+    end = (1, 2 * VOCAB * WIDTH)
+    norms = (2 * LAYERS + 1) * WIDTH
+
+    copies = [end, *[(1, 2 * size) for size in MATRICES] * LAYERS, end]
+    assert on_streams(small("zero_stage=3"), "forward_2") == [(1, 2 * (ELEMENTS - norms)), *copies]
+
+
+def test_gradients_are_reduced_on_a_third_stream() -> None:
+    found = on_streams(small("zero_stage=3"), "backward_2")
+
+    assert found[-1] == (2, 2 * ELEMENTS)
+
+
+def test_the_modules_of_a_layer_in_backward() -> None:
+    """What holds others begins before them; the last matrix has begun when a layer runs again, and is not released."""
+    spec = small("zero_stage=3", "recompute=full")
+    rehearsal = Rehearsal(spec, Requests())
+    order = Order(rehearsal.ordered, rehearsal.units, tied=False, stops_inside=True)
+    turns = [turn for turn in order.turns(((0,), (1,))) if turn.unit == 1 and turn.backward]
+    named = [(next(iter(turn.names)).rpartition(".")[2], turn.again) for turn in turns if turn.names]
+
+    assert named == [
+        ("down_proj", False),
+        ("input_norm", True),
+        ("qkv_proj", True),
+        ("o_proj", True),
+        ("post_attention_norm", True),
+        ("gate_proj", True),
+        ("up_proj", True),
+        ("down_proj", True),
+        ("up_proj", False),
+        ("gate_proj", False),
+        ("post_attention_norm", False),
+        ("o_proj", False),
+        ("qkv_proj", False),
+        ("input_norm", False),
+    ]
+    assert [turn.releases for turn in turns if "mlp.down_proj" in turn.names] == [False, False]
+    assert {turn.unit for turn in order.turns((0, 1))} == {ROOT, 0, 1}
+
+
+# -- recorded ranks ----------------------------------------------------------------------------------------------------
+
+
+def recorded() -> list[dict[str, Any]]:
+    """Those of rank 0."""
+    lines = (line for path in sorted(RECORDS.glob("*.jsonl")) for line in path.read_text().splitlines())
+    records = [json.loads(line) for line in lines]
+    return [each for each in records if "engine=deepspeed" in each["case"] and " rank=" not in each["case"]]
+
+
+EXACT = (
+    "llama-3.2-1b b=1 s=2048 attention=flash recipe=mixed-16 engine=deepspeed zero_stage=1 data_parallel=8",
+    "gpt2-large b=4 s=1024 attention=flash recipe=mixed-16 dropout=0.1 engine=deepspeed zero_stage=2 data_parallel=64",
+    (
+        "ernie-4.5-0.3b num_layers=3 b=6 s=917 recipe=mixed-16 attention=flash dropout=0 gradient_accumulation_steps=3 "
+        "optimizer=momentum optimizer_implementation=fused implementation=plain engine=deepspeed zero_stage=1 "
+        "data_parallel=64"
+    ),
+    "mistral-7b num_layers=12 b=1 s=512 recipe=mixed-16 engine=deepspeed zero_stage=2 data_parallel=8 recompute=full",
+    "llama-3.2-1b b=1 s=2048 attention=flash recipe=mixed-16 engine=deepspeed zero_stage=3 data_parallel=8",
+    "llama-3.2-1b b=1 s=128 recipe=mixed-16 engine=deepspeed zero_stage=3 data_parallel=64 recompute=full",
+    "qwen3-8b num_layers=6 b=1 s=512 recipe=mixed-16 engine=deepspeed zero_stage=3 data_parallel=2",
+    "mixtral-8x7b num_layers=2 b=1 s=512 recipe=mixed-16 engine=deepspeed zero_stage=3 data_parallel=8",
+    "gpt2-xl b=1 s=1024 attention=flash recipe=mixed-16 engine=deepspeed zero_stage=3 data_parallel=64 dropout=0.1",
+)
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_a_recorded_rank_reserves_as_replayed(case: str) -> None:
+    """Real DeepSpeed on the null CUDA device, one rank of many: equal to the byte."""
+    record = next(each for each in recorded() if each["case"] == case)
+    spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
+
+    assert rehearse(spec).reserved_bytes == max(record["reserved"].values())
+
+
+@pytest.mark.long
+def test_recorded_ranks() -> None:
+    errors: list[tuple[float, float]] = []
+    for record in recorded():
+        spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
+        if not why_not(spec):
+            found = rehearse(spec)
+            allocated = max(whole for whole, _ in found.tops.values())
+            of_reserved = abs(max(record["reserved"].values()) / found.reserved_bytes - 1)
+            errors.append((of_reserved, abs(max(record["phases"].values()) / allocated - 1)))
+
+    assert len(errors) >= 60
+    assert sum(reserved == 0 for reserved, _ in errors) >= 0.95 * len(errors)
+    assert max(errors)[0] < 0.0005
+    assert max(allocated for _, allocated in errors) < 0.001
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("zero_stage=0",), "DeepSpeed without ZeRO"),
+        (("zero_stage=2", "recipe=pure"), "DeepSpeed and recipe pure in bf16"),
+        (("zero_stage=2", "dtype=fp16"), "DeepSpeed and recipe mixed-16 in fp16"),
+        (("zero_stage=2", "optimizer=adafactor"), "DeepSpeed and optimizer adafactor"),
+        (("zero_stage=2", "ema=fp32"), "DeepSpeed and an average of the weights"),
+        (("zero_stage=2", "finetune=lora", "lora.rank=8"), "DeepSpeed and adapters"),
+        (("zero_stage=3", "recompute=[[0,[1]]]"), "ZeRO stage 3 and nested recomputation"),
+    ],
+)
+def test_what_is_not_replayed_says_why(words: tuple[str, ...], reason: str) -> None:
+    assert why_not(small(*words)) == f"the order of requests is not known with {reason}"
