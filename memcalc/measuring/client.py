@@ -19,7 +19,11 @@ from memcalc.measuring.measurement import Device
 
 # Under another Python, told by PYTHONPATH where we are: what lies in the working directory has no say (-P).
 WORKER = ("-P", "-m", "memcalc.measuring.worker")
-KINDS: dict[str, type[MemcalcError]] = {"InputError": InputError, "Unavailable": Unavailable}
+KINDS: dict[str, type[MemcalcError]] = {
+    "InputError": InputError,
+    "Unavailable": Unavailable,
+    "NotWritten": Unavailable,  # its text is whole
+}
 
 
 def own_command() -> tuple[str, ...]:
@@ -89,7 +93,8 @@ class Worker:
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(  # noqa: S603 -- this program, or one that the caller names
                 self.command,
-                env=os.environ | self.variables,
+                # PyTorch makes a folder for what it compiles when it is imported, and leaves it.
+                env={"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "compiled")} | os.environ | self.variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
