@@ -94,6 +94,11 @@ def _outcome(arguments: list[str]) -> int:
     except MemoryError:
         show_error("there is not enough memory here for this. Ask for less at a time, or free some.")
         return Unavailable.exit_code
+    except ValueError as error:
+        if "integer string conversion" not in str(error):  # Python's own limit of 4,300 digits
+            raise
+        show_error("a number that was given has thousands of digits. Give one that is a size, a count or a time.")
+        return InputError.exit_code
     except OSError as error:
         if error.errno in FULL:
             show_error(str(NotWritten(str(error.filename or "a temporary file"), error.strerror or str(error))))
