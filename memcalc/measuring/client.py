@@ -131,12 +131,24 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Ends the process, at once where something went wrong."""
         process, self._process = self._process, None
-        if process is not None:
-            if error is not None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            _left(process)
-        self._closing.close()
+        try:
+            if process is not None:
+                if error is not None:
+                    _kill(process)
+                _left(process)
+        except BaseException:  # a signal, while it was waited for
+            if process is not None:
+                _kill(process)
+                process.wait()
+            raise
+        finally:
+            self._closing.close()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Ends a process and all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _left(process: subprocess.Popen[str]) -> int:
