@@ -175,8 +175,10 @@ def read_measured(path: Path) -> Iterator[dict[str, Any]]:
         wrong = next(filter(None, (_wrong(record, part, kind) for part, kind in _PARTS.items())), None)
         if wrong is None and not record["phases"]:
             wrong = "phases"
+        wrong = wrong or _wrong_size(record) or _wrong_size(record["device"])
         for phase in record["phases"] if wrong is None else ():
             wrong = wrong or _wrong(phase, "name", str) or _wrong(phase, "peak_allocated_bytes", int)
+            wrong = wrong or _wrong_size(phase)
             if wrong is None and "components" in phase and not _are_sizes(phase["components"]):
                 wrong = "components"
         if wrong is not None:
@@ -213,6 +215,12 @@ def _wrong(record: Any, part: str, kind: type) -> str | None:
     for name in part.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return None if isinstance(value, kind) and not (kind is int and isinstance(value, bool)) else part
+
+
+def _wrong_size(values: dict[str, Any]) -> str | None:
+    """The first value that is called bytes and is neither a whole number nor unknown."""
+    sizes = (name for name in values if name.endswith("_bytes"))
+    return next((name for name in sizes if values[name] is not None and type(values[name]) is not int), None)
 
 
 def _are_sizes(components: Any) -> bool:
