@@ -6,13 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memcalc.api.sources import Source, run_of
+from memcalc.progress import Progress, silent
 
 if TYPE_CHECKING:
     from memcalc.diagnosis.diagnosis import Diagnosis
 
 
 def oom(
-    log: str | Path, config: Source | None = None, *overrides: str, gpu: str | None = None, report: int = 1
+    log: str | Path,
+    config: Source | None = None,
+    *overrides: str,
+    gpu: str | None = None,
+    report: int = 1,
+    progress: Progress = silent,
 ) -> Diagnosis:
     """Why the run that wrote `log` ran out of memory, and what to try.
 
@@ -22,10 +28,11 @@ def oom(
         overrides: as for `load`.
         gpu: as for `load`.
         report: which of the log's reports to explain, from 1.
+        progress: told how much of the log is read, in MiB.
     """
     from memcalc.diagnosis.diagnosis import diagnose
-    from memcalc.diagnosis.streams import open_log
+    from memcalc.diagnosis.streams import open_log, told
 
     run = None if config is None else run_of(config, *overrides, gpu=gpu, verb="oom")
     with open_log(log) as (name, stream):
-        return diagnose(name, stream, run, report)
+        return diagnose(name, told(stream, progress), run, report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.api.sources import Source, load
+from memcalc.progress import Progress, silent
 from memcalc.spec.inference_rules import of_training
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def recompute(
     strategy: str = "optimal",
     maximize: bool = False,
     host_gb_per_second: float = 25.0,
+    progress: Progress = silent,
 ) -> Planning:
     """Plan which activations to keep, and which to recompute. No torch.
 
@@ -36,6 +38,7 @@ def recompute(
             "every-layer", "sqrt", "every-k", "smallest".
         maximize: whether to raise micro_batch_size to the largest whose plan fits while the next one's does not.
         host_gb_per_second: 10^9 bytes a second each way to the host, for offload beside it; PCIe 4.0 x16 may reach 25.
+        progress: told how many plans are made.
 
     Raises:
         DoesNotFit: no plan is small enough; the message says what the smallest needs, and what holds it.
@@ -46,7 +49,7 @@ def recompute(
     limit = parse_bytes(budget) if isinstance(budget, str) else budget
     spec = of_training(load(source, *overrides, gpu=gpu), "recompute")
     link = round(host_gb_per_second * 10**9)
-    return plan_recompute(spec, limit, strategy, maximize=maximize, host_bytes_per_second=link)
+    return plan_recompute(spec, limit, strategy, maximize=maximize, host_bytes_per_second=link, progress=progress)
 
 
 def describes_chain(path: str) -> bool:
@@ -77,7 +80,10 @@ def recompute_chain(
 
 
 def verified(
-    planning: Planning, devices: tuple[str, ...] = ("fake", "null"), python: str | None = None
+    planning: Planning,
+    devices: tuple[str, ...] = ("fake", "null"),
+    python: str | None = None,
+    progress: Progress = silent,
 ) -> list[Verified]:
     """A planned step traced: on each device the phases with their planned and their traced bytes. Needs torch.
 
@@ -86,7 +92,8 @@ def verified(
         devices: "fake": tensors without values; "null": PyTorch's CUDA build without a GPU, told as missing where it
             is not there and not asked for alone.
         python: as for `trace`.
+        progress: told how far the traces are.
     """
     from memcalc.planning.verification import verified as trace_planned
 
-    return trace_planned(planning, devices, python)
+    return trace_planned(planning, devices, python, progress)

@@ -59,6 +59,7 @@ def fit(
     maximize: str | None = None,
     minimize: str | None = None,
     hold: Sequence[str] = (),
+    progress: Progress = silent,
     **options: Unpack[Cluster],
 ) -> Fit:
     """What fits: the largest batch and sequence, the fewest cards, the best layouts, the smallest changes.
@@ -72,13 +73,15 @@ def fit(
         maximize: one quantity alone: micro_batch_size, sequence_length, layers or parameters.
         minimize: one quantity alone: gpus, gpu_kind or recompute.
         hold: fields of the parallelism, `micro_batch_size` or `recompute`, that every layout keeps as they are.
+        progress: told how many layouts and changes are done.
         options: node, nic_gbit, top: see `memcalc.fitting.answer.Question`.
     """
     from memcalc.fitting.answer import Question
     from memcalc.fitting.fit import fit as fit_run
 
     question = Question(gpus=gpus, maximize=maximize, minimize=minimize, hold=tuple(hold), **options)
-    return fit_run(run_of(source, *overrides, gpu=gpu, gpus=1 if minimize == "gpus" else gpus, verb="fit"), question)
+    run = run_of(source, *overrides, gpu=gpu, gpus=1 if minimize == "gpus" else gpus, verb="fit")
+    return fit_run(run, question, progress)
 
 
 def _read(option: str, text: str, parse: Callable[[str], _T]) -> _T:
@@ -91,7 +94,7 @@ def _read(option: str, text: str, parse: Callable[[str], _T]) -> _T:
         raise error.located(option) from None
 
 
-def check(
+def check(  # noqa: PLR0913 -- what the command has options for
     *paths: str | Path,
     overrides: Iterable[str] = (),
     gpu: str | None = None,
@@ -102,6 +105,7 @@ def check(
     jobs: int | None = None,
     settings: str | Path | None = None,
     skip_others: bool = False,
+    progress: Progress = silent,
 ) -> CheckReport:
     """Whether every configuration under `paths` fits.
 
@@ -116,6 +120,7 @@ def check(
         jobs: processes; default: one a core where there is enough to do.
         settings: a settings file; default: memcalc.toml or [tool.memcalc] in this folder or above.
         skip_others: skip files that are no configurations even where they are named.
+        progress: told how many files are done.
     """
     from memcalc.checking.amount import parse_amount, parse_budget
     from memcalc.checking.check import check as check_paths
@@ -130,4 +135,4 @@ def check(
         tuple(overrides),
     )
     policy = policy_for(settings)
-    return check_paths(paths, asked, policy, baseline=baseline, jobs=jobs, skip_others=skip_others)
+    return check_paths(paths, asked, policy, baseline=baseline, jobs=jobs, skip_others=skip_others, progress=progress)

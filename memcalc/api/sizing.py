@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.api.sources import Source, load
+from memcalc.progress import Progress, silent
 
 if TYPE_CHECKING:
     from memcalc.checking.comparison import Comparison
@@ -18,6 +19,7 @@ def estimate(
     gpu: str | None = None,
     alloc_conf: str | None = None,
     rehearse: bool = True,  # noqa: ARG001 -- accepted from before every estimate was replayed
+    progress: Progress = silent,
 ) -> Result:
     """What each GPU holds: closed formulas, and a replay of all requests through a model of PyTorch's allocator.
 
@@ -31,13 +33,14 @@ def estimate(
         gpu: as for `load`.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF: short for the override "alloc_conf=...".
         rehearse: has no effect; every estimate has the replay.
+        progress: told how far a trace in place of formulas is.
     """
     settings = () if alloc_conf is None else (f"training.alloc_conf={alloc_conf}",)
     spec = load(source, *overrides, *settings, gpu=gpu)
     if spec.model.transformers_config is not None or _needs_trace(spec):
         from memcalc.tracing.trace import in_place_of_formulas
 
-        return in_place_of_formulas(spec)
+        return in_place_of_formulas(spec, progress)
     from memcalc.verdict.judge import size_lazily
 
     return size_lazily(spec)

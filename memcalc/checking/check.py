@@ -17,6 +17,7 @@ from memcalc.checking.report import BUDGET, CheckReport, Outcome, Sizes, Status
 from memcalc.errors import InputError, MemcalcError
 from memcalc.importers.loading import load
 from memcalc.ledger.verdict import Answer
+from memcalc.progress import Progress, silent
 from memcalc.spec.cards import find_card
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import card_of, size_against
@@ -37,6 +38,7 @@ def check(
     baseline: str | Path | None = None,
     jobs: int | None = None,
     skip_others: bool = False,
+    progress: Progress = silent,
 ) -> CheckReport:
     """Size every configuration under `paths`.
 
@@ -47,6 +49,7 @@ def check(
         baseline: the JSON of an earlier check, in place of the policy's.
         jobs: processes, in place of the policy's; None: one a core where there is enough to do.
         skip_others: files that look like no configuration are skipped even where they are named.
+        progress: told how many files are done.
 
     Raises:
         InputError: the card, the overrides or the baseline are wrong, or nothing says what to check. A broken
@@ -68,7 +71,7 @@ def check(
     found = find_configs(wanted, policy.excludes, skip_others=skip_others)
     tasks = [_Task(path, policy.limits_of(path, asked)) for path in found.files]
     jobs = 1 if _STANDARD_INPUT in found.files else jobs or policy.jobs
-    outcomes = mapped(_outcome, tasks, jobs)
+    outcomes = mapped(_outcome, tasks, jobs, "configurations", progress)
     if before is not None:
         outcomes = [_compared(outcome, task, before) for outcome, task in zip(outcomes, tasks, strict=True)]
     gone = set(before or ()) - {same_path(path) for path in found.files}

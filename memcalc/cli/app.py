@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from memcalc.cli.quick import end_quickly, start_quickly
 
 INTERRUPTED = 130
 BUG = 70  # EX_SOFTWARE of sysexits.h
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,7 +77,7 @@ def _outcome(arguments: list[str]) -> int:
     from memcalc.cli.messages import explain_usage, show_error
     from memcalc.cli.streams import ReaderGone, StreamFailed
     from memcalc.cli.tree import USAGE_ERRORS, command_tree
-    from memcalc.errors import InputError, MemcalcError
+    from memcalc.errors import InputError, MemcalcError, NotWritten, Unavailable
 
     try:
         outcome = command_tree().main(arguments, prog_name="memcalc", standalone_mode=False)
@@ -89,7 +91,18 @@ def _outcome(arguments: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
+    except MemoryError:
+        show_error("there is not enough memory here for this. Ask for less at a time, or free some.")
+        return Unavailable.exit_code
+    except ValueError as error:
+        if "integer string conversion" not in str(error):  # Python's own limit of 4,300 digits
+            raise
+        show_error("a number that was given has thousands of digits. Give one that is a size, a count or a time.")
+        return InputError.exit_code
     except OSError as error:
+        if error.errno in FULL:
+            show_error(str(NotWritten(str(error.filename or "a temporary file"), error.strerror or str(error))))
+            return NotWritten.exit_code
         show_error(str(InputError(f"{error.strerror or error}.", where=str(error.filename or "memcalc"))))
         return 2
     return outcome if isinstance(outcome, int) else 0

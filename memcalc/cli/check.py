@@ -63,20 +63,23 @@ def command(
     from memcalc import api
     from memcalc.cli.output import WrittenFiles
     from memcalc.cli.reports import parse_reports, show_broken, write_reports
+    from memcalc.report.progress import shown_progress
 
     reports = parse_reports(also or ())
-    report = api.check(
-        *(paths or ()),
-        overrides=overrides or (),
-        gpu=gpu,
-        budget=budget,
-        margin=margin,
-        baseline=baseline,
-        max_growth=max_growth,
-        jobs=jobs,
-        settings=settings,
-        skip_others=skip_others,
-    )
+    with shown_progress() as progress:
+        report = api.check(
+            *(paths or ()),
+            overrides=overrides or (),
+            gpu=gpu,
+            budget=budget,
+            margin=margin,
+            baseline=baseline,
+            max_growth=max_growth,
+            jobs=jobs,
+            settings=settings,
+            skip_others=skip_others,
+            progress=progress,
+        )
     report = replace(report, accepts_unknown=accept_unknown)
     files = WrittenFiles()
     with files.writing():

@@ -13,9 +13,11 @@ from typer.core import TyperCommand
 from memcalc.cli.messages import show_error
 from memcalc.cli.options import Units, complete_card
 from memcalc.cli.output import WrittenFiles, print_json
+from memcalc.errors import NotWritten
 from memcalc.files import write_text
 from memcalc.text import json_safe
 
+LOST = "What it held is not in these figures. Free space there, or set TMPDIR to another place."
 TIMED_OUT = 124  # as timeout(1) ends
 
 
@@ -135,6 +137,8 @@ def command(
 
         draw_dry_run(make_screen(), result, units)
     files.complain()
+    if result.lost:
+        raise NotWritten("the temporary report of a process", "its disk is full", LOST)
     raise typer.Exit(_exit_code(result.outcome, result.exit_code, result.fits, asserted=assert_fits))
 
 

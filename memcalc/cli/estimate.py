@@ -72,13 +72,15 @@ def command(
     """
     from memcalc import api
     from memcalc.cli.render import print_sizing
+    from memcalc.report.progress import shown_progress
 
     if explain is not None:
         from memcalc.report.explanation import explainable
 
         explain = explainable(explain)
     spec = api.load(config, *(overrides or ()), gpu=gpu)
-    result = api.estimate(spec, alloc_conf=alloc_conf).replayed
+    with shown_progress() as progress:
+        result = api.estimate(spec, alloc_conf=alloc_conf, progress=progress).replayed
     measurement = api.measure(spec, device=device) if measure else None
     if rank is not None:
         from memcalc.cli.ranks import with_headline

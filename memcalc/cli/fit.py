@@ -61,19 +61,22 @@ def command(
     Example: memcalc fit llama-3-70b --gpu h100-80gb --gpus 64
     """
     from memcalc import api
+    from memcalc.report.progress import shown_progress
 
-    answer = api.fit(
-        config,
-        *(overrides or ()),
-        gpu=gpu,
-        gpus=gpus,
-        maximize=maximize,
-        minimize=minimize,
-        hold=hold or (),
-        node=node,
-        nic_gbit=nic,
-        top=top,
-    )
+    with shown_progress() as progress:
+        answer = api.fit(
+            config,
+            *(overrides or ()),
+            gpu=gpu,
+            gpus=gpus,
+            maximize=maximize,
+            minimize=minimize,
+            hold=hold or (),
+            progress=progress,
+            node=node,
+            nic_gbit=nic,
+            top=top,
+        )
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.fit_document import fit_document

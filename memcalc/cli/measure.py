@@ -109,6 +109,8 @@ def command(
         if measurement.outcome == OUT_OF_MEMORY:
             found = Beside(None, (), measurement, ())
         else:
+            if here is None and traces:
+                _trace_here()
             with shown_progress() as progress:
                 found = api.beside(measurement, *traces, python=python, progress=progress)
         print_measured(found, form, units, ranks)
@@ -165,6 +167,7 @@ def _compare(records: Path, record: Path | None, traces: tuple[str, ...], python
     from memcalc.report.progress import shown_progress
     from memcalc.report.screen import make_screen
 
+    _trace_here()
     with shown_progress() as progress:
         compared = api.compare_records(records, *traces, record=record, python=python, progress=progress)
     if form == "json":
@@ -173,6 +176,13 @@ def _compare(records: Path, record: Path | None, traces: tuple[str, ...], python
         draw_compared(make_screen(), compared)
     if compared.unkept is not None:
         raise compared.unkept
+
+
+def _trace_here() -> None:
+    """Fake tensors are traced in this process, which is the command's own: without the compiler, and its folder."""
+    from memcalc.step.uncompiled import without_compiler
+
+    without_compiler()
 
 
 def _traces(given: list[str] | None) -> tuple[str, ...]:

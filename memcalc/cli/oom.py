@@ -40,10 +40,12 @@ def command(
     """
     from memcalc import api
     from memcalc.errors import InputError
+    from memcalc.report.progress import shown_progress
 
     if config is None and (overrides or gpu):
         raise InputError("--set and --gpu change a configuration.", "Name it with --config.")
-    diagnosis = api.oom(log, config, *(overrides or ()), gpu=gpu, report=report)
+    with shown_progress() as progress:
+        diagnosis = api.oom(log, config, *(overrides or ()), gpu=gpu, report=report, progress=progress)
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.shortage_document import diagnosis_document

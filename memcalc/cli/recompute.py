@@ -68,6 +68,7 @@ def command(
     """
     from memcalc import api
     from memcalc.cli.output import WrittenFiles
+    from memcalc.report.progress import shown_progress
 
     if api.describes_chain(config):
         if overrides or maximize or verify or plot or write:
@@ -82,16 +83,18 @@ def command(
         from memcalc.report.plots.files import PICTURES, check_target
 
         check_target(plot, PICTURES)
-    planning = api.recompute(
-        config,
-        *(overrides or ()),
-        gpu=gpu,
-        budget=budget,
-        strategy=strategy,
-        maximize=maximize is not None,
-        host_gb_per_second=host_bandwidth,
-    )
-    checked = api.verified(planning, tuple(device or ("fake", "null")), python) if verify else []
+    with shown_progress() as progress:
+        planning = api.recompute(
+            config,
+            *(overrides or ()),
+            gpu=gpu,
+            budget=budget,
+            strategy=strategy,
+            maximize=maximize is not None,
+            host_gb_per_second=host_bandwidth,
+            progress=progress,
+        )
+        checked = api.verified(planning, tuple(device or ("fake", "null")), python, progress) if verify else []
     files = WrittenFiles()
     with files.writing():
         if write is not None:

@@ -7,6 +7,7 @@ out (see `memcalc.text`). What is already safe in its own format (JSON, annotati
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -94,19 +95,66 @@ class Output:
         return getattr(self._stream, name)
 
 
+class _Whole(io.RawIOBase):
+    """A file descriptor that takes all it is given: what a disk or a pipe did not take at once is written again.
+
+    With PYTHONUNBUFFERED, Python's own streams write once and drop the rest, without a word. One that must not be
+    waited for, as a parent may have made a pipe that both write to, is waited for.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        left = memoryview(content).cast("B")
+        size = len(left)
+        while left:
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except BlockingIOError:
+                import select
+
+                select.select((), (self._descriptor,), ())
+        return size
+
+
+def _whole(stream: TextIO) -> TextIO:
+    """The same stream with nothing dropped, where it is a file of the process; it stays as quick to show its text."""
+    buffer = getattr(stream, "buffer", None)
+    file = getattr(buffer, "raw", buffer)
+    if not isinstance(file, io.FileIO) or not isinstance(stream, io.TextIOWrapper):
+        return stream
+    with suppress(OSError):
+        stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Whole(file.fileno())),
+        encoding=stream.encoding,
+        errors="replace",  # a terminal without Unicode shows formulas with question marks rather than a traceback
+        line_buffering=stream.line_buffering or file is buffer,
+        write_through=file is buffer,
+    )
+
+
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Inside, standard output and standard error are guarded.
-
-    A terminal without Unicode shows formulas with question marks rather than a traceback.
-    """
+    """Inside, standard output and standard error are guarded."""
     before = sys.stdout, sys.stderr
     for stream in before:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="replace")
-    sys.stdout = cast("TextIO", Output(before[0], "standard output"))
-    sys.stderr = cast("TextIO", Output(before[1], "standard error", quiet=True))
+    out, err = map(_whole, before)
+    sys.stdout = cast("TextIO", Output(out, "standard output"))
+    sys.stderr = cast("TextIO", Output(err, "standard error", quiet=True))
     try:
         yield
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from memcalc.changes.run import Run
 from memcalc.diagnosis.accounting import Account, account_of
@@ -16,6 +15,7 @@ from memcalc.diagnosis.consistency import Check, checks
 from memcalc.diagnosis.report import Report
 from memcalc.diagnosis.scanning import Scanner
 from memcalc.diagnosis.settings import Advice
+from memcalc.diagnosis.streams import Readable
 from memcalc.errors import InputError
 
 
@@ -56,7 +56,7 @@ class Diagnosis:
         return self.findings[self.chosen]
 
 
-def diagnose(log: str | Path, stream: BinaryIO, run: Run | None = None, report: int = 1) -> Diagnosis:
+def diagnose(log: str | Path, stream: Readable, run: Run | None = None, report: int = 1) -> Diagnosis:
     """Find the out-of-memory reports of a log and explain them.
 
     Args:

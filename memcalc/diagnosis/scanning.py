@@ -7,11 +7,10 @@ import re
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO
 
 from memcalc.diagnosis.report import Report
 from memcalc.diagnosis.speakers import spoken, squeezed, without_colours
-from memcalc.diagnosis.streams import Chunk, Line, chunks_worth_reading, lines_of
+from memcalc.diagnosis.streams import Chunk, Line, Readable, chunks_worth_reading, lines_of
 from memcalc.diagnosis.tracebacks import phase_of
 from memcalc.diagnosis.wordings.catalogue import (
     LONGEST_HEAD,
@@ -114,7 +113,7 @@ class Scanner:
         self._promising = 0  # units of work on lines that were read for their figures, whatever the time
         self._known: dict[bytes, tuple[Report, ...]] = {}  # by lines that were read by themselves: what they hold
 
-    def reports(self, stream: BinaryIO) -> Iterator[Report]:
+    def reports(self, stream: Readable) -> Iterator[Report]:
         """Every report of a log, in the order in which they end; fragments among them."""
         for chunk in chunks_worth_reading(stream, self._wants):
             for line in lines_of(chunk):

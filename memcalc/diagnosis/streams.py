@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import codecs
+import os
+import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 from memcalc.errors import InputError
 from memcalc.files import open_file
+from memcalc.progress import Progress, silent
 
 CHUNK = 2**16
 _KEPT = 2**14  # of a chunk without any report, what the next one may need: a traceback's frames, a wrapped head
@@ -45,6 +48,38 @@ def open_log(log: str | Path) -> Iterator[tuple[str, BinaryIO]]:
         yield str(log), stream
 
 
+class Readable(Protocol):
+    """A stream of bytes, as far as it is asked."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next bytes, at most so many."""
+
+
+class _Told:
+    """A stream that tells how much of it is read."""
+
+    def __init__(self, stream: BinaryIO, progress: Progress) -> None:
+        self._stream = stream
+        self._progress = progress
+        self._read = 0
+        self._total: int | None = None
+        with suppress(OSError):
+            about = os.fstat(stream.fileno())
+            self._total = about.st_size >> 20 if stat.S_ISREG(about.st_mode) else None
+
+    def read(self, size: int, /) -> bytes:
+        """The next bytes."""
+        found = self._stream.read(size)
+        self._read += len(found)
+        self._progress("MiB of the log", self._read >> 20, self._total)
+        return found
+
+
+def told(stream: BinaryIO, progress: Progress) -> Readable:
+    """The stream; `progress` is told how much of it is read, in MiB."""
+    return stream if progress is silent else _Told(stream, progress)
+
+
 class Chunk(NamedTuple):
     """Whole lines of a log."""
 
@@ -53,7 +88,7 @@ class Chunk(NamedTuple):
     before: bytes  # the lines before it, as far as they may be needed and were not wanted themselves
 
 
-def chunks_worth_reading(stream: BinaryIO, wanted: Callable[[bytes], bool]) -> Iterator[Chunk]:
+def chunks_worth_reading(stream: Readable, wanted: Callable[[bytes], bool]) -> Iterator[Chunk]:
     """The chunks that `wanted` wants, each with the last lines of the chunk before it.
 
     Memory is bounded by two chunks: a longer line comes in pieces.
@@ -101,7 +136,7 @@ def _whole_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def _plain(stream: BinaryIO) -> Iterator[bytes]:
+def _plain(stream: Readable) -> Iterator[bytes]:
     """The bytes as UTF-8, unpacked, never more than a few chunks at once."""
     chunks = iter(lambda: stream.read(CHUNK), b"")
     first = next(chunks, b"")

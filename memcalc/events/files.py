@@ -40,7 +40,11 @@ class EventWriter:
         self._path = path
         with naming(path):
             self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
-        self._write(_line({"format": FORMAT, "version": VERSION, "columns": list(Event._fields)}))
+        try:
+            self._write(_line({"format": FORMAT, "version": VERSION, "columns": list(Event._fields)}))
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
 
     def append(self, events: Iterable[Event]) -> None:
         """Writes the events, in one piece."""
@@ -83,7 +87,7 @@ def read_events(path: Path | str) -> Iterator[Event]:
                 return
             try:
                 values = json.loads(line)
-                event = _event(values if plain else _in_our_order(values, positions))
+                event = event_from(values if plain else _in_our_order(values, positions))
             except (ValueError, TypeError, LookupError, RecursionError) as error:
                 raise InputError(
                     f"this line is no event ({error}).",
@@ -132,8 +136,8 @@ def _in_our_order(values: list[Any], positions: list[int | None]) -> list[Any]:
     ]
 
 
-def _event(values: list[Any]) -> Event:
-    """The event of a line's values.
+def event_from(values: list[Any]) -> Event:
+    """The event of a line's values, in the order of `Event`.
 
     Raises:
         ValueError, TypeError: a value is not what its column holds.

@@ -19,6 +19,7 @@ from memcalc.fitting.peaks import is_hopeless, verdict
 from memcalc.fitting.ranking import Ranking, rank
 from memcalc.fitting.varying import broken_rule, varied
 from memcalc.ledger.result import Result
+from memcalc.progress import Progress, silent
 from memcalc.spec.cards import Card, all_cards, find_card
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System, system_of
@@ -26,8 +27,13 @@ from memcalc.verdict.judge import size
 from memcalc.verdict.reasons import Reason, host_bytes, reason_of
 
 
-def fit(run: Run, question: Question) -> Fit:
+def fit(run: Run, question: Question, progress: Progress = silent) -> Fit:
     """What fits.
+
+    Args:
+        run: the run.
+        question: what is asked of it.
+        progress: told how many layouts and changes are done.
 
     Raises:
         InputError: no card is named, or the question is wrong.
@@ -45,7 +51,7 @@ def fit(run: Run, question: Question) -> Fit:
     everything = question.maximize is None and question.minimize is None
     if everything or (needs_base and not own):
         space = Space(spec, gpus, system.node, sequences, held)
-        ranking = rank(space, system, spec, held)
+        ranking = rank(space, system, spec, held, progress)
         answer.ranking = ranking
         answer.pruned = dict(space.pruned)
         answer.best = _best(ranking, question.top)
@@ -55,9 +61,9 @@ def fit(run: Run, question: Question) -> Fit:
         for what in MAXIMA[:2] if everything else filter(None, [question.maximize]):
             found = maximum(what, base)
             answer.maxima[what] = replace(found, words=words_to(run, found.result.spec) if found.result else ())
-    _minimized(answer, spec, held)
+    _minimized(answer, spec, held, progress)
     if answer.changed is not None:
-        answer.nearest = _nearest(run, answer.changed, card, system)
+        answer.nearest = _nearest(run, answer.changed, card, system, progress)
     answer.reason = _reason(answer)
     return answer
 
@@ -147,18 +153,18 @@ def _best(ranking: Ranking, top: int) -> list[Best]:
     return list(found.values())
 
 
-def _minimized(answer: Fit, spec: Spec, held: frozenset[str]) -> None:
+def _minimized(answer: Fit, spec: Spec, held: frozenset[str], progress: Progress) -> None:
     wanted, card, base = answer.question.minimize, answer.card, answer.base
     if wanted == "gpus":
         batch = spec.training.global_batch_size
         if batch is None and spec.parallelism.ranks > 1:
             batch = sequences_of(spec)
         most = answer.question.gpus or MOST_GPUS
-        answer.fewest, answer.may_be_fewer = fewest_gpus(spec, card, answer.system, batch, held, most)
+        answer.fewest, answer.may_be_fewer = fewest_gpus(spec, card, answer.system, batch, held, most, progress)
         if answer.fewest is not None:
             answer.gpus, answer.sequences = answer.fewest, batch or step_sequences(spec, answer.fewest)
             space = Space(spec, answer.gpus, answer.system.node, answer.sequences, held)
-            answer.ranking = rank(space, answer.system, spec, held)
+            answer.ranking = rank(space, answer.system, spec, held, progress)
             answer.best = _best(answer.ranking, answer.question.top)
             answer.pruned = dict(space.pruned)
     elif base is None:
@@ -171,10 +177,14 @@ def _minimized(answer: Fit, spec: Spec, held: frozenset[str]) -> None:
             answer.all_recomputed = size(varied(base, training={"recompute": "full"}))
 
 
-def _nearest(run: Run, result: Result, card: Card, system: System) -> list[Nearest]:
+def _nearest(run: Run, result: Result, card: Card, system: System, progress: Progress) -> list[Nearest]:
     """The smallest changes that make the run fit: single ones, and pairs of what is not enough alone."""
+    judged = 0
 
     def judge(changed: Result) -> tuple[int, bool | None]:
+        nonlocal judged
+        progress("changes", judged)
+        judged += 1
         found = verdict(changed.spec)
         return found.needed_bytes, found.fits
 

@@ -14,6 +14,7 @@ from memcalc.fitting.ranking import Failing, some_layout_fits
 from memcalc.fitting.varying import broken_rule, varied
 from memcalc.ledger.component import Component
 from memcalc.ledger.verdict import Verdict
+from memcalc.progress import Progress, silent
 from memcalc.spec.cards import Card, all_cards
 from memcalc.spec.kernels import missing_units
 from memcalc.spec.spec import Spec
@@ -88,7 +89,13 @@ class LeastRecompute(NamedTuple):
 
 
 def fewest_gpus(
-    spec: Spec, card: Card, system: System, sequences: int | None, held: frozenset[str], most: int = MOST_GPUS
+    spec: Spec,
+    card: Card,
+    system: System,
+    sequences: int | None,
+    held: frozenset[str],
+    most: int = MOST_GPUS,
+    progress: Progress = silent,
 ) -> Fewest:
     """The fewest cards on which some layout fits, of all numbers up to `most`.
 
@@ -103,6 +110,7 @@ def fewest_gpus(
         sequences: of one optimizer step; None: the run's micro-batch on every card.
         held: fields that keep the run's own value.
         most: the search ends there.
+        progress: told which number of cards is tried, and how many layouts over them are done.
     """
     failing: Failing = {}
     least = -(-resident_bytes(spec) // card.usable_bytes)
@@ -112,7 +120,8 @@ def fewest_gpus(
     def fits(gpus: int) -> bool:
         nonlocal undecided
         batch = sequences or gpus * spec.training.micro_batch_size
-        answer = some_layout_fits(Space(spec, gpus, system.node, batch, held), system, spec, held, failing)
+        space = Space(spec, gpus, system.node, batch, held)
+        answer = some_layout_fits(space, system, spec, held, failing, progress)
         undecided = undecided or answer == "unknown"
         return answer == "fits"
 

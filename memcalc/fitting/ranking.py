@@ -16,6 +16,7 @@ from memcalc.fitting.layouts import DEGREES, Layout, Space
 from memcalc.fitting.peaks import is_replayed, verdict
 from memcalc.fitting.varying import varied
 from memcalc.ledger.verdict import Answer
+from memcalc.progress import Progress, silent
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System
 
@@ -53,7 +54,14 @@ class Ranking(NamedTuple):
 Failing = dict[tuple[Any, ...], int]
 
 
-def some_layout_fits(space: Space, system: System, spec: Spec, held: frozenset[str], failing: Failing) -> Answer:
+def some_layout_fits(
+    space: Space,
+    system: System,
+    spec: Spec,
+    held: frozenset[str],
+    failing: Failing,
+    progress: Progress = silent,
+) -> Answer:
     """Whether any layout fits; unknown: none does for sure, and some may. Arguments as for `rank`.
 
     Fewer replicas hold no less each, of the states that they share and of as many sequences or more: what `failing`
@@ -67,7 +75,8 @@ def some_layout_fits(space: Space, system: System, spec: Spec, held: frozenset[s
         replicas: int = degrees["data_parallel"]
         return space.gpus > 1 and replicas <= failing.get(_split(degrees), 0)
 
-    for layout in space.layouts(fails):
+    for number, layout in enumerate(space.layouts(fails)):
+        progress(_over(space.gpus), number)
         sizes = micro_batches(spec, layout, held)
         if search.cheapest(layout, system, recomputes, sizes) is not None:
             return "fits"
@@ -78,12 +87,18 @@ def some_layout_fits(space: Space, system: System, spec: Spec, held: frozenset[s
     return "unknown" if search.undecided else "does-not-fit"
 
 
+def _over(gpus: int) -> str:
+    return f"layouts over {gpus:,} GPUs" if gpus > 1 else "layouts on one GPU"
+
+
 def _split(degrees: dict[str, Any]) -> tuple[Any, ...]:
     """All of a layout but its replicas."""
     return tuple(degrees[field] for field in DEGREES if field != "data_parallel")
 
 
-def rank(space: Space, system: System, spec: Spec, held: frozenset[str] = frozenset()) -> Ranking:
+def rank(
+    space: Space, system: System, spec: Spec, held: frozenset[str] = frozenset(), progress: Progress = silent
+) -> Ranking:
     """Every layout that fits.
 
     Args:
@@ -91,12 +106,14 @@ def rank(space: Space, system: System, spec: Spec, held: frozenset[str] = frozen
         system: where they run.
         spec: the run, for what it recomputes and its micro-batch.
         held: fields that keep the run's own value.
+        progress: told how many layouts are done.
     """
     search = _Search()
     recomputes = recompute_choices(spec, held)
     found: list[Ranked] = []
     tried = undecided = 0
     for layout in space.layouts():
+        progress(_over(space.gpus), tried)
         tried += 1
         before = search.undecided
         ranked = search.cheapest(layout, system, recomputes, micro_batches(spec, layout, held))

@@ -211,9 +211,12 @@ def _resolved(value: Any, data: Mapping[str, Any], path: str) -> Any:
     return value if found is None or isinstance(found, Mapping) else found
 
 
+_MOST_DIGITS = 1_000  # of a number in quotes; Python refuses those of 4,300
+
+
 def _number(value: Any) -> Any:
     """A whole number, from a text as well; None where it is none."""
-    if isinstance(value, str) and value.strip().isdecimal():
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < _MOST_DIGITS:
         return int(value)
     return value if type(value) is int else None
 

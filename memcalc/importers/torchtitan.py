@@ -224,8 +224,9 @@ def _recompute(draft: Draft, *, by_operator: bool) -> None:
     mode, option = str(draft.facts.get("checkpoint", "selective")), str(draft.facts.get("option", "op"))
     if mode == "full":
         draft.default("training.recompute", "full")
-    elif mode == "selective" and option.isdigit() and int(option):
-        draft.default("training.recompute", f"every-{int(option)}")
+    elif mode == "selective" and option.isdecimal() and option.strip("0"):
+        # Not as a number: Python reads none of more than 4,300 digits. What is too large is refused by the field.
+        draft.default("training.recompute", f"every-{option.lstrip('0')}")
     elif mode == "selective" and by_operator:
         draft.default("training.recompute", "selective")
     elif mode == "selective":

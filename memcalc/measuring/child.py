@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from memcalc.errors import MemcalcError, Unavailable
+from memcalc.errors import MemcalcError, NotWritten, Unavailable
 from memcalc.events import write_events
 from memcalc.measuring.counters import CpuCounters, CudaCounters, Unheard
 from memcalc.measuring.devices import NULL_CARD, allocator_settings, describe_device, find_device, software
@@ -73,9 +73,13 @@ def perform(job: Job) -> dict[str, Any]:
         recorded = record_real(partial(TrainingRun, job.spec, target), job.steps, counters)
     if isinstance(counters, Unheard):
         counters.hear(recorded.events)
-    write_events(job.events, recorded.events)
+    try:
+        write_events(job.events, recorded.events)
+        unwritten = {}
+    except (NotWritten, OSError):  # a full disk costs no figures: the events go with the answer
+        unwritten = {"events": recorded.events}
     parameters, trainable, buffers = recorded.sizes
-    return {
+    return unwritten | {
         "device": asdict(device),
         "versions": software(),
         "allocator": allocator_settings(),

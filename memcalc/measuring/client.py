@@ -19,7 +19,11 @@ from memcalc.measuring.measurement import Device
 
 # Under another Python, told by PYTHONPATH where we are: what lies in the working directory has no say (-P).
 WORKER = ("-P", "-m", "memcalc.measuring.worker")
-KINDS: dict[str, type[MemcalcError]] = {"InputError": InputError, "Unavailable": Unavailable}
+KINDS: dict[str, type[MemcalcError]] = {
+    "InputError": InputError,
+    "Unavailable": Unavailable,
+    "NotWritten": Unavailable,  # its text is whole
+}
 
 
 def own_command() -> tuple[str, ...]:
@@ -89,7 +93,8 @@ class Worker:
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(  # noqa: S603 -- this program, or one that the caller names
                 self.command,
-                env=os.environ | self.variables,
+                # PyTorch makes a folder for what it compiles when it is imported, and leaves it.
+                env={"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "compiled")} | os.environ | self.variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -126,12 +131,24 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Ends the process, at once where something went wrong."""
         process, self._process = self._process, None
-        if process is not None:
-            if error is not None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            _left(process)
-        self._closing.close()
+        try:
+            if process is not None:
+                if error is not None:
+                    _kill(process)
+                _left(process)
+        except BaseException:  # a signal, while it was waited for
+            if process is not None:
+                _kill(process)
+                process.wait()
+            raise
+        finally:
+            self._closing.close()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Ends a process and all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _left(process: subprocess.Popen[str]) -> int:

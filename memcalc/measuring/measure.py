@@ -11,7 +11,7 @@ from typing import Any
 
 from memcalc.errors import NotWritten, OutOfMemory, Unavailable
 from memcalc.events import read_events
-from memcalc.events.event import Event
+from memcalc.events.files import event_from
 from memcalc.measuring.client import Worker
 from memcalc.measuring.job import Job
 from memcalc.measuring.measurement import OUT_OF_MEMORY, Device, Measurement, phase_from
@@ -87,7 +87,7 @@ def measure(
                 weight_bytes=weight_bytes,
             )
     job = Job(spec, steps, device, alloc_conf, worker.events, force, weight_bytes)
-    measurement = measured(job, worker.run(job), typed() if command is None else command, read_events(worker.events))
+    measurement = measured(job, worker.run(job), typed() if command is None else command)
     keep(measurement, record)
     return measurement
 
@@ -119,15 +119,16 @@ def unwritten(records: Iterable[dict[str, Any]], file: str | Path) -> NotWritten
     return None
 
 
-def measured(job: Job, answer: dict[str, Any], command: str, events: Iterable[Event]) -> Measurement:
-    """A measurement of what a process answered.
+def measured(job: Job, answer: dict[str, Any], command: str) -> Measurement:
+    """A measurement of what a process answered, with the events that it left in the job's file.
 
     Args:
         job: what it was asked.
         answer: of `memcalc.measuring.child`.
         command: to note as the command.
-        events: what it recorded.
     """
+    unwritten: list[Any] | None = answer.get("events")
+    events = read_events(job.events) if unwritten is None else (event_from(list(values)) for values in unwritten)
     return Measurement(
         spec=job.spec,
         steps=job.steps,

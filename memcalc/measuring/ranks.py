@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.errors import InputError
-from memcalc.events import read_events
 from memcalc.folders import temporary_folder
 from memcalc.measuring.job import Job
 from memcalc.measuring.measure import NotKept, keep, measured, typed, unwritten
@@ -76,7 +75,7 @@ def measure_rank(
     backend = "gloo" if device == "cpu" else on_device
     with process_group(backend, here) as gather, temporary_folder("memcalc-rank-") as folder:
         job = Job(spec, steps, device, alloc_conf, f"{folder}/events.jsonl", force)
-        found = measured(job, perform(job), typed(), read_events(job.events))
+        found = measured(job, perform(job), typed())
         measurement = replace(found, rank=here.rank, ranks=here.ranks)
         if measurement.message is not None:
             keep(measurement, record)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +28,8 @@ WORKSPACE = Component.LIBRARY_WORKSPACE.value
 
 TAIL = 1 << 16  # bytes looked at for the end of the last whole line; lines may be longer
 LONGEST_RECORD = 1 << 26  # bytes of a line; the records of the largest runs have some 10^5
-BEGINNING = b'{"record":'  # of every line, whoever wrote it
+BEGINNING = b'{"record":'  # of every line, whoever wrote it; the number of a version follows
+PATIENCE = 20.0  # seconds to wait for whoever else writes, which takes milliseconds
 
 _KEPT_ELSEWHERE = "The result is printed, but not kept: free space, or name another --record."
 
@@ -91,7 +93,7 @@ def append_all(records: Iterable[dict[str, Any]], path: Path) -> None:
     lines = (json.dumps(record, separators=(",", ":"), ensure_ascii=False) + "\n" for record in records)
     content = "".join(lines).encode("utf-8", "backslashreplace")  # lone surrogates, as JSON writes them
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.resolve().parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     except OSError as error:
         raise NotWritten(str(path), error.strerror or str(error), _KEPT_ELSEWHERE) from None
@@ -116,7 +118,7 @@ def check_records(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        parent = next(folder for folder in path.absolute().parents if folder.exists())
+        parent = next(folder for folder in path.resolve().parents if folder.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             raise InputError(f"no file can be made in {parent}.", remedy, f"--record {path}") from None
         return
@@ -173,8 +175,10 @@ def read_measured(path: Path) -> Iterator[dict[str, Any]]:
         wrong = next(filter(None, (_wrong(record, part, kind) for part, kind in _PARTS.items())), None)
         if wrong is None and not record["phases"]:
             wrong = "phases"
+        wrong = wrong or _wrong_size(record) or _wrong_size(record["device"])
         for phase in record["phases"] if wrong is None else ():
             wrong = wrong or _wrong(phase, "name", str) or _wrong(phase, "peak_allocated_bytes", int)
+            wrong = wrong or _wrong_size(phase)
             if wrong is None and "components" in phase and not _are_sizes(phase["components"]):
                 wrong = "components"
         if wrong is not None:
@@ -213,6 +217,12 @@ def _wrong(record: Any, part: str, kind: type) -> str | None:
     return None if isinstance(value, kind) and not (kind is int and isinstance(value, bool)) else part
 
 
+def _wrong_size(values: dict[str, Any]) -> str | None:
+    """The first value that is called bytes and is neither a whole number nor unknown."""
+    sizes = (name for name in values if name.endswith("_bytes"))
+    return next((name for name in sizes if values[name] is not None and type(values[name]) is not int), None)
+
+
 def _are_sizes(components: Any) -> bool:
     return isinstance(components, dict) and all(
         name in _KINDS and type(size) is int for name, size in components.items()
@@ -221,11 +231,19 @@ def _are_sizes(components: Any) -> bool:
 
 @contextmanager
 def locked(descriptor: int) -> Iterator[None]:
-    """Alone with a file, where the system has such locks; the lock goes with the process that holds it."""
+    """Alone with a file, where the system has such locks; the lock goes with the process that holds it.
+
+    Raises:
+        InputError: another process holds it, and does not let go.
+    """
     try:
         import fcntl
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        until = time.monotonic() + PATIENCE
+        while not _taken(descriptor):
+            if time.monotonic() > until:
+                raise InputError(f"is locked by another process, for {PATIENCE:.0f} seconds by now.")
+            time.sleep(0.01)
     except (ImportError, OSError):  # Windows; a file system without locks
         yield
         return
@@ -233,6 +251,17 @@ def locked(descriptor: int) -> Iterator[None]:
         yield
     finally:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _taken(descriptor: int) -> bool:
+    """Whether the lock could be had at once."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _write(descriptor: int, content: bytes) -> None:
@@ -276,8 +305,10 @@ def _tail(descriptor: int) -> tuple[int, bool]:
     end = _last_line_break(descriptor, size)
     if end == size:
         return size, True
+    if size - end > LONGEST_RECORD:
+        raise InputError("ends in a line that is longer than any record.")
     rest = os.pread(descriptor, size - end, end)
-    if (found := _record(rest)) is not None and "record" in found:
+    if (found := _record(rest)) is not None and type(found.get("record")) is int:
         return size, False
     if not _may_be_cut(rest):
         raise InputError("ends in something other than a record.")
@@ -285,29 +316,35 @@ def _tail(descriptor: int) -> tuple[int, bool]:
 
 
 def _last_line_break(descriptor: int, size: int) -> int:
-    """The place after the last line break; 0 where there is none."""
+    """The place after the last line break; 0 where there is none; not looked for beyond the longest record."""
     end = size
-    while end > 0:
+    while end > 0 and size - end <= LONGEST_RECORD:
         begin = max(0, end - TAIL)
         found = os.pread(descriptor, end - begin, begin).rfind(b"\n")
         if found >= 0:
             return begin + found + 1
         end = begin
-    return 0
+    return end
 
 
 def _begins_like_a_record(text: bytes) -> bool:
     """Whether a line may be (the beginning of) a record, by its first letters: other writers put blanks there."""
     squeezed = b"".join(text.split())
-    return squeezed.startswith(BEGINNING) or BEGINNING.startswith(squeezed)
+    if squeezed.startswith(BEGINNING):
+        version = squeezed[len(BEGINNING) :]
+        return not version or version[:1].isdigit()
+    return BEGINNING.startswith(squeezed)
 
 
 def _may_be_cut(rest: bytes) -> bool:
-    """Whether the end of a file is a record that was cut off: it begins like one and is not JSON."""
+    """Whether the end of a file is a record that was cut off: it begins like one, and no JSON ends in it.
+
+    A whole record that something follows in the same line is not: a file that others have put together.
+    """
     if not _begins_like_a_record(rest):
         return False
     try:
-        json.loads(rest)
+        json.JSONDecoder().raw_decode(rest.decode("utf-8", "replace").lstrip())
     except (ValueError, RecursionError):
         return True
     return False

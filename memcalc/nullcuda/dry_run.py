@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Unpack
 
+from memcalc.errors import NotWritten
 from memcalc.folders import stale_folders, temporary_folder
 from memcalc.nullcuda.cards import find_null_card
 from memcalc.nullcuda.interpreters import interpreters
@@ -30,6 +31,8 @@ from memcalc.nullcuda.result import (
 )
 
 REPORTS = "memcalc-dry-run-"  # how the directories of reports are called
+RESERVE = "reserve"  # as hook/memcalc_watch.py has it
+RESERVED = 1 << 20  # bytes; a report has some thousand, with the history of allocations a hundred times that
 
 
 def run(
@@ -63,20 +66,35 @@ def run(
     pythons = interpreters(words)
     end_abandoned()
     with temporary_folder(REPORTS) as reports:
+        keep_room(reports)
         variables = environment(card, gpus, pythons=pythons, reports=reports, **options)
         start = time.monotonic()
         ending = run_to_end(words, os.environ | variables, str(reports), timeout=timeout, stdout=stdout)
         seconds = time.monotonic() - start
         processes = read_reports(reports)
+        lost = len(list(reports.glob("*.lost")))
     stopped = any(report_stopped for _, report_stopped in processes)
     used = tuple(process for process, _ in processes if process.usages)
-    return DryRun(words, found, gpus, _outcome(ending, used, stopped=stopped), ending.code, seconds, used)
+    return DryRun(words, found, gpus, _outcome(ending, used, stopped=stopped), ending.code, seconds, used, lost)
 
 
 def end_abandoned() -> None:
     """End what dry runs that were killed have left running; their directories go with the next one that is made."""
     for folder in stale_folders(REPORTS, Path(tempfile.gettempdir())):
         end_all(str(folder), signal.SIGTERM)
+
+
+def keep_room(folder: Path) -> None:
+    """Take the room of some reports, which a process gives back that finds the disk full.
+
+    Raises:
+        NotWritten: there is no room for them.
+    """
+    try:
+        (folder / RESERVE).write_bytes(bytes(RESERVED))  # zeros, and not a hole
+    except OSError as error:
+        remedy = "Free space there, or set TMPDIR to another place."
+        raise NotWritten(str(folder), error.strerror or str(error), remedy) from None
 
 
 def read_reports(folder: Path) -> list[tuple[Process, bool]]:

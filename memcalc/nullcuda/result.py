@@ -116,6 +116,7 @@ class DryRun:
         exit_code: the command's own; 128 + n if signal n ended it.
         seconds: how long it ran.
         processes: those that used a card, in order of rank.
+        lost: processes whose last report could not be written, because the disk was full.
     """
 
     command: tuple[str, ...]
@@ -125,6 +126,7 @@ class DryRun:
     exit_code: int
     seconds: float
     processes: tuple[Process, ...]
+    lost: int = 0
 
     @property
     def usages(self) -> tuple[Usage, ...]:

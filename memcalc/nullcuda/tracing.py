@@ -12,6 +12,7 @@ from typing import Any
 
 from memcalc.errors import InputError, Unavailable
 from memcalc.events import read_events
+from memcalc.files import write_text
 from memcalc.folders import temporary_folder
 from memcalc.nullcuda.cards import find_null_card, properties
 from memcalc.nullcuda.launcher import environment
@@ -66,7 +67,7 @@ def _record(
 ) -> tuple[dict[str, Any], Recording]:
     """One run in a process of its own."""
     with temporary_folder("memcalc-trace-") as folder:
-        (folder / "spec.json").write_text(json.dumps(spec.model_dump(mode="json")))
+        write_text(folder / "spec.json", json.dumps(spec.model_dump(mode="json")))
         variables = step_environment(card, memory_of, python, folder)
         variables["PYTORCH_CUDA_ALLOC_CONF"] = variables["PYTORCH_ALLOC_CONF"] = alloc_conf
         files = [str(folder / name) for name in ("spec.json", "events.jsonl", "report.json")]
@@ -117,15 +118,16 @@ def _report(file: Path, done: subprocess.CompletedProcess[str]) -> dict[str, Any
         InputError: the child refused the spec.
         Unavailable: the child had not what it needed.
     """
-    if not file.is_file():
+    try:
+        report: dict[str, Any] = json.loads(file.read_bytes())
+    except (OSError, ValueError):  # it was not written, or not whole: the disk is full
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise Unavailable(
             f"the step ended with exit code {done.returncode} on the null device: "
             f"{lines[-1] if lines else 'no message'}\n"
             f"It was run by {done.args[0]}, which needs torch, pydantic and pyyaml (huggingface: transformers)."
-        )
-    report: dict[str, Any] = json.loads(file.read_text())
+        ) from None
     if "refused" in report:
         kind, message = report["refused"][:2]
-        raise Unavailable(message) if kind == "Unavailable" else InputError(message)
+        raise Unavailable(message) if kind in ("Unavailable", "NotWritten") else InputError(message)
     return report

@@ -22,6 +22,7 @@ from memcalc.planning.strategies.optimal import Found, optimal
 from memcalc.planning.strategies.smallest import smallest
 from memcalc.planning.strategies.square_root import square_root
 from memcalc.planning.throughput import slow_down
+from memcalc.progress import Progress, silent
 from memcalc.spec.segments import DEEPEST
 from memcalc.spec.spec import Spec
 from memcalc.units import format_bytes
@@ -47,11 +48,12 @@ class Planner:
         spec: the run.
         limit: bytes of a GPU that it may hold.
         strategy: of `SEARCHES` or `STRATEGIES`.
+        progress: told how many plans are judged.
     """
 
-    def __init__(self, spec: Spec, limit: int, strategy: str) -> None:
+    def __init__(self, spec: Spec, limit: int, strategy: str, progress: Progress = silent) -> None:
         self.spec, self.limit, self.strategy = spec, limit, strategy
-        self.judge = Judge(spec, limit)
+        self.judge = Judge(spec, limit, progress)
         self.configured = cache(self._configured)
         self.plan = cache(self._plan)
 

@@ -17,6 +17,7 @@ from memcalc.planning.frameworks_selective import activation_bytes, in_selective
 from memcalc.planning.gain import HOST_BYTES_PER_SECOND, Gain, Third, offloaded
 from memcalc.planning.planner import SEARCHES, STRATEGIES, Planner
 from memcalc.planning.strategies.optimal import Found, front, optimal, undominated
+from memcalc.progress import Progress, silent
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import size
@@ -79,6 +80,7 @@ def plan_recompute(
     *,
     maximize: bool = False,
     host_bytes_per_second: int = HOST_BYTES_PER_SECOND,
+    progress: Progress = silent,
 ) -> Planning:
     """Plan which activations to keep.
 
@@ -89,6 +91,7 @@ def plan_recompute(
         strategy: "optimal", "selective", or a rule of `STRATEGIES`.
         maximize: whether to raise the micro-batch as long as a plan fits.
         host_bytes_per_second: of the link to the host, each way.
+        progress: told how many plans are made.
 
     Raises:
         InputError: no budget, an unknown strategy, or a run that is not planned for.
@@ -115,7 +118,7 @@ def plan_recompute(
     if limit is None and card is None:
         raise InputError("nothing says how much memory there is.", "Name a card with --gpu, or a size with --budget.")
     capacities = (limit, None if card is None else card.usable_bytes)
-    planner = Planner(spec, min(amount for amount in capacities if amount is not None), strategy)
+    planner = Planner(spec, min(amount for amount in capacities if amount is not None), strategy, progress)
     batches = planner.largest() if maximize else None
     batch = spec.training.micro_batch_size if batches is None else batches[1]
     judged = planner.plan(batch) if batch else None

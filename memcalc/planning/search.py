@@ -15,6 +15,7 @@ from memcalc.ledger.verdict import Verdict, holding_memory
 from memcalc.planning.configured import Configured, with_recompute
 from memcalc.planning.plan import Segment
 from memcalc.planning.strategies.optimal import Found
+from memcalc.progress import Progress, silent
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import card_of, judge
@@ -80,9 +81,11 @@ class Judge:
     Args:
         spec: the run.
         limit: bytes of a GPU that it may hold.
+        progress: told how many plans are judged.
     """
 
-    def __init__(self, spec: Spec, limit: int) -> None:
+    def __init__(self, spec: Spec, limit: int, progress: Progress = silent) -> None:
+        self._progress = progress
         self.card: Card | None = card_of(spec)
         self.limit = limit
         self.unmodelled_bytes = sum(each.at_least_bytes for each in holding_memory(limits_of(spec)))
@@ -105,6 +108,7 @@ class Judge:
         configured, found, keep = proposal
         key = (configured.spec.training.micro_batch_size, found.plan.items, keep)
         if key not in self._known:
+            self._progress("plans", len(self._known))
             spec = proposal.spec
             self._known[key] = Judged(proposal, spec, judge(spec, self.limit), found.evaluation.peak_bytes)
         return self._known[key]

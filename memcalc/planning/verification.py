@@ -7,6 +7,7 @@ from typing import NamedTuple
 from memcalc.errors import InputError, Unavailable
 from memcalc.ledger.result import Result
 from memcalc.planning.planning import Planning
+from memcalc.progress import Progress, silent
 
 DEVICES = ("fake", "null")
 STEPS = 2  # the second one is the steady state
@@ -38,13 +39,19 @@ class Verified(NamedTuple):
         return max(traced for _, _, traced in self.phases)
 
 
-def verified(planning: Planning, devices: tuple[str, ...] = DEVICES, python: str | None = None) -> list[Verified]:
+def verified(
+    planning: Planning,
+    devices: tuple[str, ...] = DEVICES,
+    python: str | None = None,
+    progress: Progress = silent,
+) -> list[Verified]:
     """The planned step, traced: on fake tensors, and by PyTorch's CUDA build where the null device is there.
 
     Args:
         planning: the plan.
         devices: "fake", "null" or both.
         python: an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON, else this one.
+        progress: told how far the traces are.
 
     Raises:
         InputError: an unknown device.
@@ -56,7 +63,7 @@ def verified(planning: Planning, devices: tuple[str, ...] = DEVICES, python: str
     found = []
     for device in devices:
         try:
-            result = _traced(planning, device, python)
+            result = _traced(planning, device, python, progress)
         except Unavailable as error:
             if device == "fake" or devices == ("null",):
                 raise
@@ -69,12 +76,12 @@ def verified(planning: Planning, devices: tuple[str, ...] = DEVICES, python: str
     return found
 
 
-def _traced(planning: Planning, device: str, python: str | None) -> Result:
+def _traced(planning: Planning, device: str, python: str | None, progress: Progress) -> Result:
     spec = planning.result.spec
     if device == "null":
         from memcalc.nullcuda.tracing import trace as trace_on_null
 
-        return trace_on_null(spec, STEPS, python=python).result
+        return trace_on_null(spec, STEPS, python=python, progress=progress).result
     from memcalc.tracing import trace
 
-    return trace(spec, STEPS).result
+    return trace(spec, STEPS, progress=progress).result

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.errors import InputError, MemcalcError, NotWritten, Unavailable
-from memcalc.events import read_events
 from memcalc.files import is_file, read_text
 from memcalc.measuring.client import Worker
 from memcalc.measuring.job import Job
@@ -176,8 +175,7 @@ class Sitting:
         if key not in self.known:
             # The runs of a suite may be meant to run out of memory.
             job = Job(spec, run.steps, self.device, run.alloc_conf, self.worker.events, force=False)
-            answer = self.worker.run(job)
-            measurement = measured(job, answer, run.command(*overrides), read_events(self.worker.events))
+            measurement = measured(job, self.worker.run(job), run.command(*overrides))
             self.known[key] = measurement.to_record()
             self.fresh += 1
             append(self.known[key], self.records)

@@ -79,14 +79,14 @@ def _run_of(spec: Spec, semantics: str) -> Callable[[torch.device], Run]:
     return partial(TrainingRun, spec)
 
 
-def in_place_of_formulas(spec: Spec) -> Result:
+def in_place_of_formulas(spec: Spec, progress: Progress = silent) -> Result:
     """What a run of a family, or of its modules, without formulas holds, and a note that this was traced.
 
     Raises:
         Unavailable: torch or transformers is missing.
         InputError: the step cannot run what the spec asks for.
     """
-    found = trace(spec, steps=2).result
+    found = trace(spec, steps=2, progress=progress).result
     own = spec.model.transformers_config is not None
     what = family_of_foreign(spec.model) if own else f"transformers' modules of {spec.model.architecture}"
     note = f"memcalc has no formulas for {what}: {'its' if own else 'their'} real step was traced on fake tensors"

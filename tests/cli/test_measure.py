@@ -8,7 +8,6 @@ import pytest
 
 import memcalc
 from memcalc.errors import Unavailable
-from memcalc.events import read_events
 from memcalc.measuring.job import Job, encoded
 from memcalc.measuring.measure import measured, refuse_death
 from memcalc.measuring.measurement import Device
@@ -98,7 +97,7 @@ def test_what_was_measured_before_the_memory_ran_out_is_shown(
     monkeypatch.setattr("memcalc.step.loop.TrainingRun._micro_batch", full)
     spec = memcalc.load("gpt2", "num_layers=1", "s=32", "vocab_size=64", "recipe=fp32", "dtype=fp32")
     job = Job(spec, 1, "cpu", "", str(tmp_path / "events.jsonl"))
-    dead = measured(job, json.loads(encoded(answer(job))), "memcalc measure gpt2", read_events(job.events))
+    dead = measured(job, json.loads(encoded(answer(job))), "memcalc measure gpt2")
     monkeypatch.setattr("memcalc.proving.one.measure", lambda *_, **__: refuse_death(dead, None))
     code, out, err = run("measure", *TINY)
     document = json.loads(run("measure", *TINY, "--format", "json").out)

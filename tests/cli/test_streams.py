@@ -48,6 +48,49 @@ def test_a_full_disk_is_said_once(form: str) -> None:
     assert done.stderr == b"error: standard output could not be written: No space left on device.\n"
 
 
+@pytest.mark.parametrize("unbuffered", ["PYTHONUNBUFFERED=", "PYTHONUNBUFFERED=1"])
+def test_a_disk_that_is_full_in_the_middle(unbuffered: str, tmp_path: Path) -> None:
+    """Without a buffer, as in most containers, Python itself writes once and drops what was not taken."""
+    done = shell(f"ulimit -f 8; {unbuffered} {MEMCALC} estimate gpt2 --format json >out.json", tmp_path)
+
+    assert done.returncode == 3
+    assert done.stderr == b"error: standard output could not be written: File too large.\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["PYTHONUNBUFFERED=", "PYTHONUNBUFFERED=1"])
+def test_a_reader_that_goes_in_the_middle(unbuffered: str) -> None:
+    line = f"{unbuffered} {MEMCALC} sweep gpt2 --vary b=1..4000 --format csv | head -n 1 >/dev/null"
+    done = shell(f"{line}; exit ${{PIPESTATUS[0]}}")
+
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+SLOW_READER = """
+import os, subprocess, sys, time
+receiving, sending = os.pipe()
+os.set_blocking(sending, False)
+process = subprocess.Popen([sys.executable, "-m", "memcalc", *sys.argv[1:]], stdout=sending)
+os.close(sending)
+time.sleep(2)
+text = b""
+while chunk := os.read(receiving, 1 << 16):
+    text += chunk
+print(process.wait(), len(text.splitlines()))
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_that_is_not_waited_for(unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parent's setting of a pipe is the child's, too."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    words = "sweep gpt2 --vary b=1..4000 --format csv".split()
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW_READER, *words], capture_output=True, check=False, text=True, timeout=60
+    )
+
+    assert (done.stdout, done.stderr) == ("0 4001\n", "")
+
+
 def test_colors_on_a_full_disk() -> None:
     done = shell(f"FORCE_COLOR=1 {MEMCALC} estimate gpt2 >/dev/full")
 
@@ -78,6 +121,7 @@ HOSTILE = (
     "##[set-env name=PATH]x",
     "::add-mask::x",
     "\u202egnp.exe",
+    "\u061cALM",
     "\x85next\u2028line",
     "\x9b31m",
     "\x7f\x08\x08",
@@ -140,7 +184,7 @@ def run_with(name: str, number: int, folder: Path, capsys: pytest.CaptureFixture
 def test_no_control_characters_leave_the_program(
     runs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On either stream, in any format, whatever is named how: 17 commands x 13 names, and some again."""
+    """On either stream, in any format, whatever is named how: 17 commands x 14 names, and some again."""
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     found = []
     for number in range(runs):

@@ -200,7 +200,7 @@ def test_memory_is_bounded(line: bytes) -> None:
         yield b"\n" + MESSAGE.encode() + b"\n"
 
     tracemalloc.start()
-    diagnosis = diagnose("long.log", Long(pieces()))  # type: ignore[arg-type]
+    diagnosis = diagnose("long.log", Long(pieces()))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 

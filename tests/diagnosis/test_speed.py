@@ -31,6 +31,9 @@ LINES = {
     "one long message": FULL + "Process 1 has 79.09 GiB memory in use. " * 3_000,
     "overwritten lines": "a\r" * 30 + "out of memory",
     "line feeds": "",
+    "shapes": "OOM when allocating tensor with shape[" + "123456," * 300 + "] and type float on /job:localhost",
+    "shapes without an end": "OOM when allocating tensor with shape[" + "123456," * 11 + "x",
+    "paddle's": "Out of memory error on GPU 7. Cannot allocate 123456789.000GB memory on GPU 7, ",
 }
 MEGABYTES_PER_SECOND = 5  # of this process's time
 

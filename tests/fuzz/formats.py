@@ -69,7 +69,7 @@ def _suite(path: Path) -> Answer:
     return Answer(0, "", "")
 
 
-def _records() -> bytes:
+def measured_records() -> bytes:
     """Two records of measured runs, with fewer phases."""
     lines = (ROOT / "benchmarks/recordings/measured/null-h100-80gb-torch-2.13.0.jsonl").read_text().splitlines()[:2]
     records = [json.loads(line) for line in lines]
@@ -159,7 +159,7 @@ FORMATS: dict[str, Format] = {
     },
     "chain": Format("chain.yaml", CHAIN, command("recompute", "FILE", "--budget", "1200KiB")),
     "suite": Format("suite.yaml", SUITE, _suite),
-    "records": Format("records.jsonl", _records(), command("measure", "--compare", "FILE", "--trace", "none")),
+    "records": Format("records.jsonl", measured_records(), command("measure", "--compare", "FILE", "--trace", "none")),
     "events": Format("events.jsonl", EVENTS, command("replay", "FILE", "--gpu", "h100-80gb")),
     "snapshot": Format("snapshot.pickle", pickle.dumps(snapshot()), command("replay", "FILE")),
     "settings": Format("memcalc.toml", SETTINGS, _settings),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import getpass
+import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.fuzz.formats import CHAIN, EVENTS, ROOT
+from tests.fuzz.formats import CHAIN, EVENTS, ROOT, measured_records
 
 MEMCALC = [sys.executable, "-m", "memcalc"]
 SECONDS = 20.0  # that a command may take to end once it was told to, or without output: the bar for a hang
@@ -62,7 +66,41 @@ COMMANDS = (
     _command("schema"),
     _command("--help"),
 )
+# These run torch, in this process, in others, and in others of theirs: seconds each, so that each has few moments.
+TINY = "--set l=1 --set d=32 --set h=2 --set V=64 --set s=8 --set b=1 --set attention=eager"
+STEP = "import torch; kept = torch.ones(9, device='cuda'); import time; time.sleep(0.5)"
+BOTH = """
+import subprocess, sys
+try:
+    for process in [subprocess.Popen([sys.executable, "step.py"]) for _ in range(2)]:
+        process.wait()
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+WITH_TORCH = (
+    _command(f"trace gpt2 {TINY} --record events-made.jsonl --plot timeline.html"),
+    _command(f"trace gpt2 {TINY} --device null --python NULL --export chrome.json"),
+    _command(f"measure gpt2 {TINY} --device cpu --record records.jsonl"),
+    _command(f"measure gpt2 {TINY} --device null:h100-80gb --python NULL --trace none --record records.jsonl"),
+    _command("measure --suite suite.yaml --device cpu --record records.jsonl"),
+    _command("measure --compare measured.jsonl --record compared.jsonl"),
+    _command("dry-run --gpu h100-80gb --record dry.json -- NULL step.py"),
+    _command("dry-run --gpu h100-80gb --format json -- NULL both.py"),
+)
+MOMENTS_WITH_TORCH = 2
+NULL_PYTHON = Path(os.environ.get("MEMCALC_NULL_PYTHON") or ROOT / ".venv-null" / "bin" / "python")
+SUITE = "{runs: [gpt2 l=1 d=32 h=2 V=64 s=8 attention=eager, gpt2 l=2 d=32 h=2 V=64 s=8 attention=eager], steps: 1}"
+
 OUTPUTS = {"report.json", "all.csv", "planned.yaml", "space.html"}
+OUTPUTS_WITH_TORCH = {
+    "events-made.jsonl",
+    "timeline.html",
+    "chrome.json",
+    "records.jsonl",
+    "compared.jsonl",
+    "dry.json",
+}
+INPUTS = {"configs", "chain.yaml", "events.jsonl", "oom.log", "suite.yaml", "step.py", "both.py", "measured.jsonl"}
 
 
 @pytest.fixture
@@ -75,11 +113,39 @@ def folder(tmp_path: Path) -> Path:
     (work / "chain.yaml").write_bytes(CHAIN)
     (work / "events.jsonl").write_bytes(EVENTS)
     (work / "oom.log").write_bytes((ROOT / "docs/examples/oom.log").read_bytes())
+    (work / "suite.yaml").write_text(SUITE)
+    (work / "step.py").write_text(STEP)
+    (work / "both.py").write_text(BOTH)
+    (work / "measured.jsonl").write_bytes(measured_records())
     return work
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return os.environ | {"TMPDIR": str(folder.parent / "tmp"), "COLUMNS": "80"}
+    # This program, wherever the command runs, and not one that is installed.
+    own = {"TMPDIR": str(folder.parent / "tmp"), "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
+    return os.environ | own
+
+
+def words_of(command: Command) -> list[str]:
+    """The command line."""
+    return [*MEMCALC, *(str(NULL_PYTHON) if word == "NULL" else word for word in command.words.split())]
+
+
+def live(folder: Path) -> list[str]:
+    """Processes that work in a folder: what a command has started and not ended; they may take a moment."""
+    until = time.monotonic() + SECONDS
+    while (found := _working(folder)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return found
+
+
+def _working(folder: Path) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cwd").resolve() == folder and int(process.name) != os.getpid():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200])
+    return found
 
 
 def left_behind(folder: Path) -> list[str]:
@@ -87,13 +153,27 @@ def left_behind(folder: Path) -> list[str]:
     return [
         str(path.relative_to(folder.parent))
         for path in (*(folder.parent / "tmp").rglob("*"), *folder.iterdir())
-        if path.name not in OUTPUTS | {"configs", "chain.yaml", "events.jsonl", "oom.log"}
+        # PyTorch's own folder, of a program that a dry run was asked for: it is there without memcalc as well.
+        if path.name not in {"torchinductor_" + getpass.getuser()} | OUTPUTS | OUTPUTS_WITH_TORCH | INPUTS
     ]
+
+
+def lost_records(folder: Path) -> list[str]:
+    """What is wrong with the records that were kept: each line but a last one that was cut off is a whole record."""
+    found = []
+    for name in ("records.jsonl", "compared.jsonl"):
+        path = folder / name
+        *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        try:
+            found += [f"{name}: {line[:80]!r}" for line in whole if "record" not in json.loads(line)]
+        except ValueError as error:
+            found.append(f"{name}: {error}")
+    return found
 
 
 def without(command: Command, streams: str, folder: Path) -> str | None:
     """The complaint about a command that cannot print."""
-    line = f"{' '.join(MEMCALC)} {command.words} {streams}"
+    line = f"{shlex.join(words_of(command))} {streams}"
     if "|" in streams:
         line += "; exit ${PIPESTATUS[0]}"
     try:
@@ -102,6 +182,8 @@ def without(command: Command, streams: str, folder: Path) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"{line}: no end"
+    if remaining := live(folder):
+        return f"{line}: still running {remaining}"
     allowed = command.codes | ({3, 141} if "full" in streams or "|" in streams else set())
     if done.returncode not in allowed:
         return f"{line}: exit code {done.returncode}"
@@ -112,9 +194,8 @@ def without(command: Command, streams: str, folder: Path) -> str | None:
 
 def ended(command: Command, number: int, seconds: float, folder: Path) -> str | None:
     """The complaint about a command that gets a signal after some time."""
-    words = [*MEMCALC, *command.words.split()]
     with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, env=environment(folder)
+        words_of(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, env=environment(folder)
     ) as process:
         time.sleep(seconds)
         process.send_signal(number)
@@ -129,30 +210,34 @@ def ended(command: Command, number: int, seconds: float, folder: Path) -> str | 
         if b"memcalc/cli" not in err and process.returncode in (1, -signal.SIGINT):
             return None
         return f"{place}: exit code {process.returncode}"
-    if b"Traceback" in err and b"memcalc/" in err:
+    # Not those of a program that a dry run was asked for.
+    if b"Traceback" in err and b"memcalc/cli" in err:
         return f"{place}: {err.decode()[-300:]}"
     return None
+
+
+def run(command: Command, folder: Path) -> None:
+    subprocess.run(words_of(command), capture_output=True, cwd=folder, env=environment(folder), check=False)
 
 
 def interrupted(commands: tuple[Command, ...], moments: int, seed: int, folder: Path) -> list[str]:
     """The complaints about commands that get each signal at random moments, and then are run once more."""
     rng = random.Random(seed)
+    print(f"seed {seed}")
     found = []
     for command in commands:
         began = time.monotonic()
-        subprocess.run(
-            [*MEMCALC, *command.words.split()], capture_output=True, cwd=folder, env=environment(folder), check=False
-        )
+        run(command, folder)
         whole = time.monotonic() - began
         for number in SIGNALS:
             for _ in range(moments):
                 found.append(ended(command, number, rng.uniform(0.3 * whole, 1.1 * whole), folder))
+                found += [f"{command.words}: still running {words}" for words in live(folder)]
+                found += [f"{command.words}: {problem}" for problem in lost_records(folder)]
                 if number != signal.SIGKILL:
                     found += [f"{command.words}: left {name}" for name in left_behind(folder)]
         # What was killed is cleaned by the next run.
-        subprocess.run(
-            [*MEMCALC, *command.words.split()], capture_output=True, cwd=folder, env=environment(folder), check=False
-        )
+        run(command, folder)
         found += [f"{command.words}: left {name}" for name in left_behind(folder)]
     return [each for each in found if each is not None]
 
@@ -175,6 +260,41 @@ def test_every_command_that_cannot_print(command: Command, folder: Path) -> None
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.words)
 def test_every_command_ended_at_random_moments(command: Command, folder: Path) -> None:
     assert interrupted((command,), MOMENTS, 2, folder) == []
+
+
+needs_null = pytest.mark.skipif(not NULL_PYTHON.exists(), reason="needs `make .venv-null`")
+
+
+@pytest.mark.long
+@needs_null
+@pytest.mark.parametrize("command", WITH_TORCH, ids=lambda command: command.words[:60])
+def test_commands_with_torch_that_cannot_print(command: Command, folder: Path) -> None:
+    """Two kinds of streams each, drawn anew by every run of the tests; what it prints says which."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    drawn = random.Random(seed).sample(STREAMS, 2)
+    assert [found for streams in drawn if (found := without(command, streams, folder))] == []
+
+
+@pytest.mark.long
+@needs_null
+@pytest.mark.parametrize("command", WITH_TORCH, ids=lambda command: command.words[:60])
+def test_commands_with_torch_ended_at_random_moments(command: Command, folder: Path) -> None:
+    """Drawn anew by every run of the tests; what it prints says how to draw the same again."""
+    assert interrupted((command,), MOMENTS_WITH_TORCH, random.SystemRandom().randrange(2**32), folder) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kilobytes", [12, 24])
+def test_a_disk_for_temporary_files_that_fills_up_costs_no_record(kilobytes: int, folder: Path) -> None:
+    """By the limit of a file's size, which the record is below, and the events of a run are above."""
+    words = f"measure gpt2 {TINY} --steps 3 --device cpu --trace none --record records.jsonl"
+    line = f"ulimit -f {kilobytes}; {shlex.join([*MEMCALC, *words.split()])}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, cwd=folder, env=environment(folder), check=False)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (folder / "records.jsonl").read_text().count("\n") == 1
+    assert left_behind(folder) == []
 
 
 @pytest.mark.long

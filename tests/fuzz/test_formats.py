@@ -18,7 +18,7 @@ CODES = {0, 1, 2}
 MUTATIONS = 2_000  # of every format
 BROKEN = Path(__file__).with_name("broken")
 
-CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f]")
 COMMAND = re.compile(r"^\s*::|##\[", re.MULTILINE)
 
 

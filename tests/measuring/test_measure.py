@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from memcalc.errors import InputError, OutOfMemory, Unavailable
-from memcalc.events import read_events
 from memcalc.ledger.document import document
 from memcalc.ledger.phases import phase_names
 from memcalc.ledger.schema import Document
@@ -38,7 +37,7 @@ def run(tmp_path: Path) -> Any:
         found = json.loads(encoded(answer(job)))
         if "refused" in found:
             raise {"InputError": InputError, "Unavailable": Unavailable}[found["refused"][0]](found["refused"][1])
-        return measured(job, found, "memcalc measure tiny", read_events(job.events))
+        return measured(job, found, "memcalc measure tiny")
 
     return execute
 

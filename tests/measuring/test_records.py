@@ -88,6 +88,12 @@ OTHERS = {
     "list.json": b"[1, 2]",
     "records_then_something.jsonl": b'{"record":2,"number":1}\nmy notes on this run',
     "records_then_json.jsonl": b'{"record":2,"number":1}\n{"note": "mine"}',
+    "own_records.json": b'{"record": "my own", "x": 1}',
+    "records_then_own.jsonl": b'{"record":2,"number":1}\n{"record": true}',
+    "half_of_own.jsonl": b'{"record":2,"number":1}\n{"record": nothing of memcalc',
+    "whole_records_in_a_line.jsonl": b'{"record":2,"number":1}{"record":2,"number":2}',
+    "a_record_and_half_a_one.jsonl": b'{"record":2,"number":1}{"record":2,"num',
+    "a_record_and_a_note.jsonl": b'{"record":2,"number":1} of the first node',
 }
 
 
@@ -103,14 +109,52 @@ def test_a_file_that_holds_something_else_is_refused_and_stays(name: str, tmp_pa
     assert path.read_bytes() == OTHERS[name]
 
 
+def test_a_line_longer_than_any_record_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"record":2,')
+        file.truncate(1 << 34)  # takes no space on the disk
+
+    with pytest.raises(InputError, match=r"ends in a line that is longer than any record\."):
+        check_records(path)
+    assert path.stat().st_size == 1 << 34
+
+
+def test_a_lock_that_is_kept_is_not_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    monkeypatch.setattr("memcalc.measuring.records.PATIENCE", 0.1)
+    path = tmp_path / "records.jsonl"
+    append(record(1), path)
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match=r"--record .*: is locked by another process"):
+            check_records(path)
+        with pytest.raises(NotWritten, match=r"could not be written: is locked by another process.*not kept"):
+            append(record(2), path)
+    append(record(3), path)
+    assert [found["number"] for found in read(path)] == [1, 3]
+
+
+def test_a_link_to_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    link = tmp_path / "records.jsonl"
+    link.symlink_to(tmp_path / "new" / "records.jsonl")
+    check_records(link)
+    append(record(1), link)
+
+    assert [found["number"] for found in read(link)] == [1]
+
+
 def test_what_cannot_take_records_is_refused_before_the_run(tmp_path: Path) -> None:
     import os
 
     os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").write_text("x")
     for name, why in (
         (".", "is a directory, not a file"),
         ("fifo", "is a pipe, not a file"),
+        ("loop", "cannot be used: Too many levels of symbolic links"),
         ("file/records.jsonl", "cannot be used: Not a directory"),
     ):
         with pytest.raises(InputError, match=why):

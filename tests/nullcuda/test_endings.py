@@ -7,6 +7,8 @@ import json
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import pytest
+
 from memcalc.cli.app import main
 from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY, STOPPED
 from memcalc.spec.cards import find_card
@@ -40,6 +42,39 @@ def test_a_script_that_halves_its_batch_ends_at_the_right_one(dry_run: Script, d
     assert (result.outcome, result.exit_code) == (DONE, 0)
     assert result.allocated_bytes == 64 * GIB
     assert result.device_bytes == 64 * GIB + find_card("h100-80gb").context_bytes
+
+
+FULL = """
+import os, torch, memcalc_watch
+write = memcalc_watch.write
+
+def full(path, text):
+    if {anyway} or os.path.exists(os.path.join(os.path.dirname(path), memcalc_watch.RESERVE)):
+        raise OSError(28, os.strerror(28))
+    write(path, text)
+
+memcalc_watch.write = full
+kept = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+"""
+
+
+def test_a_disk_that_is_full_when_the_process_ends(dry_run: Script) -> None:
+    """There is room that was kept for its report."""
+    result = dry_run(FULL.format(anyway=False))
+
+    assert (result.outcome, result.allocated_bytes, result.lost) == (DONE, GIB, 0)
+
+
+def test_a_report_that_is_lost_all_the_same_is_said(
+    dry_run_here: Path, null_python: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (dry_run_here / "script.py").write_text(FULL.format(anyway=True))
+    code = main(["dry-run", "--gpu", "h100-80gb", "--assert-fits", "--", null_python, "script.py"])
+    out, err = capfd.readouterr()
+
+    assert code == 3
+    assert "NOTHING MEASURED" in out
+    assert "error: the temporary report of a process could not be written: its disk is full. What it held is" in err
 
 
 DIES = """

@@ -11,7 +11,6 @@ import pytest
 import memcalc
 from memcalc.api import compare_records
 from memcalc.errors import InputError
-from memcalc.events import read_events
 from memcalc.measuring.child import answer
 from memcalc.measuring.job import Job
 from memcalc.measuring.measure import measured
@@ -29,7 +28,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     events = str(tmp_path_factory.mktemp("run") / "events.jsonl")
     job = Job(memcalc.load("gpt2", *SIZES, "optimizer=sgd"), 2, "cpu", "", events)
     command = "memcalc measure gpt2 --set l=1 --steps 2"
-    return measured(job, json.loads(json.dumps(answer(job))), command, read_events(events)).to_record()
+    return measured(job, json.loads(json.dumps(answer(job))), command).to_record()
 
 
 def file_of(folder: Path, *records: dict[str, Any]) -> Path:

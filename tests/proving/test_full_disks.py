@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -58,6 +59,49 @@ def test_a_picture_that_cannot_be_written_costs_neither_the_screen_nor_the_recor
     assert "gpt2" in out
     assert err.startswith(f"error: {tmp_path}/plot.html could not be written: No space left on device.")
     assert record.read_text().count("\n") == 1
+
+
+def test_a_full_disk_for_temporary_files_costs_no_figures(tmp_path: Path) -> None:
+    """The events, which the figures by component are made of, come another way."""
+    from memcalc.measuring import child
+    from memcalc.measuring.job import Job, encoded
+    from memcalc.measuring.measure import measured
+
+    spec = load("gpt2", "l=1 d=32 h=2 V=64 s=8 recipe=fp32 dtype=fp32 attention=eager dropout=0".split())
+    jobs = [Job(spec, 1, "cpu", "", str(tmp_path / name)) for name in ("events.jsonl", "full.jsonl")]
+    (tmp_path / "full.jsonl").symlink_to("/dev/full")
+    answers = [json.loads(encoded(child.answer(job))) for job in jobs]
+    ledgers = [measured(job, found, "").result.ledger for job, found in zip(jobs, answers, strict=True)]
+
+    assert ["events" in found for found in answers] == [False, True]
+    assert ledgers[0].totals == ledgers[1].totals
+    assert ledgers[0].components("backward_1") == ledgers[1].components("backward_1")
+
+
+def test_a_full_disk_before_the_run_is_no_wrong_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/memcalc-measure-x")
+
+    monkeypatch.setattr("memcalc.folders.tempfile.mkdtemp", full)
+    code = main(RUN)
+
+    assert code == 3
+    assert capsys.readouterr().err.startswith("error: /tmp/memcalc-measure-x could not be written: No space left on")
+
+
+def test_a_machine_without_memory_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def large(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("memcalc.engine.varying.parse_axes", large)
+    code = main(["sweep", "gpt2", "--vary", "b=1..4"])
+
+    assert code == 3
+    assert capsys.readouterr().err.startswith("error: there is not enough memory here for this.")
 
 
 def test_the_api_hands_over_what_was_measured() -> None:

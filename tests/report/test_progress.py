@@ -2,11 +2,22 @@
 
 import io
 import itertools
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+import memcalc
 from memcalc.progress import EVERY, counted, silent
 from memcalc.report.progress import PATIENCE, PAUSE, shown_progress
+
+ROOT = Path(__file__).parents[2]
 
 
 class Terminal(io.StringIO):
@@ -61,3 +72,85 @@ def test_long_work_is_shown_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -
     assert "10/60" in text
     assert "20/60" not in text
     assert "30/60" in text
+
+
+class Watcher:
+    """What a terminal is told, without one."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, list[tuple[int, int | None]]] = {}
+
+    def __call__(self, what: str, done: int, total: int | None = None) -> None:
+        self.told.setdefault(what, []).append((done, total))
+
+
+def test_a_search_for_layouts_tells_how_many_are_done() -> None:
+    watcher = Watcher()
+    memcalc.fit("llama-3-8b", gpu="h100-80gb", gpus=8, progress=watcher)
+
+    counts = [done for done, _ in watcher.told["layouts over 8 GPUs"]]
+    assert counts == list(range(len(counts)))
+    assert len(counts) > 10
+
+
+def test_the_fewest_cards_tell_which_number_is_tried() -> None:
+    watcher = Watcher()
+    memcalc.fit("gpt2", gpu="t4", minimize="gpus", progress=watcher)
+
+    assert "layouts on one GPU" in watcher.told
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_check_tells_how_many_files_are_done(jobs: int, tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.yaml").write_text("preset: gpt2\n")
+    watcher = Watcher()
+    memcalc.check(tmp_path, gpu="h100-80gb", jobs=jobs, progress=watcher)
+
+    assert watcher.told == {"configurations": [(1, 3), (2, 3), (3, 3)]}
+
+
+def test_a_long_log_tells_how_much_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_bytes((ROOT / "docs/examples/oom.log").read_bytes() + b"step 1 loss 2\n" * 300_000)
+    watcher = Watcher()
+    memcalc.oom(log, progress=watcher)
+
+    assert watcher.told["MiB of the log"][-1] == (4, 4)
+
+
+def test_plans_are_counted() -> None:
+    watcher = Watcher()
+    memcalc.recompute("gpt2", gpu="t4", maximize=True, progress=watcher)
+
+    counts = [done for done, _ in watcher.told["plans"]]
+    assert counts == list(range(len(counts)))
+
+
+def test_commands_draw_it_on_a_terminal_and_nowhere_else(tmp_path: Path) -> None:
+    """A search of some seconds, its standard error once a terminal and once a file."""
+    command = [sys.executable, "-m", "memcalc", *"fit llama-3-70b --gpu h100-80gb --gpus 512".split()]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs):
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # how Linux tells that the other end has closed
+            while chunk := os.read(ours, 1 << 16):
+                shown += chunk
+    os.close(ours)
+    plain = subprocess.run(command, capture_output=True, check=False)
+
+    assert b"layouts over 512 GPUs" in shown
+    assert plain.stderr == b""
+
+
+def test_an_interrupt_ends_a_search_at_once() -> None:
+    command = [sys.executable, "-m", "memcalc", *"fit deepseek-v3 --gpu h100-80gb --gpus 2048".split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        time.sleep(4)
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        out, err = process.communicate(timeout=20)
+
+    assert (process.returncode, out, err) == (130, b"", b"")
+    assert time.monotonic() - began < 5

@@ -28,7 +28,7 @@ _SIZE = re.compile(SIZE)
 _ROUNDED = re.compile(r"\(roundedto(\d{1,20})\)")
 _OPERATOR = re.compile(r"requestedbyop(.{1,150}?)(?=Ifthecause|Currentallocation)")
 _HARMLESS = re.compile(r"(?:withfreed_by_count=\d{1,9})?\.Thecallerindicatesthatthisisnotafailure")
-_SHAPE = re.compile(r"\[((?:\d{1,12},?){0,12})\]")
+_SHAPE = re.compile(r"\[((?:\d{1,12}(?:,\d{1,12}){0,11},?)?)\]")  # one way to read it: no number is tried in pieces
 _TYPE = re.compile(r"andtype([a-z_]{1,20}?\d{0,3}(?:_[a-z0-9]{1,8})?)on/")
 _DEVICE = re.compile(r"device:([A-Z]{3}):(\d{1,4})")
 _POOL = re.compile(r"(\d{1,20})memory_limit_:(\d{1,20})")

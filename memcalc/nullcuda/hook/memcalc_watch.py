@@ -23,7 +23,7 @@ import types
 from typing import Any, Callable, Optional  # noqa: UP035 -- runs on Python 3.9 too
 
 # ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
-# ruff: noqa: PTH105, PTH118, PTH123, PTH208 -- pathlib would cost every start of a Python 5 ms
+# ruff: noqa: PTH105, PTH108, PTH110, PTH118, PTH123, PTH208 -- pathlib would cost every start of a Python 5 ms
 # ruff: noqa: UP045, B905 -- Python 3.9 has neither X | None nor zip(strict=)
 
 # By name: they lie beside this file, on PYTHONPATH, and belong to no package.
@@ -39,11 +39,19 @@ RANDOM_WEIGHTS = os.environ.get("MEMCALC_NULL_RANDOM_WEIGHTS") == "1"
 HISTORY = os.environ.get("MEMCALC_NULL_HISTORY") == "1"
 ALONE = os.environ.get("MEMCALC_NULL_ALONE") == "1"  # one rank of many
 
+RESERVE = "reserve"  # file in it that takes the room of some reports
 REPORT_EVERY = 1.0  # seconds between the reports that a process writes while it runs, for the case that it is killed
 HISTORY_ENTRIES = 1_000_000  # events of the allocator; older ones are forgotten
 LAST_GRAPH = 0.05  # seconds that autograd's thread gets at the end
 
 COUNTS = ("launches", "reads", "small_reads", "read_bytes", "communicators", "communicator_bytes")
+
+
+def write(path: str, text: str) -> None:
+    """Write a report whole, in place of the one before."""
+    with open(path + ".part", "w") as file:
+        file.write(text)
+    os.replace(path + ".part", path)
 
 
 class Watch:
@@ -223,9 +231,15 @@ class Watch:
             self.read_peaks()
             self.read_ranks()
             path = os.path.join(str(REPORTS), f"{os.getpid()}-{self.started:.6f}.json")
-            with open(path + ".part", "w") as file:
-                json.dump(self.document(allocations=allocations), file)
-            os.replace(path + ".part", path)
+            text = json.dumps(self.document(allocations=allocations))
+            try:
+                write(path, text)
+            except OSError:  # the disk is full: there is room that was kept for this
+                open(path + ".lost", "w").close()
+                os.unlink(os.path.join(str(REPORTS), RESERVE))
+                write(path, text)
+            if os.path.exists(path + ".lost"):
+                os.unlink(path + ".lost")
         except Exception as error:  # noqa: BLE001 -- the program that is watched must not fail by it
             sys.stderr.write(f"memcalc: no report of process {os.getpid()}: {error!r}\n")
 
