@@ -43,11 +43,13 @@ def replay_sentence() -> str:
     answers = [(result.verdict, record["outcome"] == DONE) for record, result in near_runs()]
     wrong = sum(answer != "unknown" and (answer == "fits") is not done for answer, done in answers)
     undecided = sum(answer == "unknown" for answer, _ in answers)
+    false_fits = sum(answer == "fits" and not done for answer, done in answers)
     return (
         f"The replayed reserved memory of one GPU is exact to the byte on {_accuracy(alone)}.\n"
         f"That of one rank of DDP, FSDP2, DeepSpeed or tensor parallelism is exact on {_accuracy(ranks)}.\n"
         f"Of {len(answers)} randomly sampled runs within 12% of their GPU's memory, judged by real PyTorch on the null "
-        f"CUDA device, {wrong} verdicts were wrong and {undecided} undecided.\n"
+        f"CUDA device, {false_fits} were said to fit and did not, {wrong - false_fits} were said not to fit and did, "
+        f"and {undecided} were undecided.\n"
     )
 
 
@@ -86,8 +88,7 @@ def misses_table() -> str:
 
 @lru_cache(maxsize=1)
 def _replayed() -> tuple[Compared, ...]:
-    alone = (run for run in recorded_runs() if run.spec.parallelism.ranks == 1)
-    return tuple(each for run in alone if (each := compared(run)).estimated is not None)
+    return tuple(each for run in recorded_runs() if (each := compared(run)).estimated is not None)
 
 
 @lru_cache(maxsize=1)
