@@ -35,14 +35,14 @@ def test_with_one_card_less_no_layout_fits(
 
 
 def test_the_last_number_is_tried() -> None:
-    """Sixteen are enough and eight are not: where sixteen are the most, it is the last number that says so."""
+    """Six are enough and five are not: where six are the most, it is the last number that says so."""
     run = ("llama-3-8b", "recipe=mixed-16")
 
-    for most in (16, 20, 64):
+    for most in (6, 7, 16, 64):
         found = memcalc.fit(*run, gpu="a100-40gb", minimize="gpus", gpus=most)
-        assert (found.fewest, found.verdict) == (16, "fits")
-        assert found.may_be_fewer  # on 8, if the allocator reserves less than in the worst of the recorded runs
-    none = memcalc.fit(*run, gpu="a100-40gb", minimize="gpus", gpus=8)
+        assert (found.fewest, found.verdict) == (6, "fits")
+        assert found.may_be_fewer  # on 5, in a layout that is not replayed
+    none = memcalc.fit(*run, gpu="a100-40gb", minimize="gpus", gpus=5)
     assert (none.fewest, none.verdict) == (None, "unknown")
     assert memcalc.fit(*run, gpu="a100-40gb", minimize="gpus", gpus=2).verdict == "does-not-fit"
 
