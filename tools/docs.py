@@ -19,7 +19,7 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from itertools import groupby
@@ -73,9 +73,19 @@ def documents() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def refreshed(text: str) -> str:
-    """A document with every generated part regenerated."""
-    text = GENERATED.sub(lambda match: match[1] + generated(*match[2].split()) + match[3], text)
+def refreshed(text: str, keep: Collection[str] = ()) -> str:
+    """A document with every generated part regenerated.
+
+    Args:
+        text: the document.
+        keep: names of parts that stay as they are.
+    """
+
+    def part(match: re.Match[str]) -> str:
+        name, *words = match[2].split()
+        return match[0] if name in keep else match[1] + generated(name, *words) + match[3]
+
+    text = GENERATED.sub(part, text)
     blocks = list(BLOCK.finditer(text))
     sessions = {"console": console_session, "pycon": python_session}
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each console session waits for processes of its own

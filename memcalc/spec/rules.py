@@ -13,7 +13,6 @@ from memcalc.spec.foreign import family_of_foreign
 from memcalc.spec.fp8_rules import fp8
 from memcalc.spec.inference_rules import inference
 from memcalc.spec.kernel_rules import kernels
-from memcalc.spec.layers import are_mixed
 from memcalc.spec.loss_rules import loss
 from memcalc.spec.optimizer_rules import optimizing
 from memcalc.spec.products import kept_products_rules
@@ -23,8 +22,7 @@ from memcalc.spec.yaml_source import Path, Source
 
 Rule = Callable[[Spec], Iterable[Broken]]
 
-MOST_LAYERS = 65_536  # engines lay out one by one what they shard; published models have 126 at most
-MOST_MIXED_LAYERS = 4096  # each is looked at by itself
+MOST_LAYERS = 4096  # a replay has the requests of each, thousands of times a search; published models have 126 at most
 
 
 def check_rules(spec: Spec, source: Source) -> None:
@@ -148,22 +146,6 @@ def _precision(spec: Spec) -> Iterator[Broken]:
         )
 
 
-def _mixed_layers(spec: Spec) -> Iterator[Broken]:
-    if spec.model.num_layers > MOST_MIXED_LAYERS and are_mixed(spec):
-        moe = spec.model.moe
-        experts = moe is not None and moe.mixed
-        kinds = (
-            "dense layers between those with experts"
-            if experts
-            else "layers that differ in their windows or in what they turn"
-        )
-        yield Broken(
-            ("model", "num_layers"),
-            f"num_layers = {spec.model.num_layers} with {kinds}.",
-            f"Each layer is looked at then: at most {MOST_MIXED_LAYERS}.",
-        )
-
-
 def _layers(spec: Spec) -> Iterator[Broken]:
     if spec.model.num_layers > MOST_LAYERS:
         yield Broken(
@@ -274,7 +256,6 @@ RULES: tuple[Rule, ...] = (
     _sequence,
     _precision,
     _layers,
-    _mixed_layers,
     _tensor_parallel,
     _engine,
     parallel_rules.megatron,
@@ -300,7 +281,6 @@ INFERENCE_RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
     _heads,
     _experts,
     _layers,
-    _mixed_layers,
     _tensor_parallel,
     parallel_rules.experts,
 )

@@ -71,14 +71,11 @@ def test_dense_layers_exist_and_are_not_too_many_to_look_at() -> None:
         "configuration: model.moe.dense_layers: dense_layers names layer 4, but the layers are 0 to 3. "
         "Name layers that exist."
     )
-    assert refusal(model={"moe": MOE | {"expert_interval": 2}, "l": 50_000}).endswith(
-        "num_layers = 50000 with dense layers between those with experts. Each layer is looked at then: at most 4096."
-    )
 
 
 def test_layers_are_not_too_many_to_lay_out() -> None:
     assert refusal(model={"l": 2**31}) == (
-        "configuration: model.num_layers: num_layers = 2147483648 is more than 65,536. No model comes near it."
+        "configuration: model.num_layers: num_layers = 2147483648 is more than 4,096. No model comes near it."
     )
 
 
