@@ -17,8 +17,7 @@ COPY = "torch 2.13 aten/src/ATen/native/cuda/Copy.cu: copy_requires_temporaries"
 def save_on_host(tape: Tape, first: Tensor | None, *, frees_tables: bool, pinned: bool) -> None:
     """The tape's forward keeps nothing on the device any more; its backward fetches a copy of what it asks for.
 
-    The loss, which is behind the model's forward, keeps what it did. Python's variables show, which held before what
-    was saved as well: a layer's input until it returns, what the layers begin with until all of them have.
+    The loss, which is behind the model's forward, keeps what it did.
 
     Args:
         tape: as it is without.
@@ -28,11 +27,7 @@ def save_on_host(tape: Tape, first: Tensor | None, *, frees_tables: bool, pinned
             (aten/src/ATen/native/cuda/Copy.cu, copy_requires_temporaries). Pageable copies keep the order.
     """
     tape.offloads = True
-    if tape.entry is not None and not tape.boundary:  # a layer
-        tape.still_named(tape.entry)
     if first is not None:
-        if not tape.names:  # a family of transformers knows whether it has a name
-            tape.names.add(first.storage)
         if frees_tables:
             tape.names |= tape.held
             tape.held.clear()

@@ -46,6 +46,7 @@ MEANINGS = {
     "n_p": "tokens of a sequence in whole blocks of a paged cache",
     "n_w": "the same of a window",
     "T/n": "tokens of a chunk of the loss, b·s/n rounded up",
+    "T'": "tokens of the last chunk, those that are left",
     "T_f": "rows of logits of a fused loss, 2^k >= b·s/(V/d)",
 }
 
@@ -141,7 +142,9 @@ def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
         values |= _expert_values(spec, values)
     if spec.training.lora is not None:
         values["r"] = spec.training.lora.rank
-    values["T/n"] = -(-b * s // spec.training.loss_chunks)
+    chunks = spec.training.loss_chunks
+    values["T/n"] = -(-b * s // chunks)
+    values["T'"] = max(b * s - (chunks - 1) * values["T/n"], 0)
     # Liger's rows of logits: as many as need no more memory than the hidden state, rounded up to a power of two.
     share = -(-values["V"] // values["d_e"])
     values["T_f"] = min(1 << (-(-b * s // share) - 1).bit_length(), b * s)

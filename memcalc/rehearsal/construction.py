@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from math import prod
-from typing import NamedTuple
 
 from memcalc.estimation.adapters import adapters_of, base_dtype
 from memcalc.estimation.choice import Choice, choice_of, groups
@@ -17,30 +16,11 @@ from memcalc.estimation.sharding import Held, Parameters, stage_parameters
 from memcalc.estimation.stages import Stage
 from memcalc.estimation.standing import standing_items
 from memcalc.ledger.component import Component
+from memcalc.rehearsal.built import Built, Made
+from memcalc.rehearsal.quantisation import in_4_bits
 from memcalc.spec.families import family_buffers
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
-from memcalc.workspaces import Script
-
-
-class Made(NamedTuple):
-    """A tensor: its bytes, what is made on the way to it and freed once it is there, and whether it stays itself.
-
-    `parameter`: whose weight it is.
-    """
-
-    size: int
-    before: Script = ()
-    stays: bool = True
-    parameter: Held | None = None
-
-
-class Built(NamedTuple):
-    """Tensors that are made one after the other, and the phases in which they are held."""
-
-    mask: int
-    tensors: tuple[Made, ...]
-    replaced: tuple[Made, ...] = ()  # as many that are made before, each of which goes when its successor is there
 
 
 def layers_with_experts(spec: Spec) -> tuple[bool, ...]:
@@ -65,7 +45,8 @@ def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[
         yield from (_alone(item) for item in standing)
         return
     base = tuple(held for held in ordered if not _is_adapter(held))
-    weights = _joined(buffers.among(base, _sized(base, copies, choice, "")))
+    sized = _sized(base, copies, choice, "")
+    weights = _joined(buffers.among(base, sized if spec.training.qlora is None else in_4_bits(spec, base, sized)))
     splits = choice.partitions_gradients and choice.zero_stage == 3
     yield from chain.from_iterable(_split_at_once(built, choice) for built in weights) if splits else weights
     yield from _adapters(spec, [held for held in ordered if _is_adapter(held)], copies, choice)
@@ -113,8 +94,9 @@ def _adapters(spec: Spec, ordered: Sequence[Held], copies: dict[Held, list[Copy]
     adapters = adapters_of(spec)
     assert adapters is not None
     first = [Made(each.size) for built in made for each in built.tensors]
-    base = DTYPE_BYTES[base_dtype(spec.training)]
-    if adapters.quantised is None and base < DTYPE_BYTES[adapters.dtype]:
+    # Of a matrix in 4 bits PEFT takes the dtype that it computes in.
+    base = DTYPE_BYTES[choice.compute if adapters.quantised is not None else base_dtype(spec.training)]
+    if base < DTYPE_BYTES[adapters.dtype]:
         narrow = tuple(Made(each.size * base // DTYPE_BYTES[adapters.dtype]) for each in first)
         yield Built(from_phase("model"), tuple(first), narrow)
     else:

@@ -86,6 +86,8 @@ class Passing:
                 self.shared |= {block.program.storages[at].name: each for at, each in frame.held.items()}
         for item in self.plan:
             hidden = self.forward_of(item, hidden)
+        if self.timeline.spec.training.implementation == "plain":
+            self._let_go("names")  # memcalc/step/recompute.py, run_plan: the layers have a function of their own
         self.run(self.head, hidden)
         self.engine.after_forward(ROOT)
 

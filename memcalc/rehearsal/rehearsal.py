@@ -129,7 +129,7 @@ class Rehearsal:
         replaced = [self.requests.take(made.size) for made in built.replaced]
         for index, made in enumerate(built.tensors):
             before = [self.requests.play(made.before)] if made.before else []
-            found.append(self.requests.take(made.size))
+            found.append(self.requests.play(made.several) if made.several else self.requests.take(made.size))
             self.requests.drop(before if made.stays else (*before, found.pop()))
             if made.parameter is not None and made.stays:
                 self.weights.append(found[-1])

@@ -12,7 +12,7 @@ from memcalc.estimation.tape import NEW, Node, Shape, Tensor
 from memcalc.workspaces import ceil_div
 
 PEFT = "PEFT 0.21 tuners/lora/layer.py"
-BITSANDBYTES = "bitsandbytes 0.50 autograd/_functions.py, MatMul4Bit"
+BITSANDBYTES = "bitsandbytes 0.50 backends/cuda/ops.py, _dequant_linear_fallback; autograd/_functions.py, MatMul4Bit"
 
 
 class Adapted(InFloat8, Elementwise):
@@ -41,13 +41,18 @@ class Adapted(InFloat8, Elementwise):
         given = x.dtype
         x = self.cast(x, self.compute, f"{module} input in {self.compute}")
         whole = tape.store(f"{module}.weight dequantised", weight, self.compute, BITSANDBYTES)
-        temporaries = [whole]
+        made: tuple[int, ...] = (whole,)
+        prepares: tuple[tuple[int, int], ...] = ((whole, 1),)
         if adapters.quantised.nested:
             rule = workspaces.named(scales, weight=weight, block_size=adapters.quantised.block_size)
-            temporaries.append(tape.store(f"{module}.weight scales in fp32", (), "uint8", BITSANDBYTES, rule=rule))
+            around_zero, shifted = (
+                tape.store(f"{module}.weight {name}", (), "uint8", BITSANDBYTES, rule=rule)
+                for name in ("scales around zero in fp32", "scales in fp32")
+            )
+            made = (around_zero, shifted, whole)
+            prepares = ((shifted, 1), (whole, 1), (shifted, -1))  # to which backward adds their mean in place
         y = tape.new(f"{module} output", out, self.compute, BITSANDBYTES)
-        held = tuple(temporaries)
-        node = Node(module, (x,), (y,), (), (NEW,), forward_temporaries=held, backward_temporaries=held)
+        node = Node(module, (x,), (y,), (), (NEW,), made_first=made, prepares=prepares, between=((whole, -1),))
         tape.record(node)
         return self.cast(y, given, f"{module} output in {given}")
 

@@ -15,7 +15,8 @@ class TokenwiseLoss(Adapted, Loss):
     def chunked_cross_entropy(self, x: Tensor, weight: Shape, chunks: int, *, bias: bool, tied: bool) -> None:
         """Each chunk is checkpointed: its logits are made in forward, dropped, and made again in backward."""
         tape = self.tape
-        parts = tuple(Tensor(x.storage, ("T/n", weight[1]), x.dtype) for _ in range(chunks))
+        tokens = (*["T/n"] * (chunks - 1), "T'")
+        parts = tuple(Tensor(x.storage, (axis, weight[1]), x.dtype) for axis in tokens)
         tape.record(Node("chunks of tokens", (x,), parts, (), (NEW,)))
         shared: list[Tensor] = []
         if self.autocast and self.trains("lm_head") and self.parameters != self.compute:
@@ -29,10 +30,11 @@ class TokenwiseLoss(Adapted, Loss):
         of_chunks: list[list[Node]] = []
         for part in parts:
             start = len(tape.nodes)
+            out = (part.shape[0], weight[0])
             if shared:
-                logits = self._with_casts(part, shared, ("T/n", weight[0]))
+                logits = self._with_casts(part, shared, out)
             else:
-                logits = self.linear(part, "lm_head", weight, ("T/n", weight[0]), bias=bias, tied=tied)
+                logits = self.linear(part, "lm_head", weight, out, bias=bias, tied=tied)
             losses.append(self.cross_entropy(self.cast(logits, "fp32", "logits in fp32"), of=" of a chunk"))
             of_chunks.append(tape.nodes[start:])
             tape.segments.append(Segment(start, len(tape.nodes), (part.storage,)))

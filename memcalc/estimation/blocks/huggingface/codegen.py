@@ -42,9 +42,7 @@ class CodeGen(Mlps):
         rotated = {name: self.rotated(turning, name) for name, (turning, _) in parts.items()}
         joined: dict[str, Tensor] = {}
         for name, (_, passing) in parts.items():
-            # Autocast's cat wants one dtype; without it the kernel reads both.
-            beside = ops.cast(passing, "fp32", f"{name} passed in fp32") if c.autocast else passing
-            joined[name] = ops.concatenate((rotated[name], beside), heads, f"{name} joined")
+            joined[name] = ops.concatenate((rotated[name], passing), heads, f"{name} joined")
         dtype = c.compute if c.autocast else "fp32"
         k_cast, q_cast = (ops.cast(joined[name], dtype, f"{name} for the product") for name in ("k", "q"))
         if c.batched:

@@ -30,6 +30,7 @@ class Family:
     turns_windows = False  # and rotary tables of their own
     eager_only = False
     positions_first = True  # before the mask, where the model counts them though its table is not learned
+    mask_first = False  # before the rows of learned positions
     names_returned = False  # by the model's loop, all that a layer returns: its attention weights, too
     wide_probabilities = False  # which products take as softmax returns them
     wide_logits = False  # the model itself returns them in fp32
@@ -57,25 +58,32 @@ class Family:
         c, ops = self.c, self.ops
         x = self.token_embedding()
         if c.position == "learned":
-            positions = self.positions()
+            ids = None if c.cache is not None else self.position_ids()
+            if self.mask_first:
+                self.shared_tables()
+            positions = self.positions(ids)
             # inputs_embeds and position_embeds keep their names
             self.tape.names.update((x.storage, positions.storage))
             x = ops.broadcast_add(x, positions, "embedding sum")
         elif not self.renames_embeddings:
             self.tape.names.add(x.storage)  # inputs_embeds
-        self.shared_tables()
+        if c.position != "learned" or not self.mask_first:
+            self.shared_tables()
         x = ops.dropout(self.first_hidden(x), "embedding dropout", c.embedding_dropout)
         if self.renames_embeddings:
             self.tape.names.add(x.storage)
         return x
 
-    def positions(self) -> Tensor:
-        """The rows of the table of positions, which are counted out, and named position_ids."""
-        table = (self.c.position_table, "d")
-        if self.c.cache is not None:
-            return self.ops.embedding("embed_positions", table, ("s",), counts=True)
+    def position_ids(self) -> Tensor:
+        """The positions of a sequence, counted out."""
         counted = self.ops.table("positions so far", ("s",), "int64")
-        ids = self.shared_table("embed_positions indices", ("s",), "int64", counted)
+        return self.shared_table("embed_positions indices", ("s",), "int64", counted)
+
+    def positions(self, ids: Tensor | None) -> Tensor:
+        """The rows of the table of positions; without their numbers these are counted here."""
+        table = (self.c.position_table, "d")
+        if ids is None:
+            return self.ops.embedding("embed_positions", table, ("s",), counts=True)
         rows = self.ops.embedding("embed_positions", table, ("s",), index=ids)
         self.name_positions(ids.storage)
         return rows

@@ -10,6 +10,7 @@ class GptBigcode(Gpt2):
     """GPTBigCodeBlock."""
 
     conv1d = False
+    mask_first = True
     softmax_in_fp32 = True
     layers_take_positions = False
 

@@ -11,6 +11,7 @@ class GptNeo(Wide, Gpt2):
     """GPTNeoBlock: layers that attend to all tokens or to a window differ in what their mask says alone."""
 
     conv1d = False
+    mask_first = True
     layers_take_positions = False
     names_returned = True
 

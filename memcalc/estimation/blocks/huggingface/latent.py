@@ -48,7 +48,6 @@ class Latent(Llama):
         compressed, turning_k = ops.split(joint, ((*TOKENS, "r_kv"), (*TOKENS, "1", "d_r")), "latents")
         compressed = self.norm(compressed, "attention.kv_a_norm", "r_kv")
         turned_q, turned_k = self.positioned(turning_q, turning_k)
-        plain_q = ops.cast(plain_q, turned_q.dtype) if self.c.autocast else plain_q
         whole_q = ops.concatenate((plain_q, turned_q), (*HEADS, "d_n+d_r"), "q joined")
         both = (*HEADS, "d_n+d_v")
         kv = ops.linear(compressed, "attention.kv_b_proj", ("h·(d_n+d_v)", "r_kv"), both, bias=False)

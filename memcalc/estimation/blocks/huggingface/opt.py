@@ -10,13 +10,24 @@ class Opt(Mlps):
     """OPTDecoderLayer."""
 
     rotates = False
+    mask_first = True
 
-    def positions(self) -> Tensor:
-        """OPTLearnedPositionalEmbedding: what a mask of ones adds up to, two further on."""
-        tokens = ("b", "s")
-        self.tape.names.add(self.shared_table("ones in place of a mask", tokens, "fp32").storage)
-        self.name_positions(self.shared_table("position ids", tokens, "int64").storage)
-        return self.ops.embedding("embed_positions", (self.c.position_table, "d"), tokens, counts=True)
+    def position_ids(self) -> Tensor:
+        """What a mask of ones adds up to, less one."""
+        ops, tokens = self.ops, ("b", "s")
+        ones = self.shared_table("ones in place of a mask", tokens, "fp32")
+        self.tape.names.add(ones.storage)
+        counted = ops.table("sums of ones", tokens, "fp32", of=(ones,))
+        seen = ops.table("sums where a token is", tokens, "fp32", of=(counted, ones))
+        before = ops.table("tokens before", tokens, "fp32", of=(seen,))
+        ids = self.shared_table("position ids", tokens, "int64", before)
+        self.tape.still_named(counted)
+        self.name_positions(ids.storage)
+        return ids
+
+    def positions(self, ids: Tensor | None) -> Tensor:  # noqa: ARG002
+        """OPTLearnedPositionalEmbedding: the rows two further on."""
+        return self.ops.embedding("embed_positions", (self.c.position_table, "d"), ("b", "s"), counts=True)
 
     def layer(self) -> Tensor:
         """Attention, then the MLP; `hidden_states` names one tensor after the other."""

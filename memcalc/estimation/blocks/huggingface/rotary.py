@@ -64,11 +64,9 @@ class Rotary(Family):
         return x, self.ops.slices(x, ((*x.shape[:-1], "0"),), name)[0] if self.always_joins else None
 
     def joined(self, turned: Tensor, passed: Tensor | None, x: Tensor, name: str) -> Tensor:
-        """Both parts in one tensor. Autocast's cat wants one dtype; without it the kernel reads both."""
+        """Both parts in one tensor, of the wider dtype."""
         if passed is None:
             return turned
-        if self.c.autocast:
-            passed = self.ops.cast(passed, turned.dtype, f"{name} passed in {turned.dtype}")
         return self.ops.concatenate((turned, passed), x.shape, f"{name} joined")
 
     def turned(self, x: Tensor, name: str, tables: tuple[Tensor, ...]) -> Tensor:

@@ -1,0 +1,61 @@
+"""What bitsandbytes requests while it quantises matrices to 4 bits.
+
+Sources: bitsandbytes 0.50 functional.py, quantize_4bit, get_4bit_type and quantize_blockwise; backends/cuda/ops.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from memcalc.estimation.adapters import base_dtype
+from memcalc.estimation.frozen import CODE_4_BIT, CODE_8_BIT, SCALES_PER_SCALE
+from memcalc.estimation.sharding import Held
+from memcalc.rehearsal.built import Built, Made
+from memcalc.spec.finetuning import QloraSpec
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.spec import Spec
+from memcalc.workspaces import Script, ceil_div
+
+FP32 = DTYPE_BYTES["fp32"]
+
+
+def in_4_bits(spec: Spec, ordered: Sequence[Held], weights: Iterable[tuple[Built, ...]]) -> Iterator[tuple[Built, ...]]:
+    """The weights of each parameter; a quantised matrix, what stands beside it and its bias are made at once.
+
+    Args:
+        spec: a run whose base is in 4 bits.
+        ordered: its frozen parameters as modules register them: after a packed matrix its scales and tables.
+        weights: those of each of them.
+    """
+    qlora = spec.training.qlora
+    assert qlora is not None
+    wide = DTYPE_BYTES[base_dtype(spec.training)]
+    shared = FP32 * CODE_8_BIT if qlora.double_quantization else 0  # by all matrices, made with the first one
+    for _, found in groupby(zip(ordered, weights, strict=True), key=lambda each: each[0].module):
+        parts = list(found)
+        if not any(held.beside for held, _ in parts):
+            yield from (built for _, built in parts)
+            continue
+        packed, *others = [built[0] for held, built in parts if not held.beside]
+        elements = 2 * packed.tensors[0].size
+        bias = sum(made.size for built in others for made in built.tensors)
+        whole = elements * wide
+        script = (whole, *_matrix(elements, qlora, shared), *((bias,) if bias else ()), -whole)
+        yield (Built(packed.mask, (Made(0, several=script),)),)
+        yield from () if len(parts) == 1 else ((),) * (len(parts) - 1)
+        shared = 0
+
+
+def _matrix(elements: int, qlora: QloraSpec, shared: int) -> Script:
+    """quantize_4bit of a matrix: scales, packed elements, the table of 4 bits, and what becomes of the scales."""
+    scales, table = FP32 * ceil_div(elements, qlora.block_size), FP32 * CODE_4_BIT
+    made = (scales, elements // 2, table, table, FP32, -table, -FP32)  # the table is divided by its largest value
+    if not qlora.double_quantization:
+        return made
+    blocks = ceil_div(elements, qlora.block_size)
+    mean, around_zero = FP32, scales
+    first = (shared,) if shared else ()
+    scales_of_scales = FP32 * ceil_div(blocks, SCALES_PER_SCALE)
+    kept = (scales_of_scales, blocks, FP32 * CODE_8_BIT)
+    return (*made, mean, around_zero, *first, *kept, -around_zero, -scales)
