@@ -89,6 +89,8 @@ class Passing:
         if self.timeline.spec.training.implementation == "plain":
             self._let_go("names")  # memcalc/step/recompute.py, run_plan: the layers have a function of their own
         self.run(self.head, hidden)
+        self._let_go("names")  # where the head is a part of the loss
+        self._take_over_name(None)
         self.engine.after_forward(ROOT)
 
     def loss(self) -> None:

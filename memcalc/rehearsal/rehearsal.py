@@ -50,25 +50,21 @@ def requests_of(spec: Spec) -> Requests:
 def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
     """Three steps of a run, played; there must be no reason `why_not`.
 
-    On a device that never runs out; if that reserves more than the card has, on the card: there the allocator gives
-    cached blocks back before it fails. What does not live there is told as it is on the device without end.
+    On the card, where the allocator gives cached blocks back before it fails. What does not live there, or names no
+    card, is told as it is on a device that never runs out.
 
     Raises:
         InputError: PyTorch's release does not take these settings.
     """
     torch, settings = spec.training.torch_version.removeprefix("v"), alloc_conf or spec.training.alloc_conf
     requests = requests_of(spec)
-    endless = replay(requests, settings, torch)
     if spec.hardware.gpu is None:
-        return endless
+        return replay(requests, settings, torch)
     card = find_card(spec.hardware.gpu)
-    room = card.usable_bytes - card.context_bytes
-    if endless.reserved_bytes <= room:
-        return endless
     try:
-        return replay(requests, settings, torch, room)
+        return replay(requests, settings, torch, card.usable_bytes - card.context_bytes, card.usable_bytes)
     except OutOfMemory:
-        return endless
+        return replay(requests, settings, torch, capacity=card.usable_bytes)
 
 
 class Rehearsal:

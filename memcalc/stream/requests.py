@@ -192,7 +192,13 @@ class Replay:
         return Played(self.rests, self.reserved_bytes)
 
 
-def replay(requests: Requests, alloc_conf: str = "", torch: str = DEFAULT_VERSION, room: int | None = None) -> Replay:
+def replay(
+    requests: Requests,
+    alloc_conf: str = "",
+    torch: str = DEFAULT_VERSION,
+    room: int | None = None,
+    capacity: int | None = None,
+) -> Replay:
     """Plays a run's requests to PyTorch's allocator.
 
     Args:
@@ -201,6 +207,8 @@ def replay(requests: Requests, alloc_conf: str = "", torch: str = DEFAULT_VERSIO
         torch: the release of PyTorch whose allocator it is, such as "2.13".
         room: bytes that the allocator can have of the device: it gives cached blocks back before it fails. None: of a
             device that never runs out.
+        capacity: bytes of the device, by which the allocator reserves addresses for segments that expand: how far one
+            can grow decides which block is taken. None: the room.
 
     Raises:
         InputError: the release does not take these settings.
@@ -217,9 +225,9 @@ def replay(requests: Requests, alloc_conf: str = "", torch: str = DEFAULT_VERSIO
         and not requests.has_streams
         and not any(stretch.after_empty_cache for stretch in stretches)
     ):
-        lean = LeanExpandableAllocator(room)
+        lean = LeanExpandableAllocator(room, capacity)
     else:
-        return _replay_whole(stretches, settings, version, room)
+        return _replay_whole(stretches, settings, version, room, capacity)
     tops = _tops((stretch.phase, _play(lean, stretch)) for stretch in stretches)
     return Replay(tops, lean.peak_reserved_bytes, lean.retries)
 
@@ -244,12 +252,15 @@ def _tops(found: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple[int, 
     return tops
 
 
-def _replay_whole(stretches: Sequence[Stretch], settings: Settings, version: Version, room: int | None) -> Replay:
+def _replay_whole(
+    stretches: Sequence[Stretch], settings: Settings, version: Version, room: int | None, capacity: int | None
+) -> Replay:
     """The same with the whole allocator: settings, and other releases' rules."""
     from memcalc.allocator.driver import Driver
     from memcalc.allocator.pytorch.caching import CachingAllocator  # most runs do without it
 
-    allocator = CachingAllocator(settings, version, Driver(room))
+    driver = Driver(room) if room is None or capacity is None else Driver(capacity, capacity - room)
+    allocator = CachingAllocator(settings, version, driver)
     malloc, free = allocator.malloc, allocator.free
     blocks: list[Block | None] = []
     whole = asked = 0

@@ -15,7 +15,7 @@ from memcalc.estimation.stages import stages_of, stages_that_matter
 from memcalc.estimation.states import state_peak
 from memcalc.ledger.verdict import Answer, Errors
 from memcalc.rehearsal.rehearsal import requests_of, why_not
-from memcalc.spec.cards import Card
+from memcalc.spec.cards import Card, find_card
 from memcalc.spec.foreign import refuse_foreign
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import Replay, Requests, replay, reserved_upper_bound
@@ -127,12 +127,13 @@ def gets_through(spec: Spec, card: Card) -> bool:
 
 
 def _replays(spec: Spec, requests: Requests) -> Callable[[int | None], Replay | None]:
-    """Returns the replay of a run on a device of so many bytes for the allocator; None: it runs out of memory."""
+    """Returns the replay of a run on its card with so many bytes for the allocator; None: it runs out of memory."""
     training = spec.training
+    capacity = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu).usable_bytes
 
     def on(room: int | None) -> Replay | None:
         try:
-            return replay(requests, training.alloc_conf, training.torch_version.removeprefix("v"), room)
+            return replay(requests, training.alloc_conf, training.torch_version.removeprefix("v"), room, capacity)
         except OutOfMemory:
             return None
 

@@ -48,7 +48,7 @@ def test_what_a_backward_beside_adapters_asks_for(run: ShardedRun) -> None:
 
 def of_packed_prefetch(run: ShardedRun) -> float:
     """Of a base in 4 bits stage 3 gathers three layers ahead at once, and is taken to copy all of them at one moment."""
-    return 0.01 if "finetune=qlora" in run.case and "zero_stage=3" in run.case and run.engine == "deepspeed" else 0.0
+    return 0.011 if "finetune=qlora" in run.case and "zero_stage=3" in run.case and run.engine == "deepspeed" else 0.0
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)

@@ -115,15 +115,17 @@ class LeanExpandableAllocator:
 
     Args:
         room: bytes that the allocator can have of the device; None: it never runs out.
+        capacity: bytes of the device, by which segments reserve addresses; None: the room.
     """
 
-    def __init__(self, room: int | None = None) -> None:
+    def __init__(self, room: int | None = None, capacity: int | None = None) -> None:
         self.room = room
         self.peak_reserved_bytes = self.reserved_bytes = 0
         self.retries = 0  # how often the cache was emptied for a request, as num_alloc_retries
-        capacity = (UNKNOWN_CAPACITY if room is None else max(room, 0)) // MIN_BLOCK
-        self._small = _Pool(SMALL_SEGMENT // MIN_BLOCK, capacity)
-        self._large = _Pool(LARGE_SEGMENT // MIN_BLOCK, capacity)
+        if capacity is None:
+            capacity = UNKNOWN_CAPACITY if room is None else max(room, 0)
+        self._small = _Pool(SMALL_SEGMENT // MIN_BLOCK, capacity // MIN_BLOCK)
+        self._large = _Pool(LARGE_SEGMENT // MIN_BLOCK, capacity // MIN_BLOCK)
         self._allocated = 0
         # Where every block so far was, and its size.
         self._places: list[int] = []
