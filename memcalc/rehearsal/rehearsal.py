@@ -20,7 +20,8 @@ from memcalc.estimation.sharding import Held, stage_parameters
 from memcalc.estimation.stages import recomputed_count, stages_of
 from memcalc.estimation.standing import workspace
 from memcalc.estimation.symbols import symbol_values
-from memcalc.rehearsal.construction import Built, built_before_training, layers_with_experts
+from memcalc.rehearsal.built import Built
+from memcalc.rehearsal.construction import built_before_training, layers_with_experts
 from memcalc.rehearsal.optimizer_step import OptimizerStep
 from memcalc.rehearsal.passing import Passing
 from memcalc.rehearsal.repeated import MicroBatch

@@ -30,9 +30,7 @@ FP32 = frozenset(  # square is made of pow
     "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp cross_entropy cross_entropy_loss".split()
 )
 FP32_DTYPE = frozenset("prod softmax log_softmax cumprod cumsum vector_norm matrix_norm sum".split())
-PROMOTE = frozenset(
-    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sample index_put tensordot scatter_add".split()
-)
+PROMOTE = frozenset("addcdiv addcmul atan2 bilinear cross dot vdot grid_sample index_put tensordot scatter_add".split())
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

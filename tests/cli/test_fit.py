@@ -178,7 +178,8 @@ def test_a_global_batch_ties_every_layout(run: Callable[..., Run]) -> None:
 
 def test_what_cannot_be_said_is_a_no_unless_it_is_accepted(run: Callable[..., Run]) -> None:
     """Layouts over 5 GPUs with 40 GB may fit, and none does for sure."""
-    question = ("llama-3-8b", "--set", "recipe=mixed-16", "--gpu", "a100-40gb", "--minimize", "gpus", "--gpus", "5")
+    run_of_megatron = ("llama-3-8b", "--set", "implementation=megatron", "--gpu", "a100-40gb")
+    question = (*run_of_megatron, "--minimize", "gpus", "--gpus", "5")
     code, found = document(run, *question)
 
     assert (code, found["verdict"], found["fits"]) == (1, "unknown", False)

@@ -67,9 +67,9 @@ def program(
         tape, output = PlainBlock(structure, experts=part == "expert layer").layer()
     if recomputed:
         tape.recompute_all(tape.made_by(structure.recompute_keep))
-    if tape.entry is not None and not tape.boundary:  # a layer, whose caller has a name for its input
+    if tape.entry is not None and not tape.boundary and structure.cache is None:  # a layer
         tape.still_named(tape.entry)
-    first = output if part == "embedding" else None
+    first = output if part == "embedding" and structure.cache is None else None
     if first is not None and not tape.names:  # a family of transformers knows whether it has a name
         tape.names.add(first.storage)  # what the layers begin with, until all of them have returned
     if structure.saves_on_host != "none":

@@ -68,10 +68,13 @@ class Mlp(Part):
         inner, bias = f"F_e{c.expert_width_share}", c.expert_bias
         router = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
         probabilities = ops.softmax(ops.cast(router, "fp32"), "router probabilities")
-        weights = ops.gather(probabilities, copies[:-1], "router weights", values=True)
+        chosen = ops.largest(probabilities, copies[:-1], "chosen experts")
+        weights = ops.gather(probabilities, copies[:-1], "router weights", values=True, index=chosen)
         weights = ops.normalized(weights, "normalized router weights")
-        order = ops.table("order of token copies", copies[:-1], "int64", "aten::argsort")
-        permuted = ops.gather(x, copies, "permuted tokens", padded=(*rows, "d"))
+        _, order = ops.sorted_order(chosen, "order of token copies")
+        source = ops.table("source of each copy", copies[:-1], "int64", "aten::floor_divide", of=(order,))
+        permuted = ops.rows_at(x, source, copies, "permuted tokens", x.shape[:-1])
+        permuted = ops.copy(permuted, "permuted tokens, rounded up", (*rows, "d"))
         gate = None
         if c.gated_mlp:
             gate = ops.batched_linear(permuted, "mlp.experts.gate", (experts, "d", inner), (*rows, inner), bias=bias)
@@ -79,16 +82,16 @@ class Mlp(Part):
         product = self.activated(up, gate, "mlp.experts.")
         done = ops.batched_linear(product, "mlp.experts.down", (experts, inner, "d"), (*rows, "d"), bias=bias)
         self.tape.still_named(*(() if gate is None or c.cache is not None else (gate,)))
-        permuted_weights = ops.gather(weights, copies[:-1], "permuted router weights", index=order)
+        done_copies = ops.slices(done, (copies,), "expert outputs of the copies")[0]
+        permuted_weights = ops.rows_at(weights, order, copies[:-1], "permuted router weights", copies[:-1])
         permuted_weights = ops.cast(permuted_weights, done.dtype)
-        weighted = ops.mul(done, permuted_weights, "weighted expert outputs", copies)
+        weighted = ops.mul(done_copies, permuted_weights, "weighted expert outputs", reduces=True)
         summand = ("b", "s" if c.dtensor else self.layer.stream, "d")
-        total = self.split.summed(ops.scattered(weighted, summand, "sum of experts"), "sum of experts")
+        added = ops.scattered(weighted, summand, "sum of experts", in_place=False)
+        total = self.split.summed(added, "sum of experts")
         y = self.with_shared_expert(x, total)
-        chosen, source = (self.tape.made_by((name,))[-1] for name in ("router weights", "permuted tokens"))
-        indices = (self.tape.whole(chosen), order, self.tape.whole(source))
         if c.cache is None:  # until the module returns; what generates stands for a server's kernel, which names none
-            self.tape.still_named(weights, *indices, permuted, done, weighted)
+            self.tape.still_named(weights, chosen, order, source, permuted, done, weighted)
         return y
 
     def with_shared_expert(self, x: Tensor, total: Tensor) -> Tensor:

@@ -263,16 +263,24 @@ class Elementwise(Base):
         """x / its sum over the last axis: division keeps both."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
         total = self.tape.store(f"sum for {name}", x.shape[:-1], x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x,), (y,), (x.storage, total), (NEW,), also_allocates=(total,)))
+        made = (total,)
+        self.tape.record(Node(name, (x,), (y,), (x.storage, total), (NEW,), also_allocates=made, made_first=made))
         return y
 
-    def scattered(self, x: Tensor, out: Shape, name: str) -> Tensor:
+    def scattered(self, x: Tensor, out: Shape, name: str, *, in_place: bool = True) -> Tensor:
         """Rows added up into fewer (index_add); backward gathers them again.
 
         Keeps the rows, though only for their shape: index_add's gradient formula names its source.
+
+        Args:
+            x: the rows.
+            out: axes of the sums.
+            name: of these.
+            in_place: whether the zeros become the sums; else they are copied, and let go.
         """
         y = self.tape.new(name, out, x.dtype, "aten::index_add")
-        self.tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,)))
+        zeros = () if in_place else (self.tape.store(f"zeros for {name}", out, x.dtype, "aten::zeros_like"),)
+        self.tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,), made_first=zeros))
         self.tape.also_saves(Tensor(-1, x.shape[:-1], "int64"))  # which row each goes to
         return y
 

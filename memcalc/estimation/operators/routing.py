@@ -117,6 +117,13 @@ class Routing(Adapted):
         self.tape.record(Node(name, (by, x), (y,), saved, gradients, prepares=on_the_way, also_allocates=made))
         return y
 
+    def largest(self, x: Tensor, out: Shape, name: str) -> Tensor:
+        """The indices of the largest values along the last axis (topk), whose values nothing reads."""
+        values = self.tape.store(f"{name}: their values", out, x.dtype, "aten::topk")
+        chosen = Tensor(self.tape.store(name, out, "int64", "aten::topk"), out, "int64", grad=False)
+        self.tape.record(Node(name, (x,), (chosen,), (), (None,), made_first=(values,)))
+        return chosen
+
     def sorted_order(self, like: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """torch.sort of all indices in one row: the sorted ones, and where they were."""
         tape = self.tape
