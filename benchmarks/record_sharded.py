@@ -36,8 +36,10 @@ def main() -> None:
     parser.add_argument("python")
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--case", help="run this one here, on whatever CUDA device is there")
+    parser.add_argument("--outside", type=int, default=0, help="bytes to hold beside PyTorch, as NCCL would")
     arguments = parser.parse_args()
     if arguments.case is not None:
+        hold_outside(arguments.outside)
         run(arguments.case, arguments.card, arguments.recordings)
         return
     import yaml
@@ -61,6 +63,19 @@ def recorded(recordings: Path) -> set[str]:
     if not recordings.exists():
         return set()
     return {json.loads(line)["case"] for line in recordings.read_text().splitlines()}
+
+
+def hold_outside(size: int) -> None:
+    """Takes bytes of the device for as long as the process lives. The fake process group has no NCCL, which would."""
+    import ctypes
+
+    import torch
+
+    if size:
+        torch.cuda.set_device(0)
+        runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+        failed = runtime.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(size))
+        assert not failed, f"cudaMalloc of {size} bytes: error {failed}"
 
 
 def run(case: str, card: str, recordings: Path) -> None:

@@ -25,6 +25,7 @@ import memcalc
 from benchmarks.draw_cases import WHOLE
 from benchmarks.record_reference import variables_of
 from memcalc.errors import InputError, MemcalcError, OutOfMemory
+from memcalc.estimation.outside import communication_library_bytes
 from memcalc.fitting.maxima import maximum
 from memcalc.measuring import measure
 from memcalc.measuring.client import WORKER, Worker
@@ -240,13 +241,16 @@ def near_ranks(lot: random.Random, count: int) -> Iterator[str]:
 def outcome_of_rank(line: str, python: str) -> dict[str, object]:
     """What one rank held in three steps, run by record_sharded.py, and how they ended. Bytes."""
     preset, gpu, *words = line.split()
+    outside = communication_library_bytes(loaded(line))
     script = Path(__file__).with_name("record_sharded.py")
     with TemporaryDirectory() as folder:
         file = Path(folder) / "record.jsonl"
         command = [python, str(script), "-", gpu.removeprefix("gpu="), python, str(file)]
-        ran = dry_run([*command, "--case", " ".join([preset, *words])], gpu.removeprefix("gpu="), timeout=900)
+        run = ["--case", " ".join([preset, *words]), "--outside", str(outside)]
+        ran = dry_run([*command, *run], gpu.removeprefix("gpu="), timeout=900)
         if not file.exists():
-            return {"outcome": OUT_OF_MEMORY if ran.outcome == OUT_OF_MEMORY else "refused", "message": ran.outcome}
+            failed = OUT_OF_MEMORY if ran.outcome == OUT_OF_MEMORY else "refused"
+            return {"outcome": failed, "communication_bytes": outside, "message": ran.outcome}
         record = json.loads(file.read_text(encoding="utf-8"))
     return {
         "outcome": DONE,
@@ -254,6 +258,7 @@ def outcome_of_rank(line: str, python: str) -> dict[str, object]:
         "versions": record["versions"],
         "allocated_bytes": max(record["phases"].values()),
         "reserved_bytes": max(record["reserved"].values()),
+        "communication_bytes": outside,
         "message": "",
     }
 
