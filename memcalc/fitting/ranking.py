@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from memcalc.fitting.costs import Costs, Recompute, Step
 from memcalc.fitting.layouts import DEGREES, Layout, Space
-from memcalc.fitting.peaks import is_replayed, verdict
+from memcalc.fitting.peaks import is_hopeless, is_replayed, verdict
 from memcalc.fitting.varying import varied
 from memcalc.ledger.verdict import Answer
 from memcalc.progress import Progress, silent
@@ -178,7 +178,12 @@ class _Search:
             return known[choice]
 
         for choice in _thriftiest(choices):
-            tried(choice)
+            run = chosen(layout, choice.recompute, choice.micro_batch)
+            if not is_replayed(run):
+                tried(choice)
+            elif is_hopeless(run):  # by its bound: a replay is made only of what is the answer if it fits
+                known[choice] = None
+                too_much.append(choice)
         return next((ranked for choice in choices if (ranked := tried(choice)) is not None), None)
 
     def _ranked(self, layout: Layout, choice: Choice, too_much: list[Choice]) -> Ranked | None:
@@ -195,7 +200,7 @@ class _Search:
 
 
 def _thriftiest(choices: list[Choice]) -> Iterator[Choice]:
-    """The choices that need least, one of those that accumulate and one of those that do not, to be tried first.
+    """The choices that need least, one of those that accumulate and one of those that do not, to be looked at first.
 
     Where they are too much, most others need no look.
     """
