@@ -68,7 +68,6 @@ class Requests:
         self._owners: list[int] = []
         self._parts: dict[int, tuple[int, ...]] = {}  # of storages that are not one block: their requests
         self._once: set[int] = set()
-        self.has_streams = False  # whether any storage is on another CUDA stream than the default one
         self.begin("")
 
     def begin(self, phase: str) -> None:
@@ -86,7 +85,6 @@ class Requests:
         number = len(self._owners)
         self._script.append(size + (stream << STREAM_SHIFT) if size else 0)
         self._owners.append(1)
-        self.has_streams |= stream > 0
         if not size:
             self._parts[number] = ()
         return number
@@ -220,11 +218,7 @@ def replay(
     lean: LeanAllocator | LeanExpandableAllocator
     if LeanAllocator.serves(settings, version):
         lean = LeanAllocator(version, room)
-    elif (
-        LeanExpandableAllocator.serves(settings, version)
-        and not requests.has_streams
-        and not any(stretch.after_empty_cache for stretch in stretches)
-    ):
+    elif LeanExpandableAllocator.serves(settings, version):
         lean = LeanExpandableAllocator(room, capacity)
     else:
         return _replay_whole(stretches, settings, version, room, capacity)
@@ -233,7 +227,7 @@ def replay(
 
 
 def _play(lean: LeanAllocator | LeanExpandableAllocator, stretch: Stretch) -> tuple[int, int]:
-    if stretch.after_empty_cache and isinstance(lean, LeanAllocator):
+    if stretch.after_empty_cache:
         lean.empty_cache()
     return lean.play(stretch.script)
 

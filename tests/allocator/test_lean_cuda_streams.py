@@ -1,4 +1,4 @@
-"""The lean allocator with requests of several CUDA streams, beside the whole one."""
+"""The lean allocators with requests of several CUDA streams, beside the whole one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from memcalc.allocator.pytorch.bound import most_reserved
 from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
 from memcalc.allocator.pytorch.lean import LeanAllocator
+from memcalc.allocator.pytorch.lean_expandable import LeanExpandableAllocator
+from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import parse_version
 from memcalc.errors import OutOfMemory
 
@@ -35,9 +37,11 @@ def script_of(seed: int) -> list[int]:
     return script
 
 
-def whole(script: list[int], version: str, room: int | None) -> tuple[int, int] | None:
+def whole(
+    script: list[int], version: str, room: int | None, settings: Settings | None = None
+) -> tuple[int, int] | None:
     """Peak of reserved bytes and retries; None: out of memory."""
-    allocator = CachingAllocator(version=parse_version(version), driver=Driver(room))
+    allocator = CachingAllocator(settings or Settings(), parse_version(version), Driver(room))
     blocks = []
     try:
         for change in script:
@@ -66,6 +70,41 @@ def test_both_reserve_the_same(seed: int) -> None:
     script = script_of(seed)
     for version, room in product(("2.11", "2.13"), (None, 200 * MIB, 400 * MIB)):
         assert lean(script, version, room) == whole(script, version, room)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_both_reserve_the_same_with_segments_that_expand(seed: int) -> None:
+    """And with a cache that is emptied in between."""
+    script, settings = script_of(seed), Settings(expandable_segments=True)
+    for version, room in product(("2.11", "2.13"), (None, 200 * MIB, 400 * MIB)):
+        allocator = LeanExpandableAllocator(room)
+        expected = whole(script, version, room, settings)
+        if expected is None:
+            with pytest.raises(OutOfMemory):
+                allocator.play(script)
+            continue
+        allocator.play(script)
+        assert (allocator.peak_reserved_bytes, allocator.retries) == expected
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_an_emptied_cache_with_segments_that_expand(seed: int) -> None:
+    script = script_of(seed)
+    middle = len(script) // 2
+    lean, whole = LeanExpandableAllocator(), CachingAllocator(Settings(expandable_segments=True))
+    blocks = []
+    for part in (script[:middle], script[middle:]):
+        lean.play(part)
+        for change in part:
+            if change > 0:
+                stream = change >> STREAM_SHIFT
+                blocks.append(whole.malloc(change - (stream << STREAM_SHIFT), stream))
+            else:
+                whole.free(blocks[~change])
+        assert lean.reserved_bytes == whole.counters.reserved.current
+        lean.empty_cache()
+        whole.empty_cache()
+        assert lean.reserved_bytes == whole.counters.reserved.current
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -1,4 +1,4 @@
-"""The PyTorch caching allocator with `expandable_segments:True`, default settings otherwise, on one stream.
+"""The PyTorch caching allocator with `expandable_segments:True`, default settings otherwise.
 
 It answers as `CachingAllocator` does, request by request, in a fifth of the time. Four properties allow it:
 
@@ -9,23 +9,32 @@ It answers as `CachingAllocator` does, request by request, in a fifth of the tim
 - Free blocks of equal size are ordered by address: segments get ever higher addresses, and addresses are never reused.
 - `max_split_size` is unlimited: every free block that is large enough can serve a request.
 
-Sizes and places are counted in blocks of 512 bytes. Every pool has places of its own; its segments begin at a multiple
-of a page, one page apart. In 2.12 the order in which blocks were made decides between equal ones, which is no property
+Sizes and places are counted in blocks of 512 bytes. Every pool of every CUDA stream has places of its own; its segments
+begin at a multiple of a page, one page apart. Nearly all requests are made on the default stream, so its pools are at
+hand. In 2.12 the order in which blocks were made decides between equal ones, which is no property
 of places: `serves` returns False.
 
 Source: torch c10/cuda/CUDACachingAllocator.cpp: get_free_block, try_allocate_expandable_block, map_block, unmap_block,
 free_block, as `memcalc.allocator.pytorch.expandable` and `fit` model them.
 """
 
-# ruff: noqa: PLR0912, PLR0915, PLR1730 - `play` is one loop that runs for every request: calls would double its time
+# ruff: noqa: C901, PLR0912, PLR0915, PLR1730 - `play` is one loop that runs for every request: calls would double its time
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from itertools import chain
 
 from memcalc.allocator.driver import UNKNOWN_CAPACITY
-from memcalc.allocator.pytorch.constants import HEADROOM, LARGE_SEGMENT, MIN_BLOCK, SMALL_REQUEST, SMALL_SEGMENT
+from memcalc.allocator.pytorch.constants import (
+    HEADROOM,
+    LARGE_SEGMENT,
+    MIN_BLOCK,
+    SMALL_REQUEST,
+    SMALL_SEGMENT,
+    STREAM_SHIFT,
+)
 from memcalc.allocator.pytorch.lean import Highest
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import Version
@@ -34,6 +43,8 @@ from memcalc.errors import OutOfMemory
 
 _BITS, _UP = MIN_BLOCK.bit_length() - 1, MIN_BLOCK - 1  # n + 511 >> 9 is n in blocks, rounded up
 _SMALL = SMALL_REQUEST // MIN_BLOCK
+_STREAM_BITS = STREAM_SHIFT - _BITS  # of a request in blocks: above them is its stream
+_OTHER_STREAM = 1 << _STREAM_BITS
 _SHIFT = 64  # a free block's key is one integer: its size above its place
 _PLACE = (1 << _SHIFT) - 1
 
@@ -124,12 +135,14 @@ class LeanExpandableAllocator:
         self.retries = 0  # how often the cache was emptied for a request, as num_alloc_retries
         if capacity is None:
             capacity = UNKNOWN_CAPACITY if room is None else max(room, 0)
-        self._small = _Pool(SMALL_SEGMENT // MIN_BLOCK, capacity // MIN_BLOCK)
-        self._large = _Pool(LARGE_SEGMENT // MIN_BLOCK, capacity // MIN_BLOCK)
+        self._capacity = capacity // MIN_BLOCK
+        self._small, self._large = self._two_pools()
+        self._others: dict[int, tuple[_Pool, _Pool]] = {}  # small and large blocks of other streams
         self._allocated = 0
-        # Where every block so far was, and its size.
+        # Where every block so far was, its size, and its stream.
         self._places: list[int] = []
         self._sizes: list[int] = []
+        self._streams: list[int] = []
 
     @staticmethod
     def serves(settings: Settings, version: Version) -> bool:
@@ -143,12 +156,22 @@ class LeanExpandableAllocator:
             OutOfMemory: the room has no place for a request, not even with the cache emptied.
         """
         small, large = ((pool.keys, pool.edges, pool.unmapped) for pool in (self._small, self._large))
-        places, taken = self._places, self._sizes
+        places, taken, streams = self._places, self._sizes, self._streams
         allocated = most = self._allocated
         for change in script:
             if change > 0:
                 request = (change + _UP) >> _BITS
-                keys, edges, unmapped = large if request > _SMALL else small
+                stream = 0
+                if request > _SMALL:
+                    if request >= _OTHER_STREAM:
+                        stream = request >> _STREAM_BITS
+                        request &= _OTHER_STREAM - 1
+                        pool = self._pools(stream)[request > _SMALL]
+                        keys, edges, unmapped = pool.keys, pool.edges, pool.unmapped
+                    else:
+                        keys, edges, unmapped = large
+                else:
+                    keys, edges, unmapped = small
                 at = bisect_left(keys, request << _SHIFT)
                 if at < len(keys):
                     key = keys[at]
@@ -164,7 +187,7 @@ class LeanExpandableAllocator:
                         at, key, place, end = at + 1, other, begin, after
                     del keys[at], edges[place]
                 else:
-                    place, end = self._fetch(self._large if request > _SMALL else self._small, request)
+                    place, end = self._fetch(self._pools(stream)[request > _SMALL], request)
                 begin = place + request
                 if begin < end:
                     edges[begin], edges[end] = end, begin
@@ -176,9 +199,14 @@ class LeanExpandableAllocator:
                     most = allocated
                 places.append(place)
                 taken.append(request)
+                streams.append(stream)
             elif change:
                 begin, request = places[~change], taken[~change]
-                keys, edges, _ = large if request > _SMALL else small
+                if streams[~change]:
+                    pool = self._pools(streams[~change])[request > _SMALL]
+                    keys, edges = pool.keys, pool.edges
+                else:
+                    keys, edges, _ = large if request > _SMALL else small
                 allocated -= request
                 end = begin + request
                 if end in edges:
@@ -192,17 +220,33 @@ class LeanExpandableAllocator:
                 edges[begin], edges[end] = end, begin
                 insort(keys, (end - begin << _SHIFT) + begin)
             else:
-                places.append(0)
-                taken.append(0)
+                for each in (places, taken, streams):
+                    each.append(0)
         self._allocated = allocated
         return Highest(most * MIN_BLOCK, most * MIN_BLOCK)
+
+    def empty_cache(self) -> None:
+        """Gives back the whole pages of free blocks."""
+        for pool in chain((self._large, self._small), *self._others.values()):
+            self.reserved_bytes -= pool.unmap() * MIN_BLOCK
+
+    def _two_pools(self) -> tuple[_Pool, _Pool]:
+        """Pools of small and of large blocks."""
+        small, large = (_Pool(page // MIN_BLOCK, self._capacity) for page in (SMALL_SEGMENT, LARGE_SEGMENT))
+        return small, large
+
+    def _pools(self, stream: int) -> tuple[_Pool, _Pool]:
+        if not stream:
+            return self._small, self._large
+        if stream not in self._others:
+            self._others[stream] = self._two_pools()
+        return self._others[stream]
 
     def _fetch(self, pool: _Pool, request: int) -> tuple[int, int]:
         """Return where a block with newly mapped memory begins and ends, without its key and its first edge."""
         block = self._grow(pool, request)
         if block is None:
-            for each in (self._large, self._small):
-                self.reserved_bytes -= each.unmap() * MIN_BLOCK
+            self.empty_cache()
             self.retries += 1
             block = self._grow(pool, request)
         if block is None:
