@@ -70,7 +70,7 @@ MEMCALC = f'memcalc() {{ {sys.executable} -m memcalc "$@"; }}\n'
 
 def documents() -> list[Path]:
     """The Markdown files that have generated parts."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def refreshed(text: str, keep: Collection[str] = ()) -> str:
@@ -154,7 +154,7 @@ def presets_table() -> str:
         model = spec.model
         parameters = memcalc.estimate(spec).parameters
         return [
-            f"[`{name}`](../configs/{name}.yaml)",
+            f"[`{name}`](../../configs/{name}.yaml)",
             f"{parameters:,}",
             model.num_layers,
             model.hidden_size,
@@ -269,7 +269,7 @@ def accuracy_summary() -> str:
     for file, group in groupby(cases(), key=lambda case: case.file):
         several = list(group)
         found = summarized(several)
-        link = f"[{file}](../benchmarks/recordings/{file})"
+        link = f"[{file}](../../benchmarks/recordings/{file})"
         role = "**held out**" if several[0].held_out else "written against"
         rows.append([link, role, several[0].device, found.runs, f"{found.median:.3%}", f"{found.worst:.3%}"])
     return table(["recordings", "the formulas were", "device", "runs", "median error", "worst error"], rows)

@@ -1,4 +1,4 @@
-"""The generated tables of docs/fit.md: the terms of a layout's cost, and the machines that cards stand in."""
+"""The generated tables of docs/guides/fit.md: the terms of a layout's cost, and the machines that cards stand in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated parts of docs/formulas.md: every term of `estimate`, read from the code that computes it."""
+"""Generate the tables of docs/explanations/formulas.md: every term of `estimate`, read from the code."""
 
 from __future__ import annotations
 

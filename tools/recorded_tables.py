@@ -1,4 +1,4 @@
-"""Tables of docs/verdict.md: how far recorded runs lay from what is said of them."""
+"""Tables of docs/explanations/verdict.md: how far recorded runs lay from what is said of them."""
 
 from __future__ import annotations
 

@@ -133,6 +133,6 @@ def _in_our_words(error: ValidationError, label: str) -> InputError:
         close = nearest(name, sorted(known))
         remedy = f"Did you mean {close}?" if close else f"Known are {', '.join(known)}."
         return InputError(f"there is no setting {name}.", remedy, f"{label}: {place}")
-    rule, remedy = _RULES.get(finding["type"], ("cannot stand there", "See docs/checking.md."))
+    rule, remedy = _RULES.get(finding["type"], ("cannot stand there", "See docs/guides/checking.md."))
     value = "" if finding["type"] == "missing" else f" = {describe(finding['input'])}"
     return InputError(f"{name}{value} {rule}.", remedy, f"{label}: {place}")

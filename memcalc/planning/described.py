@@ -138,7 +138,7 @@ def read_chain(path: str) -> tuple[str, Chain]:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise InputError(
-            f"{where} = {describe(first['input'])}: {first['msg']}.", "See docs/recompute.md.", path
+            f"{where} = {describe(first['input'])}: {first['msg']}.", "See docs/guides/recompute.md.", path
         ) from None
     sizes = described.chain
     row, joined = (sum(block.count for block in each) for each in (sizes.blocks, sizes.joined))

@@ -79,7 +79,7 @@ class TrainingSpec(Block):
         ("core_attn",), description="what selective recomputation runs again, in Megatron-LM's words"
     )
     recompute_keep: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        (), description="operators whose results recomputed layers keep all the same (docs/recompute.md)"
+        (), description="operators whose results recomputed layers keep all the same (docs/guides/recompute.md)"
     )
     offload_activations: OffloadActivations = Field(
         "none", description="what forward saves, kept in that memory of the host (PyTorch's save_on_cpu)"

@@ -148,7 +148,7 @@ def test_an_input_is_never_a_command(project: Path, path_with_memcalc: str) -> N
 def test_the_documentation_shows_the_files_themselves(name: str) -> None:
     example = (ROOT / "docs" / "examples" / "project" / name).read_text()
 
-    assert f"```yaml\n{example}```\n" in (ROOT / "docs" / "checking.md").read_text()
+    assert f"```yaml\n{example}```\n" in (ROOT / "docs" / "guides" / "checking.md").read_text()
 
 
 def test_the_readme_names_the_action_of_the_example() -> None:

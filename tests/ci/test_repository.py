@@ -24,7 +24,7 @@ VERSION_LINE = 'test "$GITHUB_REF_NAME" = "v$(sed -n \'s/^__version__ = "\\(.*\\
 NAMES_THE_OWNER = {
     "CITATION.cff",
     "README.md",
-    "docs/checking.md",
+    "docs/guides/checking.md",
     "docs/contributing.md",
     "docs/examples/project/.github/workflows/memory.yml",
     "docs/examples/project/.pre-commit-config.yaml",

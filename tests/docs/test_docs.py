@@ -11,7 +11,7 @@ import memcalc
 from tools.docs import documents, refreshed
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text() for path in DOCUMENTS}
 
 SHOWN = set(re.findall(r"^\$ memcalc ([a-z-]+)", "\n".join(TEXTS.values()), re.MULTILINE))
@@ -31,7 +31,7 @@ def test_commands_print_what_is_shown(path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("path", [ROOT / "README.md", *(ROOT / "docs" / name for name in sorted(SLOW))])
+@pytest.mark.parametrize("path", [path for path in documents() if path.name in SLOW | {"README.md"}])
 def test_tables_of_records_are_fresh(path: Path) -> None:
     shown = path.read_text()
 

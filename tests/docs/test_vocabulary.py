@@ -53,13 +53,13 @@ NAMES = re.compile(r"```mermaid\n.*?^```$|`[^`\n]+`|--[a-z-]+", re.MULTILINE | r
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff")),
     *(ROOT / name for name in ("action.yml", ".pre-commit-hooks.yaml", ".pre-commit-config.yaml")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "memcalc" / "data").glob("*.schema.json")),
 ]
 MODULES = sorted((ROOT / "memcalc").rglob("*.py"))
 
-# What still has to change, with its source: three sentences of memcalc/estimation, which docs/formulas.md and --explain
-# print; and docs/verdict.md, whose output is older than the messages.
+# What still has to change, with its source: three sentences of memcalc/estimation, which docs/explanations/formulas.md and --explain
+# print; and docs/explanations/verdict.md, whose output is older than the messages.
 LATER = re.compile(
     r"what is alive at the highest moment|What the allocator takes and gives back|made in the first backward and never let go"
 )

@@ -132,7 +132,7 @@ def test_a_recorded_rank_reserves_as_replayed(case: str) -> None:
 
 @pytest.mark.long
 def test_recorded_ranks() -> None:
-    """All of them that are replayed: the bars of docs/verdict.md."""
+    """All of them that are replayed: the bars of docs/explanations/verdict.md."""
     errors: list[float] = []
     for record in recorded():
         spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
