@@ -109,7 +109,7 @@ def test_what_is_switched_off_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_that_shards_must_say_over_how_many(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"run\.yaml: .* shards \(ZeRO 3\), but not said over how many GPUs"):
+    with pytest.raises(InputError, match=r"run\.yaml: .* uses ZeRO stage 3 but does not set the number of GPUs"):
         load(written(tmp_path, "run.yaml", AXOLOTL))
 
 

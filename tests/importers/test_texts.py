@@ -71,8 +71,8 @@ def test_merge_keys_of_a_foreign_file(tmp_path: Path) -> None:
         ("a.yaml", "a: [1", r"a\.yaml:2: this is not YAML: "),
         ("a.toml", "[a", r"a\.toml: this is not TOML: "),
         ("a.toml", "a = 1", r"a\.toml: it holds no configuration of torchtitan"),
-        ("args.txt", "--lr 1", r"args\.txt: it holds no arguments of Megatron-LM"),
-        ("a.sh", "python preprocess_data.py --num-layers 2", r"a\.sh: it holds no arguments of Megatron-LM"),
+        ("args.txt", "--lr 1", r"args\.txt: it has no arguments of Megatron-LM"),
+        ("a.sh", "python preprocess_data.py --num-layers 2", r"a\.sh: it has no arguments of Megatron-LM"),
         ("config.json", '{"architectures": ["LlamaForCausalLM"]}', "this one has no model_type"),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_value_that_is_refused_ends_it_before_anything_long(fragmented: Path) 
 
 
 def test_the_device_of_a_stream_of_events_is_refused(fragmented: Path) -> None:
-    with pytest.raises(InputError, match="is no memory snapshot"):
+    with pytest.raises(InputError, match="is not a memory snapshot"):
         memcalc.replay(fragmented, device=1)
 
 

@@ -151,7 +151,7 @@ def test_recorded_ranks() -> None:
     [
         (("pipeline_parallel=2",), "pipeline parallelism"),
         (("context_parallel=2",), "context parallelism"),
-        (("engine=fsdp2", "zero_stage=3", "recompute=[[0,1]]"), "layers that are recomputed together under FSDP2"),
+        (("engine=fsdp2", "zero_stage=3", "recompute=[[0,1]]"), "layers in one checkpoint segment under FSDP2"),
         (("engine=ddp", "recipe=mixed-20"), "DDP and gradients in fp32 beside those of autograd"),
     ],
 )
