@@ -130,7 +130,7 @@ def test_wrong_input_is_an_error_without_files(project: Path, path_with_memcalc:
     code, log, outputs, summary = run(project, path_with_memcalc, gpu="h9000")
 
     assert code == 2
-    assert "'h9000' is not a card in the table" in log
+    assert "'h9000' is not a known GPU" in log
     assert outputs == {"exit-code": "2"}
     assert summary == ""
 
