@@ -152,7 +152,7 @@ def refuse_busy(target: torch.device, view: View | None) -> None:
     """
     if view is None or not view.busy:
         return
-    whose = f" by process {', '.join(map(str, view.others))}" if view.others else ""
+    whose = f", process {', '.join(map(str, view.others))}" if view.others else ""
     raise Unavailable(
         f"{target} is in use ({format_bytes(view.used_bytes, 'GiB')}{whose}). "
         "Wait, choose another GPU with --device cuda:1, or share it with --force."

@@ -119,7 +119,7 @@ def test_sweeps(policy: str, config: str, sweeps: list[str], configs: list[str])
 
 @pytest.mark.parametrize("sweep", ["max_split_size_mb", "=1,2", "max_split_size_mb="])
 def test_a_sweep_that_is_none_is_refused(sweep: str) -> None:
-    with pytest.raises(InputError, match=r"is no sweep. Write key=value,value"):
+    with pytest.raises(InputError, match=r"is not a sweep. Write key=value,value"):
         swept("pytorch", "", [sweep])
 
 
