@@ -10,6 +10,8 @@ PIP_INSTALL := $(BIN)/python -m pip $(PIP_WORDS) $(PIP_ARGS) -c constraints.txt
 LIGHT := $(VENV)/.light.stamp
 FULL := $(VENV)/.full.stamp
 NULL_VENV := .venv-null
+SITE_VENV := .venv-site
+SITE := $(SITE_VENV)/.stamp
 NULL := $(NULL_VENV)/.stamp
 # The tests side by side, each process with a copy of torch in memory; none: make test WORKERS=
 WORKERS ?= -n auto --maxprocesses 4 --dist worksteal
@@ -18,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE :=
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: .venv-null help demo test test-all lint format types pytest docs pictures bench gpu-suite gpu-compare gpu-probe gpu-snapshots clean
+.PHONY: .venv-null help demo test test-all lint format types pytest docs site pictures bench gpu-suite gpu-compare gpu-probe gpu-snapshots clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +52,9 @@ format: $(FULL) ## Format, and fix what the linter can fix
 
 docs: $(FULL) ## Regenerate the parts of README.md and docs/ that are output
 	$(BIN)/python tools/docs.py
+
+site: $(SITE) ## Build the documentation's site into build/site; a broken link or anchor is an error
+	NO_MKDOCS_2_WARNING=true $(SITE_VENV)/bin/mkdocs build --strict --quiet
 
 pictures: $(FULL) ## Redraw the plots of README.md and docs/
 	$(BIN)/python tools/pictures.py
@@ -86,7 +91,7 @@ gpu-snapshots: ## On a GPU: memory snapshots of two small programs, which the mo
 	for scenario in training shuffled; do PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) benchmarks/record_snapshots.py $$scenario $(SNAPSHOTS) || exit 1; done
 
 clean: ## Remove environments, caches and builds
-	rm -rf .venv .venv-null build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-null .venv-site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find memcalc tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One environment, filled in two steps. A stamp is remade when what it was installed from changes.
@@ -118,4 +123,10 @@ $(NULL): constraints.txt | $(BIN)/python
 	$(NULL_VENV)/bin/python -m pip $(PIP_WORDS) -c constraints.txt \
 		typing_extensions sympy networkx jinja2 fsspec filelock numpy pydantic pyyaml transformers nvidia-ml-py
 	$(NULL_VENV)/bin/python -m pip $(PIP_WORDS) --no-deps "torch===$(TORCH)"
+	@touch $@
+
+# MkDocs and its theme, apart from what the tests run with.
+$(SITE): constraints-site.txt
+	$(PYTHON) -m venv $(SITE_VENV)
+	$(SITE_VENV)/bin/python -m pip $(PIP_WORDS) $(PIP_ARGS) -c constraints-site.txt mkdocs-material
 	@touch $@

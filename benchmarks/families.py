@@ -3,7 +3,7 @@
     python benchmarks/families.py [family ...] [--jobs 2] [--limit 300]
 
 Each family runs in a process of its own, which is ended after --limit seconds. One line of JSON a family goes to
-benchmarks/recordings/families/transformers-VERSION.jsonl; `python -m tools.docs` makes docs/families.md of it.
+benchmarks/recordings/families/transformers-VERSION.jsonl; `python -m tools.docs` makes docs/reports/families.md of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trace presets and replay each through every allocator: the table in docs/allocators.md is made from what it writes.
+"""Trace presets and replay each through every allocator: the source of a table in docs/reference/allocators.md.
 
     python -m benchmarks.policies benchmarks/recordings/policies.json [--most N] [--skip N]
 

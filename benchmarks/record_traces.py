@@ -4,7 +4,7 @@
     python benchmarks/record_traces.py benchmarks/recordings/traces/fake-reference.jsonl --cases held-out
 
 Each preset with b=1, s=1024 (or all its positions), pure bf16, AdamW; the reference decoder and, where the step knows
-it, transformers' modules. Recorded cases are skipped; docs/accuracy.md lays the estimate of the day beside them.
+it, transformers' modules. Recorded cases are skipped; docs/reports/accuracy.md compares the estimate with them.
 "reserved" is on a card with memory to spare, "least" the smallest memory in which the run ends.
 
 With --cases, a list of reference_cases.yaml instead, as record_reference.py runs it on the null device.

@@ -3,7 +3,7 @@
     python benchmarks/world_sizes.py benchmarks/recordings/traces/world-sizes.jsonl
 
 Each preset whole, as it is trained: mixed-16, AdamW, b=1, s=2048, flash attention. Recorded cases are skipped;
-docs/accuracy.md lays the estimate of the day beside them.
+docs/reports/accuracy.md lays the estimate of the day beside them.
 """
 
 from __future__ import annotations

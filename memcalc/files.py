@@ -47,7 +47,7 @@ def open_file(path: str | Path, remedy: str = "Check the path.", *, pipes: bool 
         # A pipe nobody writes to would be waited for when it is opened.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:  # ValueError: a null character
-        reason = getattr(error, "strerror", None) or "the name cannot be a file's"
+        reason = getattr(error, "strerror", None) or "the name is invalid for a file"
         raise InputError(f"cannot be read: {reason}.", remedy, os.fspath(path)) from None
     mode = os.fstat(descriptor).st_mode
     streams = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)

@@ -21,7 +21,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
         ("pipe", "is a pipe, not a file"),
         (".", "is a directory, not a file"),
         ("none", "cannot be read: No such file or directory"),
-        ("a\0b", "cannot be read: the name cannot be a file's"),
+        ("a\0b", "cannot be read: the name is invalid for a file"),
     ):
         with pytest.raises(InputError, match=why):
             read_text(tmp_path / name)

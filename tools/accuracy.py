@@ -1,4 +1,4 @@
-"""Estimates against recordings: the figures of docs/accuracy.md."""
+"""Estimates against recordings: the figures of docs/reports/accuracy.md."""
 
 from __future__ import annotations
 

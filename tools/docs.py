@@ -31,7 +31,13 @@ sys.path.insert(0, str(ROOT))
 
 import memcalc  # noqa: E402 -- from this checkout, installed or not
 from memcalc.checking.settings import RuleSettings, Settings  # noqa: E402
+from memcalc.cli.streams import ReaderGone  # noqa: E402
+from memcalc.errors import DoesNotFit, InputError, OutOfMemory, Unavailable  # noqa: E402
 from memcalc.importers.registry import FRAMEWORKS  # noqa: E402
+from memcalc.ledger.component import Component  # noqa: E402
+from memcalc.ledger.phases import SETUP_PHASES, STEP_PHASES  # noqa: E402
+from memcalc.report import labels  # noqa: E402
+from memcalc.report.schema import result_schema  # noqa: E402
 from memcalc.spec.cards import all_cards  # noqa: E402
 from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402
@@ -70,7 +76,7 @@ MEMCALC = f'memcalc() {{ {sys.executable} -m memcalc "$@"; }}\n'
 
 def documents() -> list[Path]:
     """The Markdown files that have generated parts."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def refreshed(text: str, keep: Collection[str] = ()) -> str:
@@ -154,7 +160,7 @@ def presets_table() -> str:
         model = spec.model
         parameters = memcalc.estimate(spec).parameters
         return [
-            f"[`{name}`](../configs/{name}.yaml)",
+            f"[`{name}`](../../configs/{name}.yaml)",
             f"{parameters:,}",
             model.num_layers,
             model.hidden_size,
@@ -215,6 +221,101 @@ def importer_table(*words: str) -> str:
     return f"Fields of {framework.version}.\n\n" + table(["field", "kind", "what it means"], rows)
 
 
+def components_table() -> str:
+    """Every component with its letter and label, from the words of the screens."""
+    rows = [[labels.letter(part), labels.label(part), f"`{part}`", labels.meaning(part)] for part in Component]
+    outside = ("cached_segments", "device_context", "communication_library")
+    rows += [[labels.letter(part), labels.label(part), f"`{part}`", labels.meaning(part)] for part in outside]
+    return table(["letter", "label", "JSON key", "description"], rows)
+
+
+PHASES = {
+    "model": "the model is built and its weights are on the GPU",
+    "optimizer": "master weights and other copies are made; optimizer state appears in the first step",
+    "input": "token ids and labels are on the GPU",
+    "zero_grad": "gradients of the step before are freed or set to zero",
+    "forward": "layers compute and save activations for backward",
+    "loss": "the loss is computed from the logits",
+    "backward": "gradients are produced and activations freed",
+    "optimizer_step": "the optimizer updates weights and states",
+}
+
+
+def phases_table() -> str:
+    """The phases of a training run, in their order."""
+    return table(["phase", "what happens"], [[f"`{phase}`", PHASES[phase]] for phase in (*SETUP_PHASES, *STEP_PHASES)])
+
+
+EXIT_CODES: tuple[tuple[object, str], ...] = (
+    (0, "success; `estimate`, `measure` and `diff` return 0 whether or not the run fits"),
+    (
+        DoesNotFit.exit_code,
+        """the answer is no: `check` found a config that does not fit or that grew; `fit` and `recompute` found nothing
+        that fits; `dry-run --assert-fits`: it does not fit""",
+    ),
+    (
+        InputError.exit_code,
+        """invalid input: one message on standard error with the place, the value, the rule and the remedy. `check`
+        prints one for each invalid config. With `dry-run --assert-fits` also a command that failed with exit code 1""",
+    ),
+    (
+        Unavailable.exit_code,
+        """something required is missing or busy (an extra, a compiler, a GPU), or a result could not be written (a full
+        disk): the result is printed, and the message names the file""",
+    ),
+    (OutOfMemory.exit_code, "a measured run or dry run ran out of memory; its record is kept"),
+    (70, "a bug of memcalc, with its traceback"),
+    (124, "`dry-run --timeout` was reached"),
+    (129, "ended by SIGHUP, after temporary files were removed"),
+    (130, "interrupted"),
+    (ReaderGone.exit_code, "the reader of standard output has gone, as in `memcalc models \\| head`"),
+    (143, "ended by SIGTERM, after temporary files were removed"),
+    ("other", "the exit code of the command that `dry-run` ran"),
+)
+
+
+def exit_codes_table() -> str:
+    """Every exit code, from the errors that have one."""
+    return table(["code", "meaning"], [[code, " ".join(meaning.split())] for code, meaning in EXIT_CODES])
+
+
+def documents_table() -> str:
+    """The documents that `--format json` prints, from the schema of results."""
+    rows = [
+        [
+            found["title"].removesuffix("Document") or "Estimate",
+            found["description"],
+            ", ".join(f"`{key}`" for key in found["properties"]),
+        ]
+        for found in result_schema()["anyOf"]
+    ]
+    return table(["document", "description", "keys"], rows)
+
+
+def document_keys() -> str:
+    """The keys of the document of an estimate, with their types."""
+    found = result_schema()["anyOf"][0]["properties"]
+    return table(
+        ["key", "type", "description"],
+        [[f"`{key}`", json_type(field), field.get("description", "")] for key, field in found.items()],
+    )
+
+
+def json_type(field: dict[str, Any]) -> str:
+    """The type of a field of a JSON Schema in a few labels."""
+    if "anyOf" in field:
+        return " or ".join(json_type(option) for option in field["anyOf"])
+    if "$ref" in field:
+        return str(field["$ref"]).rpartition("/")[2]
+    if "const" in field:
+        return f"`{field['const']}`"
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    if field.get("type") == "array":
+        return f"list of {json_type(field.get('items', {}))}"
+    return str(field.get("type", "any"))
+
+
 def settings_table() -> str:
     """The settings of `check`, from the Pydantic model that reads them."""
     in_rules = RuleSettings.model_fields.keys() - {"paths"}  # there, patterns
@@ -269,7 +370,7 @@ def accuracy_summary() -> str:
     for file, group in groupby(cases(), key=lambda case: case.file):
         several = list(group)
         found = summarized(several)
-        link = f"[{file}](../benchmarks/recordings/{file})"
+        link = f"[{file}](../../benchmarks/recordings/{file})"
         role = "**held out**" if several[0].held_out else "written against"
         rows.append([link, role, several[0].device, found.runs, f"{found.median:.3%}", f"{found.worst:.3%}"])
     return table(["recordings", "the formulas were", "device", "runs", "median error", "worst error"], rows)
@@ -479,6 +580,11 @@ TABLES: dict[str, Callable[..., str]] = {
     "accuracy-sharded": accuracy_sharded,
     "accuracy-sharded-summary": accuracy_sharded_summary,
     "cards": cards_table,
+    "components": components_table,
+    "documents": documents_table,
+    "document-keys": document_keys,
+    "exit-codes": exit_codes_table,
+    "phases": phases_table,
     "fields": fields_table,
     "policies": policies_table,
     **recorded_tables.TABLES,

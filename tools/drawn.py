@@ -1,4 +1,4 @@
-"""Randomly sampled runs; every recording by family and by setting: tables of docs/accuracy.md."""
+"""Randomly sampled runs; every recording by family and by setting: tables of docs/reports/accuracy.md."""
 
 from __future__ import annotations
 

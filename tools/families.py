@@ -1,4 +1,4 @@
-"""The table of docs/families.md, from what benchmarks/families.py recorded."""
+"""The table of docs/reports/families.md, from what benchmarks/families.py recorded."""
 
 from __future__ import annotations
 

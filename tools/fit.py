@@ -1,4 +1,4 @@
-"""The generated tables of docs/fit.md: the terms of a layout's cost, and the machines that cards stand in."""
+"""The generated tables of docs/guides/fit.md: the terms of a layout's cost, and the machines that cards stand in."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def systems() -> str:
         links = [node, system.link, f"{system.link_bytes / 1e9:g}", network]
         return [", ".join(cards[system.name]), *links, system.source]
 
-    head = ["cards", "a node", "link", "GB/s, one direction", "Gbit/s of network a card", "source"]
+    head = ["cards", "a node", "link", "GB/s, one direction", "Gbit/s per GPU", "source"]
     return table(head, [row(system) for system in known.values()])
 
 

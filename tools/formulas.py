@@ -1,4 +1,4 @@
-"""The generated parts of docs/formulas.md: every term of `estimate`, read from the code that computes it."""
+"""Generate the tables of docs/explanations/formulas.md: every term of `estimate`, read from the code."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def _simplified(total: Polynomial, structure: Structure) -> Polynomial:
 
 
 def highest_table(preset: str, *overrides: str) -> str:
-    """The highest moment of one layer's backward: what is alive beside the layer's kept tensors."""
+    """The peak of one layer's backward: what is alive beside the layer's kept tensors."""
     spec = memcalc.load(preset, *overrides)
     layer = _program(spec, _layer(spec))
     sizes = layer.sizes(symbol_values(spec, None))
@@ -282,7 +282,7 @@ def highest_table(preset: str, *overrides: str) -> str:
 
 
 def loss_table(preset: str, *overrides: str) -> str:
-    """The tensors as large as the logits, and in which phase's highest moment each is alive."""
+    """The tensors as large as the logits, and at which phase's peak each is alive."""
     spec = memcalc.load(preset, *overrides)
     head = _program(spec, "head")
     sizes = head.sizes(symbol_values(spec, None))

@@ -1,4 +1,4 @@
-"""The tables of docs/inference.md: recorded runs of benchmarks/record_generation.py beside the estimate of today."""
+"""Compare recorded generation (benchmarks/record_generation.py) with its estimate: docs/reports/generation.md."""
 
 from __future__ import annotations
 

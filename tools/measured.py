@@ -86,7 +86,7 @@ def missed_table() -> str:
     ]
     if not rows:
         return f"All {len(runs)} traced peaks of runs that ended are the measured ones, to the byte.\n"
-    return table(["device", "prediction", "run", "trace less measured", "by operator"], rows)
+    return table(["device", "prediction", "run", "trace minus measured", "by operator"], rows)
 
 
 def _apart(run: Predicted) -> list[str]:

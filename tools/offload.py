@@ -21,7 +21,7 @@ class OffloadedRun(NamedTuple):
     run: ShardedRun
     pinned_measured: int
     pinned_estimated: int
-    host_estimated: int  # at the highest moment, pageable memory too
+    host_estimated: int  # at the peak, pageable memory too
 
 
 def offloaded_runs() -> tuple[OffloadedRun, ...]:

@@ -1,4 +1,4 @@
-"""The same steps through PyTorch's MemTracker and through memcalc: the table of docs/trace.md."""
+"""The same steps through PyTorch's MemTracker and through memcalc: the table of docs/guides/trace.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/importing.md about published files, from what benchmarks/published_configs.py recorded."""
+"""Generate docs/reports/published-files.md from what benchmarks/published_configs.py recorded."""
 
 from __future__ import annotations
 

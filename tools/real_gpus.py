@@ -155,7 +155,7 @@ def _kind(spec: Spec) -> str:
     if spread.tensor_parallel > 1:
         return "layers split (DTensor)"
     if spread.ranks == 1:
-        return "float8, one GPU" if training.fp8 != "none" else "activations on the host, one GPU"
+        return "float8, one GPU" if training.fp8 != "none" else "offload activations, one GPU"
     words = [f"{spread.engine}, stage {spread.zero_stage}"]
     words += ["float8"] * (training.fp8 != "none") + ["adapters"] * (training.finetune != "full")
     return ", ".join(words)

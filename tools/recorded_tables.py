@@ -1,4 +1,4 @@
-"""Tables of docs/verdict.md: how far recorded runs lay from what is said of them."""
+"""Tables of docs/explanations/verdict.md: how far recorded runs lay from what is said of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def replay_sentence() -> str:
     undecided = sum(answer == "unknown" for answer, _ in answers)
     false_fits = sum(answer == "fits" and not done for answer, done in answers)
     return (
-        f"The replayed reserved memory of one GPU is exact to the byte on {_accuracy(alone)}.\n"
+        f"The replayed reserved memory of one GPU is byte-exact on {_accuracy(alone)}.\n"
         f"That of one rank of DDP, FSDP2, DeepSpeed or tensor parallelism is exact on {_accuracy(ranks)}.\n"
         f"Of {len(answers)} randomly sampled runs within 12% of their GPU's memory, judged by real PyTorch on the null "
         f"CUDA device, {false_fits} were said to fit and did not, {wrong - false_fits} were said not to fit and did, "

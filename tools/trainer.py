@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer on the null device beside the estimate of the same arguments: a table of docs/accuracy.md."""
+"""Compare Hugging Face's Trainer on the null device with the estimate of its arguments: docs/reports/accuracy.md."""
 
 from __future__ import annotations
 

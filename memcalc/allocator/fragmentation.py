@@ -19,8 +19,8 @@ class PoolUse(NamedTuple):
     requested: int  # what their users asked for
     waiting: int  # freed, but other streams may still use it
     split: int  # free, but kept by a neighbour in the same segment: PyTorch's inactive_split_bytes
-    releasable: int  # free, and empty_cache() would give it back (of expandable segments: its whole pages)
-    largest_free: int  # the largest request that needs no new memory
+    releasable: int  # free; empty_cache() releases it (of expandable segments: its whole pages)
+    largest_free: int  # largest request that needs no new segment
 
     @property
     def rounding(self) -> int:

@@ -58,7 +58,7 @@ def make(policy: str, config: str, version: str | None, device: Device, memory_f
         InputError: for an unknown policy, or settings that it refuses.
     """
     if policy not in POLICIES:
-        raise InputError(f"{policy!r} is no allocator.", f"The known ones are {', '.join(POLICIES)}.")
+        raise InputError(f"{policy!r} is not an allocator.", f"Choose {', '.join(POLICIES)}.")
     if memory_fraction is not None and policy != "pytorch":
         raise InputError(
             f"the memory fraction is PyTorch's, and the allocator is {policy}.",
@@ -81,7 +81,7 @@ def _auto_growth(config: str, version: str | None, device: Device, _: float | No
 def _naive_best_fit(config: str, version: str | None, device: Device, _: float | None) -> Made:
     settings = paddle.parse_settings(config, paddle.NAIVE_BEST_FIT, version or paddle.DEFAULT_VERSION)
     if device.capacity is None and settings.fraction and not (settings.initial and settings.reallocate):
-        _needs_capacity("naive_best_fit takes a share of the card's memory")
+        _needs_capacity("naive_best_fit reserves a fraction of the GPU's memory")
     return Made(NaiveBestFitAllocator(settings, device.driver()), settings.notes, settings)
 
 
@@ -89,7 +89,7 @@ def _tensorflow(config: str, version: str | None, device: Device, _: float | Non
     _without_version("tensorflow", version)
     settings = tensorflow.parse_settings(config)
     if device.capacity is None and not settings.allow_growth:
-        _needs_capacity("TensorFlow takes the card's memory at the first allocation unless allow_growth is set")
+        _needs_capacity("TensorFlow reserves the GPU's memory at the first allocation unless allow_growth is set")
     return Made(BfcAllocator(settings, device.driver(), device.capability_major))
 
 
@@ -99,12 +99,14 @@ def _ideal(config: str, version: str | None, device: Device, _: float | None) ->
 
 
 def _needs_capacity(why: str) -> None:
-    raise InputError(f"{why}, and no card is named.", "Name one with --gpu.")
+    raise InputError(f"{why}, and no GPU is given.", "Name one with --gpu.")
 
 
 def _without_version(policy: str, version: str | None) -> None:
     if version is not None:
-        raise InputError(f"release {version} is named, but {policy} has the same rules in all.", "Leave it out.")
+        raise InputError(
+            f"version {version} is given, but the rules of {policy} are the same in all versions.", "Leave it out."
+        )
 
 
 POLICIES: dict[str, Maker] = {

@@ -59,7 +59,7 @@ def measure_suite(
     """Many runs measured, one after the other; what the file of records has of this device is not measured again.
 
     Args:
-        suite: a file of runs, see docs/measure.md.
+        suite: a file of runs, see docs/guides/measure.md.
         record: the file that each record is appended to as soon as it is made.
         device: as for `measure`.
         python: as for `measure`.

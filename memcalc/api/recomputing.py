@@ -53,7 +53,7 @@ def recompute(
 
 
 def describes_chain(path: str) -> bool:
-    """Whether this is a file that describes a chain of blocks (docs/recompute.md), not a model."""
+    """Whether this is a file that describes a chain of blocks (docs/guides/recompute.md), not a model."""
     from memcalc.planning.described import describes_chain as looks_like_one
 
     return looks_like_one(path)

@@ -114,12 +114,12 @@ def check(  # noqa: PLR0913 -- what the command has options for
         overrides: as for `load`, for all of them.
         gpu: the card to judge all by; default: the settings', else each file's own.
         budget: what no GPU may exceed, in bytes or as "70GiB".
-        margin: what must stay free below card and budget: "5%", "2GiB".
+        margin: memory to keep free below GPU and budget: "5%", "2GiB".
         baseline: the JSON of an earlier check, to compare with.
         max_growth: by how much a peak may exceed the baseline's: "1%", "0"; default: by any.
-        jobs: processes; default: one a core where there is enough to do.
+        jobs: processes; default: one per core if there is enough to do.
         settings: a settings file; default: memcalc.toml or [tool.memcalc] in this folder or above.
-        skip_others: skip files that are no configurations even where they are named.
+        skip_others: skip files that are not configurations even where they are named.
         progress: told how many files are done.
     """
     from memcalc.checking.amount import parse_amount, parse_budget

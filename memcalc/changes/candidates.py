@@ -12,7 +12,7 @@ from memcalc.units import divisors
 RESULTS = (SAME, MORE_GPUS, OTHER_CARD, OTHER_RESULT) = (
     "same result",
     "same result, more GPUs",
-    "same result, another card",
+    "same result, another GPU",
     "another result",
 )  # what a change asks for: time at most; cards; another card; another training
 
@@ -51,7 +51,7 @@ def candidates(spec: Spec) -> Iterator[Candidate]:
         yield Candidate("fused update", ("training.optimizer_implementation=fused",), NONE, SAME)
     if spec.parallelism.tensor_parallel > 1 and not spec.parallelism.sequence_parallel:
         overrides = ("parallelism.sequence_parallel=true",)
-        yield Candidate("sequence parallelism", overrides, "none: the same bytes travel", SAME)
+        yield Candidate("sequence parallelism", overrides, "none: the same bytes are communicated", SAME)
     yield from _smaller_micro_batches(spec)
     if training.loss == "materialized":
         yield Candidate("chunked loss", ("training.loss=chunked",), "little time", SAME)
@@ -61,7 +61,7 @@ def candidates(spec: Spec) -> Iterator[Candidate]:
         yield Candidate("recompute all", ("training.recompute=full",), "one more forward: a third more compute", SAME)
     if training.offload_activations == "none":
         overrides = ("training.offload_activations=pageable",)
-        yield Candidate("activations on the host", overrides, "what layers save travels there and back", SAME)
+        yield Candidate("offload activations", overrides, "saved activations are copied to the host and back", SAME)
     yield from _sharding(spec)
     yield from _replicas(spec)
     yield from _splitting(spec)
@@ -77,7 +77,7 @@ def _smaller_micro_batches(spec: Spec) -> Iterator[Candidate]:
     for size in reversed([each for each in divisors(sequences) if each < largest]):
         steps = f"training.gradient_accumulation_steps={sequences // size}"
         overrides = (f"training.micro_batch_size={size}", steps)
-        yield Candidate("smaller micro-batch", overrides, "smaller matrix products", SAME)
+        yield Candidate("smaller micro-batch", overrides, "smaller matmuls", SAME)
 
 
 def _sharding(spec: Spec) -> Iterator[Candidate]:
@@ -89,11 +89,11 @@ def _sharding(spec: Spec) -> Iterator[Candidate]:
         yield Candidate("shard more", _stage(spec, stage), _STAGE_COSTS[stage], SAME)
     if parallelism.offload == "none" and not _of_megatron(spec):
         for overrides in _offloads(spec):
-            yield Candidate("shard more", overrides, "states on the host, which updates the weights", SAME)
+            yield Candidate("shard more", overrides, "offload optimizer states; the CPU updates the weights", SAME)
     if spec.model.moe is not None:
         for factor in FACTORS:
             overrides = (f"parallelism.expert_parallel={parallelism.expert_parallel * factor}",)
-            yield Candidate("split experts", overrides, "tokens travel to their experts", SAME)
+            yield Candidate("split experts", overrides, "tokens are sent to their experts", SAME)
 
 
 def _of_megatron(spec: Spec) -> bool:
@@ -116,7 +116,11 @@ def _offloads(spec: Spec) -> Iterator[tuple[str, ...]]:
     yield *(() if sharded else _stage(spec, 3)), "parallelism.offload=all", *defaults
 
 
-_STAGE_COSTS = {1: "weights gathered after each step", 2: "gradients scattered", 3: "weights gathered as they are used"}
+_STAGE_COSTS = {
+    1: "all-gather of weights after each step",
+    2: "gradients scattered",
+    3: "all-gather of weights in forward and backward",
+}
 
 
 def _stage(spec: Spec, stage: int) -> tuple[str, ...]:
@@ -134,7 +138,7 @@ def _replicas(spec: Spec) -> Iterator[Candidate]:
         more = (f"parallelism.data_parallel={parallelism.data_parallel * factor}", *sharded)
         if own % factor:
             free = () if training.global_batch_size is None else ("training.global_batch_size=null",)
-            price += f", and {factor} times as many sequences a step"
+            price += f", and {factor} times as many sequences per step"
             yield Candidate("shard over more GPUs", (*more, *free), price, OTHER_RESULT)
             continue
         micro = max(size for size in divisors(share) if size <= training.micro_batch_size)
@@ -145,11 +149,11 @@ def _replicas(spec: Spec) -> Iterator[Candidate]:
 
 
 def _splitting(spec: Spec) -> Iterator[Candidate]:
-    """More ranks that split each matrix, the layers, or the sequence."""
+    """Yield more tensor, pipeline or context parallelism."""
     splits = (
-        ("tensor_parallel", "split matrices", "each layer's sums exchanged"),
-        ("pipeline_parallel", "more pipeline stages", "idle in the pipeline's bubble"),
-        ("context_parallel", "split sequences", "keys and values exchanged"),
+        ("tensor_parallel", "split matrices", "all-reduce in each layer"),
+        ("pipeline_parallel", "more pipeline stages", "idle time in the pipeline bubble"),
+        ("context_parallel", "split sequences", "keys and values are exchanged"),
     )
     for field, lever, price in splits:
         degree = getattr(spec.parallelism, field)
@@ -159,20 +163,20 @@ def _splitting(spec: Spec) -> Iterator[Candidate]:
 
 
 def _rounding(spec: Spec) -> Iterator[Candidate]:
-    """Fewer bits for what the optimizer keeps."""
+    """Yield optimizer states and recipes with fewer bits."""
     training = spec.training
     if training.optimizer in ("adam", "adamw") and not training.optimizer_options.amsgrad:
         overrides = ("training.optimizer=adam-8bit", "training.optimizer_implementation=for-loop")
-        yield Candidate("optimizer states in 8 bits", overrides, "rounded moments", OTHER_RESULT)
+        yield Candidate("8-bit optimizer states", overrides, "rounded moments", OTHER_RESULT)
     if training.recipe.startswith("mixed") and training.dtype == "bf16":
         freed = () if training.gradient_dtype is None else ("training.gradient_dtype=null",)
-        yield Candidate("16 bits all over", ("training.recipe=pure", *freed), "rounded weights", OTHER_RESULT)
+        yield Candidate("everything in 16 bits", ("training.recipe=pure", *freed), "rounded weights", OTHER_RESULT)
 
 
 def _adapting(spec: Spec) -> Iterator[Candidate]:
     if spec.training.finetune != "full":
         return
-    for method, price in (("lora", "only adapters train"), ("qlora", "only adapters train, over a base in 4 bits")):
+    for method, price in (("lora", "only adapters train"), ("qlora", "only adapters train, on a 4-bit base")):
         yield Candidate("train adapters", (f"training.finetune={method}",), price, OTHER_RESULT)
 
 

@@ -23,7 +23,7 @@ Price = Callable[["Change"], tuple[float, ...]]  # of several that ask for the s
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One or two levers, as --set takes them, and what they save. Bytes."""
+    """One or two changes, as `--set` takes them, and what they save. Bytes."""
 
     levers: tuple[str, ...]
     overrides: tuple[str, ...]
@@ -66,7 +66,7 @@ class Finder:
         self._possible = [(candidate, change) for candidate, change in tried if change is not None]
 
     def singles(self) -> list[Change]:
-        """Those that help. Of each lever the mildest that fits, else the strongest; first those that fit."""
+        """Return single changes that help: the mildest that fits, else the strongest; those that fit first."""
         kept: dict[str, Change] = {}
         for candidate, change in self._possible:
             known = kept.get(candidate.lever)
@@ -77,7 +77,7 @@ class Finder:
         return [*fitting, *sorted(others, key=lambda change: -change.saved)]
 
     def pairs(self) -> list[Change]:
-        """Pairs that fit, of levers of which neither is enough alone; of two levers the mildest pair.
+        """Return pairs that fit and of which neither is enough alone; the mildest pair of each two.
 
         Of each kind of result the cheapest, so that none hides behind another: who has no more GPUs wants to know what
         another training would do. No lever comes twice in one kind, nor where it keeps the result without more GPUs.
@@ -100,7 +100,7 @@ class Finder:
         return found
 
     def _of_kind(self, result: str, levers: list[list[Candidate]], passed: set[str]) -> list[Change]:
-        """The mildest pair of any two levers that come to this kind of result, the cheapest first."""
+        """Yield the mildest pair of any two changes with this kind of result, the cheapest first."""
         found = []
         for one, other in combinations(levers, 2):
             kinds = (one[0].result, other[0].result)
@@ -111,7 +111,7 @@ class Finder:
         return sorted(found, key=self._price)
 
     def _mildest(self, levers: tuple[list[Candidate], list[Candidate]]) -> Change | None:
-        """The mildest pair of two levers that fits, of equally mild ones the cheapest.
+        """Return the mildest pair that fits, the cheapest of equally mild ones.
 
         The strongest ones are tried first: if they do not fit, milder ones are not looked at.
         """
@@ -157,7 +157,7 @@ class Finder:
         return None if spec is None else self._sized(parts, spec)
 
     def _sized(self, parts: tuple[Candidate, ...], spec: Spec) -> Change | None:
-        """What the changes come to; None: that is not modelled."""
+        """Return the estimate with the changes; None if it is not modelled."""
         try:
             result = estimate(spec)
         except InputError:
@@ -178,7 +178,7 @@ class Finder:
         )
 
     def _overrides(self, parts: tuple[Candidate, ...]) -> tuple[str, ...]:
-        """All words after the run's own; what the changes set is not said before."""
+        """Return all `--set` words of the changed run, each field once."""
         changes = (override for part in parts for override in part.overrides)
         return joined(dict(word.split("=", 1) for word in (*self._words, *changes)))
 
@@ -192,17 +192,17 @@ def _pairs_of(
 
 
 def _within(steps: tuple[int, int], weak: Iterable[tuple[int, int]]) -> bool:
-    """Whether a pair that is at least as strong is known not to be enough."""
+    """Return whether a pair that saves at least as much is known not to be enough."""
     return any(steps[0] <= first and steps[1] <= second for first, second in weak)
 
 
 def _helps(change: Change) -> bool:
-    """Whether a change is worth showing. Settings of the allocator save nothing of what is allocated, but fragments."""
+    """Return whether a change is worth showing. Allocator settings reduce fragmentation, not allocated memory."""
     settings = ALLOCATOR in change.levers and change.fits is not False
     return change.saved > 0 or change.result == OTHER_CARD or settings
 
 
 def _apart(pair: tuple[Candidate, ...]) -> bool:
-    """Whether no field is set by both."""
+    """Return whether two changes set different fields."""
     fields = [override.partition("=")[0] for part in pair for override in part.overrides]
     return len(set(fields)) == len(fields)

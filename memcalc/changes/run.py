@@ -1,4 +1,4 @@
-"""A run that can be loaded again with further words of --set, and the words that lead from it to another."""
+"""A run that can be loaded again with more overrides, and the overrides between two runs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Run(NamedTuple):
 
 
 def written_out(spec: Spec) -> Run:
-    """A run of which all fields are set."""
+    """Return a run with all fields set."""
     blocks = spec.model_dump()
     return Run(spec, lambda words: load(blocks, words).with_limits(spec.limits))
 
 
 def words_to(run: Run, target: Spec) -> tuple[str, ...]:
-    """The words of --set that make a run another one, with those that keep what would follow from them as it is."""
+    """Return the overrides from one run to another, including those that keep derived fields unchanged."""
     words = dict(word.split("=", 1) for word in run.implied)
     reached = run.spec
     for _ in range(ROUNDS):
@@ -54,7 +54,7 @@ def words_to(run: Run, target: Spec) -> tuple[str, ...]:
 
 
 def joined(words: dict[str, str]) -> tuple[str, ...]:
-    """Values by field as --set takes them."""
+    """Return values by field as `--set` takes them."""
     return tuple(f"{field}={value}" for field, value in words.items())
 
 

@@ -1,4 +1,4 @@
-"""A part of a limit: "5%" of it, or "2GiB" whatever it is."""
+"""An amount of memory: "5%" of a limit, or "2GiB"."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memcalc.units import parse_bytes
 
 
 class Amount(NamedTuple):
-    """A share of something, exact, plus bytes; one of the two is zero."""
+    """A fraction of a limit, exact, plus bytes; one of the two is zero."""
 
     text: str  # as it was written
     numerator: int = 0
@@ -18,7 +18,7 @@ class Amount(NamedTuple):
     size: int = 0
 
     def of(self, whole: int) -> int:
-        """How many bytes it is of `whole`, a share rounded up: what is to be kept free is not a byte too small."""
+        """Return the bytes of this amount for `whole`, rounded up, so that a margin is never too small."""
         return self.size - (-whole * self.numerator // self.denominator)
 
 

@@ -1,4 +1,4 @@
-"""What an earlier `check --format json` said, to compare with."""
+"""Baseline: the JSON of an earlier `check`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBERS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "devic
 
 
 def read_baseline(path: str | Path) -> Baseline:
-    """The peaks of a stored report, by configuration; those that were broken then have none.
+    """Return the peaks of a stored report by config; invalid configs have none.
 
     Raises:
         InputError: the file cannot be read, or is no report of `check`.
@@ -34,7 +34,7 @@ def read_baseline(path: str | Path) -> Baseline:
         raise InputError(error.problem, error.remedy, where) from None
     configs = data.get("configs") if isinstance(data, dict) else None
     if not isinstance(configs, list):
-        raise _refused(path, "it holds no list of configs.")
+        raise _refused(path, "it has no list of configs.")
     version = data.get("schema_version")
     if version not in READABLE:
         raise _refused(path, f"schema_version = {describe(version)} is not {VERSION}.")
@@ -46,18 +46,18 @@ def read_baseline(path: str | Path) -> Baseline:
         peaks = {name: config.get(key) for name, key in comparable.items()}
         wrong = [name for name, size in peaks.items() if size is not None and not _is_size(size)]
         if wrong:
-            raise _refused(path, f"configs[{number}].{_NUMBERS[wrong[0]]} is no whole number of bytes.")
+            raise _refused(path, f"configs[{number}].{_NUMBERS[wrong[0]]} is not a whole number of bytes.")
         found[same_path(config["path"])] = {name: size for name, size in peaks.items() if size is not None}
     return found
 
 
 def same_path(path: str) -> str:
-    """One spelling for one file, whatever the system: "./a//b.yaml" is "a/b.yaml"."""
+    """Return the canonical spelling of a path on any system: "a/b.yaml" for "./a//b.yaml"."""
     return posixpath.normpath(path.replace("\\", "/"))
 
 
 def growth_of(path: str, sizes: Sizes, basis: str, baseline: Baseline) -> tuple[int, int] | None:
-    """The peak of then and by how much it changed: in the number that is compared, else in allocated bytes.
+    """Return the baseline's peak and the change, in the compared total, else in allocated bytes.
 
     A configuration that was judged by a card then and by a bare budget now, or the other way round, is compared in
     the number that both have.
@@ -71,7 +71,7 @@ def growth_of(path: str, sizes: Sizes, basis: str, baseline: Baseline) -> tuple[
 
 
 def with_allowance(change: tuple[int, int] | None, allowed: int | None) -> Growth | None:
-    """The change with what is allowed of it."""
+    """Return the change with its allowance."""
     return None if change is None else Growth(change[0], change[1], allowed)
 
 

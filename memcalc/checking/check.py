@@ -1,4 +1,4 @@
-"""The logic of `check`: find the configurations, size each, compare it with its limit and with what it was."""
+"""The logic of `check`: find configs, estimate each, compare it with its limit and the baseline."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(
     skip_others: bool = False,
     progress: Progress = silent,
 ) -> CheckReport:
-    """Size every configuration under `paths`.
+    """Estimate every configuration under `paths`.
 
     Args:
         paths: files, which are always checked, folders, which are searched, and patterns; none: those of the policy.
@@ -62,11 +62,11 @@ def check(
         baseline = policy.here(policy.baseline)
     before = None if baseline is None else read_baseline(baseline)
     if before is None and asked.max_growth is not None:
-        raise InputError("--max-growth compares with nothing.", "Give the stored result with --baseline FILE.")
+        raise InputError("--max-growth needs a baseline.", "Add --baseline FILE, the JSON of an earlier check.")
     wanted = list(paths) or [policy.here(path) for path in policy.paths]
     if not wanted:
         raise InputError(
-            "no path says what to check.", "Name files or folders, or write `paths = [...]` into memcalc.toml."
+            "nothing to check: no path is given.", "Name files or directories, or add `paths = [...]` to memcalc.toml."
         )
     found = find_configs(wanted, policy.excludes, skip_others=skip_others)
     tasks = [_Task(path, policy.limits_of(path, asked)) for path in found.files]
@@ -87,13 +87,13 @@ def check(
 
 
 def _remarks(found: Found, idle: Iterable[str], before: Baseline | None) -> Iterator[str]:
-    """What of the question came to nothing; `idle`: patterns of settings that match no file."""
+    """Return notes on inputs without effect; `idle`: patterns of settings that match no file."""
     yield from (
-        f"{folder} is a link to a folder, which was not entered: name it to check it" for folder in found.linked
+        f"{folder} is a link to a directory and was not followed; name it to check it" for folder in found.linked
     )
-    yield from (f"{pattern} of the settings matches no configuration" for pattern in idle)
+    yield from (f"{pattern} in the settings matches no configuration" for pattern in idle)
     if before and not any(same_path(path) in before for path in found.files):
-        yield "the baseline holds none of these configurations: nothing was compared"
+        yield "the baseline has none of these configurations: nothing was compared"
 
 
 def _outcome(task: _Task) -> Outcome:
@@ -104,8 +104,8 @@ def _outcome(task: _Task) -> Outcome:
         spec = load(path, limits.overrides, gpu=limits.gpu)
         if spec.hardware.gpu is None and limits.budget is None:
             raise InputError(  # noqa: TRY301 - likewise
-                "no card and no budget to check against.",
-                "Give --gpu CARD or --budget SIZE, or write hardware.gpu into the file.",
+                "no GPU and no budget to check against.",
+                "Add --gpu GPU or --budget SIZE, or set hardware.gpu in the file.",
             )
         return _judged(path, spec, limits)
     except MemcalcError as error:
@@ -116,7 +116,7 @@ def _outcome(task: _Task) -> Outcome:
 
 
 def _broken(path: str, text: str) -> Outcome:
-    """The message without the file's name and line, which the outcome holds itself."""
+    """Return the outcome of an invalid file; its message omits the file and line."""
     name = re.escape(path), re.escape(Path(path).name)
     place = re.match(rf"(?:{'|'.join(name)})(?::(\d+))?: ", text)
     if place is None:
@@ -125,7 +125,7 @@ def _broken(path: str, text: str) -> Outcome:
 
 
 def _judged(path: str, spec: Spec, limits: Limits) -> Outcome:
-    """The outcome of one run: by its lower bound where that is beyond the limit, else as `estimate` has it."""
+    """Return the outcome of one run: by its lower bound if that exceeds the limit, else as in `estimate`."""
     card = card_of(spec)
     ends = [] if card is None else [(card.usable_bytes, f"usable on {card.label}")]
     if limits.budget is not None:
@@ -164,7 +164,7 @@ _STATUSES: dict[Answer, Status] = {"fits": "fits", "does-not-fit": "does not fit
 
 
 def _compared(outcome: Outcome, task: _Task, before: Baseline) -> Outcome:
-    """The outcome with its change; one that fits and grew by more than is allowed fails."""
+    """Return the outcome with its change; one that grew by more than allowed fails."""
     if outcome.sizes is None:
         return outcome
     change = growth_of(outcome.path, outcome.sizes, outcome.basis, before)

@@ -1,4 +1,4 @@
-"""Results beside each other: two configurations, or one configuration as estimated, traced and measured."""
+"""Comparison of results: two configurations, or one configuration estimated, traced and measured."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Comparison(NamedTuple):
 
 
 def compare(*results: Result) -> Comparison:
-    """The results' headline ranks beside each other.
+    """Return the comparison of the results' headline ranks.
 
     Where one of them ran with a CPU's rules, estimates lose the workspaces and the rounding that only CUDA has.
     """
@@ -129,7 +129,7 @@ def _on_cpu(result: Result) -> bool:
 
 
 def _without_cuda(result: Result) -> Result:
-    """The result without what only CUDA's libraries and allocator hold."""
+    """Return the result without CUDA workspaces and block rounding."""
     ledger = result.ledger
     kept = Ledger([Rows(row for row in ledger.rows if row.component not in CUDA_ONLY)], ledger.phases)
     headline = replace(result.headline, ledger=kept, memory=known(DeviceMemory(None, None, Outside(0, 0, 0))))

@@ -1,4 +1,4 @@
-"""Which files of a repository are configurations, told by words, not data: a broken config must still count as one."""
+"""Discovery of configs by their text, not their data: an invalid config must still count."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MOST_CHARACTERS = 65_536
 
 
 class Found(NamedTuple):
-    """What the paths of the command line lead to."""
+    """The files that the paths of the command line match."""
 
     files: list[str]  # named files as they were named, and the configs of folders, each once
     skipped: int  # files that are no configs
@@ -80,7 +80,7 @@ def find_configs(
     *,
     skip_others: bool = False,
 ) -> Found:
-    """Named files always; in folders, and all folders below them in order, what looks like a configuration.
+    """Return named files, and the files in directories that look like a configuration, in order.
 
     Args:
         paths: files, folders, and patterns, which stand for the files and folders that match them, as in a shell.
@@ -108,7 +108,7 @@ def find_configs(
 
 
 def _expanded(path: str, excludes: Callable[[str], bool]) -> list[str]:
-    """A path as it is; a pattern as what matches it, or as it is where nothing does: sizing it will say so."""
+    """Return a path unchanged; for a pattern its matches, or the pattern if there are none, which is then an error."""
     if not is_pattern(path):
         return [path]
     import glob  # few runs have a pattern
@@ -118,7 +118,7 @@ def _expanded(path: str, excludes: Callable[[str], bool]) -> list[str]:
 
 
 def _walk(folder: str, closed: list[OSError], linked: list[str]) -> Iterator[str]:
-    """The files of a folder and of those below it.
+    """Yield the files of a directory and its subdirectories.
 
     Of those that cannot be listed the errors are added to `closed`, and those behind links to `linked`.
     """
@@ -129,7 +129,7 @@ def _walk(folder: str, closed: list[OSError], linked: list[str]) -> Iterator[str
 
 
 def is_config(path: str) -> bool:
-    """Whether a file in a folder is a training configuration, ours or another framework's, or a config.json.
+    """Return whether a file is a training config, memcalc's or another framework's, or a config.json.
 
     What must not be read may be one: sizing it says so. A pipe, which would be waited for, is none.
     """
@@ -151,26 +151,26 @@ def is_config(path: str) -> bool:
 
 
 def _text(path: str) -> str:
-    """The text of a file as far as it can be a configuration: what is larger is data, and skipped as such."""
+    """Return the text of a file; None if it is too large for a configuration."""
     if Path(path).stat().st_size > MOST_CONFIG_BYTES:
         return ""
     return read_bytes(path).decode("utf-8-sig", errors="replace")
 
 
 def _holds_arguments(path: str, name: str) -> bool:
-    """Whether a text or a JSON file holds another framework's arguments; a large one holds data."""
+    """Return whether a text or JSON file has another framework's arguments; a large file is data."""
     if Path(path).stat().st_size > MOST_CHARACTERS:
         return False
     return _has(_text(path), _ARGUMENTS if name.endswith(_TEXTS) else _FOREIGN_JSON)
 
 
 def _may_have_been_one(text: str) -> bool:
-    """Whether nobody can say what a file was to be, for it is no YAML: it must not pass. Templates are none yet."""
+    """Return whether a file is invalid YAML, so that it might be a config and must be reported; not a template."""
     return len(text) <= MOST_CHARACTERS and not is_template(text) and not is_yaml(text)
 
 
 def _is_model(text: str) -> bool:
-    """Whether a config.json is a model's; a broken one that names a model_type still counts as one."""
+    """Return whether a config.json is that of a model; an invalid one with a model_type counts."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):

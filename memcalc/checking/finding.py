@@ -1,4 +1,4 @@
-"""Which settings file a run of `check` reads. Most have none, and must not pay for reading one."""
+"""Lookup of the settings file of `check`, without the cost of parsing if there is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROJECT = "pyproject.toml"
 
 
 def policy_for(settings: str | Path | None = None) -> Policy:
-    """The policy of a settings file that is named, else of the nearest one, here or above, up to the repository's root.
+    """Return the policy of the given settings file, else of the nearest one up to the repository's root.
 
     In one folder `memcalc.toml` goes before `[tool.memcalc]` of `pyproject.toml`.
 
@@ -37,7 +37,7 @@ def policy_for(settings: str | Path | None = None) -> Policy:
 
 
 def _may_hold_settings(path: Path) -> bool:
-    """Whether a file is worth being parsed: a pyproject.toml that never says "memcalc" is not."""
+    """Return whether a file can have settings: a pyproject.toml without "memcalc" cannot."""
     try:
         return path.is_file() and (path.name == OWN or b"memcalc" in read_bytes(path))
     except (InputError, OSError):

@@ -28,7 +28,7 @@ def mapped(
     what: str = "items",
     progress: Progress = silent,
 ) -> list[U]:
-    """`function` of each item, in order.
+    """Return `function(item)` for each item, in order.
 
     Args:
         function: can be sent to another process, as can its results.
@@ -63,7 +63,7 @@ def _told(items: Iterator[T], what: str, progress: Progress, total: int) -> Iter
 
 
 def _begin() -> None:
-    """What a process of the pool does first: leave signals to the one that started it, and end when that is gone."""
+    """Initialize a process of the pool: ignore signals, and end when its parent ends."""
     import signal
     import threading
 
@@ -74,7 +74,7 @@ def _begin() -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait until the parent is gone, even killed: its processes would wait for work for ever."""
+    """End the process when its parent ends, even if killed."""
     import multiprocessing
     from multiprocessing.connection import wait
 

@@ -1,4 +1,4 @@
-"""Patterns of paths, as shells and .gitignore files have them: `*` within a folder, `**` across folders, `{a,b}`."""
+"""Path patterns of shells and .gitignore: `*` within a directory, `**` across directories, `{a,b}`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _MOST_ALTERNATIVES = 1_000  # of one pattern; one that has more means itself
 
 
 def is_pattern(path: str) -> bool:
-    """Whether a path is to be expanded: it has a sign of a pattern, and nothing of that name exists."""
+    """Return whether a path is a pattern: it has a wildcard, and no such file exists."""
     return _MAGIC.search(path) is not None and not exists(path)
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern means this path, or a folder above it. Both with "/" and relative to the same folder."""
+    """Return whether a pattern matches a path or a directory above it. Both use "/" and the same base directory."""
     return any(_compiled(each).fullmatch(path) is not None for each in alternatives(pattern))
 
 
 @cache
 def alternatives(pattern: str) -> tuple[str, ...]:
-    """`configs/{a,b}.yaml` as a shell writes it out, each once."""
+    """Return the expansions of `configs/{a,b}.yaml`, as a shell does, without duplicates."""
     found: dict[str, None] = {}
     waiting = [pattern]
     while waiting:
@@ -64,7 +64,7 @@ def _compiles(expression: str) -> bool:
 
 
 def exists(path: str) -> bool:
-    """Whether there is such a file or folder; what no system could call one is none."""
+    """Return whether a file or directory exists; False for an invalid name."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a configuration is judged by: from the command line, from rules for paths, from its own file."""
+"""Limits of a config: from the command line, from rules for paths, from its own file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memcalc.spec.overrides import CARD, parse_overrides, refuse_two_cards
 
 
 class Limits(NamedTuple):
-    """What one place says; None where it says nothing.
+    """Limits from one source; None if not set.
 
     Args:
         gpu: the card to judge by, in place of the file's own.
@@ -31,7 +31,7 @@ class Limits(NamedTuple):
     overrides: tuple[str, ...] = ()
 
     def over(self, below: Limits) -> Limits:
-        """These limits where they say something, else those below; overrides of both, the last of a field wins."""
+        """Return these limits where set, else those below; overrides of both, the last of a field wins."""
         return Limits(
             below.gpu if self.gpu is None else self.gpu,
             below.budget if self.budget is None else self.budget,
@@ -41,7 +41,7 @@ class Limits(NamedTuple):
         )
 
     def with_card(self) -> Limits:
-        """A card that is set as a field is the card to judge by: rules for it are those of `gpu`.
+        """Return the limits with a GPU that is set as a field moved to `gpu`.
 
         Raises:
             InputError: both name one.
@@ -64,7 +64,7 @@ class Rule(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """A settings file: what is checked by default, and by what. Paths and patterns are relative to `folder`."""
+    """A settings file: default paths and limits. Paths and patterns are relative to `folder`."""
 
     folder: str = ""
     paths: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Policy(NamedTuple):
     jobs: int | None = None
 
     def limits_of(self, path: str, asked: Limits) -> Limits:
-        """What one file is judged by: what was asked for, over the rules that match it (later first), over the rest."""
+        """Return the limits of one file: command line, then matching rules (last first), then the rest."""
         limits = self.limits
         name = self._name(path) if self.rules else ""
         for rule in self.rules:
@@ -84,7 +84,7 @@ class Policy(NamedTuple):
         return asked.over(limits)
 
     def excludes(self, path: str) -> bool:
-        """Whether a file that was found in a folder, or by a pattern, is left out."""
+        """Return whether a file found in a directory or by a pattern is excluded."""
         return bool(self.exclude) and any(matches(pattern, self._name(path)) for pattern in self.exclude)
 
     def idle(self, files: Iterable[str]) -> list[str]:
@@ -94,7 +94,7 @@ class Policy(NamedTuple):
         return [pattern for pattern in patterns if not any(matches(pattern, name) for name in names)]
 
     def here(self, path: str) -> str:
-        """A path of the settings as seen from the current folder."""
+        """Return a path of the settings relative to the current directory."""
         joined = Path(self.folder, path)
         return os.path.relpath(joined) if self.folder else path
 

@@ -1,4 +1,4 @@
-"""What `check` returns: one outcome for each configuration, and the exit code they add up to."""
+"""Result of `check`: one outcome per config, and the exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Status = Literal["fits", "does not fit", "unknown", "grew", "broken"]
 
 
 class Sizes(NamedTuple):
-    """What a configuration needs on its worst rank. Bytes; None where no card says it."""
+    """Memory of the rank that needs most, in bytes; None without a GPU."""
 
     name: str
     allocated: int
@@ -27,7 +27,7 @@ class Sizes(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """A peak beside that of the baseline. Bytes."""
+    """A peak and that of the baseline, in bytes."""
 
     baseline: int
     difference: int
@@ -35,7 +35,7 @@ class Growth(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """One configuration, sized against the smaller of its card and the budget; or why it could not be."""
+    """One config checked against the smaller of its GPU and the budget, or why it is invalid."""
 
     path: str
     status: Status
@@ -46,12 +46,12 @@ class Outcome(NamedTuple):
     limit: str = ""  # what sets the limit, in words
     margin_bytes: int = 0
     growth: Growth | None = None  # None: no baseline, or none of this configuration
-    message: str = ""  # what is wrong with a broken one
+    message: str = ""  # what is wrong with an invalid one
     line: int | None = None  # where in the file, if that is known
     notes: tuple[str, ...] = ()  # what else to know: how another framework's file was read, and what of it was not
     is_bound: bool = False  # whether needed_bytes is a lower bound, and the run needs more
     interval: tuple[int, int] | None = None  # of device memory, by recorded runs; None where bounds decided
-    unmodelled: tuple[str, ...] = ()  # what the run asks for, holds memory and is not modelled
+    unmodelled: tuple[str, ...] = ()  # features of the run that need memory and are not modelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class CheckReport:
 
     @property
     def exit_code(self) -> int:
-        """2 where a file is broken or there is nothing to check, else 1 where one fails, else 0."""
+        """Return 2 if a file is invalid or there is nothing to check, else 1 if one fails, else 0."""
         if self.count("broken") or not (self.outcomes or self.may_be_empty):
             return 2
         return 1 if any(map(self.fails, self.outcomes)) else 0

@@ -9,7 +9,7 @@ from memcalc.spec.model import Block
 
 
 class Change(Block):
-    """A peak beside that of the baseline."""
+    """A peak and that of the baseline."""
 
     baseline_bytes: int
     difference_bytes: int
@@ -17,25 +17,25 @@ class Change(Block):
 
 
 class CheckedInterval(Block):
-    """Where device memory lies, by recorded runs."""
+    """Interval of device memory from recorded runs."""
 
     low_bytes: int
     high_bytes: int
 
 
 class CheckedConfig(Block):
-    """One configuration: sized, or broken, and then with a message and without sizes."""
+    """One config: checked, or invalid with a message and without sizes."""
 
     path: str
     status: Status
     name: str | None
-    gpu: str | None = Field(description="the card it was judged by, as `memcalc gpus` calls it")
-    needed_bytes: int | None = Field(description="device bytes where a card is known, else reserved, else allocated")
+    gpu: str | None = Field(description="the GPU of the verdict, by its name in `memcalc gpus`")
+    needed_bytes: int | None = Field(description="device bytes if a GPU is known, else reserved, else allocated")
     basis: str | None = Field(description="which of the three: device, reserved, allocated")
     is_bound: bool = Field(description="whether needed_bytes is a lower bound, which alone is beyond the limit")
     interval: CheckedInterval | None = Field(description="null where bounds decided")
-    not_modelled: list[str] = Field(description="what the run asks for, holds memory and is not modelled")
-    limit_bytes: int | None = Field(description="the smaller of card and budget, less the margin")
+    not_modelled: list[str] = Field(description="features of the run that need memory and are not modelled")
+    limit_bytes: int | None = Field(description="the smaller of GPU and budget, less the margin")
     limit: str | None = Field(description="what sets the limit, in words")
     margin_bytes: int | None
     allocated_bytes: int | None
@@ -44,7 +44,7 @@ class CheckedConfig(Block):
     peak_phase: str | None
     rank: dict[str, int] | None
     change: Change | None = Field(description="null: no baseline, or none of this configuration")
-    message: str | None = Field(description="what is wrong with a broken one")
+    message: str | None = Field(description="what is wrong with an invalid one")
     line: int | None = Field(description="where in the file, if that is known")
     notes: list[str] = Field(description="how another framework's file was read, what of it is not counted or assumed")
 
@@ -55,7 +55,7 @@ class CheckDocument(Block):
     schema_version: int
     exit_code: int
     budget_bytes: int | None = Field(description="--budget, which is for all")
-    skipped: int = Field(description="files that are no configurations")
+    skipped: int = Field(description="files that are not configurations")
     configs: list[CheckedConfig]
     gone: list[str] = Field(description="configurations of the baseline that were not checked")
-    remarks: list[str] = Field(description="links to folders that were not entered, rules that match nothing")
+    remarks: list[str] = Field(description="links to directories that were not followed, rules that match nothing")

@@ -1,4 +1,4 @@
-"""`memcalc.toml`, or `[tool.memcalc]` of a pyproject.toml: what `check` checks in a repository, and by what."""
+"""Settings of `check`: `memcalc.toml`, or `[tool.memcalc]` of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from memcalc.spec.fields import describe, nearest
 class _Limits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    gpu: str | None = Field(None, description="the card to judge by, in place of a file's own hardware.gpu")
-    budget: str | int | None = Field(None, description='the most a GPU may hold: "70GiB", or bytes')
-    margin: str | int | None = Field(None, description='what must stay free below card and budget: "5%", "2GiB"')
+    gpu: str | None = Field(None, description="the GPU to check against, in place of hardware.gpu of the file")
+    budget: str | int | None = Field(None, description='memory limit per GPU: "70GiB", or bytes')
+    margin: str | int | None = Field(None, description='memory to keep free below GPU and budget: "5%", "2GiB"')
     max_growth: str | int | None = Field(None, description='how much a peak may grow over the baseline: "1%", "0"')
     set: list[str] = Field([], description='fields to override, as --set does: "data_parallel=8"')
 
@@ -32,21 +32,21 @@ class _Limits(BaseModel):
 class RuleSettings(_Limits):
     """One rule: limits for some paths."""
 
-    paths: list[str] = Field(min_length=1, description="patterns: * within a folder, ** across folders")
+    paths: list[str] = Field(min_length=1, description="patterns: * within a directory, ** across directories")
 
 
 class Settings(_Limits):
     """A settings file."""
 
-    paths: list[str] = Field([], description="files, folders and patterns to check where the command line names none")
-    exclude: list[str] = Field([], description="patterns of files that are not taken from folders and patterns")
+    paths: list[str] = Field([], description="files, directories and patterns to check if the command line names none")
+    exclude: list[str] = Field([], description="patterns of files to omit from directories and patterns")
     rules: list[RuleSettings] = Field([], description="limits for some paths, over those above; a later rule wins")
     baseline: str | None = Field(None, description="the JSON of an earlier check, to compare with")
-    jobs: int | None = Field(None, ge=1, description="processes; default: one a core where there is enough to do")
+    jobs: int | None = Field(None, ge=1, description="processes; default: one per core if there is enough to do")
 
 
 def read_policy(path: Path) -> Policy | None:
-    """The policy of a settings file; None for a pyproject.toml that holds none.
+    """Return the policy of a settings file; None for a pyproject.toml without one.
 
     Raises:
         InputError: it cannot be read, or is wrong.
@@ -56,11 +56,11 @@ def read_policy(path: Path) -> Policy | None:
 
 
 def _table(path: Path) -> Mapping[str, Any] | None:
-    """The settings as plain data; None for a pyproject.toml that holds none."""
+    """Return the settings as plain data; None for a pyproject.toml without any."""
     try:
         data: Any = tomllib.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"it is no TOML in UTF-8: {error}.", "Correct it.", path.name) from None
+        raise InputError(f"it is not TOML in UTF-8: {error}.", "Correct it.", path.name) from None
     if path.name != PROJECT:
         return data  # type: ignore[no-any-return]  # a TOML document is a table
     tools = data.get("tool")
@@ -113,12 +113,12 @@ def _limits(said: _Limits, label: str) -> Limits:
 
 
 _RULES = {
-    "missing": ("is missing", "A rule says which paths it is for."),
-    "list_type": ("is not a list", 'Write a list of texts, such as ["configs/**"].'),
-    "string_type": ("is not a text", "Write it in quotation marks."),
+    "missing": ("is missing", "A rule needs the paths that it applies to."),
+    "list_type": ("is not a list", 'Write a list of strings, such as ["configs/**"].'),
+    "string_type": ("is not a string", "Write it in quotation marks."),
     "int_type": ("is not a whole number", "Write digits only."),
     "greater_than_equal": ("is too small", "Write at least 1."),
-    "too_short": ("is empty", "A rule says which paths it is for."),
+    "too_short": ("is empty", "A rule needs the paths that it applies to."),
     "model_type": ("is not a table", "Write each rule below a line [[rules]]."),
 }
 
@@ -132,7 +132,7 @@ def _in_our_words(error: ValidationError, label: str) -> InputError:
         known: Iterable[str] = (RuleSettings if "rules" in parts else Settings).model_fields
         close = nearest(name, sorted(known))
         remedy = f"Did you mean {close}?" if close else f"Known are {', '.join(known)}."
-        return InputError(f"there is no setting {name}.", remedy, f"{label}: {place}")
-    rule, remedy = _RULES.get(finding["type"], ("cannot stand there", "See docs/checking.md."))
+        return InputError(f"unknown setting {name}.", remedy, f"{label}: {place}")
+    rule, remedy = _RULES.get(finding["type"], ("cannot stand there", "See docs/guides/checking.md."))
     value = "" if finding["type"] == "missing" else f" = {describe(finding['input'])}"
     return InputError(f"{name}{value} {rule}.", remedy, f"{label}: {place}")

@@ -92,7 +92,7 @@ def _outcome(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except MemoryError:
-        show_error("there is not enough memory here for this. Ask for less at a time, or free some.")
+        show_error("not enough host memory. Request less at a time, or free some memory.")
         return Unavailable.exit_code
     except ValueError as error:
         if "integer string conversion" not in str(error):  # Python's own limit of 4,300 digits

@@ -11,7 +11,7 @@ import typer
 
 from memcalc.cli.options import AcceptUnknown, Gpu, Set, Units
 
-PATHS_HELP = "Files, folders to search, and patterns; default: those of memcalc.toml."
+PATHS_HELP = "Files, directories to search, and patterns; default: those of memcalc.toml."
 MARGIN_HELP = "Memory to keep free below GPU and budget, e.g. 5% or 2GiB."
 BASELINE_HELP = "JSON of an earlier check: report each peak's change."
 GROWTH_HELP = "With --baseline: fail where a peak grew by more, e.g. 1% or 0."
@@ -91,7 +91,7 @@ def command(
         draw_checks(make_screen(), report, units)
     else:
         from memcalc.cli.output import print_exactly, print_text
-        from memcalc.report.checks.forms import rendered
+        from memcalc.report.checks.formats import rendered
 
         (print_text if form == "markdown" else print_exactly)(rendered(report, form, units))
     show_broken(report, also_drawn=form == "table" and sys.stdout.isatty())

@@ -1,4 +1,4 @@
-"""`memcalc diff`: two runs beside each other."""
+"""`memcalc diff`: two runs compared."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def command(
     )
     if form == "json":
         from memcalc.cli.output import print_json
-        from memcalc.report.differences import difference_document
+        from memcalc.report.diff import difference_document
 
         print_json(difference_document(difference))
     elif form == "markdown":
         from memcalc.cli.output import print_text
-        from memcalc.report.differences import difference_markdown
+        from memcalc.report.diff import difference_markdown
 
         print_text(difference_markdown(difference, units))
     else:
-        from memcalc.report.differences import draw_difference
+        from memcalc.report.diff import draw_difference
         from memcalc.report.screen import make_screen
 
         draw_difference(make_screen(), difference, units)

@@ -22,7 +22,7 @@ TIMED_OUT = 124  # as timeout(1) ends
 
 
 class CommandClass(TyperCommand):
-    """What follows COMMAND is the command's own, options too."""
+    """Passes everything after COMMAND to the command, options included."""
 
     allow_interspersed_args = False
 
@@ -91,7 +91,7 @@ def command(
         if record.is_dir():
             from memcalc.errors import InputError
 
-            raise InputError(f"{record} is a folder.", "Name a file.", "--record")
+            raise InputError(f"{record} is a directory.", "Name a file.", "--record")
     options: Options = {
         "steps": steps,
         "skip_init": skip_init,
@@ -158,7 +158,7 @@ def _exit_code(outcome: str, code: int, fits: bool | None, *, asserted: bool) ->
 
 
 def own_code(code: int, *, asserted: bool) -> int:
-    """The exit code for a command that ended by itself: its own, but for 1 where that says "does not fit"."""
+    """Return the exit code of the command; 2 in place of 1 if 1 is reserved for "does not fit"."""
     if asserted and code == 1:
         show_error(
             "the command failed with exit code 1, which --assert-fits keeps for runs that do not fit: this is exit "

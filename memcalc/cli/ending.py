@@ -1,4 +1,4 @@
-"""How the program ends on a signal: temporary files go first, and the exit code is that of the signal."""
+"""Ending on a signal: remove temporary files, then exit with the code of the signal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Terminated(SystemExit):
 
 
 def end_by_signals() -> None:
-    """From now on a signal that ends the process lets it remove its temporary files first."""
+    """Make signals that end the process remove temporary files first."""
     for number in _ENDING:
         with suppress(ValueError, OSError):  # not the main thread
             if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and so do we then
@@ -31,7 +31,7 @@ def end_by_signals() -> None:
 
 
 def exit_code() -> int | None:
-    """The exit code of a process that a signal ended; None where none did.
+    """Return the exit code of a process that a signal ended; None if no signal did.
 
     Python wraps what a signal's handler raises where a class is being made, and libraries do elsewhere.
     """
@@ -39,7 +39,7 @@ def exit_code() -> int | None:
 
 
 def end_at_once() -> None:
-    """From now on a signal ends the process where it is: there is nothing left to remove, and nothing to print."""
+    """Make signals end the process at once: nothing is left to remove or print."""
     for number in (signal.SIGINT, *_ENDING):
         with suppress(ValueError, OSError):
             if signal.getsignal(number) is not signal.SIG_IGN:

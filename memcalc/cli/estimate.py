@@ -18,7 +18,7 @@ EXPLAIN_HELP = "Show the rows, formulas and sources of all components, or of one
 
 
 class CommandClass(TyperCommand):
-    """Lets --explain stand alone: without a component it explains them all."""
+    """Allows --explain without a component, which explains all of them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Fill in "all" where --explain has no value of its own."""
@@ -105,7 +105,7 @@ def command(
 
 
 def _advice(result: Result, config: str, overrides: Sequence[str], gpu: str | None) -> str:
-    """The command that looks for layouts, sizes and changes that fit, where the run itself does not."""
+    """Return the `memcalc fit` command to try if the run does not fit."""
     if result.verdict != "does-not-fit" or result.spec.inference is not None or config == "-":
         return ""
     words = ["memcalc", "fit", config, *(("--gpu", gpu) if gpu else ())]

@@ -1,4 +1,4 @@
-"""`--explain` with or without a word, which option parsers cannot say by themselves."""
+"""`--explain` with an optional value, which the option parser does not support."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def fill_in_explain(args: list[str]) -> list[str]:
-    """The arguments with "all" after every --explain that no word of its own follows."""
+    """Return the arguments with "all" after every --explain without a value."""
     filled: list[str] = []
     for index, argument in enumerate(args):
         filled.append(argument)
@@ -18,7 +18,7 @@ def fill_in_explain(args: list[str]) -> list[str]:
 
 
 def _is_word(following: list[str]) -> bool:
-    """Whether what follows is meant for --explain, even if misspelt, rather than an option or the CONFIG."""
+    """Return whether an argument is the value of --explain, even if misspelled, not an option or the CONFIG."""
     from memcalc.report.explanation import EXPLAINABLE
     from memcalc.spec.presets import preset_names
 

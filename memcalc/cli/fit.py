@@ -1,4 +1,4 @@
-"""`memcalc fit`: what fits on these cards."""
+"""`memcalc fit`: search for what fits on given GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`memcalc gpus`: the table of cards."""
+"""`memcalc gpus`: the table of GPUs."""
 
 from __future__ import annotations
 

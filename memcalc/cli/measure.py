@@ -130,13 +130,13 @@ def _refuse_combinations(suite: Path | None, compare: Path | None, here: Place |
             raise InputError("its file has the configurations.", f"Name nothing else beside {option}.", option)
     if here is not None and (suite or compare):
         raise InputError(
-            f"{'--suite' if suite else '--compare'} is for one process, not for {here.ranks} ranks.",
-            "Start it without torchrun; of several ranks each configuration is a command of its own.",
+            f"{'--suite' if suite else '--compare'} runs in one process, not on {here.ranks} ranks.",
+            "Start it without torchrun; measure several ranks with one command per configuration.",
         )
 
 
 def _measure_suite(suite: Path, record: Path | None, device: str | None, python: str | None, form: str) -> None:
-    """Many runs; an interruption says how to go on."""
+    """Measure a suite; an interruption prints how to continue."""
     from memcalc import api
     from memcalc.cli.output import print_json
     from memcalc.report.progress import shown_progress
@@ -163,8 +163,8 @@ def _compare(records: Path, record: Path | None, traces: tuple[str, ...], python
     """Traces of what was measured before."""
     from memcalc import api
     from memcalc.cli.output import print_json
-    from memcalc.report.afterwards import compared_document, draw_compared
     from memcalc.report.progress import shown_progress
+    from memcalc.report.record_comparison import compared_document, draw_compared
     from memcalc.report.screen import make_screen
 
     _trace_here()

@@ -1,4 +1,4 @@
-"""What a measured run is printed as, and the files that are made of it."""
+"""Output of a measured run, and the files written from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_files(measurement: Measurement, plots: Iterable[Path], exports: Iterab
 
 
 def print_measured(found: Beside, form: str, unit: Unit, ranks: Sequence[dict[str, Any]] = ()) -> None:
-    """Print a measured run with the predictions beside it; of several ranks, what the others held."""
+    """Print a measured run with the predictions, and the memory of other ranks."""
     if form == "json":
         print_json(document_of(found) | ({"ranks": list(ranks)} if ranks else {}))
     elif form == "markdown":
@@ -54,7 +54,7 @@ def print_measured(found: Beside, form: str, unit: Unit, ranks: Sequence[dict[st
 
 
 def document_of(found: Beside) -> dict[str, Any]:
-    """The measured result as the JSON document, the predictions and the device's own figures beside it."""
+    """Return the JSON of a measured run, with predictions and the figures of the device."""
     from memcalc.ledger.document import document
 
     content = document(found.measurement.result)

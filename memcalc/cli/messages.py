@@ -1,4 +1,4 @@
-"""Messages on standard error: one line for a log, wrapped and coloured for a person at a terminal."""
+"""Messages on standard error: one line in a log, wrapped and colored on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memcalc.text import LONGEST_TEXT, harmless, harmless_lines, shortened_in_th
 
 
 def show_error(text: str) -> None:
-    """Print "error: ..."; colors and line breaks only where a person looks at a terminal."""
+    """Print "error: ..."; colors and line breaks only on a terminal."""
     message = f"error: {harmless_lines(text)}"
     if not sys.stderr.isatty():
         sys.stderr.write(f"{message}\n")  # one line: a log is searched by line
@@ -36,7 +36,7 @@ def show_warning(text: str) -> None:
 
 
 def explain_usage(error: Exception) -> str:
-    """What is wrong with the command line, in one line, with the way out."""
+    """Return a usage error in one line, with the remedy."""
     text = " ".join(harmless_lines(str(getattr(error, "format_message", error.__str__)())).split())
     text = shortened_in_the_middle(text, LONGEST_TEXT)
     text = text.replace("Value error, ", "")  # Pydantic's words, by way of Typer

@@ -48,11 +48,11 @@ def command(
         diagnosis = api.oom(log, config, *(overrides or ()), gpu=gpu, report=report, progress=progress)
     if form == "json":
         from memcalc.cli.output import print_json
-        from memcalc.report.shortage_document import diagnosis_document
+        from memcalc.report.oom_document import diagnosis_document
 
         print_json(diagnosis_document(diagnosis))
     else:
+        from memcalc.report.oom import draw_diagnosis
         from memcalc.report.screen import make_screen
-        from memcalc.report.shortage import draw_diagnosis
 
         draw_diagnosis(make_screen(), diagnosis, units)

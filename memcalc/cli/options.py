@@ -1,4 +1,4 @@
-"""The options that commands share: one alias each, so that a flag means the same everywhere."""
+"""Options that commands share, one alias each, so that a flag has one meaning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def complete_config(incomplete: str) -> list[str]:
 
 
 def complete_card(incomplete: str) -> list[tuple[str, str]]:
-    """Cards by name, for the shell's completion."""
+    """Return GPU names for shell completion."""
     from memcalc.spec.cards import all_cards
 
     return [(card.name, card.label) for card in all_cards() if card.name.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""What commands print that is not drawn, and the files that they write beside it."""
+"""Plain output of commands, and the files that they write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memcalc.text import json_safe
 
 
 def print_json(document: Any) -> None:
-    """A document as every command prints it; formulas keep their signs where the output can carry them."""
+    """Print a JSON document; non-ASCII characters are kept if the output can encode them."""
     import json  # a table needs none
 
     ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
@@ -31,14 +31,14 @@ def print_exactly(text: str) -> None:
 
 
 class WrittenFiles:
-    """The files that a command writes besides its output: one that cannot be written does not cost the output."""
+    """Files that a command writes in addition; a failure does not lose the output."""
 
     def __init__(self) -> None:
         self._failed: NotWritten | None = None
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside, a file that cannot be written is kept in mind; `complain` reports it after the result is printed."""
+        """Collect files that cannot be written; `complain` reports them after the result is printed."""
         try:
             yield
         except NotWritten as error:

@@ -1,4 +1,4 @@
-"""What keeps start-up quick, for a program that is run once per question."""
+"""Fast start-up, for a program that runs once per query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def start_quickly() -> None:
 
 
 def end_quickly() -> None:
-    """Called last: the interpreter need not look through everything once more before it ends."""
+    """Skip the interpreter's final garbage collection. Called last."""
     gc.freeze()
 
 

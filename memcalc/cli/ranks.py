@@ -1,4 +1,4 @@
-"""`--rank N`: another rank than the worst as the headline. `--world-size N`: one rank of so many."""
+"""`--rank N`: another rank than the worst as the headline. `--world-size N`: one rank of N."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from memcalc.errors import InputError
 from memcalc.ledger.result import Result
-from memcalc.report.words import rank_text
+from memcalc.report.labels import rank_text
 
 
 def with_headline(result: Result, stage: int) -> Result:
@@ -19,7 +19,7 @@ def with_headline(result: Result, stage: int) -> Result:
     if not chosen:
         last = max(kind.rank.get("pipeline_stage", 0) for kind in result.ranks)
         raise InputError(
-            f"--rank {stage}: there is no such pipeline stage.",
+            f"--rank {stage}: no such pipeline stage.",
             f"The stages of this run are 0 to {last}." if last else "This run has stage 0 only.",
         )
     others = [kind for kind in result.ranks if kind is not chosen[0]]
@@ -30,15 +30,15 @@ def with_headline(result: Result, stage: int) -> Result:
 
 
 def one_of(world_size: int, tensor_parallel: int) -> tuple[str, ...]:
-    """Overrides for one rank of so many, of which groups of `tensor_parallel` split the layers, and FSDP2 the rest.
+    """Return overrides for one rank of N: `tensor_parallel` ranks split layers, FSDP2 shards over the rest.
 
     Raises:
         InputError: when they cannot be put into such groups.
     """
     if world_size % tensor_parallel:
         raise InputError(
-            f"--world-size {world_size} is no multiple of tensor_parallel = {tensor_parallel}.",
-            "The ranks are groups of tensor_parallel, over which data_parallel shards.",
+            f"--world-size {world_size} is not a multiple of tensor_parallel = {tensor_parallel}.",
+            "World size is data_parallel x tensor_parallel: use a multiple of tensor_parallel.",
             "--world-size",
         )
     groups = world_size // tensor_parallel

@@ -1,4 +1,4 @@
-"""`memcalc recompute`: which activations to keep."""
+"""`memcalc recompute`: plan activation recomputation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def command(
     ] = None,
     strategy: Annotated[
         Literal["optimal", "selective", "none", "every-layer", "sqrt", "every-k", "smallest"],
-        typer.Option(help="Strategy that chooses what is recomputed."),
+        typer.Option(help="Strategy that chooses what to recompute."),
     ] = "optimal",
     maximize: Annotated[
         Literal["micro_batch_size"] | None, typer.Option(help="Find the largest value for which a plan fits.")
@@ -73,7 +73,7 @@ def command(
     if api.describes_chain(config):
         if overrides or maximize or verify or plot or write:
             raise InputError(
-                f"{config} describes a chain, which has no fields to set, nothing to trace, draw or write.",
+                f"{config} describes a chain, which has no fields to set and nothing to trace, draw or write.",
                 "Leave out --set, --maximize, --verify, --plot and --write.",
                 "recompute",
             )
@@ -102,7 +102,7 @@ def command(
 
             write_text(write, planned_yaml(planning))
         if plot is not None:
-            from memcalc.report.front_picture import save_front
+            from memcalc.report.pareto_plot import save_front
 
             save_front(plot, planning, units)
     if form == "json":

@@ -56,7 +56,7 @@ def print_sizing(
             for grid in comparison_grids((result, measurement.to_result()), unit):
                 print_text("\n" + "\n".join(markdown_grid(grid)).rstrip())
     elif form == "csv":
-        from memcalc.report.tabular import ledger_csv
+        from memcalc.report.ledger_csv import ledger_csv
 
         print_text(ledger_csv(result))
     else:

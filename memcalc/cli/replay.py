@@ -1,4 +1,4 @@
-"""`memcalc replay`: a run's memory through an allocator, and what other settings would save."""
+"""`memcalc replay`: replay a run through an allocator and try other settings."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def command(
             device=device,
             progress=progress,
         )
+    from memcalc.report.recorded_run import course_grids
     from memcalc.report.replay import draw_replay, moment_words, replay_document, subject
-    from memcalc.report.run import course_grids
 
     files = WrittenFiles()
     with files.writing():

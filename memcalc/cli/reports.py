@@ -1,4 +1,4 @@
-"""`--report FORMAT=FILE` of `check`: reports for machines beside the one on the screen."""
+"""`--report FORMAT=FILE` of `check`: reports in files, in addition to the screen."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def parse_reports(texts: Iterable[str]) -> list[Report]:
     """
     reports = []
     for text in texts:
-        from memcalc.report.checks.forms import FORMS
+        from memcalc.report.checks.formats import FORMS
 
         form, _, name = text.partition("=")
         if form not in FORMS or not name:
             raise InputError(
-                "it is no FORMAT=FILE.",
+                "expected FORMAT=FILE.",
                 f"Formats are {', '.join(FORMS)}: --report junit=memcalc.xml.",
                 f"--report {text}"[:120],
             )
@@ -46,7 +46,7 @@ def parse_reports(texts: Iterable[str]) -> list[Report]:
 def write_reports(report: CheckReport, wanted: Iterable[Report], unit: Unit) -> None:
     """Write each report to its file."""
     for form, path in wanted:
-        from memcalc.report.checks.forms import rendered
+        from memcalc.report.checks.formats import rendered
 
         write_text(path, rendered(report, form, unit) + "\n")
 
@@ -62,7 +62,7 @@ def show_broken(report: CheckReport, *, also_drawn: bool) -> None:
         also_drawn: whether that is a terminal where the same errors have just been drawn.
     """
     from memcalc.cli.messages import show_error
-    from memcalc.report.checks.words import place, summary
+    from memcalc.report.checks.text import place, summary
 
     if also_drawn or report.exit_code != InputError.exit_code:
         return
@@ -70,6 +70,6 @@ def show_broken(report: CheckReport, *, also_drawn: bool) -> None:
     for outcome in broken[:MOST_SHOWN]:
         show_error(harmless(f"{place(outcome)}: {outcome.message}"))
     if len(broken) > MOST_SHOWN:
-        show_error(f"{len(broken) - MOST_SHOWN:,} more configurations are broken: see the report.")
+        show_error(f"{len(broken) - MOST_SHOWN:,} more configurations are invalid: see the report.")
     if not broken:
         show_error(summary(report))

@@ -1,4 +1,4 @@
-"""Standard output and standard error as the program uses them: they take nothing that does harm, and may be closed.
+"""Guarded standard output and error: harmless text only, and they may be closed.
 
 Every character that memcalc prints goes through here: control characters and commands of GitHub Actions are written
 out (see `memcalc.text`). What is already safe in its own format (JSON, annotations, colors drawn by Rich) is written to
@@ -21,11 +21,11 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # by file descrip
 
 
 class StreamFailed(NotWritten):
-    """Standard output takes no more: its disk is full."""
+    """Standard output cannot be written: its disk is full."""
 
 
 class ReaderGone(MemcalcError):
-    """Whoever read standard output has gone, as in `memcalc models | head`: nothing more to do, or to say."""
+    """The reader of standard output has gone, as in `memcalc models | head`."""
 
     exit_code = 141  # 128 + SIGPIPE, as a program ends that leaves the signal alone
 
@@ -53,7 +53,7 @@ class Output:
 
     @property
     def rich_proxied_file(self) -> Output:
-        """Where Rich writes, which asks a stream for this name: its own sequences are to reach the terminal."""
+        """The stream that Rich writes to, so that its escape sequences reach the terminal."""
         return self.exact
 
     def write(self, text: str) -> int:
@@ -96,7 +96,7 @@ class Output:
 
 
 class _Whole(io.RawIOBase):
-    """A file descriptor that takes all it is given: what a disk or a pipe did not take at once is written again.
+    """A file descriptor that repeats partial writes until everything is written.
 
     With PYTHONUNBUFFERED, Python's own streams write once and drop the rest, without a word. One that must not be
     waited for, as a parent may have made a pipe that both write to, is waited for.
@@ -128,7 +128,7 @@ class _Whole(io.RawIOBase):
 
 
 def _whole(stream: TextIO) -> TextIO:
-    """The same stream with nothing dropped, where it is a file of the process; it stays as quick to show its text."""
+    """Return the stream with complete writes if it is a file of the process; buffering is unchanged."""
     buffer = getattr(stream, "buffer", None)
     file = getattr(buffer, "raw", buffer)
     if not isinstance(file, io.FileIO) or not isinstance(stream, io.TextIOWrapper):
@@ -183,7 +183,7 @@ def open_closed_streams() -> None:
 
 
 def flush_or_leave() -> None:
-    """Write what is still buffered, and give up a stream that takes no more: its reader has gone, its disk is full.
+    """Flush the buffer; give up if the reader has gone or the disk is full.
 
     The interpreter flushes both once more at its end, and would then change the exit code.
 

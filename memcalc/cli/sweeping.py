@@ -72,4 +72,4 @@ def parse_sizes(text: str | None) -> list[int]:
     try:
         return [int(word) for word in words]
     except ValueError:
-        raise InputError(f"{text!r} is no list of sizes.", "Try: --micro-batches 1,2,4", "--micro-batches") from None
+        raise InputError(f"{text!r} is not a list of sizes.", "Try: --micro-batches 1,2,4", "--micro-batches") from None

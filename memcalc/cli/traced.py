@@ -1,4 +1,4 @@
-"""What a traced run is printed as, and the files that are made of it."""
+"""Output of a traced run, and the files written from it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from memcalc.units import Unit
 if TYPE_CHECKING:
     from memcalc.recorder.judged import Judged
     from memcalc.recorder.trace import Trace
-    from memcalc.report.run import Run
+    from memcalc.report.recorded_run import Run
     from memcalc.spec.spec import Spec
 
 
 def recorded(traced: Trace) -> Run:
-    """The run that was traced, with the card's limit where one is named."""
-    from memcalc.report.run import Run
+    """Return the traced run, with the memory limit of the GPU if one is given."""
+    from memcalc.report.recorded_run import Run
 
     card = traced.result.card
     return Run(traced.timeline, traced.replay, None if card is None else card.usable_bytes - card.context_bytes)
@@ -46,8 +46,8 @@ def write_files(traced: Trace, plots: Iterable[Path], exports: Iterable[Path], u
 
 
 def write_run(judged: Judged, result: Result, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
-    """The same of any recorded run: its pictures are titled by the result."""
-    from memcalc.report.run import Run, run_grids
+    """Write the plots and exports of a recorded run, with the result as the title."""
+    from memcalc.report.recorded_run import Run, run_grids
     from memcalc.report.verdict import subject
 
     card = result.card
@@ -66,7 +66,7 @@ def write_run(judged: Judged, result: Result, plots: Iterable[Path], exports: It
 
 
 def beside(spec: Spec, device: str, steps: int, alloc_conf: str) -> tuple[Result, ...]:
-    """What a traced run is compared with: the estimate, and one on the null device with one on fake tensors.
+    """Return the results to compare with: the estimate, and for the null device a trace on fake tensors.
 
     These need torch in this Python, and do not run everything that the null device does (DistributedDataParallel).
 
@@ -101,7 +101,7 @@ def print_trace(traced: Trace, form: str, unit: Unit, *, others: tuple[Result, .
     elif form == "markdown":
         from memcalc.report.comparison import comparison_grids
         from memcalc.report.markdown import sizing_markdown
-        from memcalc.report.run import run_grids
+        from memcalc.report.recorded_run import run_grids
 
         grids = run_grids(run, unit)
         if others:
@@ -109,12 +109,12 @@ def print_trace(traced: Trace, form: str, unit: Unit, *, others: tuple[Result, .
         lines = [line for grid in grids for line in markdown_grid(grid)]
         print_text(f"{sizing_markdown(traced.result, unit)}\n\n" + "\n".join(lines).rstrip())
     elif form == "csv":
-        from memcalc.report.tabular import ledger_csv
+        from memcalc.report.ledger_csv import ledger_csv
 
         print_text(ledger_csv(traced.result))
     else:
         from memcalc.report.comparison import draw_comparison
-        from memcalc.report.run import draw_run
+        from memcalc.report.recorded_run import draw_run
         from memcalc.report.screen import make_screen
         from memcalc.report.sizing import draw_sizing
 

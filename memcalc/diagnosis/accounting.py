@@ -1,4 +1,4 @@
-"""Where the device's memory was when a request failed, from the figures of one message."""
+"""Accounting of the device's memory at a failed request, from the figures of one message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memcalc.diagnosis.sizes import NOTHING, Printed, total
 
 
 class Account(NamedTuple):
-    """The parts of the device's memory; None where the message does not tell.
+    """Parts of the device's memory; None if the message lacks them.
 
     `live` + `private` + `cached` = what the allocator holds; with `outside`, `others`, `unexplained` and `free` they
     are the capacity, as far as all are known.
@@ -28,21 +28,21 @@ class Account(NamedTuple):
 
     @property
     def shortfall(self) -> int | None:
-        """Bytes that were missing; negative where there seemed to be room."""
+        """Return the missing bytes; negative if there was enough memory."""
         if self.asked is None or self.room is None:
             return None
         return self.asked.bytes - self.room.bytes
 
     @property
     def usable_if_whole(self) -> Printed | None:
-        """What a request could have had if the cache were one piece."""
+        """Return the memory available to a request if the cache were contiguous."""
         if self.cached is None:
             return None
         return self.cached.plus(self.room or NOTHING)
 
 
 def account_of(report: Report) -> Account:
-    """The parts that add up, as far as the message goes."""
+    """Return the parts of the device's memory that the message gives."""
     figures = report.figures
     reserved, live = figures.reserved, figures.allocated
     if reserved is None and figures.allowed is not None and report.framework in ("tensorflow", "xla"):
@@ -69,7 +69,7 @@ def account_of(report: Report) -> Account:
 
 
 def _processes(report: Report) -> tuple[int | None, Printed | None, Printed | None]:
-    """Which of the processes listed is this one, what it holds, and what the others hold.
+    """Which of the processes listed is this one, what it uses, and what the other processes use.
 
     In a container the driver lists this process under its number outside, which PyTorch does not recognise; it must be
     the one without which more memory would be held than is gone from the device.

@@ -1,4 +1,4 @@
-"""What to try, in order, and what to expect of it, from one message alone."""
+"""Remedies in order, with their effect, from one message alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memcalc.units import format_bytes
 
 
 def advice_for(report: Report, account: Account, cause: Cause) -> tuple[Advice, ...]:
-    """What to try first, second, ..."""
+    """Yield the remedies, the most promising first."""
     found = list(_for_cause(report, account, cause))
     if cause.name in ("real need", "memory outside the framework", "larger than the device", "a limit"):
         found += _need_less(report, account, cause)
@@ -34,19 +34,18 @@ def _for_cause(report: Report, account: Account, cause: Cause) -> Iterator[Advic
         yield from _raise_limit(report, account)
     elif name == "host memory":
         yield Advice(
-            "less in host memory", "fewer data loader workers, no offload to the host, checkpoints loaded in shards"
+            "use less host memory", "fewer data loader workers, no offload to the host, checkpoints loaded in shards"
         )
     elif name == "refused":
         yield Advice(
-            "look outside the message",
-            "another process may have held the memory for a moment; on Windows the page file bounds what the driver "
+            "look beyond the message",
+            "another process may have used the memory briefly; on Windows the page file bounds what the driver "
             "gives; a container or MIG slice may have less than the device shows",
         )
     elif name == "not told":
         yield Advice(
             "look at the device",
-            "the message has no figures: see with nvidia-smi (rocm-smi) who holds the device, and what the process "
-            "held before",
+            "the message has no figures: nvidia-smi (rocm-smi) shows which processes use the device",
         )
 
 
@@ -55,12 +54,12 @@ def _others(account: Account, cause: Cause) -> Iterator[Advice]:
     if others is not None and others.bytes:
         yield Advice(
             "another device, or stop the other processes on this one",
-            f"they hold {format_bytes(others.bytes)}",
+            f"they use {format_bytes(others.bytes)}",
             *gain_of(account, others.bytes),
         )
         return
     yield Advice(
-        "find what holds memory outside the framework",
+        "find what uses memory outside the framework",
         f"{format_bytes(cause.outside)} more than a context and one communication group: other processes (nvidia-smi "
         "lists them), other libraries, more communicators",
         *gain_of(account, cause.outside),
@@ -76,13 +75,13 @@ def _raise_limit(report: Report, account: Account) -> Iterator[Advice]:
             "the limit is a share of the memory that the whole machine uses",
         )
     elif report.framework == "paddlepaddle":
-        yield Advice("raise FLAGS_gpu_memory_limit_mb", f"the limit is the run's own{rest}")
+        yield Advice("raise FLAGS_gpu_memory_limit_mb", f"this process set the limit{rest}")
     elif report.framework == "tensorflow":
-        yield Advice("raise per_process_gpu_memory_fraction", f"the limit is the run's own{rest}")
+        yield Advice("raise per_process_gpu_memory_fraction", f"this process set the limit{rest}")
     else:
         words = "raise torch.cuda.set_per_process_memory_fraction"
         gain = () if free is None else _gain_of_free(account)
-        yield Advice(words, f"the limit is the run's own{rest}", *gain)
+        yield Advice(words, f"this process set the limit{rest}", *gain)
 
 
 def _gain_of_free(account: Account) -> tuple[int, bool | None]:
@@ -96,35 +95,35 @@ def _need_less(report: Report, account: Account, cause: Cause) -> Iterator[Advic
         return
     if cause.name == "larger than the device" and report.kind != "tpu":
         yield Advice(
-            "look at the shape of the tensor asked for",
-            "it alone is larger than the device: a wrong shape, or attention that keeps its whole map "
+            "check the shape of the requested tensor",
+            "it alone is larger than the device: a wrong shape, or attention that materializes its scores "
             "(use flash or memory-efficient attention)",
         )
     if report.phase == "model":
         yield Advice(
             "fewer weights on this device",
-            "the model was still being placed: shard it (FSDP, ZeRO 3, tensor parallelism), load it in 16 bits, or "
+            "the model was still being loaded: shard it (FSDP, ZeRO 3, tensor parallelism), load it in 16 bits, or "
             "train adapters on a quantized model; a smaller micro-batch does not help here",
         )
         return
     if report.phase == "optimizer_step":
         yield Advice(
             "smaller optimizer states",
-            "the step was being made: shard the states (ZeRO 1, FSDP), keep them in 8 bits, or fuse the update "
+            "the optimizer step was running: shard the states (ZeRO 1, FSDP), use 8-bit states, or fuse the update "
             "(fused=True); a smaller micro-batch helps only by what it leaves free before",
         )
     asked = account.asked
-    half = "" if asked is None else f", the tensor asked for from {format_bytes(asked.bytes)} too"
+    half = "" if asked is None else f", the requested tensor from {format_bytes(asked.bytes)} too"
     yield Advice(
         "halve the micro-batch, double the accumulation",
-        f"halves what grows with the batch{half if report.phase != 'optimizer_step' else ''}; the result stays the "
-        "same",
+        f"halves memory that grows with the batch{half if report.phase != 'optimizer_step' else ''}; the training "
+        "result stays the same",
     )
     yield Advice(
         "recompute activations",
-        "keeps one tensor a layer instead of all, for one more forward: jax.checkpoint"
+        "saves one tensor per layer instead of all, for one more forward: jax.checkpoint"
         if report.framework == "xla"
-        else "keeps one tensor a layer instead of all, for one more forward (gradient checkpointing)",
+        else "saves one tensor per layer instead of all, for one more forward (gradient checkpointing)",
     )
     yield Advice(
         "shard over more devices",
@@ -133,5 +132,5 @@ def _need_less(report: Report, account: Account, cause: Cause) -> Iterator[Advic
     if report.framework == "xla" and report.kind == "gpu":
         yield Advice(
             "raise XLA_PYTHON_CLIENT_MEM_FRACTION",
-            "JAX takes three quarters of the device by default",
+            "JAX reserves three quarters of the device by default",
         )

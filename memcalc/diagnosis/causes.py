@@ -1,4 +1,4 @@
-"""Why a request failed: the first of these that the figures show.
+"""Causes of a failed request, in order of precedence.
 
 host memory                   it was the host's memory, not the device's
 larger than the device        no device of this size holds the tensor
@@ -39,7 +39,7 @@ Name = Literal[
 
 
 class Cause(NamedTuple):
-    """Why it failed."""
+    """The cause of a failed request."""
 
     name: Name
     fragmented: bool  # whether the cache holds more than measured healthy runs do, whatever the cause
@@ -47,7 +47,7 @@ class Cause(NamedTuple):
 
 
 def cause_of(report: Report, account: Account) -> Cause:
-    """The cause that the figures show, and what else they show."""
+    """Return the first cause that the figures show."""
     outside = _unusual_outside(report, account)
     fragmented = _fragmented(report, account)
     return Cause(_name(report, account, fragmented=fragmented, outside=outside), fragmented, outside)
@@ -73,7 +73,7 @@ def _name(report: Report, account: Account, *, fragmented: bool, outside: int) -
 
 
 def _limited(report: Report, account: Account) -> bool:
-    """Whether a limit stood in the way, and not the device."""
+    """Return whether a limit, not the device, made the request fail."""
     figures = report.figures
     if "rejected" in report.wording or report.kind == "mps":
         return True
@@ -88,7 +88,7 @@ def _would_fit_whole(account: Account) -> bool:
 
 
 def _fragmented(report: Report, account: Account) -> bool:
-    """Whether more is cached than in ordinary runs: PyTorch's cache was emptied just before, so it is in pieces.
+    """Return whether more is cached than in healthy runs. PyTorch freed unused segments first, so it is fragmented.
 
     BFC takes all it may at once, so for it any request that would fit into what is not in use is a matter of pieces.
     """
@@ -106,7 +106,7 @@ def _fragmented(report: Report, account: Account) -> bool:
 
 
 def _unusual_outside(report: Report, account: Account) -> int:
-    """Bytes outside this allocator, beyond a context and the buffers of one communication group."""
+    """Return bytes outside this allocator, minus a context and the buffers of one communication group."""
     own = (account.outside or NOTHING).bytes + (account.unexplained or NOTHING).bytes
     usual = EAGER_CONTEXT_BYTES if "1." in report.wording else CONTEXT_BYTES
     return (account.others or NOTHING).bytes + max(0, own - usual - FIRST_GROUP_BYTES)

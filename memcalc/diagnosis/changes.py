@@ -1,4 +1,4 @@
-"""A report against the configuration of its run: what was held at that moment, and which changes fit."""
+"""An out-of-memory report with the configuration of its run: the estimate at the failure, and changes that fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from memcalc.verdict.needs import Need, least_bytes, need_of
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """A report against the ledger of its run. Bytes.
+    """An out-of-memory report with the ledger of its run. Bytes.
 
     Args:
         result: the estimate.
@@ -56,7 +56,7 @@ class Explained:
 
 
 class Reserved(NamedTuple):
-    """What the allocator reserves for a run at most, with what is unexplained. Bytes.
+    """Reserved memory of a run, unexplained memory included. Bytes.
 
     Args:
         bytes: the best estimate.
@@ -71,14 +71,14 @@ class Reserved(NamedTuple):
     errors: Errors
 
     def fits(self, budget: int) -> bool | None:
-        """Whether that is within a budget; None: the budget is inside the interval."""
+        """Return whether it is within a budget; None if the budget is inside the interval."""
         if self.high_bytes <= budget:
             return True
         return False if self.low_bytes > budget else None
 
 
 def explain(run: Run, report: Report, account: Account) -> Explained:
-    """The ledger at the failing moment, and the changes that would have avoided it."""
+    """Return the estimate at the point of failure, and the changes that avoid it."""
     result = estimate(run.spec)
     ledger = result.ledger
     held = None
@@ -105,7 +105,7 @@ def explain(run: Run, report: Report, account: Account) -> Explained:
 
 
 def failing_phase(ledger: Ledger, hint: str, held: int | None) -> str:
-    """The first phase that needs as much as the run held, of those that the traceback points to; else the highest."""
+    """Return the first phase that needs as much as the run used, among those of the traceback; else the peak."""
     phases = [phase for phase in ledger.phases if phase.rstrip("_0123456789") == hint] or list(ledger.phases)
     if held is not None:
         for phase in phases:
@@ -115,30 +115,30 @@ def failing_phase(ledger: Ledger, hint: str, held: int | None) -> str:
 
 
 def _budget(report: Report, account: Account, result: Result) -> tuple[int | None, str]:
-    """What the allocator could have held: what it had and what it could still get, everything else as it was."""
+    """Return the budget of the allocator: what it held plus what it could still reserve."""
     held = report.figures.reserved
     if held is None and account.live is not None:
         held = account.live.plus(account.cached or NOTHING)
     if held is not None and account.room is not None:
-        return held.bytes + account.room.bytes, "what the allocator held and what it could still have got"
+        return held.bytes + account.room.bytes, "what the allocator held plus what it could still have reserved"
     if result.card is None:
         return None, ""
     usable = result.card.usable_bytes - outside_bytes(result.spec, result.card)
-    return usable, f"what {result.card.name} leaves beside the context and NCCL"
+    return usable, f"what {result.card.name} has besides the context and NCCL"
 
 
 def _reserved(need: Need, unexplained: int) -> Reserved:
-    """What a run reserves where nothing limits it, with what the ledger does not know of."""
+    """Return what a run reserves without a limit, plus unexplained memory."""
     low, high = floor(need.reserved_bytes * (1 + need.errors.low)), ceil(need.reserved_bytes * (1 + need.errors.high))
     return Reserved(need.reserved_bytes + unexplained, low + unexplained, high + unexplained, need.errors)
 
 
 def _changes(run: Run, peak: int, unexplained: int, budget: int | None) -> tuple[Change, ...]:
-    """What fits, by what it asks for: single changes and pairs; then what may fit; then what does not."""
+    """Return changes that fit, then those that may fit, then those that do not."""
     communication = communication_library_bytes(run.spec)
 
     def judge(result: Result) -> tuple[int, bool | None]:
-        """What a change needs, at least where a bound is beyond the budget: such a change takes no replay."""
+        """Return what a change needs; a lower bound, without a replay, if that exceeds the budget."""
         spec = result.spec
         # Groups of ranks that the run did not have take what the allocator could have got.
         extra = unexplained + max(communication_library_bytes(spec) - communication, 0)
@@ -149,7 +149,7 @@ def _changes(run: Run, peak: int, unexplained: int, budget: int | None) -> tuple
                 return least, False
         reserved = _reserved(need_of(spec, None, result.ledger.peak_bytes), extra)
         fits = None if budget is None else reserved.fits(budget)
-        # What is not modelled is unknown, unless the run shows what it held beyond the ledger.
+        # What is not modelled is unknown, unless the run shows what it held beyond the estimate.
         unknown = not unexplained and holding_memory(limits_of(spec))
         return reserved.bytes, None if fits and unknown else fits
 
@@ -166,16 +166,16 @@ def _changes(run: Run, peak: int, unexplained: int, budget: int | None) -> tuple
 def _notes(report: Report, result: Result, held: int | None, unexplained: int, *, fits: bool | None) -> list[str]:
     notes = []
     if report.framework not in ("pytorch", "driver"):
-        notes.append(f"the ledger is of PyTorch's step; the message is of {LABELS[report.framework]}")
+        notes.append(f"the estimate is of a PyTorch step; the message is from {LABELS[report.framework]}")
     if held is None:
-        notes.append("the message does not say what was allocated: the ledger stands alone")
+        notes.append("the message lacks allocated memory, so the estimate cannot be compared")
     if unexplained:
         notes.append(
-            "the run held more than the ledger knows of at that moment: what it does not model, or another "
+            "the run used more than estimated at that point, because of features that are not modelled or another "
             "configuration than this one; it is added to what every change needs"
         )
     if fits:
-        notes.append("by this estimate the run should have fitted: see the cause above, or check the configuration")
+        notes.append("by this estimate the run fits: see the cause above, or check the configuration")
     if result.spec.parallelism.pipeline_parallel > 1:
-        notes.append("the ledger is of the stage that needs most, which need not be the one that failed")
+        notes.append("the estimate is of the stage that needs most, which may not be the one that failed")
     return notes

@@ -1,4 +1,4 @@
-"""From what a log says to what happened: repeated messages are one report, and scattered parts belong together."""
+"""Assembly of reports: repeated messages are one report, and scattered parts are merged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Collection:
 
 
 def collect(messages: Iterable[Report]) -> Collection:
-    """The reports among the messages of a log; harmless ones only where there is nothing else."""
+    """Return the reports of a log; harmless messages only if there is nothing else."""
     collection, harmless = _Collector(), _Collector()
     for message in messages:
         (collection if message.fatal else harmless).add(message)
@@ -69,7 +69,7 @@ class _Collector:
             self._keep(message)
 
     def _add_exception(self, speaker: str, message: Report) -> None:
-        """An exception completes the complaint before it; what repeats the exception is the same report."""
+        """Merge an exception with the allocator's message before it; a repetition is the same report."""
         begun = self._open.pop(speaker, None)
         if begun is not None:
             message = replace(
@@ -109,7 +109,7 @@ class _Collector:
 
 
 def _completed(figures: Figures, more: Figures) -> Figures:
-    """The figures, with those of `more` where there are none."""
+    """Return the figures, filled in with those of `more`."""
     missing: dict[str, Any] = {
         name: figure for name, figure in more.by_name().items() if getattr(figures, name) is None
     }

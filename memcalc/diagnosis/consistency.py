@@ -1,4 +1,4 @@
-"""Whether the figures of a message agree with each other, within the rounding of what is printed."""
+"""Consistency of a message's figures, within the rounding of printed digits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Check(NamedTuple):
 
 
 def checks(report: Report, account: Account) -> tuple[Check, ...]:
-    """Every relation that the figures given allow to check."""
+    """Yield every relation that the given figures allow to check."""
     return tuple(_checks(report, account))
 
 
@@ -29,7 +29,7 @@ def _checks(report: Report, account: Account) -> Iterator[Check]:
     allocated, reserved, capacity = figures.allocated, figures.reserved, figures.capacity
     held = None if allocated is None else allocated.plus(figures.private or NOTHING)
     yield from _at_most("allocated <= reserved", held, reserved, "the message contradicts itself")
-    paged = "more is held than the device has: the driver pages to host memory (Windows, WSL), which is slow"
+    paged = "more is allocated than the device has: the driver pages to host memory (Windows, WSL), which is slow"
     yield from _at_most("reserved <= capacity", reserved if reserved is not None else allocated, capacity, paged)
     if reserved is not None and figures.free is not None and not _exceeds(reserved, capacity):
         yield from _at_most(
@@ -39,7 +39,7 @@ def _checks(report: Report, account: Account) -> Iterator[Check]:
         "reserved <= this process",
         reserved,
         figures.process,
-        "the driver does not see all of this process (containers, Windows): its own line is not to be believed",
+        "the driver does not see all of this process (containers, Windows): its own line is unreliable",
     )
     if report.holders and capacity is not None and figures.free is not None:
         listed = [holder.bytes for holder in report.holders]
@@ -47,14 +47,14 @@ def _checks(report: Report, account: Account) -> Iterator[Check]:
             "processes + free <= capacity",
             total([*listed, figures.process or NOTHING, figures.free]),
             capacity,
-            "processes came or went while the message was made",
+            "processes started or ended while the message was written",
         )
     yield from _at_most("allocated <= limit", held, figures.allowed, "the message contradicts itself")
     yield from _at_most("allocated <= peak", allocated, figures.peak, "the message contradicts itself")
     if figures.exceeded is not None and figures.asked is not None and capacity is not None:
         yield from _equal("used - capacity = exceeded", figures.asked.minus(capacity), figures.exceeded)
     if account.asked is not None and account.room is not None and report.kind != "tpu":
-        refused = "the request would have fitted: something else refused it"
+        refused = "the request would have fitted: something else rejected it"
         yield _check("asked > room", account.room.low < account.asked.high, -(account.shortfall or 0), refused)
 
 

@@ -32,7 +32,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a log says of running out of memory.
+    """The out-of-memory reports of a log.
 
     Args:
         log: its name.
@@ -52,7 +52,7 @@ class Diagnosis:
 
     @property
     def finding(self) -> Finding:
-        """The one that is explained."""
+        """The report that is explained."""
         return self.findings[self.chosen]
 
 
@@ -76,8 +76,8 @@ def diagnose(log: str | Path, stream: Readable, run: Run | None = None, report: 
         raise error.located(str(log)) from None
     if not found.reports:
         raise InputError(
-            "it holds no out-of-memory message of PyTorch, PaddlePaddle, TensorFlow or JAX.",
-            "Give the whole output of the run; several ranks may write to several files.",
+            "no out-of-memory message of PyTorch, PaddlePaddle, TensorFlow or JAX.",
+            "Pass the complete output of the run; several ranks may write to several files.",
             str(log),
         )
     if not 1 <= report <= len(found.reports):

@@ -1,4 +1,4 @@
-"""What one out-of-memory report says: who ran out of what, with every figure of its message."""
+"""One out-of-memory report with every figure of its message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABELS: dict[Framework, str] = {
 
 
 class Holder(NamedTuple):
-    """A process of which a message says how much of the device it holds."""
+    """A process in a message, with its memory on the device."""
 
     pid: int
     bytes: Printed
@@ -27,7 +27,7 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The figures of one message; None where it does not say.
+    """The figures of one message; None if missing.
 
     Args:
         asked: of the device (PyTorch's native allocator: a whole segment), or of the pool.
@@ -39,7 +39,7 @@ class Figures:
         allowed: the most that the allocator may hold.
         process: of the device that this process holds in all, as the driver counts it.
         elsewhere: that this process's framework knows of outside its allocator (MPS: "other allocations").
-        peak: the most that was ever allocated.
+        peak: highest allocated so far.
         exceeded: by how much a program is too large (TPU).
         buffers: what a compiled program is made of, by name (XLA).
     """
@@ -74,7 +74,7 @@ class Report:
         kind: of device: "cuda", "hip", "xpu", "npu", "mps", "gpu", "tpu", "cpu".
         device: its number.
         figures: all that it says.
-        holders: other processes on the device, as the message lists them.
+        holders: other processes on the device, as listed in the message.
         tensor: shape and type that did not fit, e.g. "float [64, 2016, 9, 9]".
         operator: which asked for it.
         setting: what the message itself advises, e.g. "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".

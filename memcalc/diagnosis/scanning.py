@@ -1,4 +1,4 @@
-"""Finds the out-of-memory reports of a log: one pass, bounded memory, each speaker's words followed by themselves."""
+"""Scanner of a log for out-of-memory reports: one pass, bounded memory, one buffer per log source."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FRAME = re.compile(r'\s{0,40}File "([^"]{1,300})", line \d{1,7}, in ([\w<>.]{1,
 
 @dataclass(slots=True)
 class _Voice:
-    """What one speaker said of late, without blanks."""
+    """The recent text of one log source, without whitespace."""
 
     text: str = ""
     scanned: int = 0  # everything before has been looked at
@@ -68,7 +68,7 @@ class _Voice:
         self.text += squeezed(text)
 
     def forget(self) -> None:
-        """Let go of what no message can need any more."""
+        """Drop text that no message can need anymore."""
         cut = len(self.text) - _REMEMBERED if self.head is None else self.head.match.start()
         if cut < _REMEMBERED and len(self.marks) <= 2 * _MOST_LINES:
             return
@@ -97,7 +97,7 @@ class _Voice:
 
 
 class Scanner:
-    """Reads lines and gives reports.
+    """Reads lines and yields reports.
 
     Lines are followed speaker by speaker, across line breaks, as long as that takes no more time than the size of the
     log allows: whatever it holds, it is read at some megabytes a second. Beyond that each line is read by itself, and
@@ -177,7 +177,7 @@ class Scanner:
             yield from self._settle(*self._voices.popitem(last=False), last=True)
 
     def _speaker(self, line: Line, named: str) -> str:
-        """A line without a name goes on where a message has just begun: loggers name only its first line."""
+        """Return the source of a line; a line without prefix continues a message that has just begun."""
         number, last = self._last
         if not named and last and line.number - number <= 1:
             voice = self._voices.get(last)
@@ -193,7 +193,7 @@ class Scanner:
         return voice
 
     def _settle(self, speaker: str, voice: _Voice, *, last: bool) -> Iterator[Report]:
-        """Messages that are complete, or that cannot become so."""
+        """Yield messages that are complete, or cannot become complete."""
         while voice.find():
             head = voice.head
             assert head is not None

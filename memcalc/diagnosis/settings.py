@@ -1,4 +1,4 @@
-"""Advice, and the settings under which an allocator's cache does not fall into pieces."""
+"""Advice, and allocator settings that avoid fragmentation."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ class Advice(NamedTuple):
 
 
 def gain_of(account: Account, gain: int) -> tuple[int, bool | None]:
-    """What a lever gives, and whether that is enough for the request that failed."""
+    """Return the gain of a remedy, and whether it is enough for the failed request."""
     shortfall = account.shortfall
     return gain, None if shortfall is None else gain >= shortfall
 
 
 def whole_cache(report: Report, account: Account) -> Iterator[Advice]:
-    """Settings under which the cache does not fall into pieces."""
+    """Yield allocator settings that avoid fragmentation."""
     if account.cached is None:
         return
     cached = account.cached.bytes
     if report.framework == "tensorflow":
         yield Advice(
             "TF_GPU_ALLOCATOR=cuda_malloc_async",
-            "the driver's own pool instead of BFC: it can map pieces together",
+            "the driver's own pool instead of BFC: it can map separate pages contiguously",
             *gain_of(account, cached),
         )
         return
     if report.framework == "xla":
         yield Advice(
             "XLA_PYTHON_CLIENT_ALLOCATOR=platform",
-            "memory is asked of the driver each time, and given back at once: slow, but without pieces",
+            "each request goes to the driver and is freed at once: slow, but without fragmentation",
             *gain_of(account, cached),
         )
         return
@@ -76,7 +76,7 @@ def whole_cache(report: Report, account: Account) -> Iterator[Advice]:
 
 
 def _split_size(account: Account) -> int | None:
-    """The largest power of two, in MiB, that is at most half of the request; None where it would be too small."""
+    """Return the largest power of two, in MiB, up to half of the request; None if too small."""
     if account.asked is None:
         return None
     split = _MOST_SPLIT

@@ -28,20 +28,20 @@ class Printed(NamedTuple):
 
     @property
     def low(self) -> int:
-        """The least it can be."""
+        """Return the lower bound."""
         return max(0, self.bytes - self.slack)
 
     @property
     def high(self) -> int:
-        """The most it can be."""
+        """Return the upper bound."""
         return self.bytes + self.slack
 
     def plus(self, other: Printed) -> Printed:
-        """The sum; what is not known of either is not known of it."""
+        """Return the sum; the uncertainties add up."""
         return Printed(self.bytes + other.bytes, self.slack + other.slack)
 
     def minus(self, other: Printed) -> Printed:
-        """The difference, which may be negative where a message contradicts itself."""
+        """Return the difference, negative if a message contradicts itself."""
         return Printed(self.bytes - other.bytes, self.slack + other.slack)
 
 

@@ -1,4 +1,4 @@
-"""Who speaks in a line of a log: loggers and launchers put times, levels, ranks and hosts in front of a message."""
+"""Log prefixes: times, levels, ranks and hosts that loggers and launchers put before a message."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ _BOX = " \t│┃|"
 
 
 class Spoken(NamedTuple):
-    """A line taken apart."""
+    """A line split into its source and its text."""
 
     speaker: str  # "rank 3", "process 90", "node07"; empty where the line does not say
     text: str  # without what stood in front
 
 
 def without_colours(text: str) -> str:
-    """The text without a terminal's control sequences."""
+    """Return the text without terminal control sequences."""
     return _ANSI.sub("", text) if "\x1b" in text or "[" in text else text
 
 
 def spoken(text: str) -> Spoken:
-    """Who says what, of a line without colours."""
+    """Return the source and the text of a line without colors."""
     at, names = 0, []
     for _ in range(_MOST_UNITS):
         unit = _UNIT.match(text, at, at + _LONGEST_PREFIX)

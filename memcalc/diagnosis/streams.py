@@ -172,7 +172,7 @@ def _unpacked(chunks: Iterator[bytes]) -> Iterator[bytes]:
                 made += len(piece)
                 if made > SUSPECT_BYTES and made > MOST_UNPACKED * read:
                     raise InputError(
-                        f"it unpacks to more than {MOST_UNPACKED} times its size.", "Name the log that it was made of."
+                        f"it expands to more than {MOST_UNPACKED} times its size.", "Pass the original log."
                     )
                 yield piece
                 packed = unpacker.unconsumed_tail

@@ -134,7 +134,7 @@ class _Summed:
             yield Sums(found[number], None if ledgers is None else ledgers[number])
 
     def _phases(self, rows: range) -> Bytes:
-        """The highest moment of each phase. [rows, phases, n]"""
+        """The peak of each phase. [rows, phases, n]"""
         several = slice(rows.start, rows.stop)
         found: Bytes = self._heights[self._passes[several]]
         found += self._totals[several]
@@ -145,7 +145,7 @@ class _Summed:
         return found
 
     def _components(self, found: Bytes, row: Numbers, phase: Numbers) -> None:
-        """Write what is alive in the highest moments of phases of stages. [contexts, components, n]"""
+        """Write what is alive at the peaks of phases of stages. [contexts, components, n]"""
         moment = self._highest[self._passes[row, phase], np.arange(row.shape[1])]
         code = ((row - row.min()) * len(PHASES) + phase) * len(self._forms) * self._widest + moment
         for own, rows, phases, moments, codes in zip(found, row, phase, moment, code, strict=True):

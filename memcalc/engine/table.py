@@ -44,7 +44,7 @@ class Table:
         usable_bytes: what a process can use of the card; -1: none was named. [n]
         verdict: numbers of `answers`: it fits, is close or does not fit; -1: it is invalid, or no card was named. [n]
         replayed: whether an allocator replay gave its reserved memory and its verdict (replays.py). [n]
-        phase_bytes: allocated in the highest moment of each phase. [n, phases]
+        phase_bytes: allocated at the peak of each phase. [n, phases]
         component_bytes: by component at the peak; sums to `peak_bytes`. [n, components]
         ledger_bytes: by phase and component, if it was asked for; sums to `phase_bytes`. [n, phases, components]
     """

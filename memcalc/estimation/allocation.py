@@ -29,7 +29,7 @@ def rounded(size: int) -> int:
 
 
 def blocks(script: Script) -> Script:
-    """What the allocator takes and gives back for the buffers inside an operator."""
+    """Sizes of the blocks that the allocator allocates and frees for the buffers inside an operator."""
     return tuple(rounded(size) if size > 0 else -rounded(-size) for size in script)
 
 

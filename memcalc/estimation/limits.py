@@ -21,7 +21,7 @@ from memcalc.spec.training import LIGER_FAMILIES
 
 # What no configuration states.
 TRAINING = (
-    "temporaries of initialisation, checkpoint loading and data loading",
+    "temporaries of initialization, checkpoint loading and data loading",
     "gradient scaling, evaluation, logging",
     "torch.compile and CUDA graphs",
 )
@@ -43,7 +43,7 @@ FP8_OMISSIONS = {
     False: "what torch.compile fuses of torchao's casts to 8 bits: they are those of eager execution",
     True: "matrix products in 8 bits were read from Transformer Engine's source, not compared with a run",
 }
-IMBALANCE = "experts that get more tokens than others: routing is taken as balanced"
+IMBALANCE = "experts that get more tokens than others: routing is assumed to be balanced"
 
 
 def limits_of(spec: Spec) -> tuple[Limit, ...]:

@@ -1,4 +1,4 @@
-"""Forward, loss and backward where layers are recomputed together: the plan walked through, layer by layer.
+"""Forward, loss and backward where layers share a checkpoint segment: the plan walked through, layer by layer.
 
 `Timeline` makes use of layers that are alike following one another in one way. Here each layer has its own turn, with
 what the plan holds around it; the programs of the layers are the same.
@@ -30,16 +30,16 @@ class PlannedTimeline(Timeline):
         stage: the pipeline stage.
         values: symbols and their values.
         gradients: what happens to each parameter's gradient on arrival.
-        around: the engine's buffers around a layer, of which there may be none where layers are recomputed together.
+        around: the engine's buffers around a layer, of which there may be none where layers share a checkpoint segment.
 
     Raises:
-        InputError: layers are recomputed together under an engine that shards or buckets around each layer.
+        InputError: layers share a checkpoint segment under an engine that shards or buckets around each layer.
     """
 
     def __init__(self, spec: Spec, stage: Stage, values: dict[str, int], gradients: Gradients, around: Around) -> None:
         if around != Around() and has_segments(spec.training.recompute):
             raise InputError(
-                f"recompute has layers that are recomputed together, but engine = {spec.parallelism.engine} has "
+                f"recompute has segments of several layers, but engine = {spec.parallelism.engine} has "
                 "buffers around each layer, which are not modelled there.",
                 "Recompute layers one by one: full, every-k or a list of numbers.",
                 "training.recompute",

@@ -42,9 +42,9 @@ def state_tails(
     """Bytes by phase mask of the rests that blocks keep, see `allocation.unsplit_tails`.
 
     Weights, masters and what else is made before the first step follow one another, parameter after parameter: that
-    is exact. Later copies find blocks that activations have left behind, which the free lists of a moment decide: no
-    formula knows them, and as near as one comes is to take each as made on an empty device (docs/accuracy.md), the
-    states of one parameter after those of another.
+    is exact. Later copies reuse blocks that activations have freed. Which ones depends on the free lists at that point,
+    which no formula knows: each copy counts as made on an empty device (docs/reports/accuracy.md), the states of one
+    parameter after those of another.
     """
     layers = max((held.count for held in parameters if held.where == "layer"), default=0)
     if choice.engine == "megatron" and layers > MOST_LAID_OUT:

@@ -34,7 +34,7 @@ MEANINGS = {
     "r_kv": "rank of the key/value latent",
     "d_n": "width of a head without position",
     "d_r": "width of a rotated head",
-    "d_v": "width of a value head",
+    "d_v": "dimension of a value head",
     "t": "tensor-parallel ranks",
     "t_e": "ranks that split one expert",
     "e": "expert-parallel ranks",

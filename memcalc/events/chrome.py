@@ -62,7 +62,7 @@ def chrome_trace(course: Course, name: str, *, timed: bool = True) -> dict[str, 
             "counter_samples": samples,
             "allocations": len(born),
             "allocations_shown": len(shown),
-            "times": "recorded" if timed else "one microsecond an event",
+            "times": "recorded" if timed else "one microsecond per event",
         },
     }
 

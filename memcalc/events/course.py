@@ -69,7 +69,7 @@ class Course:
         return self.timeline.alive(self.peak_event)
 
     def outline(self, stretches: int) -> Outline:
-        """The course in so many stretches, each told by its highest moment."""
+        """The course in so many stretches, each told by its peak."""
         return outline(self.timeline, stretches, self.allocated, self.reserved, self.limit)
 
     def notebook(self) -> list[Line]:

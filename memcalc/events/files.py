@@ -90,7 +90,7 @@ def read_events(path: Path | str) -> Iterator[Event]:
                 event = event_from(values if plain else _in_our_order(values, positions))
             except (ValueError, TypeError, LookupError, RecursionError) as error:
                 raise InputError(
-                    f"this line is no event ({error}).",
+                    f"this line is not an event ({error}).",
                     'Each line is an array such as ["alloc",7,4096].',
                     f"{path}:{number}",
                 ) from error

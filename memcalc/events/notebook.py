@@ -29,7 +29,7 @@ def notebook(timeline: Timeline, allocated: Sequence[int] | None = None) -> list
     Args:
         timeline: the stream.
         allocated: bytes that an allocator had handed out after each event (`History.allocated`), to be told in place of
-            the bytes asked for. A run that died has fewer of them than events; it is told as far as it came.
+            the bytes asked for. A run that died has fewer of them than events; it is told before it ended.
     """
     totals = timeline.totals if allocated is None else allocated
     marks = [i for i, event in enumerate(timeline.events[: len(totals)]) if event.kind is Kind.PHASE]

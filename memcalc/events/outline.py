@@ -1,4 +1,4 @@
-"""A long stream drawn small: the highest moment of each of so many stretches, so that no peak is lost."""
+"""A long stream drawn small: the peak of each of so many stretches, so that no peak is lost."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NEAR = 1.3  # a limit further above the highest value would make the picture sma
 
 
 class Stretch(NamedTuple):
-    """Events `begin` to `end` (not included), told by their highest moment. Bytes."""
+    """Events `begin` to `end` (not included), told by their peak. Bytes."""
 
     begin: int
     end: int
-    event: int  # the position of the highest moment, the first where several are as high
+    event: int  # the position of the peak, the first where several are as high
     total: int
     components: tuple[int, ...]  # at that moment, in the order of `Outline.components`; they sum to `total`
     reserved: int | None  # the most that was reserved in the stretch
@@ -42,14 +42,14 @@ class Outline:
     components: tuple[Component | None, ...]  # those that occur, in the order of `Component`; None is unattributed
     stretches: tuple[Stretch, ...]
     spans: tuple[Span, ...]
-    events: tuple[Event, ...]  # one for each stretch: that of its highest moment
+    events: tuple[Event, ...]  # one for each stretch: that of its peak
     length: int  # of the stream that is drawn
     failed: bool  # whether the run died at its end
     limit: int | None  # bytes that the device has, where that is near enough to be drawn
 
     @cached_property
     def peak(self) -> int:
-        """The stretch that holds the highest moment of all, the first where several do; -1 where nothing is."""
+        """The stretch that holds the peak of all, the first where several do; -1 where nothing is."""
         totals = [stretch.total for stretch in self.stretches]
         return totals.index(max(totals)) if totals else -1
 
@@ -70,7 +70,7 @@ def outline(
     reserved: Sequence[int] | None = None,
     limit: int | None = None,
 ) -> Outline:
-    """Cuts a stream into stretches of as many events each, and keeps the highest moment of each.
+    """Cuts a stream into stretches of as many events each, and keeps the peak of each.
 
     Args:
         timeline: the stream.

@@ -17,7 +17,7 @@ from memcalc.ledger.component import Component
 
 
 class PhasePeak(NamedTuple):
-    """The highest moment of one phase."""
+    """The peak of one phase."""
 
     phase: str
     event: int  # its position in the stream
@@ -86,7 +86,7 @@ class Timeline:
         }
 
     def phase_peaks(self) -> list[PhasePeak]:
-        """The highest moment of each phase, from its mark (whose total is that of the moment before) to the next mark.
+        """The peak of each phase, from its mark (whose total is that of the moment before) to the next mark.
 
         What comes before the first mark belongs to no phase.
         """

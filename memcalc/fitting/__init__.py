@@ -1,1 +1,1 @@
-"""What fits on given cards: the largest batch, sequence or model, the fewest cards, the best layouts."""
+"""Search for what fits on given GPUs: layouts, largest values, fewest GPUs, changes."""

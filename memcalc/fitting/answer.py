@@ -1,4 +1,4 @@
-"""What `fit` is asked, and what it answers."""
+"""Query and result of `fit`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from memcalc.verdict.reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked.
+    """The query of `fit`.
 
     Args:
         gpus: cards in all; None: as many as the run has. Where the fewest are asked for: the most of them that may be.
         maximize: one of `maxima.MAXIMA`; None: all is asked.
         minimize: one of `minima.MINIMA`; None: all is asked.
         hold: fields that keep the run's own value in every layout.
-        node: cards of a node; None: as the card's table says.
+        node: GPUs per node; None: as the card's table says.
         nic_gbit: 10^9 bits a second of network for each card; None: as the table says.
         top: how many layouts are wanted in full.
     """
@@ -44,7 +44,7 @@ class Question:
 
 
 class Cluster(TypedDict, total=False):
-    """The part of a question that is about the machines and the length of the answer."""
+    """The machines of a query, and the length of its result."""
 
     node: int | None
     nic_gbit: float | None
@@ -64,8 +64,8 @@ class Nearest(NamedTuple):
     Args:
         change: what changes.
         slowdown: how much more card time a token takes then by the cost model (0.33: a third more); None: not known.
-        host_bytes: what a rank then holds in host memory.
-        node_host_bytes: what all ranks of a node then hold there.
+        host_bytes: host memory of a rank.
+        node_host_bytes: host memory of all ranks of a node.
     """
 
     change: Change
@@ -76,7 +76,7 @@ class Nearest(NamedTuple):
 
 @dataclass(slots=True)
 class Fit:
-    """What fits; what was not asked is empty.
+    """The result of `fit`; what was not requested is empty.
 
     Args:
         question: what was asked.
@@ -128,13 +128,13 @@ class Fit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """On the file that the run is of."""
+        """Notes on the file of the run."""
         known = self.asked or (self.best[0].result if self.best else None)
         return () if known is None else known.notes
 
     @property
     def changed(self) -> Result | None:
-        """The run that does not fit and whose changes were tried; None: none was."""
+        """The run that does not fit and that changes were tried for; None if there is none."""
         if self.all_recomputed is not None:
             return self.all_recomputed
         everything = self.question.maximize is None and self.question.minimize is None
@@ -142,12 +142,12 @@ class Fit:
 
     @property
     def smallest(self) -> Sized | None:
-        """The smallest of `cards` that will do."""
+        """The smallest GPU of `cards` on which the run fits."""
         return next((sized for sized in self.cards if sized.will_do), None)
 
     @property
     def verdict(self) -> Answer:
-        """The answer to the question: yes, no, or that it cannot be said."""
+        """The verdict on the query: fits, does not fit, or unknown."""
         question = self.question
         if question.maximize is not None:
             return _best_of(map(_of_maximum, self.maxima.values()))
@@ -166,7 +166,7 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether the answer to the question is yes."""
+        """Whether the verdict is "fits"."""
         return self.verdict == "fits"
 
 

@@ -1,4 +1,4 @@
-"""What a layout costs: seconds of one optimizer step, at the rates that makers publish, as a sum of plain terms.
+"""Cost model: seconds of one optimizer step at published peak rates, as a sum of terms.
 
 It ranks layouts and does not predict a clock: every rate is a peak that no run reaches, and nothing overlaps. All terms
 are of the slowest rank, for the same sequences a step. TERMS says what each is, and where its formula comes from.
@@ -87,7 +87,7 @@ def costs_of(spec: Spec, system: System) -> Costs:
 
 
 class Step:
-    """One optimizer step of a layout: its costs, whatever is recomputed and however it is cut into micro-batches.
+    """One optimizer step of a layout: its costs for any recomputation and micro-batch.
 
     Args:
         spec: the layout; its recompute and micro-batch do not matter.
@@ -132,7 +132,7 @@ class Step:
         )
 
     def _again(self, recompute: Recompute) -> float:
-        """How often layers are recomputed, as a share of all; those in lists of lists once for each list."""
+        """Return recomputed layers as a fraction of all; nested segments count once per level."""
         if isinstance(recompute, tuple):
             return sum(_runs(item) for item in recompute) / self._spec.model.num_layers
         if recompute.startswith("every-"):
@@ -145,7 +145,7 @@ class Step:
         return max(self._layers * self._layer, layers // stages * self._layer + head)
 
     def _sums_of_a_layer(self) -> float:
-        """Seconds of the sums over tensor-parallel ranks in the forward of one layer: after attention and after MLP."""
+        """Return seconds of the tensor-parallel all-reduces in the forward of one layer."""
         t = self._spec.parallelism.tensor_parallel
         sums = 1 if self._spec.model.parallel_block else 2
         size = self._tokens * self._spec.model.hidden_size * self._width
@@ -187,7 +187,7 @@ class Step:
         return 2 * chunks * size / rate
 
     def _reduced(self, steps: float) -> float:
-        """Seconds of what data-parallel ranks exchange; routed experts have groups of their own."""
+        """Return seconds of data-parallel communication; routed experts have separate groups."""
         parallelism, work = self._spec.parallelism, self._work
         t, n = parallelism.tensor_parallel, parallelism.data_parallel * parallelism.context_parallel
         share = self._layers / self._spec.model.num_layers
@@ -201,7 +201,7 @@ class Step:
         return seconds
 
     def _exchanged(self, parameters: float, ranks: int, stride: int, steps: float) -> float:
-        """Seconds for the gradients of so many parameters over ranks that stand `stride` cards apart."""
+        """Return seconds for the gradients of `parameters` over ranks that are `stride` GPUs apart."""
         parallelism = self._spec.parallelism
         gradients, weights = (parameters * size for size in _exchanged_bytes(self._spec))
         groups = min(parallelism.data_parallel_replicate, ranks)
@@ -220,14 +220,14 @@ class Step:
 
 
 def _runs(item: int | Segment) -> int:
-    """Forwards of layers that an item of a plan makes again."""
+    """Return how many forwards of layers an item of a plan recomputes."""
     if isinstance(item, int):
         return 1
     return len(list(leaves(item))) + sum(_runs(inner) for inner in item if not isinstance(inner, int))
 
 
 def _exchanged_bytes(spec: Spec) -> tuple[int, int]:
-    """Bytes of a parameter's gradient and of its weight, as they travel; those of adapters are too few to count."""
+    """Return bytes per parameter of gradient and weight in communication; 0 with adapters."""
     training = spec.training
     if training.finetune != "full":
         return 0, 0

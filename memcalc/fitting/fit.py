@@ -1,4 +1,4 @@
-"""`memcalc fit`: everything that fits, in one answer."""
+"""`memcalc fit`: layouts, largest and smallest values, and changes that fit."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def fit(run: Run, question: Question, progress: Progress = silent) -> Fit:
 
 
 def _reason(answer: Fit) -> Reason | None:
-    """Of the run with the smallest value, where not even that fits; else of the run that no change makes fit."""
+    """Return why the run with the smallest value, or the run that no change makes fit, does not fit."""
     if answer.question.maximize is not None:
         failed = next((found for found in answer.maxima.values() if found.smallest is not None), None)
         return None if failed is None or failed.smallest is None else reason_of(size(failed.smallest))
@@ -78,7 +78,7 @@ def _reason(answer: Fit) -> Reason | None:
 
 def _checked(spec: Spec, question: Question) -> tuple[Card, frozenset[str]]:
     if spec.hardware.gpu is None:
-        raise InputError("no card is named.", "Name one with --gpu, or in hardware.gpu; `memcalc gpus` lists them.")
+        raise InputError("no GPU is given.", "Add --gpu GPU or set hardware.gpu; `memcalc gpus` lists the names.")
     for option, value, known in (
         ("--maximize", question.maximize, MAXIMA),
         ("--minimize", question.minimize, MINIMA),
@@ -87,7 +87,7 @@ def _checked(spec: Spec, question: Question) -> tuple[Card, frozenset[str]]:
         if value is not None and value not in known:
             raise InputError(f"{value!r} is not known.", f"Name one of {', '.join(known)}.", option)
     if question.maximize is not None and question.minimize is not None:
-        raise InputError("--maximize and --minimize are two questions.", "Ask one at a time.")
+        raise InputError("--maximize and --minimize exclude each other.", "Use one at a time.")
     if question.gpus is not None and not 1 <= question.gpus <= MOST_ASKED:
         raise InputError(f"{question.gpus} GPUs.", f"Give 1 to {MOST_ASKED:,}.", "--gpus")
     return find_card(spec.hardware.gpu), frozenset(question.hold)
@@ -97,7 +97,7 @@ MOST_ASKED = 131_072
 
 
 def step_sequences(spec: Spec, gpus: int) -> int:
-    """Sequences of one optimizer step, the same for every layout, so that they can be compared.
+    """Return the sequences per optimizer step, equal for all layouts so that they can be compared.
 
     The global batch where it is given; else that of the run where it is spread over several cards already; else the
     run's micro-batch and accumulation on every card.
@@ -110,7 +110,7 @@ def step_sequences(spec: Spec, gpus: int) -> int:
 
 
 def _spread_over(spec: Spec, gpus: int) -> tuple[Spec | None, str]:
-    """The run on so many cards, more or fewer of them data-parallel; or why that cannot be."""
+    """Return the run with data parallelism adjusted to the number of GPUs, or why it is invalid."""
     world, replicas = spec.parallelism.ranks, spec.parallelism.data_parallel
     model_parallel = world // replicas
     if gpus == world:
@@ -124,7 +124,7 @@ def _spread_over(spec: Spec, gpus: int) -> tuple[Spec | None, str]:
         if total % (micro * replicas):
             return (
                 None,
-                f"global_batch_size = {total} cannot be cut into micro-batches of {micro} on {replicas} replicas",
+                f"global_batch_size = {total} cannot be split into micro-batches of {micro} on {replicas} replicas",
             )
         training = {"gradient_accumulation_steps": total // (micro * replicas)}
     run = varied(spec, parallelism={"data_parallel": replicas}, training=training)
@@ -133,7 +133,7 @@ def _spread_over(spec: Spec, gpus: int) -> tuple[Spec | None, str]:
 
 
 def _best(ranking: Ranking, top: int) -> list[Best]:
-    """The cheapest layout of each split, with its whole estimate, which has the last word on whether it fits."""
+    """Return the cheapest layout of each split with its complete estimate, which decides whether it fits."""
     found: dict[tuple[int, ...], Best] = {}
     for ranked in ranking.fitting:
         if len(found) == top:
@@ -178,7 +178,7 @@ def _minimized(answer: Fit, spec: Spec, held: frozenset[str], progress: Progress
 
 
 def _nearest(run: Run, result: Result, card: Card, system: System, progress: Progress) -> list[Nearest]:
-    """The smallest changes that make the run fit: single ones, and pairs of what is not enough alone."""
+    """Return the smallest changes that make the run fit: single ones, and pairs that are not enough alone."""
     judged = 0
 
     def judge(changed: Result) -> tuple[int, bool | None]:
@@ -205,7 +205,7 @@ def _nearest(run: Run, result: Result, card: Card, system: System, progress: Pro
 
 
 def _size(found: Nearest) -> tuple[float, ...]:
-    """By what it asks for: time, cards, another card, another result. Of a kind: single changes, fewer cards, ..."""
+    """Return the sort key of a change: same GPUs, more GPUs, another GPU, another result; then its size."""
     change = found.change
     time = inf if found.slowdown is None else found.slowdown
     return RESULTS.index(change.result), len(change.levers), change.spec.parallelism.ranks, change.asks, time
@@ -218,7 +218,7 @@ def _larger_cards(card: Card) -> Iterator[Candidate]:
 
 
 def _slowdown(change: Change, base: Spec, system: System, before: float) -> float | None:
-    """How much more card time a token takes by the cost model, -0.1: a tenth less; None: it does not know the host."""
+    """Return the relative GPU time per token by the cost model (-0.1: a tenth less); None with offload."""
     if _on_host(change.spec) != _on_host(base):
         return None
     other = None if change.spec.hardware.gpu == base.hardware.gpu else find_card(change.spec.hardware.gpu or "")
@@ -230,6 +230,6 @@ def _on_host(spec: Spec) -> tuple[str, str]:
 
 
 def token_seconds(spec: Spec, system: System) -> float:
-    """Card seconds for each token, by the cost model."""
+    """Return GPU seconds per token, by the cost model."""
     tokens = sequences_of(spec) * spec.training.sequence_length
     return costs_of(spec, system).total * spec.parallelism.ranks / tokens

@@ -1,4 +1,4 @@
-"""The largest step of a ladder that fits: doubling, bisection, then the larger neighbors.
+"""Boundary search: doubling, bisection, then the next larger values.
 
 "Largest" means: it fits, and the next NEIGHBOURS larger values do not. A peak grows with the size of a batch, a
 sequence or a model, but not value for value: the allocator fragments, kernels take other workspaces at other sizes, and
@@ -21,7 +21,7 @@ NEIGHBOURS = 8
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """Where a ladder stops fitting.
+    """The fit boundary of a sequence of values.
 
     Args:
         value: the largest that fits; 0: none does.
@@ -46,7 +46,7 @@ def border(
     least: int = -1,
     round_places: int = 0,
 ) -> Border:
-    """The largest value of a rising ladder that fits: doubling, then bisection, then the neighbours.
+    """Return the largest of increasing values that fits: doubling, bisection, then the next values.
 
     Args:
         ladder: rising values; a list or a range.
@@ -78,12 +78,12 @@ def border(
 
 
 def bracket_and_bisect(length: int, at: Callable[[int], bool], start: int) -> int:
-    """A place that `at` is true of and whose next one it is not; -1: of none that was tried."""
+    """Return an index where `at` is true and false for the next; -1 if it was never true."""
     return _bisected(at, *_bracket(length, at, start))
 
 
 def _bracket(length: int, at: Callable[[int], bool], start: int, step: int = 1) -> tuple[int, int]:
-    """A place that fits (or -1) and a later one that does not (or the end)."""
+    """Return an index that fits (or -1) and a later one that does not (or the end)."""
     if length == 0:
         return -1, 0
     place = min(start, length - 1)
@@ -99,7 +99,7 @@ def _bracket(length: int, at: Callable[[int], bool], start: int, step: int = 1) 
 
 
 def _climbed(length: int, at: Callable[[int], bool], low: int) -> int:
-    """The last place that fits, when each of its NEIGHBOURS successors was tried."""
+    """Return the last index that fits, after trying its NEIGHBOURS successors."""
     while True:
         above = [place for place in range(low + 1, min(length, low + 1 + NEIGHBOURS)) if at(place)]
         if not above:
@@ -108,7 +108,7 @@ def _climbed(length: int, at: Callable[[int], bool], low: int) -> int:
 
 
 def _rounded(length: int, at: Callable[[int], bool], low: int, every: int) -> int:
-    """The last place that fits, when each of the NEIGHBOURS round places after it was tried, too."""
+    """Return the last index that fits, after also trying the NEIGHBOURS round values after it."""
     while True:
         first = (low + 1) // every * every + every - 1  # the next place of which place + 1 is a multiple
         fitting = [place for place in range(first, min(length, first + NEIGHBOURS * every), every) if at(place)]
@@ -118,14 +118,14 @@ def _rounded(length: int, at: Callable[[int], bool], low: int, every: int) -> in
 
 
 def _last_alike(length: int, at: Callable[[int], bool], place: int) -> int:
-    """From a place that fits, the last of every NEIGHBOURS-th place that does."""
+    """Return the last fitting index in steps of NEIGHBOURS from one that fits."""
     alike = range(place, length, NEIGHBOURS)
     low, high = _bracket(len(alike), lambda step: at(alike[step]), 0)
     return alike[_bisected(lambda step: at(alike[step]), low, high)]
 
 
 def _bisected(at: Callable[[int], bool], low: int, high: int) -> int:
-    """Between a place that fits and one that does not: one that fits and whose next one does not."""
+    """Return by bisection an index that fits and whose successor does not."""
     while high - low > 1:
         middle = (low + high) // 2
         if at(middle):

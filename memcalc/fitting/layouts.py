@@ -1,4 +1,4 @@
-"""All the ways to spread a run over a number of cards, and why others are left out.
+"""All parallel layouts of a run on a number of GPUs, and why others are excluded.
 
 A layout is a choice of every parallel degree, the pipeline's schedule and the ZeRO stage. Which micro-batch it runs and
 what it recomputes is chosen for it afterwards, in `ranking`.
@@ -47,21 +47,21 @@ HOLDABLE = (
 
 
 class Pruned(NamedTuple):
-    """A choice that is left out, and why."""
+    """An excluded layout, and why."""
 
     choice: str
     reason: str
 
 
 class Layout(NamedTuple):
-    """One spread that every rule allows; its micro-batch and recomputation are the run's own."""
+    """A valid layout, with the micro-batch and recomputation of the run."""
 
     spec: Spec
     sequences: int  # of one replica, in one optimizer step
 
 
 class Space:
-    """The layouts of a run on so many cards.
+    """The layouts of a run on a number of GPUs.
 
     Args:
         spec: the run.
@@ -78,7 +78,7 @@ class Space:
         self.pruned: dict[Pruned, int] = {}  # and how often
 
     def layouts(self, skipped: Callable[[dict[str, Any]], bool] = lambda _: False) -> Iterator[Layout]:
-        """Every layout that the rules allow, but for those whose degrees are to be skipped."""
+        """Yield every valid layout, except those with degrees to skip."""
         for degrees in self._degrees():
             if skipped(degrees):
                 continue
@@ -106,10 +106,10 @@ class Space:
         return (getattr(self._spec.parallelism, field),) if field in self._held else values
 
     def _degrees(self) -> Iterator[dict[str, Any]]:
-        """All degrees whose product is the number of cards, with schedule, stage and engine."""
+        """Yield all degrees whose product is the number of GPUs, with schedule, stage and engine."""
         for t in self._values("tensor_parallel", divisors(self.gpus)):
             if t > self._node and "tensor_parallel" not in self._held:
-                reason = f"its ranks exchange every layer's sums: they stay inside a node of {self._node} cards"
+                reason = f"its ranks communicate in every layer, so they stay inside a node of {self._node} GPUs"
                 self._prune(f"tensor_parallel = {t}", reason)
                 continue
             for c in self._values("context_parallel", _powers(self.gpus // t)):
@@ -119,7 +119,7 @@ class Space:
                     yield from self._split(t, c, p)
 
     def _refused(self, t: int, c: int) -> bool:
-        """Whether these two degrees alone break a rule, whatever the others are."""
+        """Return whether these two degrees violate a rule regardless of the others."""
         run = varied(self._spec, parallelism={"tensor_parallel": t, "context_parallel": c, "sequence_parallel": False})
         broken = broken_rule(run)
         if broken is None or broken.key[-1] not in ("tensor_parallel", "context_parallel", "attention"):
@@ -129,11 +129,11 @@ class Space:
 
     def _split(self, t: int, c: int, p: int) -> Iterator[dict[str, Any]]:
         if self.gpus % (t * c * p):
-            self._prune(f"tensor {t} x context {c} x pipeline {p}", f"they do not divide the {self.gpus} cards")
+            self._prune(f"tensor {t} x context {c} x pipeline {p}", f"they do not divide the {self.gpus} GPUs")
             return
         layers = self._spec.model.num_layers
         if p > layers:
-            self._prune(f"pipeline_parallel = {p}", f"a stage holds at least one of the {layers} layers")
+            self._prune(f"pipeline_parallel = {p}", f"a stage needs at least one of the {layers} layers")
             return
         n = self.gpus // (t * c * p)
         if "data_parallel" in self._held and n != self._spec.parallelism.data_parallel:
@@ -169,7 +169,7 @@ class Space:
             yield from (("interleaved", chunks) for chunks in divisors(layers // stages)[1:] if chunks <= MOST_CHUNKS)
 
     def _shardings(self, model_parallel: int, shards: int) -> Iterator[tuple[int, str]]:
-        """ZeRO stages and whose they are; stages that shard over one rank are stage 0."""
+        """Yield ZeRO stages with their engine; a stage that shards over one rank is stage 0."""
         own, implementation = self._spec.parallelism, self._spec.training.implementation
         if implementation == "megatron":
             known = [(0, "megatron" if model_parallel > 1 else "ddp"), (1, "megatron")]
@@ -187,13 +187,13 @@ class Space:
 
 
 def divisors(number: int) -> list[int]:
-    """Every divisor, rising."""
+    """Return all divisors in increasing order."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
 
 def _powers(number: int) -> list[int]:
-    """The powers of two among its divisors."""
+    """Return the divisors that are powers of two."""
     return [d for d in divisors(number) if d & (d - 1) == 0]
 
 

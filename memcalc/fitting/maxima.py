@@ -1,4 +1,4 @@
-"""The largest micro-batch, sequence and model that fit, everything else as it is."""
+"""The largest micro-batch, sequence and model that fit, everything else unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAXIMA = ("micro_batch_size", "sequence_length", "layers", "parameters")
 
 
 class Scale(NamedTuple):
-    """What is made larger: the values it may have, the run at each, and why they end."""
+    """A quantity to maximize: its values, the run at each, and why they end."""
 
     ladder: Sequence[int]
     run: Callable[[int], Spec]
@@ -81,17 +81,17 @@ class Maximum:
 
     @property
     def next_bytes(self) -> int | None:
-        """What a GPU needs with the next value; where bounds decide, at least."""
+        """Memory of a GPU with the next value; a lower bound where bounds decide."""
         return None if self.next_verdict is None else self.next_verdict.needed_bytes
 
     @property
     def is_close(self) -> bool:
-        """Whether the largest value fits by its replay, but recorded runs were too far from theirs to be sure."""
+        """Whether the largest value fits by its replay, but the limit is inside its interval."""
         return self.result is not None and self.result.verdict == "unknown" and not self.is_at_most
 
     @property
     def is_at_most(self) -> bool:
-        """Whether something holds memory that is not modelled, so that less may fit."""
+        """Whether a feature needs memory and is not modelled, so that less may fit."""
         return self.result is not None and bool(holding_memory(self.result.limits))
 
 
@@ -152,7 +152,7 @@ def maximum(what: str, spec: Spec) -> Maximum:
 
 
 def _admitted(ladder: Sequence[int], allowed: Callable[[int], Spec | None], start: int) -> int:
-    """A place that the lower bound, which takes no replay, admits, and the next one of which it does not; else 0."""
+    """Return an index that the lower bound (no replay) admits and whose successor it does not; else 0."""
 
     @cache
     def admits(place: int) -> bool:
@@ -163,7 +163,7 @@ def _admitted(ladder: Sequence[int], allowed: Callable[[int], Spec | None], star
 
 
 def _place(ladder: Sequence[int], value: int) -> int:
-    """The last place whose value is at most this one; -1: there is none."""
+    """Return the last index with a value up to this one; -1 if there is none."""
     low, high = -1, len(ladder)
     while high - low > 1:
         middle = (low + high) // 2
@@ -175,7 +175,7 @@ def _place(ladder: Sequence[int], value: int) -> int:
 
 
 def _micro_batches(spec: Spec) -> Scale:
-    """Any size; where the global batch is given, the sizes that divide a replica's share of it."""
+    """Return any size; with a global batch, the sizes that divide the sequences of a replica."""
     training, replicas = spec.training, spec.parallelism.data_parallel
     total = training.global_batch_size
     if total is None:
@@ -200,7 +200,7 @@ def _micro_batches(spec: Spec) -> Scale:
 
 
 def _sequences(spec: Spec) -> Scale:
-    """Any length that the ranks can cut; up to the learned positions where there are such."""
+    """Return any length that the ranks can shard, up to the learned positions if there are any."""
     parallelism, model = spec.parallelism, spec.model
     t = parallelism.tensor_parallel if parallelism.sequence_parallel else 1
     c = parallelism.context_parallel
@@ -229,7 +229,7 @@ def _layers(spec: Spec) -> Scale:
         lambda layers: varied(spec, model={"num_layers": layers}),
         spec.model.num_layers,
         "",
-        "layers like those of the model, nothing else changed",
+        "layers of the same type as the model's, nothing else changed",
     )
 
 
@@ -240,7 +240,7 @@ def _parameters(spec: Spec) -> Scale:
         lambda heads: varied(spec, model=scaled(spec.model, heads)),
         spec.model.num_attention_heads,
         "",
-        "counted in query heads: widths and layers grow in proportion to them, the width of a head stays",
+        "counted in query heads: sizes and layers grow in proportion to them, head_dim stays",
     )
 
 

@@ -1,4 +1,4 @@
-"""The fewest cards, the smallest card and the least recomputation with which a run fits."""
+"""The fewest GPUs, the smallest GPU and the least recomputation with which a run fits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ONE_GPU = {
 
 
 class Sized(NamedTuple):
-    """A card, the verdict of the run on it, and what the card lacks to run it as it is sized; empty: nothing."""
+    """A GPU, the verdict of the run on it, and the features that it lacks."""
 
     card: Card
     verdict: Verdict
@@ -46,17 +46,17 @@ class Sized(NamedTuple):
 
     @property
     def device_bytes(self) -> int:
-        """What the run needs on it; where bounds decided, at least."""
+        """Memory of the run on this GPU; a lower bound where bounds decided."""
         return self.verdict.needed_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether its memory is enough."""
+        """Whether the run fits."""
         return self.verdict.answer == "fits"
 
     @property
     def will_do(self) -> bool:
-        """Whether the run fits, and the card has what it takes."""
+        """Whether the run fits and the GPU has the required features."""
         return self.fits and not self.lacks
 
 
@@ -97,7 +97,7 @@ def fewest_gpus(
     most: int = MOST_GPUS,
     progress: Progress = silent,
 ) -> Fewest:
-    """The fewest cards on which some layout fits, of all numbers up to `most`.
+    """Return the fewest GPUs up to `most` on which some layout fits.
 
     Numbers up to a node, then whole nodes, and `most`: none is passed over but those whose cards together cannot hold
     weights, masters and optimizer states once. Numbers that double come first, to find one that is enough; those below
@@ -144,7 +144,7 @@ def node_counts(node: int, most: int = MOST_GPUS) -> Iterator[int]:
 
 
 def resident_bytes(spec: Spec) -> int:
-    """Weights, masters and optimizer states, each once: what all ranks hold together at least."""
+    """Return weights, master weights and optimizer state, each once: a lower bound for all ranks together."""
     one = varied(
         spec,
         parallelism={**ONE_GPU, "zero_stage": 0, "engine": "ddp"},
@@ -155,7 +155,7 @@ def resident_bytes(spec: Spec) -> int:
 
 
 def cards_for(spec: Spec, vendor: str) -> list[Sized]:
-    """What the run needs on every card of a vendor, the smallest card first."""
+    """Return what the run needs on every GPU of a vendor, the smallest first."""
     found = []
     for card in sorted(all_cards(), key=lambda card: (card.usable_bytes, card.name)):
         if card.vendor == vendor:
@@ -165,7 +165,7 @@ def cards_for(spec: Spec, vendor: str) -> list[Sized]:
 
 
 def lacking(spec: Spec, card: Card) -> str:
-    """What a card lacks for the run: a dtype's matrix units, a kernel, or what a rule asks of it."""
+    """Return what a GPU lacks for the run: matrix units for a dtype, a kernel, or a requirement of a rule."""
     lacks = missing_units(spec.training.dtype, spec.training.attention, card)
     broken = broken_rule(spec)
     if broken is not None:
@@ -174,7 +174,7 @@ def lacking(spec: Spec, card: Card) -> str:
 
 
 def least_recompute(spec: Spec) -> LeastRecompute | None:
-    """Nothing, else attention alone (where a kernel keeps its maps), else as few layers of each stage as will do.
+    """Return none, else attention alone (if its kernel saves the scores), else the fewest layers per stage that fit.
 
     Everything else stays as it is. None: to recompute all is not enough.
     """

@@ -1,4 +1,4 @@
-"""The verdict of one run of a search: the one seam between the searches and the estimate."""
+"""Verdicts of the runs of a search: the only interface between searches and the estimate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memcalc.verdict.needs import can_replay, least_bytes
 
 
 def verdict(spec: Spec) -> Verdict:
-    """Whether a run fits the card that it names, replayed only where bounds do not decide."""
+    """Return the verdict of a run on its GPU, replayed only if bounds do not decide."""
     return judge(spec)
 
 
@@ -19,11 +19,11 @@ def is_replayed(spec: Spec) -> bool:
 
 
 def is_expected(spec: Spec) -> bool:
-    """Whether a run gets through on the card that it names by its replay; where there is none, whether it fits."""
+    """Return whether the replay of a run completes on its GPU; without a replay, whether it fits."""
     return is_expected_to_fit(spec)
 
 
 def is_hopeless(spec: Spec) -> bool:
-    """Whether the lower bound alone is beyond the card."""
+    """Return whether the lower bound exceeds the GPU."""
     card = card_of(spec)
     return card is not None and least_bytes(spec, card, card.usable_bytes) > card.usable_bytes

@@ -1,4 +1,4 @@
-"""The layouts that fit, the cheapest first: for each the micro-batch and the recomputation that cost least.
+"""Ranking of layouts that fit by cost, each with its cheapest micro-batch and recomputation.
 
 What is tried for a layout: to recompute nothing, attention or all layers (and what the run itself says), and
 micro-batches of powers of two. Keeping more, or larger micro-batches, needs more memory: a choice that needs more than
@@ -32,7 +32,7 @@ class Ranked(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A micro-batch and what is recomputed, for one layout."""
+    """A micro-batch and recomputation for one layout."""
 
     costs: Costs
     thrift: int  # place in the order of recomputation: the more, the less memory
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """What came of all layouts."""
+    """The result for all layouts."""
 
     fitting: tuple[Ranked, ...]  # the cheapest first
     tried: int  # layouts that the rules allow
@@ -62,7 +62,7 @@ def some_layout_fits(
     failing: Failing,
     progress: Progress = silent,
 ) -> Answer:
-    """Whether any layout fits; unknown: none does for sure, and some may. Arguments as for `rank`.
+    """Return whether any layout fits; unknown if none does for sure and some may. Arguments as for `rank`.
 
     Fewer replicas hold no less each, of the states that they share and of as many sequences or more: what `failing`
     knows is not sized, and what does not fit for sure is added to it. One GPU is always sized: it is replayed, so its
@@ -92,7 +92,7 @@ def _over(gpus: int) -> str:
 
 
 def _split(degrees: dict[str, Any]) -> tuple[Any, ...]:
-    """All of a layout but its replicas."""
+    """Return a layout without its replicas."""
     return tuple(degrees[field] for field in DEGREES if field != "data_parallel")
 
 
@@ -126,7 +126,7 @@ def rank(
 
 
 def recompute_choices(spec: Spec, held: frozenset[str]) -> list[Recompute]:
-    """What can be recomputed, by falling memory. Selective recomputation of a fused kernel saves nothing."""
+    """Return recompute options by decreasing memory. Selective recomputation of a fused kernel saves nothing."""
     own: Recompute = spec.training.recompute
     if "recompute" in held:
         return [own]
@@ -151,14 +151,14 @@ def micro_batches(spec: Spec, layout: Layout, held: frozenset[str]) -> list[int]
 
 
 class _Search:
-    """Sizes choices, and counts them."""
+    """Estimates choices, and counts them."""
 
     def __init__(self) -> None:
         self.sized = 0
         self.undecided = 0
 
     def cheapest(self, layout: Layout, system: System, recomputes: list[Recompute], sizes: list[int]) -> Ranked | None:
-        """The layout with its cheapest choice that fits; None: none does."""
+        """Return the layout with its cheapest choice that fits; None if none does."""
         step = Step(layout.spec, system, layout.sequences * layout.spec.parallelism.data_parallel)
         choices = [
             Choice(step.costs(recompute, size), thrift, size, layout.sequences // size, recompute)
@@ -187,7 +187,7 @@ class _Search:
         return next((ranked for choice in choices if (ranked := tried(choice)) is not None), None)
 
     def _ranked(self, layout: Layout, choice: Choice, too_much: list[Choice]) -> Ranked | None:
-        """The choice, if it fits for sure; else what needs more is too much as well, unless a replay decided."""
+        """Return the choice if it fits for sure; else exclude what needs more, unless a replay decided."""
         run = chosen(layout, choice.recompute, choice.micro_batch)
         self.sized += 1
         found = verdict(run)
@@ -200,7 +200,7 @@ class _Search:
 
 
 def _thriftiest(choices: list[Choice]) -> Iterator[Choice]:
-    """The choices that need least, one of those that accumulate and one of those that do not, to be looked at first.
+    """Return the choices that need least, with and without accumulation, to look at first.
 
     Where they are too much, most others need no look.
     """
@@ -211,7 +211,7 @@ def _thriftiest(choices: list[Choice]) -> Iterator[Choice]:
 
 
 def _needs_more(choice: Choice, known: Choice) -> bool:
-    """Whether a choice certainly needs no less than another: it keeps more, of micro-batches that are larger.
+    """Return whether a choice needs at least as much as another: it saves more, or its micro-batch is larger.
 
     A pipeline of few micro-batches holds fewer of them, but never fewer sequences. A single micro-batch accumulates
     nothing, which may need less than several smaller ones.
@@ -221,7 +221,7 @@ def _needs_more(choice: Choice, known: Choice) -> bool:
 
 
 def chosen(layout: Layout, recompute: Recompute, micro_batch: int) -> Spec:
-    """The layout with a micro-batch and what is recomputed; accumulation follows."""
+    """Return the layout with a micro-batch and recomputation; accumulation follows."""
     steps = layout.sequences // micro_batch
     return varied(
         layout.spec,

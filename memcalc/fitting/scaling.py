@@ -1,4 +1,4 @@
-"""A model of the same shape at another size: heads, widths and layers grow together."""
+"""Scaling of a model: heads, sizes and layers grow in proportion."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ROUND = 128
 
 
 def heads_step(model: ModelSpec, tensor_parallel: int) -> int:
-    """The fewest query heads by which a model can grow: whole groups of key/value heads, on every rank the same."""
+    """Return the smallest step of query heads: whole key/value groups, equal on every rank."""
     group = model.num_attention_heads // model.num_key_value_heads
     per_rank = tensor_parallel // gcd(tensor_parallel, group)
     return group * per_rank
 
 
 def scaled(model: ModelSpec, heads: int) -> dict[str, Any]:
-    """The fields of the model with so many query heads, everything else in proportion.
+    """Return the fields of the model with `heads` query heads, everything else in proportion.
 
     The width of a head stays; hidden size, widths of the MLP and of experts, and the number of layers keep their ratio
     to the number of heads, rounded: widths up to multiples of ROUND, layers to the nearest number.

@@ -12,22 +12,22 @@ from memcalc.spec.model import Block
 
 
 class FitGpu(Block):
-    """The card."""
+    """The GPU."""
 
     name: str
     usable_bytes: int
 
 
 class FitSystem(Block):
-    """The machine it stands in, in one direction."""
+    """The node and network of the GPU, per direction."""
 
-    node: int = Field(description="cards of a node")
+    node: int = Field(description="GPUs per node")
     link: str
     link_bytes_per_second: float
-    network_bytes_per_second: float = Field(description="of each card")
-    flops: float = Field(description="16-bit operations a second of a card, dense")
+    network_bytes_per_second: float = Field(description="per GPU")
+    flops: float = Field(description="dense 16-bit FLOP/s per GPU")
     source: str
-    assumed: str | None = Field(description="what of this is a default, in words")
+    assumed: str | None = Field(description="which of these are defaults")
 
 
 class FitSized(Block):
@@ -36,7 +36,7 @@ class FitSized(Block):
     verdict: Answer | None
     fits: bool | None
     interval: IntervalBytes | None
-    limits: list[LimitRow] = Field(description="what the run asks for, holds memory and is not modelled")
+    limits: list[LimitRow] = Field(description="features of the run that need memory and are not modelled")
     phase: str
     pipeline_stage: int
     allocated_bytes: int
@@ -73,7 +73,7 @@ class FitLayout(Block):
     data_parallel_replicate: int
     zero_stage: int
     engine: str
-    recompute: str | list[Any] = Field(description="or layers by number; lists among them run again together")
+    recompute: str | list[Any] = Field(description="or layers by number; a nested list is one checkpoint segment")
     micro_batch_size: int
     gradient_accumulation_steps: int
 
@@ -92,7 +92,7 @@ class FitBest(FitLayout, FitSized):
 
 
 class FitLayouts(Block):
-    """What came of all layouts, the cheapest first."""
+    """Result for all layouts, the cheapest first."""
 
     tried: int
     undecided: int = Field(description="layouts of which no choice fits for sure, and some may")
@@ -104,31 +104,31 @@ class FitMaximum(Block):
     """The largest value that fits, everything else as in maxima_of."""
 
     value: int = Field(description="0: none fits")
-    close: bool = Field(description="whether it fits by its replay alone: the card's memory is inside the interval")
-    at_most: bool = Field(description="whether something holds memory that is not modelled")
+    close: bool = Field(description="whether it fits by its replay alone: the GPU's memory is inside the interval")
+    at_most: bool = Field(description="whether a feature needs memory and is not modelled")
     now: int
     step: int | None = Field(description="from one value to the next, where it is always the same")
     next_value: int | None
     next_device_bytes: int | None = Field(description="where bounds decide, at least")
     next_verdict: Answer | None = Field(description="unknown: it may fit")
-    end: str | None = Field(description="why there is no larger value, where memory is not why")
+    end: str | None = Field(description="why there is no larger value, if memory is not the reason")
     neighbours_tried: int = Field(description="the next larger values, of which none fits")
     smaller_that_do_not_fit: list[int] = Field(description="of those that the search tried")
     parameters: int
-    set: list[str] = Field(description="what makes the run this one, as --set takes it; empty: nothing, or none fits")
+    set: list[str] = Field(description="the fields of this run as --set takes them; empty: none, or no value fits")
     note: str | None
     estimate: FitSized | None
 
 
 class FitCard(Block):
-    """What the run needs on one card."""
+    """Memory of the run on one GPU."""
 
     name: str
     device_bytes: int = Field(description="where bounds decide, at least")
     usable_bytes: int
     verdict: Answer
     fits: bool | None
-    lacks: str | None = Field(description="why the run cannot be there as it is sized, however much memory there is")
+    lacks: str | None = Field(description="why this run is invalid on the GPU, regardless of memory")
 
 
 class FitRecompute(Block):
@@ -141,7 +141,7 @@ class FitRecompute(Block):
 
 
 class FitMinima(Block):
-    """What --minimize asked for; null where nothing will do."""
+    """Results of --minimize; null if nothing fits."""
 
     gpus: int | None = None
     may_be_fewer: bool = Field(default=False, description="whether some layout over fewer GPUs may fit")
@@ -159,11 +159,11 @@ class FitNearest(Block):
     levers: list[str]
     set: list[str] = Field(description="as --set takes them; hardware.gpu in place of --gpu")
     cost: str
-    card_time_per_token: float | None = Field(description="1: as before; null: the cost model does not know the host")
-    result: str = Field(description="what it does to the training's result")
+    card_time_per_token: float | None = Field(description="1: unchanged; null: not known to the cost model")
+    result: str = Field(description="effect on the training result")
     device_bytes: int
-    host_bytes: int = Field(description="what a rank then holds in host memory")
-    node_host_bytes: int = Field(description="what all ranks of a node then hold there")
+    host_bytes: int = Field(description="host memory of a rank")
+    node_host_bytes: int = Field(description="host memory of all ranks of a node")
 
 
 class FitRemedy(Block):
@@ -177,17 +177,17 @@ class FitRemedy(Block):
 
 
 class FitReason(Block):
-    """What decides the peak of the run that does not fit."""
+    """What dominates the peak of the run that does not fit."""
 
     phase: str
-    largest: dict[str, int] = Field(description="the largest components then")
+    largest: dict[str, int] = Field(description="the largest components at the peak")
     optimizer_lists: int = Field(description="what the foreach update of the optimizer allocates, if that is much")
     fragmented: int = Field(description="reserved and not allocated, if that alone makes the run too large")
     remedy: FitRemedy | None
 
 
 class FitPruned(Block):
-    """Choices that a rule leaves out."""
+    """Layouts that a rule excludes."""
 
     choice: str | None
     reason: str
@@ -215,12 +215,12 @@ class FitDocument(Block):
     sequences_per_step: int
     as_it_is: FitSized | None = Field(description="null: not_as_it_is says why")
     not_as_it_is: str | None
-    layouts: FitLayouts | None = Field(description="null: they were not asked for")
+    layouts: FitLayouts | None = Field(description="null: not requested")
     maxima_of: FitLayout | None
     maxima: dict[str, FitMaximum]
     minima: FitMinima
     nearest: list[FitNearest]
-    reason: FitReason | None = Field(description="where not even the smallest value fits, or no change helps")
+    reason: FitReason | None = Field(description="if not even the smallest value fits, or no change helps")
     notes: list[str]
     pruned: list[FitPruned]
     cost_terms: dict[str, FitTerm]

@@ -1,4 +1,4 @@
-"""Runs that differ from another in some fields: made without reading them again, held to the same rules."""
+"""Variants of a run in some fields, without loading it again, checked by the same rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memcalc.spec.spec import Spec
 
 
 def varied(spec: Spec, **blocks: dict[str, Any]) -> Spec:
-    """The run with other values, by block: `varied(spec, training={"micro_batch_size": 2})`.
+    """Return the run with other values, by block: `varied(spec, training={"micro_batch_size": 2})`.
 
     Values are taken as they are: of the right type, and what follows from them filled in by the caller.
     """
@@ -20,7 +20,7 @@ def varied(spec: Spec, **blocks: dict[str, Any]) -> Spec:
 
 
 def broken_rule(spec: Spec) -> Broken | None:
-    """The first rule of a configuration that the run breaks; None: it is a run that could be loaded."""
+    """Return the first rule that the run violates; None if it is valid."""
     for rule in RULES:
         for broken in rule(spec):
             return broken

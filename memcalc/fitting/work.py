@@ -1,4 +1,4 @@
-"""What a model has to compute and to exchange, for each token: what the costs of a layout are made of."""
+"""Work of a model per token: computation and communication for the cost model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memcalc.spec.model import ModelSpec
 
 
 class Work(NamedTuple):
-    """Sizes of a model. Operations are multiplications and additions, each counted, of one token's forward.
+    """Sizes of a model. Operations are FLOPs (multiplications plus additions) of one token's forward.
 
     Args:
         layers: parameters of all layers but for routed experts.

@@ -28,7 +28,7 @@ FIELDS: dict[str, Meaning] = {
     "deepspeed_config.offload_*": nothing("part of the offload"),
     "deepspeed_config.gradient_clipping": nothing("clipping is not sized"),
     "deepspeed_config.zero3_*": nothing("loading and saving are not sized"),
-    "deepspeed_config.deepspeed_moe_layer_cls_names": nothing("how it is done, not what is kept"),
+    "deepspeed_config.deepspeed_moe_layer_cls_names": nothing("changes the implementation, not what is saved"),
     **{f"deepspeed_config.deepspeed_{name}": nothing() for name in _LAUNCHER},
     **{
         f"parallelism_config.parallelism_config_{name}_size": fact(f"{name}_size", words)
@@ -40,13 +40,13 @@ FIELDS: dict[str, Meaning] = {
             ("sp", "parallelism.context_parallel"),
         )
     },
-    "parallelism_config.parallelism_config_*": nothing("how it is done, not what is kept"),
+    "parallelism_config.parallelism_config_*": nothing("changes the implementation, not what is saved"),
     "parallelism_config*": lacking("parallelism other than data"),
     "megatron_lm_config*": lacking("Megatron-LM below accelerate", "give its own arguments instead"),
     "dynamo_config*": lacking("torch.compile"),
     "fp8_config.backend": fact("fp8_backend", "training.fp8"),
     "fp8_config.enable_fsdp_float8_all_gather": float8.GATHER,
-    "fp8_config*": nothing("how scales are found, not what is kept"),
+    "fp8_config*": nothing("changes how scales are computed, not what is saved"),
     "tpu*": nothing(),
     "compute_environment": nothing(),
     "debug": nothing(),
@@ -120,9 +120,9 @@ def _read_deepspeeds(draft: Draft, name: str) -> None:
 def _tell_scripts(draft: Draft) -> None:
     """What the script says, and is taken to say."""
     if "training.optimizer" not in draft.overridden:
-        draft.notes.append("the optimizer is the script's: AdamW is taken; --set optimizer= for another")
+        draft.notes.append("no optimizer in the file; assuming adamw. Change it with --set optimizer=")
     if draft.values["training.recipe"] == "amp" and "training.recipe" not in draft.overridden:
-        draft.notes.append("the script is taken to load weights in fp32: where it loads 16 bits, --set recipe=pure")
+        draft.notes.append("assuming that the script loads weights in fp32; --set recipe=pure if it loads 16 bits")
 
 
 def _place_degrees(draft: Draft) -> None:
@@ -166,5 +166,5 @@ ACCELERATE = Framework(
     FIELDS,
     _finish,
     _recognised,
-    (("training.micro_batch_size", "sequences in one forward, which the script says"), LENGTH),
+    (("training.micro_batch_size", "sequences per forward, which the script sets"), LENGTH),
 )

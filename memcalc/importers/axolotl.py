@@ -209,7 +209,7 @@ FIELDS: dict[str, Meaning] = {
     "test_datasets*": nothing("data"),
     "shuffle_merged_datasets": nothing("data"),
     "saves_per_epoch": nothing("saving"),
-    "evals_per_epoch": nothing("evaluation is no part of a step"),
+    "evals_per_epoch": nothing("evaluation is not part of a step"),
     "early_stopping_patience": nothing(),
     "local_rank": nothing(),
     "debug": nothing(),

@@ -18,7 +18,7 @@ _OTHER_HEADS = re.compile(
     r"For(?:SequenceClassification|TokenClassification|QuestionAnswering|Reward\w*)$|(?<!LMHead)Model$"
 )
 _GENERATION = "generation is not sized"
-_ROTARY = "positions are computed, not kept"
+_ROTARY = "positions are computed, not stored"
 
 # PretrainedConfig of transformers 5.23, and what the families' own classes have in common.
 FIELDS = {

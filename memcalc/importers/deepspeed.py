@@ -94,7 +94,7 @@ FIELDS: dict[str, Meaning] = {
     "zero_optimization.mics*": lacking("shards within a group of ranks"),
     "zero_optimization.zero_hpz_partition_size": lacking("a second copy of the shards within a node"),
     "zero_optimization.zero_quantized*": lacking("quantized communication"),
-    **{f"zero_optimization.{name}": nothing("how it is done, not what is kept") for name in _HOW},
+    **{f"zero_optimization.{name}": nothing("changes the implementation, not what is saved") for name in _HOW},
     "activation_checkpointing.partition_activations": overcounted(
         "checkpoints that are split over tensor-parallel ranks"
     ),
@@ -163,7 +163,7 @@ def finish_deepspeed(draft: Draft) -> None:
     draft.default("parallelism.engine", "deepspeed")
     draft.default("training.implementation", "huggingface")
     if "training.optimizer" not in draft.values.keys() | draft.overridden:
-        draft.notes.append("the optimizer is the program's: AdamW is taken; --set optimizer= for another")
+        draft.notes.append("no optimizer in the DeepSpeed config; assuming adamw. Change it with --set optimizer=")
     micro = "training.micro_batch_size" in draft.values.keys() | draft.overridden
     if "training.global_batch_size" in draft.values and not micro:
         draft.default("training.gradient_accumulation_steps", 1)  # runtime/config.py, _set_batch_related_parameters
@@ -194,7 +194,7 @@ DEEPSPEED = Framework(
     finish_deepspeed,
     _recognised,
     (
-        ("parallelism.data_parallel", "how many GPUs share the data"),
+        ("parallelism.data_parallel", "the number of data-parallel GPUs"),
         ("training.micro_batch_size", "sequences in one forward"),
         LENGTH,
     ),

@@ -107,7 +107,7 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
             (no_effect if off else not_modelled).append((path, meaning.words))
             draft.limits += () if off else meaning.limits_of(value)
         elif value == "auto" and meaning.apply is not None and "precision" not in meaning.words:
-            draft.notes.append(f"{path} is auto: left to what else is said")
+            draft.notes.append(f"{path} is auto: derived from other fields")
         else:
             with _refusing(framework, path):
                 meaning.apply(draft, value)  # type: ignore[misc]  # what is mapped has one
@@ -175,7 +175,7 @@ def _refusing(framework: Framework, path: str = "") -> Iterator[None]:
     except Untranslatable as error:
         raise InputError(
             f"{path or error.path} = {error.value!r} is no value that memcalc knows of {framework.name}.",
-            f"Known: {error.known}. Or set it in memcalc's own words: --set {error.path}=.",
+            f"Known: {error.known}. Or set memcalc's own field: --set {error.path}=.",
         ) from None
 
 

@@ -24,7 +24,7 @@ _NAMES: dict[str, Meaning] = {
     "offload_params": part("parallelism.offload"),
     "mixed_precision_policy": lacking("a precision of FSDP's own", "the step's is counted"),
     "ignored_modules": lacking("modules that are not sharded"),
-    **{name: nothing("how it is done, not what is kept") for name in _HOW},
+    **{name: nothing("changes the implementation, not what is saved") for name in _HOW},
 }
 
 BLOCK: dict[str, Meaning] = {

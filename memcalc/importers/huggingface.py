@@ -65,20 +65,22 @@ TRAINER: dict[str, Meaning] = {
     **{f"deepspeed.{path}": meaning for path, meaning in AS_PARTS.items()},
     "fsdp": fact("fsdp", "parallelism.zero_stage"),
     **fsdp.BLOCK,
-    "fsdp_transformer_layer_cls_to_wrap": nothing("how it is done, not what is kept"),  # until transformers 5
-    "fsdp_min_num_params": nothing("how it is done, not what is kept"),
+    "fsdp_transformer_layer_cls_to_wrap": nothing(
+        "changes the implementation, not what is saved"
+    ),  # until transformers 5
+    "fsdp_min_num_params": nothing("changes the implementation, not what is saved"),
     "use_liger_kernel": fact("liger", "training.kernels"),
     "liger_kernel_config": fact("liger_config", "training.kernels"),
     "torch_compile": lacking("torch.compile"),
     "neftune_noise_alpha": nothing(),
     "auto_find_batch_size": overcounted("a batch size that is tried out"),
-    "per_device_eval_batch_size": nothing("evaluation is no part of a step"),
-    "gradient_checkpointing_kwargs": nothing("how it is done, not what is kept"),
+    "per_device_eval_batch_size": nothing("evaluation is not part of a step"),
+    "gradient_checkpointing_kwargs": nothing("changes the implementation, not what is saved"),
     "max_grad_norm": fact("clipping", "training.gradient_clipping"),
     "dataset*": nothing("data"),
     "data*": nothing("data"),
-    "eval*": nothing("evaluation is no part of a step"),
-    "do_*": nothing("evaluation is no part of a step"),
+    "eval*": nothing("evaluation is not part of a step"),
+    "do_*": nothing("evaluation is not part of a step"),
     "save*": nothing("saving"),
     "logging*": nothing("logging"),
     "log_*": nothing("logging"),
@@ -106,12 +108,12 @@ TRAINER: dict[str, Meaning] = {
     "report*": nothing("logging"),
     "average_tokens_across_devices": nothing(),
     "activation_checkpointing": to("training.recompute", RECOMPUTE),
-    "activation_checkpointing_kwargs": nothing("how it is done, not what is kept"),
+    "activation_checkpointing_kwargs": nothing("changes the implementation, not what is saved"),
     "optim_args": nothing(),
     "optim_target_modules": lacking("GaLore and its kin"),
     "label_smoothing_factor": lacking("log-probabilities of all tokens once more"),
     "parallelism_config*": lacking("parallelism other than data"),
-    "torch_empty_cache_steps": nothing("cached blocks, which the reserve factor holds"),
+    "torch_empty_cache_steps": nothing("cached blocks are part of reserved memory"),
     **{
         name: nothing("no effect on the memory of a step")
         for name in (
@@ -124,7 +126,7 @@ TRAINER: dict[str, Meaning] = {
     "ddp_bucket_cap_mb": overcounted("buckets of a size of their own", "the default is counted"),
     "torch_compile_*": nothing("part of torch_compile"),
     **{
-        name: nothing("evaluation is no part of a step")
+        name: nothing("evaluation is not part of a step")
         for name in (
             *("bf16_full_eval", "fp16_full_eval", "batch_eval_metrics", "prediction_loss_only", "greater_is_better"),
             *("metric_for_best_model", "load_best_model_at_end"),
@@ -202,7 +204,7 @@ def _sharding(draft: Draft) -> int:
     return place_fsdp(draft, " ".join(map(str, words)) if isinstance(words, list) else str(words or ""))
 
 
-GPUS = (("parallelism.data_parallel", "how many GPUs share the data"),)
+GPUS = (("parallelism.data_parallel", "the number of data-parallel GPUs"),)
 
 
 def _is_trainer(data: Mapping[str, Any]) -> bool:

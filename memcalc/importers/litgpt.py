@@ -154,5 +154,5 @@ LITGPT = Framework(
     FIELDS,
     _finish,
     _recognised,
-    (("parallelism.data_parallel", "how many GPUs share the data"), LENGTH),
+    (("parallelism.data_parallel", "the number of data-parallel GPUs"), LENGTH),
 )

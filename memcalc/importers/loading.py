@@ -168,7 +168,7 @@ def _refuse_other_texts(source: str | Path | Mapping[str, Any]) -> None:
     """Say of a script or of TOML what it lacks, in its own words: our own loader would miss YAML in it.
 
     Raises:
-        InputError: it holds no configuration.
+        InputError: it has no configuration.
     """
     path = _path(source) if isinstance(source, str | Path) else Path()
     suffix, text = path.suffix.lower(), _text(path)
@@ -181,9 +181,9 @@ def _refuse_other_texts(source: str | Path | Mapping[str, Any]) -> None:
             tomllib.loads(text)
         except ValueError as error:
             raise InputError(f"this is not TOML: {error}.", "Check quotes and brackets there.", path.name) from None
-        raise InputError("it holds no configuration of torchtitan.", "Name its [model] and [training].", path.name)
+        raise InputError("it is not a torchtitan config.", "Name its [model] and [training].", path.name)
     raise InputError(
-        "it holds no arguments of Megatron-LM: none of its commands trains with --num-layers and --hidden-size.",
+        "it has no arguments of Megatron-LM: none of its commands trains with --num-layers and --hidden-size.",
         "Name a script that starts pretrain_gpt.py or its like, or a file of its arguments.",
         path.name,
     )
@@ -223,8 +223,8 @@ def _check_ranks(imported: Imported, given: set[Place], path: Path) -> None:
         if ("parallelism", "zero_stage") in given:
             return
         raise InputError(
-            f"this configuration of {imported.framework.name} shards (ZeRO {stage}), but not said over how many GPUs.",
-            "Give their number with --set data_parallel=.",
+            f"the {imported.framework.name} config uses ZeRO stage {stage} but does not set the number of GPUs.",
+            "Add --set data_parallel=N.",
             path.name,
         )
 

@@ -89,7 +89,7 @@ FIELDS: dict[str, Meaning] = {
     "recompute-method": fact("method", "training.recompute"),
     "recompute-num-layers": fact("recomputed", "training.recompute"),
     "distribute-saved-activations": overcounted("checkpoints that are split over tensor-parallel ranks"),
-    "cpu-offloading*": overcounted("activations on the host"),
+    "cpu-offloading*": overcounted("offload activations"),
     "tensor-model-parallel-size": to("parallelism.tensor_parallel"),
     "pipeline-model-parallel-size": to("parallelism.pipeline_parallel"),
     "context-parallel-size": to("parallelism.context_parallel"),
@@ -108,13 +108,13 @@ FIELDS: dict[str, Meaning] = {
     "fp8-format": fact("fp8", "training.fp8"),
     "fp8-recipe": fact("fp8_recipe", "training.fp8"),
     "fp8-param-gather": to("training.fp8_params"),
-    "fp8*": nothing("how scales are found, not what is kept"),
+    "fp8*": nothing("changes how scales are computed, not what is saved"),
     "fp4*": lacking("matrix products in 4 bits"),
     "use-nccl-ub": lacking("buffers that NCCL registers"),
     "fsdp-double-buffer": lacking("Megatron's FSDP"),
     "softmax-type": lacking("attention sinks", known=("vanilla",)),
     "activation-func-clamp-value": lacking("activations that are clamped"),
-    "fine-grained-activation-offloading": overcounted("activations on the host"),
+    "fine-grained-activation-offloading": overcounted("offload activations"),
     "use-bnb-optimizer": overcounted("optimizers of bitsandbytes"),
     "audio-*": lacking("an audio encoder"),
     **dict.fromkeys(("hybrid-*", "mamba-*", "is-hybrid-model"), lacking("Mamba's layers")),
@@ -130,7 +130,7 @@ FIELDS: dict[str, Meaning] = {
     "deepspeed-*": nothing("part of DeepSpeed below Megatron"),
     "embed-layernorm": lacking("a norm behind the embedding"),
     "loss-scale": nothing("scaling of the loss"),
-    "empty-unused-memory-level": nothing("cached blocks, which the reserve factor holds"),
+    "empty-unused-memory-level": nothing("cached blocks are part of reserved memory"),
     "decoupled-*": nothing("not about memory"),
     "pp-partition-method": lacking("stages of unlike numbers of layers"),  # of BigScience's, with DeepSpeed's pipeline
     **{
@@ -150,7 +150,7 @@ FIELDS: dict[str, Meaning] = {
     **{f"{name}-dtype": overcounted("moments, masters and gradients in fewer bits") for name in _STATES},
     "no-position-embedding": fact("no_positions", "model.position_embedding"),
     **{
-        f"no-{name}": nothing("fusions and overlaps, not what is kept")
+        f"no-{name}": nothing("changes fusion and overlap, not what is saved")
         for name in (
             *("masked-softmax-fusion", "bias-gelu-fusion", "bias-swiglu-fusion", "bias-dropout-fusion", "rope-fusion"),
             *("gradient-accumulation-fusion", "gradient-reduce-div-fusion", "persist-layer-norm", "load-*", "save-*"),
@@ -169,7 +169,7 @@ FIELDS: dict[str, Meaning] = {
     "moe-pad-expert-input-to-capacity": overcounted("experts' rows by a capacity", "balanced routing is counted"),
     "moe-latent-size": overcounted("experts within a smaller width"),
     **{
-        f"moe-{name}": nothing("routing is taken as balanced")
+        f"moe-{name}": nothing("routing is assumed to be balanced")
         for name in (
             *("router-*", "grouped-gemm", "permute-fusion*", "aux-loss-coeff", "z-loss-coeff", "input-jitter-eps"),
             *("per-layer-logging", "enable-deepep", "deepep-*", "hybridep-*", "flex-*", "token-drop*", "extended-tp"),

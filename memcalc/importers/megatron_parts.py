@@ -17,7 +17,7 @@ def place_precision(draft: Draft) -> None:
     """arguments.py: what a step computes in, and what gradients are summed in."""
     facts, values = draft.facts, draft.values
     if "training.dtype" not in values and "training.dtype" not in draft.overridden:
-        draft.limit("Megatron-LM in fp32", "neither bf16 nor fp16 is asked for: bf16 is counted", holds_memory=True)
+        draft.limit("Megatron-LM in fp32", "neither bf16 nor fp16 is set; assuming bf16", holds_memory=True)
         values["training.dtype"] = "bf16"
     if facts.get("reduce_bf16") is True and values.get("training.dtype") == "bf16":
         draft.default("training.gradient_dtype", "bf16")

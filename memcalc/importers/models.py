@@ -66,7 +66,7 @@ def published_dtype(draft: Draft, half: str | None) -> str:
     taken = "float16" if half == "fp16" else "bfloat16"
     if "training.recipe" not in draft.overridden:
         draft.notes.append(
-            f"weights are loaded in the checkpoint's dtype (transformers 5), taken to be {taken}: where it is float32, "
+            f"weights are loaded in the checkpoint's dtype (transformers 5), assumed to be {taken}; if it is float32, "
             f"--set recipe={'amp' if half else 'fp32 --set dtype=fp32'}"
         )
     return taken

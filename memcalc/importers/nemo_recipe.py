@@ -48,7 +48,7 @@ _CONFIG: dict[str, Meaning] = {
     "mtp_loss_scaling_factor": nothing(),
     "transformer_layer_spec*": nothing("Transformer Engine's modules are counted"),
     **{
-        name: nothing("fusions and overlaps, not what is kept")
+        name: nothing("changes fusion and overlap, not what is saved")
         for name in (
             *("*_fusion", "cross_entropy_fusion_impl", "overlap_*", "tp_comm_*", "persist_layer_norm", "batch_p2p_*"),
             *("deallocate_pipeline_outputs", "defer_embedding_*", "wgrad_*", "use_transformer_engine_*", "sharp"),
@@ -124,10 +124,10 @@ FIELDS: dict[str, Meaning] = {
     "trainer.strategy.ddp.use_custom_fsdp": _FSDP,
     "trainer.strategy.ddp.use_megatron_fsdp": _FSDP,
     "trainer.strategy.ddp.grad_reduce_in_fp32": nothing("trainer.plugins sets it and takes precedence"),
-    "trainer.strategy.ddp*": nothing("when gradients are summed, not what is kept"),
+    "trainer.strategy.ddp*": nothing("changes when gradients are summed, not what is saved"),
     "trainer.strategy.num_distributed_optimizer_instances": _INSTANCES,
     **{
-        f"trainer.strategy.{name}": nothing("how it is done, not what is kept")
+        f"trainer.strategy.{name}": nothing("changes the implementation, not what is saved")
         for name in (
             *("ckpt_*", "save_ckpt_format", "pipeline_dtype*", "gradient_as_bucket_view", "use_*", "moe_extended_tp"),
             *("microbatch_group_*", "pipeline_model_parallel_comm_backend", "find_unused_*", "lazy_init", "setup_*"),
@@ -148,7 +148,7 @@ FIELDS: dict[str, Meaning] = {
         f"trainer.plugins.{name}": lacking("some layers without FP8")
         for name in ("first_last_layers_bf16", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
     },
-    "trainer.plugins.*": nothing("how it is done, not what is kept"),
+    "trainer.plugins.*": nothing("changes the implementation, not what is saved"),
     "trainer.precision": fact("precision", "training.dtype"),
     "trainer.callbacks": nothing("logging, and overlaps"),
     "trainer*": nothing("not about memory"),

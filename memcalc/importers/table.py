@@ -178,7 +178,7 @@ def _exceeds(value: Any, counted: float) -> bool:
         return False
 
 
-LENGTH = ("training.sequence_length", "tokens of a sequence, which the program says")
+LENGTH = ("training.sequence_length", "tokens per sequence, which the program sets")
 
 
 @dataclass(frozen=True)

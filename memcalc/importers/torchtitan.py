@@ -88,8 +88,8 @@ FIELDS: dict[str, Meaning] = {
             ("filter_fqns", fact("fp8_filter", "training.fp8_skip")),
         )
     },
-    "float8*": nothing("how scales are found, not what is kept"),
-    "quantize.linear.float8*": nothing("how scales are found, not what is kept"),
+    "float8*": nothing("changes how scales are computed, not what is saved"),
+    "quantize.linear.float8*": nothing("changes how scales are computed, not what is saved"),
     "quantize*": nothing("part of a converter, which model.converters names"),
     "job*": nothing(),
     "profiling*": nothing("logging"),
@@ -99,7 +99,7 @@ FIELDS: dict[str, Meaning] = {
     "comm*": nothing(),
     "experimental*": nothing(),
     "fault_tolerance*": nothing(),
-    "validation*": nothing("evaluation is no part of a step"),
+    "validation*": nothing("evaluation is not part of a step"),
     "model*": nothing("data"),
     "debug*": nothing(),
     "encoder*": lacking("encoders beside the model"),
@@ -240,5 +240,10 @@ def _recognised(data: Mapping[str, Any]) -> bool:
 
 
 TORCHTITAN = Framework(
-    "torchtitan", "0.2", FIELDS, _finish, _recognised, (("parallelism.data_parallel", "how many GPUs share the data"),)
+    "torchtitan",
+    "0.2",
+    FIELDS,
+    _finish,
+    _recognised,
+    (("parallelism.data_parallel", "the number of data-parallel GPUs"),),
 )

@@ -72,8 +72,8 @@ FIELDS: dict[str, Meaning] = {
     "collate_fn*": nothing("data"),
     "shuffle": nothing("data"),
     "packed": nothing("sequences are counted as full"),
-    "batch_size_val": nothing("evaluation is no part of a step"),
-    "run_val_every_n_steps": nothing("evaluation is no part of a step"),
+    "batch_size_val": nothing("evaluation is not part of a step"),
+    "run_val_every_n_steps": nothing("evaluation is not part of a step"),
     "clip_grad_norm": to("training.gradient_clipping"),
     "epochs": nothing(),
     "max_steps_per_epoch": nothing(),
@@ -97,7 +97,7 @@ FIELDS: dict[str, Meaning] = {
     "base_model_path": nothing("loading is not sized"),
     "name": nothing(),
     "low_cpu_ram": nothing("loading is not sized"),
-    "max_validation_batches": nothing("evaluation is no part of a step"),
+    "max_validation_batches": nothing("evaluation is not part of a step"),
 }
 
 _OPTIMIZERS = {
@@ -211,7 +211,7 @@ TORCHTUNE = Framework(
     _finish,
     _recognised,
     (
-        ("parallelism.data_parallel", "how many GPUs share the data"),
+        ("parallelism.data_parallel", "the number of data-parallel GPUs"),
         ("training.sequence_length", "how long the sequences are"),
     ),
 )

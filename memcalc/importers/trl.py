@@ -118,12 +118,10 @@ def finish_trl(draft: Draft) -> None:
         _finish_adapters(draft)
     if "bf16" not in facts and facts.get("fp16") not in (True, "true"):
         facts["bf16"] = True
-        draft.notes.append("TRL computes in bf16 where nothing else is said (since 0.22): --set dtype= for another")
+        draft.notes.append("TRL computes in bf16 by default (since 0.22); --set dtype= for another")
     if "training.recompute" not in draft.values and "gradient_checkpointing" not in draft.paths:
         draft.default("training.recompute", "full")
-        draft.notes.append(
-            "TRL checkpoints every layer where nothing is said (since 0.22): --set recompute=none if not"
-        )
+        draft.notes.append("TRL checkpoints every layer by default (since 0.22); --set recompute=none otherwise")
     if _REINFORCED & draft.paths:
         lengths = [facts.get("prompt_length"), facts.get("completion_length")]
         if all(type(length) is int for length in lengths):  # both are in one forward

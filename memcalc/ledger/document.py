@@ -96,7 +96,7 @@ def limit_row(limit: Limit) -> dict[str, Any]:
 
 
 def _host(ledger: Ledger) -> dict[str, Any]:
-    """What the headline rank holds of the host's memory at its highest moment."""
+    """What the headline rank holds of the host's memory at its peak."""
     phase = ledger.peak_phase
     return {
         "phase": phase,

@@ -49,7 +49,7 @@ class Ledger:
 
     @cached_property
     def components_by_phase(self) -> dict[str, dict[Component, int]]:
-        """Bytes of each component alive in the highest moment of each phase; components without bytes left out."""
+        """Bytes of each component alive at the peak of each phase; components without bytes left out."""
         table: dict[str, dict[Component, int]] = {phase: {} for phase in self.phases}
         for group in self.groups:
             for (phase, component), amount in group.sums.items():
@@ -59,7 +59,7 @@ class Ledger:
 
     @cached_property
     def totals(self) -> dict[str, int]:
-        """Allocated bytes in the highest moment of each phase."""
+        """Allocated bytes at the peak of each phase."""
         return {phase: sum(column.values()) for phase, column in self.components_by_phase.items()}
 
     @cached_property

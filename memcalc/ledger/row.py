@@ -10,7 +10,7 @@ from memcalc.ledger.component import Component
 class Row(NamedTuple):
     """One kind of tensor on one rank.
 
-    `bytes` is for all `count` of them together. `phases` are those in whose highest moment the tensors are alive;
+    `bytes` is for all `count` of them together. `phases` are those at whose peak the tensors are alive;
     a tensor that is held in different numbers at different moments has a row for each number.
     """
 

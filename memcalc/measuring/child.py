@@ -152,10 +152,10 @@ def refuse_busy(target: torch.device, view: View | None) -> None:
     """
     if view is None or not view.busy:
         return
-    whose = f" by process {', '.join(map(str, view.others))}" if view.others else ""
+    whose = f", process {', '.join(map(str, view.others))}" if view.others else ""
     raise Unavailable(
-        f"{target} is busy: {format_bytes(view.used_bytes, 'GiB')} of it are in use{whose}. "
-        "Wait until it is free, name another with --device cuda:1, or measure beside the others with --force."
+        f"{target} is in use ({format_bytes(view.used_bytes, 'GiB')}{whose}). "
+        "Wait, choose another GPU with --device cuda:1, or share it with --force."
     )
 
 
@@ -164,6 +164,6 @@ def _refuse_small(job: Job, device: Device, used: int) -> None:
     if job.weight_bytes > free:
         raise Unavailable(
             f"{device.identifier} has {format_bytes(free, 'GiB')} free, and the model and its optimizer alone need "
-            f"{format_bytes(job.weight_bytes, 'GiB')} before the first step. Take a larger card, shard the run, or try "
-            "it all the same with --force."
+            f"{format_bytes(job.weight_bytes, 'GiB')} before the first step. Use a larger GPU, shard the run, or "
+            "override with --force."
         )

@@ -60,7 +60,7 @@ def to_record(measurement: Measurement) -> dict[str, Any]:
 
 
 def by_operator(ledger: Ledger, phase: str) -> dict[str, int]:
-    """Who had allocated what is alive in a phase's highest moment, most first; libraries' workspaces as one. Bytes."""
+    """Who had allocated what is alive at a phase's peak, most first; libraries' workspaces as one. Bytes."""
     found: dict[str, int] = {}
     for row in ledger.alive(phase):
         name = WORKSPACE if row.component is Component.LIBRARY_WORKSPACE else row.tensor
@@ -158,7 +158,9 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             version = None if found is None else found.get("record")
             if found is None or type(version) is not int:
                 raise InputError(
-                    "this line is no record of a measured run.", "Name a file that `measure` wrote.", f"{path}:{number}"
+                    "this line is not a record of a measured run.",
+                    "Name a file that `measure` wrote.",
+                    f"{path}:{number}",
                 )
             if version > RECORD_VERSION:
                 raise InputError(f"a record of version {version}.", "Upgrade memcalc.", f"{path}:{number}")
@@ -183,7 +185,7 @@ def read_measured(path: Path) -> Iterator[dict[str, Any]]:
                 wrong = "components"
         if wrong is not None:
             raise InputError(
-                f"this line is no record of a measured run: {wrong} is missing or wrong.",
+                f"this line is not a record of a measured run: {wrong} is missing or wrong.",
                 "Name a file that `measure` wrote.",
                 f"{path}:{number}",
             )

@@ -111,11 +111,11 @@ def _rest(phase: MeasuredPhase, recorded: int, *, on_cuda: bool) -> Iterator[Row
     """What the device counted in one phase beyond the record."""
     size = phase.peak_allocated_bytes - recorded
     if on_cuda:
-        yield _row(phase, Component.BLOCK_ROUNDING, "rounding and unsplit tails", size)
+        yield _row(phase, Component.BLOCK_ROUNDING, "rounding and unsplit remainders", size)
     elif phase.inside and sum(phase.inside.values()) == size:
         for operator, inside in phase.inside.items():
             yield _row(phase, Component.TEMPORARIES, f"inside {operator}", inside)
-    else:  # the highest moment is another one than the record's
+    else:  # the peak is another one than the record's
         yield _row(phase, Component.TEMPORARIES, "inside operators", size)
 
 
@@ -138,8 +138,8 @@ def outside_notes(measurement: Measurement) -> Iterable[str]:
         f"{format_bytes(libraries, 'MiB')} libraries and kernels loaded later",
     ]
     if device.others_bytes is not None:
-        parts.append(f"{format_bytes(device.others_bytes, 'MiB')} in use by others before the run")
-    yield f"Outside PyTorch's allocator: {', '.join(parts)} (as told by {device.source})."
+        parts.append(f"{format_bytes(device.others_bytes, 'MiB')} in use by other processes before the run")
+    yield f"Outside PyTorch's allocator: {', '.join(parts)} (reported by {device.source})."
 
 
 def _most(values: Iterable[int | None]) -> int | None:

@@ -16,7 +16,7 @@ from memcalc.errors import InputError
 
 
 class Block(NamedTuple):
-    """One block. Bytes; a `_top` is the highest moment of something, its input included.
+    """One block. Bytes; a `_top` is the peak of something, its input included.
 
     Args:
         name: what it is called.
@@ -30,7 +30,7 @@ class Block(NamedTuple):
         backward_top: of backward, with what is inside and the gradient of the output.
         rerun_top: the same where the block has run again, with others behind it.
         again_top: of a forward and a backward right after each other, beside the gradient of the output, where the
-            block is the last of those that are recomputed together. PyTorch stops such a forward before the output.
+            block is the last of a checkpoint segment. PyTorch stops such a forward before the output.
         recomputable: whether it may run twice.
         stays_bytes: of what is inside, kept where the block is recomputed all the same: selective checkpointing's.
         again_flops: of a recomputation by itself; None: of a whole forward.
@@ -95,10 +95,10 @@ class Chain:
         resident: bytes that are there throughout: weights, states of the optimizer, inputs.
         forward_beside: bytes beside each block's first forward, which later blocks' forwards share.
         backward_beside: bytes beside each block's backward, gradients of later blocks' parameters left out.
-        borders: positions (of the first block behind the border) that nothing recomputed together may cross.
+        borders: positions (of the first block behind the border) that no checkpoint segment may cross.
         elsewhere: the highest of the moments that no plan changes, such as the optimizer's step.
         elsewhere_name: its phase.
-        longest: how many blocks may be recomputed together; None: any number.
+        longest: how many blocks may be one segment; None: any number.
     """
 
     blocks: tuple[Block, ...]
@@ -117,7 +117,7 @@ class Chain:
             InputError: no blocks, negative sizes, or neighbours that do not agree about what lies between them.
         """
         if not self.blocks:
-            raise InputError("a chain without blocks has nothing to plan.", "Give it one block or more.", "blocks")
+            raise InputError("the chain has no blocks.", "Add at least one block.", "blocks")
         for block in self.blocks:
             for field, value in block._asdict().items():
                 if field != "name" and value is not None and value < 0:
@@ -125,7 +125,7 @@ class Chain:
         for before, after in zip(self.blocks, self.blocks[1:], strict=False):
             if before.output_bytes != after.input_bytes:
                 raise InputError(
-                    f"{before.name} hands on {before.output_bytes:,} bytes, but {after.name} takes "
+                    f"{before.name} outputs {before.output_bytes:,} bytes, but {after.name} reads "
                     f"{after.input_bytes:,}.",
                     "The output of a block is the input of the next one.",
                     after.name,
@@ -153,7 +153,7 @@ class Chain:
 
     @cached_property
     def reach(self) -> tuple[int, ...]:
-        """For each block the first one behind it that cannot be recomputed together with it; itself if it never can.
+        """For each block the first one behind it that cannot share a segment with it; itself if it never can.
 
         The last block is never recomputed: its backward follows its forward at once.
         """

@@ -60,7 +60,7 @@ def chain_of(spec: Spec, keep: tuple[str, ...] | None = None) -> Configured:
 
     Args:
         spec: the run; its own plan is left aside.
-        keep: operators whose results a layer keeps where it is recomputed, layers being recomputed one by one then,
+        keep: operators whose results a layer keeps where it is recomputed, layers being recomputed separately then,
             with FLOPs to the operator; None: nothing is said of operators.
 
     Raises:
@@ -68,8 +68,8 @@ def chain_of(spec: Spec, keep: tuple[str, ...] | None = None) -> Configured:
     """
     if spec.parallelism.pipeline_parallel > 1:
         raise InputError(
-            f"pipeline_parallel = {spec.parallelism.pipeline_parallel}, but plans are made for a model on one stage.",
-            "Set pipeline_parallel: 1 and num_layers to the layers of a stage.",
+            f"pipeline_parallel = {spec.parallelism.pipeline_parallel}, but plans are for one stage only.",
+            "Set pipeline_parallel: 1, and num_layers to the layers of a stage.",
             "parallelism.pipeline_parallel",
         )
     spec = with_recompute(spec, "none")

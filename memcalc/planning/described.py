@@ -138,14 +138,14 @@ def read_chain(path: str) -> tuple[str, Chain]:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise InputError(
-            f"{where} = {describe(first['input'])}: {first['msg']}.", "See docs/recompute.md.", path
+            f"{where} = {describe(first['input'])}: {first['msg']}.", "See docs/guides/recompute.md.", path
         ) from None
     sizes = described.chain
     row, joined = (sum(block.count for block in each) for each in (sizes.blocks, sizes.joined))
     if sizes.branches * row * row + joined * joined > MOST_BLOCKS * MOST_BLOCKS:
         branches = f" in each of {sizes.branches:,} branches" if sizes.branches > 1 else ""
         raise InputError(
-            f"the chain has {row:,} blocks{branches} and {joined:,} joined ones, and plans are found for up to "
+            f"the chain has {row:,} blocks{branches} and {joined:,} joined ones, and the limit is "
             f"{MOST_BLOCKS} in a row, or branches whose squares come to as much.",
             "Describe several blocks as one, e.g. a layer in place of its parts.",
             path,
@@ -156,7 +156,9 @@ def read_chain(path: str) -> tuple[str, Chain]:
             f"chain.branches = {sizes.branches}, but nothing joins them.", "List what follows under joined.", path
         )
     if not any(block.flops for block in (*sizes.blocks, *sizes.joined)):
-        raise InputError("no block has flops, by which plans are compared.", "Give each its forward's flops.", path)
+        raise InputError(
+            "no block has flops, which plans are compared by.", "Set the FLOPs of each block's forward.", path
+        )
     if not sizes.joined:
         return described.name, Chain(tuple(blocks), sizes.resident)
     return described.name, join([blocks] * sizes.branches, sizes.input, _blocks(sizes.joined), sizes.resident)
@@ -194,10 +196,10 @@ def plan_chain(path: str, limit: int | None, gpu: str | None, strategy: str = "o
         DoesNotFit: no plan is small enough.
     """
     if limit is None and gpu is None:
-        raise InputError("nothing says how much memory there is.", "Name a card with --gpu, or a size with --budget.")
+        raise InputError("the memory limit is missing.", "Add --gpu GPU or --budget SIZE.")
     if strategy != "optimal" and strategy not in STRATEGIES:
         known = ", ".join(("optimal", *STRATEGIES))
-        raise InputError(f"strategy = {strategy!r} is not for chains.", f"Those are {known}.", "--strategy")
+        raise InputError(f"strategy = {strategy!r} does not apply to chains.", f"Use {known}.", "--strategy")
     name, chain = read_chain(path)
     reserve = None if limit is not None else _reserve(find_card(gpu or ""))
     budget = limit if reserve is None else int(reserve.room_bytes / reserve.ratio)
@@ -212,7 +214,7 @@ def plan_chain(path: str, limit: int | None, gpu: str | None, strategy: str = "o
         least = evaluate(chain, smallest(chain))
         raise DoesNotFit(
             f"No plan fits {format_bytes(budget)}. The smallest needs {format_bytes(least.peak_bytes)}, in "
-            f"{least.peak.block or least.peak.phase}; {format_bytes(chain.resident)} are always there."
+            f"{least.peak.block or least.peak.phase}; {format_bytes(chain.resident)} are resident."
             if strategy == "optimal"
             else f"Strategy {strategy} does not fit {format_bytes(budget)}. Try --strategy optimal."
         )

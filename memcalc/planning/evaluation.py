@@ -21,7 +21,7 @@ class Evaluation(NamedTuple):
     """A plan's price.
 
     Args:
-        peak: the highest moment.
+        peak: the peak.
         kept_bytes: what is kept when forward has ended.
         flops: of all forwards.
         again_flops: of those that are not the first.
@@ -36,12 +36,12 @@ class Evaluation(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes at the highest moment."""
+        """Bytes at the peak."""
         return self.peak.bytes
 
 
 class _Walk:
-    """The state of the walk: bytes of activations held, forwards run, the highest moment."""
+    """The state of the walk: bytes of activations held, forwards run, the peak."""
 
     def __init__(self, chain: Chain, *, record: bool) -> None:
         self.chain = chain

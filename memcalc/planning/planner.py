@@ -162,12 +162,12 @@ class Planner:
 
     def _help(self, planned: Spec, phase: str) -> str:
         """What would help where no plan does."""
-        stated = "Recomputation does not make the optimizer step smaller. " if phase.startswith("optimizer") else ""
+        stated = "Recomputation does not reduce the optimizer step. " if phase.startswith("optimizer") else ""
         remedy = remedy_of(written_out(planned), self.limit)
         if remedy is None:
             return (
-                f"{stated}No single change that keeps the result of training is enough: shard the model over more GPUs "
-                "(`memcalc fit` finds how), or take a larger GPU."
+                f"{stated}No single change that keeps the training result is enough: shard the model over more GPUs "
+                "(`memcalc fit` finds how), or use a larger GPU."
             )
         words = " ".join(f"--set {override.partition('.')[2]}" for override in remedy.overrides)
         host = ""

@@ -100,7 +100,7 @@ def plan_recompute(
     layers = -(-spec.model.num_layers // spec.parallelism.pipeline_parallel)
     if layers > MOST_LAYERS:
         raise InputError(
-            f"num_layers = {spec.model.num_layers:,} makes {layers:,} layers for a GPU, and plans are found for up to "
+            f"num_layers = {spec.model.num_layers:,} makes {layers:,} layers for a GPU, and the limit is "
             f"{MOST_LAYERS}.",
             "Raise pipeline_parallel, or plan a shallower model.",
             "model.num_layers",
@@ -110,13 +110,13 @@ def plan_recompute(
         raise InputError(f"strategy = {strategy!r} is not known.", f"Known are {known}.", "--strategy")
     if spec.training.offload_activations != "none":
         raise InputError(
-            f"offload_activations = {spec.training.offload_activations}; what is planned is what the device keeps.",
-            "Set offload_activations: none; the answer says what offload in the plan's place would cost.",
+            f"offload_activations = {spec.training.offload_activations} leaves no activations to plan on the device.",
+            "Set offload_activations: none; the result states the cost of offload instead.",
             "training.offload_activations",
         )
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     if limit is None and card is None:
-        raise InputError("nothing says how much memory there is.", "Name a card with --gpu, or a size with --budget.")
+        raise InputError("the memory limit is missing.", "Add --gpu GPU or --budget SIZE.")
     capacities = (limit, None if card is None else card.usable_bytes)
     planner = Planner(spec, min(amount for amount in capacities if amount is not None), strategy, progress)
     batches = planner.largest() if maximize else None

@@ -17,7 +17,7 @@ class RecomputePrice(Block):
     peak_bytes: int
     moment: str = Field(description="of the peak")
     kept_bytes: int = Field(description="from forward to backward")
-    again_flops: int = Field(description="of the forwards that run again")
+    again_flops: int = Field(description="of recomputed forwards")
 
 
 class RecomputePoint(RecomputePrice):
@@ -36,11 +36,11 @@ class RecomputeFramework(RecomputePrice):
 class RecomputeBatches(Block):
     """The largest micro-batches that fit, and when the larger one pays."""
 
-    replayed: bool = Field(description="whether both, and the next larger ones, were judged; else they are estimates")
+    replayed: bool = Field(description="whether both, and the next larger ones, were replayed; else they are estimates")
     without: int
     with_: int = Field(alias="with")
     slow_down: float = Field(description="of a sequence's step, by FLOPs")
-    pays_below_share_of_rate: float | None = Field(description="of the card's rate at the smaller one; null: never")
+    pays_below_share_of_rate: float | None = Field(description="of the GPU's peak rate at the smaller one; null: never")
 
 
 class RecomputeOffload(Block):
@@ -89,10 +89,10 @@ class RecomputeDocument(Block):
     interval: IntervalBytes | None
     budget_bytes: int = Field(description="allocated memory that fits, within which no cheaper plan was found")
     strategy: str
-    recompute: str | list[Any] = Field(description="for training.recompute; lists in it run again together")
+    recompute: str | list[Any] = Field(description="for training.recompute; a nested list is one checkpoint segment")
     recompute_keep: list[str]
     peak_bytes: int = Field(description="allocated by the plan, after the allocator replay")
-    rests_bytes: int = Field(description="of that, beyond the formulas by which before, rules and front are compared")
+    rests_bytes: int = Field(description="of that, beyond the formulas of before, rules and front")
     peak_phase: str
     kept_bytes: int
     forward_flops: int
@@ -102,7 +102,7 @@ class RecomputeDocument(Block):
     rules: dict[str, RecomputePrice]
     front: list[RecomputePoint]
     largest_micro_batch: RecomputeBatches | None
-    offload: RecomputeOffload | None = Field(description="null: it was not looked at")
+    offload: RecomputeOffload | None = Field(description="null: not computed")
     blocks: list[dict[str, Any]] = Field(description="the chain that was planned, block by block")
     frameworks: dict[str, RecomputeFramework]
     verified: list[RecomputeVerified]

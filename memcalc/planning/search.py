@@ -140,7 +140,7 @@ class Search:
         free: the plan that keeps everything.
         floor: allocated bytes below which there is no plan.
         others: plans to judge where they are cheaper than the best of those asked for. Reserved memory does not always
-            grow with what is allocated: plans of layers that are recomputed one by one leave fewer fragments.
+            grow with what is allocated: plans of layers that are recomputed separately leave fewer fragments.
     """
 
     def __init__(

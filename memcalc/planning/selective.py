@@ -32,7 +32,7 @@ class Selective:
     def __init__(self, spec: Spec) -> None:
         if why := keeps_products(spec):
             raise InputError(
-                f"strategy = selective keeps single operators' results, but {why}.",
+                f"strategy = selective saves results of single operators, but {why}.",
                 "Use --strategy optimal.",
                 "--strategy",
             )

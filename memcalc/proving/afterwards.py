@@ -80,7 +80,7 @@ def compare_records(
     check_traces(traces)
     check_records(kept)
     if not records.is_file():
-        raise InputError("there are no records.", "Name a file that `memcalc measure --record` wrote.", str(records))
+        raise InputError("no records.", "Name a file that `memcalc measure --record` wrote.", str(records))
     by_rank = {key_of_record(record) + str(record.get("rank")): record for record in read_measured(records)}
     measured = tuple(by_rank.values())
     made = {(str(line["trace"]), str(line.get("of"))): line for line in read(kept) if "trace" in line}
@@ -160,7 +160,7 @@ def run_of(record: dict[str, Any]) -> str:
 
 
 def operators_apart(found: Predicted) -> list[tuple[str, int]]:
-    """The operators whose allocations make the difference at the measured peak, most first. Trace less measured."""
+    """The operators whose allocations make the difference at the measured peak, most first. Trace minus measured."""
     traced_bytes, measured_bytes = ((line or {}).get("operators", {}) for line in (found.line, found.record))
     apart = {
         name: traced_bytes.get(name, 0) - measured_bytes.get(name, 0) for name in {**measured_bytes, **traced_bytes}

@@ -49,7 +49,7 @@ def refuse(spec: Spec, device: Device) -> None:
     """
     found = warning(spec, device)
     if found is not None:
-        raise Unavailable(f"{found} Run it all the same with --force.")
+        raise Unavailable(f"{found} Override with --force.")
 
 
 def host_bytes() -> int | None:

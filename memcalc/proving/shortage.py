@@ -38,7 +38,7 @@ def simulated(measurement: Measurement) -> str:
     if found.failure is None:
         return (
             "The simulated allocator would have served every request "
-            f"({format_bytes(found.peak_reserved, 'GiB')} reserved at most): something outside PyTorch took the rest."
+            f"({format_bytes(found.peak_reserved, 'GiB')} reserved at most): memory outside PyTorch caused the failure."
         )
     event = measurement.events[found.failure.event]
     if event.kind is Kind.OOM:
@@ -58,7 +58,7 @@ def fitting(measurement: Measurement) -> str:
         return ""
     changes = [change for change in explained.changes if change.fits][:MOST_CHANGES]
     if not changes:
-        return "No single change that memcalc knows would have fitted."
+        return "No single change that memcalc knows makes it fit."
     words = [
         f"{' '.join(f'--set {override}' for override in change.overrides)} ({format_bytes(change.needed, 'GiB')})"
         for change in changes

@@ -131,13 +131,13 @@ def _run(entry: object, steps: int, where: str, folder: Path) -> Run:
     values = {"run": entry} if isinstance(entry, str) else entry
     if not isinstance(values, dict) or not isinstance(values.get("run"), str) or values.keys() - RUN_KEYS:
         raise InputError(
-            f"{describe(entry)} is no run.",
+            f"{describe(entry)} is not a run.",
             "Write a configuration and overrides, or a mapping with run, alloc_conf.",
             where,
         )
     alloc_conf = values.get("alloc_conf", "")
     if not isinstance(alloc_conf, str) or not values["run"].split():
-        raise InputError(f"{describe(entry)} is no run.", "Write run and alloc_conf as text.", where)
+        raise InputError(f"{describe(entry)} is not a run.", "Write run and alloc_conf as text.", where)
     run = Run(values["run"], _steps(values.get("steps", steps), where), alloc_conf, str(folder))
     try:
         run.spec()
@@ -211,7 +211,7 @@ def run_suite(suite: Suite, worker: Worker, device: str | None, records: Path, p
         for number, run in enumerate(suite.largest, start=len(suite.runs)):
             progress(f"largest batch of {run.words}", number, total)
             if sitting.described.kind == "cpu":
-                refused.append((f"largest batch of {run.words}", "a CPU has no memory of its own that ends."))
+                refused.append((f"largest batch of {run.words}", "a CPU has no separate memory limit."))
                 continue
             search = Search(run.words, run.spec(), sitting.described, run.alloc_conf)
             try:

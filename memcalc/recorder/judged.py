@@ -27,7 +27,7 @@ class Judged:
         recording: what was recorded.
         timeline: the events, added up.
         replay: the events through PyTorch's allocator; None where the device has none.
-        ledger: what was alive in the highest moment of each phase, row by row.
+        ledger: what was alive at the peak of each phase, row by row.
         card: what it is judged by, if anything.
         reserved_bytes: the most that the allocator held; None where there is none.
         failure: where the run dies on the card, with PyTorch's message; None if it fits or no card was named.

@@ -1,4 +1,4 @@
-"""A recorded run as a ledger: what was alive in the highest moment of each phase, row by row."""
+"""A recorded run as a ledger: what was alive at the peak of each phase, row by row."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def host_ledger(events: Sequence[Event]) -> Ledger | None:
 
 
 def highest_moments(timeline: Timeline, allocated: Sequence[int] | None = None) -> dict[str, int]:
-    """The event of each phase's highest moment; of a phase that runs several times, of the highest time."""
+    """The event of each phase's peak; of a phase that runs several times, of the highest time."""
     found: dict[str, tuple[int, int]] = {}
     for line in notebook(timeline, allocated):
         if line.phase != BASELINE and (line.phase not in found or line.peak > found[line.phase][0]):
@@ -85,7 +85,16 @@ def _groups(living: list[Event], timeline: Timeline, allocated: Sequence[int] | 
     added = 0 if allocated is None else allocated[event] - timeline.totals[event]
     if added:
         found.append(
-            Group(Component.BLOCK_ROUNDING, "allocator", "rounding and unsplit tails", (added,), "uint8", "", 1, added)
+            Group(
+                Component.BLOCK_ROUNDING,
+                "allocator",
+                "rounding and unsplit remainders",
+                (added,),
+                "uint8",
+                "",
+                1,
+                added,
+            )
         )
     return found
 

@@ -89,7 +89,7 @@ class Recorder(TorchDispatchMode):
 
     def mark(self, component: Component, marked: Iterable[Tensor]) -> None:
         """These tensors' storages are for `component`, from their beginning on."""
-        with torch._C.DisableTorchFunction():  # noqa: SLF001 -- what is looked at here is no part of the run
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 -- what is looked at here is not part of the run
             for tensor in marked:
                 number = self._storages.number(part_here(tensor))
                 if number is not None:

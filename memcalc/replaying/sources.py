@@ -60,7 +60,7 @@ def open_source(
         return _snapshot(Path(path), device)
     if device is not None:
         raise InputError(
-            f"--device {device} is named, and {path or 'the source'} is no memory snapshot.", "Leave it out."
+            f"--device {device} is given, but {path or 'the source'} is not a memory snapshot.", "Leave it out."
         )
     if path is not None and kind == "events":
         return Source(Path(path).name, "events", tuple(read_events(path)))
@@ -85,7 +85,7 @@ def _snapshot(path: Path, device: int | None) -> Source:
     known = {recording.device: recording for recording in snapshot.recordings}
     if not known:
         raise InputError(
-            "the snapshot holds no memory and no history.",
+            "the snapshot has no segments and no history.",
             "Call torch.cuda.memory._record_memory_history() before the run allocates anything.",
             str(path),
         )

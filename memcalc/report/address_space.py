@@ -1,4 +1,4 @@
-"""The address space in letters: every segment a line, as long as it is large, with its blocks in their places."""
+"""Text chart of the address space: one line per segment, scaled to its size, with a letter per block."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from memcalc.allocator.policy import BlockView, SegmentView
 from memcalc.events.event import Event
+from memcalc.report.labels import label, letter, letter_style, plural
 from memcalc.report.plots.palette import UNATTRIBUTED, mark
 from memcalc.report.screen import Screen, Span
 from memcalc.report.terminal import draw_line
-from memcalc.report.words import label, letter, letter_style, plural
 from memcalc.units import Unit, format_bytes, format_number
 
 SHOWN = 20  # segments; the largest ones
@@ -19,7 +19,7 @@ FREE, WAITING = ".", "~"
 def draw_address_space(
     screen: Screen, segments: Sequence[SegmentView], owners: Mapping[int, Event], unit: Unit, when: str
 ) -> None:
-    """The picture with its legend; nothing where no memory is held.
+    """Draw the chart and its legend; nothing if no memory is reserved.
 
     Args:
         screen: where it is drawn.
@@ -50,12 +50,12 @@ def draw_address_space(
 def _title(segments: Sequence[SegmentView], shown: Sequence[SegmentView], unit: Unit, when: str) -> str:
     rest = len(segments) - len(shown)
     left = sum(segment.total_size for segment in segments) - sum(segment.total_size for segment in shown)
-    more = f"; {plural(rest, 'smaller one')} of {format_bytes(left, unit)} left out" if rest else ""
+    more = f"; {plural(rest, 'smaller one')} of {format_bytes(left, unit)} not shown" if rest else ""
     return f"Address space {when}, by address: {plural(len(segments), 'segment')}, {unit}{more}"
 
 
 def _bar(segment: SegmentView, owners: Mapping[int, Event], width: int, used: dict[str, str]) -> str:
-    """Each column has the letter of the block that most of it shows."""
+    """Return one letter per column: that of the block that covers most of it."""
     cells = []
     for column in range(width):
         begin = segment.address + segment.total_size * column // width

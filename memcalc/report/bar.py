@@ -1,4 +1,4 @@
-"""One horizontal bar of letters: where the memory goes, readable without colour."""
+"""Horizontal bar of letters, one per component, readable without color."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def letter_bar(parts: Sequence[tuple[str, int]], width: int) -> str:
-    """The letters of `parts`, each as long as its share; what exists gets at least one letter if there is room.
+    """Return the letters of `parts` in proportion to their sizes; at least one per part if there is room.
 
     The cells are dealt by largest remainder, so that they always fill the width.
     """
@@ -27,5 +27,5 @@ def letter_bar(parts: Sequence[tuple[str, int]], width: int) -> str:
 
 
 def small_bar(size: int, largest: int, width: int) -> str:
-    """A bar of one size against the largest."""
+    """Return a bar of one size relative to the largest."""
     return "#" * (round(width * size / largest) if largest > 0 else 0)

@@ -1,4 +1,4 @@
-"""Where the memory is at the peak: one bar, and the table that is its legend."""
+"""Components at the peak: a bar and the table that is its legend."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 from memcalc.ledger.result import Result
 from memcalc.report.bar import letter_bar
 from memcalc.report.grid import Column, Grid
-from memcalc.report.words import HEADROOM, label, letter, meaning, percent, rank_text
+from memcalc.report.labels import HEADROOM, label, letter, meaning, percent, rank_text
 from memcalc.units import Unit, format_bytes, format_number
 
 
 class Breakdown(NamedTuple):
-    """The peak taken apart. Bytes."""
+    """The parts of a peak, in bytes."""
 
     inside: dict[str, int]  # components; their sum is the allocated peak
     outside: dict[str, int]  # what else the process holds on the device; empty where that is not known
@@ -20,7 +20,7 @@ class Breakdown(NamedTuple):
 
 
 def breakdown(result: Result) -> Breakdown:
-    """The peak of the headline rank by component, and what lies around it."""
+    """Return the peak of the headline rank by component, with memory outside the allocated blocks."""
     headline, ledger = result.headline, result.ledger
     outside = headline.outside
     around = {
@@ -36,7 +36,7 @@ def breakdown(result: Result) -> Breakdown:
 
 
 def bar_lines(result: Result, unit: Unit, width: int) -> tuple[str, str]:
-    """The bar, and a line below it that says where the card ends when the need goes past it."""
+    """Return the bar, and a line that marks the usable GPU memory if the run needs more."""
     parts = breakdown(result)
     cells = [(letter(name), size) for name, size in (parts.inside | parts.outside).items()]
     if parts.headroom is not None and parts.headroom >= 0:
@@ -51,7 +51,7 @@ def bar_lines(result: Result, unit: Unit, width: int) -> tuple[str, str]:
 
 
 def host_grid(result: Result, unit: Unit) -> Grid | None:
-    """What a rank holds of the host's memory, by component; None where that is nothing."""
+    """Return host memory of a rank by component; None if it is zero."""
     host = result.headline.host
     if host is None:
         return None
@@ -60,15 +60,15 @@ def host_grid(result: Result, unit: Unit) -> Grid | None:
         for part, size in host.components(host.peak_phase).items()
     ]
     rows.append(
-        ("host", format_number(host.peak_bytes, unit), "100.0%", "of one rank; a node holds that of all its GPUs")
+        ("host", format_number(host.peak_bytes, unit), "100.0%", "of one rank; a node needs this for each of its GPUs")
     )
     columns = (Column("component"), Column(unit, right=True), Column("share", right=True))
-    title = f"On the host: {host.peak_phase}"
-    return Grid(title, (*columns, Column("what it is", wrap=True)), rows, frozenset({len(rows) - 1}))
+    title = f"In host memory: {host.peak_phase}"
+    return Grid(title, (*columns, Column("description", wrap=True)), rows, frozenset({len(rows) - 1}))
 
 
 def component_grid(result: Result, unit: Unit) -> Grid:
-    """The components at the peak with their share; sums in strong type."""
+    """Return the components at the peak with their percentages; sums are bold."""
     parts = breakdown(result)
     allocated = sum(parts.inside.values())
     whole = allocated + sum(parts.outside.values())
@@ -88,8 +88,8 @@ def component_grid(result: Result, unit: Unit) -> Grid:
         strong.add(len(rows))
         add("", "device", whole, "")
     if parts.headroom is not None and parts.headroom >= 0:
-        rows.append((HEADROOM, "headroom", format_number(parts.headroom, unit), "", "left on the card"))
+        rows.append((HEADROOM, "headroom", format_number(parts.headroom, unit), "", "free GPU memory"))
     where = rank_text(result.headline.rank) if len(result.ranks) > 1 else ""
     title = f"At the peak: {result.ledger.peak_phase}{f', {where}' if where else ''}"
     columns = (Column(""), Column("component"), Column(unit, right=True), Column("share", right=True))
-    return Grid(title, (*columns, Column("what it is", wrap=True)), rows, frozenset(strong), letters=True)
+    return Grid(title, (*columns, Column("description", wrap=True)), rows, frozenset(strong), letters=True)

@@ -7,14 +7,14 @@ from typing import Any
 
 from memcalc.planning.described import ChainPlanning
 from memcalc.planning.plan import Segment
-from memcalc.report.recompute_grids import front_grid, layers_grid, plans_grid, slower
+from memcalc.report.recompute_tables import front_grid, layers_grid, plans_grid, slower
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line
 from memcalc.units import Unit, format_bytes
 
 
 def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
-    """The verdict, the plan beside rules of thumb, block by block, the front, and the plan as Python says it."""
+    """Draw the verdict, the plan next to rules of thumb, the plan by block, the front, and the plan as Python."""
     chain, found = planning.configured.chain, planning.found
     again = found.evaluation.again_flops
     share = again / chain.flops if chain.flops else 0.0
@@ -22,8 +22,8 @@ def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
     screen.line()
     draw_line(
         screen,
-        f"FITS: {format_bytes(found.evaluation.peak_bytes, unit)} of {format_bytes(planning.budget, unit)}, for "
-        f"{share:.1%} of a forward more: a step {slower(planning, again)} longer.",
+        f"FITS: {format_bytes(found.evaluation.peak_bytes, unit)} of {format_bytes(planning.budget, unit)}; "
+        f"recomputes {share:.1%} of a forward, a step is {slower(planning, again)} longer.",
         0,
         "bold green",
     )
@@ -38,7 +38,7 @@ def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
 
 
 def remarks(planning: ChainPlanning, unit: Unit) -> Iterator[str]:
-    """Where the budget comes from, and how good the plan is."""
+    """Return the origin of the budget, and the gap to the optimum."""
     reserve, loss = planning.reserve, planning.found.loss
     if reserve is not None:
         yield (
@@ -53,7 +53,7 @@ def remarks(planning: ChainPlanning, unit: Unit) -> Iterator[str]:
 
 
 def chain_document(planning: ChainPlanning) -> dict[str, Any]:
-    """The answer as JSON. Bytes and FLOPs."""
+    """Return the result as JSON, in bytes and FLOPs."""
     chain, found = planning.configured.chain, planning.found
     return {
         "schema_version": 1,

@@ -1,4 +1,4 @@
-"""A change that saves memory, as JSON: what is alike wherever one is offered."""
+"""JSON of a change that saves memory, the same in every document."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from memcalc.changes.finding import Change
 
 
 def change_document(change: Change) -> dict[str, Any]:
-    """What is turned, how --set takes it, and what it costs."""
+    """Return the fields of a change, its `--set` words, and its cost."""
     return {
         "levers": list(change.levers),
         "set": list(change.overrides),

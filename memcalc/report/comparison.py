@@ -1,4 +1,4 @@
-"""Results side by side with their differences: as estimated, as traced, on the null device, as measured."""
+"""Comparison of results: estimated, traced, on the null device, measured."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from memcalc.checking.comparison import Comparison, Line, compare, partings
 from memcalc.ledger.result import Result
 from memcalc.report.grid import Column, Grid
+from memcalc.report.labels import label, shortened, signed_percent
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
-from memcalc.report.words import label, shortened, signed_percent
 from memcalc.units import Unit, format_number
 
 _SHARE = Column("%", right=True)
 
 
 def source_label(result: Result) -> str:
-    """How a result came about, in a word: "estimate", "fake", "null" or "measured"."""
+    """Return the source of a result: "estimate", "fake", "null" or "measured"."""
     if result.source == "trace" and (result.device or "").startswith("null:"):
         return "null"
     return {"trace": "fake", "measure": "measured", "dry-run": "null"}.get(result.source, result.source)
@@ -53,11 +53,11 @@ class Table:
         return self._grids(f"At the peak: {where}", "component", lines, strong)
 
     def phases(self) -> list[Grid]:
-        """The highest moment of each phase."""
+        """The peak of each phase."""
         return self._grids("Phases", "phase", self.comparison.phases)
 
     def partings(self) -> list[Grid]:
-        """Where each of the others differs most from the reference, by phase and component."""
+        """Return the largest difference of each result from the reference, by component."""
         return [grid for at in self.others for grid in self._partings(at)]
 
     def _partings(self, other: int) -> list[Grid]:
@@ -69,7 +69,7 @@ class Table:
         how = "bytes apart" if self.exact else self._words(other)
         columns = (Column("phase"), Column("component", wrap=True), *sizes, Column(how, right=True), _SHARE)
         words = f"{self.labels[other]} and {self.labels[self.reference]}"
-        return [Grid(f"Where {words} part most, by component ({self.unit})", columns, rows)]
+        return [Grid(f"Largest differences of {words}, by component ({self.unit})", columns, rows)]
 
     def _grids(self, title: str, head: str, lines: Sequence[Line], strong: frozenset[int] = frozenset()) -> list[Grid]:
         """One table; of more than two results the differences have a table of their own."""
@@ -113,13 +113,13 @@ class Table:
 
 
 def comparison_grids(results: Sequence[Result], unit: Unit) -> list[Grid]:
-    """Results of one configuration, each against the last, which comes nearest to a real run."""
+    """Return tables of results of one configuration, each compared with the last, the closest to a real run."""
     table = Table(compare(*results), [source_label(result) for result in results], len(results) - 1, unit)
     return [*table.components(), *table.phases(), *table.partings()]
 
 
 def draw_comparison(screen: Screen, results: Sequence[Result], unit: Unit) -> None:
-    """The tables, and what the last result has to say about itself."""
+    """Draw the tables, and the notes of the last result."""
     words = " and ".join(source_label(result) for result in results[:-1])
     each = ", each" if len(results) > 2 else ""
     draw_line(screen, f"Differences: {words}{each} less {source_label(results[-1])}.", 0)

@@ -1,4 +1,4 @@
-"""The report of `dry-run`: what each process held, whether it fits, and what to know before one believes it."""
+"""Report of `dry-run`: memory of each process, the verdict, and its limits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def draw_dry_run(screen: Screen, run: DryRun, unit: Unit) -> None:
 
 
 def usage_grid(run: DryRun, unit: Unit) -> Grid:
-    """One line for each card of each process."""
+    """Return one row per GPU and process."""
     rows = [
         (
             process_name(process),
@@ -68,9 +68,9 @@ def process_name(process: Process) -> str:
 
 def verdict(run: DryRun, unit: Unit) -> str:
     """One sentence."""
-    usable = f"{format_bytes(run.card.usable_bytes, unit)} that {run.card.name} lets a process use"
+    usable = f"{format_bytes(run.card.usable_bytes, unit)} usable on {run.card.name}"
     if run.outcome == OUT_OF_MEMORY:
-        return f"DOES NOT FIT: it ran out of the {usable}."
+        return f"DOES NOT FIT: the run exceeds the {usable}."
     peak = run.peak
     if peak is None:
         return "NOTHING MEASURED."
@@ -83,7 +83,7 @@ def verdict(run: DryRun, unit: Unit) -> str:
     spare = run.card.usable_bytes - peak.device_bytes
     word = "FITS" if spare >= 0 else "DOES NOT FIT"
     if run.outcome not in WHOLE:
-        word = f"{word}, as far as it came"
+        word = f"{word}, before it ended"
     rest = f"{format_bytes(abs(spare), unit)} {'free' if spare >= 0 else 'over'}"
     return f"{word}: {format_bytes(peak.device_bytes, unit)} ({included}) of the {usable}; {rest}."
 
@@ -91,7 +91,7 @@ def verdict(run: DryRun, unit: Unit) -> str:
 def _smallest_cards(run: DryRun) -> str:
     names = [card.name for card in run.would_fit]
     more = f" and {len(names) - SMALLEST} larger ones" if len(names) > SMALLEST else ""
-    return f"Cards with room for as much: {', '.join(names[:SMALLEST])}{more}."
+    return f"GPUs with enough memory: {', '.join(names[:SMALLEST])}{more}."
 
 
 def _failure(process: Process) -> str:
@@ -103,7 +103,7 @@ def _failure(process: Process) -> str:
 
 
 def allocation_grid(run: DryRun, allocations: Iterable[Allocation], unit: Unit) -> Grid:
-    """The lines of the program with most at the peak of the fullest card."""
+    """Return the lines of the program that allocate most at the peak of the GPU that needs most."""
     peak = run.peak
     mine = [a for a in allocations if peak is not None and (a.process, a.device) == (peak.process, peak.device)]
     rows = [
@@ -115,7 +115,7 @@ def allocation_grid(run: DryRun, allocations: Iterable[Allocation], unit: Unit) 
 
 
 def draw_sweep(screen: Screen, found: Sweep, unit: Unit) -> None:
-    """One line for each size, and the answer."""
+    """Draw one line per micro-batch size, and the result."""
     rows = [
         (
             str(size),
@@ -148,7 +148,7 @@ def sweep_document(found: Sweep) -> dict[str, Any]:
 
 
 def dry_run_document(run: DryRun) -> dict[str, Any]:
-    """The result as JSON: the shape of the other verbs, as far as a program's own step has one, and its processes."""
+    """Return the result as JSON, with the keys of an estimate where they apply, and its processes."""
     peak = run.peak
     return {
         "schema_version": SCHEMA_VERSION,

@@ -1,4 +1,4 @@
-"""Every row of the ledger opened: what it is, how its bytes come about, when it is alive, who says so."""
+"""Explanation of ledger rows: shape, formula with numbers, live phases, source."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from memcalc.errors import InputError
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.ledger.row import Row
-from memcalc.report.symbols import symbol_values, with_numbers
-from memcalc.report.words import label, meaning
+from memcalc.report.formula_values import symbol_values, with_numbers
+from memcalc.report.labels import label, meaning
 from memcalc.units import Unit, format_bytes
 
 ALL = "all"
@@ -19,7 +19,7 @@ EXPLAINABLE = (ALL, PARAMETERS, *(component.value for component in Component))
 
 
 class Entry(NamedTuple):
-    """One row of the ledger in words."""
+    """One ledger row as text."""
 
     what: str  # "layers.*.attention.softmax  bf16 [1, 96, 2048, 2048] × 96"
     size: str
@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Rows that are alive in the same phases for the same reason, largest first."""
+    """Rows with the same live phases and source, largest first."""
 
     phases: str
     citation: str
@@ -42,14 +42,14 @@ class Chapter(NamedTuple):
 
 
 def explainable(word: str) -> str:
-    """The word in the ledger's spelling.
+    """Return the component's name as the ledger spells it.
 
     Raises:
         InputError: when it names nothing that can be explained.
     """
     name = word.lower().replace("-", "_").replace(" ", "_")
     if name not in EXPLAINABLE:
-        raise InputError(f"--explain {word[:60]}: there is no such component.", f"Choose {', '.join(EXPLAINABLE)}.")
+        raise InputError(f"--explain {word[:60]}: unknown component.", f"Choose {', '.join(EXPLAINABLE)}.")
     return name
 
 
@@ -97,7 +97,7 @@ def _entry(row: Row, values: dict[str, int], unit: Unit) -> Entry:
 
 
 def _size(size: int, unit: Unit) -> str:
-    """In the unit asked for; in bytes where that would show as nothing."""
+    """Return a size in the unit, or in bytes if it would round to zero."""
     text = format_bytes(size, unit)
     return format_bytes(size, "bytes") if size and not text.strip("0., GMiBbytes") else text
 

@@ -1,4 +1,4 @@
-"""A run as a file for other programs; the suffix decides which."""
+"""Export of a run for other programs, chosen by suffix."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memcalc.errors import InputError
 from memcalc.report.plots.files import check_target
-from memcalc.report.run import Run
+from memcalc.report.recorded_run import Run
 
 SUFFIXES = (".pickle", ".json", ".jsonl")
 

@@ -1,11 +1,11 @@
-"""The screen of `fit`: the answer first, then layouts with their costs and their memory, maxima, and changes."""
+"""Screen of `fit`: verdict, layouts with costs and memory, largest values, changes."""
 
 from __future__ import annotations
 
 from itertools import groupby
 
 from memcalc.fitting.answer import Fit
-from memcalc.report.fit_grids import (
+from memcalc.report.fit_tables import (
     card_grid,
     cost_grid,
     layout_grid,
@@ -14,7 +14,7 @@ from memcalc.report.fit_grids import (
     pruned_grid,
     term_grid,
 )
-from memcalc.report.fit_words import (
+from memcalc.report.fit_text import (
     asked_sentence,
     change_lines,
     kind_of_change,
@@ -37,7 +37,7 @@ _STYLES = {True: "bold green", False: "bold red"}  # of what was found, or not
 
 
 def draw_fit(screen: Screen, answer: Fit, unit: Unit, *, why: bool = False) -> None:
-    """The whole screen of `memcalc fit`; `why`: with what no layout may be."""
+    """Draw the screen of `memcalc fit`; `why` adds the excluded layouts."""
     question = answer.question
     for line in subject_lines(answer):
         draw_line(screen, line, 0)

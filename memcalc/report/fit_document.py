@@ -1,4 +1,4 @@
-"""What fits as JSON. Bytes are integers, seconds are numbers."""
+"""JSON of `fit`. Bytes are integers, seconds are numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SPREAD = (
 
 
 def fit_document(answer: Fit) -> dict[str, Any]:
-    """The whole answer; every layout that fits, the cheapest first."""
+    """Return the result with every layout that fits, the cheapest first."""
     system = answer.system
     return {
         "schema_version": SCHEMA_VERSION,

@@ -1,4 +1,4 @@
-"""Where reserved memory is, pool by pool: in use, waiting, split up, or ready to be given back."""
+"""Reserved memory by pool: in use, waiting, split, or releasable."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 
 from memcalc.allocator.fragmentation import PoolUse
 from memcalc.report.grid import Column, Grid
-from memcalc.report.words import percent, plural
+from memcalc.report.labels import percent, plural
 from memcalc.units import Unit, format_bytes, format_number
 
 _LINES: tuple[tuple[str, Callable[[PoolUse], int], str], ...] = (
-    ("requested", lambda use: use.requested, "what tensors asked for"),
-    ("rounding", lambda use: use.rounding, "what the allocator added to that"),
+    ("requested", lambda use: use.requested, "requested by tensors"),
+    ("rounding", lambda use: use.rounding, "block rounding and unsplit remainders"),
     ("waiting", lambda use: use.waiting, "freed, but another stream may still use it"),
-    ("split", lambda use: use.split, "free, but beside something in use: inactive_split_bytes"),
-    ("releasable", lambda use: use.releasable, "free, and empty_cache() would give it back"),
+    ("split", lambda use: use.split, "free, next to blocks in use: inactive_split_bytes"),
+    ("releasable", lambda use: use.releasable, "free; empty_cache() releases it"),
 )
 
 
 def fragmentation_grids(uses: Sequence[PoolUse], unit: Unit, when: str = "at the peak") -> list[Grid]:
-    """The parts that add up to the reserved bytes, for each pool; and by stream, where there are several."""
+    """Return the parts of reserved memory for each pool, and by stream if there are several."""
     if not uses:
         return []
     pools = [pool for pool in ("small", "large") if any(use.pool == pool for use in uses)]
@@ -32,7 +32,7 @@ def fragmentation_grids(uses: Sequence[PoolUse], unit: Unit, when: str = "at the
     rows.append(row("reserved", lambda use: use.reserved, f"in {plural(sum(u.segments for u in uses), 'segment')}"))
     largest = [max(use.largest_free for use in uses if use.pool == pool) for pool in pools]
     cells = (format_number(size, unit) for size in [*largest, max(largest)])
-    rows.append(("largest free", *cells, "the largest request that needs no new memory"))
+    rows.append(("largest free", *cells, "largest request that needs no new segment"))
     columns = (Column(""), *(Column(f"{pool} pool", right=True) for pool in pools), Column("all", right=True))
     title = f"Reserved memory {when}, {unit}: {_sentence(uses, unit)}"
     grids = [Grid(title, (*columns, Column("", wrap=True)), rows, frozenset({len(_LINES)}))]

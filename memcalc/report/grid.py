@@ -17,7 +17,7 @@ class Column(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """A titled table. `strong` are the rows to stress; `letters` says that column 0 holds the bar's letters."""
+    """A titled table. `strong` are the bold rows; `letters`: whether column 0 has the letters of the bar."""
 
     title: str
     columns: tuple[Column, ...]

@@ -1,4 +1,4 @@
-"""The lists of presets and of cards."""
+"""Lists of presets and of GPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from memcalc.estimation.parameters import count_parameters
 from memcalc.report.grid import Column, Grid
-from memcalc.report.words import count
+from memcalc.report.labels import count
 from memcalc.spec.cards import all_cards
 from memcalc.spec.families import known_families
 from memcalc.spec.loading import load
@@ -55,13 +55,13 @@ def model_grid(rows: list[dict[str, Any]]) -> Grid:
 
 
 def family_words() -> str:
-    """The model families whose config.json is sized by formula."""
+    """Return the model families with formulas."""
     text = f"Families (model_type) with formulas: {', '.join(known_families())}."
     return "\n".join(textwrap.wrap(text, 100))
 
 
 def card_rows() -> list[dict[str, Any]]:
-    """Every card with its memory."""
+    """Return every GPU with its memory."""
     return [
         {
             "name": card.name,
@@ -76,7 +76,7 @@ def card_rows() -> list[dict[str, Any]]:
 
 
 def card_grid(rows: list[dict[str, Any]], unit: Unit) -> Grid:
-    """The cards as a table."""
+    """Return the GPUs as a table."""
     cells = [
         (
             row["name"],

@@ -1,4 +1,4 @@
-"""A result as Markdown, for pull requests and notes: the same tables as on the terminal."""
+"""A result as Markdown, with the tables of the terminal."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from memcalc.ledger.result import Result
 from memcalc.report.breakdown import component_grid
-from memcalc.report.generation import generation_grid
 from memcalc.report.grid import Column, Grid, markdown_grid
-from memcalc.report.moments import phase_grid, rank_grid
+from memcalc.report.kv_cache import generation_grid
+from memcalc.report.labels import shortened
+from memcalc.report.phases import phase_grid, rank_grid
 from memcalc.report.textbook import textbook_grid
 from memcalc.report.verdict import because, error_bars, figures, subject, verdict
-from memcalc.report.words import shortened
 from memcalc.text import harmless
 from memcalc.units import Unit
 from memcalc.verdict.reasons import Reason

@@ -1,4 +1,4 @@
-"""A measured run on the terminal: what it held, how far the predictions were off, and the tables side by side."""
+"""Screen of a measured run: its memory, the errors of the predictions, and the tables compared."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from memcalc.ledger.result import Result
 from memcalc.report.breakdown import component_grid
 from memcalc.report.comparison import comparison_grids, draw_comparison, source_label
 from memcalc.report.grid import Column, Grid
-from memcalc.report.moments import phase_grid
+from memcalc.report.labels import signed_percent
+from memcalc.report.phases import phase_grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.verdict import subject
-from memcalc.report.words import signed_percent
 from memcalc.units import Unit, format_bytes, format_number
 
 
 def measured_verdict(result: Result, unit: Unit) -> str:
-    """What the device held: the three totals that it has."""
+    """Return the measured totals in one sentence."""
     headline = result.headline
     parts = [f"{format_bytes(result.ledger.peak_bytes, unit)} allocated, in {result.ledger.peak_phase}"]
     if headline.reserved_bytes is not None:
@@ -28,13 +28,13 @@ def measured_verdict(result: Result, unit: Unit) -> str:
 
 
 def prediction_verdict(predicted: Result, measured: Result) -> str:
-    """How far one prediction was off at the allocated peak, and whether it named the phase."""
+    """Return the error of a prediction at the allocated peak, and whether the phase is right."""
     from memcalc.checking.comparison import compare, steady_phase
 
     sizes = compare(predicted, measured).totals[0]
     difference = sizes.beyond(0, 1) or 0
     truth = measured.ledger.peak_bytes
-    off = "exact to the byte" if not difference else f"{signed_percent(difference, truth)} ({difference:+,} bytes)"
+    off = "byte-exact" if not difference else f"{signed_percent(difference, truth)} ({difference:+,} bytes)"
     named, real = predicted.ledger.peak_phase, measured.ledger.peak_phase
     phase = "in the same phase" if steady_phase(real) in (named, steady_phase(named)) else f"in {named}, not {real}"
     return f"{source_label(predicted)}: {off}, {phase}"
@@ -63,7 +63,7 @@ def draw_measured(screen: Screen, results: Sequence[Result], unit: Unit, missing
         for grid in alone_grids(measured, unit):
             draw_grid(screen, grid)
         draw_list(screen, "Notes", measured.notes)
-    draw_list(screen, "Not beside it", missing)
+    draw_list(screen, "Not compared", missing)
 
 
 def measured_grids(results: Sequence[Result], unit: Unit) -> list[Grid]:
@@ -72,12 +72,12 @@ def measured_grids(results: Sequence[Result], unit: Unit) -> list[Grid]:
 
 
 def alone_grids(measured: Result, unit: Unit) -> list[Grid]:
-    """The tables of a run that nothing is beside."""
+    """Return the tables of a run without predictions."""
     return [component_grid(measured, unit), phase_grid(measured, unit)]
 
 
 def rank_grid(ranks: Sequence[Result], unit: Unit) -> Grid:
-    """What each rank held at its peak."""
+    """Return the memory of each rank at its peak."""
     rows = [
         (
             str(number),
@@ -94,9 +94,9 @@ def rank_grid(ranks: Sequence[Result], unit: Unit) -> Grid:
 
 
 def draw_ranks(screen: Screen, ranks: Sequence[Result], unit: Unit) -> None:
-    """Ranks that differ, each; of ranks that are alike one sentence."""
+    """Draw a row per rank if they differ, else one sentence."""
     figures = {(result.ledger.peak_bytes, result.headline.reserved_bytes, result.ledger.peak_phase) for result in ranks}
     if len(figures) == 1:
-        draw_line(screen, f"All {len(ranks)} ranks held the same.", 0)
+        draw_line(screen, f"All {len(ranks)} ranks used the same memory.", 0)
         return
     draw_grid(screen, rank_grid(ranks, unit))

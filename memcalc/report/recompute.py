@@ -10,14 +10,14 @@ from memcalc.planning.evaluation import Evaluation
 from memcalc.planning.frameworks import Said
 from memcalc.planning.planning import Planning
 from memcalc.planning.verification import Verified
-from memcalc.report.bought import bought, offload_document
 from memcalc.report.grid import Column, Grid
-from memcalc.report.recompute_grids import front_grid, layers_grid, moment, plans_grid, slower
+from memcalc.report.labels import listed
+from memcalc.report.recompute_gain import bought, offload_document
+from memcalc.report.recompute_tables import front_grid, layers_grid, moment, plans_grid, slower
 from memcalc.report.screen import Screen
 from memcalc.report.sizing import VERDICT_STYLES
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.verdict import error_bars, subject
-from memcalc.report.words import listed
 from memcalc.units import Unit, format_bytes, format_number
 
 SCHEMA_VERSION = 2  # of `recompute`: what it says of a run; a chain's file has no verdict, and keeps 1
@@ -43,7 +43,7 @@ def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: list[
             screen.line()
         else:
             draw_grid(screen, checked_grid(device, planning, unit))
-    screen.line(("What it buys", "bold"))
+    screen.line(("What the plan gains", "bold"))
     for line in bought(planning, unit):
         draw_line(screen, line, 2)
     screen.line()
@@ -60,16 +60,16 @@ def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: list[
 def verdict(planning: Planning, unit: Unit) -> str:
     """One sentence: whether the run fits with the plan, and what that costs."""
     chain, again = planning.configured.chain, planning.found.evaluation.again_flops
-    cost = f"{again / chain.flops:.1%} of a forward more, a step {slower(planning, again)} longer"
+    cost = f"recomputes {again / chain.flops:.1%} of a forward, a step is {slower(planning, again)} longer"
     if planning.verdict.answer == "unknown":
-        return f"CANNOT SAY: {_uncertain(planning, unit)} The plan costs {cost if again else 'nothing'}."
+        return f"CANNOT SAY: {_uncertain(planning, unit)} The plan {cost if again else 'costs nothing'}."
     needed = planning.result.headline.device_bytes or planning.result.headline.reserved_bytes or 0
     room = f"needs {format_bytes(needed, unit)} of {_available(planning, unit)}"
     free = f" ({format_bytes(planning.limit - needed, unit)} free)" if needed <= planning.limit else ""
     if again:
-        return f"FITS: {room}{free}, for {cost}."
+        return f"FITS: {room}{free}; {cost}."
     if planning.keep:
-        return f"FITS: {room}{free}; no matmul of a forward runs again, only the small operators between them."
+        return f"FITS: {room}{free}; recomputes no matmul, only the small operators between matmuls."
     return f"NOTHING TO RECOMPUTE: {room}{free}."
 
 
@@ -101,11 +101,11 @@ def remarks(planning: Planning, unit: Unit) -> Iterator[str]:
         yield f"{peak}."
     elif planning.result.confidence == "replay":
         yield (
-            f"{peak}. The allocator replay finds {more}, in unsplit remainders of blocks, than the formulas by which "
-            "the tables compare plans."
+            f"{peak}. The allocator replay finds {more}, in unsplit block remainders, than the formulas of the tables "
+            "below."
         )
     else:
-        yield f"{peak}: {more} than the chain of blocks by which the tables compare plans."
+        yield f"{peak}: {more} than the chain of blocks of the tables below."
     if loss == 0:
         yield f"No plan that allocates at most {format_bytes(planning.budget, unit)} recomputes less."
     elif loss is not None:
@@ -114,10 +114,10 @@ def remarks(planning: Planning, unit: Unit) -> Iterator[str]:
             f"{loss / flops:.2%} of a forward less."
         )
     if planning.keep:
-        yield f"Recomputed layers keep the results of {', '.join(planning.keep)}; all else in them runs again."
-        yield "FLOPs are those of matrix products: norms, activations and sums that run again take time too."
+        yield f"Recomputed layers save the results of {', '.join(planning.keep)} and recompute everything else."
+        yield "FLOPs count matmuls only; recomputed norms, activation functions and sums take time too."
     if planning.configured.chain.longest == 1 and planning.found.plan.strategy != "selective":
-        yield "The engine moves parameters layer by layer, so layers are recomputed one by one."
+        yield "The engine gathers parameters layer by layer, so each layer is a separate checkpoint segment."
 
 
 def checked_grid(checked: Verified, planning: Planning, unit: Unit) -> Grid:
@@ -174,7 +174,7 @@ def distance(said: Said, planning: Planning, unit: Unit) -> str:
 
 
 def planning_document(planning: Planning, checked: list[Verified]) -> dict[str, Any]:
-    """The answer as JSON. Bytes and FLOPs."""
+    """Return the result as JSON, in bytes and FLOPs."""
     configured, found = planning.configured, planning.found
     return {
         "schema_version": SCHEMA_VERSION,

@@ -11,11 +11,11 @@ from memcalc.replaying import Replay, Trial
 from memcalc.report.address_space import draw_address_space
 from memcalc.report.fragmentation import fragmentation_grids
 from memcalc.report.grid import Column, Grid
-from memcalc.report.plots.letters import draw_course
-from memcalc.report.recording import cut_words, draw_recording, recording_document
+from memcalc.report.labels import percent, plural
+from memcalc.report.plots.text_chart import draw_course
 from memcalc.report.screen import Screen
+from memcalc.report.snapshot import cut_words, draw_recording, recording_document
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
-from memcalc.report.words import percent, plural
 from memcalc.units import Unit, format_bytes, format_number
 
 SAMPLES = 200  # moments in the JSON document, at most
@@ -63,7 +63,7 @@ def verdict(replay: Replay, unit: Unit) -> str:
         return f"RUNS OUT OF MEMORY at {place(result.failure.event, replay)}: {first}"
     needs = f"{format_bytes(result.peak_reserved, unit)} reserved"
     if replay.card is None:
-        return f"It reserves up to {needs.removesuffix(' reserved')}, on a device that never runs out."
+        return f"Reserves up to {needs.removesuffix(' reserved')} on a device of unlimited size."
     room = replay.card.usable_bytes - replay.card.context_bytes
     spare = format_bytes(room - result.peak_device, unit)
     context = format_bytes(replay.card.context_bytes, unit)
@@ -92,8 +92,8 @@ def figures_grid(replay: Replay, unit: Unit) -> Grid:
     rows = [_moment_row(name, moment, unit) for name, moment in moments.items()]
     heads = ("event", f"requested {unit}", "allocated", "reserved", "split", "fragmented")
     fetched, returned = result.device_allocations, result.device_frees
-    calls = f"{fetched:,} {'fetch' if fetched == 1 else 'fetches'} from the device, {plural(returned, 'return')}"
-    return Grid(f"Moments; {calls}", (Column("moment"), *(Column(head, right=True) for head in heads)), rows)
+    calls = f"{plural(fetched, 'segment')} allocated, {returned:,} freed"
+    return Grid(f"Peaks; {calls}", (Column("point"), *(Column(head, right=True) for head in heads)), rows)
 
 
 def _moment_row(name: str, moment: Moment, unit: Unit) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def trials_grid(replay: Replay, unit: Unit) -> Grid:
         *(Column(head, right=True) for head in heads),
         Column("outcome"),
     )
-    return Grid("Allocators and settings, each at its own peaks; calls of the device", columns, rows, frozenset(strong))
+    return Grid("Allocators and settings, each at its own peaks; driver calls", columns, rows, frozenset(strong))
 
 
 def _trial_row(number: int, trial: Trial, result: ReplayResult, unit: Unit) -> tuple[str, ...]:
@@ -142,8 +142,8 @@ def advice(replay: Replay, unit: Unit) -> str:
     found = replay.recommendation
     if found is None:
         if replay.failed:
-            return "None of these settings makes it fit: less memory must be asked for."
-        return "The settings asked about are the best of these."
+            return "None of these settings makes it fit: the run must request less memory."
+        return "The requested settings are the best of these."
     setting = found.trial.config or "the default settings"
     if found.saved_bytes is None:
         assert found.trial.result is not None

@@ -14,8 +14,8 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 _SOURCES = {
-    "preset": "a shipped model by name, see `memcalc models`; fields of `model` go over it",
-    "hf_config": "a Hugging Face config.json, relative to this file; fields of `model` go over it",
+    "preset": "a shipped model by name, see `memcalc models`; fields of `model` override it",
+    "hf_config": "a Hugging Face config.json, relative to this file; fields of `model` override it",
 }
 
 
@@ -33,7 +33,7 @@ def config_schema() -> dict[str, Any]:
     return {
         "$schema": _DIALECT,
         "title": "memcalc configuration",
-        "description": "One training run of a large language model; see docs/configuration.md of memcalc.",
+        "description": "One training run of a large language model; see docs/reference/configuration.md of memcalc.",
         "type": "object",
         "properties": {"name": _text("shown in reports"), **sources, **blocks},
         "additionalProperties": False,

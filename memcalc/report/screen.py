@@ -31,7 +31,7 @@ class Screen:
 def make_screen() -> Screen:
     """Standard output: a terminal's own width, else that of COLUMNS, else 80."""
     if wants_colour():
-        from memcalc.report.colour import ColourScreen
+        from memcalc.report.color_screen import ColourScreen
 
         return ColourScreen()
     return Screen(sys.stdout, shutil.get_terminal_size().columns)

@@ -6,13 +6,13 @@ from itertools import groupby
 
 from memcalc.ledger.result import Result
 from memcalc.report.breakdown import bar_lines, component_grid, host_grid
-from memcalc.report.generation import generation_grid
-from memcalc.report.moments import phase_grid, rank_grid
+from memcalc.report.kv_cache import generation_grid
+from memcalc.report.labels import letter_style, shortened
+from memcalc.report.phases import phase_grid, rank_grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.textbook import textbook_grid
 from memcalc.report.verdict import because, error_bars, figures, subject, verdict
-from memcalc.report.words import letter_style, shortened
 from memcalc.units import Unit
 from memcalc.verdict.reasons import Reason
 
@@ -85,7 +85,7 @@ def _draw_explanation(screen: Screen, result: Result, unit: Unit, word: str) -> 
     for chapter in chapters(result, word, unit):
         screen.line((chapter.heading, "bold"))
         for group in chapter.groups:
-            draw_line(screen, f"alive {group.phases}; from {group.citation}", 2, style="dim")
+            draw_line(screen, f"live {group.phases}; from {group.citation}", 2, style="dim")
             for entry in group.entries:
                 draw_line(screen, f"{entry.what}  {entry.size}", 4)
                 draw_line(screen, entry.formula, 8)

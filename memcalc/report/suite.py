@@ -8,9 +8,9 @@ from typing import Any
 from memcalc.proving.suite import Outcome
 from memcalc.proving.summary import Errors, summary
 from memcalc.report.grid import Column, Grid
+from memcalc.report.labels import label, plural
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
-from memcalc.report.words import label, plural
 
 
 def error_grid(errors: Sequence[Errors], prediction: str = "estimate") -> Grid:
@@ -26,7 +26,7 @@ def error_grid(errors: Sequence[Errors], prediction: str = "estimate") -> Grid:
         for each in errors
     ]
     heads = ("runs", "median", "p95", "worst", "under", "exact")
-    columns = (Column(f"{prediction} less measured"), *(Column(head, right=True) for head in heads))
+    columns = (Column(f"{prediction} minus measured"), *(Column(head, right=True) for head in heads))
     strong = frozenset(at for at, each in enumerate(errors) if each.name in ("allocated", "reserved", "device"))
     return Grid(f"Errors of the {prediction} (components: share of the run's peak)", columns, rows, strong)
 

@@ -1,4 +1,4 @@
-"""The largest tensors at the peak, and the line of code that made each of them."""
+"""Largest tensors at the peak, with the line of code that allocated them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import PurePosixPath
 from memcalc.events.course import Course
 from memcalc.events.groups import Group, groups
 from memcalc.report.grid import Column, Grid
+from memcalc.report.labels import percent
 from memcalc.report.plots.palette import mark
-from memcalc.report.words import percent
 from memcalc.units import Unit, format_number
 
 SHOWN = 15
 
 
 def tensor_grid(course: Course, unit: Unit, shown: int = SHOWN) -> Grid:
-    """What was alive at the peak, alike tensors together, the largest first; the last lines sum up the rest."""
+    """Return the tensors live at the peak, identical ones in one row, largest first; the last rows sum up the rest."""
     found = groups(course.alive_at_peak())
     whole = sum(group.bytes for group in found)
     rows = [_row(group, whole, unit) for group in found[:shown]]
@@ -23,7 +23,7 @@ def tensor_grid(course: Course, unit: Unit, shown: int = SHOWN) -> Grid:
     if rest:
         size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
         rows.append(("", format_number(size, unit), percent(size, whole), f"{count:,}", "smaller ones", "", ""))
-    rows.append(("", format_number(whole, unit), "", f"{sum(g.count for g in found):,}", "asked for, all", "", ""))
+    rows.append(("", format_number(whole, unit), "", f"{sum(g.count for g in found):,}", "requested, total", "", ""))
     phase = course.phase_of(course.peak_event)
     columns = (
         Column(""),

@@ -1,4 +1,4 @@
-"""Draws grids and lists: spaces and alignment only, so that logs read as well as terminals.
+"""Draws grids and lists with spaces only, so that they are readable in logs.
 
 The lines are set here rather than by rich.table, which takes as long for a screen as the whole estimate does.
 """
@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Iterable
 
 from memcalc.report.grid import Column, Grid
+from memcalc.report.labels import letter_style
 from memcalc.report.screen import Screen, cells
-from memcalc.report.words import letter_style
 
 _INDENT = 2
 _GAP = 2
@@ -43,7 +43,7 @@ def draw_list(screen: Screen, title: str, items: Iterable[str]) -> None:
 
 
 def draw_line(screen: Screen, line: str, indent: int, style: str = "") -> None:
-    """One line, indented; where it is too long it goes on further to the right."""
+    """Draw one line, indented; a long line continues with more indentation."""
     blank = " " * indent
     lines = [blank + line]
     if cells(lines[0]) > screen.width:

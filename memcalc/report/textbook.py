@@ -1,11 +1,11 @@
-"""The published closed forms beside the ledger's own numbers."""
+"""Published closed forms compared with the ledger."""
 
 from __future__ import annotations
 
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.report.grid import Column, Grid
-from memcalc.report.words import count, ratio
+from memcalc.report.labels import count, ratio
 from memcalc.units import Unit, format_bytes
 
 _STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE)
@@ -14,7 +14,7 @@ _PARAMETER_BYTES = 2  # the ratio's convention: parameters held in 16 bits
 
 
 def textbook_grid(result: Result, unit: Unit) -> Grid:
-    """Each closed form with its value, the ledger's number on this rank, and what the form takes for granted."""
+    """Return each closed form with its value, the ledger's number on this rank, and its assumptions."""
     textbook, ledger = result.textbook, result.ledger
     columns = [ledger.components_by_phase[phase] for phase in ledger.phases]
     states = max(sum(column.get(component, 0) for component in _STATES) for column in columns)
@@ -51,7 +51,7 @@ def textbook_grid(result: Result, unit: Unit) -> Grid:
     ]
     numbers = (Column("textbook", right=True), Column("ledger", right=True))
     return Grid(
-        "Textbook formulas (one GPU, nothing sharded) beside this rank",
-        (Column(""), Column("formula"), *numbers, Column("it assumes", wrap=True)),
+        "Published formulas (one GPU, unsharded) compared with this rank",
+        (Column(""), Column("formula"), *numbers, Column("assumptions", wrap=True)),
         rows,
     )

@@ -1,11 +1,11 @@
-"""The answer first: what was asked, whether it fits, and the three numbers: allocated, reserved, device."""
+"""The first lines of a result: the run, the verdict, and allocated, reserved and device memory."""
 
 from __future__ import annotations
 
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import holding_memory
 from memcalc.report.grid import Column, Grid
-from memcalc.report.words import count, label, listed, plural, rank_text
+from memcalc.report.labels import count, label, listed, plural, rank_text
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.segments import words
 from memcalc.spec.spec import Spec
@@ -14,7 +14,7 @@ from memcalc.verdict.reasons import Reason
 
 
 def subject(result: Result) -> str:
-    """The run in two lines: the model and its step; then how it is spread."""
+    """Return the run in two lines: the model and its step; then its kernels and parallelism."""
     spec = result.spec
     if spec.inference is not None:
         return _generation(result, spec.inference)
@@ -30,7 +30,7 @@ def subject(result: Result) -> str:
 
 
 def _generation(result: Result, inference: InferenceSpec) -> str:
-    """The same of generation: the model and its batch; then its cache."""
+    """Return generation in two lines: the model and its batch; then its cache."""
     spec = result.spec
     sizes = f"b={inference.batch_size}, {inference.prompt_length:,} tokens of prompt and {inference.new_tokens:,} new"
     weights = inference.dtype if inference.quantization == "none" else f"{inference.quantization}, {inference.dtype}"
@@ -67,7 +67,7 @@ def _spread(spec: Spec) -> str:
 
 
 def needed_bytes(result: Result) -> tuple[int, str]:
-    """The widest number known of what a GPU must hold, and its name."""
+    """Return the most inclusive memory total that is known, and its name."""
     headline = result.headline
     if headline.device_bytes is not None:
         return headline.device_bytes, "device"
@@ -77,7 +77,7 @@ def needed_bytes(result: Result) -> tuple[int, str]:
 
 
 def verdict(result: Result, unit: Unit) -> str:
-    """One sentence: FITS, DOES NOT FIT, CANNOT SAY, or what the run needs where no card is named."""
+    """One sentence: FITS, DOES NOT FIT, CANNOT SAY, or what the run needs where no GPU is given."""
     card, decision = result.card, result.decision
     missing = holding_memory(result.limits)
     without = f" Not modelled: {listed([limit.what for limit in missing])}." if missing else ""
@@ -107,7 +107,7 @@ def verdict(result: Result, unit: Unit) -> str:
 
 
 def error_bars(result: Result, unit: Unit) -> str:
-    """How far recorded runs of this kind lay from what was said of them; empty without a card."""
+    """Return the interval from errors of recorded runs of this type; empty without a GPU."""
     interval = result.interval
     if interval is None:
         return ""
@@ -125,7 +125,7 @@ def error_bars(result: Result, unit: Unit) -> str:
 
 
 def because(reason: Reason, unit: Unit) -> str:
-    """What decides the peak, and the cheapest change that makes the run fit."""
+    """Return what dominates the peak, and the cheapest change that makes the run fit."""
     parts = " and ".join(f"{label(part.value)} ({format_bytes(size, unit)})" for part, size in reason.largest)
     found = [f"The peak is in {reason.phase}: mostly {parts}."]
     if reason.lists:
@@ -149,7 +149,7 @@ def because(reason: Reason, unit: Unit) -> str:
 
 
 def figures(result: Result, unit: Unit) -> Grid:
-    """Device, reserved, allocated and headroom, each with what it is."""
+    """Return device, reserved, allocated and headroom with their descriptions."""
     headline, ledger = result.headline, result.ledger
     where = rank_text(headline.rank) if len(result.ranks) > 1 else ""
     lines: list[tuple[str, int | None, str]] = [

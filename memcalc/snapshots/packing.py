@@ -28,8 +28,8 @@ def pack(found: object, lacks: tuple[str, ...] = ()) -> dict[str, Any]:
     top = _dictionary(found, "the file")
     if not {"segments", "device_traces"} <= top.keys():
         if {"model", "state_dict", "optimizer"} & top.keys():
-            raise Refused("it is a checkpoint and no memory snapshot")
-        raise Refused("it has no segments and device_traces, as every memory snapshot since torch 2.1 has")
+            raise Refused("it is a checkpoint, not a memory snapshot")
+        raise Refused("it lacks segments and device_traces, which every memory snapshot since torch 2.1 has")
     stacks = _Stacks()
     pools = _Pools()
     traces = _list(top["device_traces"], "device_traces")
@@ -61,7 +61,7 @@ class _Stacks:
             count = len(frames)
             some = (count, id(frames[0]), id(frames[count // 3]), id(frames[count * 2 // 3]))
         except (TypeError, KeyError):
-            raise Refused(f"the stack {shown(frames)} is no list of frames") from None
+            raise Refused(f"the stack {shown(frames)} is not a list of frames") from None
         known = self._alike.get(some)
         if known is not None and known[0] == frames:  # quick: the same objects are not looked into
             return known[1]
@@ -91,7 +91,7 @@ class _Pools:
         if value == (0, 0):
             return 0
         if not isinstance(value, tuple | list) or len(value) != 2:
-            raise Refused(f"the pool {shown(value)} is no pair of numbers")
+            raise Refused(f"the pool {shown(value)} is not a pair of numbers")
         return self._numbers.setdefault((_integer(value[0], "pool"), _integer(value[1], "pool")), len(self._numbers))
 
 

@@ -75,8 +75,8 @@ def find_card(name: str) -> Card:
         return found
     nearest = _nearest(name)
     raise InputError(
-        f"{name[:60]!r} is not a card in the table." + (f" Nearest: {', '.join(nearest)}." if nearest else ""),
-        "`memcalc gpus` lists them all.",
+        f"{name[:60]!r} is not a known GPU." + (f" Nearest: {', '.join(nearest)}." if nearest else ""),
+        "`memcalc gpus` lists all GPUs.",
     )
 
 

@@ -43,12 +43,12 @@ def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
         )
     if not isinstance(model_type, str):
         raise InputError(
-            f"model_type = {shown(model_type)} is not a text.", 'Give a name such as "llama".', f"{where}: model_type"
+            f"model_type = {shown(model_type)} is not a string.", 'Give a name such as "llama".', f"{where}: model_type"
         )
     if model_type not in known_families() and isinstance(config.get("text_config"), dict):
         raise InputError(
-            f"model_type = {shown(model_type)} is a model of several modalities, which memcalc does not size.",
-            "To size its language model alone, save the object under text_config as a file of its own.",
+            f"model_type = {shown(model_type)} is a model of several modalities, which memcalc does not estimate.",
+            "To estimate its language model alone, save the object under text_config as a separate file.",
             f"{where}: model_type",
         )
     if model_type not in known_families():

@@ -98,7 +98,9 @@ def _whole_layers(key: str, value: object, where: str) -> tuple[int, list[int]]:
         or len(value) > _MOST_NAMED_LAYERS
         or not all(isinstance(v, (str, int)) for v in value)
     ):
-        raise InputError(f"{key} = {shown(value)} is no list of words.", "Write one word a layer.", f"{where}: {key}")
+        raise InputError(
+            f"{key} = {shown(value)} is not a list of words.", "Write one word per layer.", f"{where}: {key}"
+        )
     full = [layer for layer, word in enumerate(value) if word in ("full_attention", 0)]
     interval = full[0] + 1 if full else 0
     if full == list(range(interval - 1, len(value), interval or 1)) or not full:

@@ -52,7 +52,7 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
         return {}
     if not isinstance(raw, dict):
         raise InputError(
-            f"{describe(raw)} stands where a block of fields is expected.",
+            f"{describe(raw)} is not a block of fields.",
             f"Write `{block}:` and its fields indented below it.",
             source.where((block,)),
         )
@@ -140,7 +140,7 @@ def unknown_top_level(key: str, where: str) -> InputError:
     """The error for a key at the top of a file that is no block."""
     place = find_field(key)
     if place is not None and len(place) > 1:
-        return InputError(f"{key!r} stands outside its block.", f"Move it below {place[0]}:.", where)
+        return InputError(f"{key!r} is outside its block.", f"Move it below {place[0]}:.", where)
     return _unknown(key, "", list(TOP_LEVEL), where)
 
 

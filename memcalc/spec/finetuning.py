@@ -54,9 +54,9 @@ class LoraSpec(Block):
         description="fp32 (PEFT's autocast_adapter_dtype) | compute; default: fp32, compute under mixed recipes"
     )
     base_dtype: Precision = Field(
-        description="of frozen weights that are not in 4 bits; default: fp32 under recipes fp32 and amp, else compute"
+        description="dtype of frozen weights that are not 4-bit; default: fp32 under recipes fp32 and amp, else compute"
     )
-    modules_to_save: Saved = Field((), description="[embed_tokens, lm_head]: trained whole, in a copy of their own")
+    modules_to_save: Saved = Field((), description="[embed_tokens, lm_head]: trained in full, in a separate copy")
     input_require_grads: bool = Field(
         description="whether the embedding's output needs a gradient; default: if anything is recomputed, as PEFT does"
     )
@@ -65,10 +65,10 @@ class LoraSpec(Block):
 class QloraSpec(Block):
     """The frozen base in 4 bits (QLoRA, arXiv 2305.14314), as bitsandbytes holds it."""
 
-    quantization: Literal["nf4", "fp4"] = Field("nf4", description="the 16 values that 4 bits stand for")
-    double_quantization: bool = Field(True, description="whether the scales are quantised to 8 bits themselves")
+    quantization: Literal["nf4", "fp4"] = Field("nf4", description="the 16 values of the 4-bit type")
+    double_quantization: bool = Field(True, description="whether the scales are quantized to 8 bits too")
     block_size: BlockSize = Field(64, description="elements that share a scale")
-    quantize_lm_head: bool = Field(False, description="whether an untied head is quantised as well")
+    quantize_lm_head: bool = Field(False, description="whether an untied LM head is quantized too")
 
 
 def packing_dtype(training: TrainingSpec, parallelism: ParallelismSpec) -> str:

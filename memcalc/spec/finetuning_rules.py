@@ -16,8 +16,8 @@ def finetuning(spec: Spec) -> Iterator[Broken]:
         if getattr(training, name) is not None and training.finetune not in ways:
             yield Broken(
                 ("training", name),
-                f"there is a block {name}, but finetune = {training.finetune}.",
-                f"Set finetune: {name}, or take the block out.",
+                f"the block {name} is set, but finetune = {training.finetune}.",
+                f"Set finetune: {name}, or remove the block.",
             )
     if training.lora is not None:
         yield from _targets(spec)

@@ -41,14 +41,14 @@ def float8_rules(spec: Spec) -> Iterator[Broken]:
         if width % STEP:
             yield Broken(
                 KEY,
-                f"fp8 = {training.fp8} takes matrices whose sides are multiples of {STEP}; {name} is {width}.",
+                f"fp8 = {training.fp8} needs matrix dimensions that are multiples of {STEP}; {name} is {width}.",
                 "Choose other sizes, add what has that side to fp8_skip, or set fp8: none.",
             )
     tokens = training.micro_batch_size * (training.sequence_length // spec.parallelism.context_parallel)
     if tokens % STEP:
         yield Broken(
             KEY,
-            f"fp8 = {training.fp8} takes a multiple of {STEP} tokens; b·s is {tokens} on a rank.",
+            f"fp8 = {training.fp8} needs a multiple of {STEP} tokens; b·s is {tokens} on a rank.",
             "Choose another sequence_length, or set fp8: none.",
         )
 

@@ -42,7 +42,7 @@ def fp8(spec: Spec) -> Iterator[Broken]:
     if recipe not in recipes:
         yield Broken(
             KEY,
-            f"fp8 = {recipe} with implementation = {training.implementation}, whose matrices would be {library}'s.",
+            f"fp8 = {recipe} with implementation = {training.implementation}, which uses the matmuls of {library}.",
             f"Set fp8: {' or '.join(recipes)}, or implementation: {'plain' if megatron else 'megatron'}.",
         )
         return
@@ -54,7 +54,7 @@ def fp8(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             KEY,
             f"fp8 = {recipe} needs compute capability {needed}; {card.label} has {found}.",
-            "Name a newer card, or set fp8: none.",
+            "Use a newer GPU, or set fp8: none.",
         )
     yield from _options(spec)
     yield from _sizes(spec, recipe) if megatron else float8_rules(spec)
@@ -115,13 +115,13 @@ def _sizes(spec: Spec, recipe: str) -> Iterator[Broken]:
         if width % step:
             yield Broken(
                 KEY,
-                f"fp8 = {recipe} takes matrices whose sides are multiples of {step}; {name} is {width} on a rank.",
+                f"fp8 = {recipe} needs matrix dimensions that are multiples of {step}; {name} is {width} on a rank.",
                 "Choose other sizes, or set fp8: none.",
             )
     tokens = spec.training.micro_batch_size * (spec.training.sequence_length // spec.parallelism.context_parallel)
     if tokens % MULTIPLE_OF_TOKENS[recipe]:
         yield Broken(
             KEY,
-            f"fp8 = {recipe} takes a multiple of {MULTIPLE_OF_TOKENS[recipe]} tokens; b·s is {tokens} on a rank.",
+            f"fp8 = {recipe} needs a multiple of {MULTIPLE_OF_TOKENS[recipe]} tokens; b·s is {tokens} on a rank.",
             "Choose another sequence_length, or set fp8: none.",
         )

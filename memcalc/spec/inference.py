@@ -24,13 +24,13 @@ class InferenceSpec(Block):
 
     batch_size: Size = Field(1, description="sequences at once, in each replica")
     prompt_length: Size = Field(description="tokens of each prompt; default: context_length - new_tokens")
-    new_tokens: Count = Field(DEFAULT_NEW_TOKENS, description="tokens that are made and read again, one by one")
+    new_tokens: Count = Field(DEFAULT_NEW_TOKENS, description="tokens to generate, one per forward")
     context_length: Size = Field(
         description="tokens a sequence has in the cache at the end; default: prompt_length + new_tokens, else "
         "min(2048, max_position_embeddings)"
     )
     dtype: Dtype = Field("bf16", description="of weights and activations")
-    quantization: Quantization = Field("none", description="linear layers in 4 bits: none | nf4 | fp4 (bitsandbytes)")
+    quantization: Quantization = Field("none", description="4-bit linear layers: none | nf4 | fp4 (bitsandbytes)")
     cache: Cache = Field(
         "dynamic", description="dynamic (grows by copying) | static (one size, transformers) | paged (blocks, vLLM)"
     )
@@ -41,7 +41,7 @@ class InferenceSpec(Block):
         description="whose modules run; default: plain for a paged cache, else huggingface"
     )
     attention: Attention = Field("flash", description="the attention kernel")
-    torch_version: TorchVersion = Field("v2.13", description="PyTorch's release: workspaces, fused norms")
+    torch_version: TorchVersion = Field("v2.13", description="PyTorch version: workspaces, fused norms")
 
     @property
     def block(self) -> int:

@@ -32,7 +32,7 @@ def inference(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             ("inference",),
             f"inference of {family_of_foreign(spec.model)}, of which memcalc has no formulas.",
-            "Size its generation script: `memcalc dry-run --gpu CARD -- python script.py`.",
+            "Dry-run its generation script: `memcalc dry-run --gpu GPU -- python script.py`.",
         )
     positions = spec.model.max_position_embeddings
     if spec.model.position_embedding == "learned" and asked.context_length > positions:
@@ -75,7 +75,7 @@ def _cache(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             ("inference", "prefill_chunk"),
             f"prefill_chunk = {asked.prefill_chunk} with cache = {asked.cache} is not modelled: later pieces of the "
-            "prompt need a mask, with which other kernels run.",
+            "prompt need a mask, which selects other kernels.",
             "Set cache: paged, or leave prefill_chunk out.",
         )
 
@@ -87,7 +87,7 @@ def _spread(spec: Spec) -> Iterator[Broken]:
         if (value := getattr(parallelism, field)) != neutral:
             yield Broken(
                 ("parallelism", field),
-                f"{field} = {value} belongs to training; inference is asked for.",
+                f"{field} = {value} belongs to training, but inference: is set.",
                 "Leave it out: weights and caches are split by tensor_parallel, pipeline_parallel and expert_parallel.",
             )
     if asked.implementation == "huggingface" and parallelism.tensor_parallel > 1:
@@ -113,21 +113,21 @@ def of_training(spec: Spec, verb: str) -> Spec:
     """
     if spec.inference is not None:
         raise InputError(
-            f"{verb} knows training steps, but this configuration asks for inference.",
-            REMEDIES.get(verb, "Size it with `memcalc estimate`; or leave its inference: block out."),
+            f"{verb} supports training only, but this configuration has an inference: block.",
+            REMEDIES.get(verb, "Use `memcalc estimate`, or remove the inference: block."),
             "inference",
         )
     return spec
 
 
 REMEDIES = {
-    "fit": "`memcalc estimate --gpu CARD` says the largest batch and the longest context that fit.",
-    "measure": "`memcalc dry-run --gpu CARD -- python script.py` sizes a script that generates.",
-    "trace --device null": "Leave --device out; or `memcalc dry-run --gpu CARD -- python script.py` a script.",
+    "fit": "`memcalc estimate --gpu GPU` says the largest batch and the longest context that fit.",
+    "measure": "`memcalc dry-run --gpu GPU -- python script.py` dry-runs a script that generates.",
+    "trace --device null": "Leave --device out; or `memcalc dry-run --gpu GPU -- python script.py` a script.",
 }
 
 
-LEFT_ASIDE = "The training: block has no effect: inference is asked for."
+LEFT_ASIDE = "The training: block has no effect, because inference: is set."
 
 
 def refuse_training_fields(overridden: dict[Path, str]) -> None:
@@ -148,4 +148,4 @@ def refuse_training_fields(overridden: dict[Path, str]) -> None:
                 if own in InferenceSpec.model_fields
                 else "Leave it out: nothing trains."
             )
-            raise InputError(f"{name} is set, a field of training, but inference is asked for.", remedy, where)
+            raise InputError(f"{name} is set, a field of training, but inference: is set.", remedy, where)

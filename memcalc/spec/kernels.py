@@ -29,7 +29,7 @@ def card_omissions(card: Card | None) -> tuple[str, ...]:
     """What memcalc does not know of a card's kernels."""
     if card is None or card.compute_capability is not None:
         return ()
-    return (f"kernels of the {card.label} and their workspaces: they are taken to be those of CUDA on an A100",)
+    return (f"kernels of the {card.label} and their workspaces: assumed to be those of CUDA on an A100",)
 
 
 # FlashAttention-2's kernels, and PyTorch's copies of them, are for Ampere and later.

@@ -149,7 +149,7 @@ def mapping_of(source: Source) -> dict[str, Any]:
     data = source.data
     if not isinstance(data, dict) or not data:
         raise InputError(
-            "it holds no configuration." if data in (None, {}) else f"it holds {describe(data)}, not a configuration.",
+            "it has no configuration." if data in (None, {}) else f"it holds {describe(data)}, not a configuration.",
             "Write at least a `model:` block; `memcalc models` lists presets to start from.",
             source.label,
         )
@@ -163,8 +163,8 @@ def _blocks(source: Source) -> dict[str, Any]:
         return {"model": read_hf_config(data, source.label)}
     if "architectures" in data and "model" not in data:
         raise InputError(
-            "a Hugging Face config.json names its family, and this one has no model_type.",
-            'Write it in, such as "model_type": "llama".',
+            "this Hugging Face config.json has no model_type, so its family is unknown.",
+            'Add it, such as "model_type": "llama".',
             source.label,
         )
     blocks: dict[str, Any] = {}
@@ -181,7 +181,7 @@ def _blocks(source: Source) -> dict[str, Any]:
     for key in MODEL_SOURCES:  # INTERFACE lets them stand beside or inside the model block
         if key in model and key in blocks:
             where = source.where(("model", key))
-            raise InputError(f"{key} is given twice, beside and inside model.", "Keep one of the two.", where)
+            raise InputError(f"{key} is given twice, outside and inside model.", "Keep one of the two.", where)
         if key in model:
             blocks[key] = model.pop(key)
     return blocks
@@ -230,7 +230,7 @@ def _model_base(blocks: dict[str, Any], folder: Path, source: Source) -> dict[st
     if not given:
         return {}
     if len(given) > 1:
-        raise InputError("preset and hf_config are both given.", "Keep one of the two.", source.where(("preset",)))
+        raise InputError("preset and hf_config exclude each other.", "Keep one of the two.", source.where(("preset",)))
     key = given[0]
     name = blocks[key]
     where = source.where((key,))

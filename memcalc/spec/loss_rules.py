@@ -17,7 +17,7 @@ def loss(spec: Spec) -> Iterator[Broken]:
     if spec.parallelism.tensor_parallel > 1 or spec.parallelism.context_parallel > 1:
         yield Broken(
             ("training", "loss"),
-            f"loss = {kind} is not modelled with a vocabulary or a sequence that is split over ranks.",
+            f"loss = {kind} is not modelled with a vocabulary or a sequence that is sharded.",
             "Set loss: vocab-parallel or materialized, or tensor_parallel and context_parallel: 1.",
         )
     if kind == "fused" and model.lm_head_bias:
@@ -29,6 +29,6 @@ def loss(spec: Spec) -> Iterator[Broken]:
     if kind == "fused" and training.qlora is not None and training.qlora.quantize_lm_head:
         yield Broken(
             ("training", "loss"),
-            "loss = fused multiplies with the head's weight as it is, but quantize_lm_head holds it in 4 bits.",
-            "Set loss: chunked, or leave the head whole.",
+            "loss = fused needs an unquantized LM head, but quantize_lm_head quantizes it to 4 bits.",
+            "Set loss: chunked, or quantize_lm_head: false.",
         )

@@ -28,17 +28,19 @@ class MoeSpec(Block):
     """Mixture of experts in place of the MLP."""
 
     num_experts: Size = Field(description="E: routed experts in each MoE layer")
-    num_experts_per_token: Size = Field(description="k: routed experts a token visits")
-    expert_intermediate_size: Size = Field(description="F_e: width inside one routed expert")
-    shared_expert_intermediate_size: Count = Field(0, description="width of the expert every token visits; 0: none")
+    num_experts_per_token: Size = Field(description="k: routed experts per token")
+    expert_intermediate_size: Size = Field(description="F_e: intermediate size of a routed expert")
+    shared_expert_intermediate_size: Count = Field(0, description="intermediate size of the shared expert; 0: none")
     shared_expert_gate: bool = Field(False, description="whether a d-vector gates the shared expert")
-    first_dense_layers: Count = Field(0, description="how many first layers keep a dense MLP")
+    first_dense_layers: Count = Field(0, description="number of first layers with a dense MLP")
     expert_interval: Size = Field(1, description="n: of the other layers, each n-th one has experts (Llama 4: 2)")
-    dense_layers: Layers = Field((), description="layers, counted from 0, that keep a dense MLP besides those")
+    dense_layers: Layers = Field((), description="further layers, counted from 0, with a dense MLP")
     expert_bias: bool | None = Field(None, description="bias of the experts' projections; default: mlp_bias")
     router_bias: bool = Field(False, description="bias of the router (gpt-oss)")
-    router_correction_bias: bool = Field(False, description="whether the router keeps a buffer of E fp32 corrections")
-    router_correction_parameter: bool = Field(False, description="whether those are a parameter (ERNIE 4.5)")
+    router_correction_bias: bool = Field(
+        False, description="whether the router has a bias buffer of E fp32 values (e_score_correction_bias)"
+    )
+    router_correction_parameter: bool = Field(False, description="whether that bias is a parameter (ERNIE 4.5)")
 
     @property
     def mixed(self) -> bool:
@@ -54,11 +56,11 @@ class MoeSpec(Block):
 class MlaSpec(Block):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
 
-    q_lora_rank: Count = Field(description="rank of the query's latent; 0: queries are projected directly")
+    q_lora_rank: Count = Field(description="rank of the query latent; 0: queries are projected directly")
     kv_lora_rank: Size = Field(description="rank of the latent that keys and values share")
-    qk_nope_head_dim: Size = Field(description="width of a query/key head without position")
-    qk_rope_head_dim: Size = Field(description="width of a query/key head that is rotated")
-    v_head_dim: Size = Field(description="width of a value head")
+    qk_nope_head_dim: Size = Field(description="dimension of a query/key head without RoPE")
+    qk_rope_head_dim: Size = Field(description="dimension of a query/key head with RoPE")
+    v_head_dim: Size = Field(description="dimension of a value head")
 
 
 class ModelSpec(Block):
@@ -66,7 +68,7 @@ class ModelSpec(Block):
 
     architecture: str | None = Field(None, description="a Hugging Face model_type; sets the defaults of its fields")
     num_layers: Size = Field(description="(l) transformer layers")
-    hidden_size: Size = Field(description="(d) width of the residual stream")
+    hidden_size: Size = Field(description="(d) hidden size")
     num_attention_heads: Size = Field(description="(h) query heads")
     num_key_value_heads: Size = Field(description="key/value heads; default: num_attention_heads")
     head_dim: Size = Field(description="width of one head; default: hidden_size / num_attention_heads")

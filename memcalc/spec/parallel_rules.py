@@ -122,8 +122,8 @@ def context(spec: Spec) -> Iterator[Broken]:
     if length % pieces:
         yield Broken(
             key,
-            f"sequence_length = {length} cannot be cut into 2 x {c} x {pieces // (2 * c)} = {pieces} pieces.",
-            "Each rank takes a piece from the front and one from the back, so that causal attention is balanced.",
+            f"sequence_length = {length} cannot be split into 2 x {c} x {pieces // (2 * c)} = {pieces} chunks.",
+            "Each rank takes a chunk from the front and one from the back, to balance causal attention.",
         )
     heads = spec.model.num_attention_heads // t
     if spec.parallelism.context_parallel_method == "all-to-all" and heads % c:
@@ -165,7 +165,7 @@ def experts(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             ("parallelism", "expert_parallel"),
             f"tensor {parallelism.tensor_parallel} x context {parallelism.context_parallel} x data "
-            f"{parallelism.data_parallel} = {ranks} ranks are no multiple of expert {e} x expert_tensor "
+            f"{parallelism.data_parallel} = {ranks} ranks are not a multiple of expert {e} x expert_tensor "
             f"{parallelism.expert_width_ranks}.",
             "Expert parallelism uses the same ranks again: its groups must fit in them.",
         )
@@ -235,5 +235,5 @@ def schedule(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             key,
             f"schedule = {name} cuts the model into {parts} chunks, but num_layers = {layers}.",
-            "A chunk holds at least one layer: use fewer stages or virtual_stages.",
+            "A chunk needs at least one layer: use fewer stages or virtual_stages.",
         )

@@ -41,18 +41,18 @@ def keeps_products(spec: Spec) -> str:
     """Why single operators of this run's layers cannot be kept; "" where they can."""
     model, training = spec.model, spec.training
     if training.implementation != "plain":
-        return f"implementation = {training.implementation}; its order of operators is known of plain alone"
+        return f"implementation = {training.implementation}; the order of operators is modelled for plain only"
     if model.mla is not None:
-        return "the model has latent attention, whose order of operators is not known"
+        return "the model has latent attention, whose order of operators is not modelled"
     if model.moe is not None:
         if model.layers_with_experts(0, model.num_layers) < model.num_layers:
-            return "some layers have experts and some have not, and all recomputed layers keep the same"
+            return "only some layers have experts, and all recomputed layers save the same"
         if model.experts_have_bias:
-            return "the experts have biases, which a product of its own kind adds"
+            return "the experts have biases, which another kind of matmul adds"
         if spec.parallelism.expert_parallel > 1:
-            return f"expert_parallel = {spec.parallelism.expert_parallel}, which exchanges tokens between products"
+            return f"expert_parallel = {spec.parallelism.expert_parallel}, which exchanges tokens between matmuls"
     if training.finetune != "full":
-        return f"finetune = {training.finetune}, whose adapters have products of their own"
+        return f"finetune = {training.finetune}, whose adapters have separate matmuls"
     if spec.parallelism.context_parallel > 1:
         return f"context_parallel = {spec.parallelism.context_parallel}, which splits attention into several kernels"
     return ""
@@ -68,7 +68,7 @@ def kept_products_rules(spec: Spec) -> Iterator[Broken]:
         what = "segments" if has_segments(training.recompute) else training.recompute
         yield Broken(
             key,
-            f"recompute_keep says what recomputed layers keep all the same, but recompute = {what}.",
+            f"recompute_keep sets what recomputed layers still save, but recompute = {what}.",
             "Set recompute: full, every-k or a list of single layers.",
         )
         return
@@ -78,4 +78,6 @@ def kept_products_rules(spec: Spec) -> Iterator[Broken]:
     known = layer_products(spec.model, training)
     for name in training.recompute_keep:
         if name not in known:
-            yield Broken(key, f"recompute_keep = {name} is no operator of the layer.", f"Known are {', '.join(known)}.")
+            yield Broken(
+                key, f"recompute_keep = {name} is not an operator of the layer.", f"Known are {', '.join(known)}."
+            )

@@ -67,7 +67,9 @@ def find_config(source: str | Path) -> Path:
         if path.is_dir():
             _list(path)
             raise InputError(
-                f"{source} is a directory.", "Name a file in it, or size them all with `memcalc check`.", str(source)
+                f"{source} is a directory.",
+                "Name a file in it, or check all of them with `memcalc check`.",
+                str(source),
             )
         if path.exists():
             raise InputError("it is a pipe or a device, not a file.", "Pass it on standard input, as `-`.", str(source))
@@ -78,4 +80,4 @@ def find_config(source: str | Path) -> Path:
         return preset
     close = nearest(str(source).removesuffix(".yaml"), preset_names())
     remedy = f"Did you mean {close}?" if close else "`memcalc models` lists the presets."
-    raise InputError("there is no such file and no preset of that name.", remedy, str(source)[:200])
+    raise InputError("neither a file nor a preset.", remedy, str(source)[:200])

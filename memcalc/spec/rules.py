@@ -66,7 +66,7 @@ def _heads(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             ("model", "embedding_size"),
             f"embedding_size = {model.embedding_size} is out of proportion to hidden_size = {model.hidden_size}.",
-            "It is the width of the embedding table, usually hidden_size.",
+            "It is the embedding dimension, usually hidden_size.",
         )
 
 
@@ -78,7 +78,7 @@ def _experts(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             ("model", "moe", "num_experts_per_token"),
             f"num_experts_per_token = {moe.num_experts_per_token} is more than num_experts = {moe.num_experts}.",
-            "A token visits at most every expert once.",
+            "A token uses each expert at most once.",
         )
     if moe.first_dense_layers > spec.model.num_layers:
         yield Broken(
@@ -115,7 +115,7 @@ def _foreign(spec: Spec) -> Iterator[Broken]:
     if training.dropout is not None:
         yield Broken(
             ("training", "dropout"),
-            f"dropout = {training.dropout}, but which rates {family} has only its config.json says.",
+            f"dropout = {training.dropout}, but which rates {family} has is set in its config.json only.",
             "Set them there.",
         )
 
@@ -151,14 +151,14 @@ def _layers(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             ("model", "num_layers"),
             f"num_layers = {spec.model.num_layers} is more than {MOST_LAYERS:,}.",
-            "No model comes near it.",
+            "No model has that many layers.",
         )
     layers, stages = spec.model.num_layers, spec.parallelism.pipeline_parallel
     if stages > layers:
         yield Broken(
             ("parallelism", "pipeline_parallel"),
             f"pipeline_parallel = {stages} is more than num_layers = {layers}.",
-            f"A stage holds at least one layer: at most {layers}.",
+            f"A stage needs at least one layer: at most {layers}.",
         )
     recompute = spec.training.recompute
     yield from kept_products_rules(spec)
@@ -178,15 +178,14 @@ def _segments(spec: Spec, recompute: Segment) -> Iterator[Broken]:
     if not in_order(recompute):
         yield Broken(
             ("training", "recompute"),
-            "recompute holds a list whose layers are no neighbours in order, or names a layer twice.",
-            'Layers that are recomputed together follow one another: [0, 1, 2] or "0-2".',
+            "recompute: the layers of a segment must be consecutive and unique.",
+            'Write [0, 1, 2] or "0-2".',
         )
     if spec.parallelism.pipeline_parallel > 1:
         yield Broken(
             ("training", "recompute"),
-            f"recompute has layers that are recomputed together, but pipeline_parallel = "
-            f"{spec.parallelism.pipeline_parallel}.",
-            "Set pipeline_parallel: 1, or recompute layers one by one.",
+            f"recompute has segments of several layers, but pipeline_parallel = {spec.parallelism.pipeline_parallel}.",
+            "Set pipeline_parallel: 1, or recompute each layer separately.",
         )
 
 
@@ -204,7 +203,7 @@ def _tensor_parallel(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             key,
             f"tensor_parallel = {ranks} and num_key_value_heads = {groups}: neither divides the other.",
-            f"A rank holds whole key/value heads, or a copy of one: try {divisors(groups)}, or a multiple of {groups}.",
+            f"A rank needs whole key/value heads, or a copy of one: try {divisors(groups)}, or a multiple of {groups}.",
         )
     widths = {"intermediate_size": model.intermediate_size}
     if model.moe is not None:
@@ -228,8 +227,8 @@ def _engine(spec: Spec) -> Iterator[Broken]:
     if stage not in stages:
         yield Broken(
             ("parallelism", "engine"),
-            f"engine {engine} cannot do zero_stage = {stage}; it does {', '.join(map(str, stages))}.",
-            "ddp shards nothing, deepspeed does stages 1 to 3, fsdp2 does 2 and 3.",
+            f"engine = {engine} supports zero_stage {', '.join(map(str, stages))}, not {stage}.",
+            "ddp shards nothing, deepspeed supports stages 1 to 3, fsdp2 supports 2 and 3.",
         )
     if spec.parallelism.pipeline_parallel > 1 and stage >= 2:
         yield Broken(

@@ -1,8 +1,8 @@
 """A plan of recomputation in a configuration: `training.recompute` as a list.
 
-A number is a layer that is recomputed by itself. A list inside the list, or a range such as "4-7", is layers that are
-recomputed together: forward keeps the input of the first one only. In such a list a number is a layer that keeps its
-activations when the list runs again, and a further list one that does not even then.
+A number is a layer that is recomputed separately. A nested list, or a range such as "4-7", is one checkpoint segment:
+forward saves the input of the first layer only. In a segment a number is a layer that saves its activations when the
+segment is recomputed, and a further list a nested segment, which does not even then.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def leaves(item: int | Segment) -> Iterator[int]:
 
 
 def has_segments(recompute: str | Segment) -> bool:
-    """Whether some layers are recomputed together, or one inside another."""
+    """Whether some layers share a checkpoint segment, or segments are nested."""
     return not isinstance(recompute, str) and any(isinstance(item, tuple) for item in recompute)
 
 

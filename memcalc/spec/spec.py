@@ -19,7 +19,7 @@ class Spec(Block):
     parallelism: ParallelismSpec
     hardware: HardwareSpec
     inference: InferenceSpec | None = Field(
-        None, description="generation in place of training; `training` is then its forward pass"
+        None, description="generation instead of training; `training` is then its forward pass"
     )
 
     _notes: tuple[str, ...] = PrivateAttr(())

@@ -13,7 +13,7 @@ def unsplittable(spec: Spec) -> tuple[str, str] | None:
     cannot = {
         "parallelism.engine": parallelism.engine == "ddp"
         and parallelism.data_parallel > 1
-        and "DistributedDataParallel takes no parameters that are split: set engine fsdp2 and zero_stage 2 or 3",
+        and "DistributedDataParallel does not support sharded parameters: set engine fsdp2 and zero_stage 2 or 3",
         "training.implementation": spec.training.implementation != "plain"
         and f"the plan is that of the plain modules, not of {spec.training.implementation}'s",
         "model.num_key_value_heads": model.num_key_value_heads % ranks > 0

@@ -27,7 +27,7 @@ class System:
         nic_bytes: and between nodes.
         flops: 16-bit operations a second of one card, dense.
         source: maker's documents.
-        node_assumed: the cards of a node are a default, no maker's figure.
+        node_assumed: the GPUs per node are a default, no maker's figure.
         nic_assumed: so is the network.
     """
 
@@ -44,12 +44,12 @@ class System:
     @property
     def assumed(self) -> str:
         """What of this is a default, and how to say what it is; empty: nothing."""
-        node = [(f"{self.node} cards a node", "--node")] if self.node_assumed else []
-        port = f"{self.nic_bytes * 8 / 1e9:g} Gbit/s of network a card"
+        node = [(f"{self.node} GPUs per node", "--node")] if self.node_assumed else []
+        port = f"{self.nic_bytes * 8 / 1e9:g} Gbit/s per GPU"
         found = node + ([(port, "--nic")] if self.nic_assumed else [])
         if not found:
             return ""
-        default = "a default: name yours" if len(found) == 1 else "defaults: name yours"
+        default = "a default: set yours" if len(found) == 1 else "defaults: set yours"
         return f"{' and '.join(what for what, _ in found)}, {default} with {' and '.join(how for _, how in found)}"
 
     def group_bytes(self, size: int, stride: int) -> float:
@@ -69,9 +69,9 @@ def system_of(card: Card, node: int | None = None, nic_gbit: float | None = None
         InputError: they are no sizes.
     """
     if node is not None and node < 1:
-        raise InputError(f"{node} cards in a node.", "Give 1 or more.", "--node")
+        raise InputError(f"{node} GPUs per node.", "Give 1 or more.", "--node")
     if nic_gbit is not None and not 0 < nic_gbit < inf:
-        raise InputError(f"{nic_gbit:g} Gbit/s of network a card.", "Give more than 0.", "--nic")
+        raise InputError(f"{nic_gbit:g} Gbit/s per GPU.", "Give more than 0.", "--nic")
     found = _systems()[card.name]
     if nic_gbit is not None:
         found = replace(found, nic_bytes=nic_gbit * 1e9 / 8, nic_assumed=False)

@@ -47,42 +47,42 @@ class TrainingSpec(Block):
     sequence_length: Size = Field(description="(s) tokens; default: min(2048, max_position_embeddings)")
     gradient_accumulation_steps: Size = Field(1, description="micro-batches before each optimizer step")
     global_batch_size: Size | None = Field(None, description="b * accumulation * data_parallel, checked if given")
-    dtype: Dtype = Field("bf16", description="what forward and backward compute in")
+    dtype: Dtype = Field("bf16", description="compute dtype of forward and backward")
     recipe: Recipe = Field("mixed-20", description="which copies of weights and gradients exist, and when")
     fp8: Fp8 = Field(
         "none",
-        description="8-bit matrix products, by how they scale: Transformer Engine's (implementation megatron), else "
-        "torchao's",
+        description="FP8 matmuls, by their scaling: Transformer Engine (implementation megatron), else torchao",
     )
     fp8_skip: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        ("lm_head", "mlp.router"), description="linear layers that torchao leaves as they are: parts of their names"
+        ("lm_head", "mlp.router"), description="linear layers that torchao does not convert: parts of their names"
     )
-    fp8_all_gather: bool = Field(False, description="FSDP2 gathers torchao's weights in 8 bits (fp8: tensorwise)")
-    fp8_params: bool = Field(
-        False, description="Megatron-LM's --fp8-param-gather: weights in 8 bits alone, with no copy in 16"
-    )
+    fp8_all_gather: bool = Field(False, description="FSDP2 gathers torchao's weights in FP8 (fp8: tensorwise)")
+    fp8_params: bool = Field(False, description="Megatron-LM's --fp8-param-gather: FP8 weights without a 16-bit copy")
     implementation: Implementation = Field("plain", description="whose modules run")
     optimizer: Optimizer = Field("adamw", description="the update rule, hence its states")
     optimizer_implementation: OptimizerImplementation = Field(
         description="the temporaries of the step; default: foreach where the optimizer has it, else for-loop"
     )
     optimizer_options: OptimizerOptions = Field(OptimizerOptions(), description="what else its states depend on")
-    gradient_dtype: Dtype | None = Field(None, description="what gradients are summed in; default: the recipe's")
+    gradient_dtype: Dtype | None = Field(
+        None, description="dtype in which gradients are summed; default: that of the recipe"
+    )
     gradient_clipping: Norm | None = Field(None, description="the norm that all gradients together are clipped to")
     ema: Average = Field("none", description="a moving average of the weights: none | weights (their dtype) | fp32")
     zero_grad: Literal["set_to_none", "zero"] = Field("set_to_none", description="free gradients, or fill with zeros")
     recompute: RecomputeWord | RecomputeLayers = Field(
         "none",
-        description="none | selective | full | every-k (each k-th layer) | a list of layers; a list in it is a segment",
+        description="none | selective | full | every-k (each k-th layer) | a list of layers; a nested list is one "
+        "checkpoint segment",
     )
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(strict=False)] = Field(
-        ("core_attn",), description="what selective recomputation runs again, in Megatron-LM's words"
+        ("core_attn",), description="what selective recomputation recomputes, in Megatron-LM's syntax"
     )
     recompute_keep: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        (), description="operators whose results recomputed layers keep all the same (docs/recompute.md)"
+        (), description="operators whose results recomputed layers still save (docs/guides/recompute.md)"
     )
     offload_activations: OffloadActivations = Field(
-        "none", description="what forward saves, kept in that memory of the host (PyTorch's save_on_cpu)"
+        "none", description="keep activations in host memory (PyTorch's save_on_cpu): pinned or pageable"
     )
     attention: Attention = Field(
         "flash", description="the attention kernel; of transformers' families that know no fused one: eager"
@@ -103,11 +103,11 @@ class TrainingSpec(Block):
     )
     logits_until: LogitsUntil = Field(
         "backward",
-        description="how long the training loop has a name for the model's output: backward (`outputs = model(...)`) | "
+        description="when the logits are released: after backward (`outputs = model(...)`) | "
         "loss (Hugging Face's Trainer, `del logits`); default: backward, but loss with megatron and torchtitan",
     )
     torch_version: TorchVersion = Field(
-        "v2.13", description="PyTorch's release: workspaces, FSDP2's buffers, fused norms"
+        "v2.13", description="PyTorch version: workspaces, FSDP2's buffers, fused norms"
     )
     alloc_conf: AllocConf = Field(
         "",
@@ -115,7 +115,7 @@ class TrainingSpec(Block):
     )
     finetune: Literal["full", "lora", "qlora"] = Field("full", description="which parameters train")
     lora: LoraSpec | None = Field(None, description="adapters; with finetune lora or qlora")
-    qlora: QloraSpec | None = Field(None, description="the frozen base in 4 bits; with finetune qlora")
+    qlora: QloraSpec | None = Field(None, description="the 4-bit base; with finetune qlora")
 
     @property
     def torch(self) -> tuple[int, int]:
@@ -144,11 +144,12 @@ class ParallelismSpec(Block):
     zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(0, description="1: optimizer, 2: + gradients, 3: + weights")
     offload: Offload = Field(
         "none",
-        description="on the host: optimizer: masters, gradients and states (ZeRO-Offload) | parameters: weights alone "
+        description="in host memory: optimizer: master weights, gradients and states (ZeRO-Offload) | parameters: "
+        "weights only "
         "(ZeRO-Infinity) | all: both (FSDP2's CPUOffloadPolicy)",
     )
     offload_pin_memory: bool = Field(
-        False, description="whether they lie in pinned memory; default: true under fsdp2, as PyTorch's policy has it"
+        False, description="whether they are in pinned memory; default: true under fsdp2, as PyTorch's policy has it"
     )
 
     @property
@@ -181,4 +182,4 @@ class ParallelismSpec(Block):
 class HardwareSpec(Block):
     """The card each rank runs on."""
 
-    gpu: str | None = Field(None, description="a row of the table of cards; see `memcalc gpus`")
+    gpu: str | None = Field(None, description="the name of a GPU; see `memcalc gpus`")

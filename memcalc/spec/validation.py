@@ -58,12 +58,14 @@ def _in_our_words(finding: Any, location: Path, where: str) -> InputError:
     if location and isinstance(location[-1], int):
         field = f"{location[-2]}[{location[-1]}]"
     if kind == "missing":
-        return InputError(f"{field} is missing, and nothing else tells it.", f"Add a line `{field}: ...`.", where)
+        return InputError(
+            f"{field} is required and cannot be derived from other fields.", f"Add a line `{field}: ...`.", where
+        )
     if field == "recompute":
         return InputError(
-            f"recompute = {describe(value)} is no way to recompute.",
-            "Write none, selective, full, every-k (every-2: each second layer) or a list of layer numbers, in which a "
-            'list or a range ("4-7") is recomputed together.',
+            f"recompute = {describe(value)} is not a valid value.",
+            "Write none, selective, full, every-k (every-2: each second layer) or a list of layers; "
+            'a nested list or a range ("4-7") is one checkpoint segment.',
             where,
         )
     if kind == "literal_error":

@@ -151,7 +151,7 @@ def switch_recompute(module: nn.Module, spec: Spec) -> None:
 
 
 def join_layers(layers: Sequence[nn.Module], plan: Segment) -> None:
-    """Layers that are recomputed together: the first one runs all of a segment, the others hand on what they get.
+    """Layers that share a checkpoint segment: the first one runs all of a segment, the others hand on what they get.
 
     Raises:
         InputError: layers are of several kinds, which their caller gives different masks.
@@ -159,8 +159,8 @@ def join_layers(layers: Sequence[nn.Module], plan: Segment) -> None:
     kinds = {getattr(getattr(layer, "self_attn", None), "is_sliding", None) for layer in layers}
     if len(kinds) > 1:
         raise InputError(
-            "recompute has layers that are recomputed together, but some attend to a window and some to all tokens.",
-            "Recompute layers one by one, or set implementation: plain.",
+            "recompute has a segment whose layers differ: some use a sliding window, some full attention.",
+            "Recompute each layer separately, or set implementation: plain.",
             "training.recompute",
         )
     forwards: list[Callable[..., Any]] = [layer.forward for layer in layers]
@@ -218,7 +218,7 @@ def foreign_config(model: ModelSpec) -> Any:
         if (ours := getattr(model, field)) != theirs:
             raise InputError(
                 f"{field} = {ours}, but the config.json of {family_of_foreign(model)} says {theirs}.",
-                "Change it there: what else follows from it only that family's own code knows.",
+                "Change it there: only that family's own code knows what else follows from it.",
                 f"model.{field}",
             )
     config.use_cache = False

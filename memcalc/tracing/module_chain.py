@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MeasuredModule(NamedTuple):
-    """Bytes of one module's run; a `_top` is the highest moment, its input included, what lies beside left out.
+    """Bytes of one module's run; a `_top` is the peak, its input included, what lies beside left out.
 
     Args:
         name: the class's, with its place.
@@ -61,7 +61,7 @@ class MeasuredModules(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """Of one phase: bytes at its start, at its highest moment, at its end."""
+    """Of one phase: bytes at its start, at its peak, at its end."""
 
     start: int
     top: int

@@ -28,7 +28,7 @@ class Remedy(NamedTuple):
         overrides: as --set takes them.
         device_bytes: what a GPU needs with it.
         cost: what it takes in time or money.
-        host_bytes: what a rank then holds in host memory.
+        host_bytes: host memory of a rank.
         node_host_bytes: what all ranks of a node hold there.
     """
 
@@ -44,7 +44,7 @@ class Reason(NamedTuple):
 
     Args:
         phase: of the peak.
-        largest: the largest components then.
+        largest: the largest components at the peak.
         lists: what the foreach update of the optimizer allocates for a step, if that is a large part of the peak.
         fragmented: what the allocator reserves beyond the peak, if that alone makes the run too large for its card.
         remedy: the cheapest single change that keeps the result of training and makes the run fit.

@@ -1,6 +1,6 @@
 """How far recorded runs lay from what is said of them, by kind: memcalc/data/recorded_errors.json.
 
-The file is generated from the raw records by tools/recorded_errors.py; docs/verdict.md shows it.
+The file is generated from the raw records by tools/recorded_errors.py; docs/explanations/verdict.md shows it.
 """
 
 from __future__ import annotations

@@ -75,5 +75,5 @@ def test_flags_without_effect_are_named() -> None:
 
 @pytest.mark.parametrize("version", ["0.9", "4.0", "new", "31"])
 def test_a_version_that_is_none_is_refused(version: str) -> None:
-    with pytest.raises(InputError, match="is no release of Paddle"):
+    with pytest.raises(InputError, match="is not a version of Paddle"):
         parse_settings("", version=version)

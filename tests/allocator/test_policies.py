@@ -153,10 +153,10 @@ def test_the_widest_moment_is_that_of_reserved_memory() -> None:
 @pytest.mark.parametrize(
     ("policy", "config", "version", "words"),
     [
-        ("jemalloc", "", None, "'jemalloc' is no allocator. The known ones are pytorch, paddle-auto-growth"),
-        ("tensorflow", "", None, "no card is named. Name one with --gpu"),
-        ("paddle-naive-best-fit", "", None, "no card is named"),
-        ("tensorflow", "allow_growth=true", "2.13", "release 2.13 is named, but tensorflow has the same rules in all"),
+        ("jemalloc", "", None, "'jemalloc' is not an allocator. Choose pytorch, paddle-auto-growth"),
+        ("tensorflow", "", None, "no GPU is given. Name one with --gpu"),
+        ("paddle-naive-best-fit", "", None, "no GPU is given"),
+        ("tensorflow", "allow_growth=true", "2.13", "version 2.13 is given, but the rules of tensorflow are the same"),
         ("ideal", "alignment=3", None, "alignment is 3. It must be a power of two"),
         ("pytorch", "max_split:3", None, "no allocator option 'max_split'"),
     ],

@@ -160,5 +160,5 @@ def test_events_that_cannot_follow_each_other(events: list[Event], message: str)
 def test_what_the_version_refuses_is_refused() -> None:
     with pytest.raises(InputError, match=r"torch 2\.6 has no allocator option 'large_segment_size_mb'"):
         replay([], "large_segment_size_mb:30", "2.6")
-    with pytest.raises(InputError, match=r"the allocator of torch '2\.5' is not known here"):
+    with pytest.raises(InputError, match=r"the allocator of torch '2\.5' is not modelled"):
         replay([], version="2.5")

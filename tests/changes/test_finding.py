@@ -118,7 +118,7 @@ def test_more_replicas_take_over_what_there_is(batch: tuple[str, ...], expected:
 
     assert [words.replace(" zero_stage=3 engine=fsdp2", "") for words in dealt] == expected
     assert len(same) < len(offered)  # 8 replicas cannot share them: a larger batch, another result
-    assert "8 times as many sequences a step" in offered[-1].cost
+    assert "8 times as many sequences per step" in offered[-1].cost
     assert offered[-1].result == OTHER_RESULT
 
 

@@ -111,18 +111,18 @@ def test_a_baseline_of_the_settings(baseline: Path) -> None:
 
 
 def test_growth_of_nothing_is_refused(baseline: Path) -> None:
-    with pytest.raises(InputError, match=r"--max-growth compares with nothing. Give the stored result with --baseline"):
+    with pytest.raises(InputError, match=r"--max-growth needs a baseline. Add --baseline FILE"):
         check("a.yaml", gpu="t4", max_growth="0")
 
 
 WRONG: dict[str, tuple[Any, str]] = {
     "no JSON": ("{", "this is not JSON: "),
-    "no report": ([], "it holds no list of configs"),
+    "no report": ([], "it has no list of configs"),
     "another version": ({"schema_version": 9, "configs": []}, "schema_version = 9 is not 2"),
     "no path": ({"schema_version": 1, "configs": [{}]}, r"configs\[0\] has no path"),
     "no number": (
         {"schema_version": 2, "configs": [{"path": "a", "device_bytes": "7"}]},
-        r"configs\[0\].device_bytes is no whole number",
+        r"configs\[0\].device_bytes is not a whole number",
     ),
 }
 

@@ -11,7 +11,7 @@ from memcalc.cli.app import main
 from memcalc.errors import InputError
 from memcalc.report.checks.document import check_document
 from memcalc.report.checks.github import github_lines
-from memcalc.report.checks.words import summary
+from memcalc.report.checks.text import summary
 from memcalc.verdict.judge import size_against
 
 SMALL = "model: {l: 2, d: 64, h: 4, V: 100}\n"
@@ -66,14 +66,14 @@ def test_no_card_and_no_budget(folder: Path) -> None:
     (folder / "b.yaml").write_text(f"{SMALL}hardware: {{gpu: t4}}\n")
     first, second = check("configs").outcomes
 
-    assert first.message.startswith("no card and no budget to check against. Give --gpu CARD or --budget SIZE")
+    assert first.message.startswith("no GPU and no budget to check against. Add --gpu GPU or --budget SIZE")
     assert second.status == "fits"
 
 
 def test_no_settings_and_no_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--gpu", "t4"]) == 2
     assert capsys.readouterr().err == (
-        "error: no path says what to check. Name files or folders, or write `paths = [...]` into memcalc.toml.\n"
+        "error: nothing to check: no path is given. Name files or directories, or add `paths = [...]` to memcalc.toml.\n"
     )
 
 
@@ -208,8 +208,8 @@ def test_reports_beside_the_table(folder: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("report", "message"),
     [
-        ("pdf=x", "--report pdf=x: it is no FORMAT=FILE. Formats are json, junit, github, sarif, markdown: --report j"),
-        ("junit", "--report junit: it is no FORMAT=FILE."),
+        ("pdf=x", "--report pdf=x: expected FORMAT=FILE. Formats are json, junit, github, sarif, markdown: --report j"),
+        ("junit", "--report junit: expected FORMAT=FILE."),
         ("junit=no/such/folder.xml", "no/such/folder.xml: No such file or directory."),
     ],
 )
@@ -223,7 +223,7 @@ def test_reports_that_cannot_be_written(
 
 
 def test_an_unknown_card_is_wrong_input(folder: Path) -> None:
-    with pytest.raises(InputError, match="not a card"):
+    with pytest.raises(InputError, match="not a known GPU"):
         check("configs", gpu="h9000")
 
 
@@ -248,7 +248,7 @@ def test_github_annotations(folder: Path) -> None:
     (folder / "small.yaml").write_text(SMALL)
     lines = github_lines(check("configs", gpu="h100-80gb"), "GiB")
 
-    assert lines[0].startswith("::error file=configs/a%2Cb.yaml,line=4,title=memcalc%3A broken config::")
+    assert lines[0].startswith("::error file=configs/a%2Cb.yaml,line=4,title=memcalc%3A invalid config::")
     assert lines[1].startswith("::error file=configs/large.yaml,title=memcalc%3A does not fit::needs ")
     assert lines[2].startswith("fits: configs/small.yaml: needs ")
     assert lines[3] == "3 configs checked: 1 fit, 1 too large, 1 broken"
@@ -306,7 +306,7 @@ def test_settings_that_match_nothing_are_told(folder: Path, capsys: pytest.Captu
     (folder.parent / "memcalc.toml").write_text(text)
 
     main(["check"])
-    assert "config/** of the settings matches no configuration" in capsys.readouterr().out
+    assert "config/** in the settings matches no configuration" in capsys.readouterr().out
     main(["check", "configs/run.yaml"])
     assert "matches no configuration" not in capsys.readouterr().out
 

@@ -151,23 +151,23 @@ def test_settings_that_are_named(repository: Path) -> None:
 
 
 WRONG = {
-    "budgets = 1": "memcalc.toml: budgets: there is no setting budgets. Did you mean budget?",
-    "zzz = 1": "memcalc.toml: zzz: there is no setting zzz. Known are gpu, budget, margin, max_growth, set, paths,",
-    'gpu = "h9000"': "memcalc.toml: gpu: 'h9000' is not a card in the table.",
+    "budgets = 1": "memcalc.toml: budgets: unknown setting budgets. Did you mean budget?",
+    "zzz = 1": "memcalc.toml: zzz: unknown setting zzz. Known are gpu, budget, margin, max_growth, set, paths,",
+    'gpu = "h9000"': "memcalc.toml: gpu: 'h9000' is not a known GPU.",
     "budget = 70": "memcalc.toml: budget: '70' has no unit. Write one, such as 70GiB",
     'budget = "70 Gigs"': "memcalc.toml: budget: '70 Gigs' is not a size. Write a number and a unit",
     'margin = "x"': "memcalc.toml: margin: 'x' is neither a share nor a size.",
-    "margin = [1]": "memcalc.toml: margin: margin = a list is not a text.",
-    'paths = "configs"': "memcalc.toml: paths: paths = 'configs' is not a list. Write a list of texts, such as [\"con",
-    "paths = [1]": "memcalc.toml: paths[0]: 0 = 1 is not a text. Write it in quotation marks.",
+    "margin = [1]": "memcalc.toml: margin: margin = a list is not a string.",
+    'paths = "configs"': "memcalc.toml: paths: paths = 'configs' is not a list. Write a list of strings, such as [\"con",
+    "paths = [1]": "memcalc.toml: paths[0]: 0 = 1 is not a string. Write it in quotation marks.",
     "jobs = 0": "memcalc.toml: jobs: jobs = 0 is too small. Write at least 1.",
     'set = ["layers"]': "memcalc.toml: set: there is no '=' in it. Write --set field=value",
-    "[[rules]]\ngpu='t4'": "memcalc.toml: rules[0].paths: paths is missing. A rule says which paths it is for.",
+    "[[rules]]\ngpu='t4'": "memcalc.toml: rules[0].paths: paths is missing. A rule needs the paths that it applies to.",
     "[[rules]]\npaths=[]": "memcalc.toml: rules[0].paths: paths = a list is empty.",
     "[[rules]]\npaths=['a']\n[[rules]]\npaths=['b']\nmargin='x'": "memcalc.toml: rules[1]: margin: 'x' is neither",
-    "[[rules]]\npaths=['a']\njobs=1": "memcalc.toml: rules[0].jobs: there is no setting jobs. Known are gpu, budget",
+    "[[rules]]\npaths=['a']\njobs=1": "memcalc.toml: rules[0].jobs: unknown setting jobs. Known are gpu, budget",
     "rules = [1]": "memcalc.toml: rules[0]: ",
-    "paths = [": "memcalc.toml: it is no TOML in UTF-8: ",
+    "paths = [": "memcalc.toml: it is not TOML in UTF-8: ",
 }
 
 
@@ -184,7 +184,7 @@ def test_wrong_settings(text: str, repository: Path, capsys: pytest.CaptureFixtu
 
 def test_wrong_settings_of_a_project(repository: Path) -> None:
     (repository / "pyproject.toml").write_text('[tool.memcalc]\ngpu = "x9"\n')
-    with pytest.raises(InputError, match=r"^pyproject.toml: tool.memcalc: gpu: 'x9' is not a card"):
+    with pytest.raises(InputError, match=r"^pyproject.toml: tool.memcalc: gpu: 'x9' is not a known GPU"):
         check("configs")
     (repository / "pyproject.toml").write_text("[tool]\nmemcalc = 3\n")
     with pytest.raises(InputError, match=r"^pyproject.toml: tool.memcalc is 3, not a table"):

@@ -130,7 +130,7 @@ def test_wrong_input_is_an_error_without_files(project: Path, path_with_memcalc:
     code, log, outputs, summary = run(project, path_with_memcalc, gpu="h9000")
 
     assert code == 2
-    assert "'h9000' is not a card in the table" in log
+    assert "'h9000' is not a known GPU" in log
     assert outputs == {"exit-code": "2"}
     assert summary == ""
 
@@ -148,7 +148,7 @@ def test_an_input_is_never_a_command(project: Path, path_with_memcalc: str) -> N
 def test_the_documentation_shows_the_files_themselves(name: str) -> None:
     example = (ROOT / "docs" / "examples" / "project" / name).read_text()
 
-    assert f"```yaml\n{example}```\n" in (ROOT / "docs" / "checking.md").read_text()
+    assert f"```yaml\n{example}```\n" in (ROOT / "docs" / "guides" / "checking.md").read_text()
 
 
 def test_the_readme_names_the_action_of_the_example() -> None:

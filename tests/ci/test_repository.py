@@ -24,10 +24,11 @@ VERSION_LINE = 'test "$GITHUB_REF_NAME" = "v$(sed -n \'s/^__version__ = "\\(.*\\
 NAMES_THE_OWNER = {
     "CITATION.cff",
     "README.md",
-    "docs/checking.md",
+    "docs/guides/checking.md",
     "docs/contributing.md",
     "docs/examples/project/.github/workflows/memory.yml",
     "docs/examples/project/.pre-commit-config.yaml",
+    "mkdocs.yml",
 }
 
 
@@ -78,6 +79,15 @@ def test_a_release_is_built_from_the_tag_of_its_version_and_published_without_a_
     assert subprocess.run(["bash", "-c", VERSION_LINE], cwd=ROOT, env=environment, check=False).returncode == 1
     assert workflow["jobs"]["publish"]["permissions"] == {"id-token": "write"}
     assert "secrets." not in json.dumps(workflow)
+
+
+def test_the_site_is_built_on_each_push_and_deployed_from_main_alone() -> None:
+    (workflow,) = (read(path) for path in WORKFLOWS if path.name == "docs.yml")
+    commands = [step["run"] for step in steps(workflow, "build") if "run" in step]
+
+    assert commands == ["make site PYTHON=python"]
+    assert workflow["jobs"]["deploy"]["if"] == "github.ref == 'refs/heads/main'"
+    assert workflow["jobs"]["deploy"]["permissions"] == {"id-token": "write", "pages": "write"}
 
 
 def test_the_citation_is_valid() -> None:

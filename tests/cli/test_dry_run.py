@@ -31,7 +31,7 @@ def test_an_unknown_card_is_wrong_input(capsys: pytest.CaptureFixture[str]) -> N
     code, message = refused(capsys, "--gpu", "h1000", "--", sys.executable, "train.py")
 
     assert code == 2
-    assert "'h1000' is not a card" in message
+    assert "'h1000' is not a known GPU" in message
 
 
 def test_an_unknown_command_is_wrong_input(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,7 @@ def test_a_record_that_cannot_be_is_refused_before_the_run(capsys: pytest.Captur
     words = ("--gpu", "h100-80gb", "--", sys.executable, "train.py")
 
     code, message = refused(capsys, "--record", str(tmp_path), *words)
-    assert (code, f"--record: {tmp_path} is a folder" in message) == (2, True)
+    assert (code, f"--record: {tmp_path} is a directory" in message) == (2, True)
     code, message = refused(capsys, "--record", str(tmp_path / "file" / "r.json"), *words)
     assert (code, "file: " in message) == (2, True)
 

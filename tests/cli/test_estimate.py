@@ -79,7 +79,7 @@ def test_rank(run) -> None:
     assert run(*line, "--rank", "4") == (
         2,
         "",
-        "error: --rank 4: there is no such pipeline stage. The stages of this run are 0 to 3.\n",
+        "error: --rank 4: no such pipeline stage. The stages of this run are 0 to 3.\n",
     )
 
 
@@ -87,7 +87,7 @@ def test_an_unknown_component(run) -> None:
     code, out, err = run("estimate", "gpt2", "--explain", "wieghts")
 
     assert (code, out) == (2, "")
-    assert err.startswith("error: --explain wieghts: there is no such component. Choose all, parameters, weights, ")
+    assert err.startswith("error: --explain wieghts: unknown component. Choose all, parameters, weights, ")
 
 
 def test_a_broken_file_names_the_line(run, tmp_path: Path) -> None:

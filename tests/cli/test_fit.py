@@ -90,22 +90,22 @@ def test_why_lists_what_is_left_out(run: Callable[..., Run]) -> None:
 def test_a_choice_that_is_left_out_stands_before_its_reason(run: Callable[..., Run]) -> None:
     told = " ".join(run("fit", "gpt2", "--gpu", "t4", "--gpus", "16", "--why").out.split())
 
-    assert "tensor_parallel = 16: its ranks exchange every layer's sums: they stay inside a node" in told
+    assert "tensor_parallel = 16: its ranks communicate in every layer, so they stay inside a node" in told
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("gpt2",), "error: no card is named. Name one with --gpu, or in hardware.gpu; `memcalc gpus` lists them.\n"),
+        (("gpt2",), "error: no GPU is given. Add --gpu GPU or set hardware.gpu; `memcalc gpus` lists the names.\n"),
         (
             ("gpt2", "--gpu", "t4", "--maximize", "layers", "--minimize", "gpus"),
-            "error: --maximize and --minimize are two questions. Ask one at a time.\n",
+            "error: --maximize and --minimize exclude each other. Use one at a time.\n",
         ),
         (("gpt2", "--gpu", "t4", "--gpus", "0"), "error: --gpus: 0 GPUs. Give 1 to 131,072.\n"),
-        (("gpt2", "--gpu", "t4", "--node", "0"), "error: --node: 0 cards in a node. Give 1 or more.\n"),
-        (("gpt2", "--gpu", "t4", "--nic", "0"), "error: --nic: 0 Gbit/s of network a card. Give more than 0.\n"),
-        (("gpt2", "--gpu", "t4", "--nic", "nan"), "error: --nic: nan Gbit/s of network a card. Give more than 0.\n"),
-        (("gpt2", "--gpu", "t4", "--nic", "inf"), "error: --nic: inf Gbit/s of network a card. Give more than 0.\n"),
+        (("gpt2", "--gpu", "t4", "--node", "0"), "error: --node: 0 GPUs per node. Give 1 or more.\n"),
+        (("gpt2", "--gpu", "t4", "--nic", "0"), "error: --nic: 0 Gbit/s per GPU. Give more than 0.\n"),
+        (("gpt2", "--gpu", "t4", "--nic", "nan"), "error: --nic: nan Gbit/s per GPU. Give more than 0.\n"),
+        (("gpt2", "--gpu", "t4", "--nic", "inf"), "error: --nic: inf Gbit/s per GPU. Give more than 0.\n"),
         (
             ("gpt2", "--gpu", "t4", "--hold", "layers"),
             f"error: --hold: 'layers' is not known. Name one of {', '.join(HOLDABLE)}.\n",

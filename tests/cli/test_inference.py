@@ -62,10 +62,10 @@ def test_other_forms(run) -> None:
 
 
 REFUSED = {
-    ("fit",): "error: inference: fit knows training steps",
-    ("trace", "--device", "null"): "error: inference: trace --device null knows training steps",
-    ("recompute",): "error: inference: recompute knows training steps",
-    ("estimate", "--measure"): "error: inference: measure knows training steps",
+    ("fit",): "error: inference: fit supports training only",
+    ("trace", "--device", "null"): "error: inference: trace --device null supports training only",
+    ("recompute",): "error: inference: recompute supports training only",
+    ("estimate", "--measure"): "error: inference: measure supports training only",
 }
 
 

@@ -69,7 +69,7 @@ def test_a_run_that_cannot_fit_is_not_started(run) -> None:
 
     assert (code, out) == (3, "")
     assert err.startswith("error: gpt2 cannot fit cpu: the estimate is 0.")
-    assert err.endswith(" and the device has 0.00 GiB. Run it all the same with --force.\n")
+    assert err.endswith(" and the device has 0.00 GiB. Override with --force.\n")
 
 
 @pytest.mark.usefixtures("small_host")
@@ -131,7 +131,7 @@ def test_traces_beside_records(run, golden) -> None:
         (["gpt2", "--compare", "x.jsonl"], "error: --compare: its file has the configurations. Name nothing else"),
         (["--suite", "x.yaml", "--set", "b=2"], "error: --suite: its file has the configurations. Name nothing else"),
         (["--suite", "x.yaml", "--compare", "x.jsonl"], "error: --suite: its file has the configurations."),
-        (["--compare", "none.jsonl"], "error: none.jsonl: there are no records. Name a file that `memcalc measure"),
+        (["--compare", "none.jsonl"], "error: none.jsonl: no records. Name a file that `memcalc measure"),
     ],
 )
 def test_what_does_not_go_together(arguments: list[str], message: str, run) -> None:
@@ -163,4 +163,4 @@ def test_many_runs_are_for_one_process(words: list[str], run, monkeypatch: pytes
     outcome = run("measure", *words)
 
     assert outcome.code == 2
-    assert f"{words[0]} is for one process, not for 4 ranks. Start it without torchrun" in outcome.err
+    assert f"{words[0]} runs in one process, not on 4 ranks. Start it without torchrun" in outcome.err

@@ -65,7 +65,7 @@ def test_no_message(run: Callable[..., Run], tmp_path: Path) -> None:
 
     assert (code, out) == (2, "")
     assert err == (
-        f"error: {path}: it holds no out-of-memory message of PyTorch, PaddlePaddle, TensorFlow or JAX. Give the whole "
+        f"error: {path}: no out-of-memory message of PyTorch, PaddlePaddle, TensorFlow or JAX. Pass the complete "
         "output of the run; several ranks may write to several files.\n"
     )
 

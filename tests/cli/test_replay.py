@@ -109,23 +109,23 @@ def test_the_picture(stream: str, suffix: str, run) -> None:
     root = ET.fromstring(text)
     tips = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
     assert len(tips) == 1 + 1 + 3 + 2 + 1  # blocks of the segments of 30, 12, 20, 2 and 16 MiB
-    assert any("gradients; asked for 15,728,640 bytes; train.py:11" in tip for tip in tips)
+    assert any("gradients; requested 15,728,640 bytes; train.py:11" in tip for tip in tips)
     assert any("; free" in tip for tip in tips)
 
 
 WRONG = {
     "replay run.jsonl --alloc-conf max_split:3": "error: torch 2.13 has no allocator option 'max_split'.",
     "replay run.jsonl --alloc-conf allow_growth=maybe --allocator tensorflow": "error: allow_growth is maybe. It must be",
-    "replay run.jsonl --allocator tensorflow": "error: TensorFlow takes the card's memory at the first allocation",
+    "replay run.jsonl --allocator tensorflow": "error: TensorFlow reserves the GPU's memory at the first allocation",
     "replay run.jsonl --allocator paddle-auto-growth --alloc-conf x=1": "error: Paddle has no setting 'x'.",
-    "replay run.jsonl --gpu h1000": "error: 'h1000' is not a card in the table.",
-    "replay run.jsonl --release 1.3": "error: the allocator of torch '1.3' is not known here.",
-    "replay run.jsonl --sweep max_split_size_mb": "error: 'max_split_size_mb' is no sweep.",
+    "replay run.jsonl --gpu h1000": "error: 'h1000' is not a known GPU.",
+    "replay run.jsonl --release 1.3": "error: the allocator of torch '1.3' is not modelled.",
+    "replay run.jsonl --sweep max_split_size_mb": "error: 'max_split_size_mb' is not a sweep.",
     "replay run.jsonl --picture space.png": "error: space.png ends in '.png'.",
     "replay run.jsonl --allocator jemalloc": "error: Invalid value for '--allocator'",
-    "replay run.jsonl --device 1": "error: --device 1 is named, and run.jsonl is no memory snapshot.",
+    "replay run.jsonl --device 1": "error: --device 1 is given, but run.jsonl is not a memory snapshot.",
     "replay run.jsonl --memory-fraction 0.5 --allocator ideal": "error: the memory fraction is PyTorch's",
-    "replay nowhere": "error: nowhere: there is no such file and no preset of that name.",
+    "replay nowhere": "error: nowhere: neither a file nor a preset.",
     "replay": "error: Missing argument 'EVENTS|SNAPSHOT|CONFIG'.",
 }
 
@@ -147,5 +147,5 @@ def test_memory_over_the_run_is_drawn(stream: str, run, tmp_path: Path) -> None:
     assert (
         "peak 65.0 MiB in backward_1" in page
     )  # 30 + 12 + 7, 1,024 bytes, and 15 in a segment of 16 that is not split
-    assert "<h2>Notebook: allocated, MiB</h2>" in page
+    assert "<h2>Phase log: allocated, MiB</h2>" in page
     assert run("replay", stream, "--plot", "run.gif").code == 2

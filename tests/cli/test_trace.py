@@ -28,7 +28,7 @@ def test_the_screen_has_all_that_a_run_can_tell(run) -> None:
         "FITS: ",
         "At the peak: ",
         "Memory over the run: MiB allocated (letters) and reserved (-).",
-        "Notebook: allocated, MiB",
+        "Phase log: allocated, MiB",
         "Largest at the peak, in ",
         "Reserved memory at the peak, MiB: ",
         "Differences: estimate less fake.",
@@ -40,7 +40,7 @@ def test_the_screen_has_all_that_a_run_can_tell(run) -> None:
 def test_on_the_cpu_there_is_no_allocator(run) -> None:
     out = run("trace", *TINY, "--semantics", "cpu").out
 
-    assert "Notebook: asked for" in out
+    assert "Phase log: requested" in out
     assert "Reserved memory" not in out
 
 
@@ -68,7 +68,7 @@ def test_a_trace_on_the_null_device_has_one_on_fake_tensors_beside_it() -> None:
 def test_markdown_has_the_same_tables(run) -> None:
     out = run("trace", *TINY, "--format", "markdown", "--compare").out
 
-    for title in ("### Notebook: allocated, GiB", "### Largest at the peak, in ", "### Phases", "estimate GiB"):
+    for title in ("### Phase log: allocated, GiB", "### Largest at the peak, in ", "### Phases", "estimate GiB"):
         assert title in out
 
 
@@ -99,7 +99,7 @@ def test_files_of_every_kind(run, tmp_path: Path) -> None:
     [
         (["--plot", "run.gif"], 2, "error: run.gif ends in '.gif'. The suffix decides what is written: .png, .svg, .html."),
         (["--export", "run"], 2, "error: run has no suffix. The suffix decides what is written: .pickle, .json, .jsonl."),
-        (["--plot", "nowhere/run.html"], 2, "error: nowhere/run.html: there is no folder nowhere. Make it first, or name"),
+        (["--plot", "nowhere/run.html"], 2, "error: nowhere/run.html: no directory nowhere. Create it first, or"),
         (["--semantics", "cpu", "--export", "run.pickle"], 2, "error: run.pickle: a memory snapshot tells what CUDA's"),
     ],
 )  # fmt: skip

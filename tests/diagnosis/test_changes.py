@@ -53,7 +53,7 @@ def test_what_the_ledger_does_not_know_is_added_to_every_change() -> None:
     assert found.unexplained == 21 * GIB - found.allocated > 0
     assert found.needed.bytes == need_of(load(*run), None).reserved_bytes + found.unexplained
     assert found.needed.errors.replayed
-    assert any("held more than the ledger knows of" in note for note in found.notes)
+    assert any("used more than estimated at that point" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("allocated", ["8.00", "16.00", "22.00"])
@@ -115,7 +115,7 @@ def test_without_figures_the_card_is_the_budget() -> None:
     assert found is not None
     assert found.held is None
     assert found.budget is not None
-    assert found.budget_source == "what v100-16gb leaves beside the context and NCCL"
+    assert found.budget_source == "what v100-16gb has besides the context and NCCL"
     card = find_card("v100-16gb")
     assert found.budget == card.usable_bytes - outside_bytes(spec, card)
     assert found.needed.bytes == need_of(spec, None).reserved_bytes

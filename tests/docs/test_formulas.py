@@ -1,4 +1,4 @@
-"""docs/formulas.md misses nothing: every function of the estimate, and every source that a tensor cites, is in it."""
+"""docs/explanations/formulas.md misses nothing: every function of the estimate, and every source that a tensor cites, is in it."""
 
 import ast
 import itertools
@@ -13,7 +13,7 @@ from tools.formulas import cited_by, kept_sum
 from tools.polynomial import ZERO, axes_product
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "formulas.md").read_text()
+TEXT = (ROOT / "docs" / "explanations" / "formulas.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 QUESTIONS = (ROOT / "docs" / "questions.md").read_text()
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 

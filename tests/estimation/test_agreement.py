@@ -1,4 +1,4 @@
-"""The estimate of the day against every recorded trace of a preset: benchmarks/record_traces.py, docs/accuracy.md."""
+"""The estimate of the day against every recorded trace of a preset: benchmarks/record_traces.py, docs/reports/accuracy.md."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ import pytest
 
 from tools.drawn import Run, drawn, is_held_out
 
-pytestmark = pytest.mark.long  # the tables of docs/accuracy.md, which a quick test holds fresh, have every figure
+# A quick test keeps the tables of docs/reports/accuracy.md fresh, which have every figure.
+pytestmark = pytest.mark.long
 
 MEDIAN, WORST = 0.003, 0.02  # of one GPU
 MEDIAN_OF_RANKS = 0.01

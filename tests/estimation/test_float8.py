@@ -173,14 +173,14 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "sides": (
         ["fp8=rowwise", "intermediate_size=1000"],
         (
-            "fp8 = rowwise takes matrices whose sides are multiples of 16; intermediate_size is 1000. Choose other sizes, "
+            "fp8 = rowwise needs matrix dimensions that are multiples of 16; intermediate_size is 1000. Choose other sizes, "
             "add what has that side to fp8_skip, or set fp8: none."
         ),
     ),
     "tokens": (
         ["fp8=rowwise", "s=24"],
         (
-            "fp8 = rowwise takes a multiple of 16 tokens; b·s is 24 on a rank. Choose another sequence_length, or set fp8: "
+            "fp8 = rowwise needs a multiple of 16 tokens; b·s is 24 on a rank. Choose another sequence_length, or set fp8: "
             "none."
         ),
     ),

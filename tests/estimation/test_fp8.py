@@ -157,19 +157,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
         {"implementation": "plain"},
         None,
         (
-            "fp8 = delayed with implementation = plain, whose matrices would be torchao's. Set fp8: tensorwise or rowwise "
+            "fp8 = delayed with implementation = plain, which uses the matmuls of torchao. Set fp8: tensorwise or rowwise "
             "or rowwise-gw-hp, or implementation: megatron."
         ),
     ),
     "an older card": (
         {},
         "a100-80gb",
-        "fp8 = delayed needs compute capability 8.9; NVIDIA A100 80GB SXM has 8.0. Name a newer card, or set fp8: none.",
+        "fp8 = delayed needs compute capability 8.9; NVIDIA A100 80GB SXM has 8.0. Use a newer GPU, or set fp8: none.",
     ),
     "a card without blocks of scales": (
         {"fp8": "mxfp8"},
         "h100-80gb",
-        "fp8 = mxfp8 needs compute capability 10.0; NVIDIA H100 SXM has 9.0. Name a newer card, or set fp8: none.",
+        "fp8 = mxfp8 needs compute capability 10.0; NVIDIA H100 SXM has 9.0. Use a newer GPU, or set fp8: none.",
     ),
     "weights in 8 bits without their optimizer": (
         {"fp8_params": True},
@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
         {"s": 4, "b": 1},
         None,
         (
-            "fp8 = delayed takes a multiple of 8 tokens; b·s is 4 on a rank. Choose another sequence_length, or set fp8: "
+            "fp8 = delayed needs a multiple of 8 tokens; b·s is 4 on a rank. Choose another sequence_length, or set fp8: "
             "none."
         ),
     ),

@@ -141,7 +141,7 @@ def test_every_loss_leaves_the_same_gradients(loss: str, recipe: str, tied: str)
     [
         ("chunked", "tensor_parallel=2", "loss = chunked is not modelled with a vocabulary or a sequence"),
         ("fused", "lm_head_bias=true", "loss = fused, but the head has a bias"),
-        ("fused", "qlora.quantize_lm_head=true", "loss = fused multiplies with the head's weight as it is"),
+        ("fused", "qlora.quantize_lm_head=true", "loss = fused needs an unquantized LM head"),
     ],
 )
 def test_what_no_kernel_does_is_refused(loss: str, override: str, message: str) -> None:

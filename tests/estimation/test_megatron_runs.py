@@ -55,7 +55,7 @@ def test_runs_that_t12_does_not_name() -> None:
 
 @pytest.mark.parametrize("term", TERMS, ids=lambda term: term.name)
 def test_no_term_is_idle(term: Term) -> None:
-    """Without any one of them the estimate would be worse: each is in some run's highest moment."""
+    """Without any one of them the estimate would be worse: each is at some run's peak."""
     mean, worst = mean_and_worst([without(peak, term) for peak in PEAKS])
     reached = mean_and_worst([peak.error for peak in PEAKS])
 

@@ -291,7 +291,7 @@ def logits_alive(run: Ledger, phase: str) -> dict[str, int]:
 
 
 def large_vocabulary() -> Ledger:
-    """So many logits that the loss's own backward is the highest moment of backward."""
+    """So many logits that the loss's own backward is the peak of backward."""
     return ledger("vocab_size=50257", "num_layers=1", b=4, s=64)
 
 

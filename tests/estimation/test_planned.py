@@ -1,4 +1,4 @@
-"""Layers that are recomputed together: estimates beside traces of the same step, byte for byte."""
+"""Layers that share a checkpoint segment: estimates beside traces of the same step, byte for byte."""
 
 import pytest
 

@@ -123,7 +123,7 @@ def test_each_copy_lives_in_its_phases(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", TABLE)
 def test_backward_holds_what_forward_held_and_gradients_in_the_making(recipe: str) -> None:
-    """In its highest moment some gradients are not made yet, and none is held in more copies than the step finds."""
+    """In its peak some gradients are not made yet, and none is held in more copies than the step finds."""
     run = ledger(recipe)
     for step, before in ((1, "loss_1"), (2, "loss_2")):
         backward = run.components(f"backward_{step}")

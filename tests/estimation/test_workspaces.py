@@ -263,7 +263,7 @@ def test_a_named_rule_shows_its_formula() -> None:
 def test_each_bias_of_a_layer_is_summed_over_all_tokens(
     overrides: tuple[str, ...], widths: dict[str, int], gpu: str | None, card: dict[str, int]
 ) -> None:
-    """2·4096 rows, whether input or output is seen head by head; an A100 is taken where no card is named."""
+    """2·4096 rows, whether input or output is seen head by head; an A100 is taken where no GPU is given."""
     model = {"num_layers": 1, "hidden_size": 4096, "num_attention_heads": 32, "vocab_size": 8}
     spec = load({"model": model | {"max_position_embeddings": 4096}}, *overrides, "b=2", "s=4096", gpu=gpu)
     done = program(structure_of(spec), "dense layer", recomputed=False, gradients=Gradients(kept=True, main_dtype=None))

@@ -119,7 +119,7 @@ def test_recorded_times_are_kept() -> None:
 def test_times_with_gaps_or_leaps_are_not_used(times: list[int | None]) -> None:
     events = [event._replace(time_us=time) for event, time in zip(RUN, times, strict=False)]
 
-    assert chrome_trace(course(events), "tiny")["otherData"]["times"] == "one microsecond an event"
+    assert chrome_trace(course(events), "tiny")["otherData"]["times"] == "one microsecond per event"
 
 
 def test_of_long_runs_the_largest_allocations_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_of_long_runs_the_largest_allocations_are_kept(monkeypatch: pytest.Monke
         "counter_samples": 3,
         "allocations": 4,
         "allocations_shown": 2,
-        "times": "one microsecond an event",
+        "times": "one microsecond per event",
     }
 
 

@@ -153,5 +153,5 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str) -> None:
     with path.open("a") as file:
         file.write(f"{line}\n")
 
-    with pytest.raises(InputError, match=r"run\.jsonl:4: this line is no event .* Each line is an array"):
+    with pytest.raises(InputError, match=r"run\.jsonl:4: this line is not an event .* Each line is an array"):
         list(read_events(path))

@@ -23,7 +23,7 @@ def test_each_phase_with_what_it_left() -> None:
         Line("baseline", 1, 7, 7, 7, 0),
         Line("model", 1, 107, 100, 107, 2),
         Line("forward_1", 1, 157, 50, 187, 5),
-        Line("backward_1", 1, 147, -10, 157, 7),  # its highest moment is its first one
+        Line("backward_1", 1, 147, -10, 157, 7),  # its peak is its first one
         Line("forward_1", 2, 147, 0, 147, 10),
     ]
 

@@ -137,11 +137,11 @@ def test_what_the_user_knows_goes_over_the_table() -> None:
     card = find_card("l40s")
     known = system_of(card, node=4, nic_gbit=200)
 
-    assumed = "8 cards a node and 100 Gbit/s of network a card, defaults: name yours with --node and --nic"
+    assumed = "8 GPUs per node and 100 Gbit/s per GPU, defaults: set yours with --node and --nic"
     assert system_of(card).assumed == assumed
-    assert system_of(card, node=4).assumed == "100 Gbit/s of network a card, a default: name yours with --nic"
+    assert system_of(card, node=4).assumed == "100 Gbit/s per GPU, a default: set yours with --nic"
     assert (known.node, known.nic_bytes, known.assumed) == (4, 25e9, "")
-    with pytest.raises(memcalc.InputError, match="0 cards in a node"):
+    with pytest.raises(memcalc.InputError, match="0 GPUs per node"):
         system_of(card, node=0)
     with pytest.raises(memcalc.InputError, match="-1 Gbit/s"):
         system_of(card, nic_gbit=-1)

@@ -1,6 +1,6 @@
 """The architecture, checked: who may import whom, and who may import what.
 
-The picture is in docs/architecture.md. A package that is not listed here has no place yet: give it one.
+The picture is in docs/explanations/architecture.md. A package that is not listed here has no place yet: give it one.
 """
 
 import ast

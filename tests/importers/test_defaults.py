@@ -202,7 +202,7 @@ def test_the_launcher_before_the_program(tmp_path: Path) -> None:
 def test_megatron_without_a_precision_is_told(tmp_path: Path) -> None:
     found = imported(tmp_path, "a.sh", f"python pretrain_gpt.py {GPT}")
 
-    assert any("neither bf16 nor fp16 is asked for" in note for note in found.notes)
+    assert any("neither bf16 nor fp16 is set" in note for note in found.notes)
 
 
 def test_nemo_lists_what_its_table_does_not_have(tmp_path: Path) -> None:
@@ -447,8 +447,8 @@ def test_deepspeeds_batch_is_one_step_where_nothing_else_is_said(tmp_path: Path)
 
     assert (alone.training.micro_batch_size, alone.training.gradient_accumulation_steps) == (8, 1)
     assert (cut.training.micro_batch_size, cut.training.gradient_accumulation_steps) == (2, 4)
-    assert not any("sequences in one forward" in note for note in alone.notes)
-    assert any("the optimizer is the program's: AdamW is taken" in note for note in alone.notes)
+    assert not any("sequences per forward" in note for note in alone.notes)
+    assert any("no optimizer in the DeepSpeed config; assuming adamw" in note for note in alone.notes)
 
 
 def test_optimizers_of_deepspeed_that_compress_are_told(tmp_path: Path) -> None:
@@ -465,7 +465,7 @@ def test_what_accelerates_script_says_is_told(tmp_path: Path) -> None:
     notes = " ".join(spec_of(tmp_path, "run.yaml", text, *given).notes)
     quiet = " ".join(spec_of(tmp_path, "run.yaml", text, *given, "recipe=pure", "optimizer=sgd").notes)
 
-    assert "AdamW is taken" in notes
+    assert "assuming adamw" in notes
     assert "weights in fp32" in notes
     assert "the script" not in quiet
 

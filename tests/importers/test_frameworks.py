@@ -109,7 +109,7 @@ def test_what_is_switched_off_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_that_shards_must_say_over_how_many(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"run\.yaml: .* shards \(ZeRO 3\), but not said over how many GPUs"):
+    with pytest.raises(InputError, match=r"run\.yaml: .* uses ZeRO stage 3 but does not set the number of GPUs"):
         load(written(tmp_path, "run.yaml", AXOLOTL))
 
 
@@ -261,7 +261,7 @@ def test_adapters_beside_layers_without_a_name_of_ours_are_told(tmp_path: Path) 
     imported = import_file(written(tmp_path, "run.yaml", text))
 
     assert imported is not None
-    assert any("adapters beside in_proj are left out" in note for note in imported.notes)
+    assert any("adapters beside in_proj are ignored" in note for note in imported.notes)
 
 
 def test_a_schedule_without_stages_waits_for_them(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from memcalc.errors import InputError
 from memcalc.importers.loading import import_file, list_config_json, load
 from memcalc.importers.megatron_arguments import arguments_of
 from memcalc.importers.models import preset_of
-from memcalc.report.checks.words import HARMLESS
+from memcalc.report.checks.text import HARMLESS
 from memcalc.spec.presets import preset_names
 from tests.properties.specs import examples
 

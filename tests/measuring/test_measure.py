@@ -191,8 +191,8 @@ def test_a_gpu_that_is_not_there(run: Any, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("view", "message"),
     [
-        (View(3 * 2**30, (41, 42), "570.1"), "cuda:0 is busy: 3.00 GiB of it are in use by process 41, 42. Wait"),
-        (View(SOMEBODYS_BYTES, (), "570.1"), "cuda:0 is busy: 0.25 GiB of it are in use. Wait"),
+        (View(3 * 2**30, (41, 42), "570.1"), "cuda:0 is in use (3.00 GiB, process 41, 42). Wait"),
+        (View(SOMEBODYS_BYTES, (), "570.1"), "cuda:0 is in use (0.25 GiB). Wait"),
         (View(SOMEBODYS_BYTES - 1, (), "570.1"), None),
         (None, None),
     ],

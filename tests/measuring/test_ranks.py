@@ -86,7 +86,7 @@ def test_every_rank_is_as_its_trace(
     assert [json.loads(line)["rank"] for line in record.read_text().splitlines()] == list(range(ranks))
     for phase in traced["phases"]:
         if not phase["phase"].startswith(("input", "forward", "optimizer_step")):
-            continue  # in backward gradients are on their way, and the highest moment is now before one, now behind it
+            continue  # in backward gradients are on their way, and the peak is now before one, now behind it
         for each in found["ranks"]:
             held = next(line for line in each["phases"] if line["name"] == phase["phase"])["components"]
             for state in STATES:  # what is sharded is as large on every rank

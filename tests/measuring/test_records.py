@@ -62,7 +62,7 @@ def test_no_file_no_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("[1]", r"records\.jsonl:2: this line is no record of a measured run\."),
+        ("[1]", r"records\.jsonl:2: this line is not a record of a measured run\."),
         ('{"record": 99}', r"records\.jsonl:2: a record of version 99\. Upgrade memcalc\."),
     ],
 )

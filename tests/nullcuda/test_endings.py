@@ -225,4 +225,4 @@ def test_a_script_that_hangs_is_ended_with_what_it_held(dry_run_here: Path, null
         if "NOTHING MEASURED" not in out.getvalue():
             break
 
-    assert "FITS, as far as it came: 1.73 GiB" in out.getvalue()
+    assert "FITS, before it ended: 1.73 GiB" in out.getvalue()

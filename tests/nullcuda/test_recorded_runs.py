@@ -1,4 +1,4 @@
-"""The recorded runs of docs/dry-run-scripts.md again, as far as torch and transformers are all they need."""
+"""The recorded runs of docs/reports/training-scripts.md again, as far as torch and transformers are all they need."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_the_lines_that_hold_most_are_shown_for_the_fullest_card() -> None:
 
 
 def test_a_run_that_failed_fits_as_far_as_it_came() -> None:
-    assert "FITS, as far as it came: 33.00 GiB" in screen_of(replace(TWO_RANKS, outcome=FAILED, exit_code=3))
+    assert "FITS, before it ended: 33.00 GiB" in screen_of(replace(TWO_RANKS, outcome=FAILED, exit_code=3))
 
 
 def test_the_document_has_the_shape_of_the_other_verbs() -> None:

@@ -135,18 +135,18 @@ def test_an_impossible_budget_names_the_smallest_and_what_holds_it() -> None:
     message = str(refused.value)
     assert message.startswith("No plan fits 14.56 GiB usable on Tesla T4. The smallest needs at least 36.35 GiB")
     assert "is in optimizer_step_1: optimizer state 11.61 GiB, gradients" in message
-    assert "Recomputation does not make the optimizer step smaller." in message
+    assert "Recomputation does not reduce the optimizer step." in message
     assert "micro_batch_size" not in message  # a smaller one would not help either
 
 
 @pytest.mark.parametrize(
     ("overrides", "options", "message"),
     [
-        ((), {}, "nothing says how much memory there is. Name a card with --gpu, or a size with --budget."),
+        ((), {}, "the memory limit is missing. Add --gpu GPU or --budget SIZE."),
         (
             ("pipeline_parallel=2",),
             {"gpu": "t4"},
-            "pipeline_parallel = 2, but plans are made for a model on one stage.",
+            "pipeline_parallel = 2, but recomputation is planned for one stage only.",
         ),
         ((), {"gpu": "t4", "strategy": "best"}, "strategy = 'best' is not known. Known are optimal, selective, none,"),
     ],
@@ -245,7 +245,7 @@ def test_the_picture(run: Callable[..., Run], tmp_path: Path) -> None:  # noqa: 
     assert (code, err) == (0, "")
     picture = (tmp_path / "front.svg").read_text()
     assert picture.startswith("<?xml")
-    for words in ("this plan (optimal)", "every-layer", "budget ", "FLOPs that run again, % of a forward"):
+    for words in ("this plan (optimal)", "every-layer", "budget ", "recomputed FLOPs, % of a forward"):
         assert f"<!-- {words}" in picture  # matplotlib says each text it draws
     code, out, err = run(*asked, "--plot", str(tmp_path / "front.html"))
     assert (code, out) == (2, "")

@@ -97,7 +97,7 @@ def test_the_command(run: Callable[..., Run], written: Callable[[str], str]) -> 
     code, out, err = run("recompute", path, "--budget", "6", "--units", "bytes")
 
     assert (code, err) == (0, "")
-    assert "FITS: 6 bytes of 6 bytes, for 75.0% of a forward more: a step 25.0% longer." in out
+    assert "FITS: 6 bytes of 6 bytes; recomputes 75.0% of a forward, a step is 25.0% longer." in out
     assert "((0, 1, 2), (3, 4, 5), 6, 7, 8)" in out
     code, out, err = run("recompute", path, "--budget", "6", "--format", "json")
     assert json.loads(out)["plan"] == [[0, 1, 2], [3, 4, 5], 6, 7, 8]
@@ -106,7 +106,7 @@ def test_the_command(run: Callable[..., Run], written: Callable[[str], str]) -> 
     assert "No plan fits 0.00 GiB. The smallest needs" in err
     code, out, err = run("recompute", path, "--budget", "6", "--verify")
     assert (code, out) == (2, "")
-    assert "describes a chain, which has no fields to set, nothing to trace, draw or write." in err
+    assert "describes a chain, which has no fields to set and nothing to trace, draw or write." in err
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_what_is_no_chain_is_refused(text: str, message: str, written: Callable[
 
 
 def test_selective_plans_need_operators(written: Callable[[str], str]) -> None:
-    with pytest.raises(InputError, match="strategy = 'selective' is not for chains"):
+    with pytest.raises(InputError, match="strategy = 'selective' does not apply to chains"):
         api.recompute_chain(written(PRODUCTS), budget=6, strategy="selective")
-    with pytest.raises(InputError, match="nothing says how much memory there is"):
+    with pytest.raises(InputError, match="the memory limit is missing"):
         api.recompute_chain(written(PRODUCTS))
 
 

@@ -109,8 +109,8 @@ def test_shares_must_make_up_what_is_joined() -> None:
 @pytest.mark.parametrize(
     ("blocks", "words"),
     [
-        ((), "a chain without blocks"),
-        ((simple_block("a", 1, 1, 2, 1), simple_block("b", 3, 1, 1, 1)), "a hands on 2 bytes, but b takes 3"),
+        ((), "the chain has no blocks"),
+        ((simple_block("a", 1, 1, 2, 1), simple_block("b", 3, 1, 1, 1)), "a outputs 2 bytes, but b reads 3"),
         ((simple_block("a", 1, -1, 2, 1),), "a: inside_bytes = -1 is negative"),
     ],
 )

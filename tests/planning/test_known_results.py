@@ -61,7 +61,7 @@ def test_the_best_k_of_equal_layers(layers: int, inside: int, boundary: int, k: 
 
 
 def test_korthikantis_layer_at_every_k() -> None:
-    """34 of 2 units a layer, 96 layers: 3264 kept, 226 recomputed one by one, 164 in pairs."""
+    """34 of 2 units a layer, 96 layers: 3264 kept, 226 recomputed separately, 164 in pairs."""
     chain = uniform(96, 32, 2)
 
     assert evaluate(chain, keep_everything(chain)).kept_bytes == 96 * 34 + 2

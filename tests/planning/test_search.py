@@ -213,7 +213,7 @@ def test_what_would_help_where_nothing_fits() -> None:
     message = str(refused.value)
 
     assert "is in optimizer_step_" in message
-    assert "Recomputation does not make the optimizer step smaller." in message
+    assert "Recomputation does not reduce the optimizer step." in message
     assert "Cheapest change with which a plan fits: --set optimizer_implementation=fused" in message
     fused = ("recipe=pure", "b=1", "s=256", "optimizer_implementation=fused")
     assert memcalc.recompute("llama-3.2-1b", *fused, gpu="a100-40gb", budget="12GiB").verdict.answer == "fits"

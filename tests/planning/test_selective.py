@@ -237,15 +237,15 @@ def test_gradients_are_those_of_everything_kept(config: str, keep: tuple[str, ..
     [
         (
             ("recompute_keep=[attention]",),
-            "recompute_keep says what recomputed layers keep all the same, but recompute = none",
+            "recompute_keep sets what recomputed layers still save, but recompute = none",
         ),
         (
             ("recompute=full", "recompute_keep=[mlp]"),
-            "recompute_keep = mlp is no operator of the layer. Known are attention.qkv_proj",
+            "recompute_keep = mlp is not an operator of the layer. Known are attention.qkv_proj",
         ),
         (
             ("recompute=full", "recompute_keep=[attention]", "implementation=huggingface"),
-            "implementation = huggingface; its order of operators is known of plain alone",
+            "implementation = huggingface; the order of operators is modelled for plain only",
         ),
     ],
 )
@@ -265,7 +265,7 @@ def test_what_cannot_be_kept_is_refused(overrides: tuple[str, ...], message: str
 )
 def test_layers_that_are_not_planned_inside(config: str, why: str) -> None:
     name, *overrides = config.split()
-    with pytest.raises(InputError, match=f"strategy = selective keeps single operators' results, but {why}"):
+    with pytest.raises(InputError, match=f"strategy = selective saves results of single operators, but {why}"):
         memcalc.recompute(name, *overrides, gpu="h200", budget="2000GiB", strategy="selective")
 
 
@@ -279,7 +279,7 @@ def test_plans_of_experts_on_the_screen(run: Callable[..., Run]) -> None:  # noq
     text = " ".join(out.split())
 
     assert (code, err) == (0, "")
-    assert "no matmul of a forward runs again" in text
+    assert "recomputes no matmul" in text
     assert "Memory against compute, plans of whole layers" in text
     assert "--recompute-granularity selective --recompute-modules moe" in text
     assert text.count("KEEP = {") == 1

@@ -244,7 +244,7 @@ def states(rank: RankResult, phase: str = "optimizer_step_2") -> dict[tuple[Comp
 
 
 def held(result: Result, phase: str, *components: Component) -> int:
-    """Bytes of some components in the highest moment of a phase, on the headline rank."""
+    """Bytes of some components at the peak of a phase, on the headline rank."""
     return sum(result.ledger.components(phase).get(component, 0) for component in components)
 
 

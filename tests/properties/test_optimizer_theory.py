@@ -45,7 +45,7 @@ def test_a_loop_over_parameters_needs_two_buffers_of_the_largest(config: Config)
     """for-loop updates one parameter at a time: a temporary and a denominator, while the last one's is still there.
 
     Of a tensor between two as large, that is three times its size; decayed gradients, of which one is held, are off.
-    Tensors of one block are all as large as each other: of a model of such, any one may be at the highest moment.
+    Tensors of one block are all as large as each other: of a model of such, any one may be at the peak.
     """
     config["training"] |= {"optimizer_options": {"weight_decay": 0.0}, "optimizer_implementation": "for-loop"}
     config["training"] |= {"gradient_clipping": None}  # whose blocks are more, where tensors are this small

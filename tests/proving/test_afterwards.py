@@ -17,7 +17,7 @@ from memcalc.measuring.measure import measured
 from memcalc.measuring.records import append, read
 from memcalc.proving.afterwards import operators_apart
 from memcalc.proving.summary import errors_of
-from memcalc.report.afterwards import compared_document
+from memcalc.report.record_comparison import compared_document
 
 SIZES = ("l=1", "d=32", "h=2", "V=64", "s=8", "recipe=fp32", "dtype=fp32", "attention=eager", "dropout=0")
 
@@ -80,7 +80,7 @@ def test_runs_that_died_are_counted_by_what_the_trace_says(record: dict[str, Any
 def test_what_cannot_be_traced_is_told_and_the_others_go_on(record: dict[str, Any], tmp_path: Path) -> None:
     compared = compare_records(file_of(tmp_path, record), "null", "fake")
 
-    assert compared.missing == (("null: gpt2 l=1", "a null device has CUDA's rules, and the run was on a CPU."),)
+    assert compared.missing == (("null: gpt2 l=1", "a null device follows CUDA, but the run was on a CPU."),)
     assert len(compared.of("fake")) == 1
 
 

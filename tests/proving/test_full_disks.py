@@ -101,7 +101,7 @@ def test_a_machine_without_memory_is_no_bug(
     code = main(["sweep", "gpt2", "--vary", "b=1..4"])
 
     assert code == 3
-    assert capsys.readouterr().err.startswith("error: there is not enough memory here for this.")
+    assert capsys.readouterr().err.startswith("error: not enough host memory.")
 
 
 def test_the_api_hands_over_what_was_measured() -> None:

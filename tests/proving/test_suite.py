@@ -48,7 +48,7 @@ def test_paths_are_relative_to_the_suite(tmp_path: Path) -> None:
     [
         ("[gpt2]", r"suite\.yaml: a suite has runs, .*; this has a list\."),
         ("{runs: [gpt2], cards: []}", r"this has runs, cards\."),
-        ("{runs: [1]}", r"suite\.yaml: runs\[0\]: 1 is no run\."),
+        ("{runs: [1]}", r"suite\.yaml: runs\[0\]: 1 is not a run\."),
         ("{runs: [gpt2, gpt2 b=0]}", r"suite\.yaml: runs\[1\]: .*micro_batch_size"),
         ("{runs: [no-such-model]}", r"suite\.yaml: runs\[0\]: "),
         ("{runs: [", "this is not YAML"),
@@ -140,8 +140,8 @@ def test_a_lock_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         ("{runs: [gpt2], steps: 1000000000}", "steps = 1000000000 is not a number from 1 to 1,000"),
         ("{runs: [{run: gpt2, steps: true}]}", r"runs\[0\]: steps = True is not a number"),
         ("{runs: gpt2}", "runs is 'gpt2', not a list"),
-        ("{runs: [{run: gpt2, alloc_conf: 5}]}", "is no run"),
-        ("{runs: ['']}", "is no run"),
+        ("{runs: [{run: gpt2, alloc_conf: 5}]}", "is not a run"),
+        ("{runs: ['']}", "is not a run"),
         ("!!python/object/apply:os.system ['true']", "is a kind of value that a configuration does not have"),
     ],
 )

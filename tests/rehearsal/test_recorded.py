@@ -34,7 +34,7 @@ def test_one_of_many() -> None:
 
 @pytest.mark.long
 def test_all_and_the_shipped_errors_are_theirs() -> None:
-    """docs/verdict.md lists each run that is off by more than 1 %."""
+    """docs/explanations/verdict.md lists each run that is off by more than 1 %."""
     runs = [compared(run) for run in recorded_runs()]
     replayed = [each for each in runs if each.estimated is not None]
 

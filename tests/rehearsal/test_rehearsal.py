@@ -150,8 +150,8 @@ def test_of_any_plain_run(config: str, overrides: tuple[str, ...]) -> None:
     totals = estimate(spec, Played(dict.fromkeys(requests.rests, 0), 0)).ledger.totals
     hidden = 2 * spec.training.micro_batch_size * spec.training.sequence_length * spec.model.hidden_size
     table = KIB * (spec.training.finetune == "qlora")  # bitsandbytes' own, of the scales' 8 bits, is in no row
-    for phase, asked in requests.asked.items():
-        asked = asked - table
+    for phase, most in requests.asked.items():
+        asked = most - table
         # transformers' model lets its variables go before the head; the formulas count them until forward ends.
         named = hidden if spec.training.implementation == "huggingface" and phase.startswith("forward") else 0
         if phase == "model" and spec.training.finetune == "qlora":

@@ -51,7 +51,7 @@ def test_requests_of_presets_are_the_traces(words: tuple[str, ...]) -> None:
 def test_requests_of_every_family_are_the_traces(case: tuple[str, str, str]) -> None:
     family, implementation, setting = case
     if family in DIFFERING[implementation] or (implementation == "plain" and setting.startswith(NO_OPERATORS)):
-        pytest.skip("differs, or is not known to be equal in every setting: docs/rehearsal.md")
+        pytest.skip("differs, or is not known to be equal in every setting: docs/explanations/verdict.md")
     try:
         equal(*case)
     except (InputError, Unavailable) as error:

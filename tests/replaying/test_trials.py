@@ -119,7 +119,7 @@ def test_sweeps(policy: str, config: str, sweeps: list[str], configs: list[str])
 
 @pytest.mark.parametrize("sweep", ["max_split_size_mb", "=1,2", "max_split_size_mb="])
 def test_a_sweep_that_is_none_is_refused(sweep: str) -> None:
-    with pytest.raises(InputError, match=r"is no sweep. Write key=value,value"):
+    with pytest.raises(InputError, match=r"is not a sweep. Write key=value,value"):
         swept("pytorch", "", [sweep])
 
 
@@ -129,7 +129,7 @@ def test_a_value_that_is_refused_ends_it_before_anything_long(fragmented: Path) 
 
 
 def test_the_device_of_a_stream_of_events_is_refused(fragmented: Path) -> None:
-    with pytest.raises(InputError, match="is no memory snapshot"):
+    with pytest.raises(InputError, match="is not a memory snapshot"):
         memcalc.replay(fragmented, device=1)
 
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from memcalc.checking.report import CheckReport, Growth, Outcome, Sizes
 from memcalc.checking.schema import CheckDocument
 from memcalc.report.checks.document import check_document
-from memcalc.report.checks.forms import FORMS, rendered
+from memcalc.report.checks.formats import FORMS, rendered
 from memcalc.report.checks.github import github_lines
 from memcalc.report.checks.junit import junit_xml
 from memcalc.report.checks.sarif import sarif_document
 from memcalc.report.checks.table import draw_checks
-from memcalc.report.checks.words import summary
+from memcalc.report.checks.text import summary
 from memcalc.report.screen import Screen
 from memcalc.text import harmless_lines
 
@@ -285,7 +285,7 @@ def test_github_annotations() -> None:
     assert grew[1] == {"file": "configs/more.yaml", "title": "memcalc: grew"}
     assert broken == (
         "error",
-        {"file": "configs/bad <&>.yaml", "line": "4", "title": "memcalc: broken config"},
+        {"file": "configs/bad <&>.yaml", "line": "4", "title": "memcalc: invalid config"},
         'model.heads: there is no field "heads".\nTry *it*.',
     )
 

@@ -88,7 +88,7 @@ def test_components_and_phases_of_two_results(estimate: Result, fake: Result) ->
     assert cells(components, "allocated") == ("allocated", "97.0", "99.0", f"{-2 * MIB:,}", "-2.02%")
     assert cells(phases, "loss_2") == ("loss_2", "97.0", "98.0", f"{-MIB:,}", "-1.02%")
     assert cells(phases, "loss_3") == ("loss_3", "97.0", "99.0", f"{-2 * MIB:,}", "-2.02%")  # 97: its steady step
-    assert parted.title == "Where estimate and fake part most, by component (MiB)"
+    assert parted.title == "Largest differences of estimate and fake, by component (MiB)"
     assert parted.rows == [("loss_3", "activations", "32.0", "34.0", f"{-2 * MIB:,}", "-5.88%")]  # 1 MiB in loss_1
 
 
@@ -134,7 +134,7 @@ def test_a_measurement_is_compared_as_a_trace_is(estimate: Result) -> None:
     assert components.title == "At the peak: estimate in loss_1, measured in loss_3"
     assert cells(components, "temporaries")[1:4] == ("0", f"{96 * MIB:,}", f"{-96 * MIB:,}")
     assert cells(phases, "loss_3") == ("loss_3", f"{97 * MIB:,}", f"{96 * MIB:,}", f"+{MIB:,}", "+1.04%")
-    assert parted.title == "Where estimate and measured part most, by component (bytes)"
+    assert parted.title == "Largest differences of estimate and measured, by component (bytes)"
 
 
 @pytest.mark.parametrize("device", ["cpu", "fake:cpu"])

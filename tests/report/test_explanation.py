@@ -28,7 +28,7 @@ def test_phases_in_a_row_are_one_run(alive: tuple[str, ...], text: str) -> None:
 def test_a_component_alone(result: Result) -> None:
     (chapter,) = chapters(result, "activations", "GiB")
 
-    assert chapter.heading == "activations: what the layers save for backward; 0.03 GiB at the peak"
+    assert chapter.heading == "activations: saved for backward; 0.03 GiB at the peak"
     assert chapter.groups[0].entries[0].formula == "2·b·s·d = 2 · 2 · 1024 · 2048 = 8,388,608 bytes each"
 
 
@@ -52,7 +52,7 @@ def test_spellings(word: str, name: str) -> None:
 
 
 def test_an_unknown_component_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match=re.escape("--explain wieghts: there is no such component. Choose all, ")):
+    with pytest.raises(InputError, match=re.escape("--explain wieghts: unknown component. Choose all, ")):
         explainable("wieghts")
 
 

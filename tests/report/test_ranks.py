@@ -20,7 +20,7 @@ def with_reserve(result: Result, gib: int) -> Result:
 
 
 def test_ranks_that_are_alike(result: Result) -> None:
-    assert drawn([result, result]) == ["All 2 ranks held the same."]
+    assert drawn([result, result]) == ["All 2 ranks used the same memory."]
 
 
 def test_ranks_that_differ(result: Result) -> None:

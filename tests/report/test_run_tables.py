@@ -11,8 +11,8 @@ from memcalc.events import Event, Kind, timeline
 from memcalc.events.course import Course
 from memcalc.ledger.component import Component
 from memcalc.report.fragmentation import fragmentation_grids
-from memcalc.report.notebook import notebook_grid
-from memcalc.report.run import Run, draw_run, run_grids
+from memcalc.report.phase_log import notebook_grid
+from memcalc.report.recorded_run import Run, draw_run, run_grids
 from memcalc.report.screen import Screen
 from memcalc.report.tensors import tensor_grid
 from tests.report.runs import MIB, asked_for, two_steps
@@ -32,7 +32,7 @@ def test_tables(width: int, golden: Golden) -> None:
 def test_a_device_without_an_allocator_has_no_reserved_memory() -> None:
     titles = [grid.title for grid in run_grids(Run(timeline(two_steps())), "MiB")]
 
-    assert titles == ["Notebook: asked for, MiB", "Largest at the peak, in loss_2"]
+    assert titles == ["Phase log: requested, MiB", "Largest at the peak, in loss_2"]
 
 
 def test_what_each_phase_left() -> None:
@@ -104,7 +104,7 @@ def test_the_largest_tensors_with_the_lines_that_made_them() -> None:
         ("A", "128.0", "24.8%", "4", "bf16[16777216]", "layers.*.mlp", "mm model.py:20"),
         ("L", "100.0", "19.4%", "1", "bf16[52428800]", "lm_head", "mm model.py:30"),
         ("", "96.0", "18.6%", "5", "smaller ones", "", ""),
-        ("", "516.0", "", "18", "asked for, all", "", ""),
+        ("", "516.0", "", "18", "requested, total", "", ""),
     ]
 
 
@@ -115,7 +115,7 @@ def test_what_is_not_known_is_a_dash() -> None:
 
 
 def test_no_allocations() -> None:
-    assert tensor_grid(Course(timeline([])), "MiB").rows == [("", "0.0", "", "0", "asked for, all", "", "")]
+    assert tensor_grid(Course(timeline([])), "MiB").rows == [("", "0.0", "", "0", "requested, total", "", "")]
 
 
 def test_the_parts_of_reserved_memory_sum_up() -> None:

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from memcalc.ledger.result import Result
 from memcalc.report.breakdown import component_grid
-from memcalc.report.colour import ColourScreen
+from memcalc.report.color_screen import ColourScreen
+from memcalc.report.ledger_csv import ledger_csv
 from memcalc.report.markdown import sizing_markdown
-from memcalc.report.moments import rank_grid
+from memcalc.report.phases import rank_grid
 from memcalc.report.screen import Screen
 from memcalc.report.sizing import draw_sizing
-from memcalc.report.tabular import ledger_csv
 
 Golden = Callable[[str, str], None]
 

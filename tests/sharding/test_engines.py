@@ -133,7 +133,7 @@ def test_a_recorded_rank_reserves_as_replayed(case: str) -> None:
 
 @pytest.mark.long
 def test_recorded_ranks() -> None:
-    """All of them that are replayed: the bars of docs/verdict.md."""
+    """All of them that are replayed: the bars of docs/explanations/verdict.md."""
     errors: list[float] = []
     for record in recorded():
         spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
@@ -152,7 +152,7 @@ def test_recorded_ranks() -> None:
     [
         (("pipeline_parallel=2",), "pipeline parallelism"),
         (("context_parallel=2",), "context parallelism"),
-        (("engine=fsdp2", "zero_stage=3", "recompute=[[0,1]]"), "layers that are recomputed together under FSDP2"),
+        (("engine=fsdp2", "zero_stage=3", "recompute=[[0,1]]"), "layers in one checkpoint segment under FSDP2"),
         (("engine=ddp", "recipe=mixed-20"), "DDP and gradients in fp32 beside those of autograd"),
     ],
 )

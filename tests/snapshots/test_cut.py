@@ -153,7 +153,7 @@ def test_it_is_said_what_is_missing(run: Any, tmp_path: Path) -> None:
     assert (screen.code, screen.err) == (0, "")
     words = " ".join(screen.out.split())
     assert (
-        "THE FILE IS CUT OFF: it lacks the history after its first 150 entries, the allocator's settings (name them "
+        "THE FILE IS TRUNCATED. Missing: the history after its first 150 entries, the allocator's settings (name them "
         "with --alloc-conf) and the marks of steps. The report covers the rest."
     ) in words
     assert "over 150 entries the model fetched, returned and held the same 12 segments" in words

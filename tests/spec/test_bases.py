@@ -16,12 +16,12 @@ from tests.spec.files import LLAMA, refusal
     [
         (
             "nope.json",
-            "nope.json: there is no such file and no preset of that name. `memcalc models` lists the presets.",
+            "nope.json: neither a file nor a preset. `memcalc models` lists the presets.",
         ),
-        ("gpt33", "gpt33: there is no such file and no preset of that name. Did you mean gpt3?"),
+        ("gpt33", "gpt33: neither a file nor a preset. Did you mean gpt3?"),
         ("[gpt3]", "{key} = a list is not a name. Write a path or the name of a preset."),
         ("3", "{key} = 3 is not a name. Write a path or the name of a preset."),
-        (".", ".: . is a directory. Name a file in it, or size them all with `memcalc check`."),
+        (".", ".: . is a directory. Name a file in it, or check all of them with `memcalc check`."),
     ],
 )
 def test_a_base_that_is_not_there_is_refused_where_it_is_named(folder: Path, key: str, name: str, rest: str) -> None:
@@ -33,7 +33,7 @@ def test_a_base_that_is_not_there_is_refused_where_it_is_named(folder: Path, key
 def test_preset_and_hf_config_exclude_each_other(folder: Path) -> None:
     message = refusal(folder, "preset: gpt3\nhf_config: config.json\n")
 
-    assert message == "run.yaml:1: preset: preset and hf_config are both given. Keep one of the two."
+    assert message == "run.yaml:1: preset: preset and hf_config exclude each other. Keep one of the two."
 
 
 @pytest.mark.parametrize("name", ["run.yaml", "chain.yaml"])
@@ -69,5 +69,5 @@ def test_a_config_json_without_a_model_type_is_told_what_is_missing(folder: Path
     without = {key: value for key, value in LLAMA.items() if key != "model_type"}
 
     assert refusal(folder, json.dumps(without, indent=1), name="their.json") == (
-        "their.json:2: hidden_size: 'hidden_size' stands outside its block. Move it below model:."
+        "their.json:2: hidden_size: 'hidden_size' is outside its block. Move it below model:."
     )

@@ -87,7 +87,7 @@ def test_an_unknown_card_is_refused_with_the_nearest(name: str, nearest: str) ->
     with pytest.raises(InputError) as caught:
         find_card(name)
 
-    assert f"{name!r} is not a card" in str(caught.value)
+    assert f"{name!r} is not a known GPU" in str(caught.value)
     assert f"Nearest: {nearest}" in str(caught.value)
     assert "memcalc gpus" in str(caught.value)
     assert caught.value.exit_code == 2
@@ -114,6 +114,6 @@ def test_the_table_loads_no_heavy_library() -> None:
 def test_what_is_not_known_of_other_makers_kernels_is_said() -> None:
     assert card_omissions(None) == card_omissions(find_card("h100-80gb")) == ()
     assert card_omissions(find_card("mi300x")) == (
-        "kernels of the AMD Instinct MI300X and their workspaces: they are taken to be those of CUDA on an A100",
+        "kernels of the AMD Instinct MI300X and their workspaces: assumed to be those of CUDA on an A100",
     )
     assert memcalc.estimate("gpt2", gpu="mi300x").not_modelled[0].startswith("kernels of the AMD Instinct MI300X")

@@ -90,11 +90,11 @@ def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: st
     [
         (
             {"finetune": "full", "lora": {}},
-            "training.lora: there is a block lora, but finetune = full. Set finetune: lora, or take the block out.",
+            "training.lora: the block lora is set, but finetune = full. Set finetune: lora, or remove the block.",
         ),
         (
             {"finetune": "lora", "qlora": {}},
-            "training.qlora: there is a block qlora, but finetune = lora. Set finetune: qlora, or take the block out.",
+            "training.qlora: the block qlora is set, but finetune = lora. Set finetune: qlora, or remove the block.",
         ),
         (
             {"lora": {"target_modules": ["qkv_proj", "o_proj"]}},

@@ -97,7 +97,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"prefill_chunk": 10},
         (
             "configuration: inference.prefill_chunk: prefill_chunk = 10 with cache = dynamic is not modelled: later pieces "
-            "of the prompt need a mask, with which other kernels run. Set cache: paged, or leave prefill_chunk out."
+            "of the prompt need a mask, which selects other kernels. Set cache: paged, or leave prefill_chunk out."
         ),
     ),
     "modules that know no blocks": (
@@ -150,7 +150,7 @@ def test_what_only_training_has_is_refused(field: str, value: object) -> None:
     message = refusal(parallelism={field: value})
 
     assert message == (
-        f"configuration: parallelism.{field}: {field} = {value} belongs to training; inference is asked for. Leave it "
+        f"configuration: parallelism.{field}: {field} = {value} belongs to training, but inference: is set. Leave it "
         "out: weights and caches are split by tensor_parallel, pipeline_parallel and expert_parallel."
     )
 
@@ -174,7 +174,7 @@ def test_fields_of_training_name_their_counterpart() -> None:
 def test_a_training_block_beside_it_is_left_aside_and_told() -> None:
     spec = load({"preset": "gpt3", "inference": {"batch_size": 1}})
 
-    assert spec.notes == ("The training: block has no effect: inference is asked for.",)
+    assert spec.notes == ("The training: block has no effect, because inference: is set.",)
     assert load({"preset": "gpt2", "inference": {"batch_size": 1}}).notes == ()
 
 
@@ -189,7 +189,7 @@ VERBS = {
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_verbs_of_training_refuse(verb: str) -> None:
-    with pytest.raises(InputError, match=f"^inference: {verb} knows training steps, but this configuration asks"):
+    with pytest.raises(InputError, match=f"^inference: {verb} supports training only, but this configuration has"):
         VERBS[verb]()
 
 
@@ -197,7 +197,7 @@ def test_a_sweep_says_why_nothing_is_valid() -> None:
     table = memcalc.sweep("gpt2", {"tensor_parallel": [1, 2]}, "inference.batch_size=1")
 
     assert not table.valid.any()
-    assert "sweep knows training steps" in table.reason(0)
+    assert "sweep supports training only" in table.reason(0)
 
 
 WINDOWS: dict[str, tuple[dict[str, Any], tuple[int, int, tuple[int, ...]]]] = {
@@ -237,7 +237,7 @@ def test_which_layers_have_a_window() -> None:
 
 def test_a_list_of_layers_that_is_none_is_refused() -> None:
     config = {"model_type": "gemma2", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
-    with pytest.raises(InputError, match=r"layer_types = 3 is no list of words\."):
+    with pytest.raises(InputError, match=r"layer_types = 3 is not a list of words\."):
         read_hf_config(config | {"vocab_size": 100, "layer_types": 3}, "config.json")
 
 

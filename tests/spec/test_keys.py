@@ -66,12 +66,12 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(folder: Path, text: str
             f"model: {SIZES}\nparallelism: {{gpu: t4}}\n",
             "run.yaml:2: parallelism.gpu: unknown field 'gpu' in parallelism; it belongs to hardware. Move it to hardware:.",
         ),
-        (f"model: {SIZES}\nb: 2\n", "run.yaml:2: b: 'b' stands outside its block. Move it below training:."),
+        (f"model: {SIZES}\nb: 2\n", "run.yaml:2: b: 'b' is outside its block. Move it below training:."),
         (
             "num_layers: 3\n",
-            "run.yaml:1: num_layers: 'num_layers' stands outside its block. Move it below model:.",
+            "run.yaml:1: num_layers: 'num_layers' is outside its block. Move it below model:.",
         ),
-        (f"model: {SIZES}\ngpu: t4\n", "run.yaml:2: gpu: 'gpu' stands outside its block. Move it below hardware:."),
+        (f"model: {SIZES}\ngpu: t4\n", "run.yaml:2: gpu: 'gpu' is outside its block. Move it below hardware:."),
     ],
 )
 def test_a_key_in_the_wrong_block_is_refused_with_the_right_one(folder: Path, text: str, message: str) -> None:
@@ -99,7 +99,7 @@ def test_a_key_in_the_wrong_block_is_refused_with_the_right_one(folder: Path, te
         ),
         (
             "preset: gpt3\nmodel:\n  preset: gpt2\n",
-            "run.yaml:3: model.preset: preset is given twice, beside and inside model. Keep one of the two.",
+            "run.yaml:3: model.preset: preset is given twice, outside and inside model. Keep one of the two.",
         ),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_block_that_is_none_is_refused(folder: Path, text: str, block: str, va
     line = text.count("\n")
 
     assert refusal(folder, text) == (
-        f"run.yaml:{line}: {block}: {value} stands where a block of fields is expected. "
+        f"run.yaml:{line}: {block}: {value} is not a block of fields. "
         f"Write `{block}:` and its fields indented below it."
     )
 
@@ -136,7 +136,7 @@ def test_a_block_that_is_none_is_refused(folder: Path, text: str, block: str, va
 )
 def test_a_size_that_nothing_tells_is_asked_for(folder: Path, text: str, line: int, field: str) -> None:
     assert refusal(folder, text) == (
-        f"run.yaml:{line}: model.{field}: {field} is missing, and nothing else tells it. Add a line `{field}: ...`."
+        f"run.yaml:{line}: model.{field}: {field} is required and cannot be derived from other fields. Add a line `{field}: ...`."
     )
 
 

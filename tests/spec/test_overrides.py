@@ -211,7 +211,7 @@ def test_the_last_of_several_wins_under_whatever_name() -> None:
         ),
         (
             "gpu=abacus",
-            "--set: hardware.gpu: 'abacus' is not a card in the table. `memcalc gpus` lists them all.",
+            "--set: hardware.gpu: 'abacus' is not a known GPU. `memcalc gpus` lists all GPUs.",
         ),
     ],
 )
@@ -260,7 +260,7 @@ def test_unsetting_a_field_of_a_block_that_is_not_there_changes_nothing() -> Non
 
 
 def test_unsetting_a_field_that_nothing_else_tells_is_refused() -> None:
-    message = "--set: model.num_layers: num_layers is missing, and nothing else tells it. Add a line `num_layers: ...`."
+    message = "--set: model.num_layers: num_layers is required and cannot be derived from other fields. Add a line `num_layers: ...`."
 
     assert refusal("l=null") == message
 
@@ -282,7 +282,10 @@ def test_a_nested_block_can_be_given_as_a_whole_or_grow_from_nothing() -> None:
 def test_a_nested_block_that_is_incomplete_is_refused() -> None:
     message = refusal("moe.num_experts=4")
 
-    assert "model.moe.num_experts_per_token: num_experts_per_token is missing, and nothing else tells it." in message
+    assert (
+        "model.moe.num_experts_per_token: num_experts_per_token is required and cannot be derived from other fields."
+        in message
+    )
 
 
 def test_a_field_of_a_preset_is_overridden() -> None:

@@ -60,8 +60,8 @@ def test_models_that_megatrons_layers_do_not_have_are_refused() -> None:
 
 def test_a_sequence_is_cut_into_two_pieces_for_each_context_parallel_rank() -> None:
     assert refusal(parallelism={"context_parallel": 3}) == (
-        "configuration: parallelism.context_parallel: sequence_length = 2048 cannot be cut into 2 x 3 x 1 = 6 pieces. "
-        "Each rank takes a piece from the front and one from the back, so that causal attention is balanced."
+        "configuration: parallelism.context_parallel: sequence_length = 2048 cannot be split into 2 x 3 x 1 = 6 pieces. "
+        "Each rank takes a chunk from the front and one from the back, to balance causal attention."
     )
     spread = {"context_parallel": 2, "tensor_parallel": 2, "sequence_parallel": True}
     assert load({"model": SIZES, "parallelism": spread}).parallelism.context_parallel == 2
@@ -97,7 +97,7 @@ def test_experts_are_spread_evenly_over_ranks_that_are_there() -> None:
         model=moe, parallelism={"expert_tensor_parallel": 5}
     )
     assert refusal(model=moe, parallelism={"expert_parallel": 4, "data_parallel": 2}) == (
-        "configuration: parallelism.expert_parallel: tensor 1 x context 1 x data 2 = 2 ranks are no multiple of expert 4 "
+        "configuration: parallelism.expert_parallel: tensor 1 x context 1 x data 2 = 2 ranks are not a multiple of expert 4 "
         "x expert_tensor 1. Expert parallelism uses the same ranks again: its groups must fit in them."
     )
     assert load({"model": SIZES | moe, "parallelism": {"expert_parallel": 4, "data_parallel": 4}})
@@ -132,7 +132,7 @@ PIPELINE = {"pipeline_parallel": 2}
             {"schedule": "zb-v", "pipeline_parallel": 4},
             (
                 "schedule = zb-v cuts the model into 8 chunks, but num_layers = 4. "
-                "A chunk holds at least one layer: use fewer stages or virtual_stages."
+                "A chunk needs at least one layer: use fewer stages or virtual_stages."
             ),
         ),
     ],

@@ -75,7 +75,7 @@ def test_dense_layers_exist_and_are_not_too_many_to_look_at() -> None:
 
 def test_layers_are_not_too_many_to_lay_out() -> None:
     assert refusal(model={"l": 2**31}) == (
-        "configuration: model.num_layers: num_layers = 2147483648 is more than 4,096. No model comes near it."
+        "configuration: model.num_layers: num_layers = 2147483648 is more than 4,096. No model has that many layers."
     )
 
 
@@ -97,7 +97,7 @@ def test_a_latent_head_is_as_wide_as_its_parts() -> None:
 def test_a_token_visits_no_more_experts_than_there_are() -> None:
     assert refusal(model={"moe": MOE | {"num_experts_per_token": 9}}) == (
         "configuration: model.moe.num_experts_per_token: num_experts_per_token = 9 is more than num_experts = 8. "
-        "A token visits at most every expert once."
+        "A token uses each expert at most once."
     )
     assert run(model={"moe": MOE | {"num_experts_per_token": 8}}).model.moe is not None
 
@@ -151,7 +151,7 @@ def test_pure_computes_in_any_dtype() -> None:
 def test_a_stage_holds_at_least_one_layer() -> None:
     assert refusal(parallelism={"pipeline_parallel": 5}) == (
         "configuration: parallelism.pipeline_parallel: pipeline_parallel = 5 is more than num_layers = 4. "
-        "A stage holds at least one layer: at most 4."
+        "A stage needs at least one layer: at most 4."
     )
     assert run(parallelism={"pipeline_parallel": 4}).parallelism.pipeline_parallel == 4
 
@@ -181,7 +181,7 @@ def test_tensor_parallelism_divides_the_heads() -> None:
 def test_a_rank_has_whole_key_value_heads_or_a_copy_of_one() -> None:
     assert tensor(4, h=12, num_key_value_heads=6, head_dim=16) == (
         "configuration: parallelism.tensor_parallel: tensor_parallel = 4 and num_key_value_heads = 6: neither divides "
-        "the other. A rank holds whole key/value heads, or a copy of one: try 1, 2, 6, or a multiple of 6."
+        "the other. A rank needs whole key/value heads, or a copy of one: try 1, 2, 6, or a multiple of 6."
     )
     assert run(model={"num_key_value_heads": 2}, parallelism={"tensor_parallel": 4}).parallelism.tensor_parallel == 4
 
@@ -230,8 +230,8 @@ def test_sequence_parallelism_divides_the_sequence() -> None:
 )
 def test_an_engine_does_its_own_stages(engine: str, stage: int, stages: str) -> None:
     assert refusal(parallelism={"engine": engine, "zero_stage": stage}) == (
-        f"configuration: parallelism.engine: engine {engine} cannot do zero_stage = {stage}; it does {stages}. "
-        "ddp shards nothing, deepspeed does stages 1 to 3, fsdp2 does 2 and 3."
+        f"configuration: parallelism.engine: engine = {engine} supports zero_stage {stages}, not {stage}. "
+        "ddp shards nothing, deepspeed supports stages 1 to 3, fsdp2 supports 2 and 3."
     )
 
 
@@ -270,25 +270,23 @@ def test_transformers_modules_are_not_split() -> None:
 def test_an_unknown_card_is_refused_with_the_nearest_ones() -> None:
     message = refusal(hardware={"gpu": "a100"})
 
-    assert message.startswith("configuration: hardware.gpu: 'a100' is not a card in the table. Nearest: a100-40gb, ")
-    assert message.endswith(". `memcalc gpus` lists them all.")
+    assert message.startswith("configuration: hardware.gpu: 'a100' is not a known GPU. Nearest: a100-40gb, ")
+    assert message.endswith(". `memcalc gpus` lists all GPUs.")
 
 
 def test_an_unknown_card_of_an_option_is_named_after_it() -> None:
     with pytest.raises(InputError) as caught:
         load({"model": SIZES, "hardware": {"gpu": "t4"}}, gpu="abacus")
 
-    assert str(caught.value) == (
-        "--gpu: hardware.gpu: 'abacus' is not a card in the table. `memcalc gpus` lists them all."
-    )
+    assert str(caught.value) == ("--gpu: hardware.gpu: 'abacus' is not a known GPU. `memcalc gpus` lists all GPUs.")
 
 
 # -- values of a wrong kind --------------------------------------------------------------------------------------------
 
 WHOLE = "is not a whole number. Write digits only, such as 4096."
 RECOMPUTE = (
-    "Write none, selective, full, every-k (every-2: each second layer) or a list of layer numbers, in which a list or "
-    'a range ("4-7") is recomputed together.'
+    "Write none, selective, full, every-k (every-2: each second layer) or a list of layers; a nested list or a range "
+    '("4-7") is one checkpoint segment.'
 )
 
 
@@ -307,11 +305,11 @@ RECOMPUTE = (
         ("training", "dropout", 1, "= 1 is too large. It must be less than 1.0."),
         ("training", "dropout", -0.5, "= -0.5 is too small. It must be at least 0.0."),
         ("training", "dropout", "x", "= 'x' is not a number. Write a number, such as 0.1."),
-        ("training", "recompute", "every-0", f"= 'every-0' is no way to recompute. {RECOMPUTE}"),
-        ("training", "recompute", "fulll", f"= 'fulll' is no way to recompute. {RECOMPUTE}"),
-        ("training", "recompute", 3, f"= 3 is no way to recompute. {RECOMPUTE}"),
-        ("training", "recompute", [-1], f"= a list is no way to recompute. {RECOMPUTE}"),
-        ("training", "recompute", ["a"], f"= a list is no way to recompute. {RECOMPUTE}"),
+        ("training", "recompute", "every-0", f"= 'every-0' is not a valid value. {RECOMPUTE}"),
+        ("training", "recompute", "fulll", f"= 'fulll' is not a valid value. {RECOMPUTE}"),
+        ("training", "recompute", 3, f"= 3 is not a valid value. {RECOMPUTE}"),
+        ("training", "recompute", [-1], f"= a list is not a valid value. {RECOMPUTE}"),
+        ("training", "recompute", ["a"], f"= a list is not a valid value. {RECOMPUTE}"),
         ("training", "zero_grad", "free", "= 'free' is not known. Known are 'set_to_none' or 'zero'."),
         ("training", "dtype", "fp8", "= 'fp8' is not known. Known are 'fp32', 'bf16' or 'fp16'."),
         ("training", "attention", 3, "= 3 is not known. Known are 'eager', 'flash' or 'memory-efficient'."),

@@ -31,12 +31,12 @@ def test_lists_and_ranges_are_read(written: list[Any], read: Segment) -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("[[2,1]]", "recompute holds a list whose layers are no neighbours in order"),
-        ("[[0,1],1]", "or names a layer twice"),
+        ("[[2,1]]", "recompute: the layers of a segment must be consecutive"),
+        ("[[0,1],1]", "must be consecutive and unique"),
         ("[10-12]", "recompute names layer 12, but the layers are 0 to 11"),
-        ("[[]]", "recompute = a list is no way to recompute"),
-        ("[5-3]", "recompute = a list is no way to recompute"),
-        ("[true]", "recompute = a list is no way to recompute"),
+        ("[[]]", "recompute = a list is not a valid value"),
+        ("[5-3]", "recompute = a list is not a valid value"),
+        ("[true]", "recompute = a list is not a valid value"),
     ],
 )
 def test_what_is_no_plan_is_refused(written: str, message: str) -> None:
@@ -46,7 +46,7 @@ def test_what_is_no_plan_is_refused(written: str, message: str) -> None:
 
 
 def test_segments_lie_on_one_stage() -> None:
-    with pytest.raises(InputError, match="recomputed together, but pipeline_parallel = 2"):
+    with pytest.raises(InputError, match="segments of several layers, but pipeline_parallel = 2"):
         memcalc.load("gpt2", "recompute=[0-1]", "pipeline_parallel=2")
 
 

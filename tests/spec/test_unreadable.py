@@ -15,10 +15,10 @@ from tests.spec.files import SIZES, refusal
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "it holds no configuration."),
-        ("# only a comment\n", "it holds no configuration."),
-        ("{}", "it holds no configuration."),
-        ("null", "it holds no configuration."),
+        ("", "it has no configuration."),
+        ("# only a comment\n", "it has no configuration."),
+        ("{}", "it has no configuration."),
+        ("null", "it has no configuration."),
         ("42", "it holds 42, not a configuration."),
         ("hello", "it holds 'hello', not a configuration."),
         ("[1, 2]", "it holds a list, not a configuration."),
@@ -50,14 +50,14 @@ def test_a_huge_file_is_refused_without_being_read_as_a_whole(folder: Path) -> N
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("nope", "nope: there is no such file and no preset of that name. `memcalc models` lists the presets."),
-        ("gpt33", "gpt33: there is no such file and no preset of that name. Did you mean gpt3?"),
+        ("nope", "nope: neither a file nor a preset. `memcalc models` lists the presets."),
+        ("gpt33", "gpt33: neither a file nor a preset. Did you mean gpt3?"),
         (
             "lama-3-8b.yaml",
-            "lama-3-8b.yaml: there is no such file and no preset of that name. Did you mean llama-3-8b?",
+            "lama-3-8b.yaml: neither a file nor a preset. Did you mean llama-3-8b?",
         ),
-        ("x/gpt3", "x/gpt3: there is no such file and no preset of that name. Did you mean gpt3?"),
-        (".", ".: . is a directory. Name a file in it, or size them all with `memcalc check`."),
+        ("x/gpt3", "x/gpt3: neither a file nor a preset. Did you mean gpt3?"),
+        (".", ".: . is a directory. Name a file in it, or check all of them with `memcalc check`."),
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused(folder: Path, source: str, message: str) -> None:
@@ -69,7 +69,7 @@ def test_a_name_that_leads_nowhere_is_refused(folder: Path, source: str, message
 
 @pytest.mark.parametrize("source", ["a" * 5000, "gpt3\0", "../" * 2000 + "x", "\udce9"])
 def test_a_name_that_no_system_can_look_up_is_refused(folder: Path, source: str) -> None:
-    with pytest.raises(InputError, match="there is no such file and no preset of that name"):
+    with pytest.raises(InputError, match="neither a file nor a preset"):
         load(source)
 
 

@@ -1,4 +1,4 @@
-"""Recorded traces on fake tensors against recorded runs on the null device: benchmarks/, docs/accuracy.md."""
+"""Recorded traces on fake tensors against recorded runs on the null device: benchmarks/, docs/reports/accuracy.md."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_a_variant_of_a_known_family_that_has_no_formulas(tmp_path: Path, monkey
         (RWKV, ("attention=flash",), "transformers' rwkv has eager attention only"),
         (BIOGPT, ("l=3",), "num_layers = 3, but the config.json of biogpt says 2. Change it there"),
         (RWKV, ("s=256",), "sequence_length = 256 is longer than the 128 positions of the config.json"),
-        (BIOGPT, ("dropout=0.1",), "which rates biogpt has only its config.json says"),
+        (BIOGPT, ("dropout=0.1",), "which rates biogpt has is set in its config.json only"),
         (BIOGPT, ("implementation=plain",), "only transformers knows biogpt. Set implementation: huggingface"),
         (BIOGPT | {"hidden_act": "sillu"}, (), "transformers' code of biogpt stops: KeyError: 'sillu'"),
         (BIOGPT | {"num_attention_heads": 7}, (), "transformers' code of biogpt stops: ValueError: "),

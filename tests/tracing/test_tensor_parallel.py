@@ -103,7 +103,7 @@ FSDP, HSDP = ("engine=fsdp2", "zero_stage=3", "data_parallel=4"), ("data_paralle
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_what_dtensor_holds_byte_by_byte(family: str, run: tuple[str, ...]) -> None:
-    """What tensors ask for, in the highest moments of loss and backward; in forward, but for what checkpoints name.
+    """What tensors ask for, at the peaks of loss and backward; in forward, but for what checkpoints name.
 
     The loss itself and its weight, 4 bytes each, are the trace's alone. What the allocator rounds up is left out: rests
     of blocks depend on the order of all blocks before.
@@ -121,7 +121,7 @@ STEADY = ("forward_2", "loss_2", "backward_2", "optimizer_step_2")
 
 
 def requested(ledger: Ledger, phase: str) -> int:
-    """Bytes asked for in the highest moment of a phase."""
+    """Bytes asked for at the peak of a phase."""
     return ledger.totals[phase] - ledger.components(phase).get(Component.BLOCK_ROUNDING, 0)
 
 
@@ -129,7 +129,7 @@ def requested(ledger: Ledger, phase: str) -> int:
     ("given", "message"),
     [
         (("num_key_value_heads=1",), "its 1 key/value heads are split evenly, or not at all"),
-        (("data_parallel=2",), "DistributedDataParallel takes no parameters that are split: set engine fsdp2"),
+        (("data_parallel=2",), "DistributedDataParallel does not support sharded parameters: set engine fsdp2"),
         (("position_embedding=alibi", "attention=eager"), "ALiBi's slopes differ from head to head"),
         (("embedding_size=64",), "embeddings of their own width have no place in the plan"),
         (("qk_norm=true", "qk_norm_width=all-heads"), "a norm of queries and keys over all-heads spans the ranks"),
@@ -150,4 +150,4 @@ def test_the_world_is_groups_of_ranks_that_split_layers(capsys: pytest.CaptureFi
     overrides = [word for override in (*LLAMA[1:], SPLIT) for word in ("--set", override)]
 
     assert main(["trace", LLAMA[0], *overrides, "--world-size", "5"]) == 2
-    assert "--world-size 5 is no multiple of tensor_parallel = 2" in capsys.readouterr().err
+    assert "--world-size 5 is not a multiple of tensor_parallel = 2" in capsys.readouterr().err

@@ -53,10 +53,10 @@ def test_a_run_that_fits_needs_no_change() -> None:
 
 def test_offload_says_what_the_host_holds() -> None:
     """4 GiB of a rank are 32 GiB of a node of eight."""
-    remedy = Remedy(("parallelism.offload=optimizer",), 20 * GIB, "states on the host", 4 * GIB, 32 * GIB)
+    remedy = Remedy(("parallelism.offload=optimizer",), 20 * GIB, "offload optimizer states", 4 * GIB, 32 * GIB)
     found = Reason("optimizer_step_2", ((Component.WEIGHTS, GIB), (Component.GRADIENTS, GIB)), 0, 0, remedy)
 
     assert because(found, "GiB").endswith(
         "Cheapest change that fits: --set offload=optimizer (20.00 GiB, 4.00 GiB of host memory per rank, 32.00 GiB "
-        "per node; states on the host)."
+        "per node; offload optimizer states)."
     )

@@ -124,11 +124,11 @@ def parse_version(text: str) -> tuple[int, int]:
     """ "2.6.1" as (2, 6).
 
     Raises:
-        InputError: for what is no release of Paddle.
+        InputError: for what is not a version of Paddle.
     """
     match = re.match(r"(\d+)\.(\d+)(?:\D|$)", text)
     if match is None or not 1 <= int(match[1]) <= 3:
-        raise InputError(f"{text!r} is no release of Paddle.", "Name one from 1.0 to 3.x.")
+        raise InputError(f"{text!r} is not a version of Paddle.", "Name one from 1.0 to 3.x.")
     return int(match[1]), int(match[2])
 
 

@@ -1,7 +1,7 @@
 """PyTorch's caching allocator: requests in, blocks out, and every counter as PyTorch would have it.
 
 Source: torch c10/cuda/CUDACachingAllocator.cpp, class DeviceCachingAllocator: malloc, alloc_block, alloc_found_block,
-free, free_block. docs/allocators.md lists what differs between releases and what is not modelled.
+free, free_block. docs/reference/allocators.md lists what differs between releases and what is not modelled.
 
 `malloc` and `free` run once for each event of a stream, hundreds of thousands of times: they are written out where
 calls would cost more than what they do.

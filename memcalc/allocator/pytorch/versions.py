@@ -96,6 +96,6 @@ def parse_version(text: str) -> Version:
     match = re.match(r"(\d+)\.(\d+)(?:\.|\+|$)", text)
     if match is None or int(match[1]) != 2 or not OLDEST <= int(match[2]) <= NEWEST:
         raise InputError(
-            f"the allocator of torch {text!r} is not known here.", f"Name a release from 2.{OLDEST} to 2.{NEWEST}."
+            f"the allocator of torch {text!r} is not modelled.", f"Use a version from 2.{OLDEST} to 2.{NEWEST}."
         )
     return Version(int(match[1]), int(match[2]))

@@ -51,7 +51,7 @@ def standing(spec: Spec, stage: Stage, parameters: Parameters, card: Card | None
 
 
 def weight_gradient_scratch(spec: Spec, parameters: Parameters) -> Iterator[Item]:
-    """One tensor for each shape of weight, made in the first backward and never let go.
+    """One tensor for each shape of weight, allocated in the first backward and never freed.
 
     The matrix product adds a weight's gradient to its main gradient, but autograd must be handed something of the
     weight's shape, or it would run no hook: a tensor that nobody reads (get_dummy_wgrad), shared by all layers.

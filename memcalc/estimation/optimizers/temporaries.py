@@ -136,9 +136,9 @@ def citation_of(update: Update) -> str:
     """Whose code makes the temporaries."""
     library = LIBRARIES.get(update.optimizer)
     if library is not None:
-        return f"{library}: what is alive at the highest moment"
+        return f"{library}: tensors live at the peak"
     name = FILES.get(update.optimizer, update.optimizer)
-    return f"torch/optim/{name}.py 2.13, {update.implementation}: what is alive at the highest moment"
+    return f"torch/optim/{name}.py 2.13, {update.implementation}: tensors live at the peak"
 
 
 def clipping_items(parameters: Parameters, update: Update, step: Step) -> list[Item]:

@@ -40,7 +40,7 @@ class Grid:
         self.chain = chain
         if chain.flops >= MOST_FLOPS:
             raise InputError(
-                f"a forward of {chain.flops:.1e} FLOPs is beyond the {MOST_FLOPS:.1e} that plans are computed for.",
+                f"a forward of {chain.flops:.1e} FLOPs exceeds {MOST_FLOPS:.1e}, the limit of the planner.",
                 "Plan for a smaller micro_batch_size or sequence_length.",
                 "recompute",
             )
@@ -168,7 +168,7 @@ class Grid:
 
 
 def _runs(chain: Chain) -> list[tuple[int, int]]:
-    """Stretches within which anything may be recomputed together: up to a border, or a block that runs once."""
+    """Stretches within which any blocks may share a segment: up to a border, or a block that runs once."""
     runs: list[tuple[int, int]] = []
     position = 0
     while position < len(chain) - 1:

@@ -24,7 +24,7 @@ class Point(NamedTuple):
     """A plan for a stretch.
 
     Args:
-        need: its highest moment, in bytes, the stretch's own input included; what others hold before it left out.
+        need: its peak, in bytes, the stretch's own input included; what blocks before it hold left out.
         again: FLOPs of forwards beyond the stretch's own.
         stop: the first block behind what it begins with: one block that is kept, or a segment.
         inside: the segment's own plan; None: the block is kept.

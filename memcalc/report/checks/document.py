@@ -1,4 +1,4 @@
-"""The report of `check` as JSON: what `--baseline` reads again."""
+"""JSON report of `check`, which `--baseline` reads."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ src/Runner.Common/ActionCommand.cs.
 from __future__ import annotations
 
 from memcalc.checking.report import CheckReport
-from memcalc.report.checks.words import HARMLESS, RULES, sentence, summary
+from memcalc.report.checks.text import HARMLESS, RULES, sentence, summary
 from memcalc.text import harmless, harmless_lines, without_commands
 from memcalc.units import Unit
 
 
 def github_lines(report: CheckReport, unit: Unit) -> list[str]:
-    """An annotation for each configuration that fails, a plain line for each that fits, notices, and the summary."""
+    """Return an annotation per config that fails, a line per config that fits, notices, and the summary."""
     lines = [f"::warning title=memcalc::{_data(remark)}" for remark in report.remarks]
     for outcome in report.outcomes:
         notes = (note for note in outcome.notes if not note.startswith(HARMLESS))
@@ -29,10 +29,10 @@ def github_lines(report: CheckReport, unit: Unit) -> list[str]:
 
 
 def _data(text: str) -> str:
-    """Escaped as in a message."""
+    """Return the text escaped for the message of a workflow command."""
     return harmless_lines(text).replace("%", "%25").replace("\n", "%0A").replace("##[", "#\\x23[")
 
 
 def _property(text: str) -> str:
-    """Escaped as in a property, which ends at a colon or a comma."""
+    """Return the text escaped for a property, which ends at a colon or comma."""
     return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,7 +1,7 @@
-"""The report of `check` as JUnit XML, which GitLab, Jenkins, CircleCI, Azure and others show.
+"""JUnit XML report of `check`, for GitLab, Jenkins, CircleCI, Azure and others.
 
 JUnit itself has published no schema. This is the one of Jenkins's xUnit plugin, `junit-10.xsd`, which pytest writes
-too: a configuration is a test case, one that does not fit or grew has failed, a broken one is in error.
+too: a configuration is a test case, one that does not fit or grew has failed, an invalid one is in error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from xml.sax.saxutils import escape, quoteattr
 
 from memcalc.checking.report import CheckReport, Outcome
-from memcalc.report.checks.words import RULES, place, sentence, summary
+from memcalc.report.checks.text import RULES, place, sentence, summary
 from memcalc.text import harmless_lines
 from memcalc.units import Unit
 
@@ -63,7 +63,7 @@ def _attribute(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """The text of an element; a line of it is no command to the runner of GitHub Actions that prints it."""
+    """Return the text of an element, with no line that GitHub Actions would read as a workflow command."""
     return escape(_plain(text)).replace("::", "&#58;:").replace("##[", "&#35;#[")
 
 

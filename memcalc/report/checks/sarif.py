@@ -1,4 +1,4 @@
-"""The report of `check` as SARIF 2.1.0, which code scanning of GitHub and others shows beside the file.
+"""SARIF 2.1.0 report of `check`, for code scanning.
 
 Source: OASIS, Static Analysis Results Interchange Format (SARIF) Version 2.1.0; each property's section stands beside
 it where it is not plain from its name.
@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from memcalc import __version__
 from memcalc.checking.report import CheckReport, Outcome, Status
-from memcalc.report.checks.words import RULES, sentence, summary
+from memcalc.report.checks.text import RULES, sentence, summary
 from memcalc.units import Unit
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -22,19 +22,19 @@ _ROOT = "%SRCROOT%"  # 3.4.4: where the repository lies; GitHub replaces it
 _EXPLAINED: dict[Status, tuple[str, str]] = {
     "does not fit": (
         "A training run does not fit its GPU",
-        "Its worst GPU needs more memory than the card or the budget allows; `memcalc estimate` shows what takes it.",
+        "Its worst GPU needs more memory than the GPU or the budget has; `memcalc estimate` shows the components.",
     ),
     "unknown": (
-        "It cannot be said whether a training run fits its GPU",
-        "The limit is inside the range of recorded runs, or something that holds memory is not modelled.",
+        "memcalc cannot say whether a training run fits its GPU",
+        "The limit is inside the range of recorded runs, or a feature that needs memory is not modelled.",
     ),
     "grew": (
         "A training run needs more memory than in the baseline",
         "The peak grew by more than is allowed since the stored result. `memcalc diff` shows where.",
     ),
     "broken": (
-        "A configuration cannot be sized",
-        "The message names the value, the rule that it breaks, and the way out.",
+        "A configuration is invalid",
+        "The message has the value, the rule and the remedy.",
     ),
 }
 

@@ -1,9 +1,9 @@
-"""The report of `check` for people: on the terminal, and as Markdown for pull requests."""
+"""Report of `check` on the terminal, and as Markdown for pull requests."""
 
 from __future__ import annotations
 
 from memcalc.checking.report import CheckReport, Outcome
-from memcalc.report.checks.words import notes, place, summary
+from memcalc.report.checks.text import notes, place, summary
 from memcalc.report.grid import Column, Grid, markdown_grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_list
@@ -38,7 +38,7 @@ def check_grid(report: CheckReport, unit: Unit) -> Grid:
 
 
 def draw_checks(screen: Screen, report: CheckReport, unit: Unit) -> None:
-    """The table of what was sized, then what is broken and what is gone, then the summary."""
+    """Draw the table of checked configs, the invalid ones, those missing from this check, and the summary."""
     grid = check_grid(report, unit)
     if grid.rows:
         draw_grid(screen, grid)
@@ -79,7 +79,7 @@ def _change(outcome: Outcome, unit: Unit) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text whose signs Markdown leaves alone: messages quote what users wrote."""
+    """Return the text with Markdown's special characters escaped; messages quote user input."""
     for sign in "\\`*_[]<>|":
         text = text.replace(sign, f"\\{sign}")
     return harmless(" ".join(text.split()))

@@ -42,7 +42,7 @@ def check_place(path: Path, known: tuple[str, ...]) -> None:
         found = f"ends in {path.suffix!r}" if suffix else "has no suffix"
         raise InputError(f"{path.name} {found}.", f"The suffix decides what is written: {', '.join(known)}.")
     if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}.", "Make it first, or name another.")
+        raise InputError(f"{path}: no directory {path.parent}.", "Create it first, or choose another.")
 
 
 def write_plot(
@@ -68,10 +68,10 @@ def write_plot(
     path = Path(path)
     check_target(path)
     if path.suffix.lower() == ".html":
-        from memcalc.report.plots.page import course_page
+        from memcalc.report.plots.html import course_page
 
         write_text(path, course_page(course, title, unit, tables()))
     else:
-        from memcalc.report.plots.figure import save_figure
+        from memcalc.report.plots.matplotlib_figure import save_figure
 
         save_figure(path, course, title, unit)

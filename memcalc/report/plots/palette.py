@@ -7,7 +7,7 @@ Source: https://personal.sron.nl/~pault/data/colourschemes.pdf, section 2.
 from __future__ import annotations
 
 from memcalc.ledger.component import Component
-from memcalc.report.words import label, letter
+from memcalc.report.labels import label, letter
 
 _COLOURS: dict[Component | None, str] = {
     Component.WEIGHTS: "#332288",

@@ -76,7 +76,7 @@ def _block(
     fill = {"inactive": _FREE, "active_pending_free": _WAITING}.get(block.state) or colour(component)
     words = [f"{format_bytes(block.size, unit)} at {block.address:#x}"]
     if block.state == "active_allocated":
-        words += [name(component), f"asked for {block.requested_size:,} bytes", owner.line if owner else ""]
+        words += [name(component), f"requested {block.requested_size:,} bytes", owner.line if owner else ""]
     else:
         words.append("free" if block.state == "inactive" else "freed, but another stream may still use it")
     tip = markup("; ".join(filter(None, words)))

@@ -15,7 +15,7 @@ from memcalc.engine.terms import ANSWERS
 from memcalc.errors import Unavailable
 from memcalc.files import write_text, writing
 from memcalc.report.plots.files import check_place
-from memcalc.report.sweeps.picture import heat_map_page, heat_maps
+from memcalc.report.sweeps.svg import heat_map_page, heat_maps
 from memcalc.text import json_safe
 from memcalc.units import Unit
 

@@ -1,4 +1,4 @@
-"""A sweep in the terminal: the maps, the Pareto front, and every configuration where there are few."""
+"""Screen of a sweep: maps, the Pareto front, and every configuration if there are few."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from memcalc.engine.grid import written
 from memcalc.engine.table import TOO_LARGE, Table
 from memcalc.engine.terms import CLOSE, DOES_NOT_FIT, FITS
 from memcalc.report.grid import Column, Grid
+from memcalc.report.labels import plural, shortened
 from memcalc.report.screen import Screen
-from memcalc.report.sweeps.landscape import Boundary, Landscape, Map
-from memcalc.report.sweeps.words import answer_text, verdict_notes
+from memcalc.report.sweeps.heatmaps import Boundary, Landscape, Map
+from memcalc.report.sweeps.text import answer_text, verdict_notes
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
-from memcalc.report.words import plural, shortened
 from memcalc.units import Unit, format_number
 
 FEW = 32  # configurations that are listed one by one

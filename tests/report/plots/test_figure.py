@@ -11,7 +11,7 @@ import pytest
 from memcalc.events import Event, Kind
 from memcalc.events.course import Course
 from memcalc.ledger.component import Component
-from memcalc.report.plots.figure import course_figure, save_figure
+from memcalc.report.plots.matplotlib_figure import course_figure, save_figure
 from memcalc.report.plots.palette import colour
 from tests.report.runs import MIB, asked_for, replayed, two_steps
 

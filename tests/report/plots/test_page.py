@@ -15,9 +15,9 @@ from memcalc.events.course import Course
 from memcalc.ledger.component import Component
 from memcalc.report.grid import Column, Grid
 from memcalc.report.plots.files import write_plot
-from memcalc.report.plots.page import course_page
+from memcalc.report.plots.html import course_page
 from memcalc.report.plots.steps import Mark, phase_marks, step_marks
-from memcalc.report.plots.vector import HEIGHT, LEFT, TOP, WIDTH, round_step
+from memcalc.report.plots.svg import HEIGHT, LEFT, TOP, WIDTH, round_step
 from tests.report.runs import MIB, asked_for, replayed, two_steps
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -156,7 +156,7 @@ def test_the_suffix_decides(tmp_path: Path) -> None:
         write_plot(tmp_path / "run.gif", asked_for(two_steps()), "tiny")
     with pytest.raises(InputError, match="run has no suffix"):
         write_plot(tmp_path / "run", asked_for(two_steps()), "tiny")
-    with pytest.raises(InputError, match=r"there is no folder .*nowhere\. Make it first"):
+    with pytest.raises(InputError, match=r"no directory .*nowhere\. Create it first"):
         write_plot(tmp_path / "nowhere" / "run.svg", asked_for(two_steps()), "tiny")
 
 

@@ -1,0 +1,66 @@
+"""The report of `diff`: a table, Markdown, or a JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from memcalc.checking.comparison import Comparison, Line
+from memcalc.ledger.result import Result
+from memcalc.report.comparison import Table
+from memcalc.report.grid import Grid, markdown_grid
+from memcalc.report.screen import Screen
+from memcalc.report.terminal import draw_grid, draw_line
+from memcalc.report.verdict import subject, verdict
+from memcalc.units import Unit
+
+
+def difference_grids(difference: Comparison, unit: Unit) -> list[Grid]:
+    """Return the components at the peak of each with their totals, then the phases; B minus A."""
+    table = Table(difference, ("A", "B"), 0, unit, exact=False)
+    return [*table.components(), *table.phases()]
+
+
+def _heads(difference: Comparison, unit: Unit) -> list[tuple[str, Result, str]]:
+    return [(name, result, verdict(result, unit)) for name, result in (("A", difference.a), ("B", difference.b))]
+
+
+def draw_difference(screen: Screen, difference: Comparison, unit: Unit) -> None:
+    """Draw the summary of both runs, then the tables."""
+    for name, result, answer in _heads(difference, unit):
+        screen.line((f"{name}:", "bold"))
+        for line in subject(result).splitlines():
+            draw_line(screen, line, 2)
+        draw_line(screen, answer, 2, style="bold")
+    screen.line()
+    for grid in difference_grids(difference, unit):
+        draw_grid(screen, grid)
+
+
+def difference_markdown(difference: Comparison, unit: Unit) -> str:
+    """The same tables in Markdown."""
+    lines = []
+    for name, result, answer in _heads(difference, unit):
+        lines += [f"- {name}: {subject(result)}; **{answer}**".replace("\n", "; ")]
+    lines.append("")
+    for grid in difference_grids(difference, unit):
+        lines += markdown_grid(grid)
+    return "\n".join(lines).rstrip()
+
+
+def difference_document(difference: Comparison) -> dict[str, Any]:
+    """The difference as JSON. Bytes; null where a run has no such quantity."""
+    return {
+        "schema_version": 1,
+        **{
+            name: {"name": result.spec.name, "peak_phase": result.ledger.peak_phase, "fits": result.fits}
+            for name, result in (("a", difference.a), ("b", difference.b))
+        },
+        "components": _documents(difference.components),
+        "totals": _documents(difference.totals),
+        "phases": _documents(difference.phases),
+    }
+
+
+def _documents(lines: Iterable[Line]) -> dict[str, dict[str, int | None]]:
+    return {line.name: {"a": line.a, "b": line.b, "difference": line.difference} for line in lines}

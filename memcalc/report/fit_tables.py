@@ -1,0 +1,142 @@
+"""The tables of `fit`'s screen."""
+
+from __future__ import annotations
+
+from memcalc.fitting.answer import Fit
+from memcalc.fitting.costs import TERMS
+from memcalc.ledger.component import Component
+from memcalc.report.breakdown import breakdown
+from memcalc.report.grid import Column, Grid
+from memcalc.report.labels import letter
+from memcalc.spec.segments import words
+from memcalc.units import Unit, format_number
+
+
+def layout_grid(answer: Fit, unit: Unit) -> Grid:
+    """Return one row per layout: its degrees, memory and cost."""
+    best = answer.best
+    experts = any(found.result.spec.parallelism.expert_parallel > 1 for found in best)
+    cheapest = best[0].costs.total
+    rows = []
+    for number, found in enumerate(best, 1):
+        spread, training = found.result.spec.parallelism, found.result.spec.training
+        rows.append(
+            (
+                str(number),
+                f"{spread.tensor_parallel}{'+sp' if spread.sequence_parallel else ''}",
+                str(spread.context_parallel),
+                *((str(spread.expert_parallel),) if experts else ()),
+                str(spread.pipeline_parallel),
+                str(spread.virtual_stages),
+                str(spread.data_parallel),
+                f"{spread.zero_stage} {spread.engine}",
+                words(training.recompute),
+                str(training.micro_batch_size),
+                str(training.gradient_accumulation_steps),
+                format_number(found.result.headline.device_bytes or 0, unit),
+                f"{found.costs.total:.3g}",
+                f"{100 * (found.costs.total / cheapest - 1):+.1f}%" if number > 1 else "",
+            )
+        )
+    columns = (
+        Column("", right=True),
+        Column("t"),
+        Column("c", right=True),
+        *((Column("e", right=True),) if experts else ()),
+        Column("p", right=True),
+        Column("v", right=True),
+        Column("N", right=True),
+        Column("ZeRO"),
+        Column("recompute"),
+        Column("b", right=True),
+        Column("m", right=True),
+        Column(unit, right=True),
+        Column("seconds", right=True),
+        Column("", right=True),
+    )
+    return Grid("", columns, rows, frozenset({0}))
+
+
+def cost_grid(answer: Fit) -> Grid:
+    """Return the cost terms that any layout has, in seconds per step."""
+    terms = used_terms(answer)
+    rows = [
+        (str(number), *(f"{getattr(found.costs, term):.3f}" for term in terms), f"{found.costs.total:.3f}")
+        for number, found in enumerate(answer.best, 1)
+    ]
+    columns = (Column("", right=True), *(Column(term, right=True) for term in (*terms, "total")))
+    return Grid("Seconds of a step at peak rates", columns, rows)
+
+
+def used_terms(answer: Fit) -> list[str]:
+    """The terms that are not zero in all layouts."""
+    return [term for term in TERMS if any(getattr(found.costs, term) for found in answer.best)]
+
+
+def memory_grid(answer: Fit, unit: Unit) -> Grid:
+    """Return memory at the peak of the rank that needs most, by component letter; small parts are added up."""
+    whole = [table.inside | table.outside for table in (breakdown(found.result) for found in answer.best)]
+    parts = shown_parts(answer)
+    rows = []
+    for number, sizes in enumerate(whole, 1):
+        shown = [sizes.get(name, 0) for name in parts]
+        total = sum(sizes.values())
+        numbers = [*shown, total - sum(shown), total]
+        rows.append((str(number), *(format_number(size, unit) for size in numbers)))
+    heads = (*(letter(name) for name in parts), "rest", "device")
+    columns = (Column("", right=True), *(Column(head, right=True) for head in heads))
+    return Grid(f"Memory of the fullest rank at its peak, {unit}", columns, rows)
+
+
+def shown_parts(answer: Fit) -> list[str]:
+    """The parts of memory that are at least a hundredth of any layout's."""
+    tables = [breakdown(found.result) for found in answer.best]
+    whole = [table.inside | table.outside for table in tables]
+    order = [*(part.value for part in Component), "cached_segments", "device_context", "communication_library"]
+    return [name for name in order if any(100 * sizes.get(name, 0) >= sum(sizes.values()) for sizes in whole)]
+
+
+def memory_legend(answer: Fit) -> str:
+    """Return the legend of the component letters."""
+    return ", ".join(f"{letter(name)} {name.replace('_', ' ')}" for name in shown_parts(answer))
+
+
+def term_grid(answer: Fit) -> Grid:
+    """What each term is, and where its formula comes from; then the rates."""
+    rows = [(term, f"{TERMS[term][0]} [{TERMS[term][1]}]") for term in used_terms(answer)]
+    system = answer.system
+    rates = (
+        f"{system.flops / 1e12:g} TFLOP/s, {system.link_bytes / 1e9:g} GB/s inside a node, "
+        f"{system.nic_bytes / 1e9:g} GB/s per GPU between nodes [{system.source}]"
+    )
+    return Grid("Terms of the cost", (Column("term"), Column("", wrap=True)), [*rows, ("rates", rates)], head=False)
+
+
+def pruned_grid(answer: Fit) -> Grid:
+    """Return the excluded layouts and the reasons."""
+    rows = [
+        (f"{times:,}", ": ".join(filter(None, (choice, reason)))) for (choice, reason), times in answer.pruned.items()
+    ]
+    columns = (Column("choices", right=True), Column("why they are excluded", wrap=True))
+    return Grid("Excluded layouts", columns, rows)
+
+
+CARD_WORDS = {"fits": "fits", "does-not-fit": "too large", "unknown": "may fit"}
+
+
+def card_grid(answer: Fit, unit: Unit) -> Grid:
+    """Return what the run needs on every GPU."""
+    lacks = any(sized.lacks for sized in answer.cards)
+    rows = [
+        (
+            CARD_WORDS[sized.verdict.answer],
+            sized.card.name,
+            f"{'≥ ' * (sized.verdict.device_bytes is None)}{format_number(sized.device_bytes, unit)}",
+            format_number(sized.card.usable_bytes, unit),
+            *((sized.lacks,) if lacks else ()),
+        )
+        for sized in answer.cards
+    ]
+    strong = frozenset(index for index, sized in enumerate(answer.cards) if sized.will_do)
+    columns = (Column(""), Column("GPU"), Column(f"needs {unit}", right=True), Column("usable", right=True))
+    return Grid("", (*columns, *((Column("but", wrap=True),) if lacks else ())), rows, strong)

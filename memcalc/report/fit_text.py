@@ -1,0 +1,265 @@
+"""The sentences of `fit`'s screen."""
+
+from __future__ import annotations
+
+from math import inf
+
+from memcalc.changes.candidates import MORE_GPUS, OTHER_CARD, OTHER_RESULT, SAME
+from memcalc.fitting.answer import Fit, Nearest
+from memcalc.fitting.maxima import Maximum
+from memcalc.fitting.minima import MOST_GPUS
+from memcalc.ledger.verdict import Answer, Verdict, holding_memory
+from memcalc.report.labels import count, listed, plural, shortened
+from memcalc.report.oom_changes import as_typed, settings
+from memcalc.report.verdict import because, subject, verdict
+from memcalc.spec.segments import words
+from memcalc.spec.spec import Spec
+from memcalc.units import Unit, format_bytes
+
+MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "huawei": "Huawei"}
+
+MOST_GAPS = 4  # of the smaller values that do not fit
+
+_NAMES = {
+    "micro_batch_size": "micro-batch",
+    "sequence_length": "sequence length",
+    "layers": "layers",
+    "parameters": "parameters",
+}
+
+
+def subject_lines(answer: Fit) -> list[str]:
+    """Return the run and its GPUs."""
+    system = answer.system
+    where = f"{plural(answer.gpus, 'GPU')}, {answer.card.name}"
+    if answer.gpus > 1:
+        where += f", {system.node} per node: {system.link}, {system.link_bytes / 1e9:g} GB/s"
+    if answer.gpus > system.node:
+        where += f"; between nodes {system.nic_bytes * 8 / 1e9:g} Gbit/s per GPU"
+    known = answer.asked or (answer.best[0].result if answer.best else None)
+    return [answer.name if known is None else subject(known).splitlines()[0], where]
+
+
+def asked_sentence(answer: Fit, unit: Unit) -> str:
+    """Whether the run fits as configured."""
+    if answer.asked is None:
+        return f"As configured, the run is invalid: {answer.unasked}."
+    spread = subject(answer.asked).rpartition("; ")[2]
+    return f"As configured, on {spread}: {verdict(answer.asked, unit)}"
+
+
+def layouts_sentence(answer: Fit) -> str:
+    """Return how many layouts fit, and how many may fit."""
+    ranking = answer.ranking
+    if ranking is None:
+        return ""
+    batch = f"for {plural(answer.sequences, 'sequence')} per step"
+    if not ranking.fitting:
+        if ranking.tried == 0:
+            return "There is no layout: --why lists what was excluded."
+        if ranking.undecided == ranking.tried == 1:
+            return f"The only layout may fit, {batch}: the GPU's memory is inside its interval of recorded runs."
+        if ranking.undecided:
+            return (
+                f"None of {plural(ranking.tried, 'layout')} fits for sure, {batch}. {ranking.undecided:,} may fit: the "
+                "GPU's memory is inside their intervals of recorded runs."
+            )
+        if ranking.tried == 1:
+            return f"The only layout does not fit, {batch}."
+        return f"None of {plural(ranking.tried, 'layout')} fits, {batch}."
+    shown = "; the cheapest of each split" if len(answer.best) < len(ranking.fitting) else ""
+    more = f" ({ranking.undecided:,} more may fit)" if ranking.undecided else ""
+    fit = "fits" if ranking.tried == 1 else "fit"
+    return f"{len(ranking.fitting):,} of {plural(ranking.tried, 'layout')} {fit}{more}, {batch}{shown}:"
+
+
+def layouts_verdict(answer: Fit) -> Answer:
+    """Whether any layout fits."""
+    undecided = answer.ranking is not None and answer.ranking.undecided
+    return "fits" if answer.best else "unknown" if undecided else "does-not-fit"
+
+
+def minimum_sentence(answer: Fit, unit: Unit) -> str:
+    """The answer to --minimize."""
+    if answer.question.minimize == "gpus":
+        return _fewest_sentence(answer)
+    if answer.base is None:
+        return asked_sentence(answer, unit)
+    return _card_sentence(answer) if answer.question.minimize == "gpu_kind" else _recompute_sentence(answer, unit)
+
+
+def _fewest_sentence(answer: Fit) -> str:
+    if answer.fewest is None:
+        bound = answer.question.gpus
+        more = "" if bound else " (--gpus N searches up to N)"
+        sure = " for sure; some layouts may fit" if answer.may_be_fewer else ""
+        return f"No number of GPUs up to {bound or MOST_GPUS:,} is enough{sure}{more}."
+    sure = " for sure, but some may" if answer.may_be_fewer else ""
+    return f"{plural(answer.fewest, 'GPU')} at least. With fewer no layout fits{sure}."
+
+
+def _card_sentence(answer: Fit) -> str:
+    maker, most = MAKERS[answer.card.vendor], inf if answer.smallest is None else answer.smallest.card.usable_bytes
+    smaller = (sized for sized in answer.cards if not sized.lacks and sized.card.usable_bytes < most)
+    fits = "fits the run" + " for sure" * any(sized.verdict.answer == "unknown" for sized in smaller)
+    if answer.smallest is None:
+        return f"No {maker} GPU of the table {fits}, {which_run(answer)}."
+    return f"{answer.smallest.card.name} is the smallest {maker} GPU that {fits}, {which_run(answer)}."
+
+
+def _recompute_sentence(answer: Fit, unit: Unit) -> str:
+    found = answer.least_recompute
+    if found is None:
+        assert answer.all_recomputed is not None, "it was tried"
+        return f"With recompute = full, {which_run(answer)}: {verdict(answer.all_recomputed, unit)}"
+    needed = f"{which_run(answer)}; needs {format_bytes(found.device_bytes, unit)}."
+    if isinstance(found.recompute, str):
+        return f"recompute = {found.recompute} is the least recomputation that fits, {needed}"
+    return f"Recomputing the first {found.layers} of {found.of} layers of each chunk is the least that fits, {needed}"
+
+
+def which_run(answer: Fit) -> str:
+    """Return the run that the largest and smallest values refer to."""
+    if answer.base is None or not answer.base_is_best:
+        return "everything else unchanged"
+    return f"everything else as in the cheapest layout: {layout_words(answer.base)}"
+
+
+def layout_words(spec: Spec) -> str:
+    """Return a layout in a few words."""
+    parallelism = spec.parallelism
+    degrees = ("tensor", "pipeline", "context", "expert", "data")
+    parts = [f"{name} {size}" for name in degrees if (size := getattr(parallelism, f"{name}_parallel")) > 1]
+    if parallelism.sequence_parallel:
+        parts.append("sequence-parallel")
+    if parallelism.virtual_stages > 1:
+        parts.append(f"{parallelism.virtual_stages} chunks per stage")
+    return ", ".join([*parts, f"ZeRO {parallelism.zero_stage}", f"recompute {words(spec.training.recompute)}"])
+
+
+def maximum_lines(found: Maximum, unit: Unit) -> list[str]:
+    """Yield the largest value, the memory of it and of the next value, and notes."""
+    size = f"{_NAMES[found.what]} {found.value:,}"
+    if found.what == "parameters":
+        size = f"{count(found.parameters)} parameters ({found.value:,} query heads)"
+    lines = [size if found.value else f"{_NAMES[found.what]}: none fits{_none(found, unit)}"]
+    needed = None if found.result is None else found.result.headline.device_bytes
+    if needed is not None:
+        lines.append(f"needs {format_bytes(needed, unit)}; {_next(found, needed, unit)}")
+    elif found.next_verdict is None and found.end:
+        lines.append(found.end)
+    if found.is_close:
+        lines.append("close: fits by its replay, but the GPU's memory is inside the interval of recorded runs")
+    if found.result is not None and found.is_at_most:
+        missing = holding_memory(found.result.limits)
+        lines.append(f"at most: not modelled: {listed([limit.what for limit in missing])}")
+    if found.gaps:
+        more = f" and {len(found.gaps) - MOST_GAPS} more" if len(found.gaps) > MOST_GAPS else ""
+        gaps = ", ".join(f"{gap:,}" for gap in found.gaps[:MOST_GAPS])
+        lines.append(f"smaller values that do not fit, of those tried: {gaps}{more}")
+    if found.what == "parameters" and found.words:
+        lines.append(f"as options: {as_typed(found.words)}")
+    if found.note and found.value:
+        lines.append(found.note)
+    return lines
+
+
+def _none(found: Maximum, unit: Unit) -> str:
+    """What the smallest value needs."""
+    smallest = found.next_verdict
+    if smallest is None:
+        return ""
+    sure = " for sure" if smallest.answer == "unknown" else ""
+    return f"{sure} ({found.next_value:,} needs {_bytes_of(smallest, unit)})"
+
+
+def _next(found: Maximum, needed: int, unit: Unit) -> str:
+    if found.next_value is None:
+        return f"there is no larger one: {found.end}"
+    following = found.next_verdict
+    if following is None:
+        return f"{found.next_value:,} is invalid: {found.end}"
+    size = _bytes_of(following, unit)
+    if size == format_bytes(needed, unit) and following.needed_bytes > needed:  # the GPU's memory ends between the two
+        size = f"{following.needed_bytes - needed:,} bytes more"
+    if following.answer == "does-not-fit":
+        return f"{found.next_value:,} does not fit: needs {size}"
+    if following.interval is not None and following.interval.errors.replayed:
+        return f"{found.next_value:,} fails by its replay, which is close: needs {size}"
+    return f"{found.next_value:,} may not fit: needs {size}"
+
+
+def _bytes_of(found: Verdict, unit: Unit) -> str:
+    """Return what a run needs, with its interval if that makes the verdict uncertain."""
+    size = format_bytes(found.needed_bytes, unit)
+    if found.device_bytes is None or found.unmodelled:
+        return f"at least {size}"
+    if found.answer == "unknown" and found.interval is not None and not found.interval.errors.replayed:
+        low, high = (format_bytes(end, unit) for end in found.interval[:2])
+        return f"{size}, by recorded runs {low} to {high}"
+    return size
+
+
+def reason_lines(answer: Fit, unit: Unit) -> list[str]:
+    """Yield what dominates the peak of a run that does not fit, and what would help."""
+    if answer.reason is None:
+        return []
+    lines = [because(answer.reason, unit)]
+    if answer.reason.remedy is None and answer.question.maximize is not None:
+        lines.append(
+            "No single change that keeps the training result makes it fit. `memcalc fit` without --maximize lists "
+            "pairs of changes, more GPUs and other GPUs."
+        )
+    return lines
+
+
+def nearest_title(answer: Fit) -> str:
+    """Return the run that the changes apply to, or that there are none."""
+    run = "" if answer.all_recomputed is None else " with all layers recomputed"
+    if not answer.nearest:
+        return f"No change that was tried, alone or in pairs, makes the run fit{run}."
+    return f"The smallest changes that make the run fit{run}"
+
+
+def kind_of_change(found: Nearest) -> str:
+    """Return the heading of a group of changes."""
+    return _KINDS[found.change.result]
+
+
+_KINDS = {
+    SAME: "Same training result, same GPUs",
+    MORE_GPUS: "Same training result, more GPUs",
+    OTHER_CARD: "Same training result, another GPU",
+    OTHER_RESULT: "Another training result",
+}
+
+
+def change_lines(found: Nearest, unit: Unit) -> tuple[str, str]:
+    """Yield a change as `--set` takes it, the memory it then needs, and its cost."""
+    change = found.change
+    time = "more GPU time per token, not known to the cost model"
+    if found.slowdown is not None:
+        time = f"{round(100 * found.slowdown):+d}% GPU time per token by the cost model"
+    host = ""
+    if found.host_bytes:
+        rank, node = (format_bytes(size, unit) for size in (found.host_bytes, found.node_host_bytes))
+        host = f", and {rank} of host memory per rank, {node} per node"
+    return settings(change), f"then needs {format_bytes(change.needed, unit)}{host}; cost: {change.cost}; {time}"
+
+
+def notes(answer: Fit, *, why: bool) -> list[str]:
+    """Yield the notes on the result."""
+    found = []
+    if answer.best and answer.question.maximize is None:
+        found.append("costs rank layouts and are no forecast: all rates are peaks, and nothing overlaps")
+    if answer.system.assumed and answer.gpus > answer.system.node:
+        found.append(answer.system.assumed)
+    above = max((maximum.above for maximum in answer.maxima.values() if maximum.value), default=0)
+    if above:
+        values = "next value was" if above == 1 else f"{above} next values were"
+        nexts = (maximum.next_verdict for maximum in answer.maxima.values())
+        sure = " for sure" if any(each is not None and each.answer == "unknown" for each in nexts) else ""
+        found.append(f"largest: the {values} tried too, and none fits{sure}; a still larger one could only by chance")
+    if answer.pruned and not why:
+        found.append(f"{sum(answer.pruned.values()):,} invalid layouts were excluded; --why lists them")
+    return [*found, *map(shortened, answer.notes)]

@@ -1,0 +1,36 @@
+"""Key/value cache of generation, and the largest batch and context that fit."""
+
+from __future__ import annotations
+
+from memcalc.ledger.result import Result
+from memcalc.report.grid import Column, Grid
+from memcalc.report.labels import plural
+from memcalc.units import Unit, format_bytes
+
+
+def generation_grid(result: Result, unit: Unit) -> Grid:
+    """Return bytes per token, per sequence and in total, then the largest batch and context that fit."""
+    inference, found = result.spec.inference, result.generation
+    assert inference is not None
+    assert found is not None
+    sequence = f"its {inference.context_length:,} tokens"
+    rows = [
+        ("a token", format_bytes(found.bytes_per_token, "bytes"), "in every layer together"),
+        ("a sequence", format_bytes(found.bytes_per_sequence, unit), sequence),
+        (
+            "all",
+            format_bytes(found.bytes_per_sequence * inference.batch_size, unit),
+            plural(inference.batch_size, "sequence"),
+        ),
+    ]
+    if result.card is not None and found.largest is not None:
+        most = found.largest
+        positions = ", all positions of the model" if most.all_positions else ""
+        rows += [
+            ("largest batch", f"{most.batch_size:,}", f"with {inference.context_length:,} tokens each"),
+            ("longest context", f"{most.context_length:,}", f"{plural(inference.batch_size, 'sequence')}{positions}"),
+        ]
+    where = "on each GPU" if result.spec.parallelism.tensor_parallel > 1 else "over all layers"
+    fit = f"; what fits on {result.card.label}" if result.card is not None else ""
+    columns = (Column(""), Column("", right=True), Column("", wrap=True))
+    return Grid(f"Cache of keys and values, {where}{fit}", columns, rows)

@@ -1,0 +1,54 @@
+"""The phases of the run, each with what it holds; and the pipeline stages, each with its peak."""
+
+from __future__ import annotations
+
+from memcalc.ledger.result import RankResult, Result
+from memcalc.report.bar import small_bar
+from memcalc.report.grid import Column, Grid
+from memcalc.units import Unit, format_number
+
+_BAR_WIDTH = 32
+_PEAK = "<- peak"
+
+
+def phase_grid(result: Result, unit: Unit) -> Grid:
+    """Allocated bytes at the peak of each phase."""
+    ledger = result.ledger
+    rows = []
+    for phase in ledger.phases:
+        bar = small_bar(ledger.totals[phase], ledger.peak_bytes, _BAR_WIDTH)
+        mark = f" {_PEAK}" if phase == ledger.peak_phase else ""
+        rows.append((phase, format_number(ledger.totals[phase], unit), bar + mark))
+    columns = (Column("phase"), Column(unit, right=True), Column("peak allocated"))
+    return Grid("Phases", columns, rows, frozenset({ledger.phases.index(ledger.peak_phase)}))
+
+
+def rank_grid(result: Result, unit: Unit) -> Grid:
+    """One line for each kind of rank, the one that needs most marked."""
+    ordered = sorted(result.ranks, key=lambda kind: tuple(kind.rank.values()))
+    axes = list(result.headline.rank)
+    columns = [Column(axis.removeprefix("pipeline_"), right=True) for axis in axes] + [
+        Column("peak in"),
+        Column("allocated", right=True),
+        Column("reserved", right=True),
+        Column("device", right=True),
+        Column(""),
+    ]
+    rows = [_rank_row(result, kind, unit) for kind in ordered]
+    return Grid(f"Pipeline stages, in {unit}", tuple(columns), rows, frozenset({ordered.index(result.headline)}))
+
+
+def _rank_row(result: Result, kind: RankResult, unit: Unit) -> tuple[str, ...]:
+    words = []
+    if result.card is not None and kind.device_bytes is not None:
+        words.append("fits" if kind.device_bytes <= result.card.usable_bytes else "does not fit")
+    if kind is result.headline and len(result.ranks) > 1:
+        words.append("<- most")
+    return (
+        *(str(index) for index in kind.rank.values()),
+        kind.ledger.peak_phase,
+        format_number(kind.ledger.peak_bytes, unit),
+        "-" if kind.reserved_bytes is None else format_number(kind.reserved_bytes, unit),
+        "-" if kind.device_bytes is None else format_number(kind.device_bytes, unit),
+        " ".join(words),
+    )

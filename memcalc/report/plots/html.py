@@ -1,0 +1,119 @@
+"""The run as one HTML page that needs nothing else: hover over the picture for moments, over the legend for parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from typing import Any
+
+from memcalc.events.course import Course
+from memcalc.events.outline import Outline
+from memcalc.report.grid import Grid
+from memcalc.report.labels import percent, plural
+from memcalc.report.plots.markup import markup, script_data
+from memcalc.report.plots.palette import colour, name
+from memcalc.report.plots.svg import LEFT, WIDTH, picture
+from memcalc.units import BYTES_PER_UNIT, DECIMALS, Unit, format_bytes, format_number
+
+STRETCHES = 1000  # about one for each pixel
+
+
+def course_page(course: Course, title: str, unit: Unit = "GiB", tables: Iterable[Grid] = ()) -> str:
+    """The page.
+
+    Args:
+        course: what is drawn.
+        title: its heading.
+        unit: of all numbers.
+        tables: what else to show, below the legend.
+    """
+    outline = course.outline(STRETCHES)
+    template = files("memcalc.report.plots").joinpath("page.html").read_text(encoding="utf-8")
+    parts = {
+        "TITLE": markup(title),
+        "SUBTITLE": markup(_subtitle(course, outline, unit)),
+        "PICTURE": picture(course, outline, unit),
+        "TABLES": _legend(course, outline, unit) + "".join(map(_table, tables)),
+        "DATA": script_data(_data(course, outline, unit)),
+    }
+    return re.sub(r"%([A-Z]+)%", lambda match: parts[match[1]], template)
+
+
+def _subtitle(course: Course, outline: Outline, unit: Unit) -> str:
+    phase = course.phase_of(course.peak_event)
+    where = f" in {phase}" if phase else ""
+    died = " The run died out of memory." if outline.failed else ""
+    events = plural(outline.length, "event")
+    return f"Peak {format_bytes(course.peak_bytes, unit)} {_verb(course)}{where}; {events} in order.{died}"
+
+
+def _verb(course: Course) -> str:
+    return "requested" if course.allocated is None else "allocated"
+
+
+def _data(course: Course, outline: Outline, unit: Unit) -> dict[str, Any]:
+    """What the pointer tells: for each stretch its moment, its parts, and what made it."""
+    stretches = [
+        [
+            stretch.begin,
+            stretch.end,
+            stretch.event,
+            stretch.total,
+            list(stretch.components),
+            stretch.reserved,
+            course.phase_of(stretch.event),
+            " ".join(part for part in (event.operator, event.module, event.line) if part),
+        ]
+        for stretch, event in zip(outline.stretches, outline.events, strict=True)
+    ]
+    return {
+        "unit": unit,
+        "unit_bytes": BYTES_PER_UNIT[unit],
+        "decimals": DECIMALS[unit],
+        "left": LEFT,
+        "width": WIDTH,
+        "events": outline.length,
+        "components": [name(component) for component in outline.components],
+        "total": _verb(course),
+        "stretches": stretches,
+    }
+
+
+def _legend(course: Course, outline: Outline, unit: Unit) -> str:
+    """The components from the top of the stack down, with what each holds at the peak."""
+    if not outline.stretches:
+        return ""
+    peak = outline.stretches[outline.peak]
+    rows = [
+        f'<tr data-part="{name(component)}"><td><span class="swatch" style="background:{colour(component)}"></span>'
+        f'{name(component)}</td><td class="right">{format_number(size, unit)}</td>'
+        f'<td class="right">{markup(percent(size, peak.total))}</td></tr>'
+        for component, size in reversed(list(zip(outline.components, peak.components, strict=True)))
+    ]
+    total = format_number(peak.total, unit)
+    rows.append(f'<tr class="strong"><td>{_verb(course)}</td><td class="right">{total}</td><td></td></tr>')
+    if course.reserved is not None:
+        held = format_number(course.reserved[course.peak_event], unit)
+        rows.append(f'<tr><td>reserved (dashed)</td><td class="right">{held}</td><td></td></tr>')
+    head = f'<tr><th>component</th><th class="right">{unit}</th><th class="right">share</th></tr>'
+    return f"<h2>At the peak</h2>\n<table>\n{head}\n{_lines(rows)}</table>\n"
+
+
+def _table(grid: Grid) -> str:
+    def row(cells: Sequence[str], tag: str, kind: str = "") -> str:
+        right = ' class="right"'
+        inside = "".join(
+            f"<{tag}{right * column.right}>{markup(cell)}</{tag}>"
+            for column, cell in zip(grid.columns, cells, strict=True)
+        )
+        return f"<tr{kind}>{inside}</tr>"
+
+    rows = [row([column.head for column in grid.columns], "th")] if grid.head else []
+    rows += [row(cells, "td", ' class="strong"' * (at in grid.strong)) for at, cells in enumerate(grid.rows)]
+    title = f"<h2>{markup(grid.title)}</h2>\n" if grid.title else ""
+    return f"{title}<table>\n{_lines(rows)}</table>\n"
+
+
+def _lines(rows: Iterable[str]) -> str:
+    return "".join(f"{row}\n" for row in rows)

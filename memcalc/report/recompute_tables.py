@@ -1,0 +1,189 @@
+"""The tables of a plan: beside the rules of thumb, block by block, and the front of memory against compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Protocol
+
+from memcalc.planning.chain import Chain
+from memcalc.planning.evaluation import Evaluation
+from memcalc.planning.plan import Segment, depth, leaves, times_again
+from memcalc.planning.strategies.optimal import Found
+from memcalc.planning.throughput import slow_down
+from memcalc.report.bar import small_bar
+from memcalc.report.grid import Column, Grid
+from memcalc.units import Unit, format_number
+
+BAR = 24  # letters of the longest bar
+
+
+class Span(Protocol):
+    """A chain, and which of its blocks are planned."""
+
+    @property
+    def chain(self) -> Chain:
+        """All blocks."""
+
+    @property
+    def first(self) -> int:
+        """The first block that is planned."""
+
+    @property
+    def stop(self) -> int:
+        """The one behind the last."""
+
+
+class Answer(Protocol):
+    """What the tables are made of: a plan of a configuration, or of a chain that a file describes."""
+
+    @property
+    def configured(self) -> Span:
+        """What was planned."""
+
+    @property
+    def budget(self) -> int:
+        """Allocated bytes that fit."""
+
+    @property
+    def found(self) -> Found:
+        """The plan."""
+
+    @property
+    def rules(self) -> tuple[tuple[str, Evaluation], ...]:
+        """What the rules of thumb need and cost."""
+
+    @property
+    def front(self) -> tuple[Found, ...]:
+        """Plans from the smallest to the fastest."""
+
+
+def plans_grid(planning: Answer, unit: Unit) -> Grid:
+    """Return the plan next to saving everything and the rules of thumb."""
+    own = planning.found.evaluation
+    rows = [(f"this plan ({planning.found.plan.strategy})", own), *planning.rules]
+    columns = (
+        Column("strategy"),
+        *(Column(head, right=True) for head in (f"peak {unit}", "saved", "recomputed", "longer")),
+        Column("peak in", wrap=True),
+    )
+    cells = [(name, *_figures(planning, evaluation, unit), moment(evaluation)) for name, evaluation in rows]
+    return Grid("Plan and rules of thumb, peaks of allocated memory", columns, cells, frozenset({0}))
+
+
+def _figures(planning: Answer, evaluation: Evaluation, unit: Unit) -> tuple[str, ...]:
+    again = evaluation.again_flops
+    return (
+        format_number(evaluation.peak_bytes, unit),
+        format_number(evaluation.kept_bytes, unit),
+        f"{again / planning.configured.chain.flops:.1%}",
+        slower(planning, again),
+    )
+
+
+def moment(evaluation: Evaluation) -> str:
+    """Return the block of the peak and its direction."""
+    peak = evaluation.peak
+    words = {"again": "recomputed", "forward": "forward", "backward": "backward"}
+    return f"{peak.block}, {words[peak.phase]}" if peak.block else peak.phase.replace("_", " ")
+
+
+def layers_grid(planning: Answer, unit: Unit, what: str = "layers", title: str = "Layer by layer") -> Grid:
+    """Return the plan, one row per run of layers that are treated the same."""
+    rows: list[tuple[str, ...]] = []
+    configured = planning.configured
+    inside = [item for item in planning.found.plan.items if configured.first <= next(leaves(item)) < configured.stop]
+    for alike in _alike(inside):
+        numbers = [block for item in alike for block in leaves(item)]
+        low, high = numbers[0] - configured.first, numbers[-1] - configured.first
+        rows.append(
+            (
+                f"{low}" if low == high else f"{low} to {high}",
+                _how(alike),
+                format_number(sum(_held(planning, item) for item in alike), unit),
+                f"{sum(_again(planning, item) for item in alike) / configured.chain.flops:.1%}",
+            )
+        )
+    columns = (
+        Column(what),
+        Column("plan"),
+        Column(f"saved {unit}", right=True),
+        Column("recomputed", right=True),
+    )
+    return Grid(title, columns, rows)
+
+
+def _alike(items: list[int | Segment]) -> Iterator[list[int | Segment]]:
+    """Yield runs of neighboring layers that are saved, or that are recomputed separately."""
+    for size, run in groupby(items, lambda item: 0 if isinstance(item, int) else len([*leaves(item)])):
+        alike = [*run]
+        yield from [alike] if size <= 1 else ([item] for item in alike)
+
+
+def _how(alike: list[int | Segment]) -> str:
+    item = alike[0]
+    if isinstance(item, int):
+        return "saved"
+    if len([*leaves(item)]) == 1:
+        return "recomputed" if len(alike) == 1 else "recomputed separately"
+    if depth(item):
+        return f"one segment, in {depth((item,))} levels: {_nested(item)}"
+    return "one segment"
+
+
+def _held(planning: Answer, item: int | Segment) -> int:
+    """Return what an item saves until the end of forward: its input, and what is saved inside it."""
+    blocks = planning.configured.chain.blocks
+    if isinstance(item, int):
+        return blocks[item].input_bytes + blocks[item].inside_bytes
+    return blocks[next(leaves(item))].input_bytes + sum(blocks[block].stays_bytes for block in leaves(item))
+
+
+def _again(planning: Answer, item: int | Segment) -> int:
+    """FLOPs of an item that run again."""
+    blocks = planning.configured.chain.blocks
+    if isinstance(item, int):
+        return 0
+    if len(item) == 1 and isinstance(item[0], int) and (alone := blocks[item[0]].again_flops) is not None:
+        return alone
+    return sum(blocks[block].flops * often for block, often in times_again((item,)).items())
+
+
+def _nested(item: Segment) -> str:
+    return "[" + " ".join("." if isinstance(inner, int) else _nested(inner) for inner in item) + "]"
+
+
+def front_grid(planning: Answer, unit: Unit, which: str = "", marks: tuple[str, str] = ("fits", "fits")) -> Grid:
+    """Memory against compute: each plan is the cheapest that was found for its memory.
+
+    Args:
+        planning: the answer.
+        unit: of memory.
+        which: kind of plans these are.
+        marks: what is said of the answer, and of other plans that allocate no more than fits.
+    """
+    most = max((found.evaluation.again_flops for found in planning.front), default=0)
+    rows = []
+    strong = set()
+    for number, found in enumerate(planning.front):
+        again = found.evaluation.again_flops
+        fits = found.evaluation.peak_bytes <= planning.budget
+        if fits and again >= planning.found.evaluation.again_flops:
+            strong = {number}
+        rows.append(
+            (
+                format_number(found.evaluation.peak_bytes, unit),
+                marks[found.evaluation != planning.found.evaluation] if fits else "",
+                f"{again / planning.configured.chain.flops:.1%}",
+                slower(planning, again),
+                small_bar(again, most, BAR),
+            )
+        )
+    heads = (Column(f"peak {unit}", right=True), Column(""), Column("recomputed", right=True))
+    columns = (*heads, Column("step longer", right=True), Column(""))
+    return Grid(", ".join(filter(None, ("Memory against compute", which))), columns, rows, frozenset(strong))
+
+
+def slower(planning: Answer, again: int) -> str:
+    """Return how much longer a step takes, as a percentage."""
+    return f"{slow_down(planning.configured.chain.flops, again) - 1:.1%}"

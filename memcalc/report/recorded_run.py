@@ -1,0 +1,61 @@
+"""What a recorded run shows beside its ledger: the picture, the notebook, the largest tensors, the reserved memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.allocator import History
+from memcalc.allocator.fragmentation import pool_uses
+from memcalc.events.course import Course
+from memcalc.events.timeline import Timeline
+from memcalc.report.fragmentation import fragmentation_grids
+from memcalc.report.grid import Grid
+from memcalc.report.phase_log import notebook_grid
+from memcalc.report.plots.text_chart import draw_course
+from memcalc.report.screen import Screen
+from memcalc.report.tensors import tensor_grid
+from memcalc.report.terminal import draw_grid
+from memcalc.units import Unit
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded run.
+
+    Args:
+        timeline: what happened.
+        history: the same through PyTorch's allocator, where the device has one.
+        limit: bytes that the card has for the allocator, where one is named.
+    """
+
+    timeline: Timeline
+    history: History | None = None
+    limit: int | None = None
+
+    @property
+    def course(self) -> Course:
+        """What is drawn of it."""
+        if self.history is None:
+            return Course(self.timeline, limit=self.limit)
+        return Course(self.timeline, self.history.allocated, self.history.reserved, self.limit)
+
+
+def course_grids(course: Course, unit: Unit) -> list[Grid]:
+    """The tables that the events alone give."""
+    return [notebook_grid(course, unit), tensor_grid(course, unit)]
+
+
+def run_grids(run: Run, unit: Unit) -> list[Grid]:
+    """All tables."""
+    course = run.course
+    grids = course_grids(course, unit)
+    if run.history is not None:
+        grids += fragmentation_grids(pool_uses(run.history.segments_at(course.peak_event)), unit)
+    return grids
+
+
+def draw_run(screen: Screen, run: Run, unit: Unit, *, legend: bool = True) -> None:
+    """The picture in letters, with or without its legend, then the tables."""
+    draw_course(screen, run.course, unit, legend=legend)
+    for grid in run_grids(run, unit):
+        draw_grid(screen, grid)

@@ -1,0 +1,155 @@
+"""What `replay` says of a snapshot: how far the model agrees with the real run, and what its memory is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.replaying import Replay
+from memcalc.report.grid import Column, Grid
+from memcalc.report.labels import label, percent, plural
+from memcalc.report.plots.palette import UNATTRIBUTED
+from memcalc.report.screen import Screen
+from memcalc.report.terminal import draw_grid, draw_line
+from memcalc.snapshots.composition import Composition
+from memcalc.snapshots.releases import release_of
+from memcalc.snapshots.verification import Verification
+from memcalc.units import Unit, format_bytes, format_number
+
+LINES = 12  # of the program, the largest
+
+
+def draw_recording(screen: Screen, replay: Replay, unit: Unit) -> None:
+    """The part of the report that only snapshots have."""
+    if replay.composition is None:
+        return
+    draw_line(screen, verification_words(replay.verification), 0, "bold")
+    screen.line()
+    for grid in composition_grids(replay.composition, unit):
+        draw_grid(screen, grid)
+    draw_line(screen, unused_words(replay.composition, unit), 0)
+    screen.line()
+
+
+def cut_words(replay: Replay) -> str:
+    """What a file that was cut off lacks; "" for a whole one."""
+    recorded = replay.source.recorded
+    if recorded is None or not recorded.snapshot.lacks:
+        return ""
+    recording, lacks = recorded.recording, recorded.snapshot.lacks
+    left = {
+        "segments": f"all segments but the first {len(recording.segments):,}",
+        "device_traces": f"the history after its first {len(recording.entries):,} entries",
+        "allocator_settings": "the allocator's settings (name them with --alloc-conf)",
+        "external_annotations": "the marks of steps",
+    }
+    if not recording.is_cut:
+        left["device_traces"] = "history of other devices"
+    elif not recording.entries:
+        left["device_traces"] = "the history"
+    parts = [left[part] for part in lacks]
+    listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return f"THE FILE IS TRUNCATED. Missing: {listed}. The report covers the rest."
+
+
+def verification_words(found: Verification | None) -> str:
+    """Whether the model made what the real run made."""
+    if found is None:
+        return (
+            "Not checked against the recording: neither what was held before its history nor its end is known. What "
+            "was allocated before it and is not freed in what is left of it is missing here."
+        )
+    rules = f"with the rules of torch {found.version}"
+    if found.agrees:
+        return (
+            f"Checked against the recording, {rules}: over {found.entries:,} entries the model fetched, returned and "
+            f"held the same {found.segments:,} segments, with every block at its address."
+        )
+    start = "" if found.from_start else " The history does not begin with the first allocation."
+    return f"The model differs from the recording, {rules}, {found.difference}.{start}"
+
+
+def composition_grids(found: Composition, unit: Unit) -> list[Grid]:
+    """Components, lines of the program, and leaks."""
+    whole = found.peak_bytes
+    rows = [
+        (label(kind) if kind is not None else UNATTRIBUTED, format_number(size, unit), percent(size, whole))
+        for kind, size in sorted(found.by_component.items(), key=lambda item: -item[1])
+    ]
+    rows.append(("requested", format_number(whole, unit), "100.0%"))
+    columns = (Column("component"), Column(unit, right=True), Column("share", right=True))
+    title = f"Memory at the highest requested bytes: {format_bytes(whole, unit)}"
+    grids = [Grid(title, columns, rows, frozenset({len(rows) - 1}))]
+    lines = [
+        (
+            format_number(line.bytes, unit),
+            f"{line.tensors:,}",
+            format_number(line.largest, unit),
+            label(line.component) if line.component is not None else UNATTRIBUTED,
+            line.where,
+        )
+        for line in found.lines[:LINES]
+    ]
+    heads = (Column(unit, right=True), Column("tensors", right=True), Column("largest", right=True))
+    grids.append(Grid("By line of the program", (*heads, Column("component"), Column("line", wrap=True)), lines))
+    if found.leaks:
+        leaks = [
+            (format_number(leak.bytes, unit), f"{leak.tensors:,}", f"{leak.steps:,}", leak.where)
+            for leak in found.leaks
+        ]
+        heads = (Column(unit, right=True), Column("tensors", right=True), Column("steps", right=True))
+        grids.append(Grid("Not freed by the next step: leaks", (*heads, Column("line", wrap=True)), leaks))
+    return grids
+
+
+def unused_words(found: Composition, unit: Unit) -> str:
+    """What is reserved at the end and of no use; and what can be said of leaks."""
+    idle = found.reserved_bytes - found.allocated_bytes
+    text = (
+        f"At the end {format_bytes(found.reserved_bytes, unit)} are reserved, {format_bytes(idle, unit)} of them not "
+        f"allocated, {format_bytes(found.inactive_split_bytes, unit)} of these in split segments; blocks are "
+        f"{format_bytes(found.rounding_bytes, unit)} larger than requested."
+    )
+    if found.steps > 2:
+        return text if found.leaks else f"{text} No line leaks tensors ({found.steps} steps)."
+    return f"{text} The history has {plural(found.steps, 'optimizer step')}: finding leaks needs three."
+
+
+def recording_document(replay: Replay) -> dict[str, Any] | None:
+    """The same as JSON; None where the source is no snapshot."""
+    verification, found, recorded = replay.verification, replay.composition, replay.source.recorded
+    if found is None or recorded is None:
+        return None
+    return {
+        "lacks": list(recorded.snapshot.lacks),
+        "torch": str(verification.version if verification else release_of(recorded.snapshot)),
+        "entries": len(recorded.recording.entries),
+        "agrees": verification.agrees if verification else None,
+        "agreed_entries": verification.agreed if verification else None,
+        "segments_compared": verification.segments if verification else None,
+        "difference": verification.difference or None if verification else None,
+        "from_first_allocation": recorded.start.is_empty,
+        "gaps": recorded.start.gaps,
+        "requested_peak_bytes": found.peak_bytes,
+        "components": {kind.value if kind else UNATTRIBUTED: size for kind, size in found.by_component.items()},
+        "lines": [
+            {
+                "line": line.where,
+                "component": line.component.value if line.component else None,
+                "bytes": line.bytes,
+                "tensors": line.tensors,
+                "largest_bytes": line.largest,
+            }
+            for line in found.lines
+        ],
+        "steps": found.steps,
+        "leaks": [
+            {"line": leak.where, "steps": leak.steps, "tensors": leak.tensors, "bytes": leak.bytes}
+            for leak in found.leaks
+        ],
+        "end": {
+            "allocated_bytes": found.allocated_bytes,
+            "reserved_bytes": found.reserved_bytes,
+            "inactive_split_bytes": found.inactive_split_bytes,
+            "rounding_bytes": found.rounding_bytes,
+        },
+    }

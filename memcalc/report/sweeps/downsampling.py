@@ -1,0 +1,55 @@
+"""Maps with fewer cells, for a picture that a browser can still open: neighbours become one cell."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from memcalc.report.sweeps.heatmaps import Map
+
+MOST_CELLS = 20_000  # of a picture: three megabytes
+MOST_MAPS = 50
+WIDEST = 1_000  # cells in a row
+
+
+def factors(rows: int, columns: int, most: int) -> tuple[int, int]:
+    """How many rows and columns become one, so that no more than `most` cells are left."""
+    down = across = 1
+    while (left := -(-columns // across)) > WIDEST or left * -(-rows // down) > max(most, 1):
+        if left > WIDEST or left >= -(-rows // down):
+            across += 1
+        else:
+            down += 1
+    return down, across
+
+
+def merged(each: Map, down: int, across: int) -> Map:
+    """The map with so many rows and columns as one: a cell is that of its configurations which needs most.
+
+    So it fits if all of them that are valid do, and does not fit if one of them does not.
+    """
+    # What is invalid comes last, then what is beside the map; what does not fit before what is close.
+    needs = np.where(each.valid, each.share + 1e9 * each.verdict, -1.0)
+    heights, widths = (-(-size // factor) for size, factor in zip(needs.shape, (down, across), strict=True))
+    padded = np.full((heights * down, widths * across), -2.0)
+    padded[: needs.shape[0], : needs.shape[1]] = needs
+    blocks = padded.reshape(heights, down, widths, across).transpose(0, 2, 1, 3).reshape(heights, widths, -1)
+    inner = blocks.argmax(axis=2)
+    row = np.arange(heights)[:, None] * down + inner // across
+    column = np.arange(widths)[None, :] * across + inner % across
+    place: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] = (row, column)
+    return Map(
+        each.others,
+        _labels(each.rows, down),
+        _labels(each.columns, across),
+        each.numbers[place],
+        each.share[place],
+        each.verdict[place],
+        each.valid[place],
+    )
+
+
+def _labels(names: list[str], factor: int) -> list[str]:
+    """The first and the last of each group."""
+    groups = (names[start : start + factor] for start in range(0, len(names), factor))
+    return [group[0] if len(group) == 1 else f"{group[0]} to {group[-1]}" for group in groups]
