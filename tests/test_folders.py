@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from memcalc.folders import LOCK, stale_folders, temporary_folder
+from memcalc.folders import (
+    COMPILER_CACHE,
+    LOCK,
+    compiler_cache,
+    stale_folders,
+    temporary_compiler_cache,
+    temporary_folder,
+)
 
 KIND = "memcalc-test-"
 HOLDS = f"""
@@ -60,3 +67,26 @@ def test_others_files_are_left_alone(tmp_path: Path) -> None:
     os.utime(old, (time.time() - 3600,) * 2)
 
     assert stale_folders(KIND, tmp_path) == [old]
+
+
+def test_the_compiler_writes_into_a_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(COMPILER_CACHE, raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with temporary_compiler_cache():
+        folder = Path(os.environ[COMPILER_CACHE])
+        folder.mkdir()
+        assert folder.parent.parent == tmp_path
+    assert COMPILER_CACHE not in os.environ
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_the_user_names_for_the_compiler_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(COMPILER_CACHE, str(tmp_path / "own"))
+    (tmp_path / "own").mkdir()
+    with temporary_compiler_cache():
+        assert os.environ[COMPILER_CACHE] == str(tmp_path / "own")
+    assert compiler_cache(tmp_path) == {}
+    assert os.environ[COMPILER_CACHE] == str(tmp_path / "own")
+    assert (tmp_path / "own").is_dir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import random
@@ -68,7 +67,7 @@ COMMANDS = (
 )
 # These run torch, in this process, in others, and in others of theirs: seconds each, so that each has few moments.
 TINY = "--set l=1 --set d=32 --set h=2 --set V=64 --set s=8 --set b=1 --set attention=eager"
-STEP = "import torch; kept = torch.ones(9, device='cuda'); import time; time.sleep(0.5)"
+STEP = "import torch, torch._dynamo; kept = torch.ones(9, device='cuda'); import time; time.sleep(0.5)"
 BOTH = """
 import subprocess, sys
 try:
@@ -80,6 +79,7 @@ except KeyboardInterrupt:
 WITH_TORCH = (
     _command(f"trace gpt2 {TINY} --record events-made.jsonl --plot timeline.html"),
     _command(f"trace gpt2 {TINY} --device null --python NULL --export chrome.json"),
+    _command(f"recompute gpt2 {TINY} --gpu t4 --verify --device fake"),
     _command(f"measure gpt2 {TINY} --device cpu --record records.jsonl"),
     _command(f"measure gpt2 {TINY} --device null:h100-80gb --python NULL --trace none --record records.jsonl"),
     _command("measure --suite suite.yaml --device cpu --record records.jsonl"),
@@ -153,8 +153,7 @@ def left_behind(folder: Path) -> list[str]:
     return [
         str(path.relative_to(folder.parent))
         for path in (*(folder.parent / "tmp").rglob("*"), *folder.iterdir())
-        # PyTorch's own folder, of a program that a dry run was asked for: it is there without memcalc as well.
-        if path.name not in {"torchinductor_" + getpass.getuser()} | OUTPUTS | OUTPUTS_WITH_TORCH | INPUTS
+        if path.name not in OUTPUTS | OUTPUTS_WITH_TORCH | INPUTS
     ]
 
 
