@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOCK = ".lock"
+COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # PyTorch's own variable
 _BEING_MADE = 10  # seconds in which a directory may still have no lock
 
 
@@ -38,6 +39,27 @@ def temporary_folder(kind: str, within: Path | None = None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         if held is not None:
             os.close(held)
+
+
+def compiler_cache(folder: Path) -> dict[str, str]:
+    """Return the variable that has PyTorch's compiler write into a directory; nothing where the user names one.
+
+    PyTorch makes `torchinductor_<user>` among the temporary files when its compiler is imported, and leaves it there.
+    """
+    return {} if COMPILER_CACHE in os.environ else {COMPILER_CACHE: str(folder / "compiled")}
+
+
+@contextmanager
+def temporary_compiler_cache() -> Iterator[None]:
+    """Inside, this process's compiler writes into a temporary directory, unless the user names another."""
+    with temporary_folder("memcalc-compiled-") as folder:
+        variables = compiler_cache(folder)
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name in variables:
+                os.environ.pop(name, None)
 
 
 def stale_folders(kind: str, parent: Path) -> list[Path]:

@@ -58,6 +58,17 @@ def parse_bytes(text: str) -> int:
     return int(match[1] + decimals) * units[(match[3] or "bytes").lower()] // scale
 
 
+MOST_DIGITS = 30  # of a whole number: more than a size in bytes, a count or a time has
+
+
+def whole_number(text: str) -> int | None:
+    """Return the whole number that a text is; None for any other text, and for more than 30 digits.
+
+    Python itself raises a bare ValueError for numbers of more than 4,300 digits.
+    """
+    return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else None
+
+
 LARGEST_FACTOR = 1_000_000  # that is looked for: micro-batches beyond it fit no GPU
 
 

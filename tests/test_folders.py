@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
@@ -11,9 +12,27 @@ from pathlib import Path
 
 import pytest
 
-from memcalc.folders import LOCK, stale_folders, temporary_folder
+from memcalc.folders import (
+    COMPILER_CACHE,
+    LOCK,
+    compiler_cache,
+    stale_folders,
+    temporary_compiler_cache,
+    temporary_folder,
+)
+from memcalc.nullcuda.dry_run import REPORTS
 
 KIND = "memcalc-test-"
+PACKAGE = Path(__file__).parents[1] / "memcalc"
+KINDS = {
+    "memcalc-compiled-",
+    "memcalc-dry-run-",
+    "memcalc-measure-",
+    "memcalc-null-",
+    "memcalc-rank-",
+    "memcalc-trace-",
+    ".building-",
+}
 HOLDS = f"""
 import sys, time
 from pathlib import Path
@@ -60,3 +79,67 @@ def test_others_files_are_left_alone(tmp_path: Path) -> None:
     os.utime(old, (time.time() - 3600,) * 2)
 
     assert stale_folders(KIND, tmp_path) == [old]
+
+
+def test_the_compiler_writes_into_a_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(COMPILER_CACHE, raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with temporary_compiler_cache():
+        folder = Path(os.environ[COMPILER_CACHE])
+        folder.mkdir()
+        assert folder.parent.parent == tmp_path
+    assert COMPILER_CACHE not in os.environ
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_the_user_names_for_the_compiler_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(COMPILER_CACHE, str(tmp_path / "own"))
+    (tmp_path / "own").mkdir()
+    with temporary_compiler_cache():
+        assert os.environ[COMPILER_CACHE] == str(tmp_path / "own")
+    assert compiler_cache(tmp_path) == {}
+    assert os.environ[COMPILER_CACHE] == str(tmp_path / "own")
+    assert (tmp_path / "own").is_dir()
+
+
+def test_every_temporary_directory_is_of_a_kind_that_is_cleaned() -> None:
+    """No module but `memcalc.folders` asks the system for one, and the kinds are these."""
+    found: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text()
+        tree = ast.parse(text)
+        constants = {
+            node.targets[0].id: node.value.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and isinstance(node.value, ast.Constant)
+        }
+        if "temporary_folder(REPORTS)" in text and "REPORTS" not in constants:
+            constants["REPORTS"] = REPORTS
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "temporary_folder":
+                kind = node.args[0]
+                found.add(str(kind.value if isinstance(kind, ast.Constant) else constants[ast.unparse(kind)]))
+        if path.name != "folders.py":
+            assert "mkdtemp" not in text
+            assert "TemporaryDirectory" not in text
+
+    assert found == KINDS
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_the_next_directory_of_a_kind_removes_what_killed_processes_left(kind: str, tmp_path: Path) -> None:
+    """Whole directories, those that have no lock yet, and of this kind alone: another one's is its own to clean."""
+    begun, held = tmp_path / f"{kind}begun", tmp_path / f"{kind}held"
+    others = {tmp_path / f"{each}other" for each in KINDS - {kind}}
+    for folder in (begun, held, *others):
+        (folder / "inside").mkdir(parents=True)
+        (folder / "inside" / "file").write_text("left")
+    (held / LOCK).touch()
+    os.utime(begun, (time.time() - 3600,) * 2)
+    with temporary_folder(kind, tmp_path) as folder:
+        assert set(tmp_path.iterdir()) == {folder, *others}
+    assert set(tmp_path.iterdir()) == others

@@ -251,17 +251,18 @@ EXIT_CODES: tuple[tuple[object, str], ...] = (
     (
         DoesNotFit.exit_code,
         """the answer is no: `check` found a config that does not fit or that grew; `fit` and `recompute` found nothing
-        that fits; `dry-run --assert-fits`: it does not fit""",
+        that fits; `dry-run --assert-fits`: it does not fit. Also where memcalc cannot say; `check`, `fit` and
+        `recompute` accept that with `--accept-unknown`""",
     ),
     (
         InputError.exit_code,
         """invalid input: one message on standard error with the place, the value, the rule and the remedy. `check`
-        prints one for each invalid config. With `dry-run --assert-fits` also a command that failed with exit code 1""",
+        prints one for each invalid config. `oom` found no message, `sweep` no valid configuration. With `dry-run
+        --assert-fits` also a command that failed with exit code 1""",
     ),
     (
         Unavailable.exit_code,
-        """something required is missing or busy (an extra, a compiler, a GPU), or a result could not be written (a full
-        disk): the result is printed, and the message names the file""",
+        """the command cannot do its work here, or cannot keep its result; the reasons are below""",
     ),
     (OutOfMemory.exit_code, "a measured run or dry run ran out of memory; its record is kept"),
     (70, "a bug of memcalc, with its traceback"),
@@ -270,7 +271,7 @@ EXIT_CODES: tuple[tuple[object, str], ...] = (
     (130, "interrupted"),
     (ReaderGone.exit_code, "the reader of standard output has gone, as in `memcalc models \\| head`"),
     (143, "ended by SIGTERM, after temporary files were removed"),
-    ("other", "the exit code of the command that `dry-run` ran"),
+    ("other", "the exit code of the command that `dry-run` ran; 128 + n if signal n ended it"),
 )
 
 

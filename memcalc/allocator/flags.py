@@ -9,6 +9,9 @@ from typing import Any
 
 from memcalc.allocator.sizes import MIB
 from memcalc.errors import InputError
+from memcalc.units import whole_number
+
+LARGEST = 1e30  # of a number with decimals
 
 Reader = Callable[[str, str], Any]  # name and value as given; raises InputError
 
@@ -51,26 +54,28 @@ def refused(name: str, value: str, rule: str) -> InputError:
 
 def megabytes(name: str, value: str) -> int:
     """Whole MiB, as bytes."""
-    if not value.isdecimal():
+    found = whole_number(value)
+    if found is None:
         raise refused(name, value, "a whole number of MiB, 0 or more")
-    return int(value) * MIB
+    return found * MIB
 
 
 def size_in_bytes(name: str, value: str) -> int:
     """A power of two."""
-    if not value.isdecimal() or int(value).bit_count() != 1:
+    found = whole_number(value)
+    if found is None or found.bit_count() != 1:
         raise refused(name, value, "a power of two, in bytes")
-    return int(value)
+    return found
 
 
 def number(name: str, value: str) -> float:
-    """Any number that is finite."""
+    """A number that stays finite in bytes."""
     try:
         found = float(value)
     except ValueError:
         raise refused(name, value, "a number") from None
-    if found - found != 0:  # infinity and not-a-number
-        raise refused(name, value, "a finite number")
+    if not abs(found) < LARGEST:  # no comparison holds for not-a-number
+        raise refused(name, value, f"a finite number below {LARGEST:g}")
     return found
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.result import DeviceMemory, Outside, Result, known
+from memcalc.units import whole_number
 
 STEADY_STEP = 2  # an estimate gives the first step, and this one for all that follow
 CUDA_ONLY = (Component.LIBRARY_WORKSPACE, Component.BLOCK_ROUNDING)
@@ -107,7 +108,7 @@ def partings(comparison: Comparison, one: int, other: int) -> list[tuple[str, Li
 def steady_phase(phase: str) -> str:
     """An estimate's phase for one of a longer run: "forward_7" is its "forward_2"."""
     name, _, step = phase.rpartition("_")
-    return f"{name}_{STEADY_STEP}" if step.isdecimal() and int(step) > STEADY_STEP else phase
+    return f"{name}_{STEADY_STEP}" if (whole_number(step) or 0) > STEADY_STEP else phase
 
 
 def _phase_of(ledger: Ledger, phase: str) -> str | None:

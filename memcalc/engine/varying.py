@@ -14,7 +14,7 @@ from memcalc.spec.yaml_source import parse_yaml
 MOST_CONFIGURATIONS = 4_000_000  # of one sweep: a gigabyte of results
 MOST_STRUCTURES = 50_000  # that differ in more than their batches: some 5 milliseconds each
 
-_RANGE = re.compile(r"(\d+)\.\.(\d+)(?:\.\.(\d+))?")
+_RANGE = re.compile(r"([0-9]{1,30})\.\.([0-9]{1,30})(?:\.\.([0-9]{1,30}))?")
 
 
 def parse_axes(texts: Iterable[str]) -> Grid:

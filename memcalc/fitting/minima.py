@@ -197,7 +197,9 @@ def least_recompute(spec: Spec) -> LeastRecompute | None:
 
     if spec.training.attention == "eager" and not fits("none") and fits("selective"):
         return LeastRecompute("selective", 0, most, needed("selective"))
-    kept = border(range(1, most + 2), lambda layers: fits(plan(most + 1 - layers))).value  # one more than are kept
+    numbers = range(1, most + 2)  # one more than are kept
+    # From nothing recomputed down by halves: each number is a replay, of seconds where layers are many.
+    kept = border(numbers, lambda layers: fits(plan(most + 1 - layers)), start=most, step=max(1, most // 2)).value
     if kept == 0:
         return None
     layers = most + 1 - kept

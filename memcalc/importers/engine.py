@@ -12,6 +12,7 @@ from memcalc.errors import InputError
 from memcalc.importers.table import Draft, Elsewhere, Framework, Meaning, Untranslatable
 from memcalc.spec.defaults import DEFAULT_SEQUENCE_LENGTH
 from memcalc.spec.limits import Limit
+from memcalc.units import whole_number
 
 _REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,200})\}")  # of OmegaConf
 _PRODUCT = re.compile(r"\$\{multiply:\s*([^,{}]{1,20}|\$\{[\w.]{1,200}\})\s*,\s*([^,{}]{1,20}|\$\{[\w.]{1,200}\})\s*\}")
@@ -211,13 +212,10 @@ def _resolved(value: Any, data: Mapping[str, Any], path: str) -> Any:
     return value if found is None or isinstance(found, Mapping) else found
 
 
-_MOST_DIGITS = 1_000  # of a number in quotes; Python refuses those of 4,300
-
-
 def _number(value: Any) -> Any:
     """A whole number, from a text as well; None where it is none."""
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) < _MOST_DIGITS:
-        return int(value)
+    if isinstance(value, str):
+        return whole_number(value.strip())
     return value if type(value) is int else None
 
 

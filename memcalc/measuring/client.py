@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from memcalc.errors import InputError, MemcalcError, OutOfMemory, Unavailable
-from memcalc.folders import temporary_folder
+from memcalc.folders import compiler_cache, temporary_folder
 from memcalc.measuring.job import Job, encoded
 from memcalc.measuring.measurement import Device
 
@@ -93,8 +93,7 @@ class Worker:
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(  # noqa: S603 -- this program, or one that the caller names
                 self.command,
-                # PyTorch makes a folder for what it compiles when it is imported, and leaves it.
-                env={"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "compiled")} | os.environ | self.variables,
+                env=os.environ | compiler_cache(self._folder) | self.variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

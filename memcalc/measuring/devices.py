@@ -14,6 +14,7 @@ import torch
 from memcalc.errors import InputError, Unavailable
 from memcalc.measuring.driver import View
 from memcalc.measuring.measurement import Device
+from memcalc.units import whole_number
 
 # Set by whoever starts a process on the null CUDA device: the card that it stands for.
 NULL_CARD = "MEMCALC_NULL_CARD"
@@ -33,7 +34,8 @@ def find_device(name: str | None) -> torch.device:
         Unavailable: PyTorch sees no GPU, or cannot use it.
     """
     kind, _, index = (name or "cuda").partition(":")
-    if kind not in ("cuda", "cpu") or not (index.isdecimal() or index == ""):
+    number = whole_number(index or "0")
+    if kind not in ("cuda", "cpu") or number is None:
         raise InputError(f"device = {name!r} cannot be measured.", "Name cuda, cuda:1 or cpu.", "--device")
     if kind == "cpu":
         return torch.device("cpu")
@@ -42,7 +44,6 @@ def find_device(name: str | None) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         raise Unavailable(f"measure needs a GPU, but {why_no_gpu()}; {OTHER_WAYS}")
-    number = int(index or 0)
     if number >= count:
         raise Unavailable(f"device = {name}, but there are {count} GPUs, counted from 0.")
     return torch.device("cuda", number)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.errors import InputError
-from memcalc.folders import temporary_folder
+from memcalc.folders import temporary_compiler_cache, temporary_folder
 from memcalc.measuring.job import Job
 from memcalc.measuring.measure import NotKept, keep, measured, typed, unwritten
 from memcalc.measuring.measurement import Measurement
@@ -73,7 +73,11 @@ def measure_rank(
     # What is offloaded is reduced on the host, too: norms of gradients, where they are clipped.
     on_device = "cpu:gloo,cuda:nccl" if spec.parallelism.weights_on_host else "nccl"
     backend = "gloo" if device == "cpu" else on_device
-    with process_group(backend, here) as gather, temporary_folder("memcalc-rank-") as folder:
+    with (
+        temporary_compiler_cache(),
+        process_group(backend, here) as gather,
+        temporary_folder("memcalc-rank-") as folder,
+    ):
         job = Job(spec, steps, device, alloc_conf, f"{folder}/events.jsonl", force)
         found = measured(job, perform(job), typed())
         measurement = replace(found, rank=here.rank, ranks=here.ranks)

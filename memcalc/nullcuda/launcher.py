@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Unpack
 
 from memcalc.errors import InputError
+from memcalc.folders import compiler_cache
 from memcalc.nullcuda.build import PROGRAMS, device_folder
 from memcalc.nullcuda.cards import MOST_GPUS, find_null_card, properties
 from memcalc.nullcuda.options import Options
@@ -76,6 +77,8 @@ def environment(
         "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
         # Convolutions by the interface of cuDNN that stubs can answer (src/cudnn.c).
         "TORCH_CUDNN_V8_API_DISABLED": "1",
+        # What is tuned by the time that kernels take must not stay for runs on a card.
+        **({} if reports is None else compiler_cache(reports)),
         **alone,
     }
 

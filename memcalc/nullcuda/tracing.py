@@ -13,7 +13,7 @@ from typing import Any
 from memcalc.errors import InputError, Unavailable
 from memcalc.events import read_events
 from memcalc.files import write_text
-from memcalc.folders import temporary_folder
+from memcalc.folders import compiler_cache, temporary_folder
 from memcalc.nullcuda.cards import find_null_card, properties
 from memcalc.nullcuda.launcher import environment
 from memcalc.progress import Progress, silent
@@ -103,7 +103,7 @@ def step_environment(card: Card, memory_of: Card, python: str, folder: Path, gpu
     variables = environment(card.name, gpus, pythons=(python,), skip_init=True)
     variables["PYTHONPATH"] = os.pathsep.join((str(folder / "path"), variables["PYTHONPATH"]))
     variables["MEMCALC_NULL_PROPERTIES"] = properties(memory_of, gpus)
-    return variables
+    return variables | compiler_cache(folder)
 
 
 def interpreter(python: str | None = None) -> str:

@@ -39,7 +39,6 @@ STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
 PLAYED = (*PHASES, *STEADY)  # the steady step twice: where it finds its blocks settles with the first one
 # Of a step's micro-batches the first makes gradients, the second finds them, and the third finds its blocks as all do.
 MICRO_BATCHES = 3
-MOST_LAYERS = 1024  # of sharded runs, whose layers take many requests each: a search for the most layers stays quick
 NOT_COMPARED = ("adam-4bit", "galore")  # with any recorded run
 
 
@@ -236,7 +235,6 @@ def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
     fsdp2 = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0
     deepspeed = parallelism.engine == "deepspeed"
     return {
-        f"more than {MOST_LAYERS:,} layers on several ranks": spec.model.num_layers > MOST_LAYERS,
         "pipeline parallelism": parallelism.pipeline_parallel > 1,
         "context parallelism": parallelism.context_parallel > 1,
         "expert parallelism": parallelism.expert_parallel > 1,

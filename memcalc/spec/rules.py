@@ -22,7 +22,7 @@ from memcalc.spec.yaml_source import Path, Source
 
 Rule = Callable[[Spec], Iterable[Broken]]
 
-MOST_LAYERS = 4096  # a replay has the requests of each, thousands of times a search; published models have 126 at most
+MOST_LAYERS = 1024  # a replay has the requests of each, dozens of times a search; published models have 1,000 at most
 
 
 def check_rules(spec: Spec, source: Source) -> None:
@@ -151,7 +151,7 @@ def _layers(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             ("model", "num_layers"),
             f"num_layers = {spec.model.num_layers} is more than {MOST_LAYERS:,}.",
-            "No model has that many layers.",
+            f"Set at most {MOST_LAYERS:,}.",
         )
     layers, stages = spec.model.num_layers, spec.parallelism.pipeline_parallel
     if stages > layers:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from memcalc.errors import InputError
+from memcalc.folders import temporary_compiler_cache
 from memcalc.ledger.result import Result
 from memcalc.progress import Progress, silent
 from memcalc.spec.cards import find_card
@@ -53,17 +54,19 @@ def trace(
     refuse_replicas(spec, semantics)
     refuse_kernels(spec)
     from memcalc.recorder.trace import make_trace  # here: who only asks whether a trace can stand in needs no allocator
-    from memcalc.tracing.fake import record_fake
 
     card = find_card(spec.hardware.gpu or DEFAULT_CARD)
-    recording = record_fake(
-        _run_of(spec, semantics),
-        card,
-        steps,
-        cuda=semantics == "cuda",
-        ranks=spec.parallelism.ranks,
-        progress=progress,
-    )
+    with temporary_compiler_cache():
+        from memcalc.tracing.fake import record_fake
+
+        recording = record_fake(
+            _run_of(spec, semantics),
+            card,
+            steps,
+            cuda=semantics == "cuda",
+            ranks=spec.parallelism.ranks,
+            progress=progress,
+        )
     return make_trace(spec, recording, alloc_conf or spec.training.alloc_conf, progress=progress)
 
 

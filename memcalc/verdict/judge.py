@@ -125,8 +125,10 @@ def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Resu
             settings of the allocator.
     """
     card = card_of(spec)
-    replays = can_replay(spec)
-    need = need_of(spec, card) if replays else None
+    why = "" if spec.inference is not None else why_not(spec)
+    need = need_of(spec, card) if can_replay(spec) else None
+    if need is not None and need.played is None:
+        why, need = "the run needs more than 1 PiB, the largest device of the allocator model", None
     result = estimate(spec, None if need is None else need.played)
     ranks = tuple(_with_memory(spec, card, rank, need) for rank in result.ranks)
     headline = need or recorded_need(spec, card, result.ledger.peak_bytes)
@@ -136,12 +138,11 @@ def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Resu
     if limit is not None:
         least = least_bytes(spec, card, limit) if least is None else least
         judgement = verdict_of(headline, card, limit, least, result.limits)
-    why = "" if replays or spec.inference is not None else why_not(spec)
     sized = replace(
         result,
         ranks=ranks,
         judgement=judgement,
-        confidence="replay" if replays else "formula",
+        confidence="formula" if need is None else "replay",
         notes=(*result.notes, *([f"Allocator not replayed: {why}."] if why else [])),
     )
     return sized if spec.inference is None else _with_largest(sized)

@@ -101,9 +101,13 @@ def need_of(spec: Spec, card: Card | None, allocated: int | None = None) -> Need
         spec: the run.
         card: its card, if it has one.
         allocated: its allocated peak, where that is known already.
+
+    Returns:
+        The need; its `played` is None where the run was not replayed.
     """
-    if can_replay(spec):
-        return _replayed(spec, card)
+    found = _replayed(spec, card) if can_replay(spec) else None
+    if found is not None:
+        return found
     return recorded_need(spec, card, _allocated(spec, card) if allocated is None else allocated)
 
 
@@ -153,8 +157,10 @@ def _allocated(spec: Spec, card: Card | None) -> int:
     return max(peak_bytes(spec, stage, card) for stage in stages_that_matter(spec))
 
 
-def _replayed(spec: Spec, card: Card | None) -> Need:
+def _replayed(spec: Spec, card: Card | None) -> Need | None:
     """The replay on the card, where the allocator frees cached blocks before it runs out of memory.
+
+    None where the run needs more than the largest device on which the allocator is modelled with its settings.
 
     The replay's errors are a matter of reserved memory, so a run gets through for sure where it gets through on a
     device that is smaller by the largest error, and for sure not where one that is larger by it is not enough.
@@ -164,7 +170,8 @@ def _replayed(spec: Spec, card: Card | None) -> Need:
     room = None if card is None else card.usable_bytes - outside
     on_card = on(room)
     found = on_card or on(None)
-    assert found is not None, "a device without end does not run out of memory"
+    if found is None:
+        return None
     need = Need(found.reserved_bytes, errors, outside, found.played, None, None)
     if card is None or room is None:
         return need

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fuzz.damage import damaged
 from tests.fuzz.formats import FORMATS, Answer
-from tests.fuzz.test_fuzz import time_limit
+from tests.fuzz.test_fuzz import NoAnswer, time_limit
 
 SECONDS = 20.0  # of this process's time; the bar for what may be called a hang
 CODES = {0, 1, 2}
@@ -51,7 +51,7 @@ def read(name: str, content: bytes, folder: Path) -> str | None:
     try:
         with time_limit(SECONDS):
             answer = FORMATS[name].read(path)
-    except Exception as error:  # noqa: BLE001 -- whatever escapes is the finding
+    except (Exception, NoAnswer) as error:  # noqa: BLE001 -- whatever escapes is the finding
         return f"{type(error).__name__}: {str(error)[:200]}"
     return complaint(answer, annotated="github" in name or name == "checked config")
 

@@ -75,7 +75,7 @@ def test_dense_layers_exist_and_are_not_too_many_to_look_at() -> None:
 
 def test_layers_are_not_too_many_to_lay_out() -> None:
     assert refusal(model={"l": 2**31}) == (
-        "configuration: model.num_layers: num_layers = 2147483648 is more than 4,096. No model has that many layers."
+        "configuration: model.num_layers: num_layers = 2147483648 is more than 1,024. Set at most 1,024."
     )
 
 

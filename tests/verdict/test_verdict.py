@@ -133,6 +133,16 @@ def test_the_range_of_recorded_ratios_lies_around_their_median(monkeypatch: pyte
     assert ratio * (1 + errors.high) == pytest.approx(found["most"])
 
 
+def test_a_run_beyond_the_largest_device_of_the_allocator_model_is_not_replayed() -> None:
+    result = size(memcalc.load("gpt2", "b=100000000", "alloc_conf=max_split_size_mb:128", gpu="h100-80gb"))
+
+    assert (result.fits, result.confidence) == (False, "formula")
+    assert (
+        "Allocator not replayed: the run needs more than 1 PiB, the largest device of the allocator model."
+        in result.notes
+    )
+
+
 def test_several_gpus_are_judged_by_recorded_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """gpt2 over DDP: the interval of reserved memory is 1.05 to 1.2 times what is allocated."""
     pin_records(monkeypatch)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from memcalc.allocator.paddle.settings import Settings
 from memcalc.events.event import Event, Kind
+from memcalc.units import whole_number
 
 # Operators whose output may take the buffer of an input that dies with them, by the names that a stream gives them.
 INPLACE_OPERATORS = frozenset(
@@ -128,8 +129,7 @@ def _exempt(events: Sequence[Event], fraction: float) -> set[int]:
 
 def step_of(phase: str) -> int:
     """The step that a phase belongs to: 2 for "forward_2", 0 for what comes before the steps."""
-    number = phase.rpartition("_")[2]
-    return int(number) if number.isdecimal() else 0
+    return whole_number(phase.rpartition("_")[2]) or 0
 
 
 class _Collector:

@@ -126,7 +126,7 @@ def parse_version(text: str) -> tuple[int, int]:
     Raises:
         InputError: for what is not a version of Paddle.
     """
-    match = re.match(r"(\d+)\.(\d+)(?:\D|$)", text)
+    match = re.match(r"(\d{1,9})\.(\d{1,9})(?:\D|$)", text)
     if match is None or not 1 <= int(match[1]) <= 3:
         raise InputError(f"{text!r} is not a version of Paddle.", "Name one from 1.0 to 3.x.")
     return int(match[1]), int(match[2])

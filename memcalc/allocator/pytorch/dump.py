@@ -18,6 +18,7 @@ from memcalc.allocator.sizes import UNLIMITED
 from memcalc.events.event import Event, Kind
 from memcalc.files import writing
 from memcalc.ledger.component import Component
+from memcalc.units import whole_number
 
 Stack = list[dict[str, Any]]  # frames, innermost first
 
@@ -97,8 +98,8 @@ def _frames(
 ) -> Stack:
     """What is known of an allocation: the line of code with its operator, the tensor, module, component and phase."""
     file, _, number = line.rpartition(":")
-    known = bool(file) and number.isdecimal()
-    place = {"filename": file if known else "operator", "line": int(number) if known else 0, "name": operator}
+    position = whole_number(number) if file else None
+    place = {"filename": "operator" if position is None else file, "line": position or 0, "name": operator}
     outer = {
         "tensor": f"{dtype}[{', '.join(map(str, shape))}]" if dtype else "",
         "module": module,
@@ -106,7 +107,7 @@ def _frames(
         "phase": phase,
     }
     names = [{"filename": kind, "line": 0, "name": name} for kind, name in outer.items() if name]
-    return ([place] if known or operator else []) + names
+    return ([place] if position is not None or operator else []) + names
 
 
 def _segment(segment: SegmentView, stacks: dict[int, Stack], device: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from memcalc.allocator.pytorch.constants import MADE_TO_MEASURE, ROUNDUP_SLOTS
 from memcalc.allocator.pytorch.versions import Version
 from memcalc.allocator.sizes import MIB
 from memcalc.errors import InputError
+from memcalc.units import whole_number
 
 
 def refused(name: str, value: str, rule: str) -> InputError:
@@ -20,9 +21,10 @@ def refused(name: str, value: str, rule: str) -> InputError:
 
 def whole(name: str, value: str) -> int:
     """A whole number."""
-    if not value.isdecimal():
+    found = whole_number(value)
+    if found is None:
         raise refused(name, value, "a whole number")
-    return int(value)
+    return found
 
 
 def flag(name: str, value: str, _version: Version) -> bool:
@@ -40,9 +42,10 @@ def megabytes(name: str, value: str, _version: Version) -> int:
 def large_segment(name: str, value: str, _version: Version) -> int:
     """Whole MiB, as bytes; any request below 10 MiB must fit."""
     least = MADE_TO_MEASURE // MIB
-    if whole(name, value) <= least:
+    found = whole(name, value)
+    if found <= least:
         raise refused(name, value, f"more than {least}")
-    return int(value) * MIB
+    return found * MIB
 
 
 def threshold(name: str, value: str, _version: Version) -> float:

@@ -93,7 +93,7 @@ def parse_version(text: str) -> Version:
     Raises:
         InputError: for anything but a release whose rules are known.
     """
-    match = re.match(r"(\d+)\.(\d+)(?:\.|\+|$)", text)
+    match = re.match(r"(\d{1,9})\.(\d{1,9})(?:\.|\+|$)", text)
     if match is None or int(match[1]) != 2 or not OLDEST <= int(match[2]) <= NEWEST:
         raise InputError(
             f"the allocator of torch {text!r} is not modelled.", f"Use a version from 2.{OLDEST} to 2.{NEWEST}."
