@@ -73,7 +73,7 @@ def hold_outside(size: int) -> None:
 
     if size:
         torch.cuda.set_device(0)
-        runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+        runtime = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")
         failed = runtime.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(size))
         assert not failed, f"cudaMalloc of {size} bytes: error {failed}"
 

@@ -46,7 +46,7 @@ def environment(
     if not 1 <= gpus <= MOST_GPUS:
         raise InputError(
             f"gpus = {gpus}, but one machine has 1 to {MOST_GPUS}.",
-            "Larger runs: size one rank, with --world-size (docs/dry-run.md).",
+            "Larger runs: size one rank, with --world-size (docs/guides/dry-run.md).",
             "--gpus",
         )
     alone = one_rank(gpus, options)

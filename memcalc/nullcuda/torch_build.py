@@ -14,7 +14,7 @@ from memcalc.errors import Unavailable
 
 HOW_TO_GET_ONE = (
     "Install PyTorch's CUDA build without NVIDIA's libraries, which are not needed: "
-    "pip install --no-deps 'torch==={version}' (docs/dry-run.md)."
+    "pip install --no-deps 'torch==={version}' (docs/guides/dry-run.md)."
 )
 SUGGESTED = "2.13.0"  # what the tests of memcalc run with
 
