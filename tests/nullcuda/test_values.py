@@ -66,6 +66,8 @@ def values(device):
     yield (labels != -100).sum().item(), torch.unique(labels).tolist(), labels[labels != -100].tolist(), torch.equal(labels, labels.clone())
     yield turned.tolist(), host.tolist(), torch.isin(turned, torch.tensor([5], device=device)).tolist()
     yield list(rows[torch.tensor([True, False, True, True, False, False], device=device)].shape), torch.tensor(2.5, device=device).item()
+    rewards = torch.tensor([1.0, 2.0, 4.5], device=device)
+    yield lengths.float().mean().item(), (rewards - rewards.mean()).tolist(), bool((rewards > 4).any())
     yield (torch.tensor(True, device=device) | (rows.sum() > 0)).item(), [int(number) for number in torch.arange(3, device=device)]
 
 kept = torch.cuda.memory_allocated()

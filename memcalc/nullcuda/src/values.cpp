@@ -1,4 +1,4 @@
-/* Values that programs read: small tensors of integers and booleans, and single numbers, have real values.
+/* Values that programs read: small tensors of integers and booleans, and short lists of numbers, have real values.
  *
  * Kernels compute nothing on the null device. Beside each small tensor on it lies a shadow: the bytes of its storage on
  * the host. A tensor that has or may get a shadow carries a dispatch key that nothing else in PyTorch uses, so that the
@@ -54,7 +54,7 @@ using Stack = std::vector<IValue>;
 using Tensor = at::Tensor;
 
 constexpr int64_t LARGEST = 1 << 20;       /* elements of a tensor of integers or booleans that has a shadow */
-constexpr int64_t LARGEST_FLOATS = 1 << 12; /* elements of a tensor of floats that was computed from known values */
+constexpr int64_t LARGEST_FLOATS = 256;    /* of a tensor of floats: a number, a short list */
 constexpr auto KEY = DispatchKey::TESTING_ONLY_GenericWrapper;
 const DispatchKeySet BELOW_KEY(DispatchKeySet::FULL_AFTER, KEY);
 const DispatchKeySet BELOW_SELECT(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect);
@@ -95,7 +95,8 @@ bool on_device(const Tensor &tensor) {
 }
 
 bool countable(const Tensor &tensor) {
-    return c10::isIntegralType(tensor.scalar_type(), true) ? tensor.numel() <= LARGEST : tensor.numel() == 1;
+    if (c10::isIntegralType(tensor.scalar_type(), true)) return tensor.numel() <= LARGEST;
+    return c10::isFloatingType(tensor.scalar_type()) && tensor.numel() <= LARGEST_FLOATS;
 }
 
 void mark(const Tensor &tensor) {
@@ -250,12 +251,7 @@ struct Call {
             possible &= !written(i) || rules.overwrites;
             return tensor;
         }
-        bool fits = on_device(tensor) && tensor.numel() <= LARGEST;
-        if (fits && !countable(tensor)) { /* floats: only if something is known of them */
-            std::lock_guard<std::mutex> guard(lock);
-            fits = find(tensor) != nullptr;
-        }
-        if (!fits) {
+        if (!on_device(tensor) || !countable(tensor)) {
             possible = false;
             return tensor;
         }
@@ -336,10 +332,7 @@ struct Call {
     }
 };
 
-bool keepable(const Tensor &tensor) {
-    return tensor.defined() && on_device(tensor) &&
-           (countable(tensor) || (c10::isFloatingType(tensor.scalar_type()) && tensor.numel() <= LARGEST_FLOATS));
-}
+bool keepable(const Tensor &tensor) { return tensor.defined() && on_device(tensor) && countable(tensor); }
 
 void keep(const Tensor &real, const Tensor &host, Level level) {
     if (!keepable(real) || !host.defined() || real.sizes() != host.sizes()) return;
@@ -439,10 +432,11 @@ void handle(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
 
 /* The same as PyTorch's own kernels (build/aten/src/ATen/RegisterBackendSelect.cpp), and the key for small results.
  *
- * Of floats: copies (`to`, `torch.tensor` of one number) come by empty_strided, and have it. The numbers that fused
- * optimizers count their steps in, one for each parameter, come by empty, and would cost every step 10 %. */
-Tensor marked(Tensor tensor, bool floats) {
-    if (on_device(tensor) && countable(tensor) && (floats || c10::isIntegralType(tensor.scalar_type(), true))) mark(tensor);
+ * Not those of one float without dimensions that come by empty: fused optimizers count their steps in such, one for each
+ * parameter, which would cost every step 10 %. Copies (`to`, `torch.tensor`) come by empty_strided. */
+Tensor marked(Tensor tensor, bool copies) {
+    const bool counter = !copies && tensor.dim() == 0 && !c10::isIntegralType(tensor.scalar_type(), true);
+    if (on_device(tensor) && countable(tensor) && !counter) mark(tensor);
     return tensor;
 }
 
