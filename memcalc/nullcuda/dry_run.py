@@ -81,7 +81,8 @@ def run(
     used = tuple(process for process, _ in processes if process.usages)
     outcome = _outcome(ending, used, stopped=stopped)
     routing = options.get("routing", BALANCED)
-    return DryRun(words, found, gpus, outcome, ending.code, seconds, used, lost, routing)
+    missing = any(process.found_no_weights for process, _ in processes)
+    return DryRun(words, found, gpus, outcome, ending.code, seconds, used, lost, routing, missing)
 
 
 def end_abandoned() -> None:

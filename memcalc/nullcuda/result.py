@@ -149,6 +149,11 @@ class Process:
         return False
 
     @property
+    def found_no_weights(self) -> bool:
+        """Whether it failed because there was no checkpoint to load."""
+        return self.failure is not None and WITHOUT_WEIGHTS.search(self.failure[1]) is not None
+
+    @property
     def ran_out(self) -> bool:
         """Whether a request ever failed, whatever the program made of it."""
         return any(usage.ooms for usage in self.usages)
@@ -168,6 +173,7 @@ class DryRun:
         processes: those that used a card, in order of rank.
         lost: processes whose last report could not be written, because the disk was full.
         routing: what unknown scores chose, see `memcalc.nullcuda.options.Options`.
+        weights_missing: a process, which may not have come as far as the GPU, found no weights to load.
     """
 
     command: tuple[str, ...]
@@ -179,6 +185,7 @@ class DryRun:
     processes: tuple[Process, ...]
     lost: int = 0
     routing: str = BALANCED
+    weights_missing: bool = False
 
     @property
     def usages(self) -> tuple[Usage, ...]:
@@ -274,7 +281,7 @@ class DryRun:
             found.append(
                 f"the card's memory ran out {times(ooms)}, and the program went on: the figures are of all of it"
             )
-        if any(WITHOUT_WEIGHTS.search(process.failure[1]) for process in self.processes if process.failure):
+        if self.weights_missing:
             found.append(
                 "the program found no weights to load: --random-weights builds the model from its config alone"
             )

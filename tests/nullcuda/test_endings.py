@@ -290,3 +290,23 @@ def test_checkpoints_of_zeros_are_said(dry_run: Script, dry_run_here: Path) -> N
             "the run earlier with --steps"
         ),
     )
+
+
+NO_WEIGHTS = """
+import json, torch, transformers
+config = transformers.LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+config.save_pretrained("model")
+transformers.LlamaForCausalLM.from_pretrained("model").cuda()
+"""
+
+
+def test_a_program_without_weights_is_told_of_random_ones(dry_run: Script) -> None:
+    """It fails before it comes to the GPU."""
+    result = dry_run(NO_WEIGHTS)
+
+    assert (result.outcome, result.processes) == (FAILED, ())
+    assert (
+        "the program found no weights to load: --random-weights builds the model from its config alone"
+        in result.warnings
+    )
+    assert dry_run(NO_WEIGHTS, random_weights=True).warnings == ()

@@ -207,11 +207,11 @@ def test_the_devices_books_go_beyond_a_killed_processs_last_report() -> None:
 
 def test_weights_that_are_missing_and_checkpoints_of_zeros_are_said() -> None:
     first, second = TWO_RANKS.processes
-    missing = "org/model does not appear to have a file named pytorch_model.bin or model.safetensors."
     run = replace(
         TWO_RANKS,
+        weights_missing=True,
         processes=(
-            replace(first, failure=("OSError", missing)),
+            first,
             replace(second, checkpoints=2, first_checkpoint="/tmp/out/model.safetensors"),
         ),
     )
@@ -223,6 +223,20 @@ def test_weights_that_are_missing_and_checkpoints_of_zeros_are_said() -> None:
             "run earlier with --steps"
         ),
     )
+
+
+@pytest.mark.parametrize(
+    ("message", "missing"),
+    [
+        ("org/model does not appear to have a file named pytorch_model.bin or model.safetensors.", True),
+        ("Error no file named model.safetensors, or pytorch_model.bin, found in directory model.", True),
+        ("We couldn't connect to 'https://huggingface.co' to load the files", True),
+        ("org/model is not a local folder and is not a valid model identifier listed on", True),
+        ("no", False),
+    ],
+)
+def test_which_failures_are_of_missing_weights(message: str, missing: bool) -> None:
+    assert replace(process(1, None), failure=("OSError", message)).found_no_weights is missing
 
 
 def with_ooms(run: DryRun, ooms: int) -> DryRun:
