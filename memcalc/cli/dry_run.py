@@ -57,6 +57,13 @@ def command(
         int | None, typer.Option(min=1, metavar="N", help="Run the command as one rank of N, without the others.")
     ] = None,
     rank: Annotated[int, typer.Option(min=0, metavar="R", help="Rank to run with --world-size.")] = 0,
+    routing: Annotated[
+        Literal["balanced", "worst-case"],
+        typer.Option(
+            help="Experts and tokens chosen by scores that no kernel computes. `balanced`: each as often as any other. "
+            "`worst-case`: the same for every token."
+        ),
+    ] = "balanced",
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the result as JSON, with the lines that allocate most.")
     ] = None,
@@ -99,6 +106,7 @@ def command(
         "delayed_events": delayed_events,
         "world_size": world_size,
         "rank": rank,
+        "routing": routing,
         "history": record is not None,
     }
     if sweep:

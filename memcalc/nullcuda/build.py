@@ -20,6 +20,7 @@ from memcalc.nullcuda.torch_build import TorchBuild
 SOURCE_FOLDER = Path(__file__).parent / "src"
 CORE = "libmemcalcnull.so"
 CORE_SOURCES = ("device.c", "host.c", "kept.c", "exchange.c", "clock.c")
+VALUES, VALUES_SOURCE = "libmemcalcvalues.so", "values.cpp"
 PROGRAMS = "bin"  # what the folder of a device has for the search path of programs
 NVIDIA_SMI = "nvidia-smi"
 BUILDING = ".building-"
@@ -80,6 +81,7 @@ def key(torch: TorchBuild) -> str:
     for path in (*sorted(SOURCE_FOLDER.iterdir()), *(here / name for name in ("build.py", "elf.py", "stubs.py"))):
         digest.update(path.name.encode() + path.read_bytes())
     digest.update(repr((torch.version, torch.cuda, torch.cudnn, torch.nccl, platform.machine())).encode())
+    digest.update(_cxx_compiler(torch).encode())
     for path in torch.extensions:
         digest.update(f"{path.name} {path.stat().st_size}".encode())
     return f"torch-{torch.version}-cuda-{torch.cuda[0]}-{digest.hexdigest()[:16]}"
@@ -108,9 +110,11 @@ def _build(torch: TorchBuild, folder: Path) -> None:
     _compile([compiler, *flags, "-o", str(folder / CORE), *core, f"-Wl,-soname,{CORE}", "-ldl", "-lpthread"])
     wanted = libraries(need for path in torch.libraries if _same_cuda(need := read_needs(path), torch))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
+        values = pool.submit(_make_values, torch, folder)  # the longest
         program = pool.submit(_make_program, [compiler, *flags[1:]], folder)
         list(pool.map(lambda library: _make(library, [compiler, *flags], folder), wanted))
         program.result()
+        values.result()
     (folder / "libcuda.so").symlink_to("libcuda.so.1")  # the name that Triton links against
 
 
@@ -120,6 +124,32 @@ def _make_program(command: Sequence[str], folder: Path) -> None:
     source = str(SOURCE_FOLDER / "nvidia_smi.c")
     link = [f"-L{folder}", f"-l:{CORE}", "-Wl,-rpath,$ORIGIN/.."]
     _compile([*command, "-o", str(folder / PROGRAMS / NVIDIA_SMI), source, *link])
+
+
+def _make_values(torch: TorchBuild, folder: Path) -> None:
+    """Compile what knows values; a device without it runs too, and each report says that they are not known."""
+    compiler = _cxx_compiler(torch)
+    if not compiler:
+        return
+    own_strings = int(
+        b"__cxx11" in (torch.folder / "lib" / "libc10.so").read_bytes()
+    )  # torch before 2.7 has the old ones
+    flags = ["-shared", "-fPIC", "-O1", "-std=c++20", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={own_strings}"]
+    link = [f"-L{torch.folder / 'lib'}", "-lc10", "-ltorch_cpu", f"-L{folder}", f"-l:{CORE}", "-Wl,-rpath,$ORIGIN"]
+    source = str(SOURCE_FOLDER / VALUES_SOURCE)
+    command = [compiler, *flags, f"-I{torch.folder / 'include'}", "-o", str(folder / VALUES), source, *link]
+    try:
+        _compile(command)
+    except Unavailable:
+        (folder / VALUES).unlink(missing_ok=True)
+
+
+def _cxx_compiler(torch: TorchBuild) -> str:
+    """The system's C++ compiler: $CXX, else c++, g++ or clang++; "": there is none, or torch has no headers."""
+    if not (torch.folder / "include" / "torch" / "library.h").is_file():
+        return ""
+    names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    return next((name for name in names if name and shutil.which(name)), "")
 
 
 def _same_cuda(needs: Needs, torch: TorchBuild) -> bool:

@@ -18,7 +18,7 @@ from memcalc.folders import temporary_folder
 from memcalc.nullcuda.cards import find_null_card
 from memcalc.nullcuda.dry_run import REPORTS, end_abandoned, read_reports
 from memcalc.nullcuda.launcher import environment
-from memcalc.nullcuda.options import Options
+from memcalc.nullcuda.options import BALANCED, Options
 from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY, DryRun
 
 
@@ -121,11 +121,12 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
         raise RuntimeError(f"{function.__qualname__} {what}")
 
     def _read(self) -> DryRun:
-        processes = tuple(process for process, _ in read_reports(self.reports) if process.usages)
+        processes = tuple(process for process, _ in read_reports(self.reports, self.card) if process.usages)
         command: Sequence[str] = (self.python,)
         seconds = time.monotonic() - self.start
         code = {DONE: 0, OUT_OF_MEMORY: 4}.get(self.outcome, 1)
-        return DryRun(tuple(command), self.card, self.gpus, self.outcome, code, seconds, processes)
+        routing = self.options.get("routing", BALANCED)
+        return DryRun(tuple(command), self.card, self.gpus, self.outcome, code, seconds, processes, routing=routing)
 
 
 def _own_paths() -> list[str]:

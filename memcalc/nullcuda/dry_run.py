@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import tempfile
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from memcalc.folders import stale_folders, temporary_folder
 from memcalc.nullcuda.cards import find_null_card
 from memcalc.nullcuda.interpreters import interpreters
 from memcalc.nullcuda.launcher import environment
-from memcalc.nullcuda.options import Options
+from memcalc.nullcuda.options import BALANCED, Options
 from memcalc.nullcuda.processes import Ending, end_all, run_to_end
 from memcalc.nullcuda.result import (
     DONE,
@@ -25,13 +26,16 @@ from memcalc.nullcuda.result import (
     OUT_OF_MEMORY,
     STOPPED,
     TIMED_OUT,
+    Books,
     DryRun,
     Process,
     process_from_report,
 )
+from memcalc.spec.cards import Card
 
 REPORTS = "memcalc-dry-run-"  # how the directories of reports are called
 RESERVE = "reserve"  # as hook/memcalc_watch.py has it
+MOST_DEVICES = 64  # as src/device.c has it
 RESERVED = 1 << 20  # bytes; a report has some thousand, with the history of allocations a hundred times that
 
 
@@ -71,11 +75,14 @@ def run(
         start = time.monotonic()
         ending = run_to_end(words, os.environ | variables, str(reports), timeout=timeout, stdout=stdout)
         seconds = time.monotonic() - start
-        processes = read_reports(reports)
+        processes = read_reports(reports, found)
         lost = len(list(reports.glob("*.lost")))
     stopped = any(report_stopped for _, report_stopped in processes)
     used = tuple(process for process, _ in processes if process.usages)
-    return DryRun(words, found, gpus, _outcome(ending, used, stopped=stopped), ending.code, seconds, used, lost)
+    outcome = _outcome(ending, used, stopped=stopped)
+    routing = options.get("routing", BALANCED)
+    missing = any(process.found_no_weights for process, _ in processes)
+    return DryRun(words, found, gpus, outcome, ending.code, seconds, used, lost, routing, missing)
 
 
 def end_abandoned() -> None:
@@ -97,13 +104,29 @@ def keep_room(folder: Path) -> None:
         raise NotWritten(str(folder), error.strerror or str(error), remedy) from None
 
 
-def read_reports(folder: Path) -> list[tuple[Process, bool]]:
-    """The processes that reported, by rank, and whether each was stopped after its steps."""
+def read_reports(folder: Path, card: Card) -> list[tuple[Process, bool]]:
+    """The processes that reported, by rank, and whether each was stopped after its steps.
+
+    Args:
+        folder: of the reports, and of the books that the device kept of each process.
+        card: on which they ran.
+    """
     found = []
     for path in sorted(folder.glob("*.json")):
         report = json.loads(path.read_text())
-        found.append((process_from_report(report), bool(report["stopped"])))
+        books = read_books(path.with_suffix(".books"))
+        found.append((process_from_report(report, books, card.context_bytes), bool(report["stopped"])))
     return sorted(found, key=lambda item: (item[0].rank is None, item[0].rank or 0, item[0].number))
+
+
+def read_books(path: Path) -> Books | None:
+    """The figures of `struct books` in src/device.c; None: the process has none."""
+    try:
+        numbers = struct.unpack(f"<{2 + MOST_DEVICES}q", path.read_bytes())
+    except (OSError, struct.error):
+        return None
+    devices, communicator_bytes, *most = numbers
+    return Books(tuple(most[:devices]), communicator_bytes)
 
 
 def _outcome(ending: Ending, processes: tuple[Process, ...], *, stopped: bool) -> str:

@@ -12,7 +12,7 @@ from memcalc.errors import InputError
 from memcalc.folders import compiler_cache
 from memcalc.nullcuda.build import PROGRAMS, device_folder
 from memcalc.nullcuda.cards import MOST_GPUS, find_null_card, properties
-from memcalc.nullcuda.options import Options
+from memcalc.nullcuda.options import BALANCED, Options
 from memcalc.nullcuda.torch_build import find_torch
 
 HOOK = Path(__file__).parent / "hook"
@@ -60,6 +60,7 @@ def environment(
         "MEMCALC_NULL_STEPS": str(options.get("steps") or 0),
         "MEMCALC_NULL_SKIP_INIT": str(int(options.get("skip_init", False))),
         "MEMCALC_NULL_RANDOM_WEIGHTS": str(int(options.get("random_weights", False))),
+        "MEMCALC_NULL_ROUTING": options.get("routing", BALANCED),
         "MEMCALC_NULL_HISTORY": str(int(options.get("history", False))),
         "MEMCALC_NULL_REPORTS": "" if reports is None else str(reports),
         # Where the processes of a run leave each other small messages (src/exchange.c).

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+BALANCED, WORST_CASE = "balanced", "worst-case"  # how experts and tokens are chosen by scores that nobody knows
+
 
 class Options(TypedDict, total=False):
     """Settings of `environment`, `run` and what builds on them.
@@ -16,6 +18,8 @@ class Options(TypedDict, total=False):
             of how early memory that two streams share can be used again.
         world_size: the command is one rank of so many, of which no other is started.
         rank: which one; 0 if nothing is said.
+        routing: what scores that kernels should have computed choose: "balanced", each expert as often as any other;
+            or "worst-case", the same experts for every token.
         history: find the lines of the program whose tensors were alive at the peak.
     """
 
@@ -25,4 +29,5 @@ class Options(TypedDict, total=False):
     delayed_events: bool
     world_size: int | None
     rank: int
+    routing: str
     history: bool

@@ -1,7 +1,7 @@
 """A command with all that it starts: run in a session of its own, and ended without leaving anything behind.
 
-Launchers give their workers sessions of their own, so a process group does not hold them all. Every process of a dry
-run carries the folder of its reports in its environment, and by that it is found in /proc.
+Launchers give their workers sessions of their own, so the command's session does not hold them all. Every process of
+a dry run carries the folder of its reports in its environment, and by that it is found in /proc too.
 """
 
 from __future__ import annotations
@@ -53,39 +53,54 @@ def run_to_end(
             child.wait(timeout)
         except subprocess.TimeoutExpired:
             timed_out = True
-            end_all(marker, signal.SIGTERM)
+            end_all(marker, signal.SIGTERM, child.pid)
         except KeyboardInterrupt:
             interrupted = True
-            end_all(marker, signal.SIGINT)
+            end_all(marker, signal.SIGINT, child.pid)
         finally:
-            _wait(lambda: not marked(marker), LEFT_BEHIND)
-            end_all(marker, signal.SIGTERM)
+            _wait(lambda: not marked(marker, child.pid), LEFT_BEHIND)
+            end_all(marker, signal.SIGTERM, child.pid)
         code = child.wait()
     return Ending(128 - code if code < 0 else code, timed_out, interrupted)
 
 
-def end_all(marker: str, number: signal.Signals) -> None:
-    """Send a signal to every marked process; kill those that do not end of it in time."""
-    for pid in marked(marker):
+def end_all(marker: str, number: signal.Signals, session: int | None = None) -> None:
+    """Send a signal to every marked process and to a session; kill those that do not end of it in time.
+
+    Args:
+        marker: see `marked`.
+        number: the signal.
+        session: see `marked`.
+    """
+    for pid in marked(marker, session):
         _send(pid, number)
-    if not _wait(lambda: not marked(marker), GRACE):
-        for pid in marked(marker):
+    if not _wait(lambda: not marked(marker, session), GRACE):
+        for pid in marked(marker, session):
             _send(pid, signal.SIGKILL)
 
 
-def marked(marker: str) -> list[int]:
-    """The living processes whose environment has the marker, this one excepted."""
+def marked(marker: str, session: int | None = None) -> list[int]:
+    """Return the living processes that belong to a command, this one excepted.
+
+    Args:
+        marker: a value that their environment has.
+        session: id of the command's session; its processes belong to it whatever their environment is.
+    """
     found = []
     needle = f"={marker}\0".encode()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
-        try:
-            if needle in (entry / "environ").read_bytes():  # empty for a zombie
+        with suppress(OSError):  # another user's, or gone
+            if (session is not None and _session_of(entry) == session) or needle in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
-        except OSError:  # another user's, or gone
-            continue
     return found
+
+
+def _session_of(process: Path) -> int | None:
+    """The session of a living process; None for a zombie. See proc_pid_stat(5)."""
+    state, _, _, session = (process / "stat").read_text().rpartition(")")[2].split()[:4]
+    return None if state in {"Z", "X"} else int(session)
 
 
 def _send(pid: int, number: signal.Signals) -> None:

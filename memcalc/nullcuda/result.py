@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memcalc.nullcuda.options import BALANCED
 from memcalc.spec.cards import Card, all_cards
+
+WITHOUT_WEIGHTS = re.compile(
+    r"does not appear to have (a|any) files? named|no file named|couldn't connect to 'https://huggingface.co'"
+    r"|is not a local folder and is not a valid model identifier|Cannot find an appropriate cached snapshot folder"
+    r"|cannot find the requested files in the (disk|local) cache",
+    re.IGNORECASE,
+)  # transformers 5.23 utils/hub.py and modeling_utils.py, huggingface_hub 1.x errors.py
 
 DONE, STOPPED, OUT_OF_MEMORY = "done", "stopped after the steps asked for", "out of memory"
 TIMED_OUT, INTERRUPTED, FAILED = "timed out", "interrupted", "failed"
+WHOLE = (DONE, STOPPED)  # outcomes of runs that came as far as they were to
+
+LINES_SHOWN = 10  # of the program that read unknown values
 
 NOT_MODELLED = (
     "device memory of the context and loaded kernels is a stated default, and NCCL's buffers are a rule",
-    "kernels compute nothing: what depends on values read back from the device may go another way on a real one",
+    "kernels compute nothing: what depends on other values than small integers and booleans may differ on a real GPU",
     "cuDNN's attention is switched off: on Hopper and Blackwell flash stands for it, with 256 bytes less inside",
     "convolutions run without cuDNN's workspace; what cuSOLVER, cuSPARSE and cuFFT compute is refused",
     "processes that share a card do not see each other's memory",
@@ -48,6 +60,19 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Books:
+    """What the device itself noted of a process, up to its last request for memory.
+
+    Args:
+        most_bytes: the most that each card held, context and loaded kernels included.
+        communication_bytes: of these, NCCL's.
+    """
+
+    most_bytes: tuple[int, ...]
+    communication_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Allocation:
     """What one line of the program had on a card at the peak."""
 
@@ -55,6 +80,19 @@ class Allocation:
     device: int
     where: str
     bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownRead:
+    """A line of the program that read values of the device that are not known; it was given zeros.
+
+    Args:
+        where: file, line and function.
+        count: how often.
+    """
+
+    where: str
     count: int
 
 
@@ -72,9 +110,15 @@ class Process:
         usages: its cards.
         allocations: the largest at each card's peak, if they were recorded.
         reads: values that it read back from the device: copies to the host.
-        small_reads: of these, the ones small enough to be looked at rather than stored.
+        small_reads: of these, the ones of unknown values that are small enough to be looked at rather than stored.
         unmodelled: functions of libraries that it called and that the device refused.
-        masks: how many it selected by; each was taken as full.
+        masks: how many unknown masks it selected by; each was taken as full.
+        unknown_reads: the lines of the program that made the `small_reads`.
+        choices: tensors of indices that unknown scores chose, such as experts and next tokens; these were assumed.
+        values: whether small tensors have values at all: the device was built with a C++ compiler.
+        checkpoints: files with tensors that it wrote.
+        first_checkpoint: the path of the first.
+        unreported: it was killed after it had asked for memory that is in none of its reports.
     """
 
     number: int
@@ -89,6 +133,12 @@ class Process:
     small_reads: int
     unmodelled: tuple[str, ...]
     masks: int = 0
+    unknown_reads: tuple[UnknownRead, ...] = ()
+    choices: int = 0
+    values: bool = True
+    unreported: bool = False
+    checkpoints: int = 0
+    first_checkpoint: str = ""
 
     @property
     def died_of_memory(self) -> bool:
@@ -97,6 +147,11 @@ class Process:
             kind, message = self.failure
             return kind == "OutOfMemoryError" or "CUDA out of memory" in message
         return False
+
+    @property
+    def found_no_weights(self) -> bool:
+        """Whether it failed because there was no checkpoint to load."""
+        return self.failure is not None and WITHOUT_WEIGHTS.search(self.failure[1]) is not None
 
     @property
     def ran_out(self) -> bool:
@@ -117,6 +172,8 @@ class DryRun:
         seconds: how long it ran.
         processes: those that used a card, in order of rank.
         lost: processes whose last report could not be written, because the disk was full.
+        routing: what unknown scores chose, see `memcalc.nullcuda.options.Options`.
+        weights_missing: a process, which may not have come as far as the GPU, found no weights to load.
     """
 
     command: tuple[str, ...]
@@ -127,6 +184,8 @@ class DryRun:
     seconds: float
     processes: tuple[Process, ...]
     lost: int = 0
+    routing: str = BALANCED
+    weights_missing: bool = False
 
     @property
     def usages(self) -> tuple[Usage, ...]:
@@ -154,11 +213,31 @@ class DryRun:
         return max((usage.device_bytes for usage in self.usages), default=0)
 
     @property
+    def ran_out(self) -> bool:
+        """Whether a process was ended by the card's memory."""
+        return self.outcome == OUT_OF_MEMORY or any(process.died_of_memory for process in self.processes)
+
+    @property
     def fits(self) -> bool | None:
-        """Whether the card is large enough; None if the command did not use one."""
-        if self.outcome == OUT_OF_MEMORY:
+        """Whether the card is large enough; None if nobody can say: see `doubt`."""
+        if self.ran_out:
             return False
-        return None if self.peak is None else self.device_bytes <= self.card.usable_bytes
+        if self.peak is not None and self.device_bytes > self.card.usable_bytes:
+            return False
+        return None if self.doubt else True
+
+    @property
+    def doubt(self) -> str:
+        """Why these figures do not answer whether the command fits; "" if they do."""
+        ooms = sum(usage.ooms for usage in self.usages)
+        if self.peak is None:
+            return "no process of the command used the GPU through PyTorch"
+        if ooms:
+            went_on = "went on with something else" if self.outcome in WHOLE else f"ended otherwise ({self.outcome})"
+            return f"the card's memory ran out {times(ooms)}, and the program {went_on}"
+        if self.outcome not in WHOLE and not any(process.steps for process in self.processes):
+            return f"{self.outcome} before the first optimizer step was complete"
+        return ""
 
     @property
     def headroom_bytes(self) -> int | None:
@@ -182,22 +261,36 @@ class DryRun:
         found = []
         if not self.processes:
             found.append("no process of the command used the GPU through PyTorch: nothing was measured")
-        small = sum(process.small_reads for process in self.processes)
-        if small:
-            found.append(
-                f"values were read back from the device {times(small)}: what kernels should have computed is 0 here, "
-                "so where the program decides by it, it may go another way than on a real card"
-            )
+        found += self._about_values()
         masks = sum(process.masks for process in self.processes)
         if masks:
-            found.append(f"elements were selected by a mask {times(masks)}: each mask was taken to select all of them")
+            found.append(
+                f"elements were selected by an unknown mask {times(masks)}: each mask was taken to select all of them"
+            )
         retries = sum(usage.retries for usage in self.usages)
         if retries:
             found.append(f"the allocator gave back its cache {times(retries)} to go on: that costs time")
+        found += [
+            f"process {process.number} was killed before its last report: allocated is less than it was, reserved and "
+            "device are what the device counted"
+            for process in self.processes
+            if process.unreported
+        ]
         ooms = sum(usage.ooms for usage in self.usages)
-        if ooms and self.outcome != OUT_OF_MEMORY:
+        if ooms and not self.ran_out:
             found.append(
                 f"the card's memory ran out {times(ooms)}, and the program went on: the figures are of all of it"
+            )
+        if self.weights_missing:
+            found.append(
+                "the program found no weights to load: --random-weights builds the model from its config alone"
+            )
+        files = sum(process.checkpoints for process in self.processes)
+        if files:
+            path = next(process.first_checkpoint for process in self.processes if process.checkpoints)
+            found.append(
+                f"{files} checkpoint file{'s' if files > 1 else ''} written, with zeros for weights ({path}): do not "
+                "load them, or end the run earlier with --steps"
             )
         unmodelled = sorted({name for process in self.processes for name in process.unmodelled})
         if unmodelled:
@@ -211,32 +304,81 @@ class DryRun:
             found.append(f"several processes used {cards}: each was judged as if it had the card to itself")
         return tuple(found)
 
+    def _about_values(self) -> list[str]:
+        """What the program read that is not known, by line, and what it chose by scores that are not known."""
+        found = []
+        if not all(process.values for process in self.processes):
+            found.append(
+                "no value of the device is known: src/values.cpp could not be compiled when the device was built. "
+                "Install a C++ compiler (c++, g++ or clang++)."
+            )
+        reads: dict[str, int] = {}
+        for process in self.processes:
+            for read in process.unknown_reads:
+                reads[read.where] = reads.get(read.where, 0) + read.count
+        lines = sorted(reads.items(), key=lambda item: -item[1])
+        found += [
+            f"{where} read a value that kernels should have computed {times(count)}: 0 was taken, so what the program "
+            "decides by it may differ on a real GPU"
+            for where, count in lines[:LINES_SHOWN]
+        ]
+        if len(lines) > LINES_SHOWN:
+            found.append(f"{len(lines) - LINES_SHOWN} more lines read such values")
+        choices = sum(process.choices for process in self.processes)
+        if choices:
+            rule = (
+                "each as often as any other (--routing worst-case: the same for every token)"
+                if self.routing == BALANCED
+                else "the same for every token (--routing balanced: each as often as any other)"
+            )
+            found.append(f"experts or tokens were chosen by unknown scores {times(choices)}: {rule}")
+        return found
+
 
 def times(number: int) -> str:
     """ "once", "2 times"."""
     return "once" if number == 1 else f"{number:,} times"
 
 
-def process_from_report(report: Mapping[str, Any]) -> Process:
-    """A report of memcalc/nullcuda/hook/memcalc_watch.py."""
+def process_from_report(report: Mapping[str, Any], books: Books | None = None, context_bytes: int = 0) -> Process:
+    """Return the process of a report of memcalc/nullcuda/hook/memcalc_watch.py.
+
+    A process that was killed may have asked for more after its last report; the device's books have that. What the
+    tensors held of it is not in them.
+
+    Args:
+        report: the last one that the process wrote.
+        books: of the device; None: none were kept.
+        context_bytes: what the card's context and loaded kernels hold.
+    """
     number, rank = report["pid"], report["ranks"].get("rank")
     counts = report["counts"]
-    usages = []
-    for device, peaks in sorted(report["devices"].items(), key=lambda item: int(item[0])):
-        if peaks["reserved_bytes"] or peaks["ooms"]:
-            usages.append(
-                Usage(
-                    process=number,
-                    rank=rank,
-                    device=int(device),
-                    allocated_bytes=peaks["allocated_bytes"],
-                    reserved_bytes=peaks["reserved_bytes"],
-                    device_bytes=peaks["device_bytes"],
-                    communication_bytes=counts["communicator_bytes"],
-                    retries=peaks["retries"],
-                    ooms=peaks["ooms"],
-                )
-            )
+    none = {"allocated_bytes": 0, "reserved_bytes": 0, "device_bytes": 0, "ooms": 0, "retries": 0}
+    devices = {int(device): peaks for device, peaks in report["devices"].items()}
+    communication, unreported = counts["communicator_bytes"], False
+    if books is not None:
+        communication = max(communication, books.communication_bytes)
+        for device, most in enumerate(books.most_bytes):
+            last = devices.get(device, none)
+            reserved = most - context_bytes - (books.communication_bytes if len(books.most_bytes) == 1 else 0)
+            if most > last["device_bytes"] and reserved > last["reserved_bytes"]:
+                devices[device] = last | {"device_bytes": most, "reserved_bytes": reserved}
+                unreported = True
+    usages = [
+        Usage(
+            process=number,
+            rank=rank,
+            device=device,
+            allocated_bytes=peaks["allocated_bytes"],
+            reserved_bytes=peaks["reserved_bytes"],
+            device_bytes=peaks["device_bytes"],
+            communication_bytes=communication,
+            retries=peaks["retries"],
+            ooms=peaks["ooms"],
+        )
+        for device, peaks in sorted(devices.items())
+        if peaks["reserved_bytes"] or peaks["ooms"]
+    ]
     return Process(
         number=number,
         rank=rank,
@@ -250,4 +392,10 @@ def process_from_report(report: Mapping[str, Any]) -> Process:
         small_reads=counts["small_reads"],
         unmodelled=tuple(report["unmodelled"]),
         masks=report["masks"],
+        unknown_reads=tuple(UnknownRead(read["where"], read["count"]) for read in report["unknown_reads"]),
+        choices=report["choices"],
+        values=report["values"],
+        unreported=unreported,
+        checkpoints=report["checkpoints"]["count"],
+        first_checkpoint=report["checkpoints"]["first"],
     )

@@ -42,6 +42,13 @@ class Line(Block):
     count: int
 
 
+class Read(Block):
+    """A line of the program that read values that are not known."""
+
+    where: str
+    count: int
+
+
 class Failure(Block):
     """The exception that ended a process."""
 
@@ -59,8 +66,13 @@ class ProcessReport(Block):
     steps: int
     failure: Failure | None
     reads: int = Field(description="copies from the device to the host")
-    small_reads: int = Field(description="of these, the ones small enough to decide by")
-    masks: int = Field(description="masks that elements were selected by; each was taken as full")
+    small_reads: int = Field(description="of these, the ones of unknown values that are small enough to decide by")
+    masks: int = Field(description="unknown masks that elements were selected by; each was taken as full")
+    unknown_reads: list[Read] = Field(description="the lines of the program that made the small reads")
+    choices: int = Field(
+        description="tensors of indices that unknown scores chose, such as experts; these were assumed"
+    )
+    checkpoints: int = Field(description="files with tensors that it wrote; their weights are zeros")
     unmodelled: list[str] = Field(description="functions of libraries that were called and refused")
     cards: list[CardUsage]
     allocations: list[Line]
@@ -91,6 +103,7 @@ class DryRunDocument(Block):
     notes: list[str]
     command: list[str]
     gpus: int
+    routing: Literal["balanced", "worst-case"] = Field(description="what unknown scores chose")
     outcome: str
     exit_code: int
     seconds: float

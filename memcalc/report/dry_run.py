@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from memcalc.ledger.document import SCHEMA_VERSION
-from memcalc.nullcuda.result import DONE, NOT_MODELLED, OUT_OF_MEMORY, STOPPED, Allocation, DryRun, Process, Usage
+from memcalc.ledger.verdict import Answer
+from memcalc.nullcuda.result import NOT_MODELLED, WHOLE, Allocation, DryRun, Process, Usage
 from memcalc.nullcuda.sweep import Sweep
 from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import Screen
+from memcalc.report.sizing import VERDICT_STYLES
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.spec.cards import Card
 from memcalc.text import masked
@@ -18,7 +20,7 @@ from memcalc.units import Unit, format_bytes, format_number
 
 LONGEST_MESSAGE = 160  # letters of an exception's message
 SHOWN = 10  # lines of the program, of those that were recorded
-WHOLE = (DONE, STOPPED)  # outcomes of runs that came as far as they were to
+
 SMALLEST = 6  # cards that it would fit on
 
 
@@ -29,7 +31,7 @@ def draw_dry_run(screen: Screen, run: DryRun, unit: Unit) -> None:
     screen.line()
     if run.usages:
         draw_grid(screen, usage_grid(run, unit))
-    draw_line(screen, verdict(run, unit), 2, "bold green" if run.fits else "bold red")
+    draw_line(screen, verdict(run, unit), 2, VERDICT_STYLES[_answer(run)])
     if run.fits:
         draw_line(screen, _smallest_cards(run), 2)
     screen.line()
@@ -69,7 +71,7 @@ def process_name(process: Process) -> str:
 def verdict(run: DryRun, unit: Unit) -> str:
     """One sentence."""
     usable = f"{format_bytes(run.card.usable_bytes, unit)} usable on {run.card.name}"
-    if run.outcome == OUT_OF_MEMORY:
+    if run.ran_out:
         return f"DOES NOT FIT: the run exceeds the {usable}."
     peak = run.peak
     if peak is None:
@@ -81,11 +83,14 @@ def verdict(run: DryRun, unit: Unit) -> str:
         else (f"{context} and {format_bytes(peak.communication_bytes, unit)} for NCCL included")
     )
     spare = run.card.usable_bytes - peak.device_bytes
-    word = "FITS" if spare >= 0 else "DOES NOT FIT"
-    if run.outcome not in WHOLE:
-        word = f"{word}, before it ended"
-    rest = f"{format_bytes(abs(spare), unit)} {'free' if spare >= 0 else 'over'}"
-    return f"{word}: {format_bytes(peak.device_bytes, unit)} ({included}) of the {usable}; {rest}."
+    figures = (
+        f"{format_bytes(peak.device_bytes, unit)} ({included}) of the {usable}; "
+        f"{format_bytes(abs(spare), unit)} {'free' if spare >= 0 else 'over'}."
+    )
+    if run.fits is None:
+        return f"CANNOT SAY: {run.doubt}. Until then it held at most {figures}"
+    word = "FITS" if run.fits else "DOES NOT FIT"
+    return f"{word}{'' if run.outcome in WHOLE else ', before it ended'}: {figures}"
 
 
 def _smallest_cards(run: DryRun) -> str:
@@ -164,7 +169,7 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
         "phases": None,
         "ledger": None,
         "gpu": _gpu(run.card),
-        "verdict": None if run.fits is None else "fits" if run.fits else "does-not-fit",
+        "verdict": _answer(run),
         "fits": run.fits,
         "headroom_bytes": run.headroom_bytes,
         "interval": None,  # what the allocator held is known
@@ -173,6 +178,7 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
         "notes": [],
         "command": masked(run.command),
         "gpus": run.gpus,
+        "routing": run.routing,
         "outcome": run.outcome,
         "exit_code": run.exit_code,
         "seconds": round(run.seconds, 3),
@@ -180,6 +186,12 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
         "warnings": list(run.warnings),
         "processes": [_process(process) for process in run.processes],
     }
+
+
+def _answer(run: DryRun) -> Answer | None:
+    if run.fits is None:
+        return None if run.peak is None else "unknown"
+    return "fits" if run.fits else "does-not-fit"
 
 
 def _gpu(card: Card) -> dict[str, Any]:
@@ -217,6 +229,9 @@ def _process(process: Process) -> dict[str, Any]:
         "reads": process.reads,
         "small_reads": process.small_reads,
         "masks": process.masks,
+        "unknown_reads": [{"where": read.where, "count": read.count} for read in process.unknown_reads],
+        "choices": process.choices,
+        "checkpoints": process.checkpoints,
         "unmodelled": list(process.unmodelled),
         "cards": [
             {

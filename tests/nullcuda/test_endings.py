@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from memcalc.cli.app import main
-from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY, STOPPED
+from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY, STOPPED, TIMED_OUT
 from memcalc.spec.cards import find_card
 from tests.nullcuda.scripts import Script
 
@@ -40,6 +41,7 @@ def test_a_script_that_halves_its_batch_ends_at_the_right_one(dry_run: Script, d
     assert out.endswith("size 32\n")
     assert "CUDA out of memory. Tried to allocate 64.00 GiB. GPU 0 has a total capacity of 79.10 GiB" in out
     assert (result.outcome, result.exit_code) == (DONE, 0)
+    assert result.fits is None  # the size that was asked for does not
     assert result.allocated_bytes == 64 * GIB
     assert result.device_bytes == 64 * GIB + find_card("h100-80gb").context_bytes
 
@@ -225,4 +227,86 @@ def test_a_script_that_hangs_is_ended_with_what_it_held(dry_run_here: Path, null
         if "NOTHING MEASURED" not in out.getvalue():
             break
 
-    assert "FITS, before it ended: 1.73 GiB" in out.getvalue()
+    assert (
+        "CANNOT SAY: timed out before the first optimizer step was complete. Until then it held at most 1.73 GiB"
+        in " ".join(out.getvalue().split())
+    )
+
+
+LONG_CALL = """
+import ctypes, os, signal, torch
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+held = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+open("began", "w").close()
+ctypes.PyDLL(None).sleep(61)  # with Python's lock held: no handler and no thread can run
+"""
+
+
+def test_a_process_that_is_killed_in_a_long_call_is_known_by_the_devices_books(
+    dry_run: Script, dry_run_here: Path
+) -> None:
+    result = dry_run(LONG_CALL, timeout=20)
+
+    assert (dry_run_here / "began").exists()
+    assert (result.outcome, result.exit_code) == (TIMED_OUT, 128 + signal.SIGKILL)
+    assert result.reserved_bytes == 4 * GIB
+    assert result.device_bytes == 4 * GIB + find_card("h100-80gb").context_bytes
+    assert result.fits is None
+    if not result.allocated_bytes:  # else a report was written between the request and the call
+        assert "was killed before its last report" in result.warnings[0]
+
+
+CATCHES_AND_WAITS = """
+import time, torch
+try:
+    torch.empty(90 << 30, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    open("caught", "w").close()
+    time.sleep(61)
+"""
+
+
+def test_memory_that_ran_out_before_the_time_does_not_fit_as_far_as_it_came(dry_run: Script) -> None:
+    result = dry_run(CATCHES_AND_WAITS, timeout=20)
+
+    assert (result.outcome, result.fits) == (TIMED_OUT, None)
+    assert result.doubt == "the card's memory ran out once, and the program ended otherwise (timed out)"
+
+
+SAVES = """
+import sys, torch
+model = torch.nn.Linear(1024, 1024).cuda()
+torch.save({"step": 1}, "scheduler.pt")
+torch.save(model.state_dict(), "model.pt")
+"""
+
+
+def test_checkpoints_of_zeros_are_said(dry_run: Script, dry_run_here: Path) -> None:
+    result = dry_run(SAVES)
+
+    assert result.warnings == (
+        (
+            f"1 checkpoint file written, with zeros for weights ({dry_run_here / 'model.pt'}): do not load them, or end "
+            "the run earlier with --steps"
+        ),
+    )
+
+
+NO_WEIGHTS = """
+import json, torch, transformers
+config = transformers.LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+config.save_pretrained("model")
+transformers.LlamaForCausalLM.from_pretrained("model").cuda()
+"""
+
+
+def test_a_program_without_weights_is_told_of_random_ones(dry_run: Script) -> None:
+    """It fails before it comes to the GPU."""
+    result = dry_run(NO_WEIGHTS)
+
+    assert (result.outcome, result.processes) == (FAILED, ())
+    assert (
+        "the program found no weights to load: --random-weights builds the model from its config alone"
+        in result.warnings
+    )
+    assert dry_run(NO_WEIGHTS, random_weights=True).warnings == ()

@@ -72,3 +72,22 @@ def test_an_interrupt_ends_all_of_it(run: Callable[..., Ending]) -> None:
         signal.signal(signal.SIGINT, before)
 
     assert ending.interrupted
+
+
+@pytest.mark.parametrize("how", ["time-out", "Ctrl-C"])
+def test_a_command_without_any_environment_is_ended_with_its_group(tmp_path: Path, how: str) -> None:
+    """Its processes do not have the marker: they are known by the command's session."""
+    script = tmp_path / "script.sh"
+    script.write_text(f"sleep 60 & echo $! > {tmp_path}/pid; exec sleep 60\n")
+    command = ["env", "-i", "/bin/sh", str(script)]
+    if how == "Ctrl-C":
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    start = time.monotonic()
+    ending = run_to_end(command, dict(os.environ), str(tmp_path), timeout=1.0 if how == "time-out" else None)
+
+    assert time.monotonic() - start < 10
+    assert (ending.timed_out, ending.interrupted) == (how == "time-out", how == "Ctrl-C")
+    assert ending.code == 128 + (signal.SIGTERM if how == "time-out" else signal.SIGINT)
+    child = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
+    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"

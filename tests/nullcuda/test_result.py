@@ -7,7 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY, Allocation, DryRun, Process, Usage, process_from_report
+from memcalc.nullcuda.result import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    OUT_OF_MEMORY,
+    STOPPED,
+    TIMED_OUT,
+    Allocation,
+    Books,
+    DryRun,
+    Process,
+    UnknownRead,
+    Usage,
+    process_from_report,
+)
 from memcalc.report.dry_run import draw_dry_run, dry_run_document
 from memcalc.report.schema import result_schema
 from memcalc.report.screen import Screen
@@ -77,14 +91,27 @@ def test_warnings_count_over_processes() -> None:
     run = replace(
         TWO_RANKS,
         processes=(
-            replace(first, small_reads=2, masks=1, unmodelled=("cusolverDnSgeqrf",)),
-            replace(second, small_reads=3, usages=(replace(second.usages[0], device=0, retries=1, ooms=2),)),
+            replace(
+                first, unknown_reads=(UnknownRead("a.py:1 f", 2),), masks=1, unmodelled=("cusolverDnSgeqrf",), choices=1
+            ),
+            replace(
+                second,
+                unknown_reads=(UnknownRead("a.py:1 f", 3),),
+                usages=(replace(second.usages[0], device=0, retries=1, ooms=2),),
+            ),
         ),
     )
 
-    reads, masks, retries, ooms, unmodelled, shared = run.warnings
-    assert "read back from the device 5 times" in reads
-    assert masks.startswith("elements were selected by a mask once")
+    reads, choices, masks, retries, ooms, unmodelled, shared = run.warnings
+    assert reads == (
+        "a.py:1 f read a value that kernels should have computed 5 times: 0 was taken, so what the program decides by "
+        "it may differ on a real GPU"
+    )
+    assert choices == (
+        "experts or tokens were chosen by unknown scores once: each as often as any other (--routing worst-case: the "
+        "same for every token)"
+    )
+    assert masks.startswith("elements were selected by an unknown mask once")
     assert "gave back its cache once" in retries
     assert ooms.startswith("the card's memory ran out 2 times, and the program went on")
     assert unmodelled == "called, and refused by the null device: cusolverDnSgeqrf"
@@ -115,6 +142,10 @@ def test_a_report_becomes_a_process() -> None:
         },
         "counts": {"communicator_bytes": 6, "reads": 7, "small_reads": 8},
         "masks": 2,
+        "values": True,
+        "choices": 3,
+        "unknown_reads": [{"where": "a.py:2 g", "count": 8}],
+        "checkpoints": {"count": 1, "first": "/tmp/model.pt"},
         "unmodelled": ["f"],
         "allocations": [{"device": 1, "where": "a.py:1 f", "bytes": 10, "count": 2}],
     }
@@ -132,7 +163,126 @@ def test_a_report_becomes_a_process() -> None:
         small_reads=8,
         unmodelled=("f",),
         masks=2,
+        unknown_reads=(UnknownRead("a.py:2 g", 8),),
+        choices=3,
+        checkpoints=1,
+        first_checkpoint="/tmp/model.pt",
     )
+
+
+def test_the_devices_books_go_beyond_a_killed_processs_last_report() -> None:
+    """Card 0 held 9 GiB with 1 GiB for the context; card 1 was as reported."""
+    peaks = {"allocated_bytes": 2, "reserved_bytes": 3, "device_bytes": 4 * GIB, "ooms": 0, "retries": 0}
+    report = {
+        "pid": 5,
+        "ranks": {},
+        "arguments": [],
+        "torch": "",
+        "steps": 0,
+        "failure": None,
+        "devices": {"1": peaks},
+        "counts": {"communicator_bytes": 0, "reads": 0, "small_reads": 0},
+        "masks": 0,
+        "values": True,
+        "choices": 0,
+        "unknown_reads": [],
+        "checkpoints": {"count": 0, "first": ""},
+        "unmodelled": [],
+        "allocations": [],
+    }
+
+    found = process_from_report(report, Books((9 * GIB, 4 * GIB), 0), GIB)
+
+    assert found.usages == (
+        Usage(5, None, 0, 0, 8 * GIB, 9 * GIB, 0, 0, 0),
+        Usage(5, None, 1, 2, 3, 4 * GIB, 0, 0, 0),
+    )
+    (warning,) = replace(TWO_RANKS, processes=(found,)).warnings
+    assert warning == (
+        "process 5 was killed before its last report: allocated is less than it was, reserved and device are what the "
+        "device counted"
+    )
+    assert process_from_report(report, Books((GIB, 4 * GIB), 0), GIB).usages == found.usages[1:]
+
+
+def test_weights_that_are_missing_and_checkpoints_of_zeros_are_said() -> None:
+    first, second = TWO_RANKS.processes
+    run = replace(
+        TWO_RANKS,
+        weights_missing=True,
+        processes=(
+            first,
+            replace(second, checkpoints=2, first_checkpoint="/tmp/out/model.safetensors"),
+        ),
+    )
+
+    assert run.warnings == (
+        "the program found no weights to load: --random-weights builds the model from its config alone",
+        (
+            "2 checkpoint files written, with zeros for weights (/tmp/out/model.safetensors): do not load them, or end the "
+            "run earlier with --steps"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "missing"),
+    [
+        ("org/model does not appear to have a file named pytorch_model.bin or model.safetensors.", True),
+        ("Error no file named model.safetensors, or pytorch_model.bin, found in directory model.", True),
+        ("We couldn't connect to 'https://huggingface.co' to load the files", True),
+        ("org/model is not a local folder and is not a valid model identifier listed on", True),
+        ("no", False),
+    ],
+)
+def test_which_failures_are_of_missing_weights(message: str, missing: bool) -> None:
+    assert replace(process(1, None), failure=("OSError", message)).found_no_weights is missing
+
+
+def with_ooms(run: DryRun, ooms: int) -> DryRun:
+    first, second = run.processes
+    return replace(run, processes=(first, replace(second, usages=(replace(second.usages[0], ooms=ooms),))))
+
+
+def without_steps(run: DryRun) -> DryRun:
+    return replace(run, processes=tuple(replace(process, steps=0) for process in run.processes))
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (with_ooms(TWO_RANKS, 2), "the card's memory ran out 2 times, and the program went on with something else"),
+        (
+            with_ooms(replace(TWO_RANKS, outcome=TIMED_OUT), 1),
+            "the card's memory ran out once, and the program ended otherwise (timed out)",
+        ),
+        (without_steps(replace(TWO_RANKS, outcome=FAILED)), "failed before the first optimizer step was complete"),
+        (
+            without_steps(replace(TWO_RANKS, outcome=INTERRUPTED)),
+            "interrupted before the first optimizer step was complete",
+        ),
+    ],
+)
+def test_what_a_run_cannot_say(run: DryRun, reason: str) -> None:
+    """Memory that ran out and was caught, or an end before the first step: the peak of the whole is not known."""
+    assert run.fits is None
+    assert run.doubt == reason
+    assert f"CANNOT SAY: {reason}. Until then it held at most 33.00 GiB" in " ".join(screen_of(run).split())
+    assert (dry_run_document(run)["verdict"], dry_run_document(run)["fits"]) == ("unknown", None)
+
+
+def test_a_run_without_optimizer_that_ends_by_itself_is_whole() -> None:
+    assert without_steps(TWO_RANKS).fits
+    assert without_steps(replace(TWO_RANKS, outcome=STOPPED)).fits
+
+
+def test_a_rank_that_dies_of_memory_while_others_hang_does_not_fit() -> None:
+    first, second = TWO_RANKS.processes
+    died = replace(second, failure=("OutOfMemoryError", "CUDA out of memory."))
+    run = replace(TWO_RANKS, outcome=TIMED_OUT, processes=(first, died))
+
+    assert run.fits is False
+    assert "DOES NOT FIT: it ran out of the 39.38 GiB" in screen_of(run)
 
 
 SCREEN = """\

@@ -1,4 +1,4 @@
-"""What a program learns from the device where kernels compute nothing: masks are full."""
+"""What a program learns from the device where kernels compute nothing: small integers are true, unknown masks full."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 
 from memcalc.nullcuda import run
 from memcalc.nullcuda.result import DONE
+from tests.nullcuda.scripts import Script
 
 MASKS = """
 import json, torch
 x = torch.randn(4, 8, device="cuda", requires_grad=True)
-mask = torch.zeros(4, 8, dtype=torch.bool, device="cuda")
+mask = torch.randn(4, 8, device="cuda") > 0
 picked = x[mask]
 picked.sum().backward()
 filled = torch.zeros(4, 8, device="cuda")
@@ -24,7 +25,7 @@ print(json.dumps([list(picked.shape), list(mask.nonzero().shape), len(torch.wher
 
 
 @pytest.mark.long
-def test_masks_are_full(dry_run_here: Path, null_python: str) -> None:
+def test_unknown_masks_are_full(dry_run_here: Path, null_python: str) -> None:
     """4 x 8 = 32 elements; an index has two numbers, which the kernel stores by dimension: stride 32 between them."""
     (dry_run_here / "script.py").write_text(MASKS)
     with (dry_run_here / "out").open("w") as out:
@@ -33,7 +34,134 @@ def test_masks_are_full(dry_run_here: Path, null_python: str) -> None:
     assert result.outcome == DONE
     found = json.loads((dry_run_here / "out").read_text())
     assert found == [[32], [32, 2], 2, [32], True, False, False, [4, 8], [1, 32]]
-    assert "elements were selected by a mask" in " ".join(result.warnings)
+    assert "elements were selected by an unknown mask" in " ".join(result.warnings)
+
+
+SAME = """
+import json, torch, torch.nn.functional as F
+
+def values(device):
+    mask = torch.ones(2, 64, dtype=torch.long).to(device)
+    padded = torch.ones(2, 64, dtype=torch.long, device=device).tril(10)
+    grid = torch.tensor([[1, 4, 6], [2, 8, 8]], device=device)
+    lengths = torch.empty(3, dtype=torch.int32, device=device)
+    lengths[0] = 0
+    lengths[1:] = grid.prod(-1).cumsum(0)
+    experts = torch.arange(24, device=device).remainder(5).view(12, 2)
+    labels = torch.full((8,), -100, device=device)
+    labels[3:5] = 7
+    counts = torch.bincount(experts.flatten(), minlength=8)
+    turned = torch.zeros_like(grid).index_add_(0, torch.tensor([1], device=device), grid[:1])
+    turned[turned > 3] = -1
+    turned.t()[0] += 5
+    host = torch.zeros(2, 3, dtype=torch.long)
+    host.copy_(turned)
+    rows = torch.randn(6, 4, device=device)
+    yield (mask.sum() == mask.numel()).item(), bool(mask.all()), bool(padded.all()), padded.sum(-1).tolist()
+    yield grid.prod(-1).tolist(), [list(part.shape) for part in torch.randn(152, 2, device=device).split(grid.prod(-1).tolist())]
+    yield torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0]).tolist(), lengths.cpu().tolist(), int(lengths.diff().max())
+    yield counts.tolist(), F.one_hot(experts, 8).sum((0, 1)).tolist(), (counts > 0).nonzero().tolist()
+    yield torch.histc(experts.flatten().int() if device == "cuda" else experts.flatten().float(), bins=8, min=0, max=7).tolist()
+    yield [list(part) for part in (torch.where(experts == 3)[0].tolist(), experts.flatten().argsort(stable=True).tolist())]
+    yield (labels != -100).sum().item(), torch.unique(labels).tolist(), labels[labels != -100].tolist(), torch.equal(labels, labels.clone())
+    yield turned.tolist(), host.tolist(), torch.isin(turned, torch.tensor([5], device=device)).tolist()
+    yield list(rows[torch.tensor([True, False, True, True, False, False], device=device)].shape), torch.tensor(2.5, device=device).item()
+    rewards = torch.tensor([1.0, 2.0, 4.5], device=device)
+    yield lengths.float().mean().item(), (rewards - rewards.mean()).tolist(), bool((rewards > 4).any())
+    yield (torch.tensor(True, device=device) | (rows.sum() > 0)).item(), [int(number) for number in torch.arange(3, device=device)]
+
+kept = torch.cuda.memory_allocated()
+print(json.dumps([list(values("cpu")), list(values("cuda"))]))
+assert torch.cuda.memory_allocated() == kept
+"""
+
+
+def test_small_integers_have_the_values_that_a_cpu_computes(dry_run: Script, dry_run_here: Path) -> None:
+    """The same program on both: masks, image sizes, sequence lengths, counts of experts, labels, writes into views."""
+    result = dry_run(SAME)
+
+    assert result.outcome == DONE
+    on_cpu, on_card = json.loads((dry_run_here / "out").read_text())
+    assert on_card == on_cpu
+    assert result.warnings == ()
+
+
+ROUTED = """
+import json, torch
+experts = torch.randn(64, 8, device="cuda").topk(2, dim=-1).indices
+counts = torch.bincount(experts.flatten(), minlength=8)
+token = torch.softmax(torch.randn(3, 1000, device="cuda"), -1).multinomial(1)
+order = torch.randn(4, 6, device="cuda").sort(dim=0).indices
+print(json.dumps([counts.tolist(), token.tolist(), sorted(order[:, 0].tolist()), experts[0].tolist()]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("routing", "counts", "tokens"),
+    [
+        ("balanced", [16] * 8, [[500], [501], [502]]),
+        ("worst-case", [0, 0, 0, 0, 64, 64, 0, 0], [[500]] * 3),
+    ],
+)
+def test_unknown_scores_choose_by_rule(
+    dry_run: Script, dry_run_here: Path, routing: str, counts: list[int], tokens: list[list[int]]
+) -> None:
+    """64 tokens with 2 of 8 experts each: 16 for each expert, or all 64 for the same two."""
+    result = dry_run(ROUTED, routing=routing)
+
+    found = json.loads((dry_run_here / "out").read_text())
+    assert found == [counts, tokens, [0, 1, 2, 3], [4, 5]]
+    assert [warning.partition(":")[0] for warning in result.warnings] == [
+        "experts or tokens were chosen by unknown scores 3 times"
+    ]
+
+
+READS = """
+import torch
+x = torch.randn(8, device="cuda")
+for _ in range(3):
+    x.sum().item()
+total = x.sum()
+if total > 1 or torch.arange(3, device="cuda")[2] == 2:
+    print("known")
+"""
+
+
+def test_unknown_reads_are_said_once_a_line(dry_run: Script, dry_run_here: Path) -> None:
+    result = dry_run(READS)
+
+    assert (dry_run_here / "out").read_text() == "known\n"
+    (process,) = result.processes
+    assert [(read.where, read.count) for read in process.unknown_reads] == [
+        ("script.py:5 <module>", 3),
+        ("script.py:7 <module>", 1),
+    ]
+    assert process.small_reads == 4
+    assert result.warnings[0] == (
+        "script.py:5 <module> read a value that kernels should have computed 3 times: 0 was taken, so what the "
+        "program decides by it may differ on a real GPU"
+    )
+
+
+REUSED = """
+import torch
+first = torch.full((1000,), 7, device="cuda")
+address = first.data_ptr()
+del first
+again = torch.empty(1000, dtype=torch.long, device="cuda")
+assert again.data_ptr() == address
+print(again.max().item())
+large = torch.arange(1 << 21, device="cuda")
+print((large == 5).sum().item(), large[5].item())
+"""
+
+
+def test_values_go_with_their_tensor(dry_run: Script, dry_run_here: Path) -> None:
+    """Memory that is used again has none of the old, and tensors of over a million elements have none at all."""
+    result = dry_run(REUSED)
+
+    assert (dry_run_here / "out").read_text().split() == ["0", "0", "0"]
+    assert sum(read.count for read in result.processes[0].unknown_reads) == 3
 
 
 SORTS = """

@@ -18,6 +18,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import types
 from typing import Any, Callable, Optional  # noqa: UP035 -- runs on Python 3.9 too
@@ -27,8 +28,9 @@ from typing import Any, Callable, Optional  # noqa: UP035 -- runs on Python 3.9 
 # ruff: noqa: UP045, B905 -- Python 3.9 has neither X | None nor zip(strict=)
 
 # By name: they lie beside this file, on PYTHONPATH, and belong to no package.
-compiler, groups, masks, objects, peak, weights = (
-    importlib.import_module(f"memcalc_{name}") for name in ("compiler", "groups", "masks", "objects", "peak", "weights")
+checkpoints, compiler, groups, masks, objects, peak, values, weights = (
+    importlib.import_module(f"memcalc_{name}")
+    for name in ("checkpoints", "compiler", "groups", "masks", "objects", "peak", "values", "weights")
 )
 
 FOLDER = os.environ["MEMCALC_NULL_DEVICE"]  # of the stub libraries
@@ -38,9 +40,10 @@ SKIP_INIT = os.environ.get("MEMCALC_NULL_SKIP_INIT") == "1"
 RANDOM_WEIGHTS = os.environ.get("MEMCALC_NULL_RANDOM_WEIGHTS") == "1"
 HISTORY = os.environ.get("MEMCALC_NULL_HISTORY") == "1"
 ALONE = os.environ.get("MEMCALC_NULL_ALONE") == "1"  # one rank of many
+WORST_ROUTING = os.environ.get("MEMCALC_NULL_ROUTING") == "worst-case"
 
 RESERVE = "reserve"  # file in it that takes the room of some reports
-REPORT_EVERY = 1.0  # seconds between the reports that a process writes while it runs, for the case that it is killed
+REPORT_EVERY = 0.5  # seconds between the reports that a process writes while it runs, for the case that it is killed
 HISTORY_ENTRIES = 1_000_000  # events of the allocator; older ones are forgotten
 LAST_GRAPH = 0.05  # seconds that autograd's thread gets at the end
 
@@ -71,7 +74,8 @@ class Watch:
         self.ranks: dict[str, int] = {}
         self.failure: Optional[tuple[str, str]] = None
         self.stopped = False
-        self.reported = 0.0
+        self.reporting = threading.Lock()
+        self.ended = threading.Event()
 
     # ---- what happens around the import of torch
 
@@ -97,6 +101,7 @@ class Watch:
             torch._C._set_sdp_use_cudnn = lambda _: switch(False)  # noqa: SLF001 -- likewise
             switch(False)
         masks.take_masks_as_full(torch, self.library)
+        values.begin(self.library, FOLDER, same_for_all=WORST_ROUTING)
         torch.cuda._lazy_call(self.begin)  # noqa: SLF001 -- what torch itself calls to be told
         self.keep_peaks()
         optimizers = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the name
@@ -108,8 +113,14 @@ class Watch:
                 groups.leave_alone(torch, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         if SKIP_INIT:
             weights.skip_initialization(torch)
+        checkpoints.watch(torch, "save", place=1, initialized=torch.cuda.is_initialized)
         if REPORTS:
             self.report_at_the_end()
+
+    def watch_safetensors(self, module: Any) -> None:
+        """Called when safetensors.torch has been imported."""
+        if self.torch is not None:
+            checkpoints.watch(module, "save_file", place=1, initialized=self.torch.cuda.is_initialized)
 
     def count_fake_groups(self, _: Any) -> None:
         """Called when PyTorch's fake process group has been imported."""
@@ -129,6 +140,10 @@ class Watch:
         """CUDA is initialised in this process."""
         self.cuda_process = os.getpid()
         self.choose_kernels()  # not before: asking PyTorch for its architectures forbids CUDA after a fork
+        if REPORTS:
+            self.library.null_keep_books(f"{self.path()}.books".encode())
+            self.report(allocations=False)
+            threading.Thread(target=self.report_while_running, name="memcalc", daemon=True).start()
         if HISTORY:
             self.torch.cuda.memory._record_memory_history(  # noqa: SLF001 -- how PyTorch's own guide asks for it
                 enabled="all", context="alloc", stacks="python", max_entries=HISTORY_ENTRIES
@@ -168,8 +183,15 @@ class Watch:
         except ValueError:
             pass  # torch was imported by a thread, which cannot set handlers
 
+    def report_while_running(self) -> None:
+        """Figures are on disk as they arise: the process may be killed."""
+        ended = self.ended
+        while not ended.wait(REPORT_EVERY):
+            self.report(allocations=False)
+
     def leave(self) -> None:
         """The program has come to its end."""
+        self.ended.set()
         self.report()
         # PyTorch's autograd thread may still be letting go of the last graph, and aborts the process if Python ends
         # meanwhile. With real kernels to wait for, it is long done by then.
@@ -186,8 +208,6 @@ class Watch:
     def after_step(self, optimizer: Any, *_: Any) -> None:
         """Called after each step of any optimizer."""
         steps = self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
-        if REPORTS and time.time() - self.reported > REPORT_EVERY:
-            self.report(allocations=False)
         if STEPS and steps >= STEPS:
             self.stopped = True
             self.report()
@@ -224,13 +244,18 @@ class Watch:
 
     # ---- the report
 
+    def path(self) -> str:
+        """Where this process's figures are, without what tells its files apart."""
+        return os.path.join(str(REPORTS), f"{os.getpid()}-{self.started:.6f}")
+
     def report(self, *, allocations: bool = True) -> None:
         """Write what is known so far, in place of what was written before."""
+        # A signal's handler may find the lock taken by what it interrupted, and must not wait for it.
+        taken = self.reporting.acquire(timeout=1.0)
         try:
-            self.reported = time.time()
             self.read_peaks()
             self.read_ranks()
-            path = os.path.join(str(REPORTS), f"{os.getpid()}-{self.started:.6f}.json")
+            path = f"{self.path()}.json"
             text = json.dumps(self.document(allocations=allocations))
             try:
                 write(path, text)
@@ -242,6 +267,9 @@ class Watch:
                 os.unlink(path + ".lost")
         except Exception as error:  # noqa: BLE001 -- the program that is watched must not fail by it
             sys.stderr.write(f"memcalc: no report of process {os.getpid()}: {error!r}\n")
+        finally:
+            if taken:
+                self.reporting.release()
 
     def document(self, *, allocations: bool) -> dict[str, Any]:
         """The report."""
@@ -260,7 +288,11 @@ class Watch:
             "cuda": self.cuda_process == os.getpid(),
             "devices": {str(device): peaks for device, peaks in self.peaks.items()},
             "counts": dict(zip(COUNTS, numbers)),
+            "checkpoints": {"count": checkpoints.count, "first": checkpoints.first},
             "masks": masks.count,
+            "values": values.library is not None,
+            "choices": values.choices(),
+            "unknown_reads": [{"where": where, "count": count} for where, count in values.lines.items()],
             "unmodelled": self.unmodelled(),
             "allocations": peak.largest_allocations(self.torch) if allocations and HISTORY and self.peaks else [],
         }
@@ -317,6 +349,7 @@ AROUND: dict[str, tuple[Callable[[], None], Callable[[Any], None]]] = {
     "torch._compile": (nothing, compiler.spare_disabled),
     "torch.optim.optimizer": (nothing, compiler.spare_steps),
     "torch._dynamo": (compiler.begin, nothing),
+    "safetensors.torch": (nothing, watch.watch_safetensors),
     "torch.testing._internal.distributed.fake_pg": (nothing, watch.count_fake_groups),
 }
 if ALONE:

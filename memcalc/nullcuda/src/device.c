@@ -11,11 +11,13 @@
 #include "null.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "state.h"
 
@@ -55,6 +57,13 @@ static struct {
     struct blocks chunks; /* the address space taken for it */
     size_t in_use, most;  /* bytes; the reserve included */
 } devices[MOST_DEVICES];
+
+/* The same figures in a file, where they are as they were when the process was killed, in whatever it was doing. */
+struct books {
+    int64_t devices, communicator_bytes;
+    int64_t most[MOST_DEVICES];
+};
+static struct books *books; /* NULL: none is kept */
 
 static struct null_card card;
 static int visible;
@@ -165,11 +174,41 @@ int null_set_current(int device) {
 
 /* ---- memory of the device */
 
-static int commit(int device, size_t size) {
-    if (devices[device].in_use + size > card.memory) return OUT_OF_MEMORY;
+static void add(int device, size_t size) {
     devices[device].in_use += size;
     if (devices[device].in_use > devices[device].most) devices[device].most = devices[device].in_use;
+    if (books != NULL) {
+        books->most[device] = (int64_t)devices[device].most;
+        books->communicator_bytes = null_counts.communicator_bytes;
+    }
+}
+
+static int commit(int device, size_t size) {
+    if (devices[device].in_use + size > card.memory) return OUT_OF_MEMORY;
+    add(device, size);
     return SUCCESS;
+}
+
+static void leave_books(void) { books = NULL; } /* a forked child's figures are not its parent's */
+
+/* From now on a file has the figures: 64-bit integers, as in struct books. */
+API int null_keep_books(const char *path) {
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0) return 0;
+    struct books *made = MAP_FAILED;
+    if (posix_fallocate(file, 0, sizeof *made) == 0) /* on a full disk a hole would be SIGBUS */
+        made = mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (made == MAP_FAILED) return 0;
+    static bool forks;
+    lock_books();
+    if (!forks) forks = pthread_atfork(NULL, NULL, leave_books) == 0;
+    made->devices = visible;
+    for (int i = 0; i < visible; i++) made->most[i] = (int64_t)devices[i].most;
+    made->communicator_bytes = null_counts.communicator_bytes;
+    books = made;
+    pthread_mutex_unlock(&lock);
+    return 1;
 }
 
 int null_commit(int device, size_t size) {
@@ -379,8 +418,7 @@ void null_communicator(int ranks) {
          * fails, as PyTorch's does when NCCL took the memory first. */
         size_t size = null_counts.communicators++ == 0 ? card.nccl_first : card.nccl_further;
         null_counts.communicator_bytes += size;
-        devices[current].in_use += size;
-        if (devices[current].in_use > devices[current].most) devices[current].most = devices[current].in_use;
+        add(current, size);
     }
     pthread_mutex_unlock(&lock);
 }

@@ -1,4 +1,6 @@
 /* Copies between host and device: what the host wrote can be read back for a while; all else reads as zeros.
+ * Small tensors of integers and booleans are known beyond that (src/values.cpp), and small reads of what is not known
+ * are told to whoever asked for it.
  *
  * Programs put a number on the device and read it back through a collective: the sizes that DDP compares, pickled
  * objects, token counts. With the real bytes they go their real way. But kernels compute nothing here, and the memory
@@ -72,7 +74,9 @@ static void keep(char *address, const char *bytes, size_t size, const char *mess
     alive++;
 }
 
-static void look_up(char *to, const char *from, size_t size) {
+/* Whether all of it was kept. */
+static bool look_up(char *to, const char *from, size_t size) {
+    size_t found = 0;
     memset(to, 0, size);
     for (int step = 0; alive > 0 && step < MOST_KEPT; step++) { /* from the oldest to the newest */
         int i = (next + step) % MOST_KEPT;
@@ -85,7 +89,9 @@ static void look_up(char *to, const char *from, size_t size) {
         const char *from_end = from + size, *kept_end = kept[i].address + kept[i].size;
         const char *last = from_end < kept_end ? from_end : kept_end;
         memcpy(to + (first - from), kept[i].bytes + (first - kept[i].address), last - first);
+        found += last - first;
     }
+    return found >= size;
 }
 
 /* Fetch what the bytes at an address are waiting for. Other threads go on meanwhile, so the lock is not held. */
@@ -132,8 +138,24 @@ void null_peek(void *to, const void *address, size_t size) {
     pthread_mutex_unlock(&lock);
 }
 
+bool null_recall(void *to, const void *address, size_t size) {
+    if (alive == 0) return false;
+    pthread_mutex_lock(&lock);
+    complete(address, size);
+    bool whole = look_up(to, address, size);
+    pthread_mutex_unlock(&lock);
+    return whole;
+}
+
+static __thread bool reads_are_known;
+static void (*on_unknown_read)(size_t size);
+
+void null_reads_are_known(bool known) { reads_are_known = known; }
+
+API void null_on_unknown_read(void (*call)(size_t size)) { on_unknown_read = call; }
+
 void null_copy(void *to, const void *from, size_t size) {
-    bool onto_device = null_device_of(to) >= 0, off_device = null_device_of(from) >= 0;
+    bool onto_device = null_device_of(to) >= 0, off_device = null_device_of(from) >= 0, unknown = false;
     if (!onto_device && !off_device) {
         memmove(to, from, size);
         return;
@@ -154,15 +176,19 @@ void null_copy(void *to, const void *from, size_t size) {
         if (size <= LARGEST_KEPT) keep(to, from, size, NULL);
         else forget(to, size);
     } else {
-        null_counts.reads++;
-        null_counts.small_reads += size <= SMALL;
-        null_counts.read_bytes += (long long)size;
+        bool known = false;
         if (size <= LARGEST_FILLED) {
             complete(from, size);
-            look_up(to, from, size);
+            known = look_up(to, from, size);
         }
+        unknown = size <= SMALL && !known && !reads_are_known;
+        null_counts.reads++;
+        null_counts.small_reads += unknown;
+        null_counts.read_bytes += (long long)size;
     }
     pthread_mutex_unlock(&lock);
+    /* Not under the lock: the call waits for Python's, whose holder may be waiting for this one. */
+    if (unknown && on_unknown_read != NULL) on_unknown_read(size);
 }
 
 void null_clear(void *address, size_t size) {

@@ -74,6 +74,9 @@ API enum host_kind null_host_kind(const void *address);
 API void null_copy(void *to, const void *from, size_t size);
 API void null_clear(void *address, size_t size); /* what was kept there is overwritten */
 API void null_launch(void);
+API bool null_recall(void *to, const void *address, size_t size); /* the same; whether all of it is known */
+API void null_reads_are_known(bool known); /* of the calling thread: what it reads now is known to src/values.cpp */
+API void null_on_unknown_read(void (*call)(size_t size)); /* called for each small read of what is not known */
 API void null_peek(void *to, const void *address, size_t size);  /* what a read would give; not counted as one */
 
 /* Small messages between the processes of a run. Names are at most LONGEST_NAME letters. */

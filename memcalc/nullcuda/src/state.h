@@ -6,7 +6,7 @@
 struct null_counts {
     long long launches;           /* kernels */
     long long reads;              /* copies from the device to the host */
-    long long small_reads;        /* of these, the ones of at most SMALL bytes: a program may decide by them */
+    long long small_reads;        /* of these, of at most SMALL bytes that are not known: a program may decide by them */
     long long read_bytes;
     long long communicators;
     long long communicator_bytes;

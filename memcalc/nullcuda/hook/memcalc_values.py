@@ -1,0 +1,63 @@
+"""Values that the program reads from the device: which are known, and which lines read one that is not.
+
+src/values.cpp computes them; it is built where there is a C++ compiler, and else everything is unknown.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import sys
+from typing import Any, Optional
+
+# ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
+# ruff: noqa: PTH110, PTH118, UP045 -- likewise: pathlib costs time, and Python 3.9 has no X | None
+
+peak = importlib.import_module("memcalc_peak")
+
+FILE = "libmemcalcvalues.so"  # as memcalc/nullcuda/build.py has it
+MOST_LINES = 100  # of the program, each with its reads
+MOST_FRAMES = 60  # above the read
+
+library: Optional[Any] = None
+lines: dict[str, int] = {}  # reads of unknown values, by line of the program
+kept: list[Any] = []  # what C calls must stay alive
+
+
+def begin(core: Any, folder: str, *, same_for_all: bool) -> None:
+    """Called when torch has been imported.
+
+    Args:
+        core: libmemcalcnull.so.
+        folder: of the device.
+        same_for_all: unknown scores choose the same for every row.
+    """
+    global library  # noqa: PLW0603 -- one a process
+    path = os.path.join(folder, FILE)
+    if os.path.exists(path):
+        found = ctypes.CDLL(path)
+        found.values_choices.restype = ctypes.c_longlong
+        if found.values_begin(int(same_for_all)):
+            library = found
+    call = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(note)
+    kept.append(call)
+    core.null_on_unknown_read(call)
+
+
+def note(_: int) -> None:
+    """A value that is not known has been read: by which line."""
+    frames: list[dict[str, Any]] = []
+    frame = sys._getframe(1) if hasattr(sys, "_getframe") else None  # noqa: SLF001 -- traceback would read the sources
+    while frame is not None and len(frames) < MOST_FRAMES:
+        code = frame.f_code
+        frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
+        frame = frame.f_back
+    where = peak.place_of(frames)
+    if where in lines or len(lines) < MOST_LINES:
+        lines[where] = lines.get(where, 0) + 1
+
+
+def choices() -> int:
+    """Tensors of indices into unknown scores, which were assumed."""
+    return 0 if library is None else int(library.values_choices())

@@ -1,0 +1,537 @@
+/* Values that programs read: small tensors of integers and booleans, and short lists of numbers, have real values.
+ *
+ * Kernels compute nothing on the null device. Beside each small tensor on it lies a shadow: the bytes of its storage on
+ * the host. A tensor that has or may get a shadow carries a dispatch key that nothing else in PyTorch uses, so that the
+ * dispatcher brings every operator on it here, and no other operator pays for it. The operator runs on the device as
+ * ever, so that the requests to the allocator stay as they are; then its CPU kernel runs on the shadows, and what comes
+ * out is the shadow of the result.
+ *
+ * Three levels say how far a value can be believed:
+ *   known    the host wrote it, or it was computed from such values;
+ *   assumed  an index into scores that nobody knows, as of routed experts, and what was computed from it (see choose);
+ *   unknown  computed from scores by other ways: 0, and whoever reads it is told (src/kept.c).
+ *
+ * Built against the headers of torch: c10/core/DispatchKey.h has the order of the keys, of which
+ * TESTING_ONLY_GenericWrapper is the highest that a tensor can carry (torch 2.6 to 2.15).
+ */
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+/* Of libmemcalcnull.so (null.h is C). */
+extern "C" {
+void null_copy(void *to, const void *from, size_t size);
+bool null_recall(void *to, const void *address, size_t size);
+void null_reads_are_known(bool known);
+}
+
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using Stack = std::vector<IValue>;
+using Tensor = at::Tensor;
+
+constexpr int64_t LARGEST = 1 << 20;       /* elements of a tensor of integers or booleans that has a shadow */
+constexpr int64_t LARGEST_FLOATS = 256;    /* of a tensor of floats: a number, a short list */
+constexpr auto KEY = DispatchKey::TESTING_ONLY_GenericWrapper;
+const DispatchKeySet BELOW_KEY(DispatchKeySet::FULL_AFTER, KEY);
+const DispatchKeySet BELOW_SELECT(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect);
+
+/* While one of these is at work (a mode, a tensor subclass, functorch), the operator comes back without it. */
+const DispatchKeySet INTERPRETERS({DispatchKey::Python, DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                   DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::Functionalize});
+
+enum Level { KNOWN, ASSUMED, UNKNOWN };
+
+struct Shadow {
+    c10::weak_intrusive_ptr<c10::StorageImpl> owner;
+    Tensor bytes;  /* on the CPU, as many as the storage has */
+    Tensor levels; /* of each byte; undefined: all are of `level` */
+    Level level;
+};
+
+std::unordered_map<const c10::StorageImpl *, Shadow> shadows;
+size_t swept_at = 256; /* entries at which those of dead storages are removed */
+std::mutex lock;
+std::atomic<long long> choices{0}; /* tensors of indices that were assumed */
+bool crowded = false;              /* every row chooses the same, instead of each in turn */
+std::vector<std::unique_ptr<torch::Library>> registered;
+
+/* ---- tensors and their shadows */
+
+DispatchKeySet &keys_of(c10::TensorImpl *tensor) {
+    struct Open : c10::TensorImpl {
+        static DispatchKeySet c10::TensorImpl::*member() { return &Open::key_set_; }
+    };
+    return tensor->*Open::member();
+}
+
+bool on_device(const Tensor &tensor) {
+    const auto keys = tensor.key_set(); /* plain memory of a card, neither sparse nor a subclass */
+    return keys.has_backend(c10::BackendComponent::CUDABit) && keys.has(DispatchKey::Dense) && !keys.has(DispatchKey::Python) &&
+           tensor.has_storage();
+}
+
+bool countable(const Tensor &tensor) {
+    if (c10::isIntegralType(tensor.scalar_type(), true)) return tensor.numel() <= LARGEST;
+    return c10::isFloatingType(tensor.scalar_type()) && tensor.numel() <= LARGEST_FLOATS;
+}
+
+void mark(const Tensor &tensor) {
+    auto &keys = keys_of(tensor.unsafeGetTensorImpl());
+    keys = keys.add(KEY);
+}
+
+Shadow *find(const Tensor &tensor) { /* under the lock */
+    const auto *storage = tensor.storage().unsafeGetStorageImpl();
+    auto entry = shadows.find(storage);
+    if (entry == shadows.end()) return nullptr;
+    if (entry->second.owner.expired() || entry->second.bytes.numel() != static_cast<int64_t>(storage->nbytes())) {
+        shadows.erase(entry);
+        return nullptr;
+    }
+    return &entry->second;
+}
+
+void forget(const Tensor &tensor) {
+    std::lock_guard<std::mutex> guard(lock);
+    shadows.erase(tensor.storage().unsafeGetStorageImpl());
+}
+
+/* The host's tensor of the same elements within a storage's bytes. */
+Tensor view(const Tensor &bytes, const Tensor &tensor) {
+    auto host = at::empty({0}, at::TensorOptions().dtype(tensor.scalar_type()).device(at::kCPU));
+    host.unsafeGetTensorImpl()->set_storage_keep_dtype(bytes.storage());
+    host.unsafeGetTensorImpl()->set_storage_offset(tensor.storage_offset());
+    host.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+    return host;
+}
+
+/* The level of each of a tensor's elements, at its first byte. */
+Tensor levels_of(const Tensor &levels, const Tensor &tensor) {
+    const auto size = static_cast<int64_t>(tensor.itemsize());
+    auto strides = tensor.strides().vec();
+    for (auto &stride : strides) stride *= size;
+    return levels.as_strided(tensor.sizes(), strides, tensor.storage_offset() * size);
+}
+
+/* A tensor's value and how far it is known; a copy if it is to be written to. */
+Tensor value_of(const Tensor &tensor, bool written, Level &level) {
+    std::lock_guard<std::mutex> guard(lock);
+    if (Shadow *shadow = find(tensor)) {
+        level = shadow->level;
+        if (shadow->levels.defined() && tensor.numel() > 0)
+            level = static_cast<Level>(levels_of(shadow->levels, tensor).max().item<uint8_t>());
+        auto host = view(shadow->bytes, tensor);
+        return written ? host.clone() : host;
+    }
+    level = UNKNOWN;
+    auto host = at::zeros(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(at::kCPU));
+    /* What the host or a collective put there, and no operator has seen. */
+    if (tensor.numel() > 0 && tensor.is_contiguous() && null_recall(host.data_ptr(), tensor.data_ptr(), host.nbytes()))
+        level = KNOWN;
+    return tensor.numel() > 0 ? host : (level = KNOWN, host);
+}
+
+bool covers_storage(const Tensor &tensor) {
+    return tensor.is_contiguous() && tensor.storage_offset() == 0 && tensor.nbytes() == tensor.storage().nbytes();
+}
+
+void remember(const Tensor &tensor, const Tensor &host, Level level) {
+    std::lock_guard<std::mutex> guard(lock);
+    Shadow *shadow = find(tensor);
+    if (shadow == nullptr) {
+        const auto &storage = tensor.storage();
+        if (static_cast<int64_t>(storage.nbytes()) > 8 * LARGEST) return; /* a small part of something large */
+        if (shadows.size() > swept_at) {
+            for (auto entry = shadows.begin(); entry != shadows.end();)
+                entry = entry->second.owner.expired() ? shadows.erase(entry) : std::next(entry);
+            swept_at = 2 * shadows.size() + 256;
+        }
+        auto bytes = at::zeros({static_cast<int64_t>(storage.nbytes())}, at::TensorOptions().dtype(at::kByte));
+        c10::weak_intrusive_ptr<c10::StorageImpl> owner(storage.getWeakStorageImpl());
+        shadow = &shadows.insert_or_assign(storage.unsafeGetStorageImpl(), Shadow{owner, bytes, Tensor(), UNKNOWN}).first->second;
+    }
+    view(shadow->bytes, tensor).copy_(host);
+    if (covers_storage(tensor)) {
+        shadow->levels = Tensor();
+        shadow->level = level;
+    } else if (shadow->levels.defined() || shadow->level != level) {
+        if (!shadow->levels.defined()) shadow->levels = at::zeros_like(shadow->bytes).fill_(static_cast<int>(shadow->level));
+        levels_of(shadow->levels, tensor).fill_(static_cast<int>(level));
+    }
+}
+
+/* ---- operators */
+
+struct Rules {
+    bool aten = false;      /* its CPU kernel may run in place of the device's */
+    bool collective = false; /* writes to what it is given, and does not say so */
+    bool leaf = false;      /* has a kernel for the device, and is not made of other operators */
+    bool view = false;      /* its results lie in the storage of its inputs */
+    bool overwrites = false; /* what was in `self` before is not read */
+    bool dynamic = false;   /* how large its results are depends on values */
+    bool ruled = false;     /* what it gives for unknown values is decided elsewhere (hook/memcalc_masks.py) */
+    bool seeded = false;
+};
+
+const Rules &rules_of(const OperatorHandle &op) {
+    static std::unordered_map<const c10::FunctionSchema *, Rules> known;
+    static std::mutex own;
+    static const std::unordered_set<std::string> overwriting = {"aten::copy_", "aten::fill_", "aten::zero_",
+                                                                "aten::random_", "aten::bernoulli_"};
+    std::lock_guard<std::mutex> guard(own);
+    const auto *schema = &op.schema();
+    auto found = known.find(schema);
+    if (found != known.end()) return found->second;
+    Rules rules;
+    const auto &name = schema->name();
+    rules.aten = name.rfind("aten::", 0) == 0;
+    rules.collective = name.rfind("c10d::", 0) == 0;
+    rules.overwrites = overwriting.count(name) > 0;
+    /* copy_ has one kernel for every device (aten/src/ATen/native/native_functions.yaml). */
+    rules.leaf = (op.hasKernelForDispatchKey(DispatchKey::CUDA) || rules.overwrites) && name != "aten::record_stream";
+    rules.ruled = name == "aten::all" || name == "aten::nonzero";
+    for (const auto &result : schema->returns())
+        rules.view |= result.alias_info() != nullptr && !result.alias_info()->isWrite();
+    for (auto tag : op.getTags()) {
+        rules.dynamic |= tag == at::Tag::dynamic_output_shape;
+        rules.seeded |= tag == at::Tag::nondeterministic_seeded;
+    }
+    return known.emplace(schema, rules).first->second;
+}
+
+const at::Generator &dice() { /* a program's own generators must not be drawn from */
+    static at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(1);
+    return generator;
+}
+
+/* One call of an operator, on the host. */
+struct Call {
+    const OperatorHandle &op;
+    const Rules &rules;
+    Stack arguments, host;
+    bool possible = true;
+    Level level = KNOWN;
+
+    Call(const OperatorHandle &operator_, const Rules &rules_, const Stack &stack)
+        : op(operator_), rules(rules_),
+          arguments(stack.end() - static_cast<long>(operator_.schema().arguments().size()), stack.end()) {}
+
+    bool written(size_t i) const {
+        const auto *alias = op.schema().arguments()[i].alias_info();
+        return alias != nullptr && alias->isWrite();
+    }
+
+    Tensor translate(const Tensor &tensor, size_t i) {
+        if (!tensor.defined()) return tensor;
+        if (tensor.device().is_cpu()) {
+            possible &= !written(i) || rules.overwrites;
+            return tensor;
+        }
+        if (!on_device(tensor) || !countable(tensor)) {
+            possible = false;
+            return tensor;
+        }
+        Level own;
+        auto value = value_of(tensor, written(i), own);
+        const bool unread = written(i) && (op.schema().arguments()[i].is_out() || rules.overwrites);
+        if (!unread) level = std::max(level, own);
+        return value;
+    }
+
+    void prepare() {
+        possible = rules.aten;
+        bool drawn = false;
+        for (size_t i = 0; i < arguments.size() && possible; i++) {
+            const IValue &given = arguments[i];
+            const auto type = op.schema().arguments()[i].type()->str();
+            if (given.isTensor())
+                host.emplace_back(translate(given.toTensor(), i));
+            else if (given.isTensorList()) {
+                c10::List<Tensor> list;
+                for (const Tensor &tensor : given.toTensorVector()) list.push_back(translate(tensor, i));
+                host.emplace_back(std::move(list));
+            } else if (given.isList() && type == "Tensor?[]") {
+                c10::List<std::optional<Tensor>> list;
+                for (const IValue &item : given.toListRef())
+                    list.push_back(item.isTensor() ? std::optional<Tensor>(translate(item.toTensor(), i)) : std::nullopt);
+                host.emplace_back(std::move(list));
+            } else if (given.isDevice())
+                host.emplace_back(given.toDevice().is_cuda() ? at::Device(at::kCPU) : given.toDevice());
+            else if (type == "Generator?") {
+                host.emplace_back(dice());
+                drawn = true;
+            } else if (given.isStorage() || given.isStream())
+                possible = false;
+            else
+                host.push_back(given);
+        }
+        if (rules.seeded && !drawn) possible = false;
+    }
+
+    /* The CPU kernel; the host's arguments take in what is written to them. */
+    bool compute(Stack &results) {
+        struct Silent : c10::WarningHandler {
+            void process(const c10::Warning &) override {}
+        } silent;
+        c10::WarningUtils::WarningHandlerGuard quiet(&silent);
+        at::NoGradGuard without_graph;
+        try {
+            results = host;
+            op.callBoxed(&results);
+            return true;
+        } catch (const std::exception &) {
+            return false;
+        }
+    }
+
+    /* Some CPU kernels take floats only, as histc's: the values of integers up to 2^53 are the same. */
+    bool compute_in_floats(Stack &results) {
+        for (size_t i = 0; i < host.size(); i++)
+            if (host[i].isTensor() && host[i].toTensor().defined()) {
+                if (written(i)) return false;
+                if (c10::isIntegralType(host[i].toTensor().scalar_type(), true)) host[i] = host[i].toTensor().to(at::kDouble);
+            }
+        return compute(results);
+    }
+
+    template <typename Do> void each_written(Do &&act) const {
+        for (size_t i = 0; i < arguments.size(); i++) {
+            if (!written(i)) continue;
+            const IValue ours = possible ? host[i] : IValue();
+            if (arguments[i].isTensor()) act(arguments[i].toTensor(), ours);
+            else if (arguments[i].isTensorList()) {
+                const auto real = arguments[i].toTensorVector();
+                const auto values = possible ? ours.toTensorVector() : std::vector<Tensor>();
+                for (size_t k = 0; k < real.size(); k++) act(real[k], k < values.size() ? IValue(values[k]) : IValue());
+            }
+        }
+    }
+};
+
+bool keepable(const Tensor &tensor) { return tensor.defined() && on_device(tensor) && countable(tensor); }
+
+void keep(const Tensor &real, const Tensor &host, Level level) {
+    if (!keepable(real) || !host.defined() || real.sizes() != host.sizes()) return;
+    mark(real);
+    remember(real, host, level);
+}
+
+/* A new tensor of the device for a result whose size only values tell; of nonzero as its kernel lays it out. */
+Tensor on_device_as(const Tensor &host, at::Device device, bool by_column) {
+    const auto options = at::TensorOptions().dtype(host.scalar_type()).device(device);
+    return by_column ? at::empty({host.size(1), host.size(0)}, options).t() : at::empty(host.sizes(), options);
+}
+
+bool small(const Stack &results) {
+    for (const IValue &result : results)
+        if (result.isTensor() && result.toTensor().defined() && result.toTensor().numel() > LARGEST) return false;
+    return true;
+}
+
+/* Operators on tensors that carry the key. */
+void handle(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
+    const Rules &rules = rules_of(op);
+    if (keys.has_any(INTERPRETERS) || rules.view || (rules.aten && !rules.leaf)) {
+        op.redispatchBoxed(keys & BELOW_KEY, stack);
+        return;
+    }
+    Call call(op, rules, *stack);
+    if (!rules.aten) { /* another package's, or a collective: the stubs take it from there */
+        std::vector<Tensor> given;
+        for (const IValue &argument : call.arguments) {
+            if (argument.isTensor()) given.push_back(argument.toTensor());
+            else if (argument.isTensorList()) for (const Tensor &tensor : argument.toTensorVector()) given.push_back(tensor);
+            else if (argument.isList())
+                for (const IValue &item : argument.toListRef())
+                    if (item.isTensorList()) for (const Tensor &tensor : item.toTensorVector()) given.push_back(tensor);
+        }
+        for (const Tensor &tensor : given) {
+            if (!tensor.defined() || !on_device(tensor)) continue;
+            std::lock_guard<std::mutex> guard(lock);
+            if (Shadow *shadow = find(tensor))
+                null_copy(tensor.storage().mutable_data(), shadow->bytes.data_ptr(), shadow->bytes.numel());
+        }
+        op.redispatchBoxed(keys & BELOW_KEY, stack);
+        if (rules.collective) for (const Tensor &tensor : given) if (tensor.defined() && on_device(tensor)) forget(tensor);
+        call.each_written([](const Tensor &tensor, const IValue &) { if (tensor.defined() && on_device(tensor)) forget(tensor); });
+        return;
+    }
+    call.prepare();
+    const bool known = call.possible && call.level != UNKNOWN;
+    Stack results;
+    if (rules.dynamic && known && call.compute(results)) {
+        const auto device = call.arguments[0].toTensor().device();
+        stack->resize(stack->size() - call.arguments.size());
+        for (IValue &result : results) {
+            const Tensor host = result.toTensor();
+            const Tensor real = on_device_as(host, device, op.schema().name() == "aten::nonzero");
+            keep(real, host, call.level);
+            stack->emplace_back(real);
+        }
+        return;
+    }
+    const size_t bottom = stack->size() - call.arguments.size();
+    null_reads_are_known(known);
+    try {
+        op.redispatchBoxed(keys & BELOW_KEY, stack);
+    } catch (...) {
+        null_reads_are_known(false);
+        throw;
+    }
+    null_reads_are_known(false);
+    const Stack real(stack->begin() + static_cast<long>(bottom), stack->end());
+    const bool done = call.possible && !(rules.ruled && !known) && !rules.dynamic && small(real) &&
+                      (call.compute(results) || call.compute_in_floats(results));
+    call.each_written([&](const Tensor &tensor, const IValue &host) {
+        if (!tensor.defined() || !on_device(tensor)) return;
+        if (done && host.isTensor() && keepable(tensor) && host.toTensor().sizes() == tensor.sizes())
+            keep(tensor, host.toTensor(), call.level);
+        else
+            forget(tensor);
+    });
+    if (!done) return;
+    for (size_t i = 0; i < real.size() && i < results.size(); i++) {
+        const auto *alias = op.schema().returns()[i].alias_info();
+        if (alias != nullptr) continue; /* one of its arguments */
+        if (real[i].isTensor()) {
+            if (results[i].isTensor()) keep(real[i].toTensor(), results[i].toTensor(), call.level);
+        } else if (real[i].isTensorList()) {
+            const auto ours = results[i].toTensorVector();
+            const auto theirs = real[i].toTensorVector();
+            for (size_t k = 0; k < theirs.size() && k < ours.size(); k++) keep(theirs[k], ours[k], call.level);
+        } else
+            (*stack)[bottom + i] = results[i]; /* a number: what was read in its place may be older */
+    }
+}
+
+/* ---- where known values begin */
+
+/* The same as PyTorch's own kernels (build/aten/src/ATen/RegisterBackendSelect.cpp), and the key for small results.
+ *
+ * Not those of one float without dimensions that come by empty: fused optimizers count their steps in such, one for each
+ * parameter, which would cost every step 10 %. Copies (`to`, `torch.tensor`) come by empty_strided. */
+Tensor marked(Tensor tensor, bool copies) {
+    const bool counter = !copies && tensor.dim() == 0 && !c10::isIntegralType(tensor.scalar_type(), true);
+    if (on_device(tensor) && countable(tensor) && !counter) mark(tensor);
+    return tensor;
+}
+
+DispatchKeySet backend(std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout, std::optional<at::Device> device) {
+    return DispatchKeySet(c10::computeDispatchKey(dtype, layout, device));
+}
+
+Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+             std::optional<at::Device> device, std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
+    return marked(at::_ops::empty_memory_format::redispatch(backend(dtype, layout, device), size, dtype, layout, device,
+                                                            pinned, format), false);
+}
+
+Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype,
+                     std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pinned) {
+    return marked(at::_ops::empty_strided::redispatch(backend(dtype, layout, device), size, stride, dtype, layout, device,
+                                                      pinned), true);
+}
+
+/* Indices of scores that nobody knows: experts, next tokens. In turn, so that each is chosen as often as any other: row
+ * r of k choices among n takes r*k, r*k+1, ...; beginning in the middle, where no vocabulary has its special tokens. */
+Tensor indices(const Tensor &like, int64_t dim, int64_t n, bool has_dim) {
+    const auto options = at::TensorOptions().dtype(at::kLong).device(at::kCPU);
+    const int64_t k = has_dim ? like.size(dim) : 1;
+    auto sizes = like.sizes().vec();
+    if (has_dim) std::swap(sizes[dim], sizes.back());
+    auto flat = at::arange(like.numel(), options);
+    if (crowded && k > 0) flat = flat.remainder(k);
+    flat = flat.add(n / 2).remainder(std::max<int64_t>(n, 1)).view(sizes);
+    return has_dim ? flat.transpose(dim, static_cast<int64_t>(sizes.size()) - 1) : flat;
+}
+
+void choose(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
+    const auto &arguments = op.schema().arguments();
+    const auto first = stack->end() - static_cast<long>(arguments.size());
+    const Tensor input = first->toTensor();
+    bool flat = false, keeps = op.schema().name() != "aten::max" && op.schema().name() != "aten::min";
+    int64_t dim = -1;
+    for (size_t i = 0; i < arguments.size(); i++) {
+        const IValue &given = first[static_cast<long>(i)];
+        if (arguments[i].name() == "dim") {
+            flat = given.isNone();
+            if (given.isInt()) dim = given.toInt();
+        } else if (arguments[i].name() == "keepdim")
+            keeps = given.toBool();
+    }
+    static thread_local int depth = 0; /* some are made of others */
+    struct Inside {
+        Inside() { depth++; }
+        ~Inside() { depth--; }
+    } inside;
+    op.redispatchBoxed(keys & BELOW_SELECT, stack);
+    const Tensor found = stack->back().toTensor();
+    if (keys.has_any(INTERPRETERS) || !on_device(input) || input.key_set().has(KEY) || !on_device(found) || found.scalar_type() != at::kLong ||
+        found.numel() > LARGEST || input.dim() == 0)
+        return;
+    if (dim < 0) dim += input.dim();
+    const bool has_dim = keeps && !flat && found.dim() == input.dim();
+    mark(found);
+    remember(found, indices(found, dim, flat ? input.numel() : input.size(dim), has_dim), ASSUMED);
+    choices += depth == 1;
+}
+
+void assume_choices(torch::Library &library) {
+    for (const char *name : {"topk", "sort", "sort.stable", "argmax", "argmin", "max.dim", "min.dim", "multinomial",
+                             "kthvalue", "median.dim", "mode"}) {
+        const auto op = c10::Dispatcher::singleton().findSchema(
+            {std::string("aten::") + std::string(name).substr(0, std::string(name).find('.')),
+             std::string(name).find('.') == std::string::npos ? "" : std::string(name).substr(std::string(name).find('.') + 1)});
+        if (op && !op->hasKernelForDispatchKey(DispatchKey::BackendSelect))
+            library.impl(name, torch::CppFunction::makeFromBoxedFunction<&choose>());
+    }
+}
+
+}  // namespace
+
+/* From now on values are known. crowded: indices of unknown scores are the same for every row. */
+EXPORT int values_begin(int same_for_all) {
+    struct Silent : c10::WarningHandler {
+        void process(const c10::Warning &) override {}
+    } silent;
+    c10::WarningUtils::WarningHandlerGuard quiet(&silent); /* of kernels that are overridden */
+    crowded = same_for_all != 0;
+    try {
+        registered.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "_", KEY, __FILE__, __LINE__));
+        registered.back()->fallback(torch::CppFunction::makeFromBoxedFunction<&handle>());
+        registered.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", DispatchKey::BackendSelect, __FILE__, __LINE__));
+        registered.back()->impl("empty.memory_format", TORCH_FN(empty));
+        registered.back()->impl("empty_strided", TORCH_FN(empty_strided));
+        assume_choices(*registered.back());
+        return 1;
+    } catch (const std::exception &error) {
+        fprintf(stderr, "memcalc: values are not known: %s\n", error.what());
+        return 0;
+    }
+}
+
+EXPORT long long values_choices(void) { return choices; }

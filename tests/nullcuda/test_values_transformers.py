@@ -1,0 +1,133 @@
+"""Programs of transformers that read values of the device: masks, generation, images of several sizes, experts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from memcalc.nullcuda.result import DONE
+from tests.nullcuda.scripts import Script
+
+PRELUDE = """
+import json, sys, torch, transformers
+transformers.logging.set_verbosity_error()
+torch.manual_seed(0)
+SIZES = dict(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=4096)
+
+def peak_of(call):
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return torch.cuda.max_memory_allocated() - before
+"""
+
+TEXT = (
+    PRELUDE
+    + """
+model = transformers.LlamaForCausalLM(transformers.LlamaConfig(eos_token_id=2, pad_token_id=0, **SIZES)).cuda()
+ids = torch.randint(3, 1000, (1, 2048)).cuda()
+def step(mask):
+    model(input_ids=ids, attention_mask=mask).logits.sum().backward()
+    model.zero_grad()
+step(None)
+full, padded = torch.ones_like(ids), torch.ones_like(ids)
+padded[0, :7] = 0
+peaks = [peak_of(lambda: step(mask)) for mask in (None, full, padded)]
+prompt = torch.randint(3, 1000, (2, 16)).cuda()
+shapes = [list(model.generate(prompt, max_new_tokens=32, do_sample=sample).shape) for sample in (False, True)]
+model.generation_config.eos_token_id = [500, 501]
+shapes.append(list(model.generate(prompt, max_new_tokens=32).shape))
+print(json.dumps([peaks, shapes]))
+"""
+)
+
+
+def test_a_full_mask_is_none_and_generation_ends(dry_run: Script, dry_run_here: Any) -> None:
+    """Without attention_mask and with a full one the peaks are equal to the byte; a padded one keeps a mask of s x s.
+
+    Generation ends after 32 tokens; or where the tokens that unknown scores choose, 500 and 501, end a sequence.
+    """
+    result = dry_run(TEXT)
+
+    assert result.outcome == DONE
+    (none, full, padded), shapes = json.loads((dry_run_here / "out").read_text())
+    assert full == none
+    assert padded != none
+    assert shapes == [[2, 48], [2, 48], [2, 17]]
+    assert [read.where for process in result.processes for read in process.unknown_reads] == []
+
+
+IMAGES = (
+    PRELUDE
+    + """
+rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
+vision = dict(depth=2, hidden_size=64, intermediate_size=128, num_heads=4, out_hidden_size=64, window_size=112,
+              fullatt_block_indexes=[1])
+config = transformers.Qwen2_5_VLConfig(text_config=SIZES | {"rope_parameters": rope}, vision_config=vision, image_token_id=990,
+                                       video_token_id=991, vision_start_token_id=992, vision_end_token_id=993)
+model = transformers.Qwen2_5_VLForConditionalGeneration(config).to(sys.argv[1])
+grid = torch.tensor([[1, 8, 12], [1, 16, 4]], device=sys.argv[1])
+ids = torch.randint(0, 900, (1, 48), device=sys.argv[1])
+ids[0, 3] = ids[0, 28] = 992
+ids[0, 4:28] = ids[0, 29:45] = 990
+shapes = []
+for module in model.modules():
+    module.register_forward_hook(lambda module, given, out: shapes.append(list(out.shape)) if isinstance(out, torch.Tensor) else None)
+pixels = torch.randn(160, 3 * 2 * 14 * 14, device=sys.argv[1])
+model(input_ids=ids, attention_mask=torch.ones_like(ids), mm_token_type_ids=(ids == 990).int(), labels=ids,
+      pixel_values=pixels, image_grid_thw=grid).loss.backward()
+print(json.dumps(shapes))
+"""
+)
+
+
+def test_images_of_several_sizes_are_split_as_on_a_cpu(dry_run: Script, dry_run_here: Any, null_python: str) -> None:
+    """Qwen2.5-VL reads the sizes of its images from the device (grid_thw); every module gives the CPU's shapes."""
+    result = dry_run(IMAGES, "cuda")
+    on_card = json.loads((dry_run_here / "out").read_text())
+    assert dry_run(IMAGES, "cpu").outcome == DONE
+    on_cpu = json.loads((dry_run_here / "out").read_text())
+
+    assert on_card == on_cpu
+    assert len(on_card) > 50
+    assert result.outcome == DONE
+    assert result.processes[0].unknown_reads == ()
+
+
+EXPERTS = (
+    PRELUDE
+    + """
+config = transformers.Qwen3MoeConfig(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16, **SIZES)
+model = transformers.Qwen3MoeForCausalLM(config).cuda()
+model.set_experts_implementation("eager")
+rows = []
+original = torch.nn.functional.linear
+def linear(given, weight, *rest):
+    if weight.shape == (64, 64) and given.dim() == 2:
+        rows.append(len(given))
+    return original(given, weight, *rest)
+experts = sys.modules[type(model.model.layers[0].mlp.experts).__module__]
+experts.nn.functional.linear = linear
+ids = torch.randint(3, 1000, (2, 64)).cuda()
+model(input_ids=ids, labels=ids).loss.backward()
+print(json.dumps(rows))
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("routing", "rows"), [("balanced", [32] * 8 * 2), ("worst-case", [128] * 2 * 2)], ids=["balanced", "worst-case"]
+)
+def test_experts_get_balanced_counts_or_all_tokens(
+    dry_run: Script, dry_run_here: Any, routing: str, rows: list[int]
+) -> None:
+    """128 tokens with 2 of 8 experts each, in 2 layers: 32 rows for each expert, or all 128 for the same two."""
+    result = dry_run(EXPERTS, routing=routing)
+
+    assert result.outcome == DONE
+    assert json.loads((dry_run_here / "out").read_text()) == rows
+    assert "experts or tokens were chosen by unknown scores 2 times" in " ".join(result.warnings)
