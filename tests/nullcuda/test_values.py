@@ -13,11 +13,11 @@ from tests.nullcuda.scripts import Script
 
 MASKS = """
 import json, torch
-x = torch.randn(4, 8, device="cuda", requires_grad=True)
-mask = torch.randn(4, 8, device="cuda") > 0
+x = torch.randn(64, 8, device="cuda", requires_grad=True)
+mask = torch.randn(64, 8, device="cuda") > 0
 picked = x[mask]
 picked.sum().backward()
-filled = torch.zeros(4, 8, device="cuda")
+filled = torch.zeros(64, 8, device="cuda")
 filled[mask] = picked.detach()
 print(json.dumps([list(picked.shape), list(mask.nonzero().shape), len(torch.where(mask)), list(x.masked_select(mask).shape),
                   bool(mask.all()), bool(mask.any()), bool(torch.isnan(x).any()), list(x.grad.shape), mask.nonzero().stride()]))
@@ -26,14 +26,14 @@ print(json.dumps([list(picked.shape), list(mask.nonzero().shape), len(torch.wher
 
 @pytest.mark.long
 def test_unknown_masks_are_full(dry_run_here: Path, null_python: str) -> None:
-    """4 x 8 = 32 elements; an index has two numbers, which the kernel stores by dimension: stride 32 between them."""
+    """64 x 8 = 512 elements; an index has two numbers, which the kernel stores by dimension: stride 512 between them."""
     (dry_run_here / "script.py").write_text(MASKS)
     with (dry_run_here / "out").open("w") as out:
         result = run([null_python, "script.py"], "h100-80gb", stdout=out)
 
     assert result.outcome == DONE
     found = json.loads((dry_run_here / "out").read_text())
-    assert found == [[32], [32, 2], 2, [32], True, False, False, [4, 8], [1, 32]]
+    assert found == [[512], [512, 2], 2, [512], True, False, False, [64, 8], [1, 512]]
     assert "elements were selected by an unknown mask" in " ".join(result.warnings)
 
 
@@ -91,7 +91,7 @@ import json, torch
 experts = torch.randn(64, 8, device="cuda").topk(2, dim=-1).indices
 counts = torch.bincount(experts.flatten(), minlength=8)
 token = torch.softmax(torch.randn(3, 1000, device="cuda"), -1).multinomial(1)
-order = torch.randn(4, 6, device="cuda").sort(dim=0).indices
+order = torch.randn(100, 6, device="cuda").sort(dim=0).indices
 print(json.dumps([counts.tolist(), token.tolist(), sorted(order[:, 0].tolist()), experts[0].tolist()]))
 """
 
@@ -110,7 +110,7 @@ def test_unknown_scores_choose_by_rule(
     result = dry_run(ROUTED, routing=routing)
 
     found = json.loads((dry_run_here / "out").read_text())
-    assert found == [counts, tokens, [0, 1, 2, 3], [4, 5]]
+    assert found == [counts, tokens, list(range(100)), [4, 5]]
     assert [warning.partition(":")[0] for warning in result.warnings] == [
         "experts or tokens were chosen by unknown scores 3 times"
     ]
@@ -118,7 +118,7 @@ def test_unknown_scores_choose_by_rule(
 
 READS = """
 import torch
-x = torch.randn(8, device="cuda")
+x = torch.randn(1024, device="cuda")
 for _ in range(3):
     x.sum().item()
 total = x.sum()

@@ -200,8 +200,7 @@ struct Rules {
 const Rules &rules_of(const OperatorHandle &op) {
     static std::unordered_map<const c10::FunctionSchema *, Rules> known;
     static std::mutex own;
-    static const std::unordered_set<std::string> overwriting = {"aten::copy_", "aten::fill_", "aten::zero_",
-                                                                "aten::random_", "aten::bernoulli_"};
+    static const std::unordered_set<std::string> overwriting = {"aten::copy_", "aten::fill_", "aten::zero_"};
     std::lock_guard<std::mutex> guard(own);
     const auto *schema = &op.schema();
     auto found = known.find(schema);
@@ -220,6 +219,7 @@ const Rules &rules_of(const OperatorHandle &op) {
         rules.dynamic |= tag == at::Tag::dynamic_output_shape;
         rules.seeded |= tag == at::Tag::nondeterministic_seeded;
     }
+    rules.overwrites |= rules.aten && rules.seeded && name.back() == '_'; /* random_, normal_, uniform_ ... */
     return known.emplace(schema, rules).first->second;
 }
 
