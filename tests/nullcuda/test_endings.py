@@ -91,7 +91,7 @@ def test_a_script_that_dies_of_memory_says_pytorchs_own_words(dry_run_here: Path
     with redirect_stdout(io.StringIO()) as out:
         assert main([*command, "--record", "r.json", "--", null_python, "script.py"]) == 4
 
-    assert "DOES NOT FIT: it ran out of the 79.10 GiB" in out.getvalue()
+    assert "DOES NOT FIT: the run exceeds the 79.10 GiB" in out.getvalue()
     document = json.loads((dry_run_here / "r.json").read_text())
     assert document["outcome"] == OUT_OF_MEMORY
     failure = document["processes"][0]["failure"]

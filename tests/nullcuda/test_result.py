@@ -282,7 +282,7 @@ def test_a_rank_that_dies_of_memory_while_others_hang_does_not_fit() -> None:
     run = replace(TWO_RANKS, outcome=TIMED_OUT, processes=(first, died))
 
     assert run.fits is False
-    assert "DOES NOT FIT: it ran out of the 39.38 GiB" in screen_of(run)
+    assert "DOES NOT FIT: the run exceeds the 39.38 GiB" in screen_of(run)
 
 
 SCREEN = """\
@@ -294,7 +294,7 @@ Peaks
   rank 1   cuda:1      3          30.00     31.00   33.00   6.38
 
   FITS: 33.00 GiB (0.73 GiB for the context and loaded kernels and 1.50 GiB for NCCL included) of
-    the 39.38 GiB that a100-40gb lets a process use; 6.38 GiB free.
+    the 39.38 GiB usable on a100-40gb; 6.38 GiB free.
 """
 
 

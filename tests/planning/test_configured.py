@@ -146,7 +146,7 @@ def test_an_impossible_budget_names_the_smallest_and_what_holds_it() -> None:
         (
             ("pipeline_parallel=2",),
             {"gpu": "t4"},
-            "pipeline_parallel = 2, but recomputation is planned for one stage only.",
+            "pipeline_parallel = 2, but plans are for one stage only.",
         ),
         ((), {"gpu": "t4", "strategy": "best"}, "strategy = 'best' is not known. Known are optimal, selective, none,"),
     ],

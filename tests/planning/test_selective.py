@@ -260,7 +260,7 @@ def test_what_cannot_be_kept_is_refused(overrides: tuple[str, ...], message: str
     [
         ("deepseek-v2-lite", "the model has latent attention"),
         ("gpt-oss-20b", "the experts have biases"),
-        ("llama-3.2-1b implementation=huggingface", "implementation = huggingface; its order of operators"),
+        ("llama-3.2-1b implementation=huggingface", "implementation = huggingface; the order of operators"),
     ],
 )
 def test_layers_that_are_not_planned_inside(config: str, why: str) -> None:

@@ -85,5 +85,5 @@ def test_what_cannot_be_traced_is_told_and_the_others_go_on(record: dict[str, An
 
 
 def test_records_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.jsonl: there are no records\. Name a file"):
+    with pytest.raises(InputError, match=r"none\.jsonl: no records\. Name a file"):
         compare_records(tmp_path / "none.jsonl", "fake")

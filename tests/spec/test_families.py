@@ -109,7 +109,7 @@ def test_one_key_can_set_two_fields() -> None:
         (small_config("lama"), ["config.json: model_type", "'lama'", "Nearest: llama", "`memcalc models` lists"]),
         (small_config("../llama"), ["config.json: model_type", "'../llama'"]),
         ({"num_layers": 3}, ["model_type is missing", '"model_type": "llama"']),
-        ({"model_type": 7}, ["model_type = 7", "not a text"]),
+        ({"model_type": 7}, ["model_type = 7", "not a string"]),
         ({"model_type": "llava", "text_config": {}}, ["several modalities", "text_config"]),
         ({"model_type": "llama"}, ["num_hidden_layers is missing", "no default"]),
         (small_config(hidden_size=True), ["config.json: hidden_size: True", "whole number", "digits"]),

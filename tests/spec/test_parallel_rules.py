@@ -60,7 +60,7 @@ def test_models_that_megatrons_layers_do_not_have_are_refused() -> None:
 
 def test_a_sequence_is_cut_into_two_pieces_for_each_context_parallel_rank() -> None:
     assert refusal(parallelism={"context_parallel": 3}) == (
-        "configuration: parallelism.context_parallel: sequence_length = 2048 cannot be split into 2 x 3 x 1 = 6 pieces. "
+        "configuration: parallelism.context_parallel: sequence_length = 2048 cannot be split into 2 x 3 x 1 = 6 chunks. "
         "Each rank takes a chunk from the front and one from the back, to balance causal attention."
     )
     spread = {"context_parallel": 2, "tensor_parallel": 2, "sequence_parallel": True}
