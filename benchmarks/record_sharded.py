@@ -66,7 +66,7 @@ def recorded(recordings: Path) -> set[str]:
 
 
 def hold_outside(size: int) -> None:
-    """Takes bytes of the device for as long as the process lives. The fake process group has no NCCL, which would."""
+    """Take bytes of the device for as long as the process lives: NCCL's, where the fake process group counts none."""
     import ctypes
 
     import torch

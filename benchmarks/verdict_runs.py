@@ -241,7 +241,9 @@ def near_ranks(lot: random.Random, count: int) -> Iterator[str]:
 def outcome_of_rank(line: str, python: str) -> dict[str, object]:
     """What one rank held in three steps, run by record_sharded.py, and how they ended. Bytes."""
     preset, gpu, *words = line.split()
-    outside = communication_library_bytes(loaded(line))
+    spec = loaded(line)
+    # The null device counts NCCL's buffers at a group's first collective; DDP's reducer asks the fake group for none.
+    outside = communication_library_bytes(spec) if spec.parallelism.engine == "ddp" else 0
     script = Path(__file__).with_name("record_sharded.py")
     with TemporaryDirectory() as folder:
         file = Path(folder) / "record.jsonl"
