@@ -88,8 +88,8 @@ def run(seed: int, samples: int, tmp_path: Path) -> list[str]:
     return complaints
 
 
-def test_a_few_hundred_configs(tmp_path: Path) -> None:
-    assert run(1, 200, tmp_path) == []
+def test_some_configs(tmp_path: Path) -> None:
+    assert run(1, 120, tmp_path) == []
 
 
 @pytest.mark.long
