@@ -275,7 +275,7 @@ def highest_table(preset: str, *overrides: str) -> str:
     still = sum(sizes[index] for index in alive if index in layer.kept)
     all_kept = sum(sizes[index] for index in layer.kept)
     return (
-        f"Inside `{layer.backward[moment.position - 1].label}`, "
+        f"Inside `{layer.backward[moment.position - 1].operator.label}`, "
         f"{still:,} of the {all_kept:,} bytes that the layer kept are still there, and beside them:\n\n"
         + table(["tensor", "bytes in symbols", "bytes", "component"], rows)
     )

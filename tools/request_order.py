@@ -155,7 +155,7 @@ class _NamedPassing(Passing):
         requests = self.requests
         assert isinstance(requests, _LoggedRequests)
         if event.sign > 0:
-            requests.what = f"{block.name}: {event.label}: {block.program.storages[event.storage].name}"
+            requests.what = f"{block.name}: {event.operator.label}: {block.program.storages[event.storage].name}"
         super()._play(block, frame, event)
         requests.what = ""
 

@@ -66,7 +66,7 @@ def others(course: Course, chunk: Stage) -> Counts:
         return [
             (number, storages, count)
             for number, block in enumerate(timeline.blocks)
-            for storages, count in others_of(chunk, block.name, block.program, block.kind, timeline.tables)
+            for storages, count in others_of(chunk, block.part, block.program, block.kind)
         ]
 
     return course.found(flights(chunk), holdings)

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from memcalc.engine.atoms import Atoms, Bytes, Sizes
 from memcalc.engine.table import COMPONENTS
-from memcalc.estimation.backward_moments import after_first_product
 from memcalc.estimation.items import Item
 from memcalc.estimation.moments import Candidate, Holding
 from memcalc.estimation.program import Program, Stream
@@ -111,7 +110,7 @@ class Course:
         """The same moments; behind the first product stands its workspace."""
         moments = self.moments(stream, makes_workspace=False)
         buffers = moments.buffers.copy()
-        buffers[0, :, -1] += [after_first_product(each) for each in moments.candidates]
+        buffers[0, :, -1] += [not each.before_product for each in moments.candidates]
         return moments._replace(buffers=buffers)
 
     def _families(self, candidates: list[Candidate]) -> list[Family]:
@@ -121,7 +120,7 @@ class Course:
             *around, (block, _, count) = each.holdings
             if id(each.engine) not in engines:
                 engines[id(each.engine)] = tuple([(id(item), many) for item, many in each.engine])
-            place = (block, count, after_first_product(each), engines[id(each.engine)])
+            place = (block, count, not each.before_product, engines[id(each.engine)])
             found.setdefault((*place, *map(id, around)), []).append(number)
         families = []
         for numbers in found.values():

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from memcalc.engine.highest import not_contained
 from memcalc.estimation.moments import Block
 from memcalc.estimation.program import Program, Stream
-from memcalc.estimation.stage_blocks import BEFORE_FIRST_PRODUCT
 from memcalc.estimation.stages import Kind, Stage, runs_of
 from memcalc.estimation.timeline import Timeline
 
@@ -29,7 +28,7 @@ class Unsized(Timeline):
         self, block: Block, stream: Stream, since: int = 0, among: frozenset[int] | None = None
     ) -> Iterable[int]:
         """Every position that may be the highest for some sizes."""
-        return _tops(block.program, block.name, stream, since, among)
+        return _tops(block.program, stream, since, among, head=block.part == "head")
 
     def highest_layers(self, kind: Kind, stage: Stage) -> Iterable[int]:
         """Both ends of every run of such layers, between which the sum is linear."""
@@ -38,16 +37,16 @@ class Unsized(Timeline):
         }
 
 
-def _tops(program: Program, block: str, stream: Stream, since: int, among: frozenset[int] | None) -> tuple[int, ...]:
-    key = (block == "head", stream, since, among)
+def _tops(program: Program, stream: Stream, since: int, among: frozenset[int] | None, *, head: bool) -> tuple[int, ...]:
+    key = (head, stream, since, among)
     found: dict[Any, tuple[int, ...]] = program.findings.setdefault("tops", {})
     if key not in found:
-        found[key] = _find_tops(program, block, stream, since, among)
+        found[key] = _find_tops(program, stream, since, among, head=head)
     return found[key]
 
 
 def _find_tops(
-    program: Program, block: str, stream: Stream, since: int, among: frozenset[int] | None
+    program: Program, stream: Stream, since: int, among: frozenset[int] | None, *, head: bool
 ) -> tuple[int, ...]:
     """The positions that no other one contains, among those at which something is made."""
     current = np.zeros(len(program.kinds), dtype=np.int32)
@@ -59,7 +58,7 @@ def _find_tops(
         if (event.sign > 0 and position >= since) if among is None else position in among:
             heights.append(current.copy())
             positions.append(position)
-            early.append(f"{block}: {event.label}" in BEFORE_FIRST_PRODUCT)
+            early.append(head and stream == "backward" and position < program.first_product)
     tops: list[int] = []
     for state in (True, False):
         alike = [index for index, each in enumerate(early) if each is state]

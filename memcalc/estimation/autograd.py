@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from memcalc.estimation.program import Event
+from memcalc.estimation.program import END, FETCH, START, Event, Operator, When
 from memcalc.estimation.saving import SOURCE
 from memcalc.estimation.tape import CAST, IN_PLACE, REDUCED, SAME, SUMMED, VIEW, Node, Segment, Tape, Tensor
 from memcalc.ledger.component import Component
@@ -39,7 +39,7 @@ class Backward:
         self.stand_ins: dict[int, int] = {}
         self.untouched: dict[Segment, list[int]] = {}  # kept results that a recomputation did not come to
         self.views: set[int] = set()  # gradients that are not summed in place
-        self.label = ""
+        self.operator: Operator = START  # at work; of what comes from behind the block none
         self.ends_checkpoint: Segment | None = None  # the one that goes with the operator at work
         self.checkpoint_end = -1  # how many events there are until the first checkpoint has gone
         self.reads: dict[str, int] = {}  # tables of the model, and when the first of its readers has run backward
@@ -80,6 +80,7 @@ class Backward:
                 self.run_again(segment)
                 recomputed.add(segment)
             self.ends_checkpoint = segment if segment is not None and position == first_saver[segment] else None
+            self.operator = self.tape.operator(position)
             self.step(node, takes=self.runs_again or segment is not None)
             if self.ends_checkpoint is not None:  # no gradient has come to it
                 self.end_checkpoint()
@@ -88,7 +89,7 @@ class Backward:
             self.references[self.tape.arrives_summed] = 1
             self.parameter_arrived(self.tape.arrives_summed)
         if self.tape.entry is not None and self.tape.entry in self.pending:
-            self.label = "end"
+            self.operator = END
             self.release(self.pending[self.tape.entry])  # it is the incoming gradient of the block before
         return self.events
 
@@ -125,7 +126,7 @@ class Backward:
             stops_before_output = position == last and not set(node.saved) & set(made)
             if stops_before_output:
                 break
-            self.label = f"{node.name} again"
+            self.operator = self.tape.operator(segment.start + position, When.AGAIN)
             for index in made:
                 if index not in alive and index not in segment.inputs:
                     if index in segment.kept:
@@ -144,7 +145,7 @@ class Backward:
 
     def fetch(self, inputs: Iterable[int]) -> None:
         """Copies of a segment's inputs, from the host, which stand for them from now on."""
-        self.label = "recompute"
+        self.operator = FETCH
         for index in inputs:
             storage = self.tape.storages[index]
             copy = self.tape.store(f"{storage.name}, fetched", storage.shape, storage.dtype, SOURCE, rule=storage.rule)
@@ -173,7 +174,6 @@ class Backward:
                 its own backward returns, before the engine casts its results, or sums them over axes that were
                 broadcast (torch 2.13 torch/utils/checkpoint.py, unpack_hook; engine.cpp, validate_outputs).
         """
-        self.label = node.name
         incoming = [self.pending.pop(tensor) for tensor in node.outputs if tensor in self.pending]
         if not incoming and node.outputs:
             self.let_go(self.current(index) for index in node.saved)
@@ -318,7 +318,7 @@ class Backward:
         """One more reference; the first one allocates."""
         self.references[index] = self.references.get(index, 0) + 1
         if self.references[index] == 1:
-            self.events.append(Event(index, 1, self.label))
+            self.events.append(Event(index, 1, self.operator))
 
     def let_go(self, storages: Iterable[int]) -> None:
         """One reference less to each of some storages."""
@@ -329,7 +329,7 @@ class Backward:
         """One reference less; the last one frees."""
         self.references[index] -= 1
         if self.references[index] == 0:
-            self.events.append(Event(index, -1, self.label))
+            self.events.append(Event(index, -1, self.operator))
 
 
 def _left(node: Node) -> Iterable[int]:

@@ -7,16 +7,10 @@ from functools import cached_property
 
 from memcalc.estimation.engines.zero_reduction import first_layer
 from memcalc.estimation.items import Item
-from memcalc.estimation.moments import Block, Candidate, place
+from memcalc.estimation.moments import Block, Candidate, is_before_product, place
 from memcalc.estimation.sharding import stage_parameters
-from memcalc.estimation.stage_blocks import BEFORE_FIRST_PRODUCT
 from memcalc.estimation.stages import count_between
 from memcalc.estimation.turning_points import TurningPoints
-
-
-def after_first_product(moment: Candidate) -> bool:
-    """Whether backward has run a matrix product by then."""
-    return moment.where not in BEFORE_FIRST_PRODUCT
 
 
 class BackwardMoments(TurningPoints):
@@ -24,7 +18,7 @@ class BackwardMoments(TurningPoints):
 
     def _backward_with(self, workspace: Item | None) -> Iterator[Candidate]:
         for moment in self._backward:
-            if workspace is not None and after_first_product(moment):
+            if workspace is not None and not moment.before_product:
                 yield moment._replace(engine=(*moment.engine, (workspace, 1)))
             else:
                 yield moment
@@ -47,18 +41,19 @@ class BackwardMoments(TurningPoints):
                 engine = self._engine_behind(block, layer)
                 for position in tops:
                     alive = block.program.alive("backward", position)
-                    yield Candidate([*holdings, (index, alive, 1)], engine, place(block, events, position))
+                    early = is_before_product(block, position)
+                    yield Candidate([*holdings, (index, alive, 1)], engine, place(block, events, position), early)
                 if block.kind is not None and self.around.after_layer:
                     done = block.program.alive("backward", len(events) - 1)
                     engine = self._engine_behind(block, layer, after=True)
                     yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
             if block.kind is not None and self.around.on_gradient:
                 yield from self._on_gradients(index, block)
-            if block.name == "embedding":
+            if block.part == "embedding":
                 yield from self._after_embedding(index, block)
-            if block.name == "head" and self.around.backward_head:
+            if block.part == "head" and self.around.backward_head:
                 yield from self._after_first_gradient(index, block)
-            if block.name == "head" and self.around.second_of_head:
+            if block.part == "head" and self.around.second_of_head:
                 yield from self._on_later_gradients(index, block)
 
     def _on_gradients(self, index: int, block: Block) -> Iterator[Candidate]:
@@ -102,7 +97,8 @@ class BackwardMoments(TurningPoints):
         engine = (*((item, 1) for item in beside), *self._gathered(self.stage.stop))
         for position in self.highest_positions(block, "backward", among=later):
             made = block.program.alive("backward", position)
-            yield Candidate([*holdings, (index, made, 1)], engine, place(block, block.program.backward, position))
+            where, early = place(block, block.program.backward, position), is_before_product(block, position)
+            yield Candidate([*holdings, (index, made, 1)], engine, where, early)
 
     def _after_first_gradient(self, index: int, block: Block) -> Iterator[Candidate]:
         """The highest moment of the head's backward from its first parameter gradient on."""
@@ -113,7 +109,8 @@ class BackwardMoments(TurningPoints):
         since = min(block.program.gradients, default=len(events))
         for position in self.highest_positions(block, "backward", since):
             alive = block.program.alive("backward", position)
-            yield Candidate([*holdings, (index, alive, 1)], engine, place(block, events, position))
+            early = is_before_product(block, position)
+            yield Candidate([*holdings, (index, alive, 1)], engine, place(block, events, position), early)
 
     def _before(self, block: Block, layer: int) -> tuple[Item, ...]:
         """What an engine holds as a layer's backward begins, beside what it does in it."""
@@ -138,9 +135,9 @@ class BackwardMoments(TurningPoints):
         buffers = beside
         if beside:
             pass
-        elif block.name == "head":
+        elif block.part == "head":
             buffers = self.around.loss_and_head
-        elif block.name == "embedding":
+        elif block.part == "embedding":
             buffers = self.around.after_embedding if after else self.around.backward_embedding
         elif block.kind is not None:
             buffers = self._around(layer, after=after)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.estimation.autograd import Backward
-from memcalc.estimation.program import Event, Program
+from memcalc.estimation.program import END, START, Event, Program
 from memcalc.estimation.tape import Tape, Tensor
 from memcalc.ledger.component import Component
 
@@ -35,12 +35,12 @@ def compiled(
     boundary = tape.boundary or len(tape.nodes)
     alive = _start(tape)
     head = () if output is None else (output.storage,)
-    forward = [Event(index, 1, "start") for index in alive]
+    forward = [Event(index, 1, START) for index in alive]
     forward += _forward(tape, range(boundary), alive, kept | tape.region | tape.names | set(head))
     loss = _forward(tape, range(boundary, len(tape.nodes)), alive, kept | tape.region)
     # Of what is offloaded Python's names are left, also of an embedding that is frozen, and packs nothing.
     stays = kept | tape.names if tape.offloads else kept
-    forward += [Event(index, -1, "end") for index in head if index not in stays]  # it is the next block's input
+    forward += [Event(index, -1, END) for index in head if index not in stays]  # it is the next block's input
     named = tuple(index for index in head if index in tape.names - stays)
     backward: list[Event] = []
     reads: dict[str, int] = {}
@@ -70,6 +70,9 @@ def compiled(
         tuple(reads.items()),
         checkpoint_end,
         tuple(sorted(tape.held.difference(*(node.saved for node in tape.nodes)))),
+        -1 if output is None else output.storage,
+        tape.tied_gradient,
+        tape.tied_sum,
     )
 
 
@@ -123,15 +126,15 @@ def _forward(tape: Tape, positions: range, alive: set[int], kept: set[int]) -> l
             last_use[index] = position
     events: list[Event] = []
     for position in positions:
-        node = tape.nodes[position]
+        node, operator = tape.nodes[position], tape.operator(position)
         made = node.made
         new = [index for index in made if index not in alive]
-        events += [Event(index, sign, node.name) for index in node.staged_first for sign in (1, -1)]
-        events += [Event(index, 1, node.name) for index in (*new, *node.forward_temporaries)]
+        events += [Event(index, sign, operator) for index in node.staged_first for sign in (1, -1)]
+        events += [Event(index, 1, operator) for index in (*new, *node.forward_temporaries)]
         alive.update(new)
         gone = [index for index in sorted(alive) if index not in kept and last_use.get(index, position) <= position]
-        events += [Event(index, -1, node.name) for index in node.forward_temporaries]
-        events += [Event(index, sign, node.name) for index in node.staged_last for sign in (1, -1)]
-        events += [Event(index, -1, node.name) for index in gone]
+        events += [Event(index, -1, operator) for index in node.forward_temporaries]
+        events += [Event(index, sign, operator) for index in node.staged_last for sign in (1, -1)]
+        events += [Event(index, -1, operator) for index in gone]
         alive.difference_update(gone)
     return events

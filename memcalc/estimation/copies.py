@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -39,8 +40,31 @@ class Spread(NamedTuple):
 UNSPREAD = Spread(1, 1, "")
 
 
+class Role(Enum):
+    """What a copy of the parameters is for."""
+
+    WEIGHTS = auto()
+    MASTER_WEIGHTS = auto()
+    GRADIENTS = auto()  # as autograd makes them
+    SUMMED_GRADIENTS = auto()  # of micro-batches
+    MASTER_GRADIENTS = auto()  # that the optimizer reads beside master weights
+    AVERAGE = auto()
+    OTHER = auto()
+
+
 class Copy(NamedTuple):
-    """One copy of every parameter of a rank."""
+    """One copy of every parameter of a rank.
+
+    Args:
+        component: that its bytes count for.
+        name: as it is shown behind the parameter's. Nothing is decided by it.
+        dtype: its dtype.
+        sharded_from_stage: the ZeRO stage from which on a rank has its share alone.
+        mask: the phases in which it is alive.
+        citation: its source.
+        as_made: whether it is as large as autograd makes the gradient.
+        role: what it is for.
+    """
 
     component: Component
     name: str
@@ -48,7 +72,8 @@ class Copy(NamedTuple):
     sharded_from_stage: int
     mask: int
     citation: str
-    as_made: bool = False  # by autograd: as large as it makes the gradient
+    as_made: bool = False
+    role: Role = Role.OTHER
 
     def axes(self, held: Held) -> tuple[Axis, ...]:
         """The axes of this copy of a parameter, before it is shared."""

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 from memcalc.estimation.engines.zero3_gathering import gathered
 from memcalc.estimation.moments import Block, Candidate, place
+from memcalc.estimation.program import When
 from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stage_blocks import StageBlocks
 from memcalc.estimation.stages import count_between
-
-# Of the head, what runs when the model's own forward has returned.
-OUTSIDE = ("lm_head", "chunks of tokens", "fused")
 
 
 class ForwardMoments(StageBlocks):
@@ -20,9 +18,9 @@ class ForwardMoments(StageBlocks):
     def _forward_moments(self) -> Iterator[Candidate]:
         for index, block in enumerate(self.blocks):
             layer = self.stage.first if block.kind is None else block.kind.last
-            if block.name == "head":
+            if block.part == "head":
                 layer = self.stage.stop
-            engine = self.around.forward_head if block.name == "head" else ()
+            engine = self.around.forward_head if block.part == "head" else ()
             if block.kind is not None:
                 engine = self.around.forward_layer
                 yield from self._arrivals(index, block)
@@ -39,11 +37,11 @@ class ForwardMoments(StageBlocks):
 
         The model's forward lets go what its Python names, beside what is saved, before the head's product is reached.
         """
-        if block.name != "head" or not any(each.program.names for each in self.blocks):
+        if block.part != "head" or not any(each.program.names for each in self.blocks):
             yield "forward", None
             return
         events = block.program.forward
-        inside = next((at for at, event in enumerate(events) if event.label.startswith(OUTSIDE)), len(events))
+        inside = next((at for at, event in enumerate(events) if event.operator.in_head), len(events))
         if block.program.packed:
             inside = 0
         if inside:
@@ -69,7 +67,7 @@ class ForwardMoments(StageBlocks):
         """The moments before a layer's forward, in which an engine copies its parameters out of what was gathered."""
         if not self.around.before_layer or block.kind is None:
             return
-        given = tuple(event.storage for event in block.program.forward if event.label == "start")
+        given = tuple(event.storage for event in block.program.forward if event.operator.when is When.START)
         for layer in sorted({block.kind.first, block.kind.last}):
             first = layer == self.stage.first
             engine = self.around.before_first_layer if first else self.around.before_layer

@@ -68,7 +68,7 @@ def activation_rows(spec: Spec, stage: Stage) -> Rows:
     items = []
     for block in timeline.blocks:
         count = 1 if block.kind is None else block.kind.count
-        kind = Component.LOGITS_AND_LOSS if block.name == "head" else Component.ACTIVATIONS
+        kind = Component.LOGITS_AND_LOSS if block.part == "head" else Component.ACTIVATIONS
         for index in block.program.packed:
             _, name, dtype, formula, citation = block.program.labels[index]
             each = block.sized.exact[index]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from memcalc.estimation.blocks.catalogue import Part
 from memcalc.estimation.items import Item
-from memcalc.estimation.program import Event, Program
+from memcalc.estimation.program import START, Event, Program, When
 from memcalc.estimation.sized import Sized
 from memcalc.estimation.stages import Kind, Stage
 from memcalc.spec.layers import differ_in_masks, differ_in_rotation
@@ -16,17 +17,26 @@ Holding = tuple[int, tuple[int, ...], int]  # (block, storages, how many of each
 
 
 class Candidate(NamedTuple):
-    """A moment that may be the highest: what blocks hold, what the engine holds around them, and where it is."""
+    """A moment that may be the highest.
+
+    Args:
+        holdings: what blocks hold.
+        engine: what the engine holds around them.
+        where: the moment as it is shown.
+        before_product: whether backward has run no matrix product yet.
+    """
 
     holdings: list[Holding]
     engine: tuple[tuple[Item, int], ...]
     where: str
+    before_product: bool = False
 
 
 class Block(NamedTuple):
     """A part of the stage with its sizes; `kind` says which layers are alike, if it is one."""
 
     name: str
+    part: Part
     program: Program
     sized: Sized
     kind: Kind | None
@@ -41,32 +51,27 @@ class Block(NamedTuple):
     @property
     def opens(self) -> bool:
         """Whether it stands before all layers."""
-        return self.name in ("embedding", "shared tables")
+        return self.part in ("embedding", "tables")
 
 
 class Highest(NamedTuple):
-    """The highest moment of a phase: bytes beside the resident ones, what is alive, and where it is."""
+    """The highest moment of a phase, with its bytes beside the resident ones."""
 
     bytes: int
-    holdings: list[Holding]
-    engine: tuple[tuple[Item, int], ...]
-    where: str
+    moment: Candidate
 
 
-def others_of(
-    stage: Stage, name: str, program: Program, kind: Kind | None, tables: Program
-) -> tuple[tuple[tuple[int, ...], int], ...]:
+def others_of(stage: Stage, part: Part, program: Program, kind: Kind | None) -> tuple[tuple[tuple[int, ...], int], ...]:
     """What the other micro-batches in flight hold of a block, and how many of them do.
 
     They have left forward and its autocast region, and wait for their backward. Of a stage with several chunks
     fewer hold its ends of the model than its layers; the tables that layers share are made for every chunk.
     """
     layers = stage.in_flight - 1
-    if name == "head":
+    if part == "head":
         found = [(program.kept, stage.heads - 1), (program.awaited, stage.waiting)]
-    elif name == "embedding":
-        names = {label[1] for label in tables.labels}
-        shared = tuple(storage for storage in program.kept if program.labels[storage][1] in names)
+    elif part == "embedding":
+        shared = tuple(storage for storage in program.kept if program.storages[storage].table is not None)
         own = tuple(storage for storage in program.kept if storage not in shared)
         found = [(shared, layers), (own, stage.embeddings - 1)]
     else:
@@ -101,4 +106,10 @@ def held(program: Program, phase: str) -> tuple[int, ...]:
 
 def place(block: Block, events: Sequence[Event], position: int) -> str:
     """Where a moment is: the block, and the operator."""
-    return f"{block.name}: {events[position - 1].label}" if position else block.name
+    operator = events[position - 1].operator if position else START
+    return block.name if operator.when is When.START else f"{block.name}: {operator.label}"
+
+
+def is_before_product(block: Block, position: int) -> bool:
+    """Whether so many events of a block's backward come before the first matrix product of all: in the head alone."""
+    return block.part == "head" and position < block.program.first_product

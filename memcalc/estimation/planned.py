@@ -13,7 +13,7 @@ from memcalc.errors import InputError
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.engines.buffers import Around
-from memcalc.estimation.moments import Candidate, Holding, held, place
+from memcalc.estimation.moments import Candidate, Holding, held, is_before_product, place
 from memcalc.estimation.program import Stream, highest
 from memcalc.estimation.stages import Kind, Stage, starts_detached
 from memcalc.estimation.timeline import Timeline
@@ -214,4 +214,5 @@ class _Walk:
             (other, (self.blocks[other].program.entry,), count) for other, count in self.given.items() if count
         ]
         holdings += [(other, self.blocks[other].left, count) for other, count in self.left.items() if count]
-        return Candidate(holdings, (), place(block, events, top.position))
+        early = stream == "backward" and is_before_product(block, top.position)
+        return Candidate(holdings, (), place(block, events, top.position), early)

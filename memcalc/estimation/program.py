@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
@@ -12,16 +13,43 @@ from memcalc.spec.recipes import DTYPE_BYTES
 
 Stream = Literal["forward", "loss", "backward"]
 
+HEAD = "lm_head"  # the module of the output projection
+
+
+class Table(NamedTuple):
+    """A tensor that the model makes once in each forward and layers read: a mask, a rotary table.
+
+    Args:
+        name: of the table, of which layers with a sliding window may have their own.
+        windows: which layers read it: those with a window (True), those without (False), all (None).
+    """
+
+    name: str
+    windows: bool | None = None
+
 
 class Storage(NamedTuple):
-    """A kind of tensor: its name, axes in symbols, dtype, source, and the component its bytes count for."""
+    """A kind of tensor.
+
+    Args:
+        name: as it is shown. Nothing is decided by it.
+        shape: its axes in symbols.
+        dtype: its dtype.
+        citation: its source.
+        rule: bytes where they are no product of the axes.
+        component: that its bytes count for.
+        parameter: of a parameter's gradient, the parameter as state_dict names it in its unit.
+        table: of a table of the model, which one.
+    """
 
     name: str
     shape: tuple[str, ...]
     dtype: str
     citation: str
-    rule: Callable[[Mapping[str, int]], int] | None = None  # bytes where they are no product of the axes
+    rule: Callable[[Mapping[str, int]], int] | None = None
     component: Component | None = None
+    parameter: str = ""
+    table: Table | None = None
 
     @property
     def formula(self) -> str:
@@ -58,12 +86,54 @@ def _kind(storage: Storage) -> Kind:
     return Kind((), 1, rule)
 
 
+class When(Enum):
+    """What a block is doing."""
+
+    START = auto()  # it is given its input
+    RUN = auto()  # an operator's forward, or its backward
+    AGAIN = auto()  # an operator that a checkpoint runs again
+    FETCH = auto()  # a checkpoint's inputs come from the host
+    END = auto()  # it hands on its output, or the gradient of its input
+
+
+class Operator(NamedTuple):
+    """An operator of a block, as its events know it.
+
+    Args:
+        name: as it is shown. Nothing is decided by it.
+        when: whether it runs for the first time, or again; of events outside of operators, what the block is doing.
+        position: on the block's tape.
+        module: the module whose parameters it reads, as state_dict names it in its unit; empty: none.
+        output: the storage of its first result.
+        multiplies: whether cuBLAS runs it.
+        in_head: whether it belongs to the language-model head or to the loss, behind the model's last norm.
+        in_loss: whether it runs when the model's forward has returned.
+    """
+
+    name: str
+    when: When = When.RUN
+    position: int = -1
+    module: str = ""
+    output: int = -1
+    multiplies: bool = False
+    in_head: bool = False
+    in_loss: bool = False
+
+    @property
+    def label(self) -> str:
+        """What a screen calls it."""
+        return f"{self.name} again" if self.when is When.AGAIN else self.name
+
+
+START, FETCH, END = Operator("start", When.START), Operator("recompute", When.FETCH), Operator("end", When.END)
+
+
 class Event(NamedTuple):
-    """An allocation (+1) or a release (-1) of one storage, inside the operator `label`."""
+    """An allocation (+1) or a release (-1) of one storage, inside an operator."""
 
     storage: int
     sign: int
-    label: str
+    operator: Operator
 
 
 class Moment(NamedTuple):
@@ -95,6 +165,9 @@ class Program:
     reads: tuple[tuple[str, int], ...] = ()  # tables of the model, and how many events of backward until they are read
     checkpoint_end: int = -1  # how many events of backward until a checkpoint of the whole block has gone
     held: tuple[int, ...] = ()  # what lives until backward has passed: of the block that opens the model, its tables
+    output: int = -1  # what it hands on; -1: the head, which ends with the loss
+    tied_gradient: int = -1  # of the head: the gradient of the table that it shares with the embedding
+    tied_sum: int = -1  # of the embedding: the sum of both, where it is a tensor of its own
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
@@ -128,7 +201,13 @@ class Program:
     @cached_property
     def entry(self) -> int:
         """The storage of the block's input, the first thing that is there when its forward begins."""
-        return next(event.storage for event in self.forward if event.label == "start")
+        return next(event.storage for event in self.forward if event.operator.when is When.START)
+
+    @cached_property
+    def first_product(self) -> int:
+        """How many events of backward there are until its first matrix product has made something."""
+        events = enumerate(self.backward, 1)
+        return next((at for at, event in events if event.operator.multiplies), len(self.backward) + 1)
 
     @cached_property
     def gradients(self) -> frozenset[int]:
@@ -187,7 +266,11 @@ class Program:
 
         All that is kept, where the loss cuts the product into pieces.
         """
-        used = [event.storage for event in self.backward if event.sign < 0 and event.label == "lm_head"]
+        used = [
+            event.storage
+            for event in self.backward
+            if event.sign < 0 and event.operator.module == HEAD and event.operator.when is When.RUN
+        ]
         return tuple(used) if any(storage in self.kept for storage in used) else self.kept
 
     @cached_property

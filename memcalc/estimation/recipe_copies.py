@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.estimation.choice import Choice
-from memcalc.estimation.copies import Copy
+from memcalc.estimation.copies import Copy, Role
 from memcalc.estimation.items import BIT, from_phase, mask_of
 from memcalc.estimation.optimizers.averages import average
 from memcalc.ledger.component import Component
@@ -22,19 +22,29 @@ def kept_copies(choice: Choice, *, trains: bool) -> Iterator[Copy]:
     citation = "the parameters that forward reads"
     made = "optimizer" if choice.late_adapters else "model"
     held_in = choice.held_in or choice.base
-    yield Copy(Component.WEIGHTS, "", held_in, weights_from, from_phase(made), citation)
+    yield Copy(Component.WEIGHTS, "", held_in, weights_from, from_phase(made), citation, role=Role.WEIGHTS)
     if not trains:
         return
     recipe = RECIPES[choice.recipe]
     if recipe.master is not None:
         citation = f"{ZERO}.1: an fp32 copy that the optimizer updates"
         made = "input" if choice.masters_follow_flattening else "optimizer"
-        yield Copy(Component.MASTER_WEIGHTS, " master", recipe.master, 1, from_phase(made), citation)
+        phases, role = from_phase(made), Role.MASTER_WEIGHTS
+        yield Copy(Component.MASTER_WEIGHTS, " master", recipe.master, 1, phases, citation, role=role)
     gradients_from = 1 if choice.engine == "deepspeed" else 2  # its stage 1 reduces and frees them after backward
     if recipe.gradients is not None:
         citation = "autograd: .grad, from backward to zero_grad"
         mask = _gradient_mask(choice)
-        copy = Copy(Component.GRADIENTS, " gradient", choice.base, gradients_from, mask, citation, as_made=True)
+        copy = Copy(
+            Component.GRADIENTS,
+            " gradient",
+            choice.base,
+            gradients_from,
+            mask,
+            citation,
+            as_made=True,
+            role=Role.GRADIENTS,
+        )
         yield from _whole_until_reduced(copy, choice)
     if recipe.main_gradients is not None:
         yield from _main_gradients(choice, recipe.main_gradients, gradients_from)
@@ -51,11 +61,13 @@ def _main_gradients(choice: Choice, dtype: str, gradients_from: int) -> Iterator
     sharded_from = 1 if recipe.main_gradients_live == "step" else gradients_from
     if choice.gradients is not None:
         citation = "Megatron-LM --grad-reduce-in-bf16: gradients are summed in dtype"
-        yield Copy(Component.GRADIENTS, " main gradient", choice.gradients, sharded_from, mask, citation)
+        role = Role.SUMMED_GRADIENTS
+        yield Copy(Component.GRADIENTS, " main gradient", choice.gradients, sharded_from, mask, citation, role=role)
         mask, sharded_from = mask_of("optimizer_step_1", "optimizer_step_2"), 1
     citation = f"recipe {choice.recipe} ({recipe.imitates}): an fp32 copy of the gradients"
     made = recipe.main_gradients_live != "always"  # else it is made in the parameter's likeness
-    copy = Copy(Component.GRADIENTS, " gradient in fp32", dtype, sharded_from, mask, citation, as_made=made)
+    role = Role.MASTER_GRADIENTS
+    copy = Copy(Component.GRADIENTS, " gradient in fp32", dtype, sharded_from, mask, citation, as_made=made, role=role)
     yield from _whole_until_reduced(copy, choice) if recipe.main_gradients_live == "backward" else (copy,)
 
 

@@ -12,17 +12,11 @@ from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.structure import Structure, structure_of
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import Item
-from memcalc.estimation.moments import Block, Holding, held, layer_name, others_of, place
+from memcalc.estimation.moments import Block, Holding, held, is_before_product, layer_name, others_of
 from memcalc.estimation.program import Stream
 from memcalc.estimation.sized import sizer_of
 from memcalc.estimation.stages import Kind, Stage, count_between, first_that_runs_again, kinds_of
 from memcalc.spec.spec import Spec
-
-# The moments of backward before its first matrix product, hence before cuBLAS has a workspace in autograd's thread.
-BEFORE_FIRST_PRODUCT = ("head", "head: ", "head: nll_loss", "head: log_softmax")
-
-
-ENTRY = "layer input"  # as all tapes call it
 
 
 def _part_of(kind: Kind) -> Part:
@@ -56,10 +50,10 @@ class StageBlocks:
             left = compiled.left
             if around.layer_share and not (part == "head" or self.delivers):
                 left = compiled.left_without_gradients  # FSDP2 reduces the root, head and embedding, at the very end
-            others = others_of(stage, name, compiled, kind, tables)
-            self.blocks.append(Block(name, compiled, sizer.sized(compiled), kind, left, others))
+            others = others_of(stage, part, compiled, kind)
+            self.blocks.append(Block(name, part, compiled, sizer.sized(compiled), kind, left, others))
 
-        self.tables = tables = program(structure, "tables", False, gradients)
+        tables = program(structure, "tables", False, gradients)
         kinds = self.kinds()
         if stage.has_embedding:
             structure = structure._replace(embedding_stays=self._stays(structure, kinds, gradients))
@@ -78,7 +72,7 @@ class StageBlocks:
             return False
         first = min(kinds, key=lambda kind: kind.first)
         layer = program(structure.of_layers(first), _part_of(first), first.recomputed, gradients)
-        return not any(layer.storages[index].name == ENTRY for index in layer.kept)
+        return layer.entry not in layer.kept
 
     def kinds(self) -> list[Kind]:
         """The kinds of layers, in the order of their first."""
@@ -96,9 +90,10 @@ class StageBlocks:
         if among is not None:
             return (block.sized.highest_among(stream, among),)
         position = block.sized.highest_since(stream, since)
-        if stream == "backward" and place(block, events, position) in BEFORE_FIRST_PRODUCT:
-            products = (at for at in range(1, len(events) + 1) if place(block, events, at) not in BEFORE_FIRST_PRODUCT)
-            return position, block.sized.highest_since(stream, next(products))
+        first = block.program.first_product
+        if stream == "backward" and is_before_product(block, position) and first <= len(events):
+            # Before it cuBLAS has no workspace in autograd's thread.
+            return position, block.sized.highest_since(stream, first)
         return (position,)
 
     def _saved(self, until: int, layer: int, phase: str) -> list[Holding]:
@@ -147,7 +142,7 @@ class StageBlocks:
         """The gradients that the blocks behind (later layers, the head) have made, and what the step holds of them."""
         holdings: list[Holding] = []
         for later, block in enumerate(self.blocks):
-            count = int(block.name == "head" and index != later)
+            count = int(block.part == "head" and index != later)
             if block.kind is not None:
                 count = count_between(self.spec, block.kind, max(layer + 1, self.stage.first), self.stage.stop)
             if count:

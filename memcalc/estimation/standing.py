@@ -17,6 +17,8 @@ from memcalc.spec.families import family_buffers
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 
+ROTARY_TABLES, CAUSAL_MASKS = "rotary tables", "causal masks"  # the tensors of modules' buffers, as rows name them
+
 
 def standing_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
     """All of it, for one stage. The backward thread's workspace appears within backward_1: the timeline tells when."""
@@ -50,8 +52,8 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
     corrections = model.moe.num_experts if model.moe is not None and model.moe.router_correction_bias else 0
     routers = sum(model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
     kinds = (
-        ("rotary tables", table_elements(model) * stage.layers // model.num_layers, 1, "fp32"),
-        ("causal masks", mask_elements(model) * stage.layers // model.num_layers, 1, "bool"),
+        (ROTARY_TABLES, table_elements(model) * stage.layers // model.num_layers, 1, "fp32"),
+        (CAUSAL_MASKS, mask_elements(model) * stage.layers // model.num_layers, 1, "bool"),
         ("scales", buffers.scalars, 1, base),
         ("router corrections", corrections, routers, base if buffers.narrow_corrections else "fp32"),
     )

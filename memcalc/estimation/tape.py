@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from memcalc.estimation.program import Storage
+from memcalc.estimation.program import Operator, Storage, Table, When
 from memcalc.ledger.component import Component
 
 Shape = tuple[str, ...]
@@ -80,6 +80,8 @@ class Node:
     staged_first: tuple[int, ...] = ()  # made one by one, on the way to the host, before the operator runs
     staged_last: tuple[int, ...] = ()  # and after it has
     fetched: tuple[int, ...] = ()  # copies of what is saved on the host, there while its backward runs
+    module: str = ""  # whose parameters it reads, as state_dict names it in its unit
+    multiplies: bool = False  # whether cuBLAS runs it
 
     @property
     def made(self) -> tuple[int, ...]:
@@ -136,6 +138,9 @@ class Tape:
     packed: list[int] = field(default_factory=list)  # what the host keeps, by the storages it is fetched into
     leaves: dict[int, Node] = field(default_factory=dict)  # results that were told to need a gradient, and of what
     boundary: int = 0  # number of nodes that belong to forward; the rest is the loss
+    head: int | None = None  # number of nodes that come before the language-model head
+    tied_gradient: int = -1  # the gradient of a head's matrix that is the embedding's
+    tied_sum: int = -1  # of the embedding: the sum of both gradients, where it is a tensor of its own
     entry: Tensor | None = None
 
     def store(
@@ -147,9 +152,11 @@ class Tape:
         *,
         rule: Rule | None = None,
         component: Component | None = None,
+        parameter: str = "",
+        table: Table | None = None,
     ) -> int:
-        """A new storage on the tape; `rule` gives its bytes where they are no product of the axes."""
-        self.storages.append(Storage(name, shape, dtype, citation, rule, component))
+        """A new storage on the tape, see `Storage`."""
+        self.storages.append(Storage(name, shape, dtype, citation, rule, component, parameter, table))
         return len(self.storages) - 1
 
     def input(self, name: str, shape: Shape, dtype: str, citation: str, *, grad: bool = True) -> Tensor:
@@ -222,6 +229,24 @@ class Tape:
         """What operators of these names make: their results, and what they keep beside them."""
         nodes = [node for node in self.nodes if node.name in names]
         return tuple(index for node in nodes for index in (*(t.storage for t in node.outputs), *node.also_allocates))
+
+    def begin_head(self) -> None:
+        """What follows is the language-model head, and the loss behind it."""
+        self.head = len(self.nodes)
+
+    def operator(self, position: int, when: When = When.RUN) -> Operator:
+        """The operator at a position of the tape, as events know it."""
+        node = self.nodes[position]
+        return Operator(
+            node.name,
+            when,
+            position,
+            node.module,
+            node.outputs[0].storage if node.outputs else -1,
+            node.multiplies,
+            in_head=self.head is not None and position >= self.head,
+            in_loss=0 < self.boundary <= position,
+        )
 
     def end_forward(self) -> None:
         """What follows belongs to the loss."""

@@ -38,7 +38,7 @@ class Timeline(ForwardMoments, BackwardMoments):
 
     def _best(self, moments: Iterable[Candidate]) -> Highest:
         total, best = max(((self._weight(moment), moment) for moment in moments), key=itemgetter(0))
-        return Highest(total, *best)
+        return Highest(total, best)
 
     def _weight(self, moment: Candidate) -> int:
         blocks = sum([self._bytes(block, storages) * count for block, storages, count in moment.holdings])
@@ -47,7 +47,7 @@ class Timeline(ForwardMoments, BackwardMoments):
     def items(self, moments: Iterable[tuple[Highest, int]]) -> Iterator[Item]:
         """What is alive in some moments, each with the mask of its phases, as items."""
         masks: dict[tuple[int, int, int], int] = {}
-        for moment, mask in moments:
+        for (_, moment), mask in moments:
             for item, count in moment.engine:
                 yield item._replace(count=count, mask=mask)
             for (index, number), count in _counts(moment.holdings).items():

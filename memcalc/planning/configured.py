@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate, planned_timeline
 from memcalc.estimation.planned import PlannedTimeline
-from memcalc.estimation.program import highest
+from memcalc.estimation.program import When, highest
 from memcalc.planning.chain import Block, Chain
 from memcalc.planning.flops import head_flops, layer_flops, product_flops
 from memcalc.planning.plan import Segment
@@ -176,7 +176,7 @@ def _layer_block(timeline: PlannedTimeline, layer: int, number: int, given: int,
 def _keeping(timeline: PlannedTimeline, layer: int, block: Block, flops: dict[str, int]) -> Block:
     """A layer that keeps some results where it is recomputed: these, and the FLOPs of what still runs again."""
     program, sizes = (alone := timeline.blocks[timeline.block_of(layer, again=True)]).program, alone.sizes
-    again = {event.label.removesuffix(" again") for event in program.backward if event.label.endswith(" again")}
+    again = {event.operator.name for event in program.backward if event.operator.when is When.AGAIN}
     return block._replace(
         stays_bytes=sum(sizes[storage] for storage in program.kept) - block.input_bytes,
         again_flops=sum(amount for name, amount in flops.items() if name in again),

@@ -8,13 +8,13 @@ from math import prod
 
 from memcalc.estimation.adapters import adapters_of, base_dtype
 from memcalc.estimation.choice import Choice, choice_of, groups
-from memcalc.estimation.copies import Copy
+from memcalc.estimation.copies import Copy, Role
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.recipe_copies import is_made_in_backward, kept_copies
 from memcalc.estimation.sharding import Held, Parameters, stage_parameters
 from memcalc.estimation.stages import Stage
-from memcalc.estimation.standing import standing_items
+from memcalc.estimation.standing import CAUSAL_MASKS, ROTARY_TABLES, standing_items
 from memcalc.ledger.component import Component
 from memcalc.rehearsal.built import Built, Made
 from memcalc.rehearsal.quantisation import in_4_bits
@@ -40,12 +40,13 @@ def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[
     standing = [item for item in standing_items(spec, stage, None) if item.component is not Component.LIBRARY_WORKSPACE]
     buffers = _Buffers(spec, [item for item in standing if item.component is not Component.INPUTS])
     if is_built_on_meta(spec):
-        yield from _given_memory(spec, ordered, _joined(chain.from_iterable(_sized(ordered, copies, choice, ""))))
+        weights = _joined(chain.from_iterable(_sized(ordered, copies, choice, Role.WEIGHTS)))
+        yield from _given_memory(spec, ordered, weights)
         yield from _kept_copies(ordered, copies, choice)
         yield from (_alone(item) for item in standing)
         return
     base = tuple(held for held in ordered if not _is_adapter(held))
-    sized = _sized(base, copies, choice, "")
+    sized = _sized(base, copies, choice, Role.WEIGHTS)
     weights = _joined(buffers.among(base, sized if spec.training.qlora is None else in_4_bits(spec, base, sized)))
     splits = choice.partitions_gradients and choice.zero_stage == 3
     yield from chain.from_iterable(_split_at_once(built, choice) for built in weights) if splits else weights
@@ -74,9 +75,9 @@ def _given_memory(spec: Spec, ordered: Sequence[Held], weights: Iterable[Built])
 
 def _kept_copies(ordered: Sequence[Held], copies: dict[Held, list[Copy]], choice: Choice) -> Iterator[Built]:
     """The copies beside the weights, kind by kind."""
-    for kind in dict.fromkeys(copy.name for found in copies.values() for copy in found):
-        if kind:
-            yield from _joined(chain.from_iterable(_sized(ordered, copies, choice, kind)))
+    for role in dict.fromkeys(copy.role for found in copies.values() for copy in found):
+        if role is not Role.WEIGHTS:
+            yield from _joined(chain.from_iterable(_sized(ordered, copies, choice, role)))
 
 
 def _is_adapter(held: Held) -> bool:
@@ -88,7 +89,7 @@ def _adapters(spec: Spec, ordered: Sequence[Held], copies: dict[Held, list[Copy]
 
     Source: peft 0.19 tuners/tuners_utils.py, _move_adapter_to_device_of_base_layer and cast_adapter_dtype.
     """
-    made = list(chain.from_iterable(_sized(ordered, copies, choice, "")))
+    made = list(chain.from_iterable(_sized(ordered, copies, choice, Role.WEIGHTS)))
     if not made:
         return
     adapters = adapters_of(spec)
@@ -113,15 +114,16 @@ def _copies_of(parameters: Parameters, choice: Choice) -> dict[Held, list[Copy]]
 
 
 def _sized(
-    ordered: Sequence[Held], copies: dict[Held, list[Copy]], choice: Choice, kind: str
+    ordered: Sequence[Held], copies: dict[Held, list[Copy]], choice: Choice, role: Role
 ) -> Iterator[tuple[Built, ...]]:
-    """One kind of copy of each parameter, which some may not have."""
+    """The copies of each parameter that have one role, which some may not have."""
     made: dict[Held, tuple[Built, ...]] = {}
     for held in dict.fromkeys(ordered):
-        wanted = [copy for copy in copies[held] if copy.name == kind]
+        wanted = [copy for copy in copies[held] if copy.role is role]
         shapes = [choice.spread(copy.sharded_from_stage).copy_shape(copy, held) for copy in wanted]
+        parameter = held if role is Role.WEIGHTS else None
         made[held] = tuple(
-            Built(copy.mask, (Made(DTYPE_BYTES[copy.dtype] * prod(shape), parameter=None if kind else held),))
+            Built(copy.mask, (Made(DTYPE_BYTES[copy.dtype] * prod(shape), parameter=parameter),))
             for copy, shape in zip(wanted, shapes, strict=True)
         )
     return (made[held] for held in ordered)
@@ -162,8 +164,8 @@ class _Buffers:
         self.model = spec.model
         self.family = spec.model.architecture if spec.training.implementation == "huggingface" else None
         self.own = family_buffers(spec.model.architecture)
-        in_layers = {"rotary tables"} if self.own.sinusoids else set()
-        in_layers |= {"causal masks"} if self.own.masks == "layer" else set()
+        in_layers = {ROTARY_TABLES} if self.own.sinusoids else set()
+        in_layers |= {CAUSAL_MASKS} if self.own.masks == "layer" else set()
         self.of_layers = next((item for item in items if item.tensor in in_layers), None)
         self.rest = [item for item in items if item is not self.of_layers]
 
@@ -187,7 +189,7 @@ class _Buffers:
         head: list[Built] = []  # before it is tied
         again: list[Made] = []  # by _init_weights, which copies them
         for item in self.rest:
-            made = _mask(item.each) if item.tensor == "causal masks" else Made(item.each)
+            made = _mask(item.each) if item.tensor == CAUSAL_MASKS else Made(item.each)
             again += [made._replace(stays=False)] * item.count if made.before else []
             built = Built(item.mask, (made,) * item.count)
             if item.component is Component.TEMPORARIES:

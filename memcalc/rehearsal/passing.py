@@ -6,24 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
-from memcalc.estimation.forward_moments import OUTSIDE
 from memcalc.estimation.moments import Block
-from memcalc.estimation.operators.linear import TIED_SUM
 from memcalc.estimation.planned import PlannedTimeline
-from memcalc.estimation.program import Event
+from memcalc.estimation.program import Event, Table, When
 from memcalc.estimation.sharding import Held
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.segments import Segment, leaves
 from memcalc.stream.requests import Requests
 
-RECOMPUTED = " again"  # behind the name of an operator that a checkpoint runs again
-PRODUCTS = ("_proj", "lm_head")  # what operators that multiply matrices are called at their end
-
 Step = tuple[Event, int, int, bool]  # see `Passing._steps`
-TIED = "lm_head.weight"  # what the head's program calls the gradient of the embedding that it is tied to
-AGAIN = " again"  # behind the names of operators that run again in a block's backward
-OF_WINDOWS = " of windows"  # behind the names of tables for layers with windows
+NO_TABLE = Table("")  # what the opening holds through backward for all layers, and none of them reads by itself
 NOTHING: Mapping[int, Callable[[], None]] = {}
 
 
@@ -70,9 +63,10 @@ class Passing:
         self.layers: dict[int, Frame] = {}
         self.head = Frame(len(self.blocks) - 1, {})
         self.named: Frame | None = None  # the layer whose results beside its output have a name
-        self.shared: dict[str, int] = {}  # tables that the opening makes and layers read, by name
+        self.shared: dict[Table, int] = {}  # tables that the opening makes and layers read
         self.steps: dict[tuple[int, str], list[Step]] = {}  # of blocks, by number and stream
-        self.last_readers: dict[int, dict[int, list[str]]] = {}  # layers that are the last in backward to read some
+        # Layers that are the last in backward to read what the opening holds: after how many events which goes.
+        self.last_readers: dict[int, dict[int, list[tuple[Frame, int]]]] = {}
 
     def forward(self) -> None:
         """Until the model returns its logits."""
@@ -83,7 +77,8 @@ class Passing:
             if block.opens:
                 self.openings.append(frame := Frame(number, {}))
                 hidden = self.run(frame, hidden)
-                self.shared |= {block.program.storages[at].name: each for at, each in frame.held.items()}
+                tables = ((block.program.storages[at].table, each) for at, each in frame.held.items())
+                self.shared |= {table: each for table, each in tables if table is not None}
         for item in self.plan:
             hidden = self.forward_of(item, hidden)
         if self.timeline.spec.training.implementation == "plain":
@@ -122,7 +117,7 @@ class Passing:
         """The gradients that a block's backward has made, which its frame no longer holds."""
         storages, known = self.blocks[frame.number].program.storages, self.parameters[unit]
         made = [at for at in frame.held if storages[at].component is Component.GRADIENTS]
-        return [Gradient(frame.held.pop(at), known.get(storages[at].name)) for at in made]
+        return [Gradient(frame.held.pop(at), known.get(storages[at].parameter)) for at in made]
 
     # -- items of the plan ---------------------------------------------------------------------------------------------
 
@@ -163,7 +158,7 @@ class Passing:
     def _backward_of_layer(self, layer: int, gradient: int) -> int:
         self.engine.before_backward(layer)
         readers = self.last_readers.get(layer, {})
-        unread = {position: partial(self._drop_tables, names) for position, names in readers.items()}
+        unread = {position: partial(self._drop_tables, tables) for position, tables in readers.items()}
         gradient = self.back(self.layers[layer], gradient, unread)
         self._drop_tables(readers.get(len(self._steps(self.layers[layer].number, "backward")), ()))
         self.gradients += self.engine.after_backward(layer, self._produced(self.layers[layer], layer))
@@ -214,33 +209,36 @@ class Passing:
         for position, (event, at, size, gone) in enumerate(steps):
             if position in hooks:
                 hooks[position]()
-            if size and ("forward" in self.threads or not _is_product(event.label)):
+            operator = event.operator
+            if size and ("forward" in self.threads or not operator.multiplies):
                 held[at] = take(size)
             elif gone and at in held:
                 drop((held.pop(at),))
-            elif event.label == "start" and event.storage == program.entry and not block.opens:
+            elif operator.when is When.START and event.storage == program.entry and not block.opens:
                 frame.held[event.storage] = given
-            elif event.label == "start" and (name := program.storages[event.storage].name) in self.shared:
-                frame.held[event.storage] = self.shared[name]
-                self.requests.hold(self.shared[name])
-            elif event.label == "end":
+            elif operator.when is When.START and (table := program.storages[event.storage].table) in self.shared:
+                assert table is not None
+                frame.held[event.storage] = self.shared[table]
+                self.requests.hold(self.shared[table])
+            elif operator.when is When.END:
                 output = frame.held.pop(event.storage)
                 if event.storage in program.names:
                     frame.held[event.storage] = output
                     self.requests.hold(output)
             elif not (hands and event.sign < 0 and event.storage in program.handed):
-                if frame is self.head and event.label.startswith(OUTSIDE):
+                if operator.in_head:
                     self._let_go("names")  # the model without its head has returned
                     self._take_over_name(None)
                 self._play(block, frame, event)
-                if event.sign > 0 and "forward" not in self.threads and _multiplies(block, event):
+                is_result = event.sign > 0 and operator.multiplies and event.storage == operator.output
+                if is_result and "forward" not in self.threads:
                     self._workspace("forward")
         hooks.get(len(steps), _nothing)()
         return self._kept_output(frame) if output < 0 and frame.number != self.head.number else output
 
     def _kept_output(self, frame: Frame) -> int:
         """A block's output that its own backward keeps, too."""
-        output = frame.held[self._output(self.blocks[frame.number])]
+        output = frame.held[self.blocks[frame.number].program.output]
         self.requests.hold(output)
         return output
 
@@ -261,25 +259,25 @@ class Passing:
         for position, (event, at, size, gone) in enumerate(steps):
             if position in interruptions:
                 interruptions[position]()
-            if size and position and ("backward" in self.threads or not _is_product(event.label)):
+            if size and position and ("backward" in self.threads or not event.operator.multiplies):
                 held[at] = take(size)
             elif gone and position and at in held:
                 drop((held.pop(at),))
             elif not position and gradient >= 0:  # none comes to the loss, nor to embeddings that nothing below trains
                 frame.held[event.storage] = gradient
-            elif event.label == "end" and not block.opens:
+            elif event.operator.when is When.END and not block.opens:
                 handed_on = frame.held.pop(event.storage)
             elif event.sign < 0 and event.storage in self.timeline.unread_before and block.opens:
                 self._drop(frame, event.storage)
             elif event.sign < 0 and event.storage not in frame.held:
                 if block.program.storages[event.storage].component is not Component.GRADIENTS:
                     continue  # a table that had its last reader
-                self._drop(self.head, *self._tied(block.sized.exact[event.storage]))
-            elif event.sign < 0 and block.program.storages[event.storage].name.endswith(TIED_SUM):
-                self._take_over(frame, event.storage, block.sized.exact[event.storage])
+                self._drop(self.head, self._tied)
+            elif event.sign < 0 and event.storage == block.program.tied_sum:
+                self._take_over(frame, event.storage)
             else:
                 self._play(block, frame, event)
-                if event.sign > 0 and "backward" not in self.threads and _is_product(event.label):
+                if event.sign > 0 and "backward" not in self.threads and event.operator.multiplies:
                     self._workspace("backward")
         interruptions.get(len(steps), _nothing)()
         return handed_on
@@ -325,15 +323,15 @@ class Passing:
         unit = self._unit_of(frame)
         modules = {name.rpartition(".")[0] for name in self.parameters[unit]}
         found: dict[int, Callable[[], None]] = {}
-        current = ""
+        current = nothing = ("", When.RUN)
         for position, (event, *_) in enumerate(steps):
-            module = event.label.removesuffix(AGAIN)
-            label = event.label if module in modules else ""
-            if label != current:
-                runs_again = again or module != event.label
-                found[position] = partial(self._change_module, unit, module if label else "", again=runs_again)
-                current = label
-        if current:
+            operator = event.operator
+            at_work = (operator.module, operator.when) if operator.module in modules else nothing
+            if at_work != current:
+                runs_again = again or operator.when is When.AGAIN
+                found[position] = partial(self._change_module, unit, at_work[0], again=runs_again)
+                current = at_work
+        if current != nothing:
             found[len(steps)] = self.engine.after_module
         return found
 
@@ -350,14 +348,13 @@ class Passing:
 
         The gradient of a tied head is ready when the embedding's has been added to it.
         """
-        storages = self.blocks[frame.number].program.storages
-        tied = frame is self.head and self.timeline.spec.model.tie_word_embeddings
+        program = self.blocks[frame.number].program
         found: dict[int, list[int]] = {}
         for position, (event, *_) in enumerate(steps):
-            made = event.sign > 0 and storages[event.storage].component is Component.GRADIENTS
-            if made and not (tied and storages[event.storage].name == TIED):
+            made = event.sign > 0 and program.storages[event.storage].component is Component.GRADIENTS
+            if made and event.storage != program.tied_gradient:
                 following = range(position + 1, len(steps))
-                end = next((at for at in following if steps[at][0].label != event.label), len(steps))
+                end = next((at for at in following if steps[at][0].operator != event.operator), len(steps))
                 found.setdefault(end, []).append(event.storage)
         return found
 
@@ -365,16 +362,15 @@ class Passing:
         known, named = self.parameters[self._unit_of(frame)], self.blocks[frame.number].program.storages
         for at in storages:
             if at in frame.held:
-                self.engine.gradient_ready(Gradient(frame.held.pop(at), known.get(named[at].name)))
+                self.engine.gradient_ready(Gradient(frame.held.pop(at), known.get(named[at].parameter)))
 
     # -- steps of blocks -----------------------------------------------------------------------------------------------
 
     def _arrival(self) -> int:
         """After how many events of the head's backward the gradient of the model's output has been produced."""
-        program = self.blocks[self.head.number].program
-        of_loss = {"", *(event.label for event in program.loss)}
-        events = enumerate(program.stream("backward"))
-        return next((position for position, event in events if event.label not in of_loss), 0)
+        operators = (event.operator for event in self.blocks[self.head.number].program.backward)
+        of_model = (at for at, each in enumerate(operators) if each.when is not When.START and not each.in_loss)
+        return next(of_model, 0)
 
     def _steps(self, number: int, stream: Literal["forward", "backward"]) -> list[Step]:
         """The events of a block, with what is common to most of them found out once for all layers that are alike.
@@ -384,83 +380,63 @@ class Passing:
         """
         if (number, stream) not in self.steps:
             block = self.blocks[number]
-            exact, scripts, storages = block.sized.exact, block.sized.scripts, block.program.storages
+            exact, scripts = block.sized.exact, block.sized.scripts
             gone = {*(self.timeline.unread_before if block.opens else ()), *block.program.handed}
             steps: list[Step] = []
             for event in block.program.stream(stream):
-                at, label = event.storage, event.label
-                plain = label not in ("start", "end") and not (number == self.head.number and label.startswith(OUTSIDE))
+                at, operator = event.storage, event.operator
+                plain = operator.when not in (When.START, When.END) and not operator.in_head
                 takes = plain and event.sign > 0 and at not in scripts
-                drops = plain and event.sign < 0 and at not in gone and not storages[at].name.endswith(TIED_SUM)
+                drops = plain and event.sign < 0 and at not in gone and at != block.program.tied_sum
                 steps.append((event, at, exact[at] if takes else 0, drops))
             self.steps[number, stream] = steps
         return self.steps[number, stream]
 
-    def _last_readers(self) -> dict[int, dict[int, list[str]]]:
+    def _last_readers(self) -> dict[int, dict[int, list[tuple[Frame, int]]]]:
         """For layers that are the last in backward to hold tables of the model: after how many events which are free.
 
         A layer that runs again holds, until its checkpoint goes, what it was called with; another what it has saved.
         """
-        readers: dict[int, dict[int, list[str]]] = {}
-        for name in self._tables():
+        readers: dict[int, dict[int, list[tuple[Frame, int]]]] = {}
+        for frame, at, table in self._tables():
             for item in self.plan:
                 layer = next(leaves(item))
                 if not isinstance(item, int) and (len(item) > 1 or not isinstance(item[0], int)):
                     break  # several layers: until the end
                 program = self.blocks[self.layers[layer].number].program
-                position = dict(program.reads).get(self._name_in(layer, name), -1)
-                if not isinstance(item, int) and self._is_given(layer, name):
+                is_given = table.windows in (None, self.timeline.spec.model.has_window(layer))
+                position = dict(program.reads).get(table.name, -1) if is_given else -1
+                if not isinstance(item, int) and is_given:
                     position = program.checkpoint_end
                 if position >= 0:
-                    readers.setdefault(layer, {}).setdefault(position, []).append(name)
+                    readers.setdefault(layer, {}).setdefault(position, []).append((frame, at))
                     break
         return readers
 
-    def _tables(self) -> list[str]:
-        found: list[str] = []
+    def _tables(self) -> Iterator[tuple[Frame, int, Table]]:
+        """What the opening holds until layers have run backward: storages, and which table each is."""
         for frame in self.openings:
             program = self.blocks[frame.number].program
-            found += [program.storages[at].name for at in program.held if at in frame.held]
-        return found
+            for at in program.held:
+                if at in frame.held:
+                    yield frame, at, program.storages[at].table or NO_TABLE
 
-    def _name_in(self, layer: int, table: str) -> str:
-        """What a layer's program calls a table; nothing, if it is one of other layers."""
-        return table.removesuffix(OF_WINDOWS) if self._is_given(layer, table) else ""
+    def _drop_tables(self, tables: Sequence[tuple[Frame, int]]) -> None:
+        for frame, at in tables:
+            self._drop(frame, at)
 
-    def _is_given(self, layer: int, table: str) -> bool:
-        """Whether a layer is called with a table, of which there may be others for layers with windows."""
-        has_window = self.timeline.spec.model.has_window(layer)
-        if table.endswith(OF_WINDOWS) or table == "window mask":
-            return has_window
-        twin = f"{table}{OF_WINDOWS}"
-        return not (
-            has_window and (twin in self.shared or (table == "causal mask" and "mask of windows" in self.shared))
-        )
+    @property
+    def _tied(self) -> int:
+        """The storage of the tied head's gradient, which the embedding's backward completes."""
+        return self.blocks[self.head.number].program.tied_gradient
 
-    def _drop_tables(self, names: Sequence[str]) -> None:
-        for frame in self.openings:
-            storages = self.blocks[frame.number].program.storages
-            self._drop(frame, *[at for at in frame.held if storages[at].name in names])
-
-    def _tied(self, size: int) -> list[int]:
-        """The gradient of the tied head, which the embedding's backward completes."""
-        storages, exact = self.blocks[self.head.number].program.storages, self.blocks[self.head.number].sized.exact
-        tied = (at for at in self.head.held if storages[at].component is Component.GRADIENTS and exact[at] == size)
-        return [*tied][:1]
-
-    def _take_over(self, frame: Frame, total: int, size: int) -> None:
+    def _take_over(self, frame: Frame, total: int) -> None:
         """The sum of a tied matrix's gradients stays in place of the head's, which goes."""
-        tied = self._tied(size)
-        self._drop(self.head, *tied)
-        for at in tied:
-            self.head.held[at] = frame.held.pop(total)
-        if not tied:
+        if self._tied in self.head.held:
+            self._drop(self.head, self._tied)
+            self.head.held[self._tied] = frame.held.pop(total)
+        else:
             self._drop(frame, total)
-
-    def _output(self, block: Block) -> int:
-        program = block.program
-        name = program.storages[program.backward[0].storage].name.removeprefix("gradient of ")
-        return next(at for at in reversed(program.kept) if program.storages[at].name == name)
 
     def _play(self, block: Block, frame: Frame, event: Event) -> None:
         if event.sign > 0:
@@ -487,12 +463,6 @@ class Passing:
         yield self.head
 
 
-def _multiplies(block: Block, event: Event) -> bool:
-    """Whether an operator of a layer, or of the head, makes a matrix product's result."""
-    made = block.program.storages[event.storage].name
-    return block.kind is not None and made == f"{event.label} output" and _is_product(event.label)
-
-
 def _all_of(calls: Sequence[Callable[[], None]]) -> None:
     for call in calls:
         call()
@@ -500,7 +470,3 @@ def _all_of(calls: Sequence[Callable[[], None]]) -> None:
 
 def _nothing() -> None:
     """No hook."""
-
-
-def _is_product(operator: str) -> bool:
-    return operator.removesuffix(RECOMPUTED).endswith(PRODUCTS)

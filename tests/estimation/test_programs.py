@@ -13,7 +13,7 @@ from memcalc.estimation.blocks.huggingface import catalogue as huggingface
 from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.compilation import compiled
 from memcalc.estimation.operators import Operators
-from memcalc.estimation.program import Event, Program, Storage, alive_after, highest
+from memcalc.estimation.program import START, Event, Program, Storage, alive_after, highest
 from memcalc.estimation.tape import NEW, SAME, Node, Tape, Tensor
 from memcalc.ledger.component import Component
 from memcalc.spec.families import attends_eagerly
@@ -107,12 +107,12 @@ def test_the_tied_embedding_makes_its_gradient_and_the_sum_beside_the_heads() ->
 
 def test_the_highest_moment_of_a_stream() -> None:
     """10, 30, 20, 25: the second event, at 30 bytes; a stream of releases never rises above its start."""
-    stream = [Event(0, 1, ""), Event(1, 1, ""), Event(0, -1, ""), Event(2, 1, "")]
+    stream = [Event(0, 1, START), Event(1, 1, START), Event(0, -1, START), Event(2, 1, START)]
 
     assert highest(stream, [10, 20, 5]) == (30, 2)
-    assert highest([Event(0, -1, "")], [10]) == (0, 0)
+    assert highest([Event(0, -1, START)], [10]) == (0, 0)
     assert alive_after(stream) == (1, 2)
-    assert alive_after([Event(0, -1, "")], (0, 1)) == (1,)
+    assert alive_after([Event(0, -1, START)], (0, 1)) == (1,)
 
 
 def test_sizes_are_products_of_axes_or_a_rules_bytes() -> None:

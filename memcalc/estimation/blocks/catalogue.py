@@ -13,7 +13,7 @@ from memcalc.estimation.blocks.plain import PlainBlock
 from memcalc.estimation.blocks.plain_ends import plain_embedding, plain_head, shared_tables
 from memcalc.estimation.blocks.structure import Structure, structure_of
 from memcalc.estimation.compilation import compiled
-from memcalc.estimation.program import Event, Program
+from memcalc.estimation.program import END, START, Event, Program
 from memcalc.estimation.saving import save_on_host
 from memcalc.estimation.tape import Tape
 from memcalc.spec.spec import Spec
@@ -119,7 +119,7 @@ def _tables(structure: Structure) -> Program:
         tape = huggingface.write_shared_tables(structure)
     elif structure.implementation in ("plain", "huggingface"):  # of the others the table is the module's
         shared_tables(tape, structure)
-    made = tuple(Event(index, 1, "start") for index in sorted(tape.held | tape.names))
-    gone = tuple(Event(index, -1, "end") for index in sorted(tape.held))
+    made = tuple(Event(index, 1, START) for index in sorted(tape.held | tape.names))
+    gone = tuple(Event(index, -1, END) for index in sorted(tape.held))
     read_by = tuple(sorted(tape.read_by.items()))
     return Program(tuple(tape.storages), made, (), gone, names=tuple(sorted(tape.names)), read_by=read_by)

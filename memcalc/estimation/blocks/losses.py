@@ -31,6 +31,7 @@ def write_loss(
     """
     tape = ops.tape
     vocabulary = "V/t" if c.split else "V"
+    tape.begin_head()
     if c.loss in ("chunked", "fused"):
         _name(ops, c, x)  # the step names the hidden state in place of the logits
         tape.end_forward()

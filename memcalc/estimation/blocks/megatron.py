@@ -152,6 +152,7 @@ def _head(c: Structure) -> tuple[Tape, None]:
     if c.final_norm:
         x = norm(ops, c, x, "norm")
     vocabulary = "V/t" if c.split else "V"
+    tape.begin_head()
     logits = ops.column_parallel(x, "lm_head", vocabulary, ("b", "s", vocabulary), bias=c.lm_head_bias, shared=True)
     tape.end_forward()
     loss = ops.cross_entropy_in_place(logits) if c.loss == "fused" else ops.vocab_parallel_cross_entropy(logits)

@@ -8,6 +8,7 @@ from memcalc.estimation.blocks.norms import norm
 from memcalc.estimation.blocks.splitting import Splitting
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.operators import Operators
+from memcalc.estimation.program import Table
 from memcalc.estimation.tape import Shape, Tape, Tensor
 from memcalc.ledger.component import Component
 
@@ -62,7 +63,7 @@ def shared_tables(tape: Tape, c: Structure) -> None:
 
 def _held(ops: Operators, name: str, shape: Shape, dtype: str, of: Tensor) -> None:
     citation = "made once in each forward, shared by all layers"
-    ops.tape.hold(ops.table(name, shape, dtype, citation, Component.TEMPORARIES, (of,)))
+    ops.tape.hold(ops.table(name, shape, dtype, citation, Component.TEMPORARIES, (of,), Table(name)))
 
 
 def plain_head(c: Structure) -> tuple[Tape, None]:

@@ -36,6 +36,7 @@ def rms_norm(ops: Operators, c: Structure, x: Tensor, module: str) -> Tensor:
 def _head(c: Structure, tape: Tape, ops: Operators) -> tuple[Tape, None]:
     x = tape.input("head input", ("b", "s", "d"), c.compute, SOURCE)
     x = rms_norm(ops, c, x, "norm")
+    tape.begin_head()
     logits = ops.linear(x, "lm_head", ("V", "d"), ("b", "s", "V"), bias=False)
     tape.region.add(logits.storage)  # train.py: `del pred` stands between the loss and its backward
     tape.end_forward()

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import prod
 
 from memcalc.estimation.choice import Choice
-from memcalc.estimation.copies import copy_item
+from memcalc.estimation.copies import Role, copy_item
 from memcalc.estimation.items import Item, mask_of
 from memcalc.estimation.optimizers.states import optimizer_states
 from memcalc.estimation.recipe_copies import is_made_in_backward, kept_copies
@@ -34,7 +34,7 @@ def held(parameters: Parameters, choice: Choice, *, trains: bool) -> tuple[list[
         if is_made_in_backward(copy, choice):
             copy = copy._replace(mask=copy.mask | BACKWARD)  # noqa: PLW2901 -- the same copy, earlier
         items = [copy_item(copy, each, choice.spread(copy.sharded_from_stage)) for each in parameters]
-        fetched = copy.component is Component.GRADIENTS and copy.name == " gradient" and not hooks
+        fetched = copy.role is Role.GRADIENTS and not hooks
         locked = choice.pins and (copy.component is Component.WEIGHTS or fetched)
         (pinned if locked else pageable).extend(items)
     if trains:

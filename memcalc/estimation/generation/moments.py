@@ -14,7 +14,7 @@ from memcalc.estimation.blocks.catalogue import Gradients, Part, has_own_tape, p
 from memcalc.estimation.blocks.structure import Structure, structure_of
 from memcalc.estimation.generation.forwards import Forward, LayerCache, layer_cache
 from memcalc.estimation.items import Item
-from memcalc.estimation.program import Program
+from memcalc.estimation.program import Program, When
 from memcalc.estimation.sized import Sized, sizer_of
 from memcalc.estimation.stages import Stage
 from memcalc.estimation.symbols import symbol_values
@@ -115,7 +115,7 @@ class _Parts:
         """What the embedding hands on is transformers' `inputs_embeds`, which has its name until the model returns."""
         if self.structure.implementation != "huggingface":
             return ()
-        handed = [event.storage for event in opening.forward if event.sign < 0 and event.label == "end"]
+        handed = [event.storage for event in opening.forward if event.sign < 0 and event.operator.when is When.END]
         return tuple(i for i in handed if i in opening.names or not has_own_tape(self.cached))
 
     @property
@@ -140,7 +140,7 @@ class _Parts:
         sized = sizer_of(self.values | cache.values).sized(compiled)
         caches = [i for i, each in enumerate(compiled.storages) if each.component is Component.KV_CACHE]
         written = tuple(i for i in caches if i in compiled.kept)
-        started = {event.storage for event in compiled.forward if event.sign > 0 and event.label == "start"}
+        started = {event.storage for event in compiled.forward if event.sign > 0 and event.operator.when is When.START}
         return Block(name, compiled, sized, written, tuple(i for i in caches if i in started))
 
     def layer(self, experts: bool, windowed: bool, *, several: bool) -> Block:

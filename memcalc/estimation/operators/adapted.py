@@ -52,7 +52,18 @@ class Adapted(InFloat8, Elementwise):
             made = (around_zero, shifted, whole)
             prepares = ((shifted, 1), (whole, 1), (shifted, -1))  # to which backward adds their mean in place
         y = tape.new(f"{module} output", out, self.compute, BITSANDBYTES)
-        node = Node(module, (x,), (y,), (), (NEW,), made_first=made, prepares=prepares, between=((whole, -1),))
+        node = Node(
+            module,
+            (x,),
+            (y,),
+            (),
+            (NEW,),
+            made_first=made,
+            prepares=prepares,
+            between=((whole, -1),),
+            module=module,
+            multiplies=True,
+        )
         tape.record(node)
         return self.cast(y, given, f"{module} output in {given}")
 

@@ -10,6 +10,7 @@ from memcalc.estimation.adapters import Adapters
 from memcalc.estimation.tape import NEW, Node, Shape, Tape, Tensor
 from memcalc.ledger.component import Component
 
+TIED_SUM = "sum with the tied head's gradient"  # how such a sum is shown
 DERIVATIVES = "torch 2.13 tools/autograd/derivatives.yaml"
 
 
@@ -92,6 +93,7 @@ class Base:
             dtype,
             "autograd: torch/csrc/autograd/functions/accumulate_grad.h",
             component=Component.GRADIENTS,
+            parameter=f"{module}.{tensor}",
         )
 
 

@@ -44,7 +44,7 @@ class Biased(Base):
         tape, trains = self.tape, self.trains(module)
         y = Tensor(tape.store(f"{module}, seen", ("0",), self.parameters, DERIVATIVES), out, self.parameters, trains)
         gradients = (self.parameter_gradient(module, "weight", parameter, self.parameters),) if trains else ()
-        tape.record(Node(module, (), (y,), (), (), parameters=gradients))
+        tape.record(Node(module, (), (y,), (), (), parameters=gradients, module=module))
         return y
 
     def minus_largest(self, x: Tensor, name: str) -> Tensor:

@@ -8,7 +8,7 @@ is kept, and not gathered again in backward, as Megatron-LM's is.
 from __future__ import annotations
 
 from memcalc.estimation import workspaces
-from memcalc.estimation.operators.base import Base
+from memcalc.estimation.operators.base import TIED_SUM, Base
 from memcalc.estimation.tape import NEW, SAME, Node, Shape, Tensor
 from memcalc.ledger.component import Component
 
@@ -118,7 +118,15 @@ class Collectives(Base):
             gradient = self.parameter_gradient(module, "weight", ("V", width), self.parameters)
             temporaries = (scratch,)
             node = Node(
-                module, (), (y,), (), (), prepares=first, backward_temporaries=temporaries, parameters=(gradient,)
+                module,
+                (),
+                (y,),
+                (),
+                (),
+                prepares=first,
+                backward_temporaries=temporaries,
+                parameters=(gradient,),
+                module=module,
             )
             tape.record(node)
             return y
@@ -131,9 +139,10 @@ class Collectives(Base):
             citation = "torch 2.13 autograd/input_buffer.cpp: gradients of subclasses are summed out of place"
             rows, total = (
                 tape.store(f"{module} {name}", ("V/t", width), self.parameters, citation)
-                for name in ("gradient before the sum", "sum with the tied head's gradient")
+                for name in ("gradient before the sum", TIED_SUM)
             )
             sums, drops = ((rows,), (total, rows)), (total, whole)
+            tape.tied_sum = total
             tape.arrives_summed = gradient
         node = Node(
             module,
@@ -147,6 +156,7 @@ class Collectives(Base):
             sums=sums,
             drops=drops,
             completes=() if tied else (gradient,),
+            module=module,
         )
         tape.record(node)
         return y

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.estimation import workspaces
 from memcalc.estimation.operators.base import DERIVATIVES, Base, wider
+from memcalc.estimation.program import Table
 from memcalc.estimation.tape import CAST, NEW, REDUCED, SAME, Node, Shape, Tensor
 from memcalc.ledger.component import Component
 
@@ -58,12 +59,20 @@ class Elementwise(Base):
         citation: str = DERIVATIVES,
         component: Component | None = None,
         of: tuple[Tensor, ...] = (),
+        table: Table | None = None,
     ) -> Tensor:
-        """A tensor that is made here and needs no gradient; its component, where it is not that of what is saved.
+        """A tensor that is made here and needs no gradient.
 
-        `of`: what it is made of.
+        Args:
+            name: as it is shown.
+            shape: its axes.
+            dtype: its dtype.
+            citation: its source.
+            component: its component, where that is not that of what is saved.
+            of: what it is made of.
+            table: which table of the model it is, if it is one.
         """
-        storage = self.tape.store(name, shape, dtype, citation, component=component)
+        storage = self.tape.store(name, shape, dtype, citation, component=component, table=table)
         y = Tensor(storage, shape, dtype, grad=False)
         self.tape.record(Node(name, of, (y,), (), (None,) * len(of)))
         return y
@@ -77,7 +86,7 @@ class Elementwise(Base):
         y = tape.new(f"{module} output", out or x.shape, wider(x.dtype, self.parameters), DERIVATIVES)
         if not self.trains(module):
             kind = NEW if x.dtype == y.dtype else CAST
-            tape.record(Node(module, (x,), (y,), (), (kind,), keeps_weight=True))
+            tape.record(Node(module, (x,), (y,), (), (kind,), keeps_weight=True, module=module))
             return y
         product = tape.store(f"{module} gradient times input", x.shape, y.dtype, DERIVATIVES)
         rule = workspaces.named(workspaces.column_sum, rows=tuple(x.shape[:-1]), columns=(width,))
@@ -93,6 +102,7 @@ class Elementwise(Base):
             summed_later=(staging,),
             parameters=(gradient,),
             summed=(gradient,),
+            module=module,
         )
         tape.record(node)
         tape.also_saves(Tensor(-1, (width,), self.parameters))

@@ -69,10 +69,11 @@ class InFloat8(Linear):
         if not choice.gathered:
             per_row = () if choice.recipe == "rowwise-gw-hp" else weight[1:]
             prepares += self._float8_casting(f"{module}.weight in backward", weight, per_row)
-        prepares += self._float8_scaled_later(f"{module} input gradient", rows)
+        scales = self._float8_scaled_later(f"{module} input gradient", rows)
+        prepares += scales
         prepares.append((copied, 1))
         between = [(copied, -1)]
-        between += [(index, -1) for index, _ in prepares if self.tape.storages[index].name.endswith(" scales")]
+        between += [(index, -1) for index, _ in scales]
         if choice.recipe != "rowwise-gw-hp":
             between += self._float8_casting(f"{module} output gradient by columns", columns, weight[:1])
             between += self._float8_casting(f"{module} input in backward", rows, weight[1:])
@@ -93,6 +94,8 @@ class InFloat8(Linear):
             between=tuple(between),
             parameters=(gradient,),
             variables=(x, Tensor(-1, weight, self.parameters, strided=True)),
+            module=module,
+            multiplies=True,
         )
         self.tape.record(node)
         return y

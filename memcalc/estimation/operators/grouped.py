@@ -26,7 +26,9 @@ class Grouped(TransformerEngine):
         tensors: list[tuple[str, Shape]] = [] if fused else [("weight", (width, x.shape[-1]))]
         tensors += [("bias", (width,))] if bias else []
         gradients = tuple(self.parameter_gradient(module, name, shape, self.parameters) for name, shape in tensors)
-        self.tape.nodes.append(Node(module, (x,), (y,), (x.storage,), (NEW,), parameters=gradients))
+        self.tape.nodes.append(
+            Node(module, (x,), (y,), (x.storage,), (NEW,), parameters=gradients, module=module, multiplies=True)
+        )
         return y
 
     def permuted(self, x: Tensor, out: Shape, name: str, experts: str | None = None) -> Tensor:
@@ -70,6 +72,8 @@ class Grouped(TransformerEngine):
                 forward_temporaries=made,
                 backward_temporaries=self._output_gradient(out, module),
                 parameters=gradients,
+                module=module,
+                multiplies=True,
             )
         )
         return y

@@ -33,6 +33,7 @@ class LigerKernels(Base):
             also_allocates=(deviation,),
             backward_temporaries=(sums,) if trains else (),
             parameters=gradients,
+            module=module,
         )
         weight = Tensor(-1, (width,), self.parameters)
         node.variables = (Tensor(x.storage, x.shape, x.dtype), weight, *tape.variables_of(node)[1:])

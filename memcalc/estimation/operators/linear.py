@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TypedDict
 
 from memcalc.estimation import workspaces
-from memcalc.estimation.operators.base import DERIVATIVES, Base, wider
+from memcalc.estimation.operators.base import DERIVATIVES, TIED_SUM, Base, wider
 from memcalc.estimation.tape import NEW, SAME, SUMMED, VIEW, Node, Shape, Tensor
 from memcalc.ledger.component import Component
-
-TIED_SUM = "sum with the tied head's gradient"  # the head's own gradient counts for it from then on
 
 
 class How(TypedDict, total=False):
@@ -81,6 +79,7 @@ class Linear(Base):
             gradient = self.parameter_gradient(module, tensor, shapes[tensor], self.parameters)
             if tied and tensor == "weight":
                 tape.deferred.add(gradient)
+                tape.tied_gradient = gradient
             if self.parameters == dtype:
                 parameters.insert(len(parameters) if tensor == "bias" else 0, gradient)
             else:
@@ -115,6 +114,8 @@ class Linear(Base):
             last_arrives_first=True,
             keeps_weight=not trains,
             variables=(*((x,) if trains else ()), *((seen,) if x.grad else ())),
+            module=module,
+            multiplies=True,
         )
         tape.record(node, trains=trains)
         return y
@@ -185,6 +186,8 @@ class Linear(Base):
             parameters_first=not bias,
             keeps_weight=not trains,
             variables=(*((x,) if trains else ()), *((seen,) if x.grad else ())),
+            module=module,
+            multiplies=True,
         )
         self.tape.record(node)
         return y
@@ -194,7 +197,7 @@ class Linear(Base):
         if not self.trains(module):
             return
         gradient = self.parameter_gradient(module, tensor, shape, self.parameters)
-        self.tape.record(Node(module, (), (), (), (), parameters=(gradient,)))
+        self.tape.record(Node(module, (), (), (), (), parameters=(gradient,), module=module))
 
     def embedding(
         self,
@@ -219,7 +222,9 @@ class Linear(Base):
             indices = tape.store(f"{module} indices", tokens, "int64", DERIVATIVES)
             given = () if index is None else (index,)
             made = (indices,) if counts else ()
-            node = Node(module, given, (y,), (), (None,) * len(given), also_allocates=made, made_first=made)
+            node = Node(
+                module, given, (y,), (), (None,) * len(given), also_allocates=made, made_first=made, module=module
+            )
             tape.record(node)
             # torch.Tensor.requires_grad_ on the output: it is a leaf then, and its gradient is thrown away.
             y.grad = module == "embed_tokens" and self.adapters is not None and self.adapters.input_gradient
@@ -244,6 +249,7 @@ class Linear(Base):
             if view and not self.autocast:
                 total = tape.store(f"{module} {TIED_SUM}", table, self.parameters, citation)
                 sums = ((total, part, total),)
+                tape.tied_sum = total  # the head's own gradient counts for it from then on
             tape.arrives_summed = gradient
         kept: tuple[int, ...] = ()
         if counts:
@@ -261,6 +267,7 @@ class Linear(Base):
             parameters=parameters,
             sums=sums,
             variables=(Tensor(-1, tokens, "int64"),),
+            module=module,
         )
         tape.record(node, trains=True)
         return y

@@ -72,6 +72,7 @@ class Norms(Base):
             also_allocates=tuple(kept),
             backward_temporaries=(scratch,) if tensors else (),
             parameters=gradients,
+            module=module,
         )
         node.variables = (Tensor(x.storage, x.shape, x.dtype), *tape.variables_of(node)[1:], *affine)
         tape.record(node)

@@ -43,7 +43,16 @@ class Routing(Adapted):
         seen = Tensor(wide.storage, weight, "fp32", strided=True)
         saved = (*((x,) if trains else ()), *((seen,) if x.grad else ()))
         kinds = (NEW if trains else None, NEW if x.grad else None)
-        node = Node(module, (wide, x), (y,), tuple(t.storage for t in saved), kinds, variables=saved)
+        node = Node(
+            module,
+            (wide, x),
+            (y,),
+            tuple(t.storage for t in saved),
+            kinds,
+            variables=saved,
+            module=module,
+            multiplies=True,
+        )
         tape.record(node)
         return y
 
@@ -165,6 +174,7 @@ class Routing(Adapted):
             parameters_first=True,
             keeps_weight=x.grad,
             variables=(*((x,) if trains else ()), *((seen,) if x.grad else ()), offsets),
+            module=module,
         )
         tape.record(node, trains=trains)
         return y

@@ -20,7 +20,9 @@ class Scores(Base):
         y = self.tape.new(name, out, a.dtype, "aten::baddbmm")
         product = self.tape.store(f"{name}: gradient before it is scaled", b.shape, b.dtype, DERIVATIVES)
         saved = tuple(factor for factor, partner in ((b, a), (a, b)) if partner.grad)
-        node = Node(name, (a, b), (y,), tuple(factor.storage for factor in saved), (NEW, NEW), variables=saved)
+        node = Node(
+            name, (a, b), (y,), tuple(factor.storage for factor in saved), (NEW, NEW), variables=saved, multiplies=True
+        )
         node.between = ((product, 1), (product, -1)) if b.grad else ()
         node.caller_holds = (bias.storage,) if bias.storage >= 0 else ()
         self.tape.record(node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.estimation.operators.adapted import Adapted
 from memcalc.estimation.operators.loss import Loss
+from memcalc.estimation.program import HEAD
 from memcalc.estimation.tape import IN_PLACE, NEW, SAME, Node, Segment, Shape, Tensor
 
 LIGER = "liger-kernel 0.8 ops/fused_linear_cross_entropy.py"
@@ -25,7 +26,9 @@ class TokenwiseLoss(Adapted, Loss):
                 shared.append(self.cast_weight("lm_head", "bias", weight[:1], gradient))
             gradient = self.parameter_gradient("lm_head", "weight", weight, self.parameters)
             shared.append(self.cast_weight("lm_head", "weight", weight, gradient))
-            tape.deferred.update((gradient,) if tied else ())
+            if tied:
+                tape.deferred.add(gradient)
+                tape.tied_gradient = gradient
         losses: list[Tensor] = []
         of_chunks: list[list[Node]] = []
         for part in parts:
@@ -55,7 +58,17 @@ class TokenwiseLoss(Adapted, Loss):
         x = self.autocast_input(x, "lm_head")
         y = self.tape.new("lm_head output", out, self.compute, "torch.nn.functional.linear")
         inputs = (x, *reversed(again))
-        self.tape.record(Node("lm_head", inputs, (y,), (x.storage, again[-1].storage), (NEW,) * len(inputs)))
+        self.tape.record(
+            Node(
+                "lm_head",
+                inputs,
+                (y,),
+                (x.storage, again[-1].storage),
+                (NEW,) * len(inputs),
+                module=HEAD,
+                multiplies=True,
+            )
+        )
         return y
 
     def _add_up(self, of_chunks: list[list[Node]], *, tied: bool) -> None:
@@ -71,18 +84,19 @@ class TokenwiseLoss(Adapted, Loss):
             for node in nodes:
                 for gradient in node.parameters:
                     storage = tape.storages[gradient]
-                    name = storage.name
+                    name = storage.parameter
                     tape.deferred.add(gradient)
                     if name not in firsts:
                         firsts[name] = totals[name] = gradient
-                    elif totals[name] == firsts[name] and name.endswith("weight"):
-                        totals[name] = tape.store(
-                            name, storage.shape, storage.dtype, storage.citation, component=storage.component
-                        )
+                    elif totals[name] == firsts[name] and name == f"{HEAD}.weight":
+                        tape.storages.append(storage)
+                        totals[name] = len(tape.storages) - 1
                         node.sums += ((totals[name], firsts[name], gradient),)
                     else:
                         node.sums += ((totals[name], gradient),)
-        if not tied:  # else the embedding's gradient is still to come
+        if tied:  # the embedding's gradient is still to come
+            tape.tied_gradient = totals.get(f"{HEAD}.weight", tape.tied_gradient)
+        else:
             of_chunks[0][0].completes = tuple(totals.values())
 
     def fused_cross_entropy(self, x: Tensor, weight: Shape, *, tied: bool) -> None:
@@ -112,6 +126,7 @@ class TokenwiseLoss(Adapted, Loss):
             parameters = (self.parameter_gradient("lm_head", "weight", weight, self.parameters),)
             if tied:
                 tape.deferred.update(parameters)
+                (tape.tied_gradient,) = parameters
         loss = tape.new("loss", (), "fp32", LIGER)
         made = (of_x, *parameters)
         tape.record(

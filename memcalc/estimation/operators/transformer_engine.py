@@ -29,7 +29,9 @@ class TransformerEngine(Base):
         kept = tuple(self.tape.store(f"{module} {name}", x.shape[:-1], "fp32", citation) for name in names)
         gradients = tuple(self.parameter_gradient(module, t, (width,), self.parameters) for t in tensors)
         saved = (x.storage, *kept)
-        self.tape.nodes.append(Node(module, (x,), (y,), saved, (NEW,), also_allocates=kept, parameters=gradients))
+        self.tape.nodes.append(
+            Node(module, (x,), (y,), saved, (NEW,), also_allocates=kept, parameters=gradients, module=module)
+        )
         return y
 
     def column_parallel(
@@ -69,6 +71,8 @@ class TransformerEngine(Base):
                 forward_temporaries=(*gathered, *made),
                 backward_temporaries=(*gathered, *unscattered, *self._output_gradient(out, module)),
                 parameters=self._bias(module, weight, bias),
+                module=module,
+                multiplies=True,
             )
         )
         return y
@@ -104,6 +108,8 @@ class TransformerEngine(Base):
                     *(made if kept == (x.storage,) else ()),
                 ),
                 parameters=self._bias(module, out[-1], bias),
+                module=module,
+                multiplies=True,
             )
         )
         return y

@@ -48,6 +48,7 @@ class WideWeights(Base):
             summed=(gradient,) if gradient is not None and own else (),
             keeps_weight=not trains and factor.storage < 0,
             variables=(*((x,) if trains else ()), *((factor,) if x.grad else ())),
+            module=module,
         )
         tape.record(node)
         return y

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.estimation.copies import Copy
+from memcalc.estimation.copies import Copy, Role
 from memcalc.estimation.items import from_phase
 from memcalc.ledger.component import Component
 
@@ -16,6 +16,8 @@ def average(kind: str, weights: str, sharded_from: int) -> Iterator[Copy]:
     """The copy; sharded as the weights are, or in fp32 as the masters are."""
     mask = from_phase("optimizer")
     if kind == "weights":
-        yield Copy(Component.OPTIMIZER_STATE, " average", weights, sharded_from, mask, AVERAGED_MODEL)
+        yield Copy(
+            Component.OPTIMIZER_STATE, " average", weights, sharded_from, mask, AVERAGED_MODEL, role=Role.AVERAGE
+        )
     elif kind == "fp32":
-        yield Copy(Component.OPTIMIZER_STATE, " average", "fp32", 1, mask, FP32)
+        yield Copy(Component.OPTIMIZER_STATE, " average", "fp32", 1, mask, FP32, role=Role.AVERAGE)

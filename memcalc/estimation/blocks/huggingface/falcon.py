@@ -6,6 +6,7 @@ from memcalc.estimation import workspaces
 from memcalc.estimation.blocks.huggingface.mlp import Mlps
 from memcalc.estimation.blocks.huggingface.rotary import Rotary
 from memcalc.estimation.blocks.structure import Structure
+from memcalc.estimation.program import Table
 from memcalc.estimation.tape import Node, Shape, Tensor
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
@@ -71,7 +72,9 @@ class Falcon(Rotary, Mlps):
             ("mask with alibi before padding", workspaces.mask_before_padding, False),
         ):
             filled = workspaces.named(rule, **sizes)
-            storage = tape.store(name, (), "uint8", self.citation, rule=filled, component=Component.TEMPORARIES)
+            storage = tape.store(
+                name, (), "uint8", self.citation, rule=filled, component=Component.TEMPORARIES, table=Table(name)
+            )
             tape.record(Node(name, (), (Tensor(storage, self.mask, c.parameters, grad=False),), (), ()))
             self.name_argument(storage, stays=kept or c.checkpoints_layers)
 

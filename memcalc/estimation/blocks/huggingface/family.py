@@ -6,6 +6,7 @@ from memcalc.estimation.blocks.caching import cached_attention, write_mask, writ
 from memcalc.estimation.blocks.losses import write_loss
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.operators import Operators
+from memcalc.estimation.program import Table
 from memcalc.estimation.tape import Shape, Tape, Tensor
 from memcalc.ledger.component import Component
 
@@ -77,7 +78,7 @@ class Family:
     def position_ids(self) -> Tensor:
         """The positions of a sequence, counted out."""
         counted = self.ops.table("positions so far", ("s",), "int64")
-        return self.shared_table("embed_positions indices", ("s",), "int64", counted)
+        return self.argument("embed_positions indices", ("s",), counted)
 
     def positions(self, ids: Tensor | None) -> Tensor:
         """The rows of the table of positions; without their numbers these are counted here."""
@@ -125,19 +126,22 @@ class Family:
         if c.cache is None and self.positions_first and c.position != "learned":
             self.count_positions()
         if c.attention == "eager":
-            masks = {"causal mask": "others" if self.masks_windows else "all"}
-            windowed = c.windows and not self.masks_windows
-            if self.masks_windows and c.windows:
-                masks["mask of windows"] = "windows"
-            for name, readers in masks.items():
-                self.name_mask(self.eager_mask(name, windowed=windowed or readers == "windows").storage, readers)
+            both = self.masks_windows and c.windows
+            everywhere = c.windows and not self.masks_windows
+            mask = self.eager_mask(Table("causal mask", False if both else None), "causal mask", windowed=everywhere)
+            self.name_mask(mask.storage, "others" if self.masks_windows else "all")
+            if both:
+                mask = self.eager_mask(Table("causal mask", windows=True), "mask of windows", windowed=True)
+                self.name_mask(mask.storage, "windows")
         if c.window_mask:
-            self.name_mask(self.window_truth("window mask", self.window_mask).storage, "windows")
+            mask = self.window_truth("window mask", self.window_mask, Table("window mask", windows=True))
+            self.name_mask(mask.storage, "windows")
         if not self.rotates:
             return
-        kinds = {"": not self.turns_windows or c.others, " of windows": self.turns_windows and c.windows}
-        for kind in (kind for kind, there in kinds.items() if there):
-            for table in self.rotary_tables(kind):
+        own = self.turns_windows and c.windows  # whether layers with a window have tables of their own
+        kinds: tuple[bool | None, ...] = ((False, True) if c.others else (True,)) if own else (None,)
+        for windows in kinds:
+            for table in self.rotary_tables(windows=windows):
                 # A checkpoint has them as arguments.
                 self.name_argument(table.storage, stays=c.checkpoints_layers or self.reads_tables)
 
@@ -147,13 +151,13 @@ class Family:
         ids = self.shared_table("position ids", ("s",), "int64", counted)
         self.name_positions(ids.storage)
 
-    def eager_mask(self, name: str, *, windowed: bool = False) -> Tensor:
+    def eager_mask(self, table: Table, name: str, *, windowed: bool = False) -> Tensor:
         """masking_utils.py: additive, in the dtype of the embeddings; the sum with the scores does not keep it."""
         c = self.c
         if c.cache is not None:
-            return self.shared_table(name, self.mask, c.parameters)
+            return self.shared_table(name, self.mask, c.parameters, table=table)
         truth = self.window_truth(f"{name}, truth") if windowed else self.causal_truth(f"{name}, truth")
-        return self.shared_table(name, self.mask, c.parameters, truth)
+        return self.shared_table(name, self.mask, c.parameters, truth, table=table)
 
     def _counted(self, name: str) -> tuple[Tensor, Tensor]:
         """The numbers of queries and of keys, each plus an offset."""
@@ -167,25 +171,29 @@ class Family:
         """masking_utils.py, causal_mask_function: where a key is not behind a query."""
         return self.ops.table(name, ("s", self.c.keys), "bool", of=self._counted(name))
 
-    def window_truth(self, name: str, shape: Shape | None = None) -> Tensor:
+    def window_truth(self, name: str, shape: Shape | None = None, table: Table | None = None) -> Tensor:
         """masking_utils.py, and_masks: where a key is in the window of a query, and not behind it."""
         ops, shape = self.ops, shape or ("s", self.c.keys)
         if self.c.cache is not None:
-            return self.shared_table(name, shape, "bool")
+            return self.shared_table(name, shape, "bool", table=table)
         counted = self._counted(name)
         edge = ops.table(f"{name}: edge of the window", ("s",), "int64", of=counted[:1])
         inside = ops.table(f"{name}: in the window", shape, "bool", of=(edge, counted[1]))
         first = ops.table(f"{name}: in the window, and allowed", shape, "bool", of=(inside,))
         causal = ops.table(f"{name}: not behind", shape, "bool", of=counted)
-        both = self.shared_table(name, shape, "bool", first, causal)
+        both = self.shared_table(name, shape, "bool", first, causal, table=table)
         self.tape.still_named(*counted)
         return both
 
-    def rotary_tables(self, kind: str) -> list[Tensor]:
+    def rotary_tables(self, *, windows: bool | None) -> list[Tensor]:
         """The model's rotary embedding: angles, their cosines and sines times a factor, in the embeddings' dtype."""
         ops, width, whole = self.ops, self.turned_width, ("s", self.turned_width)
+        kind = " of windows" if windows else ""
         if self.c.cache is not None or len(self.tables) == 1:
-            return [self.shared_table(f"{table}{kind}", whole, self.table_dtype) for table in self.tables]
+            return [
+                self.shared_table(f"{table}{kind}", whole, self.table_dtype, table=Table(table, windows))
+                for table in self.tables
+            ]
         positions = ops.table(f"positions in fp32{kind}", ("s",), "fp32")
         if width.endswith("/2"):
             halves = angles = ops.table(f"angles{kind}", whole, "fp32", of=(positions,))
@@ -196,12 +204,12 @@ class Family:
         for table in self.tables:
             plain = ops.table(f"{table}{kind} before their factor", whole, "fp32", of=(angles,))
             if self.table_dtype == "fp32":
-                wide.append(self.shared_table(f"{table}{kind}", whole, "fp32", plain))
+                wide.append(self.shared_table(f"{table}{kind}", whole, "fp32", plain, table=Table(table, windows)))
             else:
                 wide.append(ops.table(f"{table}{kind} in fp32", whole, "fp32", of=(plain,)))
         if self.table_dtype != "fp32":
             found = [
-                self.shared_table(f"{t}{kind}", whole, self.table_dtype, w)
+                self.shared_table(f"{t}{kind}", whole, self.table_dtype, w, table=Table(t, windows))
                 for t, w in zip(self.tables, wide, strict=True)
             ]
         else:
@@ -236,9 +244,13 @@ class Family:
         """Of the rotary tables: that of the embeddings, as a rule."""
         return "fp32" if self.wide_tables else self.c.parameters
 
-    def shared_table(self, name: str, shape: Shape, dtype: str, *of: Tensor) -> Tensor:
-        """A table that is nobody's activation."""
-        return self.ops.table(name, shape, dtype, self.citation, Component.TEMPORARIES, of)
+    def shared_table(self, name: str, shape: Shape, dtype: str, *of: Tensor, table: Table | None = None) -> Tensor:
+        """A table that is nobody's activation: one of its name, if it is not said which."""
+        return self.ops.table(name, shape, dtype, self.citation, Component.TEMPORARIES, of, table or Table(name))
+
+    def argument(self, name: str, shape: Shape, *of: Tensor) -> Tensor:
+        """Numbers of positions or tokens, which are nobody's activation."""
+        return self.ops.table(name, shape, "int64", self.citation, Component.TEMPORARIES, of)
 
     def head(self) -> None:
         """The last norm, the logits and the loss."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.estimation.blocks.huggingface.experts import COPIES, grouped_experts
 from memcalc.estimation.blocks.huggingface.llama import Llama
 from memcalc.estimation.blocks.huggingface.multiplied import Granite
+from memcalc.estimation.program import Table
 from memcalc.estimation.tape import Tensor
 
 
@@ -57,7 +58,7 @@ class Qwen2Moe(Qwen3Moe):
         if c.cache is None:
             name = "mask of a window"
             eager = c.attention == "eager"
-            mask = self.eager_mask(name, windowed=True) if eager else self.window_truth(name)
+            mask = self.eager_mask(Table(name), name, windowed=True) if eager else self.window_truth(name)
             self.tape.names.add(mask.storage)
 
     def routed(self, x: Tensor) -> Tensor:

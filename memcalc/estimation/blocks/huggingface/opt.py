@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.estimation.blocks.huggingface.mlp import Mlps
 from memcalc.estimation.tape import Tensor
+from memcalc.ledger.component import Component
 
 
 class Opt(Mlps):
@@ -15,12 +16,12 @@ class Opt(Mlps):
     def position_ids(self) -> Tensor:
         """What a mask of ones adds up to, less one."""
         ops, tokens = self.ops, ("b", "s")
-        ones = self.shared_table("ones in place of a mask", tokens, "fp32")
+        ones = ops.table("ones in place of a mask", tokens, "fp32", self.citation, Component.TEMPORARIES)
         self.tape.names.add(ones.storage)
         counted = ops.table("sums of ones", tokens, "fp32", of=(ones,))
         seen = ops.table("sums where a token is", tokens, "fp32", of=(counted, ones))
         before = ops.table("tokens before", tokens, "fp32", of=(seen,))
-        ids = self.shared_table("position ids", tokens, "int64", before)
+        ids = self.argument("position ids", tokens, before)
         self.tape.still_named(counted)
         self.name_positions(ids.storage)
         return ids
