@@ -15,10 +15,17 @@ FURTHER_GROUP_BYTES = 2048 * MIB
 
 
 def communication_library_bytes(spec: Spec) -> int:
-    """NCCL's buffers: one group for each dimension in which ranks talk to each other."""
+    """NCCL's buffers: one group for each dimension in which ranks talk to each other.
+
+    DeepSpeed's stage 3 has two for the data: zero.Init gathers parameters in the world's group, and gradients are
+    reduced in a copy of it (deepspeed 0.19 runtime/zero/partition_parameters.py, Init: ds_process_group;
+    utils/groups.py, _clone_world_group). A model that was not made under zero.Init gathers in the copy, too.
+    """
     parallelism = spec.parallelism
     kinds = ("data", "tensor", "pipeline", "context", "expert")
     groups = sum(getattr(parallelism, f"{kind}_parallel") > 1 for kind in kinds)
+    stage_3 = parallelism.engine == "deepspeed" and parallelism.zero_stage == 3 and parallelism.data_parallel > 1
+    groups += stage_3 and spec.training.finetune != "qlora"
     return FIRST_GROUP_BYTES + (groups - 1) * FURTHER_GROUP_BYTES if groups else 0
 
 

@@ -17,11 +17,6 @@ from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
 from memcalc.verdict.needs import Need, answer_of, can_replay, gets_through, least_bytes, need_of, recorded_need
 
-EMPTIES_CACHE = (
-    "The replay gets through only because the allocator empties its cache; 2 recorded ranks of this kind ran out of "
-    "memory, so the answer is open."
-)
-
 
 def judge(spec: Spec, limit: int | None = None) -> Verdict:
     """Whether a run fits, as `estimate` says it, and no sooner than needed: bounds, then the replay.
@@ -109,8 +104,6 @@ def _interval(need: Need, answer: Answer, limit: int) -> Interval:
         high = min(high, limit)
     elif answer == "does-not-fit":
         low = max(low, limit + 1)
-    elif need.empties_cache:  # what it needs without that is more than the limit
-        high = max(high, limit + 1)
     return Interval(min(low, high), max(low, high), need.errors)
 
 
@@ -153,7 +146,6 @@ def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Resu
         notes=(
             *result.notes,
             *([f"Allocator not replayed: {why}."] if why else []),
-            *([EMPTIES_CACHE] if headline.empties_cache else []),
         ),
     )
     return sized if spec.inference is None else _with_largest(sized)

@@ -34,7 +34,6 @@ class Need(NamedTuple):
         played: what the replay found beside the requests; None where the run was not replayed.
         on_card: whether the run gets through on its whole card, errors included; None without a card.
         gets_through: whether its replay does, errors aside; None without a card or a replay.
-        empties_cache: whether one of several ranks gets through on its card only by emptying its cache.
     """
 
     reserved_bytes: int
@@ -43,7 +42,6 @@ class Need(NamedTuple):
     played: Played | None
     on_card: Answer | None
     gets_through: bool | None
-    empties_cache: bool = False
 
     @property
     def device_bytes(self) -> int:
@@ -182,7 +180,4 @@ def _replayed(spec: Spec, card: Card | None) -> Need | None:
         perhaps = found.reserved_bytes <= larger or on(larger) is not None  # nothing is freed where all has room
         return need._replace(on_card="unknown" if perhaps else "does-not-fit", gets_through=False)
     sure = need.high_bytes <= card.usable_bytes or on(floor(room / (1 + errors.high))) is not None
-    # Ranks that got through only by emptying their cache sometimes did not: blocks of other streams wait for events.
-    empties_cache = on_card.retries > 0 and spec.parallelism.ranks > 1
-    answer: Answer = "fits" if sure and not empties_cache else "unknown"
-    return need._replace(on_card=answer, gets_through=True, empties_cache=empties_cache)
+    return need._replace(on_card="fits" if sure else "unknown", gets_through=True)

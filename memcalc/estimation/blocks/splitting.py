@@ -42,7 +42,9 @@ class Splitting:
         """A matrix split along its inputs (RowwiseParallel): every rank has a summand of the output."""
         if not self.c.dtensor:
             return self.ops.linear(x, module, weight, ("b", self.stream, "d"), bias=bias, row=True)
-        return self.summed(self.ops.linear(x, module, weight, ("b", "s", "d"), bias=bias), f"{module} output")
+        out = self.summed(self.ops.linear(x, module, weight, ("b", "s", "d"), bias=bias), f"{module} output")
+        self.returned(x)  # the hook that sums runs inside of nn.Module.__call__, which has the arguments
+        return out
 
     def returned(self, *named: Tensor) -> None:
         """A function ends here: until now what it names was alive, arguments that hooks have put in place too."""
