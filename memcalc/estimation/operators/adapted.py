@@ -34,7 +34,11 @@ class Adapted(InFloat8, Elementwise):
         return self._adapter(x, base, module, weight, out)
 
     def _quantised(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
-        """The matrix is made whole in the compute dtype, in forward and again in backward. Keeps no activation."""
+        """The matrix is made whole in the compute dtype, in forward and again in backward. Keeps no activation.
+
+        Forward dequantises it in the dtype of the input, backward in that which it had before, and casts it
+        (bitsandbytes/_ops.py, _dequant_linear_fallback; autograd/_functions.py, MatMul4Bit.backward).
+        """
         adapters, tape = self.adapters, self.tape
         assert adapters is not None
         assert adapters.quantised is not None
@@ -42,7 +46,13 @@ class Adapted(InFloat8, Elementwise):
         x = self.cast(x, self.compute, f"{module} input in {self.compute}")
         whole = tape.store(f"{module}.weight dequantised", weight, self.compute, BITSANDBYTES)
         made: tuple[int, ...] = (whole,)
-        prepares: tuple[tuple[int, int], ...] = ((whole, 1),)
+        again: tuple[tuple[int, int], ...] = ((whole, 1),)
+        if self.parameters != self.compute:
+            wide = tape.store(
+                f"{module}.weight dequantised in {self.parameters}", weight, self.parameters, BITSANDBYTES
+            )
+            again = ((wide, 1), (whole, 1), (wide, -1))
+        prepares = again
         if adapters.quantised.nested:
             rule = workspaces.named(scales, weight=weight, block_size=adapters.quantised.block_size)
             around_zero, shifted = (
@@ -50,7 +60,8 @@ class Adapted(InFloat8, Elementwise):
                 for name in ("scales around zero in fp32", "scales in fp32")
             )
             made = (around_zero, shifted, whole)
-            prepares = ((shifted, 1), (whole, 1), (shifted, -1))  # to which backward adds their mean in place
+            # Backward adds their mean in place.
+            prepares = ((shifted, 1), again[0], (shifted, -1), *again[1:])
         y = tape.new(f"{module} output", out, self.compute, BITSANDBYTES)
         node = Node(
             module,
@@ -65,7 +76,9 @@ class Adapted(InFloat8, Elementwise):
             multiplies=True,
         )
         tape.record(node)
-        return self.cast(y, given, f"{module} output in {given}")
+        y = self.cast(y, given, f"{module} output in {given}")
+        tape.still_named(x)  # bitsandbytes/nn/modules.py, Linear4bit.forward: its own cast of the input
+        return y
 
     def _adapter(self, x: Tensor, base: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
         """result + B(A(dropout(x))) * scaling, in the adapter's dtype unless autocast says otherwise."""

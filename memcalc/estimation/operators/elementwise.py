@@ -334,7 +334,7 @@ class Elementwise(Base):
 
     def split(self, x: Tensor, shapes: tuple[Shape, ...], name: str) -> tuple[Tensor, ...]:
         """Views of one tensor that get gradients of their own; backward joins these into one new tensor."""
-        parts = tuple(Tensor(x.storage, shape, x.dtype) for shape in shapes)
+        parts = tuple(Tensor(x.storage, shape, x.dtype, strided=True) for shape in shapes)
         self.tape.record(Node(name, (x,), parts, (), (NEW,)))
         return parts
 

@@ -42,11 +42,16 @@ class Norms(Base):
         out: Shape | None,
         heads: str = "",
     ) -> Tensor:
-        """`out`: the output's shape where it is seen with other axes."""
-        tape = self.tape
+        """`out`: the output's shape where it is seen with other axes.
+
+        Both directions copy an input whose rows do not follow one another (`expect_contiguous`).
+        """
+        tape, citation = self.tape, "ATen native/cuda/layer_norm_kernel.cu: x, mean and rstd are saved"
         if self.autocast:
             x = self.cast(x, "fp32")  # autocast's fp32 list
-        citation = "ATen native/cuda/layer_norm_kernel.cu: x, mean and rstd are saved"
+        in_order: tuple[int, ...] = ()
+        if x.strided:
+            in_order = (tape.store(f"{module} input in order", x.shape, x.dtype, citation),)
         y = tape.new(f"{module} output", out or x.shape, x.dtype, "torch.nn.functional.layer_norm, rms_norm")
         kept = [tape.store(f"{module} {name}", x.shape[:-1], "fp32", citation) for name in statistics]
         item_bytes = DTYPE_BYTES[self.parameters]
@@ -69,7 +74,9 @@ class Norms(Base):
             (y,),
             (x.storage, *kept),
             (NEW,),
-            also_allocates=tuple(kept),
+            also_allocates=(*in_order, *kept),
+            made_first=in_order,
+            prepares=tuple((index, 1) for index in in_order),
             backward_temporaries=(scratch,) if tensors else (),
             parameters=gradients,
             module=module,
