@@ -36,7 +36,7 @@ class Tensor:
 
     `grad` says whether a gradient flows into the tensor at all; the operator that makes the tensor settles it.
     `subclass` says whether its gradients are of a tensor subclass, whose sums are never made in place.
-    `strided` says whether it lies in another order than that of its axes, or with gaps: as transposed ones and parts do.
+    `strided` says whether it lies in another order than that of its axes or with gaps, as transposed ones and parts do.
     """
 
     storage: int
