@@ -184,3 +184,25 @@ def test_sorts_run_on_cards_without_kernels_of_their_own(dry_run_here: Path, nul
     (dry_run_here / "script.py").write_text(SORTS)
 
     assert run([null_python, "script.py"], card).outcome == DONE
+
+
+OTHERS = """
+import torch
+
+@torch.library.custom_op("others::update", mutates_args=("state", "parts"))
+def update(gradient: torch.Tensor, state: torch.Tensor, parts: list[torch.Tensor]) -> None:
+    state.fill_(7)
+    parts[0].fill_(7)
+
+state, part = torch.ones(2, 4, dtype=torch.long, device="cuda"), torch.ones(4, dtype=torch.long, device="cuda")
+update(torch.randn(4, device="cuda"), state, [part])
+print(state[0, 0].item(), part[0].item())
+"""
+
+
+def test_what_operators_of_other_packages_write_is_unknown(dry_run: Script) -> None:
+    """bitsandbytes' 8-bit optimizers are such an operator."""
+    result = dry_run(OTHERS)
+
+    assert result.outcome == DONE
+    assert sum(read.count for read in result.processes[0].unknown_reads) == 2

@@ -172,6 +172,11 @@ API cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     return SUCCESS;
 }
 
+/* struct cudaMemLocation of the reference, since CUDA 13 an argument; before, a device's number stood there. */
+struct memory_location {
+    int type, id;
+};
+
 static cudaError_t host_memory(void **out, size_t size, enum host_kind kind) {
     *out = size == 0 ? NULL : null_host_alloc(size, kind);
     return remember(*out == NULL && size > 0 ? OUT_OF_MEMORY : SUCCESS);
@@ -184,6 +189,12 @@ API cudaError_t cudaHostAlloc(void **out, size_t size, unsigned flags) {
 API cudaError_t cudaMallocManaged(void **out, size_t size, unsigned flags) {
     (void)flags;
     return host_memory(out, size, MANAGED);
+}
+/* Managed memory is the host's here, wherever a program wants it next: bitsandbytes' paged optimizers do. */
+API cudaError_t cudaMemPrefetchAsync(const void *address, size_t size, struct memory_location where, unsigned flags,
+                                     cudaStream_t stream) {
+    (void)address; (void)size; (void)where; (void)flags; (void)stream;
+    return SUCCESS;
 }
 API cudaError_t cudaFreeHost(void *address) { null_host_free(address); return SUCCESS; }
 API cudaError_t cudaHostRegister(void *address, size_t size, unsigned flags) {

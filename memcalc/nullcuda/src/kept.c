@@ -192,6 +192,7 @@ void null_copy(void *to, const void *from, size_t size) {
 }
 
 void null_clear(void *address, size_t size) {
+    if (alive == 0) return;
     pthread_mutex_lock(&lock);
     forget(address, size);
     pthread_mutex_unlock(&lock);

@@ -40,6 +40,7 @@
 /* Of libmemcalcnull.so (null.h is C). */
 extern "C" {
 void null_copy(void *to, const void *from, size_t size);
+void null_clear(void *address, size_t size);
 bool null_recall(void *to, const void *address, size_t size);
 void null_reads_are_known(bool known);
 }
@@ -321,11 +322,12 @@ struct Call {
     template <typename Do> void each_written(Do &&act) const {
         for (size_t i = 0; i < arguments.size(); i++) {
             if (!written(i)) continue;
-            const IValue ours = possible ? host[i] : IValue();
+            const bool computed = possible && i < host.size(); /* not before prepare() */
+            const IValue ours = computed ? host[i] : IValue();
             if (arguments[i].isTensor()) act(arguments[i].toTensor(), ours);
             else if (arguments[i].isTensorList()) {
                 const auto real = arguments[i].toTensorVector();
-                const auto values = possible ? ours.toTensorVector() : std::vector<Tensor>();
+                const auto values = computed ? ours.toTensorVector() : std::vector<Tensor>();
                 for (size_t k = 0; k < real.size(); k++) act(real[k], k < values.size() ? IValue(values[k]) : IValue());
             }
         }
@@ -377,7 +379,12 @@ void handle(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
         }
         op.redispatchBoxed(keys & BELOW_KEY, stack);
         if (rules.collective) for (const Tensor &tensor : given) if (tensor.defined() && on_device(tensor)) forget(tensor);
-        call.each_written([](const Tensor &tensor, const IValue &) { if (tensor.defined() && on_device(tensor)) forget(tensor); });
+        call.each_written([&](const Tensor &tensor, const IValue &) {
+            if (!tensor.defined() || !on_device(tensor)) return;
+            forget(tensor);
+            /* The stubs know what a collective leaves, and nothing of another package's kernels. */
+            if (!rules.collective) null_clear(tensor.storage().mutable_data(), tensor.storage().nbytes());
+        });
         return;
     }
     call.prepare();
@@ -413,6 +420,10 @@ void handle(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
         else
             forget(tensor);
     });
+    if (!done || call.level == UNKNOWN) /* what the stubs have kept of the tensor whose place it took is not its value */
+        for (const IValue &result : real)
+            if (result.isTensor() && keepable(result.toTensor()))
+                null_clear(result.toTensor().mutable_data_ptr(), result.toTensor().nbytes());
     if (!done) return;
     for (size_t i = 0; i < real.size() && i < results.size(); i++) {
         const auto *alias = op.schema().returns()[i].alias_info();
