@@ -18,7 +18,7 @@ MISSING = (
 WRONG = {
     "estimate": MISSING,
     "estimat gpt3": "error: No such command 'estimat'. Did you mean 'estimate'? Try `memcalc --help`.\n",
-    "estimate gpt33": "error: gpt33: neither a file nor a preset. Did you mean gpt3?\n",
+    "estimate gpt33": "error: gpt33: not a file, preset or hub id. Did you mean gpt3?\n",
     "estimate gpt3 --format xml": (
         "error: Invalid value for '--format' / '-f': 'xml' is not one of 'table', 'json', 'markdown', 'csv'. "
         "Try `memcalc estimate --help`.\n"

@@ -1,0 +1,36 @@
+"""A hub id as a run: transformers' Trainer with its own defaults, on one GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memcalc.catalogue.resolution import resolve
+from memcalc.importers.engine import Imported, read
+from memcalc.importers.huggingface import TRAINING_ARGUMENTS
+from memcalc.spec.families import attends_eagerly
+
+TRAINER = "transformers 5.23 Trainer"  # the release whose fields and defaults `importers.huggingface` has
+
+
+def trainer_run(hub_id: str, overridden: frozenset[str]) -> Imported:
+    """Return the run of Trainer on a published model: micro-batch 1, everything else as TrainingArguments default it.
+
+    Args:
+        hub_id: ORG/NAME.
+        overridden: our fields that the user sets anyway.
+
+    Raises:
+        InputError: the model is unknown; see `memcalc.catalogue.resolution.resolve`.
+        Unavailable: the model is gated, or the hub cannot be reached.
+    """
+    model_type: object = None
+    if not overridden & {"preset", "hf_config"}:
+        published = resolve(hub_id)
+        hub_id, model_type = published.hub_id, published.config.get("model_type")
+    arguments = {"model_name_or_path": hub_id, "per_device_train_batch_size": 1}
+    found = read(TRAINING_ARGUMENTS, arguments, ".", overridden)
+    training = found.blocks["training"]
+    if training["dtype"] == "fp32" and not attends_eagerly(model_type, training["implementation"]):
+        training.setdefault("attention", "memory-efficient")  # sdpa's choice: its flash kernel takes no fp32
+    program = f"the run is that of {TRAINER} with its defaults and micro-batch 1."
+    return replace(found, name=hub_id, notes=(program, *found.notes))
