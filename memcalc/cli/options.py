@@ -32,8 +32,8 @@ def complete_field(incomplete: str) -> list[str]:
 
 
 CONFIG_HELP = (
-    "A YAML file, a Hugging Face config.json, another framework's configuration, a preset's name (see `memcalc "
-    "models`), or - for standard input."
+    "A Hugging Face hub id, a preset (see `memcalc models`), a YAML file, a config.json or its directory, another "
+    "framework's configuration, or - for standard input."
 )
 SET_HELP = "Override a field, e.g. --set b=4 --set parallelism.zero_stage=3. Repeatable."
 

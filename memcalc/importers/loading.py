@@ -130,8 +130,9 @@ def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported |
 
 
 def _fields(overrides: Iterable[str]) -> frozenset[str]:
-    """The paths of the fields that overrides set."""
-    return frozenset(".".join(map(str, place)) for place in parse_overrides(overrides))
+    """The paths of the fields that overrides set; the number of all GPUs sets the data parallelism."""
+    found = frozenset(".".join(map(str, place)) for place in parse_overrides(overrides))
+    return found | {"parallelism.data_parallel"} if "parallelism.gpus" in found else found
 
 
 def list_config_json(source: str | Path) -> Imported | None:

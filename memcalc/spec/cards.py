@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,17 @@ from typing import Any
 import yaml
 
 from memcalc.errors import InputError
+from memcalc.units import parse_bytes
 
 FILE = Path(__file__).parent.parent / "data" / "gpus.yaml"
 
 # CSafeLoader is some ten times faster, but is absent where PyYAML was built without libyaml.
 LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+DEFAULT_CARD = "a100-80gb"  # whose kernels a GPU without a name is assumed to have
+_FEWEST_BARE_BYTES = 2**20  # a smaller number without a unit is no number of bytes
+# "12GiB", "rtx-4090:20 GiB": a card's own name ends with its memory, too, but has no colon and is found first.
+_SIZED = re.compile(r"(?:(?P<card>[^:]{1,60}):)?(?P<size>\d{1,30}(?:\.\d{1,30})?\s*[KMGTkmgt]i?[Bb])")
 
 # "NVIDIA GeForce RTX 3090" and "rtx-3090" are one card.
 _MAKERS = re.compile(r"^(nvidia-|amd-|intel-|huawei-|tesla-|geforce-|instinct-|radeon-)+")
@@ -43,6 +49,7 @@ class Card:
         bandwidth_bytes_per_second: of its DRAM.
         bf16_tflops: dense bf16 rate; None: no bf16 matrix units.
         source: what usable_bytes rests on.
+        row: the row of the table whose kernels and rates the card has: its name, but for a budget.
     """
 
     name: str
@@ -61,11 +68,28 @@ class Card:
     bandwidth_bytes_per_second: int
     bf16_tflops: float | None
     source: str
+    row: str
+
+
+def with_budget(gpu: str | None, budget: str) -> str:
+    """Return the name of a GPU of which a run may hold `budget`: "rtx-4090:20GiB"; without a GPU "12GiB".
+
+    Raises:
+        InputError: the budget is not a size with a unit, or not positive.
+    """
+    size = parse_bytes(budget)
+    if size <= 0 or (budget.strip().isdecimal() and size < _FEWEST_BARE_BYTES):
+        raise InputError(f"budget = {budget[:60]} has no unit.", f"Write one, such as {budget.strip()[:30]}GiB.")
+    text = re.sub(r"\s+", "", budget)
+    return text if gpu is None else f"{gpu.partition(':')[0]}:{text}"
 
 
 @lru_cache(maxsize=256)
 def find_card(name: str) -> Card:
     """The card of that name or alias; case, spaces and the maker's name do not matter.
+
+    A size alone ("12GiB"), or after a name and a colon, is what a run may hold of the card, at most its usable memory.
+    Without a name the kernels are those of an A100.
 
     Raises:
         InputError: when there is no such card; the message names the nearest ones.
@@ -73,6 +97,9 @@ def find_card(name: str) -> Card:
     found = _index().get(_normalized(name))
     if found is not None:
         return found
+    limited = _SIZED.fullmatch(name)
+    if limited is not None:
+        return _limited(limited["card"], limited["size"])
     nearest = _nearest(name)
     raise InputError(
         f"{name[:60]!r} is not a known GPU." + (f" Nearest: {', '.join(nearest)}." if nearest else ""),
@@ -108,7 +135,29 @@ def _card(name: str, row: dict[str, Any], context_bytes: int, sources: dict[str,
         bandwidth_bytes_per_second=round(row["bandwidth_tb_s"] * 1e12),
         bf16_tflops=row["bf16_tflops"],
         source=sources[row["source"]],
+        row=name,
     )
+
+
+def _limited(gpu: str | None, size: str) -> Card:
+    """The card of which a run may hold `size`; without a name the one that kernels are assumed of."""
+    budget = parse_bytes(size)
+    if gpu is None:
+        label = f"a GPU with {size}"
+        return replace(
+            find_card(DEFAULT_CARD),
+            name=size,
+            label=label,
+            device_name=label,
+            aliases=(),
+            advertised_bytes=budget,
+            smi_bytes=None,
+            usable_bytes=budget,
+            source="a budget",
+        )
+    card = find_card(gpu)
+    usable = min(budget, card.usable_bytes)
+    return replace(card, name=f"{card.name}:{size}", label=f"{card.label} (budget {size})", usable_bytes=usable)
 
 
 def _capability(text: str | None) -> tuple[int, int] | None:

@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from memcalc.catalogue.resolution import resolve
 from memcalc.errors import InputError
 from memcalc.files import is_file
-from memcalc.spec.defaults import default_parallelism, default_training, tie_batch
+from memcalc.spec.cards import with_budget
+from memcalc.spec.defaults import default_parallelism, default_training, split_gpus, tie_batch
 from memcalc.spec.derive import derive_model
 from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, NESTED, canonical_block, describe, unknown_top_level
 from memcalc.spec.inference import default_inference, forward_of
@@ -31,8 +32,11 @@ from memcalc.spec.rules import check_rules
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import ParallelismSpec, TrainingSpec
 from memcalc.spec.validation import validated
+from memcalc.spec.words import BUDGET, GPUS
 from memcalc.spec.yaml_source import Path as Place
 from memcalc.spec.yaml_source import Source
+
+_DATA_PARALLEL: Place = ("parallelism", "data_parallel")
 
 
 def load(
@@ -114,6 +118,10 @@ def load_opened(
         overridden[CARD] = "--gpu"
     read = replace(opened.source, overridden=overridden)
     blocks = copy.deepcopy(dict(opened.blocks))
+    if GPUS in changes and _DATA_PARALLEL not in changes:
+        blocks.get("parallelism", {}).pop(_DATA_PARALLEL[-1], None)
+    elif _DATA_PARALLEL in changes and GPUS not in changes:
+        blocks.get("parallelism", {}).pop(GPUS[-1], None)
     named = next((changes[key,] for key in MODEL_SOURCES if changes.get((key,)) is not None), None)
     if named is not None:
         _make_way(blocks, str(named))
@@ -143,7 +151,10 @@ def load_parallelism(opened: Opened, changes: Mapping[Place, Any], training: Tra
         InputError: a value cannot be; `load_opened` says which.
     """
     blocks = {"parallelism": dict(opened.blocks.get("parallelism", {}))}
+    if GPUS in changes and _DATA_PARALLEL not in changes:
+        blocks["parallelism"].pop(_DATA_PARALLEL[-1], None)
     apply_overrides(blocks, {path: value for path, value in changes.items() if path[0] == "parallelism"})
+    blocks["parallelism"] = split_gpus(blocks["parallelism"], "parallelism.gpus")
     try:
         return ParallelismSpec(**default_parallelism(blocks["parallelism"], training.implementation))
     except ValidationError as error:
@@ -169,19 +180,15 @@ def mapping_of(source: Source) -> dict[str, Any]:
 def _blocks(source: Source) -> dict[str, Any]:
     """The blocks of a file under their full names; a Hugging Face config.json becomes a model block."""
     data = mapping_of(source)
-    if "model_type" in data and "model" not in data:
-        return _of_config_json(read_config(data, source.label))
-    if "architectures" in data and "model" not in data:
-        raise InputError(
-            "this Hugging Face config.json has no model_type, so its family is unknown.",
-            'Add it, such as "model_type": "llama".',
-            source.label,
-        )
+    if "model" not in data and data.keys() & {"model_type", "architectures", "_class_name"}:
+        return _of_config_json(_read_config_json(data, source.label))
     blocks: dict[str, Any] = {}
     for key, value in data.items():
         if key == "inference" and value is None:  # a training run, written out in full
             continue
-        if key in BLOCKS:
+        if key == "model" and isinstance(value, str) and "preset" not in data:  # `model: llama-3-8b` names one
+            blocks["preset"] = value
+        elif key in BLOCKS:
             blocks[key] = canonical_block(key, value, source)
         elif key not in ("name", *MODEL_SOURCES):
             raise unknown_top_level(key, source.where((key,)))
@@ -195,6 +202,27 @@ def _blocks(source: Source) -> dict[str, Any]:
         if key in model:
             blocks[key] = model.pop(key)
     return blocks
+
+
+def _read_config_json(data: dict[str, Any], label: str) -> ModelReading:
+    """Read a config.json of transformers.
+
+    Raises:
+        InputError: it says no model_type; or as `read_config`.
+    """
+    if "model_type" in data:
+        return read_config(data, label)
+    if "_class_name" in data:
+        raise InputError(
+            f"this is the config of a {describe(data['_class_name'])} of diffusers, which has no formulas here.",
+            "memcalc estimates language models; any module can be traced: memcalc.trace(module, inputs) in Python.",
+            label,
+        )
+    raise InputError(
+        "this Hugging Face config.json has no model_type, so its family is unknown.",
+        'Add it, such as "model_type": "llama".',
+        label,
+    )
 
 
 def _of_config_json(reading: ModelReading) -> dict[str, Any]:
@@ -213,7 +241,7 @@ def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
         left_aside = given
         inference = default_inference(blocks["inference"], model, source.where(("inference", "context_length")))
         given = forward_of(inference)
-    parallelism = blocks.get("parallelism", {})
+    parallelism = split_gpus(blocks.get("parallelism", {}), source.where(GPUS))
     training = default_training(given, model, parallelism.get("offload"))
     parallelism = default_parallelism(parallelism, training.get("implementation"))
     training = tie_batch(training, parallelism, source.where(("training", "global_batch_size")))
@@ -223,7 +251,7 @@ def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
             "model": model,
             "training": training,
             "parallelism": parallelism,
-            "hardware": blocks.get("hardware", {}),
+            "hardware": _with_budget(blocks.get("hardware", {}), source),
             "inference": inference,
         },
         source,
@@ -233,6 +261,24 @@ def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
     if not left_aside or left_aside == spec.training.model_dump(exclude_none=True):  # none, or resolved before
         return spec.with_notes(reading.notes) if reading.notes else spec
     return spec.with_notes((*reading.notes, LEFT_ASIDE))
+
+
+def _with_budget(hardware: dict[str, Any], source: Source) -> dict[str, Any]:
+    """The hardware block with a GPU that has as much memory as the budget; both are inputs, the GPU's name keeps both.
+
+    Raises:
+        InputError: the budget is not a size.
+    """
+    if BUDGET[-1] not in hardware:
+        return hardware
+    filled = dict(hardware)
+    budget, gpu = filled.pop(BUDGET[-1]), filled.get("gpu")
+    if gpu is not None and not isinstance(gpu, str):  # which validation refuses
+        return filled
+    try:
+        return filled | {"gpu": with_budget(gpu, str(budget))}
+    except InputError as error:
+        raise error.located(source.where(BUDGET)) from None
 
 
 def _derived(model: dict[str, Any], source: Source) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from memcalc.cli.tree import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 MISSING = (
-    "error: Missing argument 'CONFIG'. It is a YAML file, a Hugging Face config.json, another framework's "
-    "configuration, a preset's name (see `memcalc models`), or - for standard input. Try `memcalc estimate --help`.\n"
+    "error: Missing argument 'CONFIG'. It is a Hugging Face hub id, a preset (see `memcalc models`), a YAML file, a "
+    "config.json or its directory, another framework's configuration, or - for standard input. "
+    "Try `memcalc estimate --help`.\n"
 )
 WRONG = {
     "estimate": MISSING,
