@@ -45,7 +45,11 @@ Set = Annotated[
 Gpu = Annotated[
     str | None,
     typer.Option(
-        "--gpu", "-g", metavar="CARD", help="GPU to check against; see `memcalc gpus`.", autocompletion=complete_card
+        "--gpu",
+        "-g",
+        metavar="CARD",
+        help="GPU to check against; see `memcalc gpus`. auto: this machine's.",
+        autocompletion=complete_card,
     ),
 ]
 Units = Annotated[Unit, typer.Option("--units", "-u", help="GiB is 2^30 bytes, GB is 10^9.")]

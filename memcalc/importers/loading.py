@@ -110,7 +110,7 @@ def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported |
     if names_hub_id(source):
         from memcalc.importers.hub import trainer_run
 
-        return trainer_run(str(source), _fields(overrides))
+        return trainer_run(str(source), _fields(overrides), parse_overrides(overrides).get(("training", "dtype")))
     path = _path(source)
     found = _of_standard_input() if path.name == STANDARD_INPUT else [_data(path)]
     candidates = [data for data in found if data is not None]

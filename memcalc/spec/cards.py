@@ -19,10 +19,15 @@ FILE = Path(__file__).parent.parent / "data" / "gpus.yaml"
 # CSafeLoader is some ten times faster, but is absent where PyYAML was built without libyaml.
 LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+AUTO = "auto"
 DEFAULT_CARD = "a100-80gb"  # whose kernels a GPU without a name is assumed to have
 _FEWEST_BARE_BYTES = 2**20  # a smaller number without a unit is no number of bytes
 # "12GiB", "rtx-4090:20 GiB": a card's own name ends with its memory, too, but has no colon and is found first.
 _SIZED = re.compile(r"(?:(?P<card>[^:]{1,60}):)?(?P<size>\d{1,30}(?:\.\d{1,30})?\s*[KMGTkmgt]i?[Bb])")
+
+# A name with its memory behind it: "h100-80g", "rtx-4060-ti-16380mib", "a100-80".
+_MEMORY = re.compile(r"(?P<name>.+?)-(?P<size>\d{1,6})-?(?:g|gb|gib|mib)?")
+_SEVERAL = re.compile(r"(\d{1,5})\s*[xX×*]\s*(\D.{0,60})")  # "8xH100"
 
 # "NVIDIA GeForce RTX 3090" and "rtx-3090" are one card.
 _MAKERS = re.compile(r"^(nvidia-|amd-|intel-|huawei-|tesla-|geforce-|instinct-|radeon-)+")
@@ -36,7 +41,7 @@ class Card:
         name: its key in the table.
         label: its maker's name for it.
         device_name: the driver's name for it, as torch.cuda.get_device_name shows it.
-        vendor: nvidia, amd, intel or huawei.
+        vendor: nvidia, amd, intel, huawei or google.
         aliases: other names it is found by.
         advertised_bytes: the number on the label, read as GiB: makers print "GB" for GiB of DRAM.
         smi_bytes: total that the vendor's tool shows; None: not published.
@@ -89,22 +94,65 @@ def find_card(name: str) -> Card:
     """The card of that name or alias; case, spaces and the maker's name do not matter.
 
     A size alone ("12GiB"), or after a name and a colon, is what a run may hold of the card, at most its usable memory.
-    Without a name the kernels are those of an A100.
+    Without a name the kernels are those of an A100. "auto" is the GPU of this machine.
 
     Raises:
         InputError: when there is no such card; the message names the nearest ones.
+        Unavailable: "auto", and this machine has no NVIDIA GPU.
     """
+    if name == AUTO:
+        from memcalc.spec.local_card import local_card
+
+        return local_card()
     found = _index().get(_normalized(name))
     if found is not None:
         return found
     limited = _SIZED.fullmatch(name)
     if limited is not None:
         return _limited(limited["card"], limited["size"])
+    spelled = _respelled(name)
+    if spelled is not None:
+        return spelled
+    several = _SEVERAL.fullmatch(name.strip())
+    if several is not None:
+        raise InputError(f"{name[:60]!r} names {several[1]} GPUs.", f"Write --gpu {several[2]} --gpus {several[1]}.")
+    sizes = _sizes_of(name)
+    if len(sizes) > 1:
+        asked = " or ".join(f"{card.advertised_bytes / 2**30:g}" for card in sizes)
+        names = " or ".join(card.name for card in sizes)
+        raise InputError(f"{name[:60]!r} is sold with {asked} GB of memory.", f"Write {names}.")
     nearest = _nearest(name)
     raise InputError(
         f"{name[:60]!r} is not a known GPU." + (f" Nearest: {', '.join(nearest)}." if nearest else ""),
-        "`memcalc gpus` lists all GPUs.",
+        "`memcalc gpus` lists all GPUs; --budget SIZE takes the memory of any other.",
     )
+
+
+def _respelled(name: str) -> Card | None:
+    """The card of a name with its memory behind it, as people and nvidia-smi write it; None: there is none.
+
+    "H100 80G" and "NVIDIA GeForce RTX 4060 Ti, 16380MiB" are found; "4090 48GB" is not: there is no such card.
+    """
+    parts = _MEMORY.fullmatch(_normalized(name))
+    if parts is None:
+        return None
+    bare, size = parts["name"], int(parts["size"])
+    known = [_index()[bare]] if bare in _index() else []
+    known += [card for card in all_cards() if card.name.startswith(f"{bare}-") or _normalized(card.device_name) == bare]
+    known += [card for card in all_cards() if card.name.startswith(f"rtx-{bare}-")]
+    sizes = {card.name: (card.advertised_bytes >> 30, (card.smi_bytes or 0) >> 20) for card in known}
+    return next((card for card in known if size in sizes[card.name]), None)
+
+
+def _sizes_of(name: str) -> list[Card]:
+    """The cards that a name without its memory may mean, which differ in memory: a100 is a100-40gb or a100-80gb."""
+    bare = _normalized(name[:60])
+    found: dict[int, Card] = {}
+    for card in all_cards():
+        stem = re.sub(r"-\d+gb.*$", "", card.name)
+        if stem != card.name and bare in (stem, stem.removeprefix("rtx-"), stem.replace("rtx-", "rtx", 1)):
+            found.setdefault(card.advertised_bytes, card)
+    return list(found.values())
 
 
 @lru_cache(maxsize=1)
@@ -169,17 +217,25 @@ def _capability(text: str | None) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=1)
 def _index() -> dict[str, Card]:
-    return {_normalized(name): card for card in all_cards() for name in (card.name, *card.aliases)}
+    found = {_normalized(name): card for card in all_cards() for name in (card.name, *card.aliases)}
+    for card in all_cards():
+        for name in (card.name, *card.aliases):
+            if re.match(r"rtx-\d", name):  # "4090" and "rtx4090"
+                found.setdefault(name.removeprefix("rtx-"), card)
+                found.setdefault(name.replace("rtx-", "rtx", 1), card)
+    return found
 
 
 def _normalized(name: str) -> str:
     hyphened = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return _MAKERS.sub("", hyphened)
+    return _MAKERS.sub("", hyphened).removesuffix("-gpu")
 
 
 def _nearest(name: str) -> list[str]:
-    """Names that begin alike come first: "a100" is short for two cards, not a misspelling."""
+    """Names that begin alike come first: "a100-sxm" is short for a card, not a misspelling."""
     wanted = _normalized(name[:60])
+    first = wanted.partition("-")[0]
     alike = [card.name for card in all_cards() if wanted and card.name.startswith(wanted)]
+    alike += [card.name for card in all_cards() if first and card.name.partition("-")[0] == first and first != "rtx"]
     spelled = [_index()[key].name for key in difflib.get_close_matches(wanted, _index(), n=5, cutoff=0.6)]
     return list(dict.fromkeys(alike + spelled))[:5]

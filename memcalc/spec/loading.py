@@ -269,11 +269,9 @@ def _with_budget(hardware: dict[str, Any], source: Source) -> dict[str, Any]:
     Raises:
         InputError: the budget is not a size.
     """
-    if BUDGET[-1] not in hardware:
-        return hardware
     filled = dict(hardware)
-    budget, gpu = filled.pop(BUDGET[-1]), filled.get("gpu")
-    if gpu is not None and not isinstance(gpu, str):  # which validation refuses
+    gpu, budget = filled.get("gpu"), filled.pop(str(BUDGET[-1]), None)
+    if budget is None or not (gpu is None or isinstance(gpu, str)):  # the latter is for validation to refuse
         return filled
     try:
         return filled | {"gpu": with_budget(gpu, str(budget))}

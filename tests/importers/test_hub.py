@@ -65,6 +65,9 @@ def test_models_published_in_fp32_train_in_fp32() -> None:
     training = load("openai-community/gpt2").training
 
     assert (training.recipe, training.attention) == ("fp32", "memory-efficient")  # flash attention takes no fp32
+    assert load("openai-community/gpt2", ["bf16=true"]).training.recipe == "amp"
+    assert load(LLAMA, ["bf16=true"]).training.recipe == "pure"  # the checkpoint is in bf16
+    assert load(LLAMA, ["dtype=fp32"]).training.recipe == "fp32"
 
 
 def test_a_file_of_that_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
