@@ -12,6 +12,10 @@ from hypothesis import HealthCheck, settings
 # The tests' tensors are tiny: a second thread only waits, at the cost of a core that another process of tests has use for.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Tests look for models in the catalogue only: not on the hub, nor among what this machine has downloaded.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_CACHE"] = str(Path(__file__).parent / "no-hub-cache")
+
 GOLDEN = Path(__file__).parent / "golden"
 
 # The same examples in every run, however busy the machine is; MEMCALC_EXPLORE=1 draws new ones.

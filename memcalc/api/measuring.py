@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memcalc.api.sources import Source, load
 from memcalc.progress import Progress, silent
@@ -27,6 +27,7 @@ def measure(
     python: str | None = None,
     headroom: bool = False,
     force: bool = False,
+    **fields: Any,
 ) -> Measurement:
     """What a device really holds while it runs the training step, in a process of its own. Needs torch.
 
@@ -41,11 +42,12 @@ def measure(
         python: for a null device, an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON or this one.
         headroom: do not start a run that the estimate says cannot fit.
         force: start it all the same, and on a device that others use.
+        fields: as for `load`.
     """
     from memcalc.proving.one import How, measure_one
 
     how = How(device, steps, record, alloc_conf, python, headroom, force)
-    return measure_one(of_training(load(source, *overrides, gpu=gpu), "measure"), how)
+    return measure_one(of_training(load(source, *overrides, gpu=gpu, **fields), "measure"), how)
 
 
 def measure_suite(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memcalc.api.sources import Source, load
 from memcalc.progress import Progress, silent
@@ -23,6 +23,7 @@ def recompute(
     maximize: bool = False,
     host_gb_per_second: float = 25.0,
     progress: Progress = silent,
+    **fields: Any,
 ) -> Planning:
     """Plan which activations to keep, and which to recompute. No torch.
 
@@ -39,6 +40,7 @@ def recompute(
         maximize: whether to raise micro_batch_size to the largest whose plan fits while the next one's does not.
         host_gb_per_second: 10^9 bytes a second each way to the host, for offload beside it; PCIe 4.0 x16 may reach 25.
         progress: told how many plans are made.
+        fields: as for `load`.
 
     Raises:
         DoesNotFit: no plan is small enough; the message says what the smallest needs, and what holds it.
@@ -47,7 +49,7 @@ def recompute(
     from memcalc.units import parse_bytes
 
     limit = parse_bytes(budget) if isinstance(budget, str) else budget
-    spec = of_training(load(source, *overrides, gpu=gpu), "recompute")
+    spec = of_training(load(source, *overrides, gpu=gpu, **fields), "recompute")
     link = round(host_gb_per_second * 10**9)
     return plan_recompute(spec, limit, strategy, maximize=maximize, host_bytes_per_second=link, progress=progress)
 

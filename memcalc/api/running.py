@@ -33,6 +33,7 @@ def trace(
     alloc_conf: str = "",
     python: str | None = None,
     progress: Progress = silent,
+    **fields: Any,
 ) -> Trace: ...
 
 
@@ -80,8 +81,8 @@ def trace(
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
         python: for the null device, an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON or this one.
         progress: told how far the work is.
-        options: of a module's step: loss, optimizer, autocast, zero_grad, gradient_accumulation_steps; see
-            `memcalc.step.module_run.ModuleStep`.
+        options: of a configuration: fields, as for `load`; of a module's step: loss, optimizer, autocast, zero_grad,
+            gradient_accumulation_steps; see `memcalc.step.module_run.ModuleStep`.
     """
     from memcalc.errors import InputError
     from memcalc.tracing.module import is_module, trace_module
@@ -94,13 +95,7 @@ def trace(
                 "module",
             )
         return trace_module(source, given[0], gpu, steps, semantics, alloc_conf, progress, **options)
-    if options:
-        raise InputError(
-            f"{', '.join(options)}: only a module is traced with these.",
-            "Write them into the configuration's training block.",
-            "trace",
-        )
-    spec = load(cast("Source", source), *given, gpu=gpu)
+    spec = load(cast("Source", source), *given, gpu=gpu, **options)
     if device == "null":
         of_training(spec, "trace --device null")
         from memcalc.nullcuda.tracing import trace as trace_on_null

@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from memcalc.api.sources import Source, run_of
+from memcalc.api.sources import Source, assignments, run_of
 from memcalc.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     from memcalc.checking.report import CheckReport
     from memcalc.engine import Grid, Table
-    from memcalc.fitting.answer import Cluster, Fit
+    from memcalc.fitting.answer import Fit
 
 _T = TypeVar("_T")
 
@@ -51,7 +49,7 @@ def sweep(
     return replayed(table, replay, progress)
 
 
-def fit(
+def fit(  # noqa: PLR0913 -- what the command has options for
     source: Source,
     *overrides: str,
     gpu: str | None = None,
@@ -60,7 +58,10 @@ def fit(
     minimize: str | None = None,
     hold: Sequence[str] = (),
     progress: Progress = silent,
-    **options: Unpack[Cluster],
+    node: int | None = None,
+    nic_gbit: float | None = None,
+    top: int = 5,
+    **fields: Any,
 ) -> Fit:
     """What fits: the largest batch and sequence, the fewest cards, the best layouts, the smallest changes.
 
@@ -74,13 +75,17 @@ def fit(
         minimize: one quantity alone: gpus, gpu_kind or recompute.
         hold: fields of the parallelism, `micro_batch_size` or `recompute`, that every layout keeps as they are.
         progress: told how many layouts and changes are done.
-        options: node, nic_gbit, top: see `memcalc.fitting.answer.Question`.
+        node: GPUs per node; None: as the GPU's table says.
+        nic_gbit: 10^9 bits a second of network for each GPU; None: as the table says.
+        top: how many layouts are wanted in full.
+        fields: as for `load`.
     """
-    from memcalc.fitting.answer import Question
+    from memcalc.fitting.answer import Cluster, Question
     from memcalc.fitting.fit import fit as fit_run
 
-    question = Question(gpus=gpus, maximize=maximize, minimize=minimize, hold=tuple(hold), **options)
-    run = run_of(source, *overrides, gpu=gpu, gpus=1 if minimize == "gpus" else gpus, verb="fit")
+    cluster = Cluster(node=node, nic_gbit=nic_gbit, top=top)
+    question = Question(gpus=gpus, maximize=maximize, minimize=minimize, hold=tuple(hold), **cluster)
+    run = run_of(source, *overrides, *assignments(fields), gpu=gpu, gpus=1 if minimize == "gpus" else gpus, verb="fit")
     return fit_run(run, question, progress)
 
 

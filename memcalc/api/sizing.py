@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memcalc.api.sources import Source, load
 from memcalc.progress import Progress, silent
@@ -20,6 +20,7 @@ def estimate(
     alloc_conf: str | None = None,
     rehearse: bool = True,  # noqa: ARG001 -- accepted from before every estimate was replayed
     progress: Progress = silent,
+    **fields: Any,
 ) -> Result:
     """What each GPU holds: closed formulas, and a replay of all requests through a model of PyTorch's allocator.
 
@@ -34,9 +35,10 @@ def estimate(
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF: short for the override "alloc_conf=...".
         rehearse: has no effect; every estimate has the replay.
         progress: told how far a trace in place of formulas is.
+        fields: as for `load`.
     """
     settings = () if alloc_conf is None else (f"training.alloc_conf={alloc_conf}",)
-    spec = load(source, *overrides, *settings, gpu=gpu)
+    spec = load(source, *overrides, *settings, gpu=gpu, **fields)
     if spec.model.transformers_config is not None or _needs_trace(spec):
         from memcalc.tracing.trace import in_place_of_formulas
 
@@ -54,8 +56,9 @@ def _needs_trace(spec: Spec) -> bool:
     return not has_formulas(spec) and stands_in(spec)
 
 
-def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None) -> Comparison:
-    """Two runs beside each other: components at each one's peak, and phases. Overrides apply to both."""
+def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None, **fields: Any) -> Comparison:
+    """Two runs beside each other: components at each one's peak, and phases. Overrides and fields apply to both."""
     from memcalc.checking.comparison import compare
 
-    return compare(estimate(a, *overrides, gpu=gpu).replayed, estimate(b, *overrides, gpu=gpu).replayed)
+    first, second = (estimate(each, *overrides, gpu=gpu, **fields).replayed for each in (a, b))
+    return compare(first, second)

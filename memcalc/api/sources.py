@@ -17,18 +17,42 @@ DATA_PARALLEL = "parallelism.data_parallel"
 Source = Spec | str | Path | Mapping[str, Any]
 
 
-def load(source: Source, *overrides: str, gpu: str | None = None) -> Spec:
+def load(source: Source, *overrides: str, gpu: str | None = None, **fields: Any) -> Spec:
     """The run that `source` describes, with every default filled in and every rule checked.
 
     Args:
-        source: a path, a preset's name, "-" for standard input, a mapping, or a Spec.
+        source: a path, a preset's name, a hub id, "-" for standard input, a mapping, or a Spec.
         overrides: "field=value", applied in this order. On a Spec, whose derived sizes are already filled in, they
             change only the fields they name; on every other source sizes that follow from others follow.
         gpu: the card to judge by, in place of `hardware.gpu`.
+        fields: further overrides by the bare name of their field: micro_batch_size=4, lora={"rank": 16}.
     """
     from memcalc.importers.loading import load as load_spec
 
-    return load_spec(source, overrides, gpu=gpu)
+    return load_spec(source, (*overrides, *assignments(fields)), gpu=gpu)
+
+
+def assignments(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return fields and their values as "field=value", as --set takes them; those of a nested block one by one.
+
+    Raises:
+        InputError: a value is no number, text, boolean, list or mapping.
+    """
+    import json
+
+    from memcalc.errors import InputError
+
+    found: list[str] = []
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            found += assignments({f"{name}.{inner}": each for inner, each in value.items()})
+            continue
+        try:
+            found.append(f"{name}={'' if value is None else json.dumps(value)}")
+        except (TypeError, ValueError):
+            kind = type(value).__name__
+            raise InputError(f"a {kind} is no value of a field.", "Give a number, text or list.", name) from None
+    return tuple(found)
 
 
 def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, gpus: int | None = None) -> Run:

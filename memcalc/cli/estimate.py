@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from memcalc.cli.options import Config, Device, Gpu, Set, Units
+from memcalc.cli.shorthand import ShorthandCommand, takes_shorthands
 
 if TYPE_CHECKING:
     from memcalc.ledger.result import Result
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EXPLAIN_HELP = "Show the rows, formulas and sources of all components, or of one; `parameters`: by module."
 
 
-class CommandClass(TyperCommand):
+class CommandClass(ShorthandCommand):
     """Allows --explain without a component, which explains all of them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -34,6 +34,7 @@ def complete_component(incomplete: str) -> list[str]:
     return [word for word in EXPLAINABLE if word.startswith(incomplete)]
 
 
+@takes_shorthands()
 def command(
     config: Config,
     *,

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from memcalc.cli.options import AcceptUnknown, Config, Gpu, Set, Units
+from memcalc.cli.shorthand import takes_shorthands
 
 GPUS_HELP = (
     "Number of GPUs; default: that of the configuration. With --minimize gpus: the most to try, by default 4,096."
@@ -21,6 +22,7 @@ def complete_hold(incomplete: str) -> list[str]:
     return [field for field in HOLDABLE if field.startswith(incomplete)]
 
 
+@takes_shorthands(without=("gpus",))
 def command(
     config: Config,
     *,

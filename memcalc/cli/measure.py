@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memcalc.cli.options import CONFIG_HELP, Device, Plot, Set, Units, complete_config
+from memcalc.cli.shorthand import takes_shorthands
 from memcalc.cli.trace import EXPORT_HELP
 from memcalc.errors import InputError, MemcalcError
 from memcalc.text import harmless
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from memcalc.measuring.ranks import Place
 
 
+@takes_shorthands()
 def command(
     config: Annotated[
         str | None, typer.Argument(metavar="CONFIG", help=CONFIG_HELP, autocompletion=complete_config)

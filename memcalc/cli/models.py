@@ -1,4 +1,4 @@
-"""`memcalc models`: the presets."""
+"""`memcalc models`: the presets, and the published models of the catalogue."""
 
 from __future__ import annotations
 
@@ -8,14 +8,34 @@ import typer
 
 
 def command(
+    query: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[QUERY]", help="Search the published models: words of a hub id, such as `qwen3 14b`."),
+    ] = None,
+    *,
     form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
+    every: Annotated[bool, typer.Option("--all", help="Show all that match, not the first 20.")] = False,
 ) -> None:
-    """List the presets and the model families.
+    """List presets and model families, or search published models.
 
-    Layers l, hidden size d, heads h, vocabulary V, as in the formulas.
+    Layers l, hidden size d, heads h, vocabulary V, as in the formulas. Every hub id found can be estimated by its name.
+
+    Example: memcalc models llama 3.1 8b
     """
     from memcalc.cli.output import print_text
     from memcalc.cli.render import print_listing
+
+    if query:
+        from memcalc.catalogue.shipped import search_shipped
+        from memcalc.report.published import MOST_ROWS, published_grid, published_rows, published_words
+
+        found = search_shipped(" ".join(query))
+        rows = published_rows(found if every or form == "json" else found[:MOST_ROWS])
+        print_listing(form, rows, published_grid(rows))
+        if form != "json":
+            words = published_words(" ".join(query), len(found), len(rows))
+            print_text(words if form == "table" else f"\n{words}")
+        return
     from memcalc.report.listings import family_words, model_grid, model_rows
 
     rows = model_rows()

@@ -32,8 +32,8 @@ def complete_field(incomplete: str) -> list[str]:
 
 
 CONFIG_HELP = (
-    "A YAML file, a Hugging Face config.json, another framework's configuration, a preset's name (see `memcalc "
-    "models`), or - for standard input."
+    "A Hugging Face hub id, a preset (see `memcalc models`), a YAML file, a config.json or its directory, another "
+    "framework's configuration, or - for standard input."
 )
 SET_HELP = "Override a field, e.g. --set b=4 --set parallelism.zero_stage=3. Repeatable."
 
@@ -45,7 +45,11 @@ Set = Annotated[
 Gpu = Annotated[
     str | None,
     typer.Option(
-        "--gpu", "-g", metavar="CARD", help="GPU to check against; see `memcalc gpus`.", autocompletion=complete_card
+        "--gpu",
+        "-g",
+        metavar="CARD",
+        help="GPU to check against; see `memcalc gpus`. auto: this machine's.",
+        autocompletion=complete_card,
     ),
 ]
 Units = Annotated[Unit, typer.Option("--units", "-u", help="GiB is 2^30 bytes, GB is 10^9.")]

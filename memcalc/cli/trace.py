@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from memcalc.cli.options import Config, Gpu, Plot, Set, Units
+from memcalc.cli.shorthand import takes_shorthands
 
 EXPORT_HELP = (
     "Write the run for another program: .pickle, a memory snapshot for pytorch.org/memory_viz; .json, a Chrome trace "
@@ -16,6 +17,7 @@ EXPORT_HELP = (
 )
 
 
+@takes_shorthands()
 def command(
     config: Config,
     *,

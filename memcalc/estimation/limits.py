@@ -66,7 +66,23 @@ def resolved(spec: Spec, limit: Limit) -> Limit:
         limit = limit._replace(holds_memory=limit.holds_memory and beyond)
     if limit.bytes_per_parameter:
         limit = limit._replace(at_least_bytes=max(limit.at_least_bytes, _copy_bytes(spec, limit.bytes_per_parameter)))
+    if limit.parameters_of_whole:
+        limit = limit._replace(at_least_bytes=max(limit.at_least_bytes, _rest_bytes(spec, limit.parameters_of_whole)))
     return limit
+
+
+def _rest_bytes(spec: Spec, parameters: int) -> int:
+    """Return the bytes per GPU of the weights that a model of so many parameters has beside the run's own model.
+
+    At least 2 bytes per parameter on one GPU or under DDP, ZeRO 1 and 2. 0 where they may be sharded, split, quantized
+    or in host memory. In generation, too, they are loaded with the model.
+    """
+    parallelism = spec.parallelism
+    if parallelism.ranks > parallelism.data_parallel or parallelism.zero_stage == 3 or parallelism.weights_on_host:
+        return 0
+    if spec.training.finetune == "qlora" or (spec.inference is not None and spec.inference.quantization != "none"):
+        return 0
+    return 2 * max(parameters - count_parameters(spec.model), 0)
 
 
 def _copy_bytes(spec: Spec, width: int) -> int:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import get_args
 
+from memcalc.importers.models import placed_config
 from memcalc.importers.switches import is_on
 from memcalc.importers.table import Draft
 from memcalc.spec.finetuning import Target
@@ -26,6 +27,11 @@ _PEFTS = {
     ("starcoder2", "phi-3.5"): ("q_proj", "v_proj"),
     ("gpt2", "pythia", "gpt-neox", "bloom", "falcon", "mpt", "starcoder", "codegen", "phi-3"): ("qkv_proj",),
     ("phi-1", "phi-2"): ("q_proj", "v_proj", "up_proj", "down_proj"),
+}
+# The same by model_type.
+_PEFTS_OF = {
+    ("gpt2", "gpt_neox", "bloom", "falcon", "mpt", "gpt_bigcode", "codegen", "phi3"): ("qkv_proj",),
+    ("phi",): ("q_proj", "v_proj", "up_proj", "down_proj"),
 }
 
 # How PEFT's patterns end: "...(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
@@ -50,13 +56,15 @@ def place_adapters(draft: Draft) -> None:
     if isinstance(targets, list):
         targets = _layers(draft, map(str, targets))
     if targets is None and facts.get("pefts_layers") is True:
-        targets = _pefts(str(draft.values.get("preset", "")))
+        targets = _pefts(str(draft.values.get("preset", "")), str(placed_config(draft).get("model_type", "")))
         draft.notes.append(f"adapters beside {' and '.join(targets)}, the default of PEFT")
     if targets:
         draft.default("training.lora.target_modules", targets)
 
 
-def _pefts(preset: str) -> list[str]:
+def _pefts(preset: str, model_type: str) -> list[str]:
+    if model_type:
+        return list(next((layers for types, layers in _PEFTS_OF.items() if model_type in types), ("q_proj", "v_proj")))
     return list(next((layers for names, layers in _PEFTS.items() if preset.startswith(names)), ("q_proj", "v_proj")))
 
 

@@ -35,6 +35,7 @@ class Imported:
         notes: what else to know.
         elsewhere: fields that are ours and whose values the file leaves to whoever runs it: path, and our fields.
         limits: what it asks for and is not modelled, as a result's verdict takes it.
+        name: of the run, where it is not that of the file.
     """
 
     framework: Framework
@@ -47,9 +48,12 @@ class Imported:
     notes: tuple[str, ...]
     elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
     limits: tuple[Limit, ...] = ()
+    name: str = ""
 
     def sentences(self) -> tuple[str, ...]:
         """All of it, for the notes of a result."""
+        if self.name:  # of a hub id: there is no file whose fields could be listed
+            return self.notes
         summary = (
             f"read as a configuration of {self.framework.name} (fields of {self.framework.version}): "
             f"{len(self.mapped)} mapped, {len(self.no_effect)} ignored (no effect on memory), "

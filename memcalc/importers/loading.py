@@ -13,7 +13,7 @@ from memcalc.spec.loading import Opened, load_opened
 from memcalc.spec.loading import load as load_own
 from memcalc.spec.loading import open_source as open_own
 from memcalc.spec.overrides import parse_overrides
-from memcalc.spec.reading import STANDARD_INPUT, standard_input
+from memcalc.spec.reading import MODEL_CONFIG, STANDARD_INPUT, names_hub_id, standard_input
 from memcalc.spec.rules import check_rules
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import MAX_CHARACTERS, Source, parse_yaml
@@ -60,15 +60,19 @@ def load(
         _refuse_other_texts(source)
         spec = load_own(source, overrides, gpu=gpu, check=check)
         lists = None if isinstance(source, Mapping) else list_config_json(source)
-        return spec if lists is None else spec.with_notes(lists.sentences()).with_limits(lists.limits)
+        if lists is None:
+            return spec
+        return spec.with_notes((*spec.notes, *lists.sentences())).with_limits((*spec.limits, *lists.limits))
     path = _path(source)
     read = _opened(imported, overrides, path)
     try:
         spec = load_opened(read, parse_overrides(overrides), gpu=gpu, check=check)
     except InputError as error:
         where = error.where.removeprefix("configuration").lstrip(": ")
+        if imported.name:  # of a hub id, which the error names itself
+            raise InputError(error.problem, error.remedy, where.removeprefix("hf_config").lstrip(": ")) from None
         raise InputError(error.problem, error.remedy, f"{path.name}: {where}" if where else path.name) from None
-    return spec.with_notes(imported.sentences())
+    return spec.with_notes((*imported.sentences(), *spec.notes))
 
 
 def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Opened:
@@ -92,12 +96,21 @@ def _opened(imported: Imported, overrides: tuple[str, ...], path: Path) -> Opene
     _check_elsewhere(imported, path)
     _check_model(imported, given, path)
     _check_ranks(imported, given, path)
-    name = "unnamed" if path.name == STANDARD_INPUT else path.stem
+    name = "unnamed" if path.name == STANDARD_INPUT else imported.name or path.stem
     return open_own({"name": name, **imported.blocks})._replace(limits=imported.limits)
 
 
 def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported | None:
-    """A file in our words; None if it is no other framework's."""
+    """A file of another framework, or the run of a hub id, in our words; None if it is neither.
+
+    Raises:
+        InputError: a value that matters cannot be translated, or the hub id is unknown.
+        Unavailable: the hub id needs the hub, which refuses it or cannot be reached.
+    """
+    if names_hub_id(source):
+        from memcalc.importers.hub import trainer_run
+
+        return trainer_run(str(source), _fields(overrides), parse_overrides(overrides).get(("training", "dtype")))
     path = _path(source)
     found = _of_standard_input() if path.name == STANDARD_INPUT else [_data(path)]
     candidates = [data for data in found if data is not None]
@@ -110,16 +123,23 @@ def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported |
     framework = recognised(data)
     if framework is None:
         return None
-    overridden = frozenset(".".join(map(str, place)) for place in parse_overrides(overrides))
     try:
-        return read(framework, data, str(path.parent), overridden)
+        return read(framework, data, str(path.parent), _fields(overrides))
     except InputError as error:
         raise error.located(path.name) from None
+
+
+def _fields(overrides: Iterable[str]) -> frozenset[str]:
+    """The paths of the fields that overrides set; the number of all GPUs sets the data parallelism."""
+    found = frozenset(".".join(map(str, place)) for place in parse_overrides(overrides))
+    return found | {"parallelism.data_parallel"} if "parallelism.gpus" in found else found
 
 
 def list_config_json(source: str | Path) -> Imported | None:
     """What was made of the keys of a Hugging Face config.json; None if the file is none."""
     path = _path(source)
+    if is_file(path / MODEL_CONFIG):
+        path /= MODEL_CONFIG
     if path.name != STANDARD_INPUT and (path.suffix.lower() != ".json" or not is_file(path)):
         return None
     import json

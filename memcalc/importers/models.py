@@ -1,4 +1,4 @@
-"""Which model a name on a hub means: a config.json beside the configuration, else one of our presets."""
+"""Which model a name means: a config.json beside the configuration, a hub id, or one of our presets."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import re
 from pathlib import Path
 from typing import Any
 
-from memcalc.errors import InputError
+from memcalc.catalogue.resolution import PublishedModel, resolve, resolve_offline
+from memcalc.errors import InputError, MemcalcError
 from memcalc.files import is_file, read_text
 from memcalc.importers.table import Draft, Meaning
 from memcalc.spec.presets import preset_names
+from memcalc.spec.reading import names_hub_id
 
 # What publishers put around a model's own name.
 _BEFORE = re.compile(r"^(?:meta-|open-|unsloth-)+")
 _AFTER = re.compile(
     r"(?:-(?:instruct|chat|base|hf|it|fp16|bf16|4bit|bnb|unsloth|dpo|sft|rl|preview|turbo|v\d+(?:\.\d+)*|\d{4}))+$"
 )
-_IN_32_BITS = ("gpt2", "gpt-neo-", "gpt-j-")  # published in float32
+_IN_32_BITS = ("gpt2", "gpt_neo", "gptj")  # families published in float32
+_PRESETS_IN_32_BITS = ("gpt2", "gpt-neo-", "gpt-j-")
+_SIZES = {f"model.{name}" for name in ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")}
 _SAME = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b", "llama-3.3-70b": "llama-3-70b"}  # of their sizes
 
 
@@ -32,7 +36,10 @@ def named_model() -> Meaning:
 
 
 def place_model(draft: Draft) -> None:
-    """The model that was named, as `hf_config` or `preset`; what it cannot find is left for the loader to ask for."""
+    """The model that was named, as `hf_config` or `preset`; what it cannot find is left for the loader to ask for.
+
+    A directory wins over a hub id that is known offline, that over a preset of the same name, and that over the hub.
+    """
     name = draft.facts.get("model")
     if not isinstance(name, str):
         return
@@ -43,10 +50,18 @@ def place_model(draft: Draft) -> None:
                 return
         except (OSError, ValueError):
             break
+    if draft.overridden & {"preset", "hf_config"}:
+        return
+    known = _offline(name)
+    if known is not None:
+        draft.values["hf_config"] = known.hub_id
+        return
     preset = preset_of(name)
     if preset is not None:
         draft.values["preset"] = preset
         draft.notes.append(f"using the preset {preset} for the model {name}")
+    elif names_hub_id(name) and not draft.overridden >= _SIZES:
+        draft.values["hf_config"] = name
 
 
 def published_dtype(draft: Draft, half: str | None) -> str:
@@ -54,14 +69,13 @@ def published_dtype(draft: Draft, half: str | None) -> str:
 
     A config.json says it. Of a model that is only named the step's is taken, and told.
     """
-    path = draft.values.get("hf_config")
-    config = _config(path) if isinstance(path, str) else {}
+    config = placed_config(draft)
     text = config.get("text_config")
     for part in (config, text if isinstance(text, dict) else {}):
         dtype = part.get("dtype", part.get("torch_dtype"))
         if isinstance(dtype, str):
             return dtype
-    if str(draft.values.get("preset")).startswith(_IN_32_BITS):
+    if config.get("model_type") in _IN_32_BITS or str(draft.values.get("preset")).startswith(_PRESETS_IN_32_BITS):
         return "float32"
     taken = "float16" if half == "fp16" else "bfloat16"
     if "training.recipe" not in draft.overridden:
@@ -72,12 +86,23 @@ def published_dtype(draft: Draft, half: str | None) -> str:
     return taken
 
 
-def _config(path: str) -> dict[str, Any]:
+def placed_config(draft: Draft) -> dict[str, Any]:
+    """The config.json of the model that was placed, from a file or a hub id; empty: a preset, or it cannot be read."""
+    named = draft.values.get("hf_config")
+    if not isinstance(named, str):
+        return {}
     try:
-        found = json.loads(read_text(path))
-    except (InputError, ValueError, RecursionError):
+        found = resolve(named).config if names_hub_id(named) else json.loads(read_text(named))
+    except (MemcalcError, ValueError, RecursionError):  # the loader says why
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _offline(name: str) -> PublishedModel | None:
+    try:
+        return resolve_offline(name)
+    except InputError:  # a damaged file of the local hub cache: it is downloaded again, or the loader says so
+        return None
 
 
 def preset_of(name: str) -> str | None:

@@ -16,7 +16,7 @@ from memcalc.spec.segments import words
 from memcalc.spec.spec import Spec
 from memcalc.units import Unit, format_bytes
 
-MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "huawei": "Huawei"}
+MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "huawei": "Huawei", "google": "Google"}
 
 MOST_GAPS = 4  # of the smaller values that do not fit
 

@@ -14,8 +14,9 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 _SOURCES = {
-    "preset": "a shipped model by name, see `memcalc models`; fields of `model` override it",
-    "hf_config": "a Hugging Face config.json, relative to this file; fields of `model` override it",
+    "preset": "a shipped model by name (see `memcalc models`) or hub id; fields of `model` override it",
+    "hf_config": "a Hugging Face config.json or its directory, relative to this file, or a hub id; fields of `model` "
+    "override it",
 }
 
 

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from memcalc.errors import InputError
+from memcalc.units import parse_bytes
 
 FILE = Path(__file__).parent.parent / "data" / "gpus.yaml"
 
 # CSafeLoader is some ten times faster, but is absent where PyYAML was built without libyaml.
 LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+AUTO = "auto"
+DEFAULT_CARD = "a100-80gb"  # whose kernels a GPU without a name is assumed to have
+_FEWEST_BARE_BYTES = 2**20  # a smaller number without a unit is no number of bytes
+# "12GiB", "rtx-4090:20 GiB": a card's own name ends with its memory, too, but has no colon and is found first.
+_SIZED = re.compile(r"(?:(?P<card>[^:]{1,60}):)?(?P<size>\d{1,30}(?:\.\d{1,30})?\s*[KMGTkmgt]i?[Bb])")
+
+# In the table: where a row begins, and its list of aliases, which is one line.
+_ROW = re.compile(r"^  ([a-z0-9][a-z0-9-]*):$", re.MULTILINE)
+_ALIASES = re.compile(r"^    aliases: \[(.*)\]$", re.MULTILINE)
+
+# A name with its memory behind it: "h100-80g", "rtx-4060-ti-16380mib", "a100-80".
+_MEMORY = re.compile(r"(?P<name>.+?)-(?P<size>\d{1,6})-?(?:g|gb|gib|mib)?")
+_SEVERAL = re.compile(r"(\d{1,5})\s*[xX×*]\s*(\D.{0,60})")  # "8xH100"
 
 # "NVIDIA GeForce RTX 3090" and "rtx-3090" are one card.
 _MAKERS = re.compile(r"^(nvidia-|amd-|intel-|huawei-|tesla-|geforce-|instinct-|radeon-)+")
@@ -30,7 +45,7 @@ class Card:
         name: its key in the table.
         label: its maker's name for it.
         device_name: the driver's name for it, as torch.cuda.get_device_name shows it.
-        vendor: nvidia, amd, intel or huawei.
+        vendor: nvidia, amd, intel, huawei or google.
         aliases: other names it is found by.
         advertised_bytes: the number on the label, read as GiB: makers print "GB" for GiB of DRAM.
         smi_bytes: total that the vendor's tool shows; None: not published.
@@ -43,6 +58,7 @@ class Card:
         bandwidth_bytes_per_second: of its DRAM.
         bf16_tflops: dense bf16 rate; None: no bf16 matrix units.
         source: what usable_bytes rests on.
+        row: the row of the table whose kernels and rates the card has: its name, but for a budget.
     """
 
     name: str
@@ -61,32 +77,118 @@ class Card:
     bandwidth_bytes_per_second: int
     bf16_tflops: float | None
     source: str
+    row: str
+
+
+def with_budget(gpu: str | None, budget: str) -> str:
+    """Return the name of a GPU of which a run may hold `budget`: "rtx-4090:20GiB"; without a GPU "12GiB".
+
+    Raises:
+        InputError: the budget is not a size with a unit, or not positive.
+    """
+    size = parse_bytes(budget)
+    if size <= 0 or (budget.strip().isdecimal() and size < _FEWEST_BARE_BYTES):
+        raise InputError(f"budget = {budget[:60]} has no unit.", f"Write one, such as {budget.strip()[:30]}GiB.")
+    text = re.sub(r"\s+", "", budget)
+    return text if gpu is None else f"{gpu.partition(':')[0]}:{text}"
 
 
 @lru_cache(maxsize=256)
 def find_card(name: str) -> Card:
     """The card of that name or alias; case, spaces and the maker's name do not matter.
 
+    A size alone ("12GiB"), or after a name and a colon, is what a run may hold of the card, at most its usable memory.
+    Without a name the kernels are those of an A100. "auto" is the GPU of this machine.
+
     Raises:
         InputError: when there is no such card; the message names the nearest ones.
+        Unavailable: "auto", and this machine has no NVIDIA GPU.
     """
-    found = _index().get(_normalized(name))
-    if found is not None:
-        return found
+    if name == AUTO:
+        from memcalc.spec.local_card import local_card
+
+        return local_card()
+    row = _index().get(_normalized(name))
+    if row is not None:
+        return _parsed_card(row)
+    limited = _SIZED.fullmatch(name)
+    if limited is not None:
+        return _limited(limited["card"], limited["size"])
+    spelled = _respelled(name)
+    if spelled is not None:
+        return spelled
+    several = _SEVERAL.fullmatch(name.strip())
+    if several is not None:
+        raise InputError(f"{name[:60]!r} names {several[1]} GPUs.", f"Write --gpu {several[2]} --gpus {several[1]}.")
+    sizes = _sizes_of(name)
+    if len(sizes) > 1:
+        asked = " or ".join(f"{card.advertised_bytes / 2**30:g}" for card in sizes)
+        names = " or ".join(card.name for card in sizes)
+        raise InputError(f"{name[:60]!r} is sold with {asked} GB of memory.", f"Write {names}.")
     nearest = _nearest(name)
     raise InputError(
         f"{name[:60]!r} is not a known GPU." + (f" Nearest: {', '.join(nearest)}." if nearest else ""),
-        "`memcalc gpus` lists all GPUs.",
+        "`memcalc gpus` lists all GPUs; --budget SIZE takes the memory of any other.",
     )
+
+
+def _respelled(name: str) -> Card | None:
+    """The card of a name with its memory behind it, as people and nvidia-smi write it; None: there is none.
+
+    "H100 80G" and "NVIDIA GeForce RTX 4060 Ti, 16380MiB" are found; "4090 48GB" is not: there is no such card.
+    """
+    parts = _MEMORY.fullmatch(_normalized(name))
+    if parts is None:
+        return None
+    bare, size = parts["name"], int(parts["size"])
+    known = [_parsed_card(_index()[bare])] if bare in _index() else []
+    known += [card for card in all_cards() if card.name.startswith(f"{bare}-") or _normalized(card.device_name) == bare]
+    known += [card for card in all_cards() if card.name.startswith(f"rtx-{bare}-")]
+    sizes = {card.name: (card.advertised_bytes >> 30, (card.smi_bytes or 0) >> 20) for card in known}
+    return next((card for card in known if size in sizes[card.name]), None)
+
+
+def _sizes_of(name: str) -> list[Card]:
+    """The cards that a name without its memory may mean, which differ in memory: a100 is a100-40gb or a100-80gb."""
+    bare = _normalized(name[:60])
+    found: dict[int, Card] = {}
+    for card in all_cards():
+        stem = re.sub(r"-\d+gb.*$", "", card.name)
+        if stem != card.name and bare in (stem, stem.removeprefix("rtx-"), stem.replace("rtx-", "rtx", 1)):
+            found.setdefault(card.advertised_bytes, card)
+    return list(found.values())
 
 
 @lru_cache(maxsize=1)
 def all_cards() -> tuple[Card, ...]:
     """Every card, in the order of the table."""
-    data = yaml.load(FILE.read_bytes(), Loader=LOADER)
-    context_bytes = data["context_mib"] * 2**20
-    sources: dict[str, str] = data["sources"]
-    return tuple(_card(name, row, context_bytes, sources) for name, row in data["cards"].items())
+    return tuple(_parsed_card(name) for name in _rows())
+
+
+@lru_cache(maxsize=1)
+def _rows() -> dict[str, str]:
+    """The text of each card's row by its name: one row is parsed in a hundredth of the time that the table takes."""
+    table = _text().partition("\ncards:\n")[2]
+    starts = [*_ROW.finditer(table)]
+    ends = [match.start() for match in starts[1:]] + [len(table)]
+    return {match[1]: table[match.start() : end] for match, end in zip(starts, ends, strict=True)}
+
+
+@lru_cache(maxsize=1)
+def _text() -> str:
+    return FILE.read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def _head() -> tuple[int, dict[str, str]]:
+    """The bytes of the default context, and the texts that the rows' sources name."""
+    data = yaml.load(_text().partition("\ncards:\n")[0], Loader=LOADER)
+    return data["context_mib"] * 2**20, data["sources"]
+
+
+@cache
+def _parsed_card(name: str) -> Card:
+    return _card(name, yaml.load(_rows()[name], Loader=LOADER)[name], *_head())
 
 
 def _card(name: str, row: dict[str, Any], context_bytes: int, sources: dict[str, str]) -> Card:
@@ -108,7 +210,29 @@ def _card(name: str, row: dict[str, Any], context_bytes: int, sources: dict[str,
         bandwidth_bytes_per_second=round(row["bandwidth_tb_s"] * 1e12),
         bf16_tflops=row["bf16_tflops"],
         source=sources[row["source"]],
+        row=name,
     )
+
+
+def _limited(gpu: str | None, size: str) -> Card:
+    """The card of which a run may hold `size`; without a name the one that kernels are assumed of."""
+    budget = parse_bytes(size)
+    if gpu is None:
+        label = f"a GPU with {size}"
+        return replace(
+            find_card(DEFAULT_CARD),
+            name=size,
+            label=label,
+            device_name=label,
+            aliases=(),
+            advertised_bytes=budget,
+            smi_bytes=None,
+            usable_bytes=budget,
+            source="a budget",
+        )
+    card = find_card(gpu)
+    usable = min(budget, card.usable_bytes)
+    return replace(card, name=f"{card.name}:{size}", label=f"{card.label} (budget {size})", usable_bytes=usable)
 
 
 def _capability(text: str | None) -> tuple[int, int] | None:
@@ -119,18 +243,33 @@ def _capability(text: str | None) -> tuple[int, int] | None:
 
 
 @lru_cache(maxsize=1)
-def _index() -> dict[str, Card]:
-    return {_normalized(name): card for card in all_cards() for name in (card.name, *card.aliases)}
+def _index() -> dict[str, str]:
+    """The name of a card's row by each of the card's names, as `_normalized` writes them."""
+    names = {row: (row, *_aliases(text)) for row, text in _rows().items()}
+    found = {_normalized(name): row for row, each in names.items() for name in each}
+    for row, each in names.items():
+        for name in each:
+            if re.match(r"rtx-\d", name):  # "4090" and "rtx4090"
+                found.setdefault(name.removeprefix("rtx-"), row)
+                found.setdefault(name.replace("rtx-", "rtx", 1), row)
+    return found
+
+
+def _aliases(text: str) -> list[str]:
+    listed = _ALIASES.search(text)
+    return [] if listed is None else [name.strip(" \"'") for name in listed[1].split(",")]
 
 
 def _normalized(name: str) -> str:
     hyphened = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return _MAKERS.sub("", hyphened)
+    return _MAKERS.sub("", hyphened).removesuffix("-gpu")
 
 
 def _nearest(name: str) -> list[str]:
-    """Names that begin alike come first: "a100" is short for two cards, not a misspelling."""
+    """Names that begin alike come first: "a100-sxm" is short for a card, not a misspelling."""
     wanted = _normalized(name[:60])
+    first = wanted.partition("-")[0]
     alike = [card.name for card in all_cards() if wanted and card.name.startswith(wanted)]
-    spelled = [_index()[key].name for key in difflib.get_close_matches(wanted, _index(), n=5, cutoff=0.6)]
+    alike += [card.name for card in all_cards() if first and card.name.partition("-")[0] == first and first != "rtx"]
+    spelled = [_index()[key] for key in difflib.get_close_matches(wanted, _index(), n=5, cutoff=0.6)]
     return list(dict.fromkeys(alike + spelled))[:5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from memcalc.errors import InputError
@@ -66,6 +67,36 @@ def default_parallelism(parallelism: dict[str, Any], implementation: object) -> 
     filled.setdefault("engine", _ENGINE_OF_STAGE.get(stage, "ddp") if isinstance(stage, int) else "ddp")
     if filled.get("offload", "none") != "none":
         filled.setdefault("offload_pin_memory", filled["engine"] == "fsdp2")  # DeepSpeed's pin_memory: false
+    return filled
+
+
+def split_gpus(parallelism: dict[str, Any], where: str) -> dict[str, Any]:
+    """The parallelism block with the data parallelism that the number of all GPUs (`gpus`) leaves.
+
+    Raises:
+        InputError: the number is not positive, is not a multiple of the other parallel sizes, or contradicts
+            data_parallel.
+    """
+    if "gpus" not in parallelism:
+        return parallelism
+    filled = dict(parallelism)
+    gpus = filled.pop("gpus")
+    if type(gpus) is not int or gpus < 1:
+        raise InputError(
+            f"gpus = {str(gpus)[:60]!r} is not a positive whole number.", "Write digits, such as 8.", where
+        )
+    others = [filled.get(f"{kind}_parallel", 1) for kind in ("tensor", "pipeline", "context")]
+    if not all(type(size) is int and size > 0 for size in others):  # which validation refuses
+        return filled
+    ranks = math.prod(others)
+    replicas = filled.setdefault("data_parallel", max(gpus // ranks, 1))
+    if type(replicas) is int and replicas * ranks != gpus:
+        sizes = "tensor_parallel {} x pipeline_parallel {} x context_parallel {}".format(*others)
+        raise InputError(
+            f"gpus = {gpus}, but data_parallel {replicas} x {sizes} = {replicas * ranks}.",
+            f"Give a multiple of {ranks}, or change these sizes." if ranks > 1 else "Leave one of the two out.",
+            where,
+        )
     return filled
 
 

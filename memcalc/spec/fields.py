@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from memcalc.errors import InputError
@@ -10,6 +11,7 @@ from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.model import Block, MlaSpec, ModelSpec, MoeSpec
 from memcalc.spec.optimizers import OptimizerOptions
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
+from memcalc.spec.words import advice_for, field_of, is_word, translated, words
 from memcalc.spec.yaml_source import Path, Source
 
 BLOCKS: dict[str, type[Block]] = {
@@ -58,11 +60,15 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
         )
     fields = BLOCKS[block].model_fields
     result: dict[str, Any] = {}
+    key: str
     for key, value in raw.items():
         name = SYMBOLS.get(block, {}).get(key, key)
         path: Path = (block, key)
         if name not in fields and not (block == "model" and name in MODEL_SOURCES):
-            raise unknown_key(key, block, source.where(path))
+            if not is_word(key, block):
+                raise unknown_key(key, block, source.where(path))
+            _put_word(result, key, value, path, source)
+            continue
         if name in result:
             other = next(given for given in raw if given != key and SYMBOLS.get(block, {}).get(given, given) == name)
             raise InputError(f"{key} and {other} are one field.", "Keep one of the two.", source.where(path))
@@ -72,6 +78,25 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
             continue
         result[name] = _nested(name, value, source) if HOME.get(name) == block else value
     return result
+
+
+def _put_word(result: dict[str, Any], key: str, value: Any, path: Path, source: Source) -> None:
+    """Put what another program's name of a field sets into the fields of its block.
+
+    Raises:
+        InputError: the value is unknown, or the field stands there already.
+    """
+    for place, ours in ({} if value is None else translated(key, value, source.where(path))).items():
+        _, *outer, field = map(str, place)
+        target = result
+        for part in outer:
+            target = target.setdefault(part, {})
+        if field in target and target[field] != ours:
+            problem = f"{key} sets {field} = {describe(ours)}, which is {describe(target[field])} above."
+            raise InputError(problem, "Keep one of the two.", source.where(path))
+        target[field] = ours
+        if path in source.lines:
+            source.lines.setdefault(place, source.lines[path])
 
 
 def _nested(name: str, raw: Any, source: Source) -> Any:
@@ -117,12 +142,19 @@ def all_field_names() -> list[str]:
 
 def unknown_key(key: str, block: str, where: str) -> InputError:
     """The error for a key that a block does not have; says so if another block has it."""
+    advice = advice_for(key)
+    if advice is not None:
+        return InputError(f"unknown field {_clip(key)!r} in {block}.", advice, where)
+    elsewhere = next((other for other in BLOCKS if other != block and is_word(key, other)), None)
+    if elsewhere is not None:
+        problem = f"unknown field {key!r} in {block}; it belongs to {elsewhere}."
+        return InputError(problem, f"Move it to {elsewhere}:.", where)
     for other, model in BLOCKS.items():
         if other != block and SYMBOLS.get(other, {}).get(key, key) in model.model_fields:
             problem = f"unknown field {key!r} in {block}; it belongs to {other}."
             return InputError(problem, f"Move it to {other}:.", where)
     fields = [*BLOCKS[block].model_fields, *SYMBOLS.get(block, {})]
-    return _unknown(key, block, fields, where)
+    return _unknown(key, block, fields, where, [name for name in words() if is_word(name, block)])
 
 
 def unknown_override(name: str, where: str) -> InputError:
@@ -130,8 +162,12 @@ def unknown_override(name: str, where: str) -> InputError:
     if name in BLOCKS:
         example = next(iter(BLOCKS[name].model_fields))
         return InputError(f"{name} is a whole block.", f"Set one of its fields, such as {name}.{example}.", where)
+    advice = advice_for(name)
+    if advice is not None:
+        return InputError(f"unknown field {_clip(name)!r}.", advice, where)
     elsewhere = find_field(name.rpartition(".")[2])
-    close = ".".join(map(str, elsewhere)) if elsewhere and "." in name else nearest(name, all_field_names())
+    close = ".".join(map(str, elsewhere)) if elsewhere and "." in name else field_of(name.rpartition(".")[2])
+    close = close or nearest(name, [*all_field_names(), *words()])
     remedy = f"Did you mean {close}?" if close else "`memcalc schema` lists all fields."
     return InputError(f"unknown field {_clip(name)!r}.", remedy, where)
 
@@ -139,13 +175,18 @@ def unknown_override(name: str, where: str) -> InputError:
 def unknown_top_level(key: str, where: str) -> InputError:
     """The error for a key at the top of a file that is no block."""
     place = find_field(key)
-    if place is not None and len(place) > 1:
-        return InputError(f"{key!r} is outside its block.", f"Move it below {place[0]}:.", where)
+    block = next((block for block in BLOCKS if is_word(key, block)), None) if place is None else place[0]
+    if block in BLOCKS:
+        return InputError(f"{key!r} is outside its block.", f"Move it below {block}:.", where)
+    advice = advice_for(key)
+    if advice is not None:
+        return InputError(f"unknown field {_clip(key)!r}.", advice, where)
     return _unknown(key, "", list(TOP_LEVEL), where)
 
 
-def _unknown(key: str, block: str, fields: list[str], where: str) -> InputError:
-    close = nearest(key, fields)
+def _unknown(key: str, block: str, fields: list[str], where: str, others: Sequence[str] = ()) -> InputError:
+    """The error for a key that is none of `fields`, nor one of `others`, which are accepted and not listed."""
+    close = nearest(key, fields) or nearest(key, list(others))
     remedy = f"Did you mean {close}?" if close else f"Known are {', '.join(fields)}."
     place = f" in {block}" if block else ""
     return InputError(f"unknown field {_clip(key)!r}{place}.", remedy, where)

@@ -52,6 +52,15 @@ def can_read_foreign() -> bool:
     return all(importlib.util.find_spec(package) is not None for package in ("torch", "transformers"))
 
 
+def knows_family(model_type: str) -> bool:
+    """Whether the transformers that is installed has a causal language model of this model_type."""
+    if not can_read_foreign():
+        return False
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
 def configuration(text: str, where: str) -> Any:
     """The configuration of transformers that a config.json stands for.
 

@@ -27,3 +27,4 @@ class Limit(NamedTuple):
     at_least_bytes: int = 0
     bytes_per_parameter: int = 0
     sequences: int = 0
+    parameters_of_whole: int = 0

@@ -14,24 +14,29 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from memcalc.catalogue.resolution import resolve
 from memcalc.errors import InputError
 from memcalc.files import is_file
-from memcalc.spec.defaults import default_parallelism, default_training, tie_batch
+from memcalc.spec.cards import with_budget
+from memcalc.spec.defaults import default_parallelism, default_training, split_gpus, tie_batch
 from memcalc.spec.derive import derive_model
-from memcalc.spec.families import read_hf_config
 from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, NESTED, canonical_block, describe, unknown_top_level
 from memcalc.spec.inference import default_inference, forward_of
 from memcalc.spec.inference_rules import LEFT_ASIDE, refuse_training_fields
 from memcalc.spec.limits import Limit
 from memcalc.spec.overrides import CARD, apply_overrides, parse_overrides, refuse_two_cards
 from memcalc.spec.presets import presets_folder
-from memcalc.spec.reading import find_config, read_source
+from memcalc.spec.published import ModelReading, read_config, read_published
+from memcalc.spec.reading import MODEL_CONFIG, find_config, names_hub_id, read_source
 from memcalc.spec.rules import check_rules
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import ParallelismSpec, TrainingSpec
 from memcalc.spec.validation import validated
+from memcalc.spec.words import BUDGET, GPUS
 from memcalc.spec.yaml_source import Path as Place
 from memcalc.spec.yaml_source import Source
+
+_DATA_PARALLEL: Place = ("parallelism", "data_parallel")
 
 
 def load(
@@ -77,11 +82,20 @@ def open_source(source: str | Path | Mapping[str, Any]) -> Opened:
     Raises:
         InputError: it cannot be read, or has unknown keys.
     """
+    if isinstance(source, str | Path) and names_hub_id(source):
+        name = str(source)
+        return Opened({"name": name, "hf_config": name, "model": {}}, Source({"hf_config": name}, name), Path())
     read = Source(dict(source), "configuration") if isinstance(source, Mapping) else read_source(source)
     named = isinstance(source, str | Path) and str(source) != "-"
     blocks = _blocks(read)
-    blocks.setdefault("name", Path(str(source)).stem if named else "unnamed")
+    blocks.setdefault("name", _name_of(source) if named else "unnamed")
     return Opened(blocks, read, Path(str(source)).parent if named else Path())
+
+
+def _name_of(source: str | Path | Mapping[str, Any]) -> str:
+    """The name of a run that has none of its own: of its file without the ending, or of its directory."""
+    path = Path(str(source))
+    return path.resolve().name if path.is_dir() else path.stem
 
 
 def load_opened(
@@ -104,6 +118,10 @@ def load_opened(
         overridden[CARD] = "--gpu"
     read = replace(opened.source, overridden=overridden)
     blocks = copy.deepcopy(dict(opened.blocks))
+    if GPUS in changes and _DATA_PARALLEL not in changes:
+        blocks.get("parallelism", {}).pop(_DATA_PARALLEL[-1], None)
+    elif _DATA_PARALLEL in changes and GPUS not in changes:
+        blocks.get("parallelism", {}).pop(GPUS[-1], None)
     named = next((changes[key,] for key in MODEL_SOURCES if changes.get((key,)) is not None), None)
     if named is not None:
         _make_way(blocks, str(named))
@@ -111,7 +129,7 @@ def load_opened(
     blocks.setdefault("name", opened.blocks["name"])  # `--set name=` unsets it
     spec = _resolve(blocks, opened.folder, read)
     check(spec, read)
-    return spec.with_limits(opened.limits) if opened.limits else spec
+    return spec.with_limits((*spec.limits, *opened.limits)) if opened.limits else spec
 
 
 def _make_way(blocks: dict[str, Any], named: str) -> None:
@@ -119,7 +137,7 @@ def _make_way(blocks: dict[str, Any], named: str) -> None:
 
     What a file adds to a model that it names itself, or says of one that it does not have whole, stays.
     """
-    for key in MODEL_SOURCES:
+    for key in (*MODEL_SOURCES, "_reading"):
         blocks.pop(key, None)
     if {"num_layers", "hidden_size"} <= blocks.get("model", {}).keys():
         blocks["model"] = {}
@@ -133,7 +151,10 @@ def load_parallelism(opened: Opened, changes: Mapping[Place, Any], training: Tra
         InputError: a value cannot be; `load_opened` says which.
     """
     blocks = {"parallelism": dict(opened.blocks.get("parallelism", {}))}
+    if GPUS in changes and _DATA_PARALLEL not in changes:
+        blocks["parallelism"].pop(_DATA_PARALLEL[-1], None)
     apply_overrides(blocks, {path: value for path, value in changes.items() if path[0] == "parallelism"})
+    blocks["parallelism"] = split_gpus(blocks["parallelism"], "parallelism.gpus")
     try:
         return ParallelismSpec(**default_parallelism(blocks["parallelism"], training.implementation))
     except ValidationError as error:
@@ -159,19 +180,15 @@ def mapping_of(source: Source) -> dict[str, Any]:
 def _blocks(source: Source) -> dict[str, Any]:
     """The blocks of a file under their full names; a Hugging Face config.json becomes a model block."""
     data = mapping_of(source)
-    if "model_type" in data and "model" not in data:
-        return {"model": read_hf_config(data, source.label)}
-    if "architectures" in data and "model" not in data:
-        raise InputError(
-            "this Hugging Face config.json has no model_type, so its family is unknown.",
-            'Add it, such as "model_type": "llama".',
-            source.label,
-        )
+    if "model" not in data and data.keys() & {"model_type", "architectures", "_class_name"}:
+        return _of_config_json(_read_config_json(data, source.label))
     blocks: dict[str, Any] = {}
     for key, value in data.items():
         if key == "inference" and value is None:  # a training run, written out in full
             continue
-        if key in BLOCKS:
+        if key == "model" and isinstance(value, str) and "preset" not in data:  # `model: llama-3-8b` names one
+            blocks["preset"] = value
+        elif key in BLOCKS:
             blocks[key] = canonical_block(key, value, source)
         elif key not in ("name", *MODEL_SOURCES):
             raise unknown_top_level(key, source.where((key,)))
@@ -187,8 +204,35 @@ def _blocks(source: Source) -> dict[str, Any]:
     return blocks
 
 
+def _read_config_json(data: dict[str, Any], label: str) -> ModelReading:
+    """Read a config.json of transformers.
+
+    Raises:
+        InputError: it says no model_type; or as `read_config`.
+    """
+    if "model_type" in data:
+        return read_config(data, label)
+    if "_class_name" in data:
+        raise InputError(
+            f"this is the config of a {describe(data['_class_name'])} of diffusers, which has no formulas here.",
+            "memcalc estimates language models; any module can be traced: memcalc.trace(module, inputs) in Python.",
+            label,
+        )
+    raise InputError(
+        "this Hugging Face config.json has no model_type, so its family is unknown.",
+        'Add it, such as "model_type": "llama".',
+        label,
+    )
+
+
+def _of_config_json(reading: ModelReading) -> dict[str, Any]:
+    """The blocks that a config.json stands for; what is to be told of it comes along under `_reading`."""
+    return {"model": reading.model, "_reading": reading}
+
+
 def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
     model = _derived(merged(_model_base(blocks, folder, source), blocks.get("model", {})), source)
+    reading = blocks.get("_reading", ModelReading({}))
     given = _training_base(blocks) | blocks.get("training", {})
     inference: dict[str, Any] | None = None
     left_aside: dict[str, Any] = {}
@@ -197,7 +241,7 @@ def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
         left_aside = given
         inference = default_inference(blocks["inference"], model, source.where(("inference", "context_length")))
         given = forward_of(inference)
-    parallelism = blocks.get("parallelism", {})
+    parallelism = split_gpus(blocks.get("parallelism", {}), source.where(GPUS))
     training = default_training(given, model, parallelism.get("offload"))
     parallelism = default_parallelism(parallelism, training.get("implementation"))
     training = tie_batch(training, parallelism, source.where(("training", "global_batch_size")))
@@ -207,14 +251,32 @@ def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
             "model": model,
             "training": training,
             "parallelism": parallelism,
-            "hardware": blocks.get("hardware", {}),
+            "hardware": _with_budget(blocks.get("hardware", {}), source),
             "inference": inference,
         },
         source,
     )
+    if reading.limits:
+        spec = spec.with_limits(reading.limits)
     if not left_aside or left_aside == spec.training.model_dump(exclude_none=True):  # none, or resolved before
-        return spec
-    return spec.with_notes((LEFT_ASIDE,))
+        return spec.with_notes(reading.notes) if reading.notes else spec
+    return spec.with_notes((*reading.notes, LEFT_ASIDE))
+
+
+def _with_budget(hardware: dict[str, Any], source: Source) -> dict[str, Any]:
+    """The hardware block with a GPU that has as much memory as the budget; both are inputs, the GPU's name keeps both.
+
+    Raises:
+        InputError: the budget is not a size.
+    """
+    filled = dict(hardware)
+    gpu, budget = filled.get("gpu"), filled.pop(str(BUDGET[-1]), None)
+    if budget is None or not (gpu is None or isinstance(gpu, str)):  # the latter is for validation to refuse
+        return filled
+    try:
+        return filled | {"gpu": with_budget(gpu, str(budget))}
+    except InputError as error:
+        raise error.located(source.where(BUDGET)) from None
 
 
 def _derived(model: dict[str, Any], source: Source) -> dict[str, Any]:
@@ -239,8 +301,12 @@ def _model_base(blocks: dict[str, Any], folder: Path, source: Source) -> dict[st
     try:
         base = _referred(_beside(name, folder))
     except InputError as error:
+        if source.label == name:  # a hub id in place of a file, which the error names itself
+            raise
         raise error.located(where) from None
     blocks.setdefault("_base_training", base.get("training", {}))
+    if "_reading" in base:
+        blocks["_reading"] = base["_reading"]
     if any(nested in base for nested in MODEL_SOURCES):
         raise InputError(f"{name} refers to yet another configuration.", "Name that one directly.", where)
     model: dict[str, Any] = base["model"]
@@ -248,7 +314,9 @@ def _model_base(blocks: dict[str, Any], folder: Path, source: Source) -> dict[st
 
 
 def _referred(path: str | Path) -> dict[str, Any]:
-    """The blocks of a configuration that another one names."""
+    """The blocks of a configuration that another one names, by path, preset or hub id."""
+    if isinstance(path, str):
+        return _of_config_json(read_published(resolve(path)))
     shipped = isinstance(path, Path) and path.parent == presets_folder()
     return copy.deepcopy(_shipped(path)) if shipped else _blocks(read_source(path))
 
@@ -276,4 +344,8 @@ def _training_base(blocks: dict[str, Any]) -> dict[str, Any]:
 def _beside(name: str, folder: Path) -> str | Path:
     """A path in a configuration is relative to that configuration's folder."""
     beside = folder / name
-    return beside if is_file(beside) else find_config(name)
+    if is_file(beside):
+        return beside
+    if is_file(beside / MODEL_CONFIG):
+        return beside / MODEL_CONFIG
+    return name if names_hub_id(name) else find_config(name)

@@ -7,6 +7,7 @@ from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.spec.fields import find_field, unknown_override
+from memcalc.spec.words import is_word, translated
 from memcalc.spec.yaml_source import Path, parse_yaml
 
 
@@ -24,13 +25,22 @@ def parse_overrides(assignments: Iterable[str]) -> dict[Path, Any]:
         if not equals:
             raise InputError("there is no '=' in it.", "Write --set field=value, such as --set b=4.", where)
         path = find_field(name)
-        if path is None:
+        word = "" if path is not None else _word(name)
+        if path is None and not word:
             raise unknown_override(name, where)
         try:
-            result[path] = parse_yaml(text, where).data
+            value = parse_yaml(text, where).data
         except InputError as error:  # a line number says nothing about one line
             raise InputError(error.problem, error.remedy, where) from None
+        result |= translated(word, value, where) if path is None else {path: value}
     return result
+
+
+def _word(name: str) -> str:
+    """Another program's name of a field, without the name of our block before it; "" if it is none."""
+    block, dot, rest = name.rpartition(".")
+    found = rest if dot else name
+    return found if is_word(found, block if dot else None) else ""
 
 
 CARD: Path = ("hardware", "gpu")

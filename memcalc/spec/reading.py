@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
+from memcalc.catalogue.resolution import is_hub_id, refuse_url, similar_ids
 from memcalc.errors import InputError
-from memcalc.files import decoded, read_bytes
+from memcalc.files import decoded, is_file, read_bytes
 from memcalc.spec.fields import nearest
 from memcalc.spec.presets import preset_names, preset_path
 from memcalc.spec.yaml_source import MAX_CHARACTERS, Source, parse_yaml
 
 STANDARD_INPUT = "standard input"
+MODEL_CONFIG = "config.json"  # of a model's directory, as save_pretrained writes it
 _read: list[tuple[object, bytes]] = []  # the stream that was read, and what was in it
 
 
@@ -55,10 +58,10 @@ def _list(folder: Path) -> None:
 
 
 def find_config(source: str | Path) -> Path:
-    """The file that `source` means: itself if it exists, else the preset of that name.
+    """The file that `source` means: itself, the config.json in a directory, else the preset of that name.
 
     Raises:
-        InputError: neither exists; the message names the nearest preset.
+        InputError: none exists; the message names the nearest presets and hub ids.
     """
     path = Path(source)
     try:
@@ -66,8 +69,10 @@ def find_config(source: str | Path) -> Path:
             return path
         if path.is_dir():
             _list(path)
+            if is_file(path / MODEL_CONFIG):
+                return path / MODEL_CONFIG
             raise InputError(
-                f"{source} is a directory.",
+                f"{source} is a directory without a config.json.",
                 "Name a file in it, or check all of them with `memcalc check`.",
                 str(source),
             )
@@ -78,6 +83,29 @@ def find_config(source: str | Path) -> Path:
     preset = preset_path(str(source))
     if preset is not None:
         return preset
-    close = nearest(str(source).removesuffix(".yaml"), preset_names())
-    remedy = f"Did you mean {close}?" if close else "`memcalc models` lists the presets."
-    raise InputError("neither a file nor a preset.", remedy, str(source)[:200])
+    refuse_url(str(source))
+    raise InputError("not a file, preset or hub id.", _suggestion(str(source)), str(source)[:200])
+
+
+def names_hub_id(source: str | Path) -> bool:
+    """Whether a configuration is named by a hub id (ORG/NAME): no file, directory or preset has this name."""
+    name = str(source)
+    if not is_hub_id(name) or preset_path(name) is not None:
+        return False
+    try:
+        return not Path(name).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _suggestion(name: str) -> str:
+    """What may have been meant by a name that is neither a file nor a preset."""
+    presets = preset_names()
+    wanted = name.lower().removesuffix(".yaml")
+    alike = nearest(wanted, presets)
+    if alike is not None and set(re.findall(r"\d+", alike)) == set(re.findall(r"\d+", wanted)):  # of the same size
+        return f"Did you mean {alike}?"
+    found = [*similar_ids(name), *([alike] if alike else [])]
+    if found:
+        return f"Did you mean {' or '.join(found)}?"
+    return "`memcalc models` lists the presets, `memcalc models QUERY` searches the published models."

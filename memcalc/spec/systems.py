@@ -72,7 +72,7 @@ def system_of(card: Card, node: int | None = None, nic_gbit: float | None = None
         raise InputError(f"{node} GPUs per node.", "Give 1 or more.", "--node")
     if nic_gbit is not None and not 0 < nic_gbit < inf:
         raise InputError(f"{nic_gbit:g} Gbit/s per GPU.", "Give more than 0.", "--nic")
-    found = _systems()[card.name]
+    found = _systems()[card.row]
     if nic_gbit is not None:
         found = replace(found, nic_bytes=nic_gbit * 1e9 / 8, nic_assumed=False)
     return found if node is None else replace(found, node=node, node_assumed=False)

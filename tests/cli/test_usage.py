@@ -12,13 +12,14 @@ from memcalc.cli.tree import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 MISSING = (
-    "error: Missing argument 'CONFIG'. It is a YAML file, a Hugging Face config.json, another framework's "
-    "configuration, a preset's name (see `memcalc models`), or - for standard input. Try `memcalc estimate --help`.\n"
+    "error: Missing argument 'CONFIG'. It is a Hugging Face hub id, a preset (see `memcalc models`), a YAML file, a "
+    "config.json or its directory, another framework's configuration, or - for standard input. "
+    "Try `memcalc estimate --help`.\n"
 )
 WRONG = {
     "estimate": MISSING,
     "estimat gpt3": "error: No such command 'estimat'. Did you mean 'estimate'? Try `memcalc --help`.\n",
-    "estimate gpt33": "error: gpt33: neither a file nor a preset. Did you mean gpt3?\n",
+    "estimate gpt33": "error: gpt33: not a file, preset or hub id. Did you mean gpt3?\n",
     "estimate gpt3 --format xml": (
         "error: Invalid value for '--format' / '-f': 'xml' is not one of 'table', 'json', 'markdown', 'csv'. "
         "Try `memcalc estimate --help`.\n"

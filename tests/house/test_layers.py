@@ -39,6 +39,7 @@ LAYERS = (
     ("ledger",),
     ("importers",),
     ("spec",),
+    ("catalogue",),
     ("data",),
     ("workspaces",),
     ("progress",),
@@ -56,6 +57,7 @@ THIRD_PARTY = {
     "torch": TORCH_SIDE,
     "transformers": TORCH_SIDE | {"spec"},  # what a config.json of a family without formulas means, only it knows
     "rich": {"cli", "report"},
+    "huggingface_hub": {"catalogue"},
     "typer": {"cli"},
     "matplotlib": {"report"},
     "scipy": {"planning"},

@@ -118,7 +118,10 @@ def test_sizes_are_asked_for_by_name(tmp_path: Path) -> None:
         InputError, match=r"does not hold the model's sizes: vocab_size\. Name the model with --set preset="
     ):
         load(written(tmp_path, "nemo.yaml", NEMO))
+    nowhere = QLORA.replace("base_model: ", "base_model: /models/").replace("llama-3-70b-fp16", "no-such-model")
     with pytest.raises(InputError, match="sizes: num_layers, hidden_size, num_attention_heads, vocab_size"):
+        load(written(tmp_path, "run.yaml", nowhere))
+    with pytest.raises(InputError, match=r"run\.yaml: .*no-such-model: not in memcalc's catalogue"):
         load(written(tmp_path, "run.yaml", QLORA.replace("llama-3-70b-fp16", "no-such-model")))
 
 

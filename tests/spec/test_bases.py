@@ -16,12 +16,15 @@ from tests.spec.files import LLAMA, refusal
     [
         (
             "nope.json",
-            "nope.json: neither a file nor a preset. `memcalc models` lists the presets.",
+            "nope.json: not a file, preset or hub id. `memcalc models` lists the presets, `memcalc models QUERY` searches the published models.",
         ),
-        ("gpt33", "gpt33: neither a file nor a preset. Did you mean gpt3?"),
+        ("gpt33", "gpt33: not a file, preset or hub id. Did you mean gpt3?"),
         ("[gpt3]", "{key} = a list is not a name. Write a path or the name of a preset."),
         ("3", "{key} = 3 is not a name. Write a path or the name of a preset."),
-        (".", ".: . is a directory. Name a file in it, or check all of them with `memcalc check`."),
+        (
+            "..",
+            "..: .. is a directory without a config.json. Name a file in it, or check all of them with `memcalc check`.",
+        ),
     ],
 )
 def test_a_base_that_is_not_there_is_refused_where_it_is_named(folder: Path, key: str, name: str, rest: str) -> None:

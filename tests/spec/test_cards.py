@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 import memcalc
-from memcalc.errors import InputError
+from memcalc.errors import InputError, Unavailable
+from memcalc.spec import local_card
 from memcalc.spec.cards import Card, all_cards, find_card
 from memcalc.spec.kernels import card_omissions
 
@@ -66,6 +68,18 @@ def test_usable_bytes_are_the_lowest_total_that_frameworks_state() -> None:
         ("Tesla V100-SXM2-32GB", "v100-32gb"),
         ("AMD Instinct MI300X", "mi300x"),
         ("RTX_A6000", "rtx-a6000"),
+        ("4090", "rtx-4090"),
+        ("4090 24GB", "rtx-4090"),
+        ("rtx4070 ti super", "rtx-4070-ti-super"),
+        ("H100 80GB", "h100-80gb"),
+        ("a100-80", "a100-80gb"),
+        ("A100 40g", "a100-40gb"),
+        ("NVIDIA GeForce RTX 4060 Ti, 16380MiB", "rtx-4060-ti-16gb"),
+        ("NVIDIA GeForce RTX 4060 Ti, 8188 MiB", "rtx-4060-ti-8gb"),
+        ("NVIDIA H200, 143771 MiB", "h200"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop"),
+        ("NVIDIA GeForce RTX 4060 Laptop GPU", "rtx-4060"),
+        ("TPU v5e", "tpu-v5e"),
     ],
 )
 def test_device_names_find_their_card(spelling: str, name: str) -> None:
@@ -81,7 +95,7 @@ def test_no_name_stands_for_two_cards() -> None:
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("a100", "a100-40gb, a100-80gb"), ("h1000", "h100-80gb"), ("rtx3091", "rtx-3090")],
+    [("a100-sxm", "a100-40gb, a100-80gb"), ("h1000", "h100-80gb"), ("rtx3091", "rtx-3090")],
 )
 def test_an_unknown_card_is_refused_with_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -91,6 +105,44 @@ def test_an_unknown_card_is_refused_with_the_nearest(name: str, nearest: str) ->
     assert f"Nearest: {nearest}" in str(caught.value)
     assert "memcalc gpus" in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a100", "'a100' is sold with 40 or 80 GB of memory. Write a100-40gb or a100-80gb."),
+        ("v100", "'v100' is sold with 16 or 32 GB of memory. Write v100-16gb or v100-32gb."),
+        ("4060 Ti", "'4060 Ti' is sold with 8 or 16 GB of memory. Write rtx-4060-ti-8gb or rtx-4060-ti-16gb."),
+        ("8xH100", "'8xH100' names 8 GPUs. Write --gpu H100 --gpus 8."),
+        ("4090 48GB", "'4090 48GB' is not a known GPU. Nearest: "),
+    ],
+)
+def test_a_name_of_several_cards_asks_which(name: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find_card(name)
+
+    assert message in str(caught.value)
+
+
+def test_the_gpu_of_this_machine_is_found_by_its_name_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDeviceTotalMem of an RTX 4090: 23.52 GiB = 24,084 MiB; a card that the table lacks is known by its memory."""
+    for name, mebibytes, found, usable in [
+        ("NVIDIA GeForce RTX 4090", 24_084, "rtx-4090:24084MiB", 24_084),
+        ("NVIDIA GeForce RTX 4060 Ti", 15_900, "rtx-4060-ti-16gb:15900MiB", 15_900),
+        ("NVIDIA Quadro GV100", 32_490, "32490MiB", 32_490),
+    ]:
+        monkeypatch.setattr(
+            local_card, "local_gpu", lambda name=name, size=mebibytes: local_card.LocalGpu(name, size << 20)
+        )
+        card = find_card("auto")
+        find_card.cache_clear()
+        assert (card.name, card.usable_bytes) == (found, usable << 20)
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
+def test_auto_without_a_gpu_says_so() -> None:
+    with pytest.raises(Unavailable, match="--gpu auto reads this machine's GPU, and "):
+        find_card("auto")
 
 
 @pytest.mark.parametrize("name", ["", "---", "x" * 10_000, "\x00"])

@@ -50,14 +50,26 @@ def test_a_huge_file_is_refused_without_being_read_as_a_whole(folder: Path) -> N
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("nope", "nope: neither a file nor a preset. `memcalc models` lists the presets."),
-        ("gpt33", "gpt33: neither a file nor a preset. Did you mean gpt3?"),
+        (
+            "nope",
+            "nope: not a file, preset or hub id. `memcalc models` lists the presets, `memcalc models QUERY` searches the published models.",
+        ),
+        ("gpt33", "gpt33: not a file, preset or hub id. Did you mean gpt3?"),
         (
             "lama-3-8b.yaml",
-            "lama-3-8b.yaml: neither a file nor a preset. Did you mean llama-3-8b?",
+            "lama-3-8b.yaml: not a file, preset or hub id. Did you mean llama-3-8b?",
         ),
-        ("x/gpt3", "x/gpt3: neither a file nor a preset. Did you mean gpt3?"),
-        (".", ".: . is a directory. Name a file in it, or check all of them with `memcalc check`."),
+        (
+            "x/gpt3",
+            (
+                "x/gpt3: not in memcalc's catalogue or in the local hub cache, and the hub is off. "
+                "Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE to look on the hub, or name its config.json."
+            ),
+        ),
+        (
+            ".",
+            ".: . is a directory without a config.json. Name a file in it, or check all of them with `memcalc check`.",
+        ),
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused(folder: Path, source: str, message: str) -> None:
@@ -69,7 +81,7 @@ def test_a_name_that_leads_nowhere_is_refused(folder: Path, source: str, message
 
 @pytest.mark.parametrize("source", ["a" * 5000, "gpt3\0", "../" * 2000 + "x", "\udce9"])
 def test_a_name_that_no_system_can_look_up_is_refused(folder: Path, source: str) -> None:
-    with pytest.raises(InputError, match="neither a file nor a preset"):
+    with pytest.raises(InputError, match="not a file, preset or hub id"):
         load(source)
 
 

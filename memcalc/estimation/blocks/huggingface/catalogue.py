@@ -2,89 +2,66 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
+
 from memcalc.errors import InputError
-from memcalc.estimation.blocks.huggingface.bloom import Bloom
-from memcalc.estimation.blocks.huggingface.codegen import CodeGen
-from memcalc.estimation.blocks.huggingface.cohere import Cohere, Cohere2
-from memcalc.estimation.blocks.huggingface.ernie import Ernie4Moe
-from memcalc.estimation.blocks.huggingface.falcon import Falcon
 from memcalc.estimation.blocks.huggingface.family import Family
-from memcalc.estimation.blocks.huggingface.gemma import Gemma, Gemma2, Gemma3
-from memcalc.estimation.blocks.huggingface.glm import Glm, Glm4
-from memcalc.estimation.blocks.huggingface.gpt2 import Gpt2
-from memcalc.estimation.blocks.huggingface.gpt_bigcode import GptBigcode
-from memcalc.estimation.blocks.huggingface.gpt_neo import GptNeo
-from memcalc.estimation.blocks.huggingface.gpt_neox import GptNeox
-from memcalc.estimation.blocks.huggingface.gpt_oss import GptOss
-from memcalc.estimation.blocks.huggingface.gptj import Gptj
-from memcalc.estimation.blocks.huggingface.latent import DeepseekV2, DeepseekV3
-from memcalc.estimation.blocks.huggingface.llama import Llama
-from memcalc.estimation.blocks.huggingface.llama4 import Llama4
-from memcalc.estimation.blocks.huggingface.mixtral import GraniteMoe, Mixtral, Qwen2Moe, Qwen3Moe
-from memcalc.estimation.blocks.huggingface.mpt import Mpt
-from memcalc.estimation.blocks.huggingface.multiplied import Ernie4, Granite, SeedOss, Starcoder2
-from memcalc.estimation.blocks.huggingface.nanochat import NanoChat
-from memcalc.estimation.blocks.huggingface.olmo import Exaone4, Olmo, Olmo2, Olmo3, Olmoe
-from memcalc.estimation.blocks.huggingface.opt import Opt
-from memcalc.estimation.blocks.huggingface.phi import Phi
-from memcalc.estimation.blocks.huggingface.phi3 import Phi3
-from memcalc.estimation.blocks.huggingface.phimoe import PhiMoe
-from memcalc.estimation.blocks.huggingface.sigmoid import Glm4Moe, MiniMaxM2
-from memcalc.estimation.blocks.huggingface.stablelm import StableLm
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.tape import Tape, Tensor
 from memcalc.ledger.component import Component
 from memcalc.spec.finetuning import MLP_TARGETS
 
-FAMILIES: dict[str, type[Family]] = {
-    "arcee": Llama,
-    "bloom": Bloom,
-    "codegen": CodeGen,
-    "cohere": Cohere,
-    "cohere2": Cohere2,
-    "deepseek_v2": DeepseekV2,
-    "deepseek_v3": DeepseekV3,
-    "ernie4_5": Ernie4,
-    "ernie4_5_moe": Ernie4Moe,
-    "exaone4": Exaone4,
-    "falcon": Falcon,
-    "gemma": Gemma,
-    "gemma2": Gemma2,
-    "gemma3_text": Gemma3,
-    "glm": Glm,
-    "glm4": Glm4,
-    "glm4_moe": Glm4Moe,
-    "gpt2": Gpt2,
-    "gpt_bigcode": GptBigcode,
-    "gpt_neo": GptNeo,
-    "gpt_neox": GptNeox,
-    "gpt_oss": GptOss,
-    "gptj": Gptj,
-    "granite": Granite,
-    "granitemoe": GraniteMoe,
-    "llama": Llama,
-    "llama4_text": Llama4,
-    "minimax_m2": MiniMaxM2,
-    "mistral": Llama,
-    "mixtral": Mixtral,
-    "mpt": Mpt,
-    "nanochat": NanoChat,
-    "olmo": Olmo,
-    "olmo2": Olmo2,
-    "olmo3": Olmo3,
-    "olmoe": Olmoe,
-    "opt": Opt,
-    "phi": Phi,
-    "phi3": Phi3,
-    "phimoe": PhiMoe,
-    "qwen2": Llama,
-    "qwen2_moe": Qwen2Moe,
-    "qwen3": Llama,
-    "qwen3_moe": Qwen3Moe,
-    "seed_oss": SeedOss,
-    "smollm3": Llama,
-    "stablelm": StableLm,
-    "starcoder2": Starcoder2,
+# The module beside this one, and the class in it, of each family: only that of the run is loaded.
+FAMILIES: dict[str, tuple[str, str]] = {
+    "arcee": ("llama", "Llama"),
+    "bloom": ("bloom", "Bloom"),
+    "codegen": ("codegen", "CodeGen"),
+    "cohere": ("cohere", "Cohere"),
+    "cohere2": ("cohere", "Cohere2"),
+    "deepseek_v2": ("latent", "DeepseekV2"),
+    "deepseek_v3": ("latent", "DeepseekV3"),
+    "ernie4_5": ("multiplied", "Ernie4"),
+    "ernie4_5_moe": ("ernie", "Ernie4Moe"),
+    "exaone4": ("olmo", "Exaone4"),
+    "falcon": ("falcon", "Falcon"),
+    "gemma": ("gemma", "Gemma"),
+    "gemma2": ("gemma", "Gemma2"),
+    "gemma3_text": ("gemma", "Gemma3"),
+    "glm": ("glm", "Glm"),
+    "glm4": ("glm", "Glm4"),
+    "glm4_moe": ("sigmoid", "Glm4Moe"),
+    "gpt2": ("gpt2", "Gpt2"),
+    "gpt_bigcode": ("gpt_bigcode", "GptBigcode"),
+    "gpt_neo": ("gpt_neo", "GptNeo"),
+    "gpt_neox": ("gpt_neox", "GptNeox"),
+    "gpt_oss": ("gpt_oss", "GptOss"),
+    "gptj": ("gptj", "Gptj"),
+    "granite": ("multiplied", "Granite"),
+    "granitemoe": ("mixtral", "GraniteMoe"),
+    "llama": ("llama", "Llama"),
+    "llama4_text": ("llama4", "Llama4"),
+    "minimax_m2": ("sigmoid", "MiniMaxM2"),
+    "mistral": ("llama", "Llama"),
+    "mixtral": ("mixtral", "Mixtral"),
+    "mpt": ("mpt", "Mpt"),
+    "nanochat": ("nanochat", "NanoChat"),
+    "olmo": ("olmo", "Olmo"),
+    "olmo2": ("olmo", "Olmo2"),
+    "olmo3": ("olmo", "Olmo3"),
+    "olmoe": ("olmo", "Olmoe"),
+    "opt": ("opt", "Opt"),
+    "phi": ("phi", "Phi"),
+    "phi3": ("phi3", "Phi3"),
+    "phimoe": ("phimoe", "PhiMoe"),
+    "qwen2": ("llama", "Llama"),
+    "qwen2_moe": ("mixtral", "Qwen2Moe"),
+    "qwen3": ("llama", "Llama"),
+    "qwen3_moe": ("mixtral", "Qwen3Moe"),
+    "seed_oss": ("multiplied", "SeedOss"),
+    "smollm3": ("llama", "Llama"),
+    "stablelm": ("stablelm", "StableLm"),
+    "starcoder2": ("multiplied", "Starcoder2"),
 }
 
 # Those whose tapes know a cache of keys and values; of others the plain block stands for what generates.
@@ -94,9 +71,22 @@ TRACED = "On one GPU and under FSDP2 `memcalc estimate` and `memcalc trace` run 
 ADAPTERS_MOVE = frozenset({"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "olmoe", "qwen3_moe"})
 
 
+@cache
+def family_class(family: str) -> type[Family]:
+    """The class that writes the tapes of a family of `FAMILIES`."""
+    module, name = FAMILIES[family]
+    found: type[Family] = getattr(import_module(f"{__package__}.{module}"), name)
+    return found
+
+
 def is_written(c: Structure) -> bool:
     """Whether the modules of a run are written down."""
-    return c.family in FAMILIES and not _moves_adapters(c) and not FAMILIES[c.family].lacks_kernel(c)
+    return (
+        c.family is not None
+        and c.family in FAMILIES
+        and not _moves_adapters(c)
+        and not family_class(c.family).lacks_kernel(c)
+    )
 
 
 def _moves_adapters(c: Structure) -> bool:
@@ -138,7 +128,7 @@ def write_shared_tables(c: Structure) -> Tape:
 
 
 def _family_of(c: Structure) -> type[Family]:
-    if c.family in FAMILIES and (why := FAMILIES[c.family].lacks_kernel(c)):
+    if c.family is not None and c.family in FAMILIES and (why := family_class(c.family).lacks_kernel(c)):
         raise InputError(
             f"PyTorch's attention = {c.attention} has no kernel for {c.family}, {why}.",
             "Set training.attention: eager or, where it fits, memory-efficient, or implementation: plain.",
@@ -150,13 +140,13 @@ def _family_of(c: Structure) -> type[Family]:
             f"Set training.lora.target_modules: attention, or set implementation: plain. {TRACED}",
             "training.lora.target_modules",
         )
-    if c.family not in FAMILIES:
+    if c.family is None or c.family not in FAMILIES:
         raise InputError(
             f"implementation = huggingface is not modelled for architecture = {c.family or 'none'}.",
             f"Modelled are {', '.join(sorted(FAMILIES))}; or set implementation: plain. {TRACED}",
             "training.implementation",
         )
-    family = FAMILIES[c.family]
+    family = family_class(c.family)
     if family.eager_only and c.attention != "eager":
         raise InputError(
             f"transformers' {c.family} has eager attention only, but attention = {c.attention}.",

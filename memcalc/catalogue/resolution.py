@@ -1,0 +1,134 @@
+"""Which model a hub id means: from the shipped catalogue, else the local hub cache, else the hub."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from functools import cache
+from typing import Any, NamedTuple
+
+from memcalc.catalogue.hub import can_download, download_config, is_offline
+from memcalc.catalogue.hub_cache import cached_config
+from memcalc.catalogue.shipped import CatalogueEntry, find_shipped, search_shipped, shipped_ids
+from memcalc.errors import InputError
+from memcalc.files import read_text
+
+# huggingface_hub 2.4, utils/_validators.py: letters, digits, ., - and _, at most 96 characters in each part.
+_HUB_ID = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+_FILE = re.compile(
+    r"\.(?:ya?ml|json|jsonl|toml|txt|sh|bash|slurm|sbatch|args|py|log|csv|md|bin|pt|pickle|gz)$", re.IGNORECASE
+)
+_FEWEST_LETTERS = 4  # of a name for which similar ids are looked for
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+_MODEL_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#\s]+/[^/?#\s]+)")
+
+
+class PublishedModel(NamedTuple):
+    """A model that a hub id means.
+
+    Args:
+        hub_id: as it is spelled where it was found.
+        config: its config.json, or the part of it that decides memory.
+        origin: where the config was found, as a phrase: "memcalc's catalogue", "the local hub cache", "the hub".
+        entry: the model's entry in the catalogue; None: found elsewhere.
+    """
+
+    hub_id: str
+    config: dict[str, Any]
+    origin: str
+    entry: CatalogueEntry | None = None
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name can be a hub id: ORG/NAME, and not the path of a file."""
+    return _HUB_ID.fullmatch(name) is not None and _FILE.search(name) is None
+
+
+@cache
+def resolve_offline(hub_id: str) -> PublishedModel | None:
+    """Return the model of a hub id from the catalogue, else from the local hub cache; None: it is in neither.
+
+    Raises:
+        InputError: its config.json in the local hub cache cannot be read.
+    """
+    if not is_hub_id(hub_id):
+        return None
+    entry = find_shipped(hub_id)
+    if entry is not None:
+        return PublishedModel(entry.hub_id, entry.config, "memcalc's catalogue", entry)
+    path = cached_config(hub_id)
+    return None if path is None else PublishedModel(hub_id, _parsed(read_text(path), hub_id), "the local hub cache")
+
+
+@cache
+def resolve(hub_id: str) -> PublishedModel:
+    """Return the model of a hub id, wherever it can be found.
+
+    Raises:
+        InputError: there is no such model; the message names similar ids.
+        Unavailable: the model is gated, or the hub cannot be reached.
+    """
+    found = resolve_offline(hub_id)
+    if found is not None:
+        return found
+    missing = "not in memcalc's catalogue or in the local hub cache"
+    if is_offline():
+        remedy = "Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE to look on the hub, or name its config.json."
+        raise InputError(f"{missing}, and the hub is off.", _suggested(hub_id, remedy), hub_id)
+    if not can_download():
+        remedy = "To look on the hub: pip install huggingface_hub. Or name its config.json."
+        raise InputError(f"{missing}.", _suggested(hub_id, remedy), hub_id)
+    try:
+        path = download_config(hub_id)
+    except InputError as error:
+        raise InputError(error.problem, _suggested(hub_id, error.remedy), hub_id) from None
+    return PublishedModel(hub_id, _parsed(read_text(path), hub_id), "the hub")
+
+
+def similar_ids(name: str, most: int = 3) -> list[str]:
+    """Return hub ids of the catalogue that are like `name`: those with all its words, else those spelled alike."""
+    bare = name[:80].rpartition("/")[2]
+    if sum(map(str.isalnum, bare)) < _FEWEST_LETTERS:
+        return []
+    wanted = _words(bare)
+    found = [entry.hub_id for entry in search_shipped(bare) if wanted <= _words(entry.hub_id)]
+    if not found:
+        ids = {(hub_id if "/" in name else hub_id.rpartition("/")[2]).lower(): hub_id for hub_id in shipped_ids()}
+        found = [ids[key] for key in difflib.get_close_matches(name[:80].lower(), ids, n=most, cutoff=0.75)]
+    return found[:most]
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9.]+", name.lower()))
+
+
+def refuse_url(name: str) -> None:
+    """Refuse an address of the web, and say what to write in its place.
+
+    Raises:
+        InputError: `name` is a URL.
+    """
+    if _URL.match(name) is None:
+        return
+    page = _MODEL_PAGE.match(name)
+    if page is not None:
+        remedy = f"Write the model's hub id: {page[1]}."
+    else:
+        remedy = "Download the file and name it, or write a hub id such as meta-llama/Llama-3.1-8B."
+    raise InputError("a URL is neither a file nor a hub id.", remedy, name[:200])
+
+
+def _suggested(hub_id: str, remedy: str) -> str:
+    close = similar_ids(hub_id)
+    return f"Did you mean {' or '.join(close)}? {remedy}" if close else remedy
+
+
+def _parsed(text: str, hub_id: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise InputError("its config.json is not a JSON object.", "Download it again.", hub_id)
+    return config

@@ -1,0 +1,66 @@
+"""The language model of a vision-language model, where its layers are those of a family that has formulas.
+
+Its config.json has the language model under `text_config`, as of transformers 5, or at the top (Qwen2-VL, before).
+The vision tower and its projector are not estimated: they are a `Limit` that holds memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memcalc.spec.limits import Limit
+
+# The family of the language model's layers, by the model_type of the whole (transformers 5.23, modeling_*.py).
+# Of others the model_type under text_config says it.
+LANGUAGE_FAMILIES: dict[str, str] = {
+    "gemma3": "gemma3_text",
+    "glm4v": "glm4",
+    "kimi_k25": "deepseek_v3",
+    "llama4": "llama4_text",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+}
+
+
+def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the config of the language model in a vision-language model's config.json.
+
+    None: it is no such model, or does not say whose layers its language model has.
+    """
+    whole, text = config.get("model_type"), config.get("text_config")
+    family = LANGUAGE_FAMILIES.get(whole) if isinstance(whole, str) else None
+    if not isinstance(text, dict) or not text:
+        if family is None:
+            return None
+        text = {key: value for key, value in config.items() if not isinstance(value, dict)}
+    found = dict(text)
+    found["model_type"] = family or text.get("model_type")
+    if not isinstance(found["model_type"], str):
+        return None
+    for key in ("tie_word_embeddings", "torch_dtype", "dtype"):
+        if config.get(key) is not None:
+            found.setdefault(key, config[key])
+    return found
+
+
+def vision_limit(parameters: int = 0) -> Limit:
+    """Return the limit of a run of a vision-language model.
+
+    Args:
+        parameters: elements of the whole model, the language model included; 0: not known.
+    """
+    return Limit("the vision tower and its projector", holds_memory=True, parameters_of_whole=parameters)
+
+
+def vision_note(model_type: str) -> str:
+    """Return the note that says which part of a vision-language model is estimated."""
+    return (
+        f"{model_type} is a vision-language model: its language model is estimated, with {_TEXT}. "
+        "The vision tower and its projector are not modelled."
+    )
+
+
+_TEXT = "image tokens as tokens of the sequence"

@@ -1,0 +1,111 @@
+"""A model that a hub id means, as the blocks of a configuration."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from memcalc.catalogue.resolution import PublishedModel
+from memcalc.errors import InputError
+from memcalc.spec.families import known_families, read_hf_config
+from memcalc.spec.limits import Limit
+from memcalc.spec.multimodal import language_config, vision_limit, vision_note
+
+# The first tokenizer of mistralai has 32,000 tokens. Models with it are Mistral 7B v0.1, with a window of 4,096, or
+# v0.2, without one; all later ones have larger vocabularies and no window (their config.json: "sliding_window": null).
+_FIRST_VOCABULARY = 32_768
+
+
+class ModelReading(NamedTuple):
+    """What was read of a config.json.
+
+    Args:
+        model: the raw `model:` block.
+        notes: what to tell the reader of a result.
+        limits: parts of the model that are not estimated.
+    """
+
+    model: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
+
+
+def read_published(published: PublishedModel) -> ModelReading:
+    """Read the config of a published model.
+
+    Raises:
+        InputError: memcalc has no formulas for it, and transformers is not there to run it; or a key is wrong.
+    """
+    entry = published.entry
+    notes = [f"model {published.hub_id} from {published.origin}"]
+    if entry is not None and not entry.verified:
+        notes.append(f"{published.hub_id}: its parameter count agrees with no published one")
+    if entry is not None and entry.hub_type is not None:
+        notes.append(
+            f"{published.hub_id} ships its own code ({entry.hub_type}), which memcalc never runs: it is read as "
+            f"{published.config['model_type']}, whose layers are the same"
+        )
+    config = dict(published.config)
+    if entry is not None:
+        config, window = _with_window(config)
+        notes += [window] if window else []
+    total = 0 if entry is None else entry.parameters
+    read = read_config(config, published.hub_id, total)
+    return ModelReading(read.model, (*(f"{note}." for note in notes), *read.notes), read.limits)
+
+
+def read_config(config: dict[str, Any], where: str, parameters: int = 0) -> ModelReading:
+    """Read a config.json; of a vision-language model its language model.
+
+    Args:
+        config: the parsed config.json.
+        where: what to call it in errors.
+        parameters: elements of the whole model; 0: not known.
+
+    Raises:
+        InputError: as `read_hf_config`.
+    """
+    own = config.get("model_type") in known_families()
+    language = None if own else language_config(config)
+    if language is None:
+        return ModelReading(read_hf_config(_without_code(config, where), where))
+    model = read_hf_config(language, where)
+    return ModelReading(model, (vision_note(str(config["model_type"])),), (vision_limit(parameters),))
+
+
+def _with_window(config: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return a config of the catalogue with the sliding window of a Mistral that has none in it, and the note."""
+    text = config.get("text_config")
+    part = text if isinstance(text, dict) else config
+    if part.get("model_type") != "mistral" or "sliding_window" in part:
+        return config, ""
+    size = part.get("sliding_window_size")
+    if size is None and part.get("vocab_size", 0) >= _FIRST_VOCABULARY:
+        size = 0
+    note = ""
+    if size is None:  # the larger estimate of a training step: a mask of a window is a tensor
+        size = 4096
+        note = (
+            "the catalogue does not hold sliding_window of this model: 4,096 tokens are assumed, as of Mistral 7B "
+            "v0.1; if its config.json says null, --set sliding_window=0 (no effect on shorter sequences)"
+        )
+    part = {**part, "sliding_window": size or None}
+    return (part if text is None else {**config, "text_config": part}), note
+
+
+def _without_code(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """Refuse a model that only its own code describes.
+
+    Raises:
+        InputError: the model_type is unknown, and the config names code beside it.
+    """
+    model_type = config.get("model_type")
+    if "auto_map" in config and isinstance(model_type, str) and model_type not in known_families():
+        from memcalc.spec.foreign import knows_family
+
+        if not knows_family(model_type):
+            raise InputError(
+                f"{model_type[:60]!r} is a model with its own code (auto_map), which memcalc never runs.",
+                "If its layers are those of another family, save its config.json with that model_type.",
+                f"{where}: model_type",
+            )
+    return config

@@ -1,0 +1,120 @@
+"""The catalogue of published models: every id resolves offline, and the formulas give the published counts exactly."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from memcalc.catalogue.resolution import resolve_offline
+from memcalc.catalogue.shipped import FILE, find_shipped, search_shipped, shipped_entries, shipped_ids
+from memcalc.estimation.parameters import count_parameters
+from memcalc.spec.derive import derive_model
+from memcalc.spec.families import known_families
+from memcalc.spec.model import ModelSpec
+from memcalc.spec.multimodal import language_config
+from memcalc.spec.published import read_published
+
+ENTRIES = list(shipped_entries())
+
+
+def test_every_id_resolves_offline() -> None:
+    # 1,757 ids in /data/models.jsonl: one JSON object per configuration, its ids under "ids".
+    lines = FILE.read_text().splitlines()[1:]
+
+    assert len(ENTRIES) == sum(len(json.loads(line)["ids"]) for line in lines) >= 1757
+    assert len(set(shipped_ids())) == len(ENTRIES)
+    for entry in ENTRIES[::50]:
+        found = resolve_offline(entry.hub_id)
+        assert found is not None
+        assert found.entry == entry
+
+
+def test_formulas_give_the_exact_count_of_every_model_of_a_known_family() -> None:
+    """The counts are those of transformers 5.23 on the meta device (tools/catalogue.py), not of memcalc."""
+    known = set(known_families())
+    exact, wrong = 0, []
+    sizes: dict[str, int] = {}  # ids that share a configuration are counted once
+    for entry in ENTRIES:
+        if entry.config["model_type"] not in known:
+            continue
+        key = json.dumps(entry.config, sort_keys=True)
+        if key not in sizes:
+            published = resolve_offline(entry.hub_id)
+            assert published is not None
+            block = read_published(published).model
+            sizes[key] = count_parameters(ModelSpec.model_validate(derive_model(block)))
+        exact += sizes[key] == entry.parameters
+        if sizes[key] != entry.parameters:
+            wrong.append((entry.hub_id, sizes[key], entry.parameters))
+
+    assert wrong == []
+    assert exact >= 1348
+
+
+def test_language_models_of_vision_language_models_leave_a_vision_tower() -> None:
+    """The whole less the language model is the tower and its projector: 0.4 to 0.9 B elements in all these families."""
+    towers = Counter[bool]()
+    for entry in ENTRIES:
+        language = language_config(entry.config)
+        if language is None or language["model_type"] not in known_families():
+            continue
+        published = resolve_offline(entry.hub_id)
+        assert published is not None
+        reading = read_published(published)
+        size = count_parameters(ModelSpec.model_validate(derive_model(reading.model)))
+        towers[3e8 < entry.parameters - size < 9e8] += 1
+        assert reading.limits[0].parameters_of_whole == entry.parameters
+        assert reading.limits[0].holds_memory
+
+    assert towers[False] == 0
+    assert towers[True] >= 130
+
+
+def test_case_does_not_matter_and_the_spelling_of_the_hub_is_shown() -> None:
+    found = find_shipped("qwen/qwen3-14b")
+
+    assert found is not None
+    assert found.hub_id == "Qwen/Qwen3-14B"
+    assert find_shipped("Qwen/Qwen3-14") is None
+    # Two ids that differ in case alone: each is found by its own spelling.
+    assert {str(find_shipped(name) and find_shipped(name).hub_id) for name in PHI} == set(PHI)  # type: ignore[union-attr]
+
+
+PHI = ("microsoft/Phi-3-mini-4k-instruct", "microsoft/phi-3-mini-4k-instruct")
+
+
+def test_entries_say_where_they_come_from() -> None:
+    entry = find_shipped("meta-llama/Llama-3.1-8B")
+
+    assert entry is not None
+    assert (
+        entry.parameters == 8_030_261_248
+    )  # 2·128256·4096 + 32·(2·4096² + 2·4096·1024 + 3·4096·14336 + 2·4096) + 4096
+    assert entry.verified
+    assert entry.check == "equal to the published parameter total"
+    assert entry.source.startswith("github citsjtu2020/LLM-Prof@8434c8d19c")
+    assert all(each.source and each.check for each in ENTRIES)
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [("qwen3 14b", "Qwen/Qwen3-14B"), ("LLAMA-3.1-405b", "meta-llama/Llama-3.1-405B")],
+)
+def test_search_takes_words_in_any_case(query: str, first: str) -> None:
+    assert search_shipped(query)[0].hub_id == first
+
+
+def test_mistral_without_a_window_is_not_given_the_default_of_its_class() -> None:
+    """transformers' MistralConfig has a window of 4,096 tokens by default; models after v0.1 have none."""
+
+    def window(hub_id: str) -> tuple[object, bool]:
+        published = resolve_offline(hub_id)
+        assert published is not None
+        reading = read_published(published)
+        return reading.model.get("sliding_window"), any(
+            "does not hold sliding_window" in note for note in reading.notes
+        )
+
+    assert window("mistralai/Mistral-7B-v0.1") == (4096, False)  # the catalogue holds it
+    assert window("mistralai/Mistral-Small-24B-Instruct-2501") == (0, False)
+    assert window("HuggingFaceH4/zephyr-7b-beta") == (4096, True)  # of the shape that v0.1 and v0.2 share
