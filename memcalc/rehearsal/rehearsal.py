@@ -242,7 +242,7 @@ def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
         **dict.fromkeys(lacks(spec, _plan(spec)) if deepspeed else (), True),
         "DDP and gradients in fp32 beside those of autograd": not (fsdp2 or deepspeed or alone)
         and RECIPES[training.recipe].main_gradients_live in ("backward", "always"),
-        "4-bit weights on several ranks": training.finetune == "qlora",
+        "4-bit weights that an engine shards": training.finetune == "qlora" and (fsdp2 or deepspeed),
         "layers in one checkpoint segment under FSDP2": fsdp2
         and not all(isinstance(item, int) or len(item) == 1 for item in _plan(spec)),
         "a loss that reads the head's matrix under FSDP2": fsdp2 and training.loss in ("chunked", "fused"),

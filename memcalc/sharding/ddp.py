@@ -77,6 +77,8 @@ class DDP(Engine):
 
     def _sized(self, parameters: Iterable[Held]) -> Iterable[tuple[str, int]]:
         for held in parameters:
+            if held.beside:  # a 4-bit matrix's scales are attributes of it, which DDP does not know
+                continue
             dtype = held.dtype or self.choice.base
             yield dtype, DTYPE_BYTES[dtype] * held.elements
 
