@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.sharding import Held
@@ -44,14 +45,14 @@ class DDP(Engine):
         """Broadcast the parameters and allocate the first buckets."""
         del weights
         in_flight: deque[int] = deque()
-        for sizes in grouped(self._sized(self.parameters), [BROADCAST_BYTES]):
+        for sizes in in_order_of_first(self._sized(self.parameters), [BROADCAST_BYTES]):
             flat = sum(sizes) if len(sizes) > 1 else 0  # csrc/utils/tensor_flatten.h: a tensor alone is not copied
             in_flight.append(self.requests.take(flat))
             if len(in_flight) == FLAT_BUFFERS_AT_ONCE:
                 self.requests.drop((in_flight.popleft(),))
         self.requests.drop(in_flight)
         trained = [held for held in reversed(self.parameters) if held.trains]
-        self.buckets = [self.requests.take(sum(sizes)) for sizes in grouped(self._sized(trained), [])]
+        self.buckets = [self.requests.take(sum(sizes)) for sizes in in_order_of_first(self._sized(trained), [])]
 
     def prepare(self) -> None:
         """Rebuild the buckets before the second forward."""
@@ -60,7 +61,7 @@ class DDP(Engine):
         self.rebuilt = True
         self.requests.drop(self.buckets)
         buckets = grouped(self._sized(self.ready), [FIRST_BUCKET_BYTES, BUCKET_BYTES])
-        self.buckets = [self.requests.take(sum(sizes)) for sizes in buckets]
+        self.buckets = [self.requests.take(sum(bucket.sizes)) for bucket in buckets]
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Note the order of gradients."""
@@ -98,8 +99,23 @@ def _as_accumulated(produced: Iterable[Held]) -> list[Held]:
     return found
 
 
-def grouped(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[list[int]]:
-    """Return the bytes of each tensor in each bucket, in order. Source: reducer.cpp, compute_bucket_assignment_by_size.
+class Bucket(NamedTuple):
+    """Tensors of one dtype: which is the first of them, and the bytes of each."""
+
+    first: int
+    sizes: list[int]
+
+
+def in_order_of_first(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[list[int]]:
+    """Return the bytes of each tensor in each bucket, sorted by their first tensors, where none is ready yet.
+
+    Source: reducer.cpp, compute_bucket_assignment_by_size, without tensor_indices.
+    """
+    return [bucket.sizes for bucket in sorted(grouped(sizes, limits))]
+
+
+def grouped(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[Bucket]:
+    """Return the buckets in the order in which they are complete. Source: reducer.cpp, as above.
 
     A bucket of a dtype is complete when it has reached its limit.
 
@@ -107,12 +123,12 @@ def grouped(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[lis
         sizes: dtype and bytes of each tensor, in order.
         limits: bytes of the first, second ... bucket of each dtype, the last one for all that follow; none: no limit.
     """
-    done: list[list[int]] = []
-    filling: dict[str, list[int]] = {}
+    done: list[Bucket] = []
+    filling: dict[str, Bucket] = {}
     complete: dict[str, int] = {}  # how many, by dtype
-    for dtype, size in sizes:
-        filling.setdefault(dtype, []).append(size)
-        if limits and sum(filling[dtype]) >= limits[min(complete.get(dtype, 0), len(limits) - 1)]:
+    for index, (dtype, size) in enumerate(sizes):
+        filling.setdefault(dtype, Bucket(index, [])).sizes.append(size)
+        if limits and sum(filling[dtype].sizes) >= limits[min(complete.get(dtype, 0), len(limits) - 1)]:
             complete[dtype] = complete.get(dtype, 0) + 1
             done.append(filling.pop(dtype))
     return [*done, *filling.values()]

@@ -14,7 +14,7 @@ from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stages import stages_of
 from memcalc.rehearsal.rehearsal import rehearse, requests_of, why_not
-from memcalc.sharding.ddp import grouped
+from memcalc.sharding.ddp import grouped, in_order_of_first
 from memcalc.sharding.engine import ROOT, by_unit
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
@@ -83,8 +83,11 @@ def test_buckets_of_ddp() -> None:
     """reducer.cpp: a bucket is complete at 1 MiB, and later ones at 25 MiB; dtypes do not mix."""
     sizes = [("bf16", 4096), ("bf16", 32 * MIB), ("bf16", 20 * MIB), ("fp32", MIB), ("bf16", 5 * MIB), ("bf16", 7)]
 
-    assert grouped(sizes, [MIB, 25 * MIB]) == [[4096, 32 * MIB], [MIB], [20 * MIB, 5 * MIB], [7]]
-    assert grouped(sizes, []) == [[4096, 32 * MIB, 20 * MIB, 5 * MIB, 7], [MIB]]
+    found = [bucket.sizes for bucket in grouped(sizes, [MIB, 25 * MIB])]
+    assert found == [[4096, 32 * MIB], [MIB], [20 * MIB, 5 * MIB], [7]]
+    assert in_order_of_first(sizes, []) == [[4096, 32 * MIB, 20 * MIB, 5 * MIB, 7], [MIB]]
+    assert in_order_of_first(sizes[1:], [64 * MIB]) == [[32 * MIB, 20 * MIB, 5 * MIB, 7], [MIB]]
+    assert in_order_of_first([("uint8", 3), ("bf16", 8), ("uint8", 4)], [8]) == [[3, 4], [8]]
 
 
 @pytest.mark.parametrize("preset", ["gpt2", "llama-3.2-1b", "deepseek-v2-lite", "qwen3-30b-a3b"])
