@@ -39,6 +39,9 @@ def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[
     copies = _copies_of(parameters, choice)
     standing = [item for item in standing_items(spec, stage, None) if item.component is not Component.LIBRARY_WORKSPACE]
     buffers = _Buffers(spec, [item for item in standing if item.component is not Component.INPUTS])
+    if choice.engine == "fsdp2" and choice.weights_on_host:
+        yield from (_alone(item) for item in standing)
+        return
     if is_built_on_meta(spec):
         weights = _joined(chain.from_iterable(_sized(ordered, copies, choice, Role.WEIGHTS)))
         yield from _given_memory(spec, ordered, weights)

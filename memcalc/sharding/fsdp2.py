@@ -4,7 +4,8 @@ Each unit's parameters are gathered into one buffer on the all-gather stream and
 In forward that buffer stays until the next unit has been copied out, so that the copy overlaps with the next
 all-gather; in backward it is freed after the copy-out, and the unit before is prefetched. Gradients are copied into the
 input of a reduce-scatter, which stays until the next unit's, and reduced into an output on the reduce-scatter stream,
-of which the sharded gradients are views.
+of which the sharded gradients are views. Under CPUOffloadPolicy shards come from the host one by one on their way into
+the all-gather, and gradients are copied to it at once; the optimizer runs there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.engines.fsdp2 import is_narrow
-from memcalc.estimation.sharding import Held
+from memcalc.estimation.sharding import Held, Parameters
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.stream.requests import Requests
@@ -29,13 +30,15 @@ class Gather(NamedTuple):
     """What gathering one unit allocates, in bytes.
 
     Args:
-        copies: on the way into the all-gather: shards cast to the compute dtype.
+        fetched: shards that come from the host, one by one, each of which is cast where there are `copies`.
+        copies: on the way into the all-gather: shards cast to the compute dtype, all at once where none is fetched.
         output: the buffer that all ranks' shards arrive in.
         parameters: each parameter that is copied out of it.
         table: scratch of the kernel that copies them out.
     """
 
-    copies: int
+    fetched: tuple[int, ...]
+    copies: tuple[int, ...]
     output: int
     parameters: tuple[int, ...]
     table: tuple[int, ...]
@@ -81,7 +84,12 @@ class FSDP2(Engine):
         self.parameters: dict[int, list[int]] = {}  # gathered parameters, by unit
         self.copied: list[int] = []  # the last all-gather output of forward, which is copied out
         self.reducing: list[int] = []  # the input of the last reduce-scatter
+        self.added_up: list[int] = []  # what HSDP's groups have added up, on its way to the host
         self.have_gradients = False
+
+    def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
+        """What the optimizer updates: nothing on the device, where shards are on the host."""
+        return () if self.choice.weights_on_host else groups
 
     def begin(self, *, have_gradients: bool) -> None:
         """Begin a micro-batch."""
@@ -123,14 +131,20 @@ class FSDP2(Engine):
         kept = self._reduce(reduce, gradients) if reduce is not None and gradients else []
         self.requests.drop(before)
         if unit == ROOT:
-            self.requests.drop(self.reducing)
-            self.reducing = []
+            self.requests.drop((*self.reducing, *self.added_up))
+            self.reducing, self.added_up = [], []
         return kept
 
     def _all_gather(self, unit: int) -> None:
         """Source: _fsdp_collectives.py, foreach_all_gather."""
         gather = self.sizes[unit][0]
-        copies = [self.requests.take(gather.copies, ALL_GATHER)] if gather.copies else []
+        copies = [] if gather.fetched else [self.requests.take(size, ALL_GATHER) for size in gather.copies]
+        for index, size in enumerate(gather.fetched):  # _fsdp_param.py, all_gather_inputs
+            copies.append(self.requests.take(size, ALL_GATHER))
+            if gather.copies:
+                wide = copies.pop()
+                copies.append(self.requests.take(gather.copies[index], ALL_GATHER))
+                self.requests.drop((wide,))
         self.gathering[unit] = self.requests.take(gather.output, ALL_GATHER)
         self.requests.drop(copies)
 
@@ -149,9 +163,12 @@ class FSDP2(Engine):
         self.requests.drop(each.storage for each in gradients if each.storage not in last)
         output = self.requests.take(reduce.output, REDUCE_SCATTER)
         self.requests.drop(last)
-        if not self.have_gradients:
+        if not (self.have_gradients or self.choice.weights_on_host):
             return [output]
-        self.requests.drop((output,))  # it was added to the gradients of earlier micro-batches
+        if self.choice.weights_on_host and self.choice.replicates:  # _fsdp_param_group.py, _all_reduce_state
+            self.added_up.append(output)
+        else:  # it was added to the gradients of earlier micro-batches, or copied to the host
+            self.requests.drop((output,))
         return []
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
@@ -169,8 +186,13 @@ class FSDP2(Engine):
         ]
         ranks = choice.data_parallel
         gathered = tuple(part * ranks for part in parts)
-        copies = sum(parts) if choice.mixed_policy else 0
-        return Gather(copies, sum(gathered), gathered, tuple(split_copy(parts, ranks, choice.card)))
+        fetched: tuple[int, ...] = ()
+        copies: tuple[int, ...] = (sum(parts),) if choice.mixed_policy else ()
+        if choice.weights_on_host:
+            held_in = [held.dtype or choice.base for held in parameters]
+            fetched = tuple(self._shard_elements(h) * DTYPE_BYTES[d] for h, d in zip(parameters, held_in, strict=True))
+            copies = tuple(parts) if choice.mixed_policy else ()
+        return Gather(fetched, copies, sum(gathered), gathered, tuple(split_copy(parts, ranks, choice.card)))
 
     def _reduce_of(self, parameters: Sequence[Held]) -> Reduce | None:
         trained = [held for held in parameters if held.trains]
