@@ -36,6 +36,7 @@ ALONE = (
     "activation-offload",
     "gpu/*",
 )  # runs of one GPU, as `measure` records them
+SAMPLED = ("allocator-settings", "sampled")  # as benchmarks/verdict_runs.py records them
 RANKS = ("reserved",)  # one rank of many, as benchmarks/record_sharded.py records them
 OTHER_RANK = " rank="  # a word of the cases of other ranks than the first, which is the one that is replayed
 CENTRAL = 0.95  # of the errors of a kind, what its interval holds
@@ -101,7 +102,7 @@ def _alone() -> Iterator[Recorded]:
 
 def _sampled() -> Iterator[Recorded]:
     """Runs as benchmarks/verdict_runs.py records them, with allocator settings. Those near their card stay out."""
-    for path in sorted(RECORDINGS.glob("allocator-settings/*.jsonl")):
+    for path in (path for folder in SAMPLED for path in sorted(RECORDINGS.glob(f"{folder}/*.jsonl"))):
         for record in _lines(path):
             if record.get("outcome") == "done" and "case" in record:
                 spec = under(loaded(record["case"]), record["versions"]["torch"])

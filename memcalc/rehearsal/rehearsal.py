@@ -220,7 +220,6 @@ def why_not(spec: Spec) -> str:
         "generation": spec.inference is not None,
         "Megatron's buffers": choice.engine == "megatron",
         "DeepSpeed's offload to the host": choice.engine == "deepspeed" and spec.parallelism.offload != "none",
-        "activations on the host": spec.training.offload_activations != "none",
         f"optimizer {choice.update.optimizer}": choice.update.optimizer in NOT_COMPARED,
         **_reasons_of_ranks(spec, choice),
     }
