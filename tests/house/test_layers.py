@@ -19,9 +19,9 @@ PACKAGE = ROOT / "memcalc"
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("report",),
     ("__init__",),
     ("api",),
+    ("report",),
     ("proving",),
     ("checking", "search", "planning", "diagnosis", "replaying", "fitting"),
     ("engine",),
