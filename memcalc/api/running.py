@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from memcalc.api.sources import Source, load
+from memcalc.api.sources import Source, load, load_to_run
 from memcalc.progress import Progress, silent
 from memcalc.spec.inference_rules import of_training
 
@@ -35,20 +35,6 @@ def trace(
     progress: Progress = silent,
     **fields: Any,
 ) -> TracedRun: ...
-
-
-@overload
-def trace(
-    source: str,
-    *,
-    inputs: str | None = None,
-    gpu: str | None = None,
-    steps: int = 3,
-    semantics: str = "cuda",
-    alloc_conf: str = "",
-    progress: Progress = silent,
-    **options: Unpack[ModuleOptions],
-) -> TracedModule: ...
 
 
 @overload
@@ -95,8 +81,8 @@ def trace(
         semantics: "cuda" or "cpu": whose operators run on fake tensors.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
         python: for the null device, an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON or this one.
-        inputs: "file.py:name" of the function that makes the inputs of a module from a file; None: `make_inputs` of
-            that file.
+        inputs: "file.py:name" of the function that makes the inputs; None: `make_inputs` of a module's file, or inputs
+            that follow from the configuration.
         progress: told how far the work is.
         options: of a configuration: fields, as for `load`; of a module's step: loss, optimizer, autocast, zero_grad,
             gradient_accumulation_steps, inference; see `memcalc.step.module_run.ModuleStep`. The optimizer of a module
@@ -116,17 +102,17 @@ def trace(
         return shown_module(trace_module(cast("UserModule", source), given[0], gpu, **run))
     from memcalc.api.traced import shown_run
 
-    spec = load(cast("Source", source), *given, gpu=gpu, **options)
+    spec = load_to_run(cast("Source", source), *given, gpu=gpu, **options)
     if device == "null":
         of_training(spec, "trace --device null")
         from memcalc.nullcuda.tracing import trace as trace_on_null
 
-        return shown_run(trace_on_null(spec, steps, alloc_conf, python, progress))
+        return shown_run(trace_on_null(spec, steps, alloc_conf, python, progress, inputs))
     if device != "fake":
         raise InputError(f"device = {device!r} is not known to trace.", "Name fake or null.", "--device")
     from memcalc.tracing import trace as trace_on_fake
 
-    return shown_run(trace_on_fake(spec, steps, semantics, alloc_conf, progress))
+    return shown_run(trace_on_fake(spec, steps, semantics, alloc_conf, progress, inputs))
 
 
 def _check_module(source: object, device: str, given: Sequence[Any]) -> None:

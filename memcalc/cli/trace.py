@@ -24,7 +24,10 @@ CONFIG_HELP = (
     "A configuration as for `memcalc estimate`, or FILE.py:NAME of a function without arguments that returns a "
     "torch.nn.Module."
 )
-INPUTS_HELP = "Of a module: the function that returns the arguments of forward; default: make_inputs of its file."
+INPUTS_HELP = (
+    "The function that returns the arguments of forward; default: make_inputs of a module's file, or inputs made from "
+    "the configuration."
+)
 OPTIMIZER_HELP = "Such as adamw; a module has none unless it is given."
 
 
@@ -98,7 +101,7 @@ def command(
         refuse_options({"--inference": inference}, "of a module", f"{config} is none")
         given = (*assignments({"optimizer": optimizer}), *given)
         ranks = () if world_size is None else one_of(world_size, api.load(config, *given).parallelism.tensor_parallel)
-        source = api.load(config, *ranks, *given, gpu=gpu)
+        source = api.load_to_run(config, *ranks, *given, gpu=gpu)
         options |= {"device": device, "python": python}
     if device == "fake":  # torch runs in this process, which is the command's own
         from memcalc.step.uncompiled import without_compiler

@@ -151,7 +151,7 @@ def _not_modelled(recording: Recording) -> tuple[str, ...]:
 
 
 def _notes(recording: Recording, failure: Failure | None, remedy: str | None, line: Timeline) -> tuple[str, ...]:
-    found = []
+    found = list(recording.notes)
     if recording.readbacks:
         times = "once" if recording.readbacks == 1 else f"{recording.readbacks} times"
         found.append(f"The run read values from the device {times}; every value read was zero.")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION
-from memcalc.ledger.result import Confidence, DeviceMemory, ModuleResult, Outside, RankResult, Result, known
+from memcalc.ledger.result import Confidence, DeviceMemory, ModuleResult, Outside, RankResult, Result, Textbook, known
 from memcalc.ledger.textbook import generation_textbook, textbook
 from memcalc.ledger.verdict import observed
 from memcalc.progress import Progress, silent
@@ -14,6 +14,7 @@ from memcalc.recorder.judged import Judged, judge
 from memcalc.recorder.ledger import host_ledger
 from memcalc.recorder.recording import Recording
 from memcalc.spec.cards import Card, find_card
+from memcalc.spec.foreign import has_published_formulas
 from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
 
@@ -73,10 +74,16 @@ def make_trace(
     judged = judge(recording, card, alloc_conf, version, progress)
     result = Result(
         spec=spec,
-        textbook=textbook(spec) if spec.inference is None else generation_textbook(spec),
+        textbook=_published(spec),
         **_sizing(judged, spec.limits),
     )
     return Trace(**_fields(judged), result=result)
+
+
+def _published(spec: Spec) -> Textbook | None:
+    if not has_published_formulas(spec.model):
+        return None
+    return textbook(spec) if spec.inference is None else generation_textbook(spec)
 
 
 def make_module_trace(

@@ -6,6 +6,7 @@ from memcalc.ledger.result import ModuleResult, Result, Sizing
 from memcalc.ledger.verdict import holding_memory
 from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import count, label, listed, plural, rank_text
+from memcalc.spec.foreign import architecture_of
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.segments import words
 from memcalc.spec.spec import Spec
@@ -28,6 +29,8 @@ def subject(result: Result | ModuleResult) -> str:
     if training.lora is not None:
         how = f"{'QLoRA' if training.finetune == 'qlora' else 'LoRA'} of rank {training.lora.rank}, {how}"
     modules = f"{training.implementation} modules"
+    if (text := spec.model.transformers_config) is not None:
+        modules = architecture_of(text) or modules
     return f"{spec.name}: {count(result.parameters)} parameters; {step}\n{how}, {modules}; {_spread(spec)}"
 
 

@@ -7,7 +7,7 @@ import re
 import sys
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -63,6 +63,26 @@ def own_module(target: str, inputs: str | None = None) -> OwnModule:
     other, function = split_target(inputs)
     at = source if other.resolve() == file.resolve() else _load(other)
     return OwnModule(f"{file.name}:{name}", module, _made(at, other, function))
+
+
+def made_inputs(target: str) -> Mapping[str, Any]:
+    """Run the function that makes the arguments of a model's forward by name.
+
+    Args:
+        target: `file.py:name` of a function without arguments that returns a mapping.
+
+    Raises:
+        InputError: there is no such file or name, its code stops, or what it returns is no mapping.
+    """
+    file, name = split_target(target)
+    found = _made(_load(file), file, name)
+    if not isinstance(found, Mapping):
+        raise InputError(
+            f"it returns {type(found).__name__}, not a mapping of forward's arguments by name.",
+            "Return a dictionary with the labels in it, as a data collator does.",
+            target,
+        )
+    return found
 
 
 def own_line(error: BaseException) -> str:
