@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.api import load_to_run
 from memcalc.cli.app import main
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
@@ -228,4 +229,12 @@ def test_without_transformers_models_of_several_modalities_name_it(
         monkeypatch.setattr(module, "can_read_foreign", lambda: False)
 
     with pytest.raises(InputError, match=r"several modalities.*pip install 'llm-memcalc\[hf\]'"):
-        memcalc.load(config(tmp_path, CONFIGS["LlavaForConditionalGeneration"], "LlavaForConditionalGeneration"))
+        load_to_run(config(tmp_path, CONFIGS["LlavaForConditionalGeneration"], "LlavaForConditionalGeneration"))
+
+
+def test_formulas_read_the_language_model_and_a_trace_the_whole(tmp_path: Path) -> None:
+    source = config(tmp_path, CONFIGS["LlavaForConditionalGeneration"], "LlavaForConditionalGeneration")
+
+    assert memcalc.load(source).model.architecture == "llama"
+    assert load_to_run(source).model.transformers_config is not None
+    assert load_to_run("gpt2") == memcalc.load("gpt2")
