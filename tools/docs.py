@@ -43,6 +43,7 @@ from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402
 from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
 from tools import (  # noqa: E402
+    any_models,
     drawn,
     dry_runs,
     families,
@@ -588,6 +589,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "phases": phases_table,
     "fields": fields_table,
     "policies": policies_table,
+    **any_models.TABLES,
     **recorded_tables.TABLES,
     **world_sizes.TABLES,
     "importer": importer_table,

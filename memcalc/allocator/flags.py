@@ -20,7 +20,8 @@ def read_flags(text: str, known: Mapping[str, Reader], owner: str, prefix: str =
     """Values by name.
 
     Args:
-        text: name=value or name:value pairs, with commas or blanks between them; "" for none.
+        text: name=value or name:value pairs, with commas or blanks between them; "" for none. The word `export` of a
+            shell may stand before a pair.
         known: what reads each flag.
         owner: whose flags they are, for messages.
         prefix: what may stand before each name, such as "FLAGS_".
@@ -31,6 +32,8 @@ def read_flags(text: str, known: Mapping[str, Reader], owner: str, prefix: str =
     """
     given: dict[str, str] = {}
     for item in re.split(r"[,\s]+", text.strip()) if text.strip() else ():
+        if item == "export":
+            continue
         match = re.fullmatch(r"([^=:]+)[=:](.+)", item)
         if match is None:
             raise InputError(f"{item!r} is no setting of {owner}.", "Write name=value pairs with commas between them.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -39,6 +40,26 @@ class Made(NamedTuple):
     allocator: BlockAllocator
     notes: tuple[str, ...] = ()  # settings without effect
     paddle: paddle.Settings | None = None  # whose garbage collection and in-place reuse change the stream
+
+
+_FLAGS = re.compile(r"(?:^|[,\s])FLAGS_\w")  # of Paddle, as its users write them
+
+
+def policy_of(policy: str, config: str, version: str | None = None) -> str:
+    """The allocator that is meant: with flags of Paddle in place of PyTorch's settings the one that they choose.
+
+    Args:
+        policy: a name in POLICIES; "pytorch" is what nobody has to name.
+        config: its settings.
+        version: the framework's release; None for the newest one known.
+
+    Raises:
+        InputError: for flags that Paddle refuses.
+    """
+    if policy != "pytorch" or not _FLAGS.search(config):
+        return policy
+    settings = paddle.parse_settings(config, None, version or paddle.DEFAULT_VERSION)
+    return f"paddle-{settings.strategy.replace('_', '-')}"
 
 
 Maker = Callable[[str, str | None, Device, float | None], Made]

@@ -13,7 +13,7 @@ from memcalc.api.recomputing import describes_chain, recompute, recompute_chain,
 from memcalc.api.running import dry_run, replay, trace
 from memcalc.api.searching import check, fit, sweep
 from memcalc.api.sizing import diff, estimate
-from memcalc.api.sources import Source, load
+from memcalc.api.sources import Source, load, load_to_run
 
 __all__ = [
     "Source",
@@ -26,6 +26,7 @@ __all__ = [
     "estimate",
     "fit",
     "load",
+    "load_to_run",
     "measure",
     "measure_suite",
     "oom",

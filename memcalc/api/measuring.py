@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.api.sources import Source, load
+from memcalc.api.sources import Source, load_to_run
 from memcalc.progress import Progress, silent
 from memcalc.spec.inference_rules import of_training
 
@@ -47,7 +47,7 @@ def measure(
     from memcalc.proving.one import How, measure_one
 
     how = How(device, steps, record, alloc_conf, python, headroom, force)
-    return measure_one(of_training(load(source, *overrides, gpu=gpu, **fields), "measure"), how)
+    return measure_one(of_training(load_to_run(source, *overrides, gpu=gpu, **fields), "measure"), how)
 
 
 def measure_suite(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from memcalc.api.sources import Source, load
@@ -62,7 +63,13 @@ def describes_chain(path: str) -> bool:
 
 
 def recompute_chain(
-    path: str, *, gpu: str | None = None, budget: int | str | None = None, strategy: str = "optimal"
+    path: str,
+    *,
+    gpu: str | None = None,
+    budget: int | str | None = None,
+    strategy: str = "optimal",
+    saved: Sequence[int] | None = None,
+    maximize: bool = False,
 ) -> ChainPlanning:
     """Which blocks of a chain to keep that a YAML file describes. No torch.
 
@@ -71,14 +78,17 @@ def recompute_chain(
         gpu: the card, less its context and the most that recorded runs reserved beyond what they allocated.
         budget: bytes that may be allocated, or "20GiB".
         strategy: as of `recompute`, but for "selective".
+        saved: positions, from 1, of the blocks of each branch whose outputs are saved: a plan to evaluate instead.
+        maximize: whether to raise the batch to the largest that fits.
 
     Raises:
-        DoesNotFit: no plan is small enough.
+        DoesNotFit: no plan is small enough, or not the given one.
     """
     from memcalc.planning.described import plan_chain
     from memcalc.units import parse_bytes
 
-    return plan_chain(path, parse_bytes(budget) if isinstance(budget, str) else budget, gpu, strategy)
+    limit = parse_bytes(budget) if isinstance(budget, str) else budget
+    return plan_chain(path, limit, gpu, strategy, saved=saved, maximize=maximize)
 
 
 def verified(

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from memcalc.api.sources import Source, load
+from memcalc.api.sources import Source, load, load_to_run
 from memcalc.progress import Progress, silent
 from memcalc.spec.inference_rules import of_training
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from memcalc.api.traced import TracedModule, TracedRun
     from memcalc.nullcuda.options import Options
     from memcalc.nullcuda.result import DryRun
-    from memcalc.recorder.judged import Judged
-    from memcalc.recorder.trace import Trace
     from memcalc.replaying import Replay
     from memcalc.replaying.options import Question
     from memcalc.tracing.module import ModuleOptions, UserModule
@@ -32,9 +31,10 @@ def trace(
     semantics: str = "cuda",
     alloc_conf: str = "",
     python: str | None = None,
+    inputs: str | None = None,
     progress: Progress = silent,
     **fields: Any,
-) -> Trace: ...
+) -> TracedRun: ...
 
 
 @overload
@@ -49,7 +49,7 @@ def trace(
     alloc_conf: str = "",
     progress: Progress = silent,
     **options: Unpack[ModuleOptions],
-) -> Judged: ...
+) -> TracedModule: ...
 
 
 def trace(
@@ -61,16 +61,17 @@ def trace(
     semantics: str = "cuda",
     alloc_conf: str = "",
     python: str | None = None,
+    inputs: str | None = None,
     progress: Progress = silent,
     **options: Any,
-) -> Trace | Judged:
-    """The real training step, or generation, on a device that is not there. Needs torch.
+) -> TracedRun | TracedModule:
+    """Run the real training step, generation or a module without a GPU. Needs torch.
 
-    Of a configuration, or of any `torch.nn.Module`: `trace(module, inputs)`. A module has no configuration to size, so
-    what comes back has all that a trace has but `result`: events, timeline, replay, ledger, verdict.
+    The result has events, timeline, replay, ledger, verdict and `result`, and shows itself: `phase_log()`, `plot()`.
 
     Args:
-        source: as for `load`, or a module. A module may lie anywhere; it stays as it is.
+        source: as for `load`; a `torch.nn.Module`, which may be on any device and stays as it is; or "file.py:name" of
+            the function in the user's file that makes a module.
         given: overrides, as for `load`; or the module's inputs: a tuple of positional arguments, a mapping of keyword
             arguments, or one argument, in which tensors are replaced by their like on the device.
         gpu: as for `load`.
@@ -80,32 +81,57 @@ def trace(
         semantics: "cuda" or "cpu": whose operators run on fake tensors.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
         python: for the null device, an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON or this one.
+        inputs: "file.py:name" of the function that makes the inputs; None: `make_inputs` of a module's file, or inputs
+            that follow from the configuration.
         progress: told how far the work is.
         options: of a configuration: fields, as for `load`; of a module's step: loss, optimizer, autocast, zero_grad,
-            gradient_accumulation_steps; see `memcalc.step.module_run.ModuleStep`.
+            gradient_accumulation_steps, inference; see `memcalc.step.module_run.ModuleStep`. The optimizer of a module
+            may be a name, such as "adamw".
     """
     from memcalc.errors import InputError
-    from memcalc.tracing.module import is_module, trace_module
+    from memcalc.spec.python_target import is_python_target
+    from memcalc.tracing.module import is_module, trace_file, trace_module
 
-    if is_module(source):
-        if device != "fake" or len(given) != 1:
-            raise InputError(
-                f"a module was given with device = {device!r} and {len(given)} inputs.",
-                "Call trace(module, inputs), several inputs as one tuple; modules run on the fake device.",
-                "module",
-            )
-        return trace_module(source, given[0], gpu, steps, semantics, alloc_conf, progress, **options)
-    spec = load(cast("Source", source), *given, gpu=gpu, **options)
+    if is_module(source) or is_python_target(source):
+        from memcalc.api.traced import shown_module
+
+        _check_module(source, device, given)
+        run = {"steps": steps, "semantics": semantics, "alloc_conf": alloc_conf, "progress": progress, **options}
+        if isinstance(source, str):
+            return shown_module(trace_file(source, inputs, gpu, **run))
+        return shown_module(trace_module(cast("UserModule", source), given[0], gpu, **run))
+    from memcalc.api.traced import shown_run
+
+    spec = load_to_run(cast("Source", source), *given, gpu=gpu, **options)
     if device == "null":
         of_training(spec, "trace --device null")
         from memcalc.nullcuda.tracing import trace as trace_on_null
 
-        return trace_on_null(spec, steps, alloc_conf, python, progress)
+        return shown_run(trace_on_null(spec, steps, alloc_conf, python, progress, inputs))
     if device != "fake":
         raise InputError(f"device = {device!r} is not known to trace.", "Name fake or null.", "--device")
     from memcalc.tracing import trace as trace_on_fake
 
-    return trace_on_fake(spec, steps, semantics, alloc_conf, progress)
+    return shown_run(trace_on_fake(spec, steps, semantics, alloc_conf, progress, inputs))
+
+
+def _check_module(source: object, device: str, given: Sequence[Any]) -> None:
+    """Check what is given with a module.
+
+    Raises:
+        InputError: another device, or not one value for the inputs of a module that is here.
+    """
+    from memcalc.errors import InputError
+
+    if isinstance(source, str):
+        if device != "fake" or given:
+            raise InputError("a module takes no overrides, and runs on the fake device.", "Leave them out.", source)
+    elif device != "fake" or len(given) != 1:
+        raise InputError(
+            f"a module was given with device = {device!r} and {len(given)} inputs.",
+            "Call trace(module, inputs), several inputs as one tuple; modules run on the fake device.",
+            "module",
+        )
 
 
 def dry_run(

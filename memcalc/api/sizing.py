@@ -19,14 +19,15 @@ def estimate(
     gpu: str | None = None,
     alloc_conf: str | None = None,
     rehearse: bool = True,  # noqa: ARG001 -- accepted from before every estimate was replayed
+    trace: bool = True,
     progress: Progress = silent,
     **fields: Any,
 ) -> Result:
     """What each GPU holds: closed formulas, and a replay of all requests through a model of PyTorch's allocator.
 
     No torch, no GPU. The ledger of the result is by formula; the replay is made when reserved or device memory, or the
-    verdict, is first read, and `result.replayed` has its ledger, which is what the command line shows. Families that
-    have no formulas are traced with transformers, where it is installed, and the result says so.
+    verdict, is first read, and `result.replayed` has its ledger, which is what the command line shows. Models without
+    formulas are traced in a child process where torch and transformers are installed; `result.source` is "trace" then.
 
     Args:
         source: as for `load`.
@@ -34,12 +35,13 @@ def estimate(
         gpu: as for `load`.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF: short for the override "alloc_conf=...".
         rehearse: has no effect; every estimate has the replay.
+        trace: whether a model without formulas is traced; else it is refused with the command that has the answer.
         progress: told how far a trace in place of formulas is.
         fields: as for `load`.
     """
     settings = () if alloc_conf is None else (f"training.alloc_conf={alloc_conf}",)
     spec = load(source, *overrides, *settings, gpu=gpu, **fields)
-    if spec.model.transformers_config is not None or _needs_trace(spec):
+    if trace and (spec.model.transformers_config is not None or _needs_trace(spec)):
         from memcalc.tracing.trace import in_place_of_formulas
 
         return in_place_of_formulas(spec, progress)

@@ -32,6 +32,14 @@ def load(source: Source, *overrides: str, gpu: str | None = None, **fields: Any)
     return load_spec(source, (*overrides, *assignments(fields)), gpu=gpu)
 
 
+def load_to_run(source: Source, *overrides: str, gpu: str | None = None, **fields: Any) -> Spec:
+    """`load` for what runs the modules: of a vision-language model all of it, not its language model alone."""
+    from memcalc.spec.published import whole_models
+
+    with whole_models():
+        return load(source, *overrides, gpu=gpu, **fields)
+
+
 def assignments(fields: Mapping[str, Any]) -> tuple[str, ...]:
     """Return fields and their values as "field=value", as --set takes them; those of a nested block one by one.
 

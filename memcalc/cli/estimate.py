@@ -62,6 +62,9 @@ def command(
             "--alloc-conf", metavar="SETTINGS", help="Value of PYTORCH_CUDA_ALLOC_CONF; short for --set alloc_conf=."
         ),
     ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace/--no-trace", help="Trace models without formulas, in a child process, or refuse.")
+    ] = True,
     measure: Annotated[bool, typer.Option("--measure", help="Also run the step, and compare.")] = False,
     device: Device = None,
 ) -> None:
@@ -81,7 +84,7 @@ def command(
         explain = explainable(explain)
     spec = api.load(config, *(overrides or ()), gpu=gpu)
     with shown_progress() as progress:
-        result = api.estimate(spec, alloc_conf=alloc_conf, progress=progress).replayed
+        result = api.estimate(spec, alloc_conf=alloc_conf, trace=trace, progress=progress).replayed
     measurement = api.measure(spec, device=device) if measure else None
     if rank is not None:
         from memcalc.cli.ranks import with_headline

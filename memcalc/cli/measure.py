@@ -92,7 +92,7 @@ def command(
         raise InputError("measure takes one configuration.", "Give either CONFIG or --model NAME, e.g. `measure gpt2`.")
     check_files(plot or (), export or ())
     traces = _traces(trace)
-    spec = api.load(config or model or "", *(overrides or ()))
+    spec = api.load_to_run(config or model or "", *(overrides or ()))
     first = here is None or here.rank == 0
     how = How(device, steps, record, alloc_conf, python, headroom, force, show_warning if first else None)
     files = WrittenFiles()

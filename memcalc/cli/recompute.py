@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,6 +11,11 @@ from memcalc.cli.options import AcceptUnknown, Config, Gpu, Set, Units
 from memcalc.errors import InputError
 from memcalc.files import write_text
 from memcalc.units import Unit
+
+if TYPE_CHECKING:
+    from memcalc.planning.described import ChainPlanning
+
+MOST_DIGITS = 6  # of a position
 
 
 def command(
@@ -25,8 +30,13 @@ def command(
         Literal["optimal", "selective", "none", "every-layer", "sqrt", "every-k", "smallest"],
         typer.Option(help="Strategy that chooses what to recompute."),
     ] = "optimal",
+    plan: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="Of a chain: evaluate the plan that saves the outputs of these blocks."),
+    ] = None,
     maximize: Annotated[
-        Literal["micro_batch_size"] | None, typer.Option(help="Find the largest value for which a plan fits.")
+        Literal["micro_batch_size", "batch"] | None,
+        typer.Option(help="Find the largest value for which a plan fits; batch: of a chain."),
     ] = None,
     verify: Annotated[
         bool,
@@ -71,20 +81,28 @@ def command(
     from memcalc.report.progress import shown_progress
 
     if api.describes_chain(config):
-        if overrides or maximize or verify or plot or write:
+        if overrides or verify or plot or write:
             raise InputError(
                 f"{config} describes a chain, which has no fields to set and nothing to trace, draw or write.",
-                "Leave out --set, --maximize, --verify, --plot and --write.",
+                "Leave out --set, --verify, --plot and --write.",
                 "recompute",
             )
-        _plan_chain(config, budget, gpu, strategy, form, units)
+        saved = None if plan is None else _positions(plan)
+        planning = api.recompute_chain(
+            config, gpu=gpu, budget=budget, strategy=strategy, saved=saved, maximize=maximize is not None
+        )
+        _print_chain(planning, form, units)
         return
+    if plan is not None:
+        raise InputError(
+            f"{config} is not a chain.", "Give the plan of a configuration with --set recompute=.", "--plan"
+        )
     if plot is not None:
         from memcalc.report.plots.files import PICTURES, check_target
 
         check_target(plot, PICTURES)
     with shown_progress() as progress:
-        planning = api.recompute(
+        planned = api.recompute(
             config,
             *(overrides or ()),
             gpu=gpu,
@@ -94,36 +112,47 @@ def command(
             host_gb_per_second=host_bandwidth,
             progress=progress,
         )
-        checked = api.verified(planning, tuple(device or ("fake", "null")), python, progress) if verify else []
+        checked = api.verified(planned, tuple(device or ("fake", "null")), python, progress) if verify else []
     files = WrittenFiles()
     with files.writing():
         if write is not None:
             from memcalc.planning.planning import planned_yaml
 
-            write_text(write, planned_yaml(planning))
+            write_text(write, planned_yaml(planned))
         if plot is not None:
             from memcalc.report.pareto_plot import save_front
 
-            save_front(plot, planning, units)
+            save_front(plot, planned, units)
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.recompute import planning_document
 
-        print_json(planning_document(planning, checked))
+        print_json(planning_document(planned, checked))
     else:
         from memcalc.report.recompute import draw_planning
         from memcalc.report.screen import make_screen
 
-        draw_planning(make_screen(), planning, units, checked)
+        draw_planning(make_screen(), planned, units, checked)
     files.complain()
-    if planning.verdict.answer == "unknown" and not accept_unknown:
+    if planned.verdict.answer == "unknown" and not accept_unknown:
         raise typer.Exit(1)
 
 
-def _plan_chain(config: str, budget: str | None, gpu: str | None, strategy: str, form: str, units: Unit) -> None:
-    from memcalc import api
+def _positions(plan: str) -> list[int]:
+    """Return the numbers of --plan.
 
-    planning = api.recompute_chain(config, gpu=gpu, budget=budget, strategy=strategy)
+    Raises:
+        InputError: it is not a list of whole numbers.
+    """
+    words = plan.split(",")
+    if not all(word.strip().isdecimal() and len(word) <= MOST_DIGITS for word in words):
+        raise InputError(
+            f"{plan!r} is not a list of positions.", "Give the blocks whose outputs are saved: 5,10,15.", "--plan"
+        )
+    return [int(word) for word in words]
+
+
+def _print_chain(planning: ChainPlanning, form: str, units: Unit) -> None:
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.chain import chain_document

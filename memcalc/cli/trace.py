@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memcalc.cli.options import Config, Gpu, Plot, Set, Units
-from memcalc.cli.shorthand import takes_shorthands
+from memcalc.cli.options import Gpu, Plot, Set, Units, complete_config
+from memcalc.cli.shorthand import assignments, takes_shorthands
+
+if TYPE_CHECKING:
+    from memcalc.spec.spec import Spec
 
 EXPORT_HELP = (
     "Write the run for another program: .pickle, a memory snapshot for pytorch.org/memory_viz; .json, a Chrome trace "
@@ -17,12 +20,28 @@ EXPORT_HELP = (
 )
 
 
-@takes_shorthands()
+CONFIG_HELP = (
+    "A configuration as for `memcalc estimate`, or FILE.py:NAME of a function without arguments that returns a "
+    "torch.nn.Module."
+)
+INPUTS_HELP = (
+    "The function that returns the arguments of forward; default: make_inputs of a module's file, or inputs made from "
+    "the configuration."
+)
+OPTIMIZER_HELP = "Such as adamw; a module has none unless it is given."
+
+
+@takes_shorthands(without=("optimizer",))
 def command(
-    config: Config,
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help=CONFIG_HELP, autocompletion=complete_config)],
     *,
     overrides: Set = None,
     gpu: Gpu = None,
+    inputs: Annotated[str | None, typer.Option(metavar="FILE.py:NAME", help=INPUTS_HELP)] = None,
+    optimizer: Annotated[str | None, typer.Option(metavar="NAME", help=OPTIMIZER_HELP)] = None,
+    inference: Annotated[
+        bool, typer.Option("--inference", help="Of a module: forward only, under torch.inference_mode().")
+    ] = False,
     device: Annotated[
         Literal["fake", "null"],
         typer.Option(help="fake: tensors without values, anywhere; null: PyTorch's CUDA build, without a GPU."),
@@ -58,36 +77,39 @@ def command(
     """Run the training step without a GPU, on fake tensors.
 
     Forward, backward and optimizer run in PyTorch on tensors without values; each allocation and release goes through
-    a model of PyTorch's caching allocator. Needs torch, and no GPU.
+    a model of PyTorch's caching allocator. Needs torch, and no GPU. A module of your own runs by FILE.py:NAME.
 
     Example: memcalc trace llama-3.2-1b --gpu a100-40gb --set b=4
     """
     from memcalc import api
     from memcalc.cli.output import WrittenFiles
     from memcalc.cli.ranks import one_of
-    from memcalc.cli.traced import beside, check_files, print_trace, write_files
+    from memcalc.cli.traced import beside, check_files, print_trace, refuse_options, write_files
     from memcalc.report.progress import shown_progress
+    from memcalc.spec.python_target import is_python_target
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
     check_files(plot or (), export or ())
     given = tuple(overrides or ())
-    ranks = () if world_size is None else one_of(world_size, api.load(config, *given).parallelism.tensor_parallel)
-    spec = api.load(config, *ranks, *given, gpu=gpu)
+    options: dict[str, Any] = {"steps": steps, "semantics": semantics, "alloc_conf": alloc_conf, "inputs": inputs}
+    source: str | Spec = config
+    if is_python_target(config):
+        asked = {"--set": given, "--device": device != "fake", "--world-size": world_size, "--compare": compare}
+        refuse_options(asked, "of a configuration", f"{config} is a module")
+        options |= {"gpu": gpu, "optimizer": optimizer, "inference": "inference_mode" if inference else None}
+    else:
+        refuse_options({"--inference": inference}, "of a module", f"{config} is none")
+        given = (*assignments({"optimizer": optimizer}), *given)
+        ranks = () if world_size is None else one_of(world_size, api.load(config, *given).parallelism.tensor_parallel)
+        source = api.load_to_run(config, *ranks, *given, gpu=gpu)
+        options |= {"device": device, "python": python}
     if device == "fake":  # torch runs in this process, which is the command's own
         from memcalc.step.uncompiled import without_compiler
 
         without_compiler()
         gc.freeze()  # modules are no garbage
     with shown_progress() as progress:
-        traced = api.trace(
-            spec,
-            device=device,
-            steps=steps,
-            semantics=semantics,
-            alloc_conf=alloc_conf,
-            python=python,
-            progress=progress,
-        )
+        traced = api.trace(source, progress=progress, **options)
     files = WrittenFiles()
     with files.writing():
         if record is not None:
@@ -95,5 +117,6 @@ def command(
 
             write_events(record, traced.events)
         write_files(traced, plot or (), export or (), units)
-    print_trace(traced, form, units, others=beside(spec, device, steps, alloc_conf) if compare else ())
+    others = beside(source, device, steps, alloc_conf) if compare and not isinstance(source, str) else ()
+    print_trace(traced, form, units, others=others)
     files.complain()

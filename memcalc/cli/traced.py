@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memcalc.cli.output import print_json, print_text
-from memcalc.ledger.result import Result
+from memcalc.errors import InputError
+from memcalc.ledger.result import ModuleResult, Result
 from memcalc.report.grid import markdown_grid
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
     from memcalc.recorder.judged import Judged
-    from memcalc.recorder.trace import Trace
+    from memcalc.recorder.trace import ModuleTrace, Trace
     from memcalc.report.recorded_run import Run
     from memcalc.spec.spec import Spec
 
 
-def recorded(traced: Trace) -> Run:
+def recorded(traced: Trace | ModuleTrace) -> Run:
     """Return the traced run, with the memory limit of the GPU if one is given."""
     from memcalc.report.recorded_run import Run
 
@@ -40,12 +41,30 @@ def check_files(plots: Iterable[Path], exports: Iterable[Path]) -> None:
         check_target(path, SUFFIXES)
 
 
-def write_files(traced: Trace, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
+def refuse_options(given: Mapping[str, object], whose: str, why: str) -> None:
+    """Refuse options that would have no effect.
+
+    Args:
+        given: each option with its value; false if it was not given.
+        whose: what the options are for: "of a module".
+        why: the reason that this run takes none of them.
+
+    Raises:
+        InputError: one of them was given.
+    """
+    found = [option for option, value in given.items() if value]
+    if found:
+        raise InputError(f"{', '.join(found)}: options {whose}, but {why}.", "Leave them out.")
+
+
+def write_files(traced: Trace | ModuleTrace, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
     """Writes the pictures and the files for other programs."""
     write_run(traced, traced.result, plots, exports, unit)
 
 
-def write_run(judged: Judged, result: Result, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
+def write_run(
+    judged: Judged, result: Result | ModuleResult, plots: Iterable[Path], exports: Iterable[Path], unit: Unit
+) -> None:
     """Write the plots and exports of a recorded run, with the result as the title."""
     from memcalc.report.recorded_run import Run, run_grids
     from memcalc.report.verdict import subject
@@ -74,7 +93,7 @@ def beside(spec: Spec, device: str, steps: int, alloc_conf: str) -> tuple[Result
         InputError: there are no formulas, so that the estimate would be the same trace once more.
     """
     from memcalc import api
-    from memcalc.errors import InputError, MemcalcError
+    from memcalc.errors import MemcalcError
     from memcalc.step.uncompiled import without_compiler
 
     found = [api.estimate(spec)]
@@ -88,7 +107,7 @@ def beside(spec: Spec, device: str, steps: int, alloc_conf: str) -> tuple[Result
     return tuple(found)
 
 
-def print_trace(traced: Trace, form: str, unit: Unit, *, others: tuple[Result, ...] = ()) -> None:
+def print_trace(traced: Trace | ModuleTrace, form: str, unit: Unit, *, others: tuple[Result, ...] = ()) -> None:
     """Print a traced run, with what it is compared with."""
     run = recorded(traced)
     if form == "json":
@@ -104,7 +123,7 @@ def print_trace(traced: Trace, form: str, unit: Unit, *, others: tuple[Result, .
         from memcalc.report.recorded_run import run_grids
 
         grids = run_grids(run, unit)
-        if others:
+        if isinstance(traced.result, Result) and others:
             grids += comparison_grids((*others, traced.result), unit)
         lines = [line for grid in grids for line in markdown_grid(grid)]
         print_text(f"{sizing_markdown(traced.result, unit)}\n\n" + "\n".join(lines).rstrip())
@@ -121,5 +140,5 @@ def print_trace(traced: Trace, form: str, unit: Unit, *, others: tuple[Result, .
         screen = make_screen()
         draw_sizing(screen, traced.result, unit)
         draw_run(screen, run, unit, legend=False)  # the table of components is on the screen
-        if others:
+        if isinstance(traced.result, Result) and others:
             draw_comparison(screen, (*others, traced.result), unit)

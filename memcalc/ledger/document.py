@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from memcalc.ledger.ledger import Ledger
-from memcalc.ledger.result import Result
+from memcalc.ledger.result import ModuleResult, Result, Textbook
 from memcalc.ledger.row import Row
 from memcalc.ledger.verdict import Verdict
 from memcalc.spec.limits import Limit
@@ -14,9 +14,10 @@ from memcalc.spec.limits import Limit
 SCHEMA_VERSION = 2
 
 
-def document(result: Result) -> dict[str, Any]:
-    """The result as the JSON document, ready for `json.dumps`."""
-    result = result.replayed
+def document(result: Result | ModuleResult) -> dict[str, Any]:
+    """The result as the JSON document, ready for `json.dumps`; a module has no spec and no published formulas."""
+    run = result.replayed if isinstance(result, Result) else None
+    result = run or result
     ledger = result.ledger
     headline = result.headline
     card = result.card
@@ -24,18 +25,14 @@ def document(result: Result) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "source": result.source,
         "device": result.device,
-        "name": result.spec.name,
-        "spec": result.spec.model_dump(mode="json"),
+        "name": result.name,
+        "spec": None if run is None else run.spec.model_dump(mode="json"),
         "model": {
             "parameters": result.parameters,
             "trainable_parameters": result.trainable_parameters,
             "buffer_elements": result.buffer_elements,
         },
-        "textbook": {
-            "parameters": result.textbook.parameters,
-            "model_state_bytes": result.textbook.model_state_bytes,
-            "activation_bytes": result.textbook.activation_bytes,
-        },
+        "textbook": None if run is None or run.textbook is None else _textbook(run.textbook),
         "peak": {
             "phase": ledger.peak_phase,
             "rank": headline.rank,
@@ -70,7 +67,15 @@ def document(result: Result) -> dict[str, Any]:
         "not_modelled": list(result.not_modelled),
         "notes": list(result.notes),
         **({} if headline.host is None else {"host": _host(headline.host)}),
-        **({} if result.generation is None else {"kv_cache": asdict(result.generation)}),
+        **({} if run is None or run.generation is None else {"kv_cache": asdict(run.generation)}),
+    }
+
+
+def _textbook(textbook: Textbook) -> dict[str, int]:
+    return {
+        "parameters": textbook.parameters,
+        "model_state_bytes": textbook.model_state_bytes,
+        "activation_bytes": textbook.activation_bytes,
     }
 
 

@@ -110,34 +110,21 @@ class Generation:
     largest: Largest | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The answer to "what will each GPU hold?"; `ranks[0]` is the headline, the worst of them.
-
-    An estimate can be made in two parts: `ranks` from formulas at once, and the allocator replay when `replayed`, or
-    anything that follows from it (reserved and device memory, the verdict), is first read.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """The answer to "what will each GPU hold?", of any run; `ranks[0]` is the headline, the worst of them."""
 
     source: Source
     device: str | None
-    spec: Spec
     parameters: int
     trainable_parameters: int
     buffer_elements: int
-    textbook: Textbook
     ranks: tuple[RankResult, ...]
     confidence: Confidence
     card: Card | None
     limits: tuple[Limit, ...]  # what the figures leave out
     notes: tuple[str, ...] = field(default=())  # options that were accepted but have no effect here
-    generation: Generation | None = None  # of inference
-    judgement: Verdict | None = None  # None without a card, and where `completion` has it
-    completion: Callable[[], Result] | None = None  # returns this result with the replay and its verdict
-
-    @property
-    def replayed(self) -> Result:
-        """This result after the allocator replay: its ledger counts blocks as the allocator does."""
-        return self if self.completion is None else self.completion()
+    judgement: Verdict | None = None  # None without a card, and where an estimate is completed later
 
     @property
     def headline(self) -> RankResult:
@@ -157,7 +144,7 @@ class Result:
     @property
     def decision(self) -> Verdict | None:
         """The verdict with what it rests on; None without a card."""
-        return self.replayed.judgement
+        return self.judgement
 
     @property
     def verdict(self) -> Answer | None:
@@ -179,3 +166,45 @@ class Result:
         """Usable memory of the card less device memory of the worst rank; negative when it does not fit."""
         device_bytes = self.headline.device_bytes
         return None if self.card is None or device_bytes is None else self.card.usable_bytes - device_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleResult(Sizing):
+    """The result of a run of a module, which has no configuration.
+
+    Args:
+        name: where the module is from, such as "model.py:make_model".
+        step: what ran, for the screen, such as "training with adamw".
+    """
+
+    name: str
+    step: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(Sizing):
+    """The result of a run of a configuration.
+
+    An estimate can be made in two parts: `ranks` from formulas at once, and the allocator replay when `replayed`, or
+    anything that follows from it (reserved and device memory, the verdict), is first read.
+    """
+
+    spec: Spec
+    textbook: Textbook | None  # None for models that the published formulas do not describe
+    generation: Generation | None = None  # of inference
+    completion: Callable[[], Result] | None = None  # returns this result with the replay and its verdict
+
+    @property
+    def name(self) -> str:
+        """The name of the configuration."""
+        return self.spec.name
+
+    @property
+    def replayed(self) -> Result:
+        """This result after the allocator replay: its ledger counts blocks as the allocator does."""
+        return self if self.completion is None else self.completion()
+
+    @property
+    def decision(self) -> Verdict | None:
+        """The verdict with what it rests on; None without a card."""
+        return self.replayed.judgement

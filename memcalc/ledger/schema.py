@@ -133,9 +133,9 @@ class Document(Block):
     source: Source
     device: str | None
     name: str
-    spec: Spec
+    spec: Spec | None = Field(description="null of a module, which has no configuration")
     model: ModelCounts
-    textbook: TextbookFigures
+    textbook: TextbookFigures | None = Field(description="null of models that the closed forms do not describe")
     peak: Peak
     components: dict[str, int] = Field(description="bytes at the peak; their sum is peak.allocated_bytes")
     outside_allocated: OutsideAllocated

@@ -1,6 +1,6 @@
 """Runs inside a child process on the null device: one training step, recorded. `python -m` it; see `tracing.py`.
 
-traced_step SPEC.json EVENTS.jsonl REPORT.json STEPS
+traced_step SPEC.json EVENTS.jsonl REPORT.json STEPS [FILE.py:INPUTS]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 
-def main(spec_file: str, events_file: str, report_file: str, steps: str) -> None:
+def main(spec_file: str, events_file: str, report_file: str, steps: str, inputs: str | None = None) -> None:
     """Record, and leave the events and what else is known in two files."""
     gc.disable()  # nothing that start-up makes is garbage
     from memcalc.errors import MemcalcError
@@ -27,6 +27,7 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str) -> None
 
     from memcalc.recorder.real import record_watched
     from memcalc.step.loop import TrainingRun
+    from memcalc.step.python_file import made_inputs
 
     gc.freeze()
     gc.enable()
@@ -38,7 +39,9 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str) -> None
 
             ranks = spec.parallelism.ranks
             torch.distributed.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-        recorded = record_watched(TrainingRun(spec, device), int(steps))
+        run = TrainingRun(spec, device, None if inputs is None else made_inputs(inputs))
+        recorded = record_watched(run, int(steps))
+        report["notes"] = run.notes
         report["died"] = recorded.died
         report["sizes"] = recorded.sizes
         report["peak_allocated"] = torch.cuda.max_memory_allocated(device)

@@ -37,6 +37,7 @@ def trace(
     alloc_conf: str = "",
     python: str | None = None,
     progress: Progress = silent,
+    inputs: str | None = None,
 ) -> Trace:
     """The training step on a card that is not there.
 
@@ -46,6 +47,7 @@ def trace(
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run.
         python: an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON, else this one.
         progress: told how far the replay is.
+        inputs: "file.py:name" of what makes the arguments of the model's forward; None: made from the spec.
 
     Raises:
         InputError: no such card, or the step cannot run what the spec asks for.
@@ -53,17 +55,17 @@ def trace(
     """
     card, alloc_conf = find_null_card(spec.hardware.gpu or DEFAULT_CARD), alloc_conf or spec.training.alloc_conf
     python = interpreter(python)
-    report, recording = _record(spec, card, card, steps, alloc_conf, python)
+    report, recording = _record(spec, card, card, steps, alloc_conf, python, inputs)
     died = report.get("died")
     if died is not None:  # what it needs is seen on a card that has it
         boundless = dataclasses.replace(card, usable_bytes=BOUNDLESS)
-        report, recording = _record(spec, card, boundless, steps, alloc_conf, python)
+        report, recording = _record(spec, card, boundless, steps, alloc_conf, python, inputs)
         recording = dataclasses.replace(recording, died=died, allocated_bytes=None, reserved_bytes=None)
     return make_trace(spec, recording, alloc_conf, report["torch"], progress)
 
 
 def _record(
-    spec: Spec, card: Card, memory_of: Card, steps: int, alloc_conf: str, python: str
+    spec: Spec, card: Card, memory_of: Card, steps: int, alloc_conf: str, python: str, inputs: str | None
 ) -> tuple[dict[str, Any], Recording]:
     """One run in a process of its own."""
     with temporary_folder("memcalc-trace-") as folder:
@@ -72,6 +74,7 @@ def _record(
         variables["PYTORCH_CUDA_ALLOC_CONF"] = variables["PYTORCH_ALLOC_CONF"] = alloc_conf
         files = [str(folder / name) for name in ("spec.json", "events.jsonl", "report.json")]
         command = [python, "-P", "-m", "memcalc.nullcuda.traced_step", *files, str(steps)]
+        command += [] if inputs is None else [inputs]
         done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)  # noqa: S603 -- the user's own interpreter
         report = _report(Path(files[2]), done)
         parameters, trainable, buffers = report["sizes"]
@@ -83,6 +86,7 @@ def _record(
             buffers=buffers,
             allocated_bytes=report["peak_allocated"],
             reserved_bytes=report["peak_reserved"],
+            notes=tuple(report["notes"]),
         )
     return report, recording
 

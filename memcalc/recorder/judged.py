@@ -14,12 +14,13 @@ from memcalc.recorder.ledger import traced_ledger
 from memcalc.recorder.recording import Recording
 from memcalc.spec.cards import Card
 from memcalc.spec.kernels import card_omissions
+from memcalc.units import Unit, format_bytes
 
 # What is tried, in this order, for a run that dies with the settings that were asked for.
 REMEDIES = ("expandable_segments:True", "max_split_size_mb:512", "max_split_size_mb:128", "max_split_size_mb:32")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Judged:
     """What is known of a recorded run, whatever was run.
 
@@ -46,6 +47,19 @@ class Judged:
     remedy: str | None
     not_modelled: tuple[str, ...]
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """The peak, the verdict and the number of events in one line: the events themselves would fill a book."""
+        unit: Unit = "GiB" if self.ledger.peak_bytes >= 2**30 else "MiB"
+        peak = f"peak {format_bytes(self.ledger.peak_bytes, unit)} in {self.ledger.peak_phase}"
+        answer = {True: "fits ", False: "does not fit ", None: ""}[self.fits]
+        where = f"{answer}{self.card.name}" if self.card is not None else self.recording.device
+        return f"<{type(self).__name__} {self.name}: {peak}; {where}; {len(self.events):,} events>"
+
+    @property
+    def name(self) -> str:
+        """What ran."""
+        return "run"
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -137,7 +151,7 @@ def _not_modelled(recording: Recording) -> tuple[str, ...]:
 
 
 def _notes(recording: Recording, failure: Failure | None, remedy: str | None, line: Timeline) -> tuple[str, ...]:
-    found = []
+    found = list(recording.notes)
     if recording.readbacks:
         times = "once" if recording.readbacks == 1 else f"{recording.readbacks} times"
         found.append(f"The run read values from the device {times}; every value read was zero.")

@@ -25,6 +25,9 @@ MACHINERY = tuple(
     str(folder) for folder in (Path(torch.__file__).parent, OURS / "memcalc" / "recorder", OURS / "memcalc" / "tracing")
 )
 
+# What calls somebody's own module: behind it no frame is of that module's code.
+CALLERS = tuple(str(OURS / "memcalc" / "step" / file) for file in ("module_run.py", "placing.py"))
+
 # Of the machinery, what spreads a model over ranks.
 ENGINES = tuple(str(Path(torch.__file__).parent / part) for part in ("distributed/fsdp", "nn/parallel"))
 
@@ -184,6 +187,8 @@ class Places:
         frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 -- walking frames costs a tenth of inspect.stack()
         while frame is not None:
             file = frame.f_code.co_filename
+            if file in CALLERS:
+                return NOWHERE
             if not file.startswith(self.machinery) and not file.startswith("<"):
                 return file, frame.f_lineno
             frame = frame.f_back

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import count
 from typing import Any, Self
@@ -35,6 +35,13 @@ HIDDEN_FROM = 2**40  # numbers of what operators allocate inside, far from those
 @cache
 def _hold_tensors(kinds: tuple[type, ...]) -> bool:
     return any(issubclass(kind, Tensor) and hasattr(kind, "__tensor_flatten__") for kind in kinds)
+
+
+@cache
+def is_composite(operator: Any) -> bool:
+    """Whether an operator is made of others on every device, as `linear` of `addmm`."""
+    name, key = operator.name(), "CompositeImplicitAutograd"
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)  # noqa: SLF001 -- as OpOverload.decompose asks
 
 
 class Recorder(TorchDispatchMode):
@@ -132,6 +139,9 @@ class Recorder(TorchDispatchMode):
         if _hold_tensors(tuple(types)):
             return NotImplemented  # a tensor made of tensors (DTensor): what is done to these comes by again
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and is_composite(operator):
+            with self._further():  # autograd, which is off, would have taken it apart before it came here
+                return operator.decompose(*args, **kwargs)
         if operator in IN_PLACE:
             instead = in_place(operator, args, kwargs, self._references)
             if instead is not None:
@@ -141,6 +151,15 @@ class Recorder(TorchDispatchMode):
         with torch._C.DisableTorchFunction():  # noqa: SLF001 -- likewise
             self._look_at(operator, args, kwargs, output, node)
         return output
+
+    @contextmanager
+    def _further(self) -> Iterator[None]:
+        """The recording goes on inside of an operator."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _look_at(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, node: int) -> None:
         place: Place | None = None

@@ -23,6 +23,7 @@ class Recording:
         has_allocator: whether the device's memory goes through PyTorch's caching allocator.
         died: PyTorch's message, where the run died on the card; these events are then of one without bounds.
         host_events: what happened in the host's memory, where the run has offloaded something and it was seen.
+        notes: what else a reader should know, such as the inputs that were made.
     """
 
     device: str
@@ -36,3 +37,4 @@ class Recording:
     has_allocator: bool = True
     died: str | None = None
     host_events: tuple[Event, ...] = ()
+    notes: tuple[str, ...] = ()

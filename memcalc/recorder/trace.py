@@ -1,23 +1,25 @@
-"""What `memcalc trace` gives for a spec: the recorded run, judged, and the result that all verbs share."""
+"""What `memcalc trace` gives: the recorded run, judged, and the result that all verbs share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION
-from memcalc.ledger.result import Confidence, DeviceMemory, Outside, RankResult, Result, known
+from memcalc.ledger.result import Confidence, DeviceMemory, ModuleResult, Outside, RankResult, Result, Textbook, known
 from memcalc.ledger.textbook import generation_textbook, textbook
 from memcalc.ledger.verdict import observed
 from memcalc.progress import Progress, silent
 from memcalc.recorder.judged import Judged, judge
 from memcalc.recorder.ledger import host_ledger
 from memcalc.recorder.recording import Recording
-from memcalc.spec.cards import find_card
+from memcalc.spec.cards import Card, find_card
+from memcalc.spec.foreign import has_published_formulas
 from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace(Judged):
     """A traced run of a spec.
 
@@ -26,6 +28,27 @@ class Trace(Judged):
     """
 
     result: Result
+
+    @property
+    def name(self) -> str:
+        """The name of the configuration."""
+        return self.result.name
+
+
+@dataclass(frozen=True, repr=False)
+class ModuleTrace(Judged):
+    """A traced run of a module.
+
+    Args:
+        result: the ledger and the verdict, without a configuration.
+    """
+
+    result: ModuleResult
+
+    @property
+    def name(self) -> str:
+        """Where the module is from."""
+        return self.result.name
 
 
 def make_trace(
@@ -49,35 +72,73 @@ def make_trace(
     """
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     judged = judge(recording, card, alloc_conf, version, progress)
-    reserved, context = judged.reserved_bytes, 0 if card is None else card.context_bytes
+    result = Result(
+        spec=spec,
+        textbook=_published(spec),
+        **_sizing(judged, spec.limits),
+    )
+    return Trace(**_fields(judged), result=result)
+
+
+def _published(spec: Spec) -> Textbook | None:
+    if not has_published_formulas(spec.model):
+        return None
+    return textbook(spec) if spec.inference is None else generation_textbook(spec)
+
+
+def make_module_trace(
+    name: str, step: str, recording: Recording, card: Card | None, alloc_conf: str = "", progress: Progress = silent
+) -> ModuleTrace:
+    """Judge the recording of a module's run by a card.
+
+    Args:
+        name: where the module is from.
+        step: what ran, for the screen.
+        recording: of it.
+        card: None: no verdict.
+        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
+        progress: told how far the replay is.
+
+    Raises:
+        InputError: settings that PyTorch refuses.
+    """
+    judged = judge(recording, card, alloc_conf, progress=progress)
+    return ModuleTrace(**_fields(judged), result=ModuleResult(name=name, step=step, **_sizing(judged, ())))
+
+
+def _fields(judged: Judged) -> dict[str, Any]:
+    return {field.name: getattr(judged, field.name) for field in fields(judged)}
+
+
+def _sizing(judged: Judged, missing: tuple[Limit, ...]) -> dict[str, Any]:
+    """The fields that results of all runs have (`memcalc.ledger.result.Sizing`).
+
+    Args:
+        judged: the run.
+        missing: what was asked for and is not modelled.
+    """
+    recording, card, reserved = judged.recording, judged.card, judged.reserved_bytes
+    context = 0 if card is None else card.context_bytes
     on_device = None if card is None or reserved is None else reserved + context
     outside = Outside(0 if reserved is None else reserved - judged.ledger.peak_bytes, context, 0)
-    limits = (*spec.limits, *(Limit(what, holds_memory=False) for what in judged.not_modelled))
+    limits = (*missing, *(Limit(what, holds_memory=False) for what in judged.not_modelled))
     judgement = None
     if card is not None and on_device is not None:
         judgement = observed(judged.failure is None, on_device, card.usable_bytes, limits)
-    rank = RankResult(
-        {"pipeline_stage": 0},
-        judged.ledger,
-        known(DeviceMemory(reserved, on_device, outside)),
-        host_ledger(recording.host_events),
-    )
-    result = Result(
-        source="trace",
-        device=recording.device,
-        spec=spec,
-        parameters=recording.parameters,
-        trainable_parameters=recording.trainable,
-        buffer_elements=recording.buffers,
-        textbook=textbook(spec) if spec.inference is None else generation_textbook(spec),
-        ranks=(rank,),
-        confidence=_confidence(recording, judged),
-        card=card,
-        limits=limits,
-        notes=judged.notes,
-        judgement=judgement,
-    )
-    return Trace(**{field.name: getattr(judged, field.name) for field in fields(judged)}, result=result)
+    memory = known(DeviceMemory(reserved, on_device, outside))
+    return {
+        "source": "trace",
+        "device": recording.device,
+        "parameters": recording.parameters,
+        "trainable_parameters": recording.trainable,
+        "buffer_elements": recording.buffers,
+        "ranks": (RankResult({"pipeline_stage": 0}, judged.ledger, memory, host_ledger(recording.host_events)),),
+        "confidence": _confidence(recording, judged),
+        "card": card,
+        "limits": limits,
+        "notes": judged.notes,
+        "judgement": judgement,
+    }
 
 
 def _confidence(recording: Recording, judged: Judged) -> Confidence:

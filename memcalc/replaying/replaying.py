@@ -7,7 +7,7 @@ from typing import Unpack
 
 from memcalc.allocator.paddle.collection import transformed
 from memcalc.allocator.playing import run, state_after
-from memcalc.allocator.policies import Device, Made, make
+from memcalc.allocator.policies import Device, Made, make, policy_of
 from memcalc.allocator.result import ReplayResult
 from memcalc.errors import InputError
 from memcalc.events.course import Course
@@ -33,8 +33,12 @@ def replaying(source: Source, card: Card | None = None, **options: Unpack[Questi
     Raises:
         InputError: for settings that are refused.
     """
-    policy, config = options.get("allocator", "pytorch"), options.get("alloc_conf", "")
-    release, memory_fraction = options.get("release"), options.get("memory_fraction")
+    config, release, memory_fraction = (
+        options.get("alloc_conf", ""),
+        options.get("release"),
+        options.get("memory_fraction"),
+    )
+    policy = policy_of(options.get("allocator", "pytorch"), config, release)
     sweeps, compare = options.get("sweep", ()), options.get("compare", False)
     device = device_of(card)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memcalc.ledger.result import Result
+from memcalc.ledger.result import Sizing
 from memcalc.report.bar import letter_bar
 from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import HEADROOM, label, letter, meaning, percent, rank_text
@@ -19,7 +19,7 @@ class Breakdown(NamedTuple):
     headroom: int | None
 
 
-def breakdown(result: Result) -> Breakdown:
+def breakdown(result: Sizing) -> Breakdown:
     """Return the peak of the headline rank by component, with memory outside the allocated blocks."""
     headline, ledger = result.headline, result.ledger
     outside = headline.outside
@@ -35,7 +35,7 @@ def breakdown(result: Result) -> Breakdown:
     )
 
 
-def bar_lines(result: Result, unit: Unit, width: int) -> tuple[str, str]:
+def bar_lines(result: Sizing, unit: Unit, width: int) -> tuple[str, str]:
     """Return the bar, and a line that marks the usable GPU memory if the run needs more."""
     parts = breakdown(result)
     cells = [(letter(name), size) for name, size in (parts.inside | parts.outside).items()]
@@ -50,7 +50,7 @@ def bar_lines(result: Result, unit: Unit, width: int) -> tuple[str, str]:
     return letter_bar(cells, width), below
 
 
-def host_grid(result: Result, unit: Unit) -> Grid | None:
+def host_grid(result: Sizing, unit: Unit) -> Grid | None:
     """Return host memory of a rank by component; None if it is zero."""
     host = result.headline.host
     if host is None:
@@ -67,7 +67,7 @@ def host_grid(result: Result, unit: Unit) -> Grid | None:
     return Grid(title, (*columns, Column("description", wrap=True)), rows, frozenset({len(rows) - 1}))
 
 
-def component_grid(result: Result, unit: Unit) -> Grid:
+def component_grid(result: Sizing, unit: Unit) -> Grid:
     """Return the components at the peak with their percentages; sums are bold."""
     parts = breakdown(result)
     allocated = sum(parts.inside.values())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from memcalc.planning.described import ChainPlanning
+from memcalc.planning.described import GIVEN, ChainPlanning
+from memcalc.planning.gain import Gain
 from memcalc.planning.plan import Segment
 from memcalc.report.recompute_tables import front_grid, layers_grid, plans_grid, slower
 from memcalc.report.screen import Screen
@@ -18,7 +19,8 @@ def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
     chain, found = planning.configured.chain, planning.found
     again = found.evaluation.again_flops
     share = again / chain.flops if chain.flops else 0.0
-    draw_line(screen, f"{planning.name}: {len(chain)} blocks", 0, "bold")
+    samples = f", batch {planning.batch:,}" if planning.batch > 1 else ""
+    draw_line(screen, f"{planning.name}: {len(chain)} blocks{samples}", 0, "bold")
     screen.line()
     draw_line(
         screen,
@@ -31,6 +33,8 @@ def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
         draw_line(screen, line, 2)
     screen.line()
     draw_grid(screen, plans_grid(planning, unit))
+    if planning.found.plan.strategy == GIVEN:
+        return  # who gave it knows it
     draw_grid(screen, layers_grid(planning, unit, "blocks", "Block by block"))
     draw_grid(screen, front_grid(planning, unit))
     screen.line(("The plan, as memcalc.planning.modules.planned takes it", "bold"))
@@ -50,6 +54,24 @@ def remarks(planning: ChainPlanning, unit: Unit) -> Iterator[str]:
         yield "No plan within the budget recomputes less."
     elif loss is not None:
         yield f"A plan within it could recompute at most {loss / planning.configured.chain.flops:.2%} less."
+    yield from _gain(planning.gain)
+
+
+def _gain(gain: Gain | None) -> Iterator[str]:
+    if gain is None:
+        return
+    if not gain.without:
+        yield f"Largest batch: {gain.most:,} with this plan; with everything saved not even one sample fits."
+        return
+    yield (
+        f"Largest batch: {gain.most:,} with this plan, {gain.without:,} with everything saved "
+        f"({gain.most / gain.without:.1f} times)."
+    )
+    if gain.pays_below is not None and gain.slow_down > 1:
+        yield (
+            f"The larger batch gives more samples per second if the GPU reaches less than {gain.pays_below:.0%} of "
+            f"its rate with {gain.without:,}."
+        )
 
 
 def chain_document(planning: ChainPlanning) -> dict[str, Any]:
@@ -72,6 +94,15 @@ def chain_document(planning: ChainPlanning) -> dict[str, Any]:
             for point in planning.front
         ],
         "blocks": [block._asdict() for block in chain.blocks],
+        "batch": planning.batch,
+        "largest_batch": None
+        if planning.gain is None
+        else {
+            "without": planning.gain.without,
+            "with": planning.gain.most,
+            "slow_down": planning.gain.slow_down,
+            "pays_below_share_of_rate": planning.gain.pays_below,
+        },
     }
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 
-from memcalc.ledger.result import Result
+from memcalc.ledger.result import Sizing
 from memcalc.ledger.row import Row
 
 
-def ledger_csv(result: Result) -> str:
+def ledger_csv(result: Sizing) -> str:
     """All rows of the headline rank, without a final line break. Shapes and phases are separated by blanks."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

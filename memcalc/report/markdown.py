@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from memcalc.ledger.result import Result
+from memcalc.ledger.result import ModuleResult, Result
 from memcalc.report.breakdown import component_grid
 from memcalc.report.grid import Column, Grid, markdown_grid
-from memcalc.report.kv_cache import generation_grid
 from memcalc.report.labels import shortened
 from memcalc.report.phases import phase_grid, rank_grid
-from memcalc.report.textbook import textbook_grid
+from memcalc.report.sizing import published_grid
 from memcalc.report.verdict import because, error_bars, figures, subject, verdict
 from memcalc.text import harmless
 from memcalc.units import Unit
@@ -18,7 +17,7 @@ from memcalc.verdict.reasons import Reason
 
 
 def sizing_markdown(
-    result: Result,
+    result: Result | ModuleResult,
     unit: Unit = "GiB",
     *,
     all_ranks: bool = False,
@@ -27,7 +26,7 @@ def sizing_markdown(
     reason: Reason | None = None,
 ) -> str:
     """The report of `memcalc estimate --format markdown`; brief: without tables of components and phases."""
-    lines = [f"## {harmless(result.spec.name)}", "", harmless(subject(result).replace("\n", "; ")), ""]
+    lines = [f"## {harmless(result.name)}", "", harmless(subject(result).replace("\n", "; ")), ""]
     lines += [f"**{verdict(result, unit)}**", ""]
     for line in (error_bars(result, unit), because(reason, unit) if reason else ""):
         lines += [line, ""] if line else []
@@ -38,8 +37,9 @@ def sizing_markdown(
         lines += markdown_grid(rank_grid(result, unit))
     if not brief:
         lines += markdown_grid(phase_grid(result, unit))
-        lines += markdown_grid(generation_grid(result, unit) if result.generation else textbook_grid(result, unit))
-    if explain is not None:
+        published = published_grid(result, unit)
+        lines += [] if published is None else markdown_grid(published)
+    if explain is not None and isinstance(result, Result):
         lines += _explanation(result, unit, explain)
     lines += _items("Notes", tuple(map(shortened, result.notes)))
     lines += _items("Not modelled", result.not_modelled)

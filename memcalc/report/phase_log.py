@@ -2,14 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from io import StringIO
 
 from memcalc.events.course import Course
 from memcalc.events.notebook import Line
 from memcalc.report.grid import Column, Grid
+from memcalc.report.plots.html import html_table
+from memcalc.report.screen import Screen
+from memcalc.report.terminal import draw_grid
 from memcalc.units import Unit, format_number
 
+WIDTH = 100  # of the table as text
 _PEAK = "<- peak"
+
+
+@dataclass(frozen=True, repr=False)
+class PhaseLog:
+    """The phases of a run as a table; iterate over it for the lines.
+
+    Args:
+        lines: one for the baseline and one for each phase, in order, in bytes.
+        grid: the table, in which identical micro-batches share a line.
+    """
+
+    lines: tuple[Line, ...]
+    grid: Grid
+
+    @classmethod
+    def of(cls, course: Course, unit: Unit) -> PhaseLog:
+        """Return the phase log of a run."""
+        return cls(tuple(course.notebook()), notebook_grid(course, unit))
+
+    def __iter__(self) -> Iterator[Line]:
+        """Return the lines one after the other."""
+        return iter(self.lines)
+
+    def __len__(self) -> int:
+        """Return the number of lines."""
+        return len(self.lines)
+
+    def __getitem__(self, phase: str) -> Line:
+        """Return the last line of a phase, such as "backward_1".
+
+        Raises:
+            KeyError: the run has no such phase.
+        """
+        found = [line for line in self.lines if line.phase == phase]
+        if not found:
+            raise KeyError(phase)
+        return found[-1]
+
+    def __repr__(self) -> str:
+        """Return the table as text."""
+        text = StringIO()
+        draw_grid(Screen(text, WIDTH), self.grid)
+        return text.getvalue().rstrip()
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return html_table(self.grid)
 
 
 def notebook_grid(course: Course, unit: Unit) -> Grid:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.ledger.result import RankResult, Result
+from memcalc.ledger.result import RankResult, Sizing
 from memcalc.report.bar import small_bar
 from memcalc.report.grid import Column, Grid
 from memcalc.units import Unit, format_number
@@ -11,7 +11,7 @@ _BAR_WIDTH = 32
 _PEAK = "<- peak"
 
 
-def phase_grid(result: Result, unit: Unit) -> Grid:
+def phase_grid(result: Sizing, unit: Unit) -> Grid:
     """Allocated bytes at the peak of each phase."""
     ledger = result.ledger
     rows = []
@@ -23,7 +23,7 @@ def phase_grid(result: Result, unit: Unit) -> Grid:
     return Grid("Phases", columns, rows, frozenset({ledger.phases.index(ledger.peak_phase)}))
 
 
-def rank_grid(result: Result, unit: Unit) -> Grid:
+def rank_grid(result: Sizing, unit: Unit) -> Grid:
     """One line for each kind of rank, the one that needs most marked."""
     ordered = sorted(result.ranks, key=lambda kind: tuple(kind.rank.values()))
     axes = list(result.headline.rank)
@@ -38,7 +38,7 @@ def rank_grid(result: Result, unit: Unit) -> Grid:
     return Grid(f"Pipeline stages, in {unit}", tuple(columns), rows, frozenset({ordered.index(result.headline)}))
 
 
-def _rank_row(result: Result, kind: RankResult, unit: Unit) -> tuple[str, ...]:
+def _rank_row(result: Sizing, kind: RankResult, unit: Unit) -> tuple[str, ...]:
     words = []
     if result.card is not None and kind.device_bytes is not None:
         words.append("fits" if kind.device_bytes <= result.card.usable_bytes else "does not fit")

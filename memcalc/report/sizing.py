@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from memcalc.ledger.result import Result
+from memcalc.ledger.result import ModuleResult, Result, Sizing
 from memcalc.report.breakdown import bar_lines, component_grid, host_grid
+from memcalc.report.grid import Grid
 from memcalc.report.kv_cache import generation_grid
 from memcalc.report.labels import letter_style, shortened
 from memcalc.report.phases import phase_grid, rank_grid
@@ -21,7 +22,7 @@ VERDICT_STYLES = {"fits": "bold green", "does-not-fit": "bold red", "unknown": "
 
 def draw_sizing(
     screen: Screen,
-    result: Result,
+    result: Result | ModuleResult,
     unit: Unit = "GiB",
     *,
     all_ranks: bool = False,
@@ -60,14 +61,23 @@ def draw_sizing(
         draw_grid(screen, rank_grid(result, unit))
     if not brief:
         draw_grid(screen, phase_grid(result, unit))
-        draw_grid(screen, generation_grid(result, unit) if result.generation else textbook_grid(result, unit))
-    if explain is not None:
+        published = published_grid(result, unit)
+        if published is not None:
+            draw_grid(screen, published)
+    if explain is not None and isinstance(result, Result):
         _draw_explanation(screen, result, unit, explain)
     draw_list(screen, "Notes", map(shortened, result.notes))
     draw_list(screen, "Not modelled", result.not_modelled)
 
 
-def _draw_bar(screen: Screen, result: Result, unit: Unit) -> None:
+def published_grid(result: Result | ModuleResult, unit: Unit) -> Grid | None:
+    """Return the table of the cache for generation, else published formulas compared with the ledger."""
+    if isinstance(result, Result) and result.generation:
+        return generation_grid(result, unit)
+    return textbook_grid(result, unit)
+
+
+def _draw_bar(screen: Screen, result: Sizing, unit: Unit) -> None:
     bar, below = bar_lines(result, unit, min(screen.width, 120) - 4)
     screen.line(("  ", ""), *(("".join(run), letter_style(mark)) for mark, run in groupby(bar)))
     if below:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.ledger.component import Component
-from memcalc.ledger.result import Result
+from memcalc.ledger.result import ModuleResult, Result
 from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import count, ratio
 from memcalc.units import Unit, format_bytes
@@ -13,9 +13,14 @@ _STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Com
 _PARAMETER_BYTES = 2  # the ratio's convention: parameters held in 16 bits
 
 
-def textbook_grid(result: Result, unit: Unit) -> Grid:
-    """Return each closed form with its value, the ledger's number on this rank, and its assumptions."""
-    textbook, ledger = result.textbook, result.ledger
+def textbook_grid(result: Result | ModuleResult, unit: Unit) -> Grid | None:
+    """Return each closed form with its value, the ledger's number on this rank, and its assumptions.
+
+    None for a module, and for models that the closed forms do not describe.
+    """
+    textbook, ledger = result.textbook if isinstance(result, Result) else None, result.ledger
+    if textbook is None:
+        return None
     columns = [ledger.components_by_phase[phase] for phase in ledger.phases]
     states = max(sum(column.get(component, 0) for component in _STATES) for column in columns)
     activations = max(column.get(Component.ACTIVATIONS, 0) for column in columns)

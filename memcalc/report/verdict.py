@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from memcalc.ledger.result import Result
+from memcalc.ledger.result import ModuleResult, Result, Sizing
 from memcalc.ledger.verdict import holding_memory
 from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import count, label, listed, plural, rank_text
+from memcalc.spec.foreign import architecture_of
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.segments import words
 from memcalc.spec.spec import Spec
@@ -13,8 +14,10 @@ from memcalc.units import Unit, format_bytes, format_number
 from memcalc.verdict.reasons import Reason
 
 
-def subject(result: Result) -> str:
-    """Return the run in two lines: the model and its step; then its kernels and parallelism."""
+def subject(result: Result | ModuleResult) -> str:
+    """Return the run in two lines: the model and its step; then its kernels and parallelism. A module takes one."""
+    if isinstance(result, ModuleResult):
+        return f"{result.name}: {count(result.parameters)} parameters; {result.step}"
     spec = result.spec
     if spec.inference is not None:
         return _generation(result, spec.inference)
@@ -26,6 +29,8 @@ def subject(result: Result) -> str:
     if training.lora is not None:
         how = f"{'QLoRA' if training.finetune == 'qlora' else 'LoRA'} of rank {training.lora.rank}, {how}"
     modules = f"{training.implementation} modules"
+    if (text := spec.model.transformers_config) is not None:
+        modules = architecture_of(text) or modules
     return f"{spec.name}: {count(result.parameters)} parameters; {step}\n{how}, {modules}; {_spread(spec)}"
 
 
@@ -66,7 +71,7 @@ def _spread(spec: Spec) -> str:
     return plural(parallelism.ranks, "GPU") + (f" ({', '.join([*words, *engine])})" if words else "")
 
 
-def needed_bytes(result: Result) -> tuple[int, str]:
+def needed_bytes(result: Sizing) -> tuple[int, str]:
     """Return the most inclusive memory total that is known, and its name."""
     headline = result.headline
     if headline.device_bytes is not None:
@@ -76,7 +81,7 @@ def needed_bytes(result: Result) -> tuple[int, str]:
     return result.ledger.peak_bytes, "allocated"
 
 
-def verdict(result: Result, unit: Unit) -> str:
+def verdict(result: Sizing, unit: Unit) -> str:
     """One sentence: FITS, DOES NOT FIT, CANNOT SAY, or what the run needs where no GPU is given."""
     card, decision = result.card, result.decision
     missing = holding_memory(result.limits)
@@ -106,7 +111,7 @@ def verdict(result: Result, unit: Unit) -> str:
     return f"DOES NOT FIT: needs {needs}, but {card.label} has {usable.partition(' on ')[0]} ({over} over).{without}"
 
 
-def error_bars(result: Result, unit: Unit) -> str:
+def error_bars(result: Sizing, unit: Unit) -> str:
     """Return the interval from errors of recorded runs of this type; empty without a GPU."""
     interval = result.interval
     if interval is None:
@@ -148,7 +153,7 @@ def because(reason: Reason, unit: Unit) -> str:
     return " ".join(found)
 
 
-def figures(result: Result, unit: Unit) -> Grid:
+def figures(result: Sizing, unit: Unit) -> Grid:
     """Return device, reserved, allocated and headroom with their descriptions."""
     headline, ledger = result.headline, result.ledger
     where = rank_text(headline.rank) if len(result.ranks) > 1 else ""

@@ -45,10 +45,11 @@ def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
         raise InputError(
             f"model_type = {shown(model_type)} is not a string.", 'Give a name such as "llama".', f"{where}: model_type"
         )
-    if model_type not in known_families() and isinstance(config.get("text_config"), dict):
+    if model_type not in known_families() and isinstance(config.get("text_config"), dict) and not can_read_foreign():
         raise InputError(
-            f"model_type = {shown(model_type)} is a model of several modalities, which memcalc does not estimate.",
-            "To estimate its language model alone, save the object under text_config as a separate file.",
+            f"model_type = {shown(model_type)} is a model of several modalities, which memcalc has no formulas for.",
+            "`memcalc trace` runs its step with transformers: pip install 'llm-memcalc[hf]'. To estimate its language "
+            "model alone, save the object under text_config as a separate file.",
             f"{where}: model_type",
         )
     if model_type not in known_families():

@@ -1,6 +1,9 @@
-"""Families that memcalc has no formulas for: transformers says what their config.json means, and builds their modules.
+"""Models that memcalc has no formulas for: transformers says what their config.json means, and builds their modules.
 
-Such a model is not sized by formula. Its real step can be run: by trace, measure, and estimate, which then traces.
+These are causal language models of other families, and all other classes that `architectures` names: encoders with
+their heads, encoder-decoders, vision, vision-language and speech; and UNets and transformers of diffusers, whose
+config.json names its class under `_class_name`. They are not estimated from formulas. Their real
+step can be run: by trace, measure, and estimate, which then traces.
 """
 
 from __future__ import annotations
@@ -25,6 +28,12 @@ SIZES = {
 }
 # Families without attention have no heads, those with recurrence no longest sequence: nothing follows from these two.
 ABSENT = {"num_attention_heads": 1, "max_position_embeddings": 2**40}
+# Other classes need not have any of these, such as a vocabulary: only transformers knows what follows from a config.
+NEUTRAL = ABSENT | {"num_layers": 1, "hidden_size": 1, "vocab_size": 1}
+NOTHING_FOLLOWS = {"head_dim": 1, "rotary_dim": 0, "position_embedding": "none"}
+DIFFUSERS = "_class_name"  # of a config.json of diffusers
+CAUSAL = ("ForCausalLM", "LMHeadModel", "WithLMHead")  # ends of names
+POSITIONS = ("max_position_embeddings", "max_target_positions", "n_positions")
 
 
 def foreign_block(config: dict[str, object], where: str) -> dict[str, object]:
@@ -35,14 +44,57 @@ def foreign_block(config: dict[str, object], where: str) -> dict[str, object]:
         where: what to call it in errors.
 
     Raises:
-        InputError: transformers is not installed, does not know the family as a causal language model, or refuses the
-            configuration.
+        InputError: transformers is not installed, cannot build the class, or refuses the configuration.
     """
     import json  # here and below: nobody who sizes by formula needs it
 
-    family = config["model_type"]
     text = json.dumps(config, sort_keys=True)
-    return {"transformers_config": text, **sizes_of(configuration(text, f"{where}: model_type"), shown(family), where)}
+    if DIFFUSERS in config:
+        diffusers_class(text, f"{where}: {DIFFUSERS}")
+        return {"transformers_config": text, **NEUTRAL, **NOTHING_FOLLOWS}
+    built = configuration(text, f"{where}: model_type")
+    return {"transformers_config": text, **sizes_of(built, text, where)}
+
+
+def diffusers_class(text: str, where: str) -> Any:
+    """The class of diffusers that a config.json names.
+
+    Raises:
+        InputError: diffusers is not installed, or has no such model.
+    """
+    import importlib.util
+    import json
+
+    name = json.loads(text)[DIFFUSERS]
+    if not can_read_foreign() or importlib.util.find_spec("diffusers") is None:
+        raise InputError(
+            f"{shown(name)} is a model of diffusers, which memcalc has no formulas for.",
+            "Its real step can be run: pip install 'llm-memcalc[diffusers]', then `memcalc trace`.",
+            where,
+        )
+    import diffusers
+
+    found = getattr(diffusers, name, None) if isinstance(name, str) else None
+    if not hasattr(found, "from_config") or not hasattr(found, "enable_gradient_checkpointing"):
+        raise InputError(
+            f"{DIFFUSERS} = {shown(name)} is not a model class of diffusers {diffusers.__version__}; memcalc runs no "
+            "code of a model's repository.",
+            "Name a class of diffusers there, or trace the module: memcalc.trace(module, inputs).",
+            where,
+        )
+    return found
+
+
+def architecture_of(text: str) -> str | None:
+    """The class that a config.json names, such as "BertForMaskedLM"; None of a causal language model."""
+    import json
+
+    config = json.loads(text)
+    if DIFFUSERS in config:
+        return str(config[DIFFUSERS])
+    named = config.get("architectures")
+    first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+    return None if first is None or first.endswith(CAUSAL) else first
 
 
 def can_read_foreign() -> bool:
@@ -82,13 +134,23 @@ def configuration(text: str, where: str) -> Any:
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    architecture = architecture_of(text)
+    if architecture is None and family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise InputError(
             f"{shown(family)} is not a model family that memcalc has formulas for, nor a causal language model that "
             f"transformers {transformers.__version__} knows.{nearest(family)}",
-            f"{LISTED} A module of your own: memcalc.trace(module, inputs).",
+            f'{LISTED} For another class of it, the file names one: "architectures": ["..."]. A module of your own: '
+            "memcalc.trace(module, inputs).",
             where,
         )
+    if architecture is not None and not hasattr(getattr(transformers, architecture, None), "_from_config"):
+        raise InputError(
+            f"architectures = {shown(architecture)} is not a model class of transformers {transformers.__version__}; "
+            "memcalc runs no code of a model's repository.",
+            "Name a class of transformers there, or trace the module: memcalc.trace(module, inputs).",
+            where,
+        )
+    config.pop("auto_map", None)  # names code of the model's repository
     try:
         return transformers.AutoConfig.for_model(family, **config)
     except Exception as error:
@@ -99,26 +161,31 @@ def configuration(text: str, where: str) -> Any:
         ) from error
 
 
-def sizes_of(config: Any, family: str, where: str) -> dict[str, object]:
+def sizes_of(config: Any, text: str, where: str) -> dict[str, object]:
     """The fields of a `model:` block that a configuration of transformers tells.
 
+    Args:
+        config: the configuration.
+        text: the config.json.
+        where: what to call it in errors.
+
     Raises:
-        InputError: it does not name a size that every model has.
+        InputError: it is of a causal language model, and does not name a size that every such model has.
     """
     found: dict[str, object] = {}
+    absent = ABSENT if architecture_of(text) is None else NEUTRAL
     for field, name in SIZES.items():
-        value = _attribute(config, name)
-        if value is None:
-            value = ABSENT.get(field)
+        names = POSITIONS if field == "max_position_embeddings" and absent is NEUTRAL else (name,)
+        value = next((size for each in names if (size := _attribute(config, each)) is not None), absent.get(field))
         if value is None:
             raise InputError(
-                f"the configuration of {family} does not say its {name}.",
+                f"the configuration of {shown(config.model_type)} does not say its {name}.",
                 "Trace the module itself: memcalc.trace(module, inputs).",
                 where,
             )
         found[field] = value
     # What follows from others in our own families is not known here: the neutral value that the rules accept.
-    return found | {"head_dim": 1, "rotary_dim": 0, "position_embedding": "none"}
+    return found | NOTHING_FOLLOWS
 
 
 def _attribute(config: Any, name: str) -> int | None:
@@ -138,8 +205,13 @@ def family_of_foreign(model: ModelSpec) -> str:
     import json
 
     assert model.transformers_config is not None
-    family: str = json.loads(model.transformers_config)["model_type"]
-    return family
+    config: dict[str, str] = json.loads(model.transformers_config)
+    return config[DIFFUSERS if DIFFUSERS in config else "model_type"]
+
+
+def has_published_formulas(model: ModelSpec) -> bool:
+    """Whether the closed forms of language models describe it; not those of other classes."""
+    return model.transformers_config is None or architecture_of(model.transformers_config) is None
 
 
 def refuse_foreign(spec: Spec) -> None:

@@ -21,6 +21,7 @@ from memcalc.spec.cards import with_budget
 from memcalc.spec.defaults import default_parallelism, default_training, split_gpus, tie_batch
 from memcalc.spec.derive import derive_model
 from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, NESTED, canonical_block, describe, unknown_top_level
+from memcalc.spec.foreign import DIFFUSERS, foreign_block
 from memcalc.spec.inference import default_inference, forward_of
 from memcalc.spec.inference_rules import LEFT_ASIDE, refuse_training_fields
 from memcalc.spec.limits import Limit
@@ -180,7 +181,7 @@ def mapping_of(source: Source) -> dict[str, Any]:
 def _blocks(source: Source) -> dict[str, Any]:
     """The blocks of a file under their full names; a Hugging Face config.json becomes a model block."""
     data = mapping_of(source)
-    if "model" not in data and data.keys() & {"model_type", "architectures", "_class_name"}:
+    if "model" not in data and data.keys() & {"model_type", "architectures", DIFFUSERS}:
         return _of_config_json(_read_config_json(data, source.label))
     blocks: dict[str, Any] = {}
     for key, value in data.items():
@@ -205,19 +206,15 @@ def _blocks(source: Source) -> dict[str, Any]:
 
 
 def _read_config_json(data: dict[str, Any], label: str) -> ModelReading:
-    """Read a config.json of transformers.
+    """Read a config.json of transformers or diffusers.
 
     Raises:
         InputError: it says no model_type; or as `read_config`.
     """
     if "model_type" in data:
         return read_config(data, label)
-    if "_class_name" in data:
-        raise InputError(
-            f"this is the config of a {describe(data['_class_name'])} of diffusers, which has no formulas here.",
-            "memcalc estimates language models; any module can be traced: memcalc.trace(module, inputs) in Python.",
-            label,
-        )
+    if DIFFUSERS in data:
+        return ModelReading(foreign_block(data, label))
     raise InputError(
         "this Hugging Face config.json has no model_type, so its family is unknown.",
         'Add it, such as "model_type": "llama".',

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from memcalc.catalogue.resolution import PublishedModel
@@ -13,6 +16,19 @@ from memcalc.spec.multimodal import language_config, vision_limit, vision_note
 # The first tokenizer of mistralai has 32,000 tokens. Models with it are Mistral 7B v0.1, with a window of 4,096, or
 # v0.2, without one; all later ones have larger vocabularies and no window (their config.json: "sliding_window": null).
 _FIRST_VOCABULARY = 32_768
+
+
+_whole: ContextVar[bool] = ContextVar("whole", default=False)
+
+
+@contextmanager
+def whole_models() -> Iterator[None]:
+    """Inside, a vision-language model is read whole, for transformers to build: by what runs it, not by formulas."""
+    before = _whole.set(True)
+    try:
+        yield
+    finally:
+        _whole.reset(before)
 
 
 class ModelReading(NamedTuple):
@@ -54,7 +70,7 @@ def read_published(published: PublishedModel) -> ModelReading:
 
 
 def read_config(config: dict[str, Any], where: str, parameters: int = 0) -> ModelReading:
-    """Read a config.json; of a vision-language model its language model.
+    """Read a config.json; of a vision-language model its language model, but inside of `whole_models`.
 
     Args:
         config: the parsed config.json.
@@ -65,7 +81,7 @@ def read_config(config: dict[str, Any], where: str, parameters: int = 0) -> Mode
         InputError: as `read_hf_config`.
     """
     own = config.get("model_type") in known_families()
-    language = None if own else language_config(config)
+    language = None if own or _whole.get() else language_config(config)
     if language is None:
         return ModelReading(read_hf_config(_without_code(config, where), where))
     model = read_hf_config(language, where)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from memcalc.errors import InputError
+from memcalc.spec.foreign import has_published_formulas
 from memcalc.spec.spec import Spec
 from memcalc.step.adapters import add_adapters
 from memcalc.step.decoder import Decoder
@@ -31,14 +33,17 @@ class CausalLM:
         surroundings: entered around forward and backward: settings of PyTorch that the modules leave to their caller.
         hidden: token ids to the hidden states (b, s, d) that the head reads, for losses that do without all logits.
         head: the output projection, looked up when it is needed.
+        batch: makes the arguments of forward for a class that takes other inputs than tokens and labels; `logits` then
+            takes them, and returns an output with its loss.
     """
 
     module: nn.Module
-    logits: Callable[[Tensor], Tensor]
-    loss: Callable[[Tensor, Tensor], Tensor]
+    logits: Callable[[Any], Any]
+    loss: Callable[[Any, Tensor], Tensor]
     surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
     hidden: Callable[[Tensor], Tensor] | None = None
     head: Head | None = None
+    batch: Callable[[], dict[str, Tensor]] | None = None
 
 
 def build(spec: Spec, device: torch.device, *, place: torch.device | None = None) -> CausalLM:
@@ -75,6 +80,10 @@ def with_loss(model: CausalLM, spec: Spec) -> CausalLM:
 
 def build_base(spec: Spec, place: torch.device, device: torch.device) -> CausalLM:
     """The model without adapters, its weights on `place`, to be run on `device`."""
+    if not has_published_formulas(spec.model):
+        from memcalc.step.any_model import build_any  # as below
+
+        return build_any(spec, place, device)
     if spec.training.implementation == "huggingface":
         # Imported here: transformers is an extra of its own, and takes seconds.
         from memcalc.step.huggingface import build_huggingface

@@ -137,6 +137,7 @@ def switch_recompute(module: nn.Module, spec: Spec) -> None:
     recomputed = recomputed_layers(spec.training, spec.model.num_layers)
     if not recomputed:
         return
+    every = spec.training.recompute == "full"  # encoders too, which num_layers does not count
     layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if has_segments(spec.training.recompute):
         join_layers(layers, plan_of(spec.training, spec.model.num_layers))
@@ -147,7 +148,7 @@ def switch_recompute(module: nn.Module, spec: Spec) -> None:
     enable = getattr(module, "activation_checkpointing_enable" if new_name else "gradient_checkpointing_enable")
     enable(options)
     for index, layer in enumerate(layers):
-        layer.gradient_checkpointing = index in recomputed
+        layer.gradient_checkpointing = every or index in recomputed
 
 
 def join_layers(layers: Sequence[nn.Module], plan: Segment) -> None:
@@ -214,14 +215,16 @@ def foreign_config(model: ModelSpec) -> Any:
     """
     assert model.transformers_config is not None
     config = configuration(model.transformers_config, "model.transformers_config")
-    for field, theirs in sizes_of(config, family_of_foreign(model), "model").items():
+    for field, theirs in sizes_of(config, model.transformers_config, "model").items():
         if (ours := getattr(model, field)) != theirs:
             raise InputError(
                 f"{field} = {ours}, but the config.json of {family_of_foreign(model)} says {theirs}.",
                 "Change it there: only that family's own code knows what else follows from it.",
                 f"model.{field}",
             )
-    config.use_cache = False
+    for each in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+        if each is not None:
+            each.use_cache = False
     return config
 
 

@@ -7,11 +7,13 @@ The logits keep their name until backward has finished, as `outputs` does in suc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memcalc.errors import MemcalcError
 from memcalc.ledger.component import Component
@@ -20,6 +22,7 @@ from memcalc.step.averages import Average, build_average
 from memcalc.step.causal_lm import CausalLM, build
 from memcalc.step.host import HOST, saving
 from memcalc.step.optimizers import build_optimizer, hidden_matrices, state_tensors
+from memcalc.step.placing import place_inputs, tensors_in
 from memcalc.step.quantised import quantised_tensors
 from memcalc.step.recipes import Copies, autocast
 from memcalc.step.refusals import (
@@ -49,9 +52,10 @@ class TrainingRun:
     Args:
         spec: what to train, and how.
         device: any that PyTorch can compute on.
+        inputs: arguments of the model's forward, with labels; None: made from the spec.
     """
 
-    def __init__(self, spec: Spec, device: torch.device) -> None:
+    def __init__(self, spec: Spec, device: torch.device, inputs: Mapping[str, Any] | None = None) -> None:
         refuse_parallel(spec)
         refuse_offload(spec, device)
         self.spec = spec
@@ -61,8 +65,9 @@ class TrainingRun:
         self.copies: Copies | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.average: Average | None = None
-        self.inputs: tuple[Tensor, Tensor] | None = None  # token ids and labels
-        self.logits: Tensor | None = None
+        self.given = inputs
+        self.inputs: tuple[Any, Any] | None = None  # token ids and labels; else all arguments of forward and None
+        self.logits: Any = None  # or an output that has them
 
     def execute(self, steps: int, observer: Observer) -> None:
         """Build everything, then train.
@@ -98,7 +103,7 @@ class TrainingRun:
             optimizer = self.optimizer = build_optimizer(self.spec.training, copies.optimized, hidden, tables)
             average = self.average = build_average(self.spec.training, model.module, copies.optimized)
         with observer.phase("input"):
-            self.inputs = (self._random_tokens(), self._random_tokens())
+            self.inputs = self._make_inputs(model)
         with model.surroundings():
             for step in range(1, steps + 1):
                 with observer.phase(f"zero_grad_{step}"):
@@ -128,7 +133,7 @@ class TrainingRun:
             return build_sharded(self.spec, self.device)
         return build(self.spec, self.device)
 
-    def _micro_batch(self, model: CausalLM, inputs: tuple[Tensor, Tensor], step: int, observer: Observer) -> None:
+    def _micro_batch(self, model: CausalLM, inputs: tuple[Any, Any], step: int, observer: Observer) -> None:
         input_ids, labels = inputs
         with autocast(self.spec.training, self.device):
             with observer.phase(f"forward_{step}"), saving(self.spec):
@@ -144,6 +149,16 @@ class TrainingRun:
             self.logits = None
             del loss
 
+    def _make_inputs(self, model: CausalLM) -> tuple[Any, Any]:
+        if self.given is None and model.batch is None:
+            return self._random_tokens(), self._random_tokens()
+        given = self.given
+        if given is None:
+            assert model.batch is not None
+            with _disable_current_modes():  # real tensors: the host makes a batch before it is sent
+                given = model.batch()
+        return place_inputs(dict(given), self.device), None
+
     def _random_tokens(self) -> Tensor:
         shape = (self.spec.training.micro_batch_size, self.spec.training.sequence_length)
         return torch.randint(self.spec.model.vocab_size, shape, device=self.device)
@@ -153,6 +168,22 @@ class TrainingRun:
         if self.model is None:
             return 0, 0, 0
         return sizes_of(self.model.module)
+
+    def _named_outputs(self) -> list[Any]:
+        """What an output names: the rest of it (hidden states) is the layers'."""
+        if isinstance(self.logits, Tensor):
+            return [self.logits]
+        return [getattr(self.logits, name, None) for name in ("logits", "loss")]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of the inputs that were made for a model of any class."""
+        if self.given is not None or self.model is None or self.model.batch is None or self.inputs is None:
+            return ()
+        shapes = [
+            f"{name} {tuple(tensor.shape)}" for name, tensor in self.inputs[0].items() if isinstance(tensor, Tensor)
+        ]
+        return (f"Inputs made from the config.json: {', '.join(shapes)}. Others: --inputs FILE.py:NAME.",)
 
     def held(self) -> dict[Component, list[Tensor]]:
         """The tensors that can be named now; activations and temporaries cannot."""
@@ -172,9 +203,9 @@ class TrainingRun:
         if self.average is not None:
             found.setdefault(Component.OPTIMIZER_STATE, []).extend(self.average.tensors)
         if self.inputs is not None:
-            found[Component.INPUTS] = list(self.inputs)
+            found[Component.INPUTS] = tensors_in(self.inputs)
         if self.logits is not None:
-            found[Component.LOGITS_AND_LOSS] = [self.logits]
+            found[Component.LOGITS_AND_LOSS] = [each for each in self._named_outputs() if isinstance(each, Tensor)]
         # Adam counts its steps in CPU tensors, which are no concern of a GPU.
         return {
             component: [t for t in tensors if t.device.type == self.device.type or t.device == HOST]

@@ -1,4 +1,4 @@
-"""The training loop around somebody's own module, in the phases of `memcalc.step.loop`."""
+"""The training loop, or forward alone, around somebody's own module, in the phases of `memcalc.step.loop`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from memcalc.errors import InputError
+from memcalc.errors import InputError, MemcalcError
 from memcalc.ledger.component import Component
 from memcalc.step.loop import Observer
 from memcalc.step.placing import place_inputs, place_module, tensors_in
+from memcalc.step.python_file import own_line
 from memcalc.step.sizes import sizes_of
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -48,6 +49,7 @@ class ModuleStep:
         autocast: what forward and loss are cast to; None: no autocast.
         zero_grad: what becomes of gradients before a step.
         gradient_accumulation_steps: micro-batches a step.
+        inference: run forward alone, in this context of PyTorch, with the module in evaluation mode; None: train.
     """
 
     module: nn.Module
@@ -57,6 +59,7 @@ class ModuleStep:
     autocast: torch.dtype | None = None
     zero_grad: Literal["set_to_none", "zero"] = "set_to_none"
     gradient_accumulation_steps: int = 1
+    inference: Literal["inference_mode", "no_grad"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +85,13 @@ class ModuleRun:
         self.model: Placed | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.inputs: Any = None
+        self.output: Any = None  # a script's name for it lives on until backward is over
 
     def execute(self, steps: int, observer: Observer) -> None:
-        """Places everything, then trains.
+        """Place everything, then train, or run forward alone.
 
         Raises:
-            InputError: there is nothing to train, or no loss.
+            InputError: there is nothing to train, no loss, or the module's own code stops.
         """
         torch.manual_seed(0)
         with observer.phase("model"):
@@ -99,13 +103,18 @@ class ModuleRun:
                 self.optimizer = self.step.optimizer(trained)
         with observer.phase("input"):
             self.inputs = place_inputs(self.step.inputs, self.device)
+        if self.step.inference is not None:
+            self._infer(module.eval(), steps, observer)
+            return
         for step in range(1, steps + 1):
             with observer.phase(f"zero_grad_{step}"):
+                self.output = None
                 self._zero_grad(trained)
             for _ in range(self.step.gradient_accumulation_steps):
                 self._micro_batch(module, step, observer)
             if self.optimizer is not None:
                 with observer.phase(f"optimizer_step_{step}"):
+                    self.output = None
                     self.optimizer.step()
 
     def _zero_grad(self, trained: list[nn.Parameter]) -> None:
@@ -115,12 +124,21 @@ class ModuleRun:
             elif parameter.grad is not None:
                 parameter.grad.zero_()
 
+    def _infer(self, module: nn.Module, steps: int, observer: Observer) -> None:
+        context = torch.inference_mode if self.step.inference == "inference_mode" else torch.no_grad
+        with context(), self._autocast():
+            for step in range(1, steps + 1):
+                with observer.phase(f"forward_{step}"):
+                    self.output = None
+                    self.output = self._forward(module)
+
     def _micro_batch(self, module: nn.Module, step: int, observer: Observer) -> None:
         with self._autocast():
             with observer.phase(f"forward_{step}"):
-                output = _called(module, self.inputs)
+                self.output = None
+                self.output = self._forward(module)
             with observer.phase(f"loss_{step}"):
-                loss = self.step.loss(output)
+                loss = self.step.loss(self.output)
         if not loss.requires_grad:
             raise InputError(
                 "the loss depends on nothing that is trained.",
@@ -131,7 +149,24 @@ class ModuleRun:
             if self.step.gradient_accumulation_steps > 1:
                 loss = loss / self.step.gradient_accumulation_steps
             loss.backward()  # type: ignore[no-untyped-call]
-            del output, loss
+            del loss
+
+    def _forward(self, module: nn.Module) -> Any:
+        """The module's output.
+
+        Raises:
+            InputError: the module's own code stops.
+        """
+        try:
+            return _called(module, self.inputs)
+        except (MemcalcError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise InputError(
+                f"forward stops with {type(error).__name__}: {error} ({own_line(error)})",
+                "Run it once on real tensors: memcalc needs a module and inputs that work.",
+                "module",
+            ) from error
 
     def _autocast(self) -> AbstractContextManager[object]:
         dtype = self.step.autocast
@@ -154,6 +189,8 @@ class ModuleRun:
             states = (value for state in self.optimizer.state.values() for value in state.values())
             found[Component.OPTIMIZER_STATE] = [value for value in states if isinstance(value, Tensor)]
         found[Component.INPUTS] = tensors_in(self.inputs)
+        if self.step.inference is not None:  # in training, what outlives forward waits for backward
+            found[Component.LOGITS_AND_LOSS] = tensors_in(self.output)
         # Adam counts its steps in CPU tensors, which are no concern of a GPU.
         return {
             component: [tensor for tensor in tensors if tensor.device.type == self.device.type]

@@ -5,14 +5,23 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from memcalc.errors import Unavailable
-from memcalc.spec.optimizers import GALORE_RANK, OptimizerImplementation, momentum, nesterov, weight_decay
+from memcalc.errors import InputError, Unavailable
+from memcalc.spec.optimizers import (
+    GALORE_RANK,
+    OPTIMIZERS,
+    OptimizerImplementation,
+    OptimizerOptions,
+    default_optimizer,
+    momentum,
+    nesterov,
+    weight_decay,
+)
 from memcalc.spec.training import TrainingSpec
 from memcalc.step.lion import Lion
 
@@ -42,6 +51,7 @@ TORCH: dict[str, str] = {
     "asgd": "ASGD",
     "adafactor": "Adafactor",
 }
+LAYERED = frozenset({"muon", "galore"})  # treat the matrices of the layers apart, which a module does not name
 BITSANDBYTES = {"adam-8bit": "Adam8bit", "lion-8bit": "Lion8bit", "lamb": "LAMB"}
 PAGED = {
     "adam": "PagedAdam32bit",
@@ -97,6 +107,21 @@ def build_optimizer(
     if name in ("adam", "adamw"):
         given["amsgrad"] = options.amsgrad
     return factory(parameters, lr=LEARNING_RATE, **given, **SWITCHES[training.optimizer_implementation])
+
+
+def named_optimizer(name: str) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+    """The factory of an optimizer that is named as in a configuration, with PyTorch's usual implementation on a GPU.
+
+    Raises:
+        InputError: there is none of that name, or it needs to know the layers of the model.
+        Unavailable: its package is not installed, once the optimizer is made.
+    """
+    filled = default_optimizer({"optimizer": name})
+    known = sorted(OPTIMIZERS.keys() - LAYERED)
+    if filled["optimizer"] not in known:
+        raise InputError(f"optimizer = {name} is not available for a module.", f"Use one of: {', '.join(known)}.")
+    training = TrainingSpec.model_construct(**filled, optimizer_options=OptimizerOptions())
+    return lambda parameters: build_optimizer(training, list(parameters), [])
 
 
 def _keep_wide(optimizer: torch.optim.Optimizer, tables: Sequence[nn.Embedding]) -> None:

@@ -18,7 +18,16 @@ def require(verb: str, spec: Spec) -> None:
     Raises:
         Unavailable: a package is missing.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise Unavailable(f"{verb} runs the training step in PyTorch: pip install 'llm-memcalc[torch]'")
+    require_torch(verb)
     if spec.training.implementation == "huggingface" and importlib.util.find_spec("transformers") is None:
         raise Unavailable("implementation = huggingface runs transformers' modules: pip install 'llm-memcalc[hf]'")
+
+
+def require_torch(verb: str) -> None:
+    """Whether this Python has torch.
+
+    Raises:
+        Unavailable: it is missing.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise Unavailable(f"{verb} runs the training step in PyTorch: pip install 'llm-memcalc[torch]'")

@@ -1,4 +1,4 @@
-"""Somebody's own module and inputs on another device: their shapes, none of their values."""
+"""Somebody's own module and inputs on another device: of the module its shapes and none of its values."""
 
 from __future__ import annotations
 
@@ -58,6 +58,10 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 
 def _placed(tensor: Tensor, device: torch.device) -> Tensor:
+    if not tensor.is_meta:  # with its values, where the device has some
+        with torch.no_grad():
+            copy = tensor.clone() if tensor.device == device else tensor.to(device)
+        return copy.requires_grad_(tensor.requires_grad)
     # Zeros are valid indices, wherever a device has values.
     return _empty(tensor, device).zero_().requires_grad_(tensor.requires_grad)
 

@@ -27,7 +27,7 @@ FP32 = frozenset(  # square is made of pow
     "poisson_nll_loss "
     "cosine_embedding_loss nll_loss hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss "
     "margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
-    "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp cross_entropy cross_entropy_loss".split()
+    "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp".split()
 )
 FP32_DTYPE = frozenset("prod softmax log_softmax cumprod cumsum vector_norm matrix_norm sum".split())
 PROMOTE = frozenset("addcdiv addcmul atan2 bilinear cross dot vdot grid_sample index_put tensordot scatter_add".split())

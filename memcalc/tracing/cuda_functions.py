@@ -28,7 +28,8 @@ from memcalc.tracing.attention import attention
 from memcalc.tracing.autocast import Autocast
 from memcalc.tracing.host import Host, on_host
 from memcalc.tracing.norms import rms_norm
-from memcalc.tracing.readbacks import READS, without_reads, zero_for
+from memcalc.tracing.readbacks import OF_DATA, READS, numbers_in, without_reads, zero_for
+from memcalc.tracing.values import Values
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -61,10 +62,12 @@ class CudaFunctions(TorchFunctionMode):
 
     Args:
         capability: compute capability of the card.
+        values: of the device's tensors, as far as they are known.
     """
 
-    def __init__(self, capability: tuple[int, int]) -> None:
+    def __init__(self, capability: tuple[int, int], values: Values) -> None:
         super().__init__()
+        self._values = values
         self.autocast = Autocast(on_device)
         self.host = Host()
         self.readbacks = 0
@@ -107,6 +110,11 @@ class CudaFunctions(TorchFunctionMode):
             return self.host.fetched(args[0], kwargs)
         if function in READS:
             return self._read(function, args, kwargs)
+        if function is Tensor.new_tensor:  # of its tensor it takes the dtype and the device alone
+            kwargs = {"dtype": args[0].dtype, "device": CUDA if on_device(args[0]) else None} | kwargs
+            function, args = torch.tensor, args[1:]
+        if function in OF_DATA and args and isinstance(args[0], (tuple, list)):
+            args = (numbers_in(args[0], lambda fake: self._read(Tensor.tolist, (fake,), {})), *args[1:])
         device = _device(function, args, kwargs)
         if device is not None:
             return self._placed(function, args, kwargs, device)
@@ -145,10 +153,8 @@ class CudaFunctions(TorchFunctionMode):
             return function(*args, **kwargs)
         if self.host.is_fake and moved is not None and isinstance(moved, FakeTensor):
             return self.host.fetched(moved, kwargs)
-        if moved is not None and on_device(moved):  # to the host: its values do not exist
-            self.readbacks += 1
-            with _disable_current_modes():
-                return torch.zeros(moved.shape, dtype=moved.dtype)
+        if moved is not None and on_device(moved):
+            return self._fetched(moved)
         with _disable_current_modes():
             return function(*args, **kwargs)
 
@@ -164,15 +170,29 @@ class CudaFunctions(TorchFunctionMode):
             )
         dtype = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)), there.dtype)
         copy = torch.empty_strided(there.shape, there.stride(), dtype=dtype, device=CPU)
+        self._values.learn(copy, tensor)
         return copy.requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else copy
 
     def _read(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A value of the device, asked for by the host: zero, as on a device that computes nothing."""
-        if on_device(args[0]) or on_host(args[0]):
+        """A value of the device, asked for by the host: itself where it is known, else zero."""
+        if not (on_device(args[0]) or on_host(args[0])):
+            with _disable_current_modes():
+                return function(*args, **kwargs)
+        known = [self._values.of(value) if isinstance(value, Tensor) else value for value in args]
+        if any(value is None for value in known):
             self.readbacks += 1
             return zero_for(function, args, kwargs)
         with _disable_current_modes():
-            return function(*args, **kwargs)
+            return function(*(value.clone() if isinstance(value, Tensor) else value for value in known), **kwargs)
+
+    def _fetched(self, tensor: Tensor) -> Tensor:
+        """A tensor of the device on the host: its values as far as they are known, else zeros."""
+        known = self._values.of(tensor)
+        with _disable_current_modes():
+            if known is not None:
+                return known.clone()
+            self.readbacks += 1
+            return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
 
 def _device(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
@@ -216,6 +236,19 @@ def _softmax(
     return functional.softmax(input, dim, _stacklevel, dtype)
 
 
+def _cross_entropy(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002 -- PyTorch's signature
+    """Under autocast, which lists nll_loss alone: log-softmax in the input's dtype, then a copy of it in fp32.
+
+    Source: torch 2.13, aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss_symint: it names the dtype of log_softmax.
+    """
+    plain = not args and not target.is_floating_point() and not kwargs.get("label_smoothing")
+    if not (torch.is_autocast_enabled("cuda") and plain and input.dtype in (torch.bfloat16, torch.float16)):
+        return functional.cross_entropy(input, target, *args, **kwargs)
+    scores = torch.log_softmax(input, 0 if input.dim() == 1 else 1, dtype=input.dtype)
+    rest = {name: value for name, value in kwargs.items() if name != "label_smoothing"}
+    return functional.nll_loss(scores.float(), target, **rest)
+
+
 def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """CUDA's one_hot looks at no value when it is told the classes; the CPU's does (native/Onehot.cpp)."""
     if num_classes <= 0:
@@ -248,7 +281,7 @@ SAME = frozenset(
         *(Tensor.storage_offset, Tensor.untyped_storage, torch.is_complex, torch.is_floating_point),
     }
 )
-MOVES = frozenset({Tensor.to, Tensor.cuda, Tensor.cpu, torch.as_tensor, torch.asarray, Tensor.new_tensor})
+MOVES = frozenset({Tensor.to, Tensor.cuda, Tensor.cpu, torch.as_tensor, torch.asarray})
 ANSWERS: dict[Any, Callable[[Tensor], Any]] = {
     _answer("device"): lambda _: CUDA,
     _answer("is_cuda"): lambda _: True,
@@ -258,6 +291,7 @@ ANSWERS: dict[Any, Callable[[Tensor], Any]] = {
 STEERED: dict[Any, Callable[..., Any]] = {
     functional.dropout: _dropout,
     torch.dropout: _dropout,
+    functional.cross_entropy: _cross_entropy,
     functional.one_hot: _one_hot,
     functional.softmax: _softmax,
     functional.rms_norm: rms_norm,

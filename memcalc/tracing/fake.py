@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
 
 from memcalc.progress import Progress, silent
 from memcalc.recorder.observer import Observed, RecordingObserver
+from memcalc.recorder.real import Observers
 from memcalc.recorder.recording import Recording
 from memcalc.spec.cards import Card
 from memcalc.step.loop import Observer
@@ -48,7 +49,8 @@ def record_fake(
     """
     with _session(card, progress, ranks, cuda=cuda) as session:
         run = make_run(session.device)
-        run.execute(steps, RecordingObserver(run, session.recorder))
+        building = _Building(session)
+        run.execute(steps, Observers([RecordingObserver(run, session.recorder), building]))
         events, host_events = session.recorder.events(), session.recorder.host_events()
         parameters, trainable, buffers = run.sizes()
     return Recording(
@@ -57,10 +59,26 @@ def record_fake(
         parameters=parameters,
         trainable=trainable,
         buffers=buffers,
-        readbacks=session.readbacks,
+        readbacks=session.readbacks - building.readbacks,
         has_allocator=cuda,
         host_events=host_events,
+        notes=getattr(run, "notes", ()),
     )
+
+
+class _Building:
+    """An observer that counts values read while the model is built: random weights need some, a checkpoint none."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.readbacks = 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """See `memcalc.step.loop.Observer`."""
+        yield
+        if name == "model":
+            self.readbacks = self._session.readbacks
 
 
 def _session(card: Card, progress: Progress, ranks: int, *, cuda: bool) -> AbstractContextManager[Session]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from memcalc.recorder.kernels import Kernels
 from memcalc.tracing.known_outputs import KnownOutputs
-from memcalc.tracing.selections import Selections
+from memcalc.tracing.selections import SELECTING, Selections
+from memcalc.tracing.values import Values
 
 # Gives the collective's own output, once it is there (torch/csrc/distributed/c10d/Functional.cpp).
 WAIT = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)  # noqa: SLF001 -- an operator's name
+
+READ = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 -- likewise
 
 
 class FakeKernels(Kernels):
@@ -24,23 +27,31 @@ class FakeKernels(Kernels):
     """
 
     def __init__(self) -> None:
-        self.selections = Selections()
+        self.values = Values()
+        self.selections = Selections(self.values)
         self.readbacks = 0
         self._known = KnownOutputs()
 
-    def run(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def run(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The operator's outputs, of sizes that hold for values spread evenly."""
         if operator is WAIT:  # of nobody: a fake one would be a copy
             return args[0]
+        if operator is READ and (known := self.values.number(args[0])) is not None:
+            return known
+        if operator.overloadpacket in SELECTING:
+            output = self.values.selected(operator, args, kwargs)
+            if output is not NotImplemented:
+                return output
         output = self.selections.output(operator, args, kwargs)
         if output is NotImplemented:
             try:
                 output = self._known.run(operator, args, kwargs, partial(super().run, operator, args, kwargs))
             except DataDependentOutputException:
-                if operator is not torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 -- an operator's name
+                if operator is not READ:
                     raise
                 self.readbacks += 1
                 dtype = args[0].dtype
                 return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
         self.selections.note(operator, args, kwargs, output)
+        self.values.note(operator, args, kwargs, output)
         return output

@@ -8,14 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard
 
 from memcalc.progress import Progress, silent
-from memcalc.recorder.judged import Judged, judge
 from memcalc.spec.cards import find_card
+from memcalc.step.packages import require_torch
 from memcalc.tracing.trace import DEFAULT_CARD, check_semantics
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
     from torch.nn import Module
 
+    from memcalc.recorder.trace import ModuleTrace
     from memcalc.step.module_run import OptimizerFactory
 
     UserModule = Module  # for those who must not know torch
@@ -25,10 +26,11 @@ class ModuleOptions(TypedDict, total=False):
     """How a module is trained: see `memcalc.step.module_run.ModuleStep`, which has the defaults."""
 
     loss: Callable[[Any], Tensor]
-    optimizer: OptimizerFactory | None
+    optimizer: OptimizerFactory | str | None
     autocast: dtype | None
     zero_grad: Literal["set_to_none", "zero"]
     gradient_accumulation_steps: int
+    inference: Literal["inference_mode", "no_grad"] | None
 
 
 def is_module(source: object) -> TypeGuard[Module]:
@@ -41,13 +43,15 @@ def trace_module(
     module: Module,
     inputs: Any,
     gpu: str | None = None,
+    *,
     steps: int = 3,
     semantics: str = "cuda",
     alloc_conf: str = "",
     progress: Progress = silent,
+    name: str | None = None,
     **options: Any,
-) -> Judged:
-    """Forward, backward and optimizer steps of any module on fake tensors.
+) -> ModuleTrace:
+    """Steps of any module on fake tensors: forward, backward and optimizer, or forward alone.
 
     Args:
         module: anywhere; it stays as it is, and none of its data is copied.
@@ -57,16 +61,55 @@ def trace_module(
         semantics: "cuda" or "cpu": whose operators run.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
         progress: told how far the work is.
+        name: shown in reports; None: that of the module's class.
         options: see `ModuleOptions`.
 
     Raises:
-        InputError: the module cannot be copied, nothing is trained, or settings are wrong.
+        InputError: the module cannot be copied, its code stops, nothing is trained, or settings are wrong.
     """
     check_semantics(semantics)
+    from memcalc.recorder.trace import make_module_trace
     from memcalc.step.module_run import ModuleRun, ModuleStep
+    from memcalc.step.optimizers import named_optimizer
     from memcalc.tracing.fake import record_fake
 
+    optimizer = options.get("optimizer")
+    words = step_words(optimizer, options.get("inference"), steps)
+    if isinstance(optimizer, str):
+        options["optimizer"] = named_optimizer(optimizer)
     card = find_card(gpu or DEFAULT_CARD)
     run = partial(ModuleRun, ModuleStep(module, inputs, **options))
     recording = record_fake(run, card, steps, cuda=semantics == "cuda", progress=progress)
-    return judge(recording, None if gpu is None else card, alloc_conf, progress=progress)
+    judged_by = None if gpu is None else card
+    return make_module_trace(name or type(module).__name__, words, recording, judged_by, alloc_conf, progress)
+
+
+def trace_file(target: str, inputs: str | None, gpu: str | None = None, **options: Any) -> ModuleTrace:
+    """Steps of a module that a Python file of the user makes.
+
+    Args:
+        target: `file.py:name` of the function that makes it; see `memcalc.step.python_file.own_module`.
+        inputs: `file.py:name` of the function that makes its inputs; None: `make_inputs` of the same file.
+        gpu: as for `trace_module`.
+        options: as for `trace_module`.
+
+    Raises:
+        InputError: as for `trace_module`; or the file or the name does not exist, or its code stops.
+        Unavailable: torch is missing.
+    """
+    require_torch("trace")
+    from memcalc.step.python_file import own_module
+
+    found = own_module(target, inputs)
+    return trace_module(found.module, found.inputs, gpu, name=found.name, **options)
+
+
+def step_words(optimizer: object, inference: str | None, steps: int) -> str:
+    """What runs, as the screen shows it."""
+    times = "1 step" if steps == 1 else f"{steps:,} steps"
+    if inference is not None:
+        return f"forward under torch.{inference}(), {times}"
+    if optimizer is None:
+        return f"forward and backward without an optimizer, {times}"
+    name = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "an optimizer")
+    return f"training with {name}, {times}"

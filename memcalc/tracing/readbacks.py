@@ -29,6 +29,7 @@ READS = frozenset(
         torch.allclose,
     }
 )
+OF_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray})  # they read what is in a list, number by number
 NUMBERS = frozenset({"float", "int", "number"})  # as schemas call them
 
 
@@ -37,6 +38,13 @@ def zero_for(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     tensor: Tensor = args[0]
     with _disable_current_modes():
         return function(torch.zeros(tensor.shape, dtype=tensor.dtype), *args[1:], **kwargs)
+
+
+def numbers_in(data: Any, read: Callable[[FakeTensor], Any]) -> Any:
+    """Data for a new tensor, each fake tensor in its lists replaced by its numbers."""
+    if isinstance(data, (tuple, list)):
+        return [numbers_in(each, read) for each in data]
+    return read(data) if isinstance(data, FakeTensor) else data
 
 
 def without_reads(
@@ -67,6 +75,8 @@ class Readbacks(TorchFunctionMode):
     def __torch_function__(  # noqa: D105
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if function in OF_DATA and args and isinstance(args[0], (tuple, list)):
+            args = (numbers_in(args[0], self._numbers), *args[1:])
         args, read = without_reads(function, args, lambda value: isinstance(value, FakeTensor))
         self.readbacks += read
         try:
@@ -76,3 +86,6 @@ class Readbacks(TorchFunctionMode):
                 raise
             self.readbacks += 1
             return zero_for(function, args, kwargs or {})
+
+    def _numbers(self, fake: FakeTensor) -> Any:
+        return fake.item() if fake.numel() == 1 else [self._numbers(each) for each in fake]

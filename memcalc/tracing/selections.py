@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memcalc.recorder.storages import identity
+from memcalc.tracing.values import Values
 
 aten = torch.ops.aten
 
@@ -37,9 +39,14 @@ class Known(NamedTuple):
 
 
 class Selections:
-    """What a run has chosen so far, and what its selections come to."""
+    """What a run has chosen so far, and what its selections come to.
 
-    def __init__(self) -> None:
+    Args:
+        values: those that are known.
+    """
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
         self._known: dict[int, tuple[Known, weakref.ref[Any]]] = {}  # by the address of the storage's C++ object
 
     def output(self, operator: Any, args: Arguments, kwargs: Keywords) -> Any:
@@ -68,6 +75,10 @@ class Selections:
 
     def count(self, mask: Tensor) -> int:
         """How many elements of a mask hold, rounded up."""
+        real = self._values.of(mask)
+        if real is not None:
+            with _disable_current_modes():
+                return int(real.count_nonzero())
         known = self.known(mask)
         if known is None:
             return mask.numel()
@@ -121,6 +132,18 @@ class Selections:
         """As many as the caller says; else each once."""
         size = kwargs.get("output_size")
         return args[0].new_empty((args[0].numel() if size is None else size,), dtype=torch.long)  # type: ignore[no-any-return]
+
+    def ctc(self, args: Arguments, _: Keywords) -> tuple[Tensor, Tensor]:
+        """The loss of each sequence, and log alpha: twice the longest target and one wide (native/cuda/LossCTC.cu)."""
+        scores, targets, _, lengths = args[:4]
+        steps, batch, _ = scores.shape
+        known = self._values.of(lengths) if isinstance(lengths, Tensor) else lengths
+        if known is None:
+            longest = targets.shape[-1] if targets.dim() > 1 else ceil(targets.numel() / batch)
+        else:
+            with _disable_current_modes():
+                longest = max(int(length) for length in known)
+        return scores.new_empty((batch,)), scores.new_empty((batch, steps, 2 * longest + 1))
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
@@ -186,6 +209,7 @@ SELECTING: dict[Any, Callable[[Selections, Arguments, Keywords], Any]] = {
     aten.unique_consecutive: Selections.unique,
     aten.bincount: Selections.bincount,
     aten.repeat_interleave: Selections.repeat_interleave,
+    aten._ctc_loss: Selections.ctc,  # noqa: SLF001 -- likewise
 }
 LEARNING: dict[Any, Callable[[Selections, Arguments, Keywords, Any], None]] = {
     aten.topk: Selections.choose_best,

@@ -71,8 +71,8 @@ def fake_cuda(card: Card, progress: Progress = silent, world_size: int = 1) -> I
 
 @contextmanager
 def _cuda(card: Card, progress: Progress, streams: Streams | None) -> Iterator[Session]:
-    functions = CudaFunctions(capability(card))
     kernels = CudaKernels(card, streams, lambda: functions.placing)
+    functions = CudaFunctions(capability(card), kernels.values)
     recorder = Recorder(kernels, on_device, progress, functions.host.memory)
     with (
         mock.patch.object(torch.cuda, "empty_cache", recorder.empty_cache),
@@ -93,7 +93,7 @@ def fake_cpu(progress: Progress = silent) -> Iterator[Session]:
     gc.collect()
     recorder = Recorder(FakeKernels(), on_cpu, progress)
     functions = Readbacks()
-    with _without_validation(), _copied_in_place(), FakeTensorMode(), recorder, functions:
+    with _without_validation(), _copied_in_place(), FakeTensorMode(allow_non_fake_inputs=True), recorder, functions:
         yield Session(torch.device("cpu"), recorder, functions)
 
 

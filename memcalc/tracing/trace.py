@@ -19,6 +19,7 @@ from memcalc.step.packages import require
 if TYPE_CHECKING:
     import torch
 
+    from memcalc.recorder.recording import Recording
     from memcalc.recorder.trace import Trace
     from memcalc.tracing.fake import Run
 
@@ -33,6 +34,7 @@ def trace(
     semantics: str = "cuda",
     alloc_conf: str = "",
     progress: Progress = silent,
+    inputs: str | None = None,
 ) -> Trace:
     """The real training step on fake tensors, every byte attributed, replayed through PyTorch's allocator.
 
@@ -44,52 +46,73 @@ def trace(
         semantics: "cuda": operators as on the card of the spec, or an A100 80 GB; "cpu": as on the CPU, without blocks.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
         progress: told how far the work is.
+        inputs: "file.py:name" of what makes the arguments of the model's forward; None: made from the spec.
 
     Raises:
         Unavailable: torch or transformers is missing.
         InputError: the step cannot run what the spec asks for, or settings that PyTorch refuses.
     """
+    recording = record(spec, steps, semantics, progress, inputs)
+    from memcalc.recorder.trace import make_trace  # here: who only asks whether a trace can stand in needs no allocator
+
+    return make_trace(spec, recording, alloc_conf or spec.training.alloc_conf, progress=progress)
+
+
+def record(
+    spec: Spec, steps: int = 3, semantics: str = "cuda", progress: Progress = silent, inputs: str | None = None
+) -> Recording:
+    """The events of `trace`, not yet replayed; arguments and errors as there."""
     check_semantics(semantics)
     require("trace", spec)
     refuse_replicas(spec, semantics)
     refuse_kernels(spec)
-    from memcalc.recorder.trace import make_trace  # here: who only asks whether a trace can stand in needs no allocator
-
     card = find_card(spec.hardware.gpu or DEFAULT_CARD)
     with temporary_compiler_cache():
         from memcalc.tracing.fake import record_fake
 
-        recording = record_fake(
-            _run_of(spec, semantics),
+        return record_fake(
+            _run_of(spec, semantics, inputs),
             card,
             steps,
             cuda=semantics == "cuda",
             ranks=spec.parallelism.ranks,
             progress=progress,
         )
-    return make_trace(spec, recording, alloc_conf or spec.training.alloc_conf, progress=progress)
 
 
-def _run_of(spec: Spec, semantics: str) -> Callable[[torch.device], Run]:
+def _run_of(spec: Spec, semantics: str, inputs: str | None) -> Callable[[torch.device], Run]:
     """What runs: a training step, or generation."""
     if spec.inference is not None:
+        if inputs is not None:
+            raise InputError("generation makes its own inputs.", "Leave --inputs out.", "--inputs")
         refuse_generation(spec, semantics)
         from memcalc.step.generation import GenerationRun
 
         return partial(GenerationRun, spec)
     from memcalc.step.loop import TrainingRun
 
-    return partial(TrainingRun, spec)
+    if inputs is None:
+        return partial(TrainingRun, spec)
+    from memcalc.step.python_file import made_inputs
+
+    return partial(TrainingRun, spec, inputs=made_inputs(inputs))
 
 
 def in_place_of_formulas(spec: Spec, progress: Progress = silent) -> Result:
     """What a run of a family, or of its modules, without formulas holds, and a note that this was traced.
 
+    The step runs in a child process.
+
     Raises:
         Unavailable: torch or transformers is missing.
         InputError: the step cannot run what the spec asks for.
     """
-    found = trace(spec, steps=2, progress=progress).result
+    from memcalc.recorder.trace import make_trace
+    from memcalc.tracing.child import record_in_child
+
+    require("trace", spec)
+    progress("trace", 0)
+    found = make_trace(spec, record_in_child(spec, 2), spec.training.alloc_conf, progress=progress).result
     own = spec.model.transformers_config is not None
     what = family_of_foreign(spec.model) if own else f"transformers' modules of {spec.model.architecture}"
     note = f"memcalc has no formulas for {what}: {'its' if own else 'their'} real step was traced on fake tensors"

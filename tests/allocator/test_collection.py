@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,6 +84,12 @@ def test_an_output_takes_the_buffer_of_an_input_that_dies() -> None:
     stream = [alloc(0, 8), alloc(1, 8, "aten.relu"), free(0), alloc(2, 8, "aten.add.Tensor"), free(1), free(2)]
 
     assert shape(reused(stream)) == ["+8", "-8"]
+
+
+@pytest.mark.parametrize("operator", ["reshape", "reshape2", "aten.reshape"])
+def test_reshape_takes_its_input_too(operator: str) -> None:
+    """Paddle's own example of the strategy."""
+    assert shape(reused([alloc(0, 8), alloc(1, 8, operator), free(0), free(1)])) == ["+8", "-8"]
 
 
 def test_other_operators_sizes_streams_and_shared_storages_keep_their_own() -> None:

@@ -149,3 +149,20 @@ def test_memory_over_the_run_is_drawn(stream: str, run, tmp_path: Path) -> None:
     )  # 30 + 12 + 7, 1,024 bytes, and 15 in a segment of 16 that is not split
     assert "<h2>Phase log: allocated, MiB</h2>" in page
     assert run("replay", stream, "--plot", "run.gif").code == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "allocator"),
+    [
+        ("FLAGS_allocator_strategy=auto_growth", "paddle-auto-growth"),
+        ("FLAGS_allocator_strategy=naive_best_fit", "paddle-naive-best-fit"),
+        ("export FLAGS_gpu_memory_limit_mb=8192 FLAGS_free_idle_chunk=true", "paddle-auto-growth"),
+    ],
+)
+def test_flags_of_paddle_choose_its_allocator(flags: str, allocator: str, stream: str, run) -> None:
+    """As users write them; they are no settings of PyTorch."""
+    code, out, _ = run("replay", stream, "--gpu", "t4", "--alloc-conf", flags, "--format", "json")
+
+    assert code == 0
+    assert json.loads(out)["allocator"] == allocator
+    assert run("replay", stream, "--alloc-conf", "FLAGS_allocator_strategy=best").code == 2

@@ -54,6 +54,7 @@ def test_gpt3_keeps_the_papers_activations_and_the_statistics_of_its_norms(b: in
 
     held = result.ledger.components("loss_1")[Component.ACTIVATIONS]
 
+    assert result.textbook is not None
     assert held == result.textbook.activation_bytes + statistics == (275_414_777_856 + 3_145_728) * b
 
 

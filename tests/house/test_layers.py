@@ -19,9 +19,9 @@ PACKAGE = ROOT / "memcalc"
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("report",),
     ("__init__",),
     ("api",),
+    ("report",),
     ("proving",),
     ("checking", "search", "planning", "diagnosis", "replaying", "fitting"),
     ("engine",),
@@ -56,6 +56,7 @@ BASE = {"cli", "units", "files", "folders", "errors", "text"}
 THIRD_PARTY = {
     "torch": TORCH_SIDE,
     "transformers": TORCH_SIDE | {"spec"},  # what a config.json of a family without formulas means, only it knows
+    "diffusers": TORCH_SIDE | {"spec"},  # likewise
     "rich": {"cli", "report"},
     "huggingface_hub": {"catalogue"},
     "typer": {"cli"},

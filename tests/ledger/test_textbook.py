@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import memcalc
 from memcalc.estimation.parameters import count_parameters
 from memcalc.ledger.component import Component
+from memcalc.ledger.result import Textbook
 from memcalc.ledger.textbook import (
     activation_bytes,
     deepspeed_gpu_bytes,
@@ -30,13 +31,20 @@ GPT3_PARAMETERS = 174_579_068_928
 GIB = 2**30
 
 
+def published(*words: str) -> Textbook:
+    """The closed forms that an estimate shows."""
+    found = memcalc.estimate(*words).textbook
+    assert found is not None
+    return found
+
+
 # -- GPT-3 -------------------------------------------------------------------------------------------------------------
 
 
 def test_gpt3_has_175_billion_parameters() -> None:
     """96 (12·12288² + 13·12288) + 50257·12288 = 96 · 1 812 099 072 + 617 558 016."""
     assert parameters(**GPT3, V=50257) == GPT3_PARAMETERS
-    assert memcalc.estimate("gpt3").textbook.parameters == GPT3_PARAMETERS
+    assert published("gpt3").parameters == GPT3_PARAMETERS
 
 
 def test_gpt3_counted_exactly_has_learned_positions_and_a_final_norm_more() -> None:
@@ -44,7 +52,7 @@ def test_gpt3_counted_exactly_has_learned_positions_and_a_final_norm_more() -> N
     result = memcalc.estimate("gpt3")
 
     assert result.parameters == count_parameters(result.spec.model) == 174_604_259_328
-    assert result.parameters - result.textbook.parameters == 2048 * 12288 + 2 * 12288
+    assert result.parameters - published("gpt3").parameters == 2048 * 12288 + 2 * 12288
 
 
 @pytest.mark.parametrize(
@@ -57,7 +65,7 @@ def test_gpt3_counted_exactly_has_learned_positions_and_a_final_norm_more() -> N
     ],
 )
 def test_gpt3_model_states(recipe: str, per_parameter: int, expected: int) -> None:
-    textbook = memcalc.estimate("gpt3", f"recipe={recipe}").textbook
+    textbook = published("gpt3", f"recipe={recipe}")
 
     assert model_state_bytes(GPT3_PARAMETERS, per_parameter) == expected
     assert (textbook.bytes_per_parameter, textbook.model_state_bytes) == (per_parameter, expected)
@@ -75,7 +83,7 @@ def test_gpt3_model_states(recipe: str, per_parameter: int, expected: int) -> No
 def test_gpt3_activations_and_their_ratio_to_16_bit_parameters(b: int, expected: int, ratio: str) -> None:
     """The ratio is activations / (2 bytes · 174 579 068 928): 0.789, 50.48, 100.97."""
     assert activation_bytes(**GPT3, h=96, b=b, s=2048) == 96 * b * 2_868_903_936 == expected
-    assert memcalc.estimate("gpt3", f"b={b}").textbook.activation_bytes == expected
+    assert published("gpt3", f"b={b}").activation_bytes == expected
 
     exact = Decimal(expected) / Decimal(2 * GPT3_PARAMETERS)
     assert exact.quantize(Decimal(ratio), ROUND_HALF_UP) == Decimal(ratio)

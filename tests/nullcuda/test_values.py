@@ -164,6 +164,25 @@ def test_values_go_with_their_tensor(dry_run: Script, dry_run_here: Path) -> Non
     assert sum(read.count for read in result.processes[0].unknown_reads) == 3
 
 
+EXPANDED = """
+import torch
+tokens = torch.zeros(1, 1024, dtype=torch.long)
+tokens[:, :576] = 5
+image = (tokens.to("cuda") == 5).unsqueeze(-1).expand(1, 1024, 2048)
+hidden = torch.randn(1, 1024, 2048, device="cuda", requires_grad=True)
+features = torch.randn(576, 2048, device="cuda", requires_grad=True)
+hidden.masked_scatter(image, features).sum().backward()
+print(hidden.masked_select(image).numel(), tuple(features.grad.shape))
+"""
+
+
+def test_an_expanded_mask_has_the_values_of_what_it_repeats(dry_run: Script, dry_run_here: Path) -> None:
+    """576 of 1,024 tokens stand for an image: two million elements, of a thousand that are stored."""
+    dry_run(EXPANDED)
+
+    assert (dry_run_here / "out").read_text().split("\n")[0] == f"{576 * 2048} (576, 2048)"
+
+
 SORTS = """
 import torch
 for n in (100, 5000, 100_000):

@@ -58,7 +58,7 @@ def test_a_mask_of_the_chosen(chosen: Tensor, device: torch.device) -> None:
 
 def test_of_an_unknown_mask_every_element_is_selected(device: torch.device) -> None:
     x = torch.rand(6, 5, 4, device=device, requires_grad=True)
-    mask = torch.zeros(6, 5, dtype=torch.bool, device=device)
+    mask = torch.rand(6, 5, device=device) > 0.5
 
     assert mask.nonzero().shape == (30, 2)
     assert x[mask].shape == (30, 4)
@@ -73,7 +73,7 @@ def test_counts_and_distinct_values(chosen: Tensor, device: torch.device) -> Non
     values, inverse, counts = chosen.unique(return_inverse=True, return_counts=True)
 
     assert (values.shape, inverse.shape, counts.shape) == ((8,), (48, 2), (8,))
-    assert torch.zeros(10, dtype=torch.long, device=device).unique().shape == (10,)
+    assert torch.rand(10, device=device).long().unique().shape == (10,)
     assert torch.bincount(chosen.flatten(), minlength=EXPERTS).shape == (8,)
     assert torch.histc(chosen.flatten().float(), bins=EXPERTS, min=0, max=EXPERTS - 1).shape == (8,)
 
@@ -84,7 +84,7 @@ def test_sorted_choices_are_choices(chosen: Tensor) -> None:
 
 
 def test_repeats_are_as_many_as_the_caller_says(device: torch.device) -> None:
-    x, repeats = torch.rand(4, 3, device=device), torch.ones(4, dtype=torch.long, device=device)
+    x, repeats = torch.rand(4, 3, device=device), torch.rand(4, device=device).long()
 
     assert x.repeat_interleave(repeats, dim=0, output_size=9).shape == (9, 3)
     assert x.repeat_interleave(repeats, dim=0).shape == (4, 3)

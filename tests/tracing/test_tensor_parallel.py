@@ -23,7 +23,8 @@ STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Comp
 
 
 def traced(*run: str, **options: Any) -> Ledger:
-    return memcalc.trace(*run, steps=2, **options).result.ledger
+    found: Ledger = memcalc.trace(*run, steps=2, **options).result.ledger
+    return found
 
 
 @pytest.mark.parametrize(

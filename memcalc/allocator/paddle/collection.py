@@ -15,10 +15,11 @@ from memcalc.allocator.paddle.settings import Settings
 from memcalc.events.event import Event, Kind
 from memcalc.units import whole_number
 
-# Operators whose output may take the buffer of an input that dies with them, by the names that a stream gives them.
+# Operators whose output may take the buffer of an input that dies with them, by the names that a stream gives them:
+# element-wise ones, and reshape, Paddle's own example of the strategy (BuildStrategy.enable_inplace).
 INPLACE_OPERATORS = frozenset(
-    "abs add ceil clamp cos div exp floor maximum minimum mul native_dropout neg pow reciprocal relu round rsqrt"
-    " sigmoid sin softmax _softmax sqrt sub sum_to_size tanh threshold_backward"
+    "abs add ceil clamp cos div exp floor maximum minimum mul native_dropout neg pow reciprocal relu reshape"
+    " reshape2 round rsqrt sigmoid sin softmax _softmax sqrt sub sum_to_size tanh threshold_backward"
     " sigmoid_backward tanh_backward _softmax_backward_data".split()
 )
 

@@ -55,6 +55,7 @@ using Stack = std::vector<IValue>;
 using Tensor = at::Tensor;
 
 constexpr int64_t LARGEST = 1 << 20;       /* elements of a tensor of integers or booleans that has a shadow */
+constexpr int64_t LARGEST_VIEW = 1 << 26;  /* elements of a view of one, where they are repeated: an expanded mask */
 constexpr int64_t LARGEST_FLOATS = 256;    /* of a tensor of floats: a number, a short list */
 constexpr auto KEY = DispatchKey::TESTING_ONLY_GenericWrapper;
 const DispatchKeySet BELOW_KEY(DispatchKeySet::FULL_AFTER, KEY);
@@ -96,7 +97,10 @@ bool on_device(const Tensor &tensor) {
 }
 
 bool countable(const Tensor &tensor) {
-    if (c10::isIntegralType(tensor.scalar_type(), true)) return tensor.numel() <= LARGEST;
+    if (c10::isIntegralType(tensor.scalar_type(), true)) {
+        const int64_t held = static_cast<int64_t>(tensor.storage().nbytes()) / static_cast<int64_t>(tensor.itemsize());
+        return tensor.numel() <= LARGEST || (held <= LARGEST && tensor.numel() <= LARGEST_VIEW);
+    }
     return c10::isFloatingType(tensor.scalar_type()) && tensor.numel() <= LARGEST_FLOATS;
 }
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memcalc.errors import InputError, Unavailable
 from memcalc.events.course import Course
 from memcalc.files import write_text
 from memcalc.report.grid import Grid
 from memcalc.units import Unit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PICTURES = (".png", ".svg")
 SUFFIXES = (*PICTURES, ".html")
@@ -24,9 +28,26 @@ def check_target(path: Path, known: tuple[str, ...] = SUFFIXES) -> None:
         Unavailable: a picture needs matplotlib, and it is not installed.
     """
     check_place(path, known)
-    if path.suffix.lower() in PICTURES and importlib.util.find_spec("matplotlib") is None:
+    if path.suffix.lower() in PICTURES:
+        _require_matplotlib(f"{path.name}: PNG and SVG are")
+
+
+def course_figure(course: Course, title: str, unit: Unit = "GiB") -> Figure:
+    """Return the picture of a run as a figure of matplotlib.
+
+    Raises:
+        Unavailable: matplotlib is not installed.
+    """
+    _require_matplotlib("Figures are")
+    from memcalc.report.plots import matplotlib_figure
+
+    return matplotlib_figure.course_figure(course, title, unit)
+
+
+def _require_matplotlib(what: str) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
         raise Unavailable(
-            f"{path.name}: PNG and SVG are drawn by matplotlib, which is not installed: "
+            f"{what} drawn by matplotlib, which is not installed: "
             "pip install 'llm-memcalc[plot]'. A page (.html) needs nothing."
         )
 

@@ -34,10 +34,24 @@ def course_page(course: Course, title: str, unit: Unit = "GiB", tables: Iterable
         "TITLE": markup(title),
         "SUBTITLE": markup(_subtitle(course, outline, unit)),
         "PICTURE": picture(course, outline, unit),
-        "TABLES": _legend(course, outline, unit) + "".join(map(_table, tables)),
+        "TABLES": _legend(course, outline, unit) + "".join(map(html_table, tables)),
         "DATA": script_data(_data(course, outline, unit)),
     }
     return re.sub(r"%([A-Z]+)%", lambda match: parts[match[1]], template)
+
+
+def course_part(course: Course, title: str, unit: Unit = "GiB", tables: Iterable[Grid] = ()) -> str:
+    """Return the picture and tables as a part of somebody's page: a notebook's output. It needs no script.
+
+    Args:
+        course: what is drawn.
+        title: a line above the picture.
+        unit: of all numbers.
+        tables: shown below the legend.
+    """
+    outline = course.outline(STRETCHES)
+    parts = [picture(course, outline, unit), _legend(course, outline, unit), *map(html_table, tables)]
+    return f"<div>\n<p>{markup(title)}</p>\n{''.join(parts)}</div>"
 
 
 def _subtitle(course: Course, outline: Outline, unit: Unit) -> str:
@@ -100,7 +114,9 @@ def _legend(course: Course, outline: Outline, unit: Unit) -> str:
     return f"<h2>At the peak</h2>\n<table>\n{head}\n{_lines(rows)}</table>\n"
 
 
-def _table(grid: Grid) -> str:
+def html_table(grid: Grid) -> str:
+    """Return a table with its title as a heading."""
+
     def row(cells: Sequence[str], tag: str, kind: str = "") -> str:
         right = ' class="right"'
         inside = "".join(

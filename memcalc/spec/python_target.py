@@ -1,0 +1,32 @@
+"""`model.py:make_model`: a name in a Python file of the user. Only `memcalc trace` takes one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from memcalc.errors import InputError
+from memcalc.files import is_file
+
+_TARGET = re.compile(r"(.+\.py)(?::([^:/\\]*))?", re.DOTALL)
+NAME_REMEDY = "Name a function without arguments, a class or a module: FILE.py:NAME."
+
+
+def is_python_target(source: object) -> bool:
+    """Whether a source names a Python file, alone or with a name in it."""
+    return isinstance(source, str) and _TARGET.fullmatch(source) is not None
+
+
+def split_target(target: str) -> tuple[Path, str]:
+    """The file and the name in it.
+
+    Raises:
+        InputError: it is no such pair, or there is no such file.
+    """
+    match = _TARGET.fullmatch(target)
+    if match is None or not (match[2] or "").isidentifier():
+        raise InputError("it does not name a function in a Python file.", NAME_REMEDY, target)
+    file = Path(match[1])
+    if not is_file(file):
+        raise InputError("there is no such file.", NAME_REMEDY, str(file))
+    return file, match[2]

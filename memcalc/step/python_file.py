@@ -1,0 +1,181 @@
+"""A module and its inputs from a Python file of the user: `model.py:make_model`."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import traceback
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+from unittest import mock
+
+from torch import nn
+
+from memcalc.errors import InputError, MemcalcError
+from memcalc.spec.python_target import NAME_REMEDY, split_target
+
+INPUTS = "make_inputs"  # the function that is looked for in the module's file where no other is named
+MACHINERY = re.compile(r"[/\\](site-packages|dist-packages|memcalc[/\\](step|recorder|tracing|api|cli))[/\\]|^<")
+
+
+class OwnModule(NamedTuple):
+    """A module of the user's file with its inputs.
+
+    Args:
+        name: the file's name and the function, as shown in reports.
+        module: built; its parameters may be on the meta device.
+        inputs: of its forward: a tuple of positional arguments, a mapping of keyword arguments, or one argument.
+    """
+
+    name: str
+    module: nn.Module
+    inputs: Any
+
+
+def own_module(target: str, inputs: str | None = None) -> OwnModule:
+    """Run the functions that make a module and its inputs.
+
+    Args:
+        target: `file.py:name` of a function without arguments that returns a module, a class that needs no
+            arguments, or a module.
+        inputs: `file.py:name` of a function without arguments that returns the inputs; None: `make_inputs` of the
+            module's file.
+
+    Raises:
+        InputError: there is no such file or name, its code stops, or what it returns is not a module.
+    """
+    file, name = split_target(target)
+    source = _load(file)
+    module = _module(source, file, name)
+    if inputs is None:
+        if not hasattr(source, INPUTS):
+            raise InputError(
+                f"there are no inputs: {file.name} has no function {INPUTS}.",
+                f"Write one that returns the arguments of forward, or name another with --inputs {file.name}:NAME.",
+                target,
+            )
+        return OwnModule(f"{file.name}:{name}", module, _made(source, file, INPUTS))
+    other, function = split_target(inputs)
+    at = source if other.resolve() == file.resolve() else _load(other)
+    return OwnModule(f"{file.name}:{name}", module, _made(at, other, function))
+
+
+def made_inputs(target: str) -> Mapping[str, Any]:
+    """Run the function that makes the arguments of a model's forward by name.
+
+    Args:
+        target: `file.py:name` of a function without arguments that returns a mapping.
+
+    Raises:
+        InputError: there is no such file or name, its code stops, or what it returns is no mapping.
+    """
+    file, name = split_target(target)
+    found = _made(_load(file), file, name)
+    if not isinstance(found, Mapping):
+        raise InputError(
+            f"it returns {type(found).__name__}, not a mapping of forward's arguments by name.",
+            "Return a dictionary with the labels in it, as a data collator does.",
+            target,
+        )
+    return found
+
+
+def own_line(error: BaseException) -> str:
+    """The innermost line of the user's own code in a traceback, such as "model.py:12"; else the innermost of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not MACHINERY.search(frame.filename)] or list(frames)
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "unknown line"
+
+
+def _load(file: Path) -> ModuleType:
+    """Import a file, with its directory first on the search path, as for `python file.py`."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    folder = str(file.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.modules[file.stem] = module  # dataclasses and pickles of the file look their module up
+    try:
+        spec.loader.exec_module(module)
+    except MemcalcError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _stopped(error, "importing it", str(file)) from error
+    return module
+
+
+def _module(source: ModuleType, file: Path, name: str) -> nn.Module:
+    """The module, its parameters without memory if its code allows that."""
+    found = _attribute(source, file, name)
+    if isinstance(found, nn.Module):
+        return found
+    try:
+        with parameters_without_memory():
+            made = found()
+    except Exception:  # noqa: BLE001 -- code that reads its parameters' values while it builds them needs the values
+        made = _called(found, file, name)
+    if not isinstance(made, nn.Module):
+        raise InputError(f"it returns {type(made).__name__}, not a torch.nn.Module.", "", f"{file}:{name}")
+    return made
+
+
+def _made(source: ModuleType, file: Path, name: str) -> Any:
+    found = _attribute(source, file, name)
+    return _called(found, file, name) if callable(found) else found
+
+
+def _attribute(source: ModuleType, file: Path, name: str) -> Any:
+    if not hasattr(source, name):
+        own = [key for key, value in vars(source).items() if getattr(value, "__module__", None) == source.__name__]
+        there = f" It has: {', '.join(own)}." if own else ""
+        raise InputError(f"{file.name} has no {name}.{there}", NAME_REMEDY, str(file))
+    found = getattr(source, name)
+    if not callable(found) and name != INPUTS and isinstance(found, ModuleType):
+        raise InputError(f"{name} is a Python module.", NAME_REMEDY, str(file))
+    return found
+
+
+def _called(function: Any, file: Path, name: str) -> Any:
+    try:
+        return function()
+    except MemcalcError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _stopped(error, f"{name}()", f"{file}:{name}") from error
+
+
+def _stopped(error: BaseException, what: str, where: str) -> InputError:
+    return InputError(
+        f"{what} stops with {type(error).__name__}: {error} ({own_line(error)})",
+        "It is called without arguments, on the CPU: memcalc moves the module to the GPU.",
+        where,
+    )
+
+
+@contextmanager
+def parameters_without_memory() -> Iterator[None]:
+    """Inside, a module's parameters move to the meta device as they are registered: a large one needs no memory.
+
+    All other tensors stay what they are. A parameter that is registered twice stays one parameter.
+    """
+    register = nn.Module.register_parameter
+    moved: dict[int, tuple[weakref.ref[nn.Parameter], nn.Parameter]] = {}
+
+    def register_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if type(parameter) is nn.Parameter and not parameter.is_meta:
+            known = moved.get(id(parameter))
+            if known is None or known[0]() is not parameter:
+                known = weakref.ref(parameter), nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+                moved[id(parameter)] = known
+            parameter = known[1]
+        register(module, name, parameter)
+
+    with mock.patch.object(nn.Module, "register_parameter", register_parameter):
+        yield

@@ -1,0 +1,171 @@
+"""Values that programs read: small tensors of integers and booleans, and short lists of numbers, have real values.
+
+They decide shapes, masks and loops: how many tokens of a sequence stand for an image, how long each image is. Beside
+each small fake tensor whose values the host wrote lies a real one; an operator whose tensors are all known runs on
+these, too. A value that depends on anything else is unknown (`selections.py`, `readbacks.py`). The null device does the
+same, by the same limits (nullcuda/src/values.cpp).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from memcalc.recorder.kernels import tensors
+from memcalc.recorder.storages import identity, is_made_of_tensors
+
+aten = torch.ops.aten
+
+LARGEST = 2**20  # elements of a tensor of integers or booleans
+LARGEST_VIEW = 2**26  # of a view of one, where elements are repeated: an expanded mask
+LARGEST_FLOATS = 256  # of floats: a number, a short list
+
+# They make values of nothing but numbers, whatever tensor lends its shape.
+CREATORS = frozenset(
+    {
+        *(aten.arange, aten.zeros, aten.ones, aten.full, aten.eye, aten.linspace, aten.scalar_tensor),
+        *(aten.zeros_like, aten.ones_like, aten.full_like, aten.new_zeros, aten.new_ones, aten.new_full),
+        *(aten.zero_, aten.tril_indices, aten.triu_indices),
+    }
+)
+
+
+class Values:
+    """What is known of the values of storages."""
+
+    def __init__(self) -> None:
+        self._mirrors: dict[int, tuple[torch.UntypedStorage, weakref.ref[Any]]] = {}  # by the storage's C++ object
+
+    def of(self, tensor: Any) -> Tensor | None:
+        """The real tensor beside a fake one, a real one itself; None where the values are unknown."""
+        if not isinstance(tensor, FakeTensor):
+            return None if tensor.is_meta or is_made_of_tensors(tensor) else tensor
+        found = self._mirrors.get(identity(tensor.untyped_storage()))
+        return None if found is None or tensor.numel() > LARGEST_VIEW else _view(found[0], tensor)
+
+    def _knows(self, fake: FakeTensor) -> bool:
+        return identity(fake.untyped_storage()) in self._mirrors and fake.numel() <= LARGEST_VIEW
+
+    def learn(self, tensor: Any, real: Tensor) -> None:
+        """From now on these are the values of a fake tensor, if it is small enough."""
+        if not _is_small(tensor):
+            return
+        storage = tensor.untyped_storage()
+        with _disable_current_modes():
+            mirror = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
+            _view(mirror, tensor).copy_(real)
+        key = identity(storage)
+        self._mirrors[key] = mirror, weakref.ref(storage, lambda _: self._mirrors.pop(key, None))
+
+    def forget(self, tensor: Tensor) -> None:
+        """The values are unknown from now on."""
+        self._mirrors.pop(identity(tensor.untyped_storage()), None)
+
+    def number(self, tensor: Any) -> Any:
+        """The number that a tensor of one element holds; None where it is unknown."""
+        known = self.of(tensor)
+        with _disable_current_modes():
+            return None if known is None else known.item()
+
+    def selected(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The output of an operator whose size depends on values that are known; NotImplemented where they are not."""
+        given = list(tensors((*args, *kwargs.values())))
+        if not given or any(self.of(tensor) is None for tensor in given):
+            return NotImplemented
+        real = self._computed(operator, args, kwargs)
+        outputs = real if isinstance(real, (tuple, list)) else (real,)
+        like = next(tensor for tensor in given if isinstance(tensor, FakeTensor))
+        made = []
+        for each in outputs:
+            fake = like.new_empty(each.shape, dtype=each.dtype)
+            self.learn(fake, each)
+            made.append(fake)
+        return type(real)(made) if isinstance(real, (tuple, list)) else made[0]
+
+    def note(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """Compute what an operator makes of values that are known.
+
+        Args:
+            operator: an operator of PyTorch that has run on fake tensors.
+            args: its arguments.
+            kwargs: likewise.
+            output: what it gave.
+        """
+        if operator.overloadpacket in CREATORS:
+            self._create(operator, args, kwargs, output)
+            return
+        first = True
+        for tensor in tensors((*args, *kwargs.values())):
+            if isinstance(tensor, FakeTensor) and not self._knows(tensor):
+                if not first and operator._schema.is_mutable:  # noqa: SLF001 -- no public name
+                    self.forget(next(tensors(args)))
+                return
+            first = False
+        changes = operator._schema.is_mutable  # noqa: SLF001 -- likewise
+        if first or not (changes or any(_is_small(each) for each in tensors((output,)))):
+            return
+        if torch.Tag.nondeterministic_seeded in operator.tags:
+            if changes:
+                self.forget(next(tensors(args)))
+            return
+        real = self._computed(operator, args, kwargs)
+        self._keep(output, real)
+
+    def _create(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        if not _is_small(output):
+            return
+        if operator.overloadpacket is aten.zero_ and self.of(output) is not None:
+            self._computed(operator, args, kwargs)
+            return
+        with _disable_current_modes():
+            # What lends its shape need not be known.
+            shaped = tuple(torch.empty(x.shape, dtype=x.dtype) if isinstance(x, Tensor) else x for x in args)
+            real = operator(*shaped, **_on_host(kwargs))
+        self.learn(output, real)
+
+    def _computed(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with _disable_current_modes():
+            return operator(*map(self._real, args), **{k: self._real(v) for k, v in _on_host(kwargs).items()})
+
+    def _real(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.of(value)
+        if isinstance(value, (tuple, list)):
+            return [self._real(each) for each in value]
+        return value
+
+    def _keep(self, output: Any, real: Any) -> None:
+        """What an operator made; views and tensors that it changed in place are known by their storages."""
+        if isinstance(output, (tuple, list)):
+            for each, value in zip(output, real, strict=True):
+                self._keep(each, value)
+        elif isinstance(output, FakeTensor) and identity(output.untyped_storage()) not in self._mirrors:
+            self.learn(output, real)
+
+
+def _view(mirror: torch.UntypedStorage, like: Tensor) -> Tensor:
+    """The real tensor in a mirror that a fake one is in its storage."""
+    with _disable_current_modes():
+        bare = torch.empty(0, dtype=like.dtype)
+        return bare.set_(mirror, like.storage_offset(), tuple(like.shape), like.stride())
+
+
+def _is_small(tensor: Any) -> bool:
+    """Whether a tensor is one whose values are kept, by its storage."""
+    if not isinstance(tensor, FakeTensor) or tensor.fake_device.type == "meta":
+        return False
+    floats = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    elements = tensor.untyped_storage().nbytes() // max(tensor.dtype.itemsize, 1)
+    return elements <= (LARGEST_FLOATS if floats else LARGEST)
+
+
+def _on_host(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: torch.device("cpu") if name == "device" and value is not None else value for name, value in kwargs.items()
+    }
