@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import InputError
+from memcalc.extras import installation
 from memcalc.spec.family_files import LISTED, nearest
 from memcalc.spec.family_values import shown
 
@@ -75,7 +76,7 @@ def configuration(text: str, where: str) -> Any:
         raise InputError(
             f"{shown(family)} is not a model family that memcalc has formulas for.{nearest(family)}",
             f"{LISTED} The real step of others can be run with transformers: "
-            "pip install 'llm-memcalc[hf]', then `memcalc trace`.",
+            f"{installation('hf')}, then `memcalc trace`.",
             where,
         )
     # Imported here: seconds, for the few who need it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from memcalc.errors import Unavailable
+from memcalc.extras import installation
 from memcalc.spec.spec import Spec
 
 
@@ -19,6 +20,6 @@ def require(verb: str, spec: Spec) -> None:
         Unavailable: a package is missing.
     """
     if importlib.util.find_spec("torch") is None:
-        raise Unavailable(f"{verb} runs the training step in PyTorch: pip install 'llm-memcalc[torch]'")
+        raise Unavailable(f"{verb} runs the training step in PyTorch: {installation('torch')}")
     if spec.training.implementation == "huggingface" and importlib.util.find_spec("transformers") is None:
-        raise Unavailable("implementation = huggingface runs transformers' modules: pip install 'llm-memcalc[hf]'")
+        raise Unavailable(f"implementation = huggingface runs transformers' modules: {installation('hf')}")

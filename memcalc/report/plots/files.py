@@ -8,6 +8,7 @@ from pathlib import Path
 
 from memcalc.errors import InputError, Unavailable
 from memcalc.events.course import Course
+from memcalc.extras import installation
 from memcalc.files import write_text
 from memcalc.report.grid import Grid
 from memcalc.units import Unit
@@ -27,7 +28,7 @@ def check_target(path: Path, known: tuple[str, ...] = SUFFIXES) -> None:
     if path.suffix.lower() in PICTURES and importlib.util.find_spec("matplotlib") is None:
         raise Unavailable(
             f"{path.name}: PNG and SVG are drawn by matplotlib, which is not installed: "
-            "pip install 'llm-memcalc[plot]'. A page (.html) needs nothing."
+            f"{installation('plot')}. A page (.html) needs nothing."
         )
 
 
