@@ -55,3 +55,10 @@ def textbook_grid(result: Result, unit: Unit) -> Grid:
         (Column(""), Column("formula"), *numbers, Column("assumptions", wrap=True)),
         rows,
     )
+
+
+def short_textbook_grid(result: Result, unit: Unit) -> Grid:
+    """Return the three published numbers next to the ledger's."""
+    rows = [row[:4] for row in textbook_grid(result, unit).rows[:3]]
+    numbers = (Column("one GPU", right=True), Column("this run", right=True))
+    return Grid("", (Column("published formula"), Column(""), *numbers), rows)
