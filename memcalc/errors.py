@@ -3,6 +3,7 @@
 MemcalcError            base: carries `exit_code`, caught in one place (cli/app.py)
 |- DoesNotFit     1     the question was answered "no" (check, fit, recompute)
 |- InputError     2     the input is wrong: file, key, value, rule, remedy
+|  `- InputErrors 2     several things in it are
 |- Unavailable    3     something that is needed is missing or busy: an extra, a compiler, a GPU
 |  `- NotWritten  3     a result could not be written: the disk is full
 `- OutOfMemory    4     a measured or dry run ran out of memory; its record is kept
@@ -10,8 +11,11 @@ MemcalcError            base: carries `exit_code`, caught in one place (cli/app.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memcalc.text import LONGEST_TEXT, harmless_lines, message_part, shortened_in_the_middle
 
+MOST_ERRORS = 20  # of one input that are told at once
 _LONGEST_PLACE = 400  # characters: a path and a key
 
 
@@ -55,6 +59,33 @@ class InputError(MemcalcError):
     def located(self, where: str) -> InputError:
         """The same error, with the place put in front of a place known further in."""
         return InputError(self.problem, self.remedy, f"{where}: {self.where}" if self.where else where)
+
+
+class InputErrors(InputError):
+    """Several things are wrong in one input. Its own text has one message a line; the first stands for all.
+
+    Args:
+        errors: at least two.
+    """
+
+    def __init__(self, errors: Sequence[InputError]) -> None:
+        self.errors = tuple(errors)
+        first = self.errors[0]
+        super().__init__(first.problem, first.remedy, first.where)
+        self.args = ("\n".join(map(str, self.errors)),)
+
+
+def raise_all(errors: Sequence[InputError]) -> None:
+    """Raise what was found, together.
+
+    Raises:
+        InputError: the one that was found.
+        InputErrors: the several that were found.
+    """
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise InputErrors(errors[:MOST_ERRORS])
 
 
 class Unavailable(MemcalcError):

@@ -12,6 +12,7 @@ from memcalc.catalogue.hub import can_download, download_config, is_offline
 from memcalc.catalogue.hub_cache import cached_config
 from memcalc.catalogue.shipped import CatalogueEntry, find_shipped, search_shipped, shipped_ids
 from memcalc.errors import InputError
+from memcalc.extras import installation
 from memcalc.files import read_text
 
 # huggingface_hub 2.4, utils/_validators.py: letters, digits, ., - and _, at most 96 characters in each part.
@@ -20,6 +21,7 @@ _FILE = re.compile(
     r"\.(?:ya?ml|json|jsonl|toml|txt|sh|bash|slurm|sbatch|args|py|log|csv|md|bin|pt|pickle|gz)$", re.IGNORECASE
 )
 _FEWEST_LETTERS = 4  # of a name for which similar ids are looked for
+_COPIES = ("unsloth/", "NousResearch/")  # organizations whose models are mostly copies: named after the originals
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 _MODEL_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#\s]+/[^/?#\s]+)")
 
@@ -77,7 +79,7 @@ def resolve(hub_id: str) -> PublishedModel:
         remedy = "Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE to look on the hub, or name its config.json."
         raise InputError(f"{missing}, and the hub is off.", _suggested(hub_id, remedy), hub_id)
     if not can_download():
-        remedy = "To look on the hub: pip install huggingface_hub. Or name its config.json."
+        remedy = f"To look on the hub: {installation('hub')}. Or name its config.json."
         raise InputError(f"{missing}.", _suggested(hub_id, remedy), hub_id)
     try:
         path = download_config(hub_id)
@@ -93,6 +95,7 @@ def similar_ids(name: str, most: int = 3) -> list[str]:
         return []
     wanted = _words(bare)
     found = [entry.hub_id for entry in search_shipped(bare) if wanted <= _words(entry.hub_id)]
+    found.sort(key=lambda hub_id: hub_id.startswith(_COPIES))
     if not found:
         ids = {(hub_id if "/" in name else hub_id.rpartition("/")[2]).lower(): hub_id for hub_id in shipped_ids()}
         found = [ids[key] for key in difflib.get_close_matches(name[:80].lower(), ids, n=most, cutoff=0.75)]

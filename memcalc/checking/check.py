@@ -14,7 +14,7 @@ from memcalc.checking.parallel import mapped
 from memcalc.checking.patterns import is_pattern
 from memcalc.checking.policy import NO_POLICY, Limits, Policy
 from memcalc.checking.report import BUDGET, CheckReport, Outcome, Sizes, Status
-from memcalc.errors import InputError, MemcalcError
+from memcalc.errors import InputError, InputErrors, MemcalcError
 from memcalc.importers.loading import load
 from memcalc.ledger.verdict import Answer
 from memcalc.progress import Progress, silent
@@ -108,6 +108,8 @@ def _outcome(task: _Task) -> Outcome:
                 "Add --gpu GPU or --budget SIZE, or set hardware.gpu in the file.",
             )
         return _judged(path, spec, limits)
+    except InputErrors as several:  # a report has one line for a file: `estimate` lists all
+        return _broken(path, str(several.errors[0]))
     except MemcalcError as error:
         return _broken(path, str(error))
     except Exception as error:  # noqa: BLE001 - a bug of ours in one file must not hide the others

@@ -77,14 +77,15 @@ def _outcome(arguments: list[str]) -> int:
     from memcalc.cli.messages import explain_usage, show_error
     from memcalc.cli.streams import ReaderGone, StreamFailed
     from memcalc.cli.tree import USAGE_ERRORS, command_tree
-    from memcalc.errors import InputError, MemcalcError, NotWritten, Unavailable
+    from memcalc.errors import InputError, InputErrors, MemcalcError, NotWritten, Unavailable
 
     try:
         outcome = command_tree().main(arguments, prog_name="memcalc", standalone_mode=False)
     except (StreamFailed, ReaderGone):
         raise
     except MemcalcError as error:
-        show_error(str(error))
+        for each in error.errors if isinstance(error, InputErrors) else (error,):
+            show_error(str(each))
         return error.exit_code
     except USAGE_ERRORS as error:
         show_error(explain_usage(error))

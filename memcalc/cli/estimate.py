@@ -14,7 +14,10 @@ from memcalc.cli.shorthand import ShorthandCommand, takes_shorthands
 if TYPE_CHECKING:
     from memcalc.ledger.result import Result
 
-EXPLAIN_HELP = "Show the rows, formulas and sources of all components, or of one; `parameters`: by module."
+EXPLAIN_HELP = (
+    "Show the rows, formulas and sources of all components, or of one; `parameters`: by module; `recipe`: the bytes "
+    "per parameter of each recipe."
+)
 
 
 class CommandClass(ShorthandCommand):
@@ -52,8 +55,11 @@ def command(
         int | None, typer.Option(min=0, help="Report this pipeline stage instead of the worst one.")
     ] = None,
     all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Add one line for each pipeline stage.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Show totals, phases, published formulas, notes and limits, too.")
+    ] = False,
     brief: Annotated[
-        bool, typer.Option("--brief/--full", help="The verdict, its reason and the three totals only, or every table.")
+        bool, typer.Option("--brief", help="Show the verdict, its reason, totals, notes and limits only.")
     ] = False,
     rehearse: Annotated[bool, typer.Option("--rehearse", hidden=True)] = False,
     alloc_conf: Annotated[
@@ -90,11 +96,15 @@ def command(
         from memcalc.cli.ranks import with_headline
 
         result = with_headline(result, rank)
-    reason = None
+    reason = other = None
     if form in ("table", "markdown") and spec.inference is None and result.source == "estimate":
         from memcalc.verdict.reasons import reason_of
 
         reason = reason_of(result)
+        if form == "table":
+            from memcalc.verdict.other_modules import with_transformers
+
+            other = with_transformers(result)
     print_sizing(
         result,
         form,
@@ -102,8 +112,10 @@ def command(
         all_ranks=all_ranks,
         explain=explain,
         brief=brief,
+        short=not (full or brief or all_ranks or explain),
         measurement=measurement,
         reason=reason,
+        other=other,
         advice=_advice(result, config, overrides or (), gpu),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -35,6 +36,45 @@ def show_warning(text: str) -> None:
     sys.stderr.write(f"warning: {harmless(text)}\n")
 
 
+# Commands that people try, and what does that.
+_COMMANDS = {
+    **dict.fromkeys(("explain", "formula", "formulas"), "`memcalc estimate CONFIG --explain [COMPONENT]`"),
+    **dict.fromkeys(("size", "memory", "calc", "calculate", "run", "train", "vram"), "`memcalc estimate CONFIG`"),
+    **dict.fromkeys(("presets", "list", "catalogue", "catalog", "search"), "`memcalc models [QUERY]`"),
+    **dict.fromkeys(("cards", "gpu", "devices", "hardware"), "`memcalc gpus`"),
+    **dict.fromkeys(("compare", "delta"), "`memcalc diff A B`"),
+    **dict.fromkeys(("plan", "checkpoint", "checkpointing"), "`memcalc recompute CONFIG --gpu GPU`"),
+    **dict.fromkeys(("validate", "lint"), "`memcalc check FILES --gpu GPU`"),
+    **dict.fromkeys(("optimize", "suggest", "maximize", "max-batch", "layouts"), "`memcalc fit CONFIG --gpu GPU`"),
+    **dict.fromkeys(("diagnose", "debug"), "`memcalc oom LOG`"),
+    **dict.fromkeys(("grid",), "`memcalc sweep CONFIG --vary FIELD=VALUES`"),
+    **dict.fromkeys(("dryrun", "simulate"), "`memcalc dry-run --gpu GPU -- COMMAND`"),
+    **dict.fromkeys(("help", "usage"), "`memcalc --help`"),
+}
+
+
+def _meant(error: Exception, text: str) -> str:
+    """What to write in place of a field that was given as an option or an argument, or of a command; "": not known."""
+    option = getattr(error, "option_name", None)
+    if isinstance(option, str) and option.startswith("--"):
+        return _field_set(option.removeprefix("--").replace("-", "_"), "VALUE")
+    command = re.search(r"No such command '([\w-]{1,30})'", text)
+    if command is not None:
+        return f"Try {_COMMANDS[command[1]]}." if command[1] in _COMMANDS else ""
+    assignment = re.search(r"unexpected extra arguments? ?\(([\w.]{1,60})=(\S{1,60}?)[) ]", text)
+    assignment = assignment or re.search(r"unexpected extra argument\(s\) \(([\w.]{1,60})=(\S{1,60}?)[) ]", text)
+    return _field_set(assignment[1], assignment[2]) if assignment is not None else ""
+
+
+def _field_set(name: str, value: str) -> str:
+    from memcalc.spec.fields import find_field  # only on the way to a message
+    from memcalc.spec.words import advice_for, is_word
+
+    if find_field(name) is not None or is_word(name):
+        return f"Fields are set with --set: --set {name}={value}."
+    return advice_for(name) or ""
+
+
 def explain_usage(error: Exception) -> str:
     """Return a usage error in one line, with the remedy."""
     text = " ".join(harmless_lines(str(getattr(error, "format_message", error.__str__)())).split())
@@ -44,6 +84,9 @@ def explain_usage(error: Exception) -> str:
     if about and type(error).__name__ == "MissingParameter":
         text = f"{text} It is {about[0].lower()}{about[1:]}"
     context = getattr(error, "ctx", None)
+    meant = _meant(error, text)
+    if meant:
+        return f"{text.partition(' (Possible')[0].partition(' Did you mean')[0].rstrip('.')}. {meant}"
     if text and text[-1].isalnum():  # Pydantic ends its sentences with nothing
         text += "."
     return f"{text} Try `{context.command_path} --help`." if context is not None else text

@@ -11,6 +11,7 @@ from memcalc.units import Unit
 
 if TYPE_CHECKING:
     from memcalc.measuring import Measurement
+    from memcalc.verdict.other_modules import OtherModules
     from memcalc.verdict.reasons import Reason
 
 
@@ -22,8 +23,10 @@ def print_sizing(
     all_ranks: bool = False,
     explain: str | None = None,
     brief: bool = False,
+    short: bool = False,
     measurement: Measurement | None = None,
     reason: Reason | None = None,
+    other: OtherModules | None = None,
     advice: str = "",
 ) -> None:
     """Print an estimate, and a measurement if there is one.
@@ -35,8 +38,10 @@ def print_sizing(
         all_ranks: with a line for each kind of rank.
         explain: the component whose rows are opened into formulas.
         brief: without the tables of components, phases and published formulas.
+        short: on a terminal, in at most 30 lines for one GPU and 40 for any layout.
         measurement: of the same run.
         reason: what decides the peak.
+        other: the run with transformers' modules, where it needs much more or less.
         advice: the command that looks for what fits.
     """
     if form == "json":
@@ -61,12 +66,23 @@ def print_sizing(
         print_text(ledger_csv(result))
     else:
         from memcalc.report.screen import make_screen
-        from memcalc.report.sizing import draw_sizing
+        from memcalc.report.sizing import draw_short, draw_sizing
 
         screen = make_screen()
-        draw_sizing(
-            screen, result, unit, all_ranks=all_ranks, explain=explain, brief=brief, reason=reason, advice=advice
-        )
+        if short:
+            draw_short(screen, result, unit, reason=reason, other=other, advice=advice)
+        else:
+            draw_sizing(
+                screen,
+                result,
+                unit,
+                all_ranks=all_ranks,
+                explain=explain,
+                brief=brief,
+                reason=reason,
+                other=other,
+                advice=advice,
+            )
         if measurement is not None:
             from memcalc.report.comparison import draw_comparison
 

@@ -36,6 +36,7 @@ class Imported:
         elsewhere: fields that are ours and whose values the file leaves to whoever runs it: path, and our fields.
         limits: what it asks for and is not modelled, as a result's verdict takes it.
         name: of the run, where it is not that of the file.
+        program: whose run it is, with its version, where no file names it.
     """
 
     framework: Framework
@@ -49,6 +50,7 @@ class Imported:
     elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
     limits: tuple[Limit, ...] = ()
     name: str = ""
+    program: str = ""
 
     def sentences(self) -> tuple[str, ...]:
         """All of it, for the notes of a result."""

@@ -41,5 +41,5 @@ def trainer_run(hub_id: str, overridden: frozenset[str], dtype: object = None) -
     training = found.blocks["training"]
     if training["dtype"] == "fp32" and not attends_eagerly(model_type, training["implementation"]):
         training.setdefault("attention", "memory-efficient")  # sdpa's choice: its flash kernel takes no fp32
-    program = f"the run is that of {TRAINER} with its defaults and micro-batch 1."
-    return replace(found, name=hub_id, notes=(program, *found.notes))
+    note = f"the run is that of {TRAINER} with its defaults and micro-batch 1."
+    return replace(found, name=hub_id, program=TRAINER, notes=(note, *found.notes))

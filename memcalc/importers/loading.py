@@ -54,6 +54,7 @@ def load(
             load_own(source.model_dump(), overrides, gpu=gpu, check=check)
             .with_notes(source.notes)
             .with_limits(source.limits)
+            .with_program(source.program)
         )
     imported = None if isinstance(source, Mapping) else import_file(source, overrides)
     if imported is None:
@@ -72,7 +73,7 @@ def load(
         if imported.name:  # of a hub id, which the error names itself
             raise InputError(error.problem, error.remedy, where.removeprefix("hf_config").lstrip(": ")) from None
         raise InputError(error.problem, error.remedy, f"{path.name}: {where}" if where else path.name) from None
-    return spec.with_notes((*imported.sentences(), *spec.notes))
+    return spec.with_notes((*imported.sentences(), *spec.notes)).with_program(imported.program)
 
 
 def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Opened:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memcalc.errors import Unavailable
+from memcalc.extras import installation
 
 SYMBOL = struct.Struct("<IBBHQQ")  # st_name, st_info, st_other, st_shndx, st_value, st_size
 UNDEFINED = 0  # SHN_UNDEF
@@ -44,7 +45,7 @@ def read_needs(path: Path) -> Needs:
         from elftools.common.exceptions import ELFError
         from elftools.elf.elffile import ELFFile
     except ImportError:
-        raise Unavailable("The null CUDA device reads torch's libraries: pip install 'llm-memcalc[null]'") from None
+        raise Unavailable(f"The null CUDA device reads torch's libraries: {installation('null')}") from None
     with path.open("rb") as file:
         try:
             elf: Any = ELFFile(file)

@@ -7,8 +7,10 @@ from typing import NamedTuple
 from memcalc.ledger.result import Sizing
 from memcalc.report.bar import letter_bar
 from memcalc.report.grid import Column, Grid
-from memcalc.report.labels import HEADROOM, label, letter, meaning, percent, rank_text
+from memcalc.report.labels import HEADROOM, REST, label, letter, meaning, percent, rank_text
 from memcalc.units import Unit, format_bytes, format_number
+
+_TINY = 0.001  # of the allocated peak: components below it are shown together, where a table is short
 
 
 class Breakdown(NamedTuple):
@@ -35,9 +37,20 @@ def breakdown(result: Sizing) -> Breakdown:
     )
 
 
-def bar_lines(result: Sizing, unit: Unit, width: int) -> tuple[str, str]:
+def folded(parts: Breakdown, most: int) -> Breakdown:
+    """Return a breakdown with at most `most` components, the small ones together as one."""
+    whole = sum(parts.inside.values())
+    kept = [name for name, size in parts.inside.items() if size >= _TINY * whole]
+    kept = sorted(kept, key=lambda name: -parts.inside[name])[: most - 1]
+    if len(parts.inside) - len(kept) < 2:
+        return parts
+    inside = {name: size for name, size in parts.inside.items() if name in kept}
+    return parts._replace(inside=inside | {REST: whole - sum(inside.values())})
+
+
+def bar_lines(result: Sizing, unit: Unit, width: int, parts: Breakdown | None = None) -> tuple[str, str]:
     """Return the bar, and a line that marks the usable GPU memory if the run needs more."""
-    parts = breakdown(result)
+    parts = breakdown(result) if parts is None else parts
     cells = [(letter(name), size) for name, size in (parts.inside | parts.outside).items()]
     if parts.headroom is not None and parts.headroom >= 0:
         return letter_bar([*cells, (HEADROOM, parts.headroom)], width), ""
@@ -67,9 +80,9 @@ def host_grid(result: Sizing, unit: Unit) -> Grid | None:
     return Grid(title, (*columns, Column("description", wrap=True)), rows, frozenset({len(rows) - 1}))
 
 
-def component_grid(result: Sizing, unit: Unit) -> Grid:
+def component_grid(result: Sizing, unit: Unit, parts: Breakdown | None = None) -> Grid:
     """Return the components at the peak with their percentages; sums are bold."""
-    parts = breakdown(result)
+    parts = breakdown(result) if parts is None else parts
     allocated = sum(parts.inside.values())
     whole = allocated + sum(parts.outside.values())
     rows: list[tuple[str, ...]] = []

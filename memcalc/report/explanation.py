@@ -15,7 +15,8 @@ from memcalc.units import Unit, format_bytes
 
 ALL = "all"
 PARAMETERS = "parameters"  # not a component: the table of the model's parameters by module
-EXPLAINABLE = (ALL, PARAMETERS, *(component.value for component in Component))
+RECIPE = "recipe"  # not a component: the table of the recipes
+EXPLAINABLE = (ALL, PARAMETERS, RECIPE, *(component.value for component in Component))
 
 
 class Entry(NamedTuple):

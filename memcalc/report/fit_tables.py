@@ -124,9 +124,14 @@ def pruned_grid(answer: Fit) -> Grid:
 CARD_WORDS = {"fits": "fits", "does-not-fit": "too large", "unknown": "may fit"}
 
 
+_CARDS_BELOW, _CARDS_ABOVE = 6, 14  # rows before the smallest GPU that fits, and from it on
+
+
 def card_grid(answer: Fit, unit: Unit) -> Grid:
-    """Return what the run needs on every GPU."""
-    lacks = any(sized.lacks for sized in answer.cards)
+    """Return what the run needs on the GPUs around the smallest that fits; the JSON document has all."""
+    first = next((index for index, sized in enumerate(answer.cards) if sized.will_do), len(answer.cards))
+    cards = answer.cards[max(first - _CARDS_BELOW, 0) : first + _CARDS_ABOVE]
+    lacks = any(sized.lacks for sized in cards)
     rows = [
         (
             CARD_WORDS[sized.verdict.answer],
@@ -135,8 +140,10 @@ def card_grid(answer: Fit, unit: Unit) -> Grid:
             format_number(sized.card.usable_bytes, unit),
             *((sized.lacks,) if lacks else ()),
         )
-        for sized in answer.cards
+        for sized in cards
     ]
-    strong = frozenset(index for index, sized in enumerate(answer.cards) if sized.will_do)
+    strong = frozenset(index for index, sized in enumerate(cards) if sized.will_do)
     columns = (Column(""), Column("GPU"), Column(f"needs {unit}", right=True), Column("usable", right=True))
-    return Grid("", (*columns, *((Column("but", wrap=True),) if lacks else ())), rows, strong)
+    left_out = len(answer.cards) - len(cards)
+    title = f"{len(cards)} of {len(answer.cards)} GPUs, by usable memory; --format json has all" if left_out else ""
+    return Grid(title, (*columns, *((Column("but", wrap=True),) if lacks else ())), rows, strong)

@@ -6,23 +6,28 @@ from collections.abc import Sequence
 
 from memcalc.ledger.component import Component
 
-# The letter of each part in the bar, its colour, and what it is in a few words.
+# What several small parts are together, where a table has few rows.
+REST = "smaller_parts"
+
+# The letter of each part in the bar, its color, and what it is in a few words. The colors are those of a terminal with
+# 256 whose contrast with black and with white is at least 3 (WCAG 2.2, 1.4.11).
 _PARTS: dict[str, tuple[str, str, str]] = {
-    Component.WEIGHTS: ("W", "blue", "used by forward and backward"),
-    Component.MASTER_WEIGHTS: ("M", "cyan", "fp32 copies for the optimizer"),
-    Component.GRADIENTS: ("G", "green", "of parameters, all copies"),
-    Component.OPTIMIZER_STATE: ("O", "magenta", "for example Adam moments"),
-    Component.ACTIVATIONS: ("A", "yellow", "saved for backward"),
-    Component.KV_CACHE: ("V", "bright_green", "keys and values of all tokens so far"),
-    Component.LOGITS_AND_LOSS: ("L", "red", "from the final norm to the loss"),
-    Component.INPUTS: ("I", "white", "token ids and labels"),
-    Component.TEMPORARIES: ("T", "bright_yellow", "allocated and freed within the phase"),
-    Component.COMMUNICATION_BUFFERS: ("C", "bright_blue", "all-gather, reduce-scatter, DDP buckets"),
-    Component.LIBRARY_WORKSPACE: ("K", "bright_magenta", "cuBLAS and other libraries"),
-    Component.BLOCK_ROUNDING: ("R", "bright_black", "allocated minus requested bytes"),
-    "cached_segments": ("s", "bright_black", "reserved, not allocated"),
-    "device_context": ("x", "bright_black", "CUDA context and loaded kernels"),
-    "communication_library": ("n", "bright_black", "NCCL buffers"),
+    Component.WEIGHTS: ("W", "color(27)", "used by forward and backward"),
+    Component.MASTER_WEIGHTS: ("M", "color(30)", "fp32 copies for the optimizer"),
+    Component.GRADIENTS: ("G", "color(28)", "of parameters, all copies"),
+    Component.OPTIMIZER_STATE: ("O", "color(127)", "for example Adam moments"),
+    Component.ACTIVATIONS: ("A", "color(136)", "saved for backward"),
+    Component.KV_CACHE: ("V", "color(64)", "keys and values of all tokens so far"),
+    Component.LOGITS_AND_LOSS: ("L", "color(160)", "from the final norm to the loss"),
+    Component.INPUTS: ("I", "color(101)", "token ids and labels"),
+    Component.TEMPORARIES: ("T", "color(166)", "allocated and freed within the phase"),
+    Component.COMMUNICATION_BUFFERS: ("C", "color(67)", "all-gather, reduce-scatter, DDP buckets"),
+    Component.LIBRARY_WORKSPACE: ("K", "color(98)", "cuBLAS and other libraries"),
+    Component.BLOCK_ROUNDING: ("R", "color(244)", "allocated minus requested bytes"),
+    REST: ("+", "color(244)", "inputs, workspaces and the like"),
+    "cached_segments": ("s", "color(244)", "reserved, not allocated"),
+    "device_context": ("x", "color(244)", "CUDA context and loaded kernels"),
+    "communication_library": ("n", "color(244)", "NCCL buffers"),
 }
 
 _STYLES = {letter: style for letter, style, _ in _PARTS.values()}

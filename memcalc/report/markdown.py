@@ -47,9 +47,13 @@ def sizing_markdown(
 
 
 def _explanation(result: Result, unit: Unit, word: str) -> list[str]:
-    from memcalc.report.explanation import PARAMETERS, chapters
+    from memcalc.report.explanation import PARAMETERS, RECIPE, chapters
     from memcalc.report.parameters import parameter_grid
 
+    if word == RECIPE:
+        from memcalc.report.recipe import recipe_grid
+
+        return markdown_grid(recipe_grid(result.spec))
     if word == PARAMETERS:
         return markdown_grid(parameter_grid(result.spec.model))
     columns = (Column("tensor"), Column("bytes", right=True), Column("formula"), Column("alive"), Column("source"))

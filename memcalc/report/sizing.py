@@ -2,22 +2,120 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from itertools import groupby
 
 from memcalc.ledger.result import ModuleResult, Result, Sizing
-from memcalc.report.breakdown import bar_lines, component_grid, host_grid
+from memcalc.report.breakdown import Breakdown, bar_lines, breakdown, component_grid, folded, host_grid
 from memcalc.report.grid import Grid
 from memcalc.report.kv_cache import generation_grid
-from memcalc.report.labels import letter_style, shortened
+from memcalc.report.labels import letter_style, plural, shortened
 from memcalc.report.phases import phase_grid, rank_grid
-from memcalc.report.screen import Screen
+from memcalc.report.screen import Screen, Span
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
-from memcalc.report.textbook import textbook_grid
-from memcalc.report.verdict import because, error_bars, figures, subject, verdict
-from memcalc.units import Unit
+from memcalc.report.textbook import short_textbook_grid, textbook_grid
+from memcalc.report.verdict import because, error_bars, figures, modules_sentence, subject, verdict
+from memcalc.units import Unit, format_bytes
+from memcalc.verdict.other_modules import OtherModules
 from memcalc.verdict.reasons import Reason
 
-VERDICT_STYLES = {"fits": "bold green", "does-not-fit": "bold red", "unknown": "bold yellow", None: "bold"}
+# As the letters' colors: readable on black and on white.
+VERDICT_STYLES = {
+    "fits": "bold color(28)",
+    "does-not-fit": "bold color(160)",
+    "unknown": "bold color(136)",
+    None: "bold",
+}
+MOST_LINES = 30  # of the short answer for one GPU
+MOST_LINES_OF_MANY = 40  # for any layout
+_SEARCH = "`memcalc fit` with the same options searches for changes and layouts that fit."
+_PARTS = (7, 6, 5, 4, 3)  # components at the peak that the short answer shows, as many as there is room for
+
+
+class Sketch(Screen):
+    """Lines that are kept, to be counted before they are drawn."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(StringIO(), width)
+        self.lines: list[tuple[Span, ...]] = []
+
+    def line(self, *spans: Span) -> None:
+        """Keep the spans as one line."""
+        self.lines.append(spans)
+
+
+def draw_short(
+    screen: Screen,
+    result: Result,
+    unit: Unit = "GiB",
+    *,
+    reason: Reason | None = None,
+    other: OtherModules | None = None,
+    advice: str = "",
+) -> None:
+    """The short answer of `memcalc estimate`: verdict, reason, the parts at the peak and the published numbers.
+
+    At most MOST_LINES lines of 80 columns for one GPU, MOST_LINES_OF_MANY for any layout; what is left out is counted.
+
+    Args:
+        screen: where to draw.
+        result: what is shown.
+        unit: of memory.
+        reason: what decides the peak.
+        other: the run with transformers' modules, where it needs much more or less.
+        advice: the command that looks for what fits; named where the reason has no change that does.
+    """
+    ranks = result.spec.parallelism.ranks
+    room = MOST_LINES if ranks == 1 else MOST_LINES_OF_MANY
+    sketches = (_short(result, unit, screen.width, most, reason, other, advice) for most in _PARTS)
+    chosen = next((sketch for sketch in sketches if len(sketch.lines) <= room), None)
+    if chosen is None:  # a narrow screen, on which lines wrap
+        chosen = _short(result, unit, screen.width, _PARTS[-1], reason, other, advice)
+    for spans in chosen.lines:
+        screen.line(*spans)
+
+
+def _short(
+    result: Result,
+    unit: Unit,
+    width: int,
+    most: int,
+    reason: Reason | None,
+    other: OtherModules | None,
+    advice: str,
+) -> Sketch:
+    sketch = Sketch(width)
+    parts = folded(breakdown(result), most)
+    for line in subject(result).splitlines():
+        draw_line(sketch, line, 0)
+    sketch.line()
+    draw_line(sketch, verdict(result, unit), 0, style=VERDICT_STYLES[result.verdict])
+    remedied = reason is not None and reason.remedy is not None
+    why = because(reason, unit) if reason else ""
+    search = _SEARCH if advice and not remedied else ""
+    for line in (why, modules_sentence(other, unit), search):
+        if line:
+            draw_line(sketch, line, 0)
+    sketch.line()
+    _draw_bar(sketch, result, unit, parts)
+    sketch.lines.pop()  # the table is the bar's legend
+    grid = component_grid(result, unit, parts)
+    draw_grid(sketch, grid if len(result.ranks) > 1 else grid._replace(title=""))  # the reason names the phase
+    if result.headline.host is not None:
+        draw_line(sketch, f"Host memory: {format_bytes(result.headline.host.peak_bytes, unit)} per rank", 0)
+        sketch.line()
+    published = generation_grid(result, unit) if result.generation else short_textbook_grid(result, unit)
+    if published is not None:
+        draw_grid(sketch, published)
+    draw_line(sketch, _further(result), 0, style="dim")
+    return sketch
+
+
+def _further(result: Result) -> str:
+    """What --full and --explain show besides."""
+    counted = [(len(result.notes), "note"), (len(result.not_modelled), "limit")]
+    found = " and ".join(plural(number, word) for number, word in counted if number)
+    return f"More: --full (phases, {found or 'totals'}), --explain (formulas, sources)."
 
 
 def draw_sizing(
@@ -29,9 +127,10 @@ def draw_sizing(
     explain: str | None = None,
     brief: bool = False,
     reason: Reason | None = None,
+    other: OtherModules | None = None,
     advice: str = "",
 ) -> None:
-    """The whole screen of `memcalc estimate`.
+    """The whole screen of `memcalc estimate --full`.
 
     Args:
         screen: where to draw.
@@ -41,13 +140,15 @@ def draw_sizing(
         explain: the component whose rows are opened into formulas.
         brief: without the bar and the tables of components, phases and published formulas.
         reason: what decides the peak.
+        other: the run with transformers' modules, where it needs much more or less.
         advice: the command that looks for what fits.
     """
     for line in subject(result).splitlines():
         draw_line(screen, line, 0)
     screen.line()
     draw_line(screen, verdict(result, unit), 0, style=VERDICT_STYLES[result.verdict])
-    for line in (error_bars(result, unit), because(reason, unit) if reason else "", advice):
+    why = because(reason, unit) if reason else ""
+    for line in (error_bars(result, unit), why, modules_sentence(other, unit), advice):
         if line:
             draw_line(screen, line, 0)
     screen.line()
@@ -77,8 +178,8 @@ def published_grid(result: Result | ModuleResult, unit: Unit) -> Grid | None:
     return textbook_grid(result, unit)
 
 
-def _draw_bar(screen: Screen, result: Sizing, unit: Unit) -> None:
-    bar, below = bar_lines(result, unit, min(screen.width, 120) - 4)
+def _draw_bar(screen: Screen, result: Sizing, unit: Unit, parts: Breakdown | None = None) -> None:
+    bar, below = bar_lines(result, unit, min(screen.width, 120) - 4, parts)
     screen.line(("  ", ""), *(("".join(run), letter_style(mark)) for mark, run in groupby(bar)))
     if below:
         screen.line((f"  {below}", ""))
@@ -86,11 +187,17 @@ def _draw_bar(screen: Screen, result: Sizing, unit: Unit) -> None:
 
 
 def _draw_explanation(screen: Screen, result: Result, unit: Unit, word: str) -> None:
-    from memcalc.report.explanation import PARAMETERS, chapters
+    from memcalc.report.explanation import PARAMETERS, RECIPE, chapters
     from memcalc.report.parameters import parameter_grid
 
     if word == PARAMETERS:
         draw_grid(screen, parameter_grid(result.spec.model))
+        return
+    if word == RECIPE:
+        from memcalc.report.recipe import MODULES_TEXT, recipe_grid
+
+        draw_grid(screen, recipe_grid(result.spec))
+        draw_list(screen, "Modules", MODULES_TEXT)
         return
     for chapter in chapters(result, word, unit):
         screen.line((chapter.heading, "bold"))

@@ -60,3 +60,13 @@ def textbook_grid(result: Result | ModuleResult, unit: Unit) -> Grid | None:
         (Column(""), Column("formula"), *numbers, Column("assumptions", wrap=True)),
         rows,
     )
+
+
+def short_textbook_grid(result: Result, unit: Unit) -> Grid | None:
+    """Return the three published numbers next to the ledger's; None for a model that they do not describe."""
+    whole = textbook_grid(result, unit)
+    if whole is None:
+        return None
+    rows = [row[:4] for row in whole.rows[:3]]
+    numbers = (Column("one GPU", right=True), Column("this run", right=True))
+    return Grid("", (Column("published formula"), Column(""), *numbers), rows)

@@ -11,7 +11,16 @@ from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.segments import words
 from memcalc.spec.spec import Spec
 from memcalc.units import Unit, format_bytes, format_number
+from memcalc.verdict.other_modules import OtherModules
 from memcalc.verdict.reasons import Reason
+
+# Whose modules run, as a headline names them.
+_MODULES = {
+    "plain": "plain modules",
+    "huggingface": "transformers modules",
+    "megatron": "Megatron-Core modules",
+    "torchtitan": "torchtitan modules",
+}
 
 
 def subject(result: Result | ModuleResult) -> str:
@@ -28,10 +37,10 @@ def subject(result: Result | ModuleResult) -> str:
     how = f"{training.optimizer}, {training.attention} attention, recompute {words(training.recompute)}"
     if training.lora is not None:
         how = f"{'QLoRA' if training.finetune == 'qlora' else 'LoRA'} of rank {training.lora.rank}, {how}"
-    modules = f"{training.implementation} modules"
+    program = spec.program or _MODULES[training.implementation]
     if (text := spec.model.transformers_config) is not None:
-        modules = architecture_of(text) or modules
-    return f"{spec.name}: {count(result.parameters)} parameters; {step}\n{how}, {modules}; {_spread(spec)}"
+        program = architecture_of(text) or program
+    return f"{spec.name}: {count(result.parameters)} parameters; {step}\n{how}, as {program}; {_spread(spec)}"
 
 
 def _generation(result: Result, inference: InferenceSpec) -> str:
@@ -43,7 +52,7 @@ def _generation(result: Result, inference: InferenceSpec) -> str:
     kept = "" if inference.kv_cache_dtype == "compute" else f", in {inference.kv_cache_dtype}"
     chunk = f" in pieces of {inference.chunk:,}" if inference.chunk < inference.prompt_length else ""
     how = f"{inference.cache} cache{blocks}{kept}, prompt read{chunk or ' at once'}, {inference.attention} attention"
-    modules = f"{inference.implementation} modules"
+    modules = f"as {_MODULES[inference.implementation]}"
     return (
         f"{spec.name}: {count(result.parameters)} parameters; inference, {sizes}, {weights}\n"
         f"{how}, {modules}; {_spread(spec)}"
@@ -127,6 +136,17 @@ def error_bars(result: Sizing, unit: Unit) -> str:
     worst = f"median error {errors.median:.1%}, worst {errors.worst:+.1%}"
     how = "95% of" if errors.replayed else "not replayed; the range of"
     return f"Interval: {span}, {how} {errors.runs} recorded runs ({errors.kind}; {worst})."
+
+
+def modules_sentence(other: OtherModules | None, unit: Unit) -> str:
+    """Return whose modules the estimate is of, and what transformers' would allocate; "" where it is about the same."""
+    if other is None:
+        return ""
+    attention = f" ({other.attention} attention)" if other.attention else ""
+    return (
+        f"These are plain PyTorch modules; transformers' own would allocate "
+        f"{format_bytes(other.allocated_bytes, unit)}{attention}: --set implementation=huggingface."
+    )
 
 
 def because(reason: Reason, unit: Unit) -> str:

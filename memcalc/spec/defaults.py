@@ -100,6 +100,11 @@ def split_gpus(parallelism: dict[str, Any], where: str) -> dict[str, Any]:
     return filled
 
 
+def without_gpus(parallelism: dict[str, Any]) -> dict[str, Any]:
+    """The parallelism block without the number of all GPUs, which `split_gpus` could not divide."""
+    return {field: value for field, value in parallelism.items() if field != "gpus"}
+
+
 def tie_batch(training: dict[str, Any], parallelism: dict[str, Any], where: str) -> dict[str, Any]:
     """global_batch_size = micro_batch_size * gradient_accumulation_steps * data_parallel, solved for what is silent.
 

@@ -9,6 +9,7 @@ import copy
 from functools import lru_cache
 
 from memcalc.errors import InputError
+from memcalc.extras import installation
 from memcalc.spec.family_files import Buffers, Rule, family_named, names
 from memcalc.spec.family_reading import check_requirements, value_of
 from memcalc.spec.family_values import BOOLEANS, CHOICES, PROBABILITIES, WINDOWS, shown
@@ -48,7 +49,7 @@ def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
     if model_type not in known_families() and isinstance(config.get("text_config"), dict) and not can_read_foreign():
         raise InputError(
             f"model_type = {shown(model_type)} is a model of several modalities, which memcalc has no formulas for.",
-            "`memcalc trace` runs its step with transformers: pip install 'llm-memcalc[hf]'. To estimate its language "
+            f"`memcalc trace` runs its step with transformers: {installation('hf')}. To estimate its language "
             "model alone, save the object under text_config as a separate file.",
             f"{where}: model_type",
         )

@@ -47,17 +47,14 @@ MODEL_SOURCES = ("preset", "hf_config")
 def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
     """The fields of one block under their full names; keys without a value are left out, as if silent.
 
-    Raises:
-        InputError: the block is no mapping, a key is unknown, or a field stands under two names.
+    What is wrong goes to `source.faults`: the block is no mapping, a key is unknown, a field stands under two names.
     """
     if raw is None:
         return {}
     if not isinstance(raw, dict):
-        raise InputError(
-            f"{describe(raw)} is not a block of fields.",
-            f"Write `{block}:` and its fields indented below it.",
-            source.where((block,)),
-        )
+        remedy = f"Write `{block}:` and its fields indented below it."
+        source.faults.append(InputError(f"{describe(raw)} is not a block of fields.", remedy, source.where((block,))))
+        return {}
     fields = BLOCKS[block].model_fields
     result: dict[str, Any] = {}
     key: str
@@ -65,13 +62,16 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
         name = SYMBOLS.get(block, {}).get(key, key)
         path: Path = (block, key)
         if name not in fields and not (block == "model" and name in MODEL_SOURCES):
-            if not is_word(key, block):
-                raise unknown_key(key, block, source.where(path))
-            _put_word(result, key, value, path, source)
+            if is_word(key, block):
+                _put_word(result, key, value, path, source)
+            else:
+                source.faults.append(unknown_key(key, block, source.where(path)))
             continue
         if name in result:
             other = next(given for given in raw if given != key and SYMBOLS.get(block, {}).get(given, given) == name)
-            raise InputError(f"{key} and {other} are one field.", "Keep one of the two.", source.where(path))
+            where = source.where(path)
+            source.faults.append(InputError(f"{key} and {other} are one field.", "Keep one of the two.", where))
+            continue
         if path in source.lines:  # messages name the field, and its line is the alias's
             source.lines.setdefault((block, name), source.lines[path])
         if value is None:
@@ -83,17 +83,22 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
 def _put_word(result: dict[str, Any], key: str, value: Any, path: Path, source: Source) -> None:
     """Put what another program's name of a field sets into the fields of its block.
 
-    Raises:
-        InputError: the value is unknown, or the field stands there already.
+    What is wrong goes to `source.faults`: the value is unknown, or the field stands there already.
     """
-    for place, ours in ({} if value is None else translated(key, value, source.where(path))).items():
+    try:
+        found = {} if value is None else translated(key, value, source.where(path))
+    except InputError as error:
+        source.faults.append(error)
+        return
+    for place, ours in found.items():
         _, *outer, field = map(str, place)
         target = result
         for part in outer:
             target = target.setdefault(part, {})
         if field in target and target[field] != ours:
             problem = f"{key} sets {field} = {describe(ours)}, which is {describe(target[field])} above."
-            raise InputError(problem, "Keep one of the two.", source.where(path))
+            source.faults.append(InputError(problem, "Keep one of the two.", source.where(path)))
+            continue
         target[field] = ours
         if path in source.lines:
             source.lines.setdefault(place, source.lines[path])
@@ -102,11 +107,11 @@ def _put_word(result: dict[str, Any], key: str, value: Any, path: Path, source: 
 def _nested(name: str, raw: Any, source: Source) -> Any:
     if not isinstance(raw, dict):
         return raw  # Pydantic says what is wrong with it
-    for key in raw:
-        if key not in NESTED[name].model_fields:
-            home = HOME[name]
-            raise _unknown(key, f"{home}.{name}", list(NESTED[name].model_fields), source.where((home, name, key)))
-    return {key: value for key, value in raw.items() if value is not None}
+    fields, home = list(NESTED[name].model_fields), HOME[name]
+    source.faults.extend(
+        _unknown(key, f"{home}.{name}", fields, source.where((home, name, key))) for key in raw if key not in fields
+    )
+    return {key: value for key, value in raw.items() if value is not None and key in fields}
 
 
 def find_field(name: str) -> Path | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import InputError
+from memcalc.extras import installation
 from memcalc.spec.family_files import LISTED, nearest
 from memcalc.spec.family_values import shown
 
@@ -69,7 +70,7 @@ def diffusers_class(text: str, where: str) -> Any:
     if not can_read_foreign() or importlib.util.find_spec("diffusers") is None:
         raise InputError(
             f"{shown(name)} is a model of diffusers, which memcalc has no formulas for.",
-            "Its real step can be run: pip install 'llm-memcalc[diffusers]', then `memcalc trace`.",
+            f"Its real step can be run: {installation('diffusers')}, then `memcalc trace`.",
             where,
         )
     import diffusers
@@ -127,7 +128,7 @@ def configuration(text: str, where: str) -> Any:
         raise InputError(
             f"{shown(family)} is not a model family that memcalc has formulas for.{nearest(family)}",
             f"{LISTED} The real step of others can be run with transformers: "
-            "pip install 'llm-memcalc[hf]', then `memcalc trace`.",
+            f"{installation('hf')}, then `memcalc trace`.",
             where,
         )
     # Imported here: seconds, for the few who need it.

@@ -8,19 +8,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
 from memcalc.catalogue.resolution import resolve
-from memcalc.errors import InputError
+from memcalc.errors import InputError, InputErrors, raise_all
 from memcalc.files import is_file
 from memcalc.spec.cards import with_budget
-from memcalc.spec.defaults import default_parallelism, default_training, split_gpus, tie_batch
+from memcalc.spec.defaults import default_parallelism, default_training, split_gpus, tie_batch, without_gpus
 from memcalc.spec.derive import derive_model
-from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, NESTED, canonical_block, describe, unknown_top_level
+from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, NESTED, canonical_block, describe, find_field, unknown_top_level
 from memcalc.spec.foreign import DIFFUSERS, foreign_block
 from memcalc.spec.inference import default_inference, forward_of
 from memcalc.spec.inference_rules import LEFT_ASIDE, refuse_training_fields
@@ -32,8 +32,8 @@ from memcalc.spec.reading import MODEL_CONFIG, find_config, names_hub_id, read_s
 from memcalc.spec.rules import check_rules
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import ParallelismSpec, TrainingSpec
-from memcalc.spec.validation import validated
-from memcalc.spec.words import BUDGET, GPUS
+from memcalc.spec.validation import validate
+from memcalc.spec.words import BUDGET, GPUS, is_word
 from memcalc.spec.yaml_source import Path as Place
 from memcalc.spec.yaml_source import Source
 
@@ -110,6 +110,7 @@ def load_opened(
 
     Raises:
         InputError: as `load`.
+        InputErrors: several things in it are wrong.
     """
     refuse_two_cards(gpu, changes)
     overridden = opened.source.overridden | dict.fromkeys(changes, "--set")
@@ -128,8 +129,7 @@ def load_opened(
         _make_way(blocks, str(named))
     apply_overrides(blocks, changes)
     blocks.setdefault("name", opened.blocks["name"])  # `--set name=` unsets it
-    spec = _resolve(blocks, opened.folder, read)
-    check(spec, read)
+    spec = _resolve(blocks, opened.folder, read, check)
     return spec.with_limits((*spec.limits, *opened.limits)) if opened.limits else spec
 
 
@@ -181,7 +181,7 @@ def mapping_of(source: Source) -> dict[str, Any]:
 def _blocks(source: Source) -> dict[str, Any]:
     """The blocks of a file under their full names; a Hugging Face config.json becomes a model block."""
     data = mapping_of(source)
-    if "model" not in data and data.keys() & {"model_type", "architectures", DIFFUSERS}:
+    if _is_config_json(data):
         return _of_config_json(_read_config_json(data, source.label))
     blocks: dict[str, Any] = {}
     for key, value in data.items():
@@ -192,7 +192,9 @@ def _blocks(source: Source) -> dict[str, Any]:
         elif key in BLOCKS:
             blocks[key] = canonical_block(key, value, source)
         elif key not in ("name", *MODEL_SOURCES):
-            raise unknown_top_level(key, source.where((key,)))
+            source.faults.append(unknown_top_level(key, source.where((key,))))
+            if not data.keys() & {*BLOCKS, *MODEL_SOURCES}:  # none of ours: one message of that is enough
+                raise_all(source.faults)
         elif value is not None:
             blocks[key] = value
     model = blocks.setdefault("model", {})
@@ -203,6 +205,14 @@ def _blocks(source: Source) -> dict[str, Any]:
         if key in model:
             blocks[key] = model.pop(key)
     return blocks
+
+
+def _is_config_json(data: dict[str, Any]) -> bool:
+    """Whether a mapping is a config.json of transformers or diffusers: sizes of a model, and no block of ours."""
+    if data.keys() & {*BLOCKS, *MODEL_SOURCES}:
+        return False
+    sizes = sum((find_field(key) or ("",))[0] == "model" or is_word(key, "model") for key in data)
+    return bool(data.keys() & {"model_type", "architectures", DIFFUSERS}) or sizes >= _SIZES_OF_A_MODEL
 
 
 def _read_config_json(data: dict[str, Any], label: str) -> ModelReading:
@@ -227,8 +237,26 @@ def _of_config_json(reading: ModelReading) -> dict[str, Any]:
     return {"model": reading.model, "_reading": reading}
 
 
-def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
-    model = _derived(merged(_model_base(blocks, folder, source), blocks.get("model", {})), source)
+def _resolve(
+    blocks: dict[str, Any],
+    folder: Path,
+    source: Source,
+    check: Callable[[Spec, Source], None],
+    before: tuple[InputError, ...] = (),
+) -> Spec:
+    """The Spec of the blocks of a configuration.
+
+    Where values are wrong, the rules are checked without them (`before`: what was wrong with them).
+
+    Raises:
+        InputError: something is wrong.
+        InputErrors: several things are.
+    """
+    faults = list(source.faults)
+    model = _noting(faults, lambda: _model(blocks, folder, source), None)
+    known = model is not None
+    if model is None:  # values of the other blocks are looked at all the same, beside a model that is right
+        model = derive_model(_shipped(presets_folder() / _RIGHT)["model"])
     reading = blocks.get("_reading", ModelReading({}))
     given = _training_base(blocks) | blocks.get("training", {})
     inference: dict[str, Any] | None = None
@@ -238,26 +266,70 @@ def _resolve(blocks: dict[str, Any], folder: Path, source: Source) -> Spec:
         left_aside = given
         inference = default_inference(blocks["inference"], model, source.where(("inference", "context_length")))
         given = forward_of(inference)
-    parallelism = split_gpus(blocks.get("parallelism", {}), source.where(GPUS))
+    parallelism = blocks.get("parallelism", {})
+    parallelism = _noting(faults, lambda: split_gpus(parallelism, source.where(GPUS)), without_gpus(parallelism))
     training = default_training(given, model, parallelism.get("offload"))
     parallelism = default_parallelism(parallelism, training.get("implementation"))
-    training = tie_batch(training, parallelism, source.where(("training", "global_batch_size")))
-    spec = validated(
-        {
-            "name": blocks["name"],
-            "model": model,
-            "training": training,
-            "parallelism": parallelism,
-            "hardware": _with_budget(blocks.get("hardware", {}), source),
-            "inference": inference,
-        },
-        source,
-    )
+    tied = source.where(("training", "global_batch_size"))
+    training = _noting(faults, lambda: tie_batch(training, parallelism, tied), training)
+    hardware = blocks.get("hardware", {})
+    raw = {
+        "name": blocks.get("name", "unnamed"),
+        "model": model,
+        "training": training,
+        "parallelism": parallelism,
+        "hardware": _noting(faults, lambda: _with_budget(hardware, source), {}),
+        "inference": inference,
+    }
+    # A field that is missing may be one whose key was wrong: one message of that is enough.
+    spec, wrong = validate(raw, source, missing=not faults)
+    faults += [error for _, error in wrong]
+    if wrong and known and not before:
+        for path, _ in wrong:
+            apply_overrides(blocks, {path: None})
+        return _resolve(blocks, folder, source, check, tuple(faults))
+    if spec is not None and known:
+        _noting(faults, partial(check, spec, source), None)
+    if before:
+        blocks_wrong = {_block_of(error) for error in before}
+        faults = [*before, *(error for error in faults if _block_of(error) not in blocks_wrong)]
+    raise_all(faults)
+    assert spec is not None
     if reading.limits:
         spec = spec.with_limits(reading.limits)
     if not left_aside or left_aside == spec.training.model_dump(exclude_none=True):  # none, or resolved before
         return spec.with_notes(reading.notes) if reading.notes else spec
     return spec.with_notes((*reading.notes, LEFT_ASIDE))
+
+
+_RIGHT = "gpt2.yaml"  # a model that is right, in place of one that is not
+_SIZES_OF_A_MODEL = 3  # keys of a model outside a block from which on a file is a config.json
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+
+
+def _noting(faults: list[InputError], step: Callable[[], _T], otherwise: _U) -> _T | _U:
+    """What a step of loading gives; where it fails its error is noted, and loading goes on with `otherwise`."""
+    try:
+        return step()
+    except InputErrors as several:
+        faults += several.errors
+    except InputError as error:
+        faults.append(error)
+    return otherwise
+
+
+def _model(blocks: dict[str, Any], folder: Path, source: Source) -> dict[str, Any]:
+    """The whole model block: what is referred to, what the block says over it, and what follows."""
+    return _derived(merged(_model_base(blocks, folder, source), blocks.get("model", {})), source)
+
+
+def _block_of(error: InputError) -> str:
+    """The block of the key in an error's place: "training" of "run.yaml:3: training.dtype".
+
+    A rule of a block with a wrong value would often be a second message of one fault.
+    """
+    return error.where.rpartition(": ")[2].partition(".")[0]
 
 
 def _with_budget(hardware: dict[str, Any], source: Source) -> dict[str, Any]:
@@ -315,7 +387,12 @@ def _referred(path: str | Path) -> dict[str, Any]:
     if isinstance(path, str):
         return _of_config_json(read_published(resolve(path)))
     shipped = isinstance(path, Path) and path.parent == presets_folder()
-    return copy.deepcopy(_shipped(path)) if shipped else _blocks(read_source(path))
+    if shipped:
+        return copy.deepcopy(_shipped(path))
+    read = read_source(path)
+    blocks = _blocks(read)
+    raise_all(read.faults)
+    return blocks
 
 
 @cache  # a thousand configurations name the same few presets

@@ -101,11 +101,15 @@ def names_hub_id(source: str | Path) -> bool:
 def _suggestion(name: str) -> str:
     """What may have been meant by a name that is neither a file nor a preset."""
     presets = preset_names()
-    wanted = name.lower().removesuffix(".yaml")
+    wanted = name[:80].lower().removesuffix(".yaml")
+    spellings = (wanted, re.sub(r"(?<=[a-z])(?=\d)", "-", wanted))  # "llama3" is "llama-3"
+    found = [preset for preset in presets if preset.startswith(tuple(f"{each}-" for each in spellings))][:2]
+    found += [preset for preset in presets if wanted.startswith(f"{preset}-")]  # "gpt3-175b"
     alike = nearest(wanted, presets)
     if alike is not None and set(re.findall(r"\d+", alike)) == set(re.findall(r"\d+", wanted)):  # of the same size
-        return f"Did you mean {alike}?"
-    found = [*similar_ids(name), *([alike] if alike else [])]
+        found.append(alike)
+    if not found:
+        found = [*similar_ids(name), *([alike] if alike else [])]
     if found:
-        return f"Did you mean {' or '.join(found)}?"
+        return f"Did you mean {' or '.join(dict.fromkeys(found))}?"
     return "`memcalc models` lists the presets, `memcalc models QUERY` searches the published models."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from memcalc.errors import InputError
+from memcalc.errors import InputError, raise_all
 from memcalc.spec import offload_rules, parallel_rules
 from memcalc.spec.broken import Broken, divisors
 from memcalc.spec.cards import find_card
@@ -22,23 +22,29 @@ from memcalc.spec.yaml_source import Path, Source
 
 Rule = Callable[[Spec], Iterable[Broken]]
 
+GPU: Path = ("hardware", "gpu")
+
 MOST_LAYERS = 1024  # a replay has the requests of each, dozens of times a search; published models have 1,000 at most
 
 
 def check_rules(spec: Spec, source: Source) -> None:
-    """Raise the first broken rule.
+    """Raise the broken rules: of those on one subject, and of those of one field, the first.
 
     Raises:
         InputError: with key, value, rule and remedy; an unknown card included.
+        InputErrors: several rules are broken.
     """
+    found: dict[Path, InputError] = {}
     for rule in RULES if spec.inference is None else INFERENCE_RULES:
-        for broken in rule(spec):
-            raise InputError(broken.problem, broken.remedy, source.where(broken.key))
+        broken = next(iter(rule(spec)), None)
+        if broken is not None:
+            found.setdefault(broken.key, InputError(broken.problem, broken.remedy, source.where(broken.key)))
     if spec.hardware.gpu is not None:
         try:
             find_card(spec.hardware.gpu)
         except InputError as error:
-            raise error.located(source.where(("hardware", "gpu"))) from None
+            found[GPU] = error.located(source.where(GPU))
+    raise_all(list(found.values()))
 
 
 def _heads(spec: Spec) -> Iterator[Broken]:

@@ -24,6 +24,7 @@ class Spec(Block):
 
     _notes: tuple[str, ...] = PrivateAttr(())
     _limits: tuple[Limit, ...] = PrivateAttr(())
+    _program: str = PrivateAttr("")
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -45,4 +46,15 @@ class Spec(Block):
         """The same run, with these limits."""
         copy = self.model_copy()
         copy._limits = limits  # noqa: SLF001 -- our own, on a copy of ours
+        return copy
+
+    @property
+    def program(self) -> str:
+        """The program and version whose run this is, as a headline names it; "": our own description of a run."""
+        return self._program
+
+    def with_program(self, program: str) -> Spec:
+        """The same run, named as that of a program."""
+        copy = self.model_copy()
+        copy._program = program  # noqa: SLF001 -- our own, on a copy of ours
         return copy

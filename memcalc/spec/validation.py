@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,24 +24,41 @@ _RULES = {
 }
 
 
-def validated(raw: dict[str, Any], source: Source) -> Spec:
-    """The Spec of completed blocks.
+def validate(
+    raw: dict[str, Any], source: Source, *, missing: bool = True
+) -> tuple[Spec | None, list[tuple[Path, InputError]]]:
+    """The Spec of completed blocks, or None with what is wrong: the path of each field and the message.
 
-    Raises:
-        InputError: for the first finding, which names the value, the rule and the remedy.
+    Args:
+        raw: the blocks.
+        source: where each value stands.
+        missing: whether fields that are missing are told, too.
     """
     try:
-        return Spec(**raw)
+        return Spec(**raw), []
     except ValidationError as error:
         findings = error.errors(include_url=False)
-        # Of generation the training block is made from the inference block, whose keys the user knows.
-        finding = next((each for each in findings if each["loc"][0] == "inference"), findings[0])
+    # Of generation the training block is made from the inference block, whose keys the user knows.
+    findings = [each for each in findings if each["loc"][0] == "inference"] or findings
+    absent = {each["loc"][0] for each in findings if each["type"] == "missing"}
+    # What is wrong with a block of which a size is missing follows from that: its first missing size is named.
+    first = [each for each in findings if each["type"] == "missing"][: int(missing)]
+    findings = [*first, *(each for each in findings if each["loc"][0] not in absent)]
+    by_field: dict[Path, list[Any]] = {}
+    for each in findings:
+        names = tuple(takewhile(lambda part: isinstance(part, str), _location(each)))
+        by_field.setdefault(names, []).append(each)
+    return None, [(field, _fault(each, source)) for field, each in by_field.items()]
+
+
+def _fault(findings: list[Any], source: Source) -> InputError:
+    """The message of what Pydantic finds of one field."""
+    finding = findings[0]
+    location = _location(finding)
+    if isinstance(finding["input"], list | tuple):  # of a list that is none of the words its member is named
+        finding = next((each for each in findings if _location(each)[:-1] == location), finding)
         location = _location(finding)
-        if isinstance(finding["input"], list | tuple):  # of a list that is none of the words its member is named
-            members = (each for each in findings if _location(each)[:-1] == location)
-            finding = next(members, finding)
-            location = _location(finding)
-        raise _in_our_words(finding, location, source.where(location)) from None
+    return _in_our_words(finding, location, source.where(location))
 
 
 def _location(finding: Any) -> Path:

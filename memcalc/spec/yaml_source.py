@@ -37,12 +37,13 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A parsed file: its data, what to call it in messages, and the line of each key."""
+    """A parsed file: its data, what to call it in messages, the line of each key, and what is wrong with its keys."""
 
     data: Any
     label: str
     lines: dict[Path, int] = field(default_factory=dict)
     overridden: dict[Path, str] = field(default_factory=dict)  # keys given outside the file, and how
+    faults: list[InputError] = field(default_factory=list)  # found while its keys were read; the loader raises them
 
     def where(self, path: Path) -> str:
         """ "gpt3.yaml:12: model.num_layers" for the key at `path`, as precisely as it is known."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from memcalc.errors import Unavailable
+from memcalc.extras import installation
 from memcalc.spec.finetuning import LoraSpec, adapted_modules
 from memcalc.spec.spec import Spec
 
@@ -100,7 +101,7 @@ def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:
     lora = spec.training.lora
     assert lora is not None
     if importlib.util.find_spec("peft") is None:
-        raise Unavailable("finetune = lora runs PEFT's adapters: pip install 'llm-memcalc[peft]'")
+        raise Unavailable(f"finetune = lora runs PEFT's adapters: {installation('peft')}")
     peft: Any = importlib.import_module("peft")
     targets = adapted_modules(lora, spec.model, spec.training.implementation)
     config = peft.LoraConfig(

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from memcalc.errors import Unavailable
+from memcalc.extras import installation
 from memcalc.spec.spec import Spec
 from memcalc.step.adapters import module_name
 
@@ -22,7 +23,7 @@ def convert(module: nn.Module, spec: Spec) -> nn.Module:
         Unavailable: torchao is not installed.
     """
     if importlib.util.find_spec("torchao") is None:
-        raise Unavailable("fp8 runs torchao's linear layers: pip install 'llm-memcalc[torchao]'")
+        raise Unavailable(f"fp8 runs torchao's linear layers: {installation('torchao')}")
     float8: Any = importlib.import_module("torchao.float8")
     training = spec.training
     config = float8.Float8LinearConfig.from_recipe_name(RECIPES[training.fp8])

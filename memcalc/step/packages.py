@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from memcalc.errors import Unavailable
+from memcalc.extras import installation
 from memcalc.spec.spec import Spec
 
 
@@ -20,7 +21,7 @@ def require(verb: str, spec: Spec) -> None:
     """
     require_torch(verb)
     if spec.training.implementation == "huggingface" and importlib.util.find_spec("transformers") is None:
-        raise Unavailable("implementation = huggingface runs transformers' modules: pip install 'llm-memcalc[hf]'")
+        raise Unavailable(f"implementation = huggingface runs transformers' modules: {installation('hf')}")
 
 
 def require_torch(verb: str) -> None:
@@ -30,4 +31,4 @@ def require_torch(verb: str) -> None:
         Unavailable: it is missing.
     """
     if importlib.util.find_spec("torch") is None:
-        raise Unavailable(f"{verb} runs the training step in PyTorch: pip install 'llm-memcalc[torch]'")
+        raise Unavailable(f"{verb} runs the training step in PyTorch: {installation('torch')}")

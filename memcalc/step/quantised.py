@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from memcalc.errors import Unavailable
+from memcalc.extras import installation
 from memcalc.spec.finetuning import adaptable_modules, packing_dtype
 from memcalc.spec.spec import Spec
 from memcalc.step.adapters import linear_layers
@@ -26,7 +27,7 @@ def quantise(module: nn.Module, spec: Spec, device: torch.device) -> None:
         Unavailable: bitsandbytes is not installed.
     """
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise Unavailable("finetune = qlora runs bitsandbytes' 4-bit matrices: pip install 'llm-memcalc[peft]'")
+        raise Unavailable(f"finetune = qlora runs bitsandbytes' 4-bit matrices: {installation('peft')}")
     qlora = spec.training.qlora
     assert qlora is not None
     names = [*adaptable_modules(spec.model, spec.training.implementation)]

@@ -89,7 +89,7 @@ def test_without_a_connection_the_message_says_so(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("memcalc.catalogue.resolution.is_offline", lambda: False)
     monkeypatch.setattr("memcalc.catalogue.resolution.can_download", lambda: False)
-    with pytest.raises(InputError, match=r"Did you mean Qwen/Qwen3-32B .*pip install huggingface_hub"):
+    with pytest.raises(InputError, match=r"Did you mean Qwen/Qwen3-32B .*pip install 'huggingface-hub"):
         resolve("me/Qwen3-32B")
 
 

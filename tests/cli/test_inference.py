@@ -79,7 +79,7 @@ def test_commands_of_training_refuse(words: tuple[str, ...], run) -> None:
 
 
 def test_no_generation_was_recorded_with_its_reserve(run) -> None:
-    code, out, _ = run("estimate", "gpt2", "--gpu", "t4", "--set", "inference.batch_size=2")
+    code, out, _ = run("estimate", "gpt2", "--gpu", "t4", "--set", "inference.batch_size=2", "--full")
 
     assert code == 0
     assert "No run of this kind (generation) was recorded" in " ".join(out.split())

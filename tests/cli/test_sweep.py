@@ -116,7 +116,7 @@ def test_parquet_says_what_it_needs(run: Callable[..., Run], tmp_path: Path, mon
     code, _, err = run("sweep", "gpt2", "--vary", "b=1", "--output", str(tmp_path / "sweep.parquet"))
 
     assert code == 3
-    assert "pip install pyarrow" in err
+    assert "pip install 'pyarrow>=15'" in err
     assert not (tmp_path / "sweep.parquet").exists()
 
 

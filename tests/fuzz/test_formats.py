@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from memcalc.errors import MOST_ERRORS
 from tests.fuzz.damage import damaged
 from tests.fuzz.formats import FORMATS, Answer
 from tests.fuzz.test_fuzz import NoAnswer, time_limit
@@ -37,9 +38,11 @@ def complaint(answer: Answer, *, annotated: bool = False) -> str | None:
             return f"{found[0]!r} on {name}"
         if COMMAND.search(text) and not (annotated and name == "stdout"):
             return f"a workflow command on {name}"
+    messages = err.splitlines()
     if code == 2 and not err.startswith("error: "):
         return "refused without a message"
-    if len(err) > 3_000 or (code == 2 and err.count("\n") > 2):
+    untold = [line for line in messages if not line.startswith(("error: ", "warning: "))]
+    if len(messages) > MOST_ERRORS or len(untold) > 1 or any(len(line) > 3_000 for line in messages):
         return f"a message of {len(err)} characters and {err.count(chr(10))} lines"
     return None
 

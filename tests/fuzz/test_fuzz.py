@@ -13,6 +13,7 @@ from types import FrameType
 import pytest
 
 from memcalc.cli.app import main
+from memcalc.errors import MOST_ERRORS
 from tests.fuzz.mutate import mutate
 
 SECONDS_ALLOWED = 2.0
@@ -54,7 +55,7 @@ def judge(code: int, out: str, err: str) -> str | None:
         return "a traceback"
     if code == 2 and not err.strip():
         return "refused without a message"
-    if code == 2 and len(err) > 3_000:
+    if code == 2 and (any(len(line) > 3_000 for line in err.splitlines()) or err.count("\n") > MOST_ERRORS):
         return f"a message of {len(err)} characters"
     return None
 

@@ -46,13 +46,13 @@ LAYERS = (
     ("units",),
     ("files", "folders"),
     ("errors",),
-    ("text",),
+    ("text", "extras"),
 )
 HEIGHT = {name: -i for i, layer in enumerate(LAYERS) for name in layer}
 
 TORCH_SIDE = {"step", "recorder", "tracing", "nullcuda", "measuring"}
 EVERYWHERE = set(HEIGHT)
-BASE = {"cli", "units", "files", "folders", "errors", "text"}
+BASE = {"cli", "units", "files", "folders", "errors", "text", "extras"}
 THIRD_PARTY = {
     "torch": TORCH_SIDE,
     "transformers": TORCH_SIDE | {"spec"},  # what a config.json of a family without formulas means, only it knows

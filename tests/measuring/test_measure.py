@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from memcalc.errors import InputError, OutOfMemory, Unavailable
+from memcalc.extras import installation
 from memcalc.ledger.document import document
 from memcalc.ledger.phases import phase_names
 from memcalc.ledger.schema import Document
@@ -229,5 +231,5 @@ def test_missing_packages_name_the_extra(package: str, extra: str, monkeypatch: 
     present = object()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else present)
 
-    with pytest.raises(Unavailable, match=rf"pip install 'llm-memcalc\[{extra}\]'"):
+    with pytest.raises(Unavailable, match=re.escape(installation(extra))):
         measure(load("gpt2", ["implementation=huggingface"]), device="cpu")

@@ -72,7 +72,7 @@ def test_without_scipy_there_is_one_message(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
     with pytest.raises(Unavailable) as refused:
         choose(3, 10, 10, [Product("a", 5, 5)], 20)
-    assert str(refused.value) == "selective plans are solved by SciPy's HiGHS: pip install 'llm-memcalc[plan]'"
+    assert str(refused.value) == "selective plans are solved by SciPy's HiGHS: pip install 'scipy>=1.11'"
 
 
 @pytest.mark.parametrize("config", ["gpt2", "llama-3.2-1b", "codegen-350m", "mixtral-8x7b", "qwen1.5-moe-a2.7b"])

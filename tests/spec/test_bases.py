@@ -68,9 +68,9 @@ def test_a_config_json_of_no_known_family_is_refused(folder: Path) -> None:
 
 
 def test_a_config_json_without_a_model_type_is_told_what_is_missing(folder: Path) -> None:
-    """As a configuration it is unreadable, and the first key that stands outside a block says why."""
     without = {key: value for key, value in LLAMA.items() if key != "model_type"}
 
     assert refusal(folder, json.dumps(without, indent=1), name="their.json") == (
-        "their.json:2: hidden_size: 'hidden_size' is outside its block. Move it below model:."
+        "their.json: this Hugging Face config.json has no model_type, so its family is unknown. "
+        'Add it, such as "model_type": "llama".'
     )

@@ -102,7 +102,9 @@ def test_modules_without_formulas_are_traced_by_estimate(capsys: pytest.CaptureF
 def test_without_transformers_modules_without_formulas_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("memcalc.tracing.trace"), "can_read_foreign", lambda: False)
 
-    with pytest.raises(InputError, match=r"or set implementation: plain\. .* pip install 'llm-memcalc\[hf\]'"):
+    with pytest.raises(
+        InputError, match=r"or set implementation: plain\. .* pip install 'torch>=2\.6' .*'transformers>=4\.51'"
+    ):
         memcalc.estimate(*UNWRITTEN)
 
 
@@ -178,5 +180,7 @@ def test_who_sizes_by_formula_names_the_way_out(
 def test_without_transformers_the_message_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign, "can_read_foreign", lambda: False)
 
-    with pytest.raises(InputError, match=r"'rwkv' is not a model family .* pip install 'llm-memcalc\[hf\]', then"):
+    with pytest.raises(
+        InputError, match=r"'rwkv' is not a model family .* pip install 'torch>=2\.6' .*'transformers>=4\.51', then"
+    ):
         memcalc.load(str(config(tmp_path, RWKV)))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memcalc.errors import Unavailable
+from memcalc.extras import installation
 
 TIE = 1e-6  # of a layer's FLOPs: what a plan may cost more if it needs no memory at all rather than all of the room
 
@@ -54,7 +55,7 @@ def choose(
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp
     except ImportError as error:
-        raise Unavailable("selective plans are solved by SciPy's HiGHS: pip install 'llm-memcalc[plan]'") from error
+        raise Unavailable(f"selective plans are solved by SciPy's HiGHS: {installation('plan')}") from error
     count = len(products)
     unit = max(room_bytes, 1)
     sizes = np.array([product.kept_bytes / unit for product in products])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.errors import InputError, Unavailable
 from memcalc.events.course import Course
+from memcalc.extras import installation
 from memcalc.files import write_text
 from memcalc.report.grid import Grid
 from memcalc.units import Unit
@@ -47,8 +48,7 @@ def course_figure(course: Course, title: str, unit: Unit = "GiB") -> Figure:
 def _require_matplotlib(what: str) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise Unavailable(
-            f"{what} drawn by matplotlib, which is not installed: "
-            "pip install 'llm-memcalc[plot]'. A page (.html) needs nothing."
+            f"{what} drawn by matplotlib, which is not installed: {installation('plot')}. A page (.html) needs nothing."
         )
 
 

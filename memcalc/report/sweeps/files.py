@@ -13,6 +13,7 @@ from memcalc.engine.grid import written
 from memcalc.engine.table import Table
 from memcalc.engine.terms import ANSWERS
 from memcalc.errors import Unavailable
+from memcalc.extras import installation
 from memcalc.files import write_text, writing
 from memcalc.report.plots.files import check_place
 from memcalc.report.sweeps.svg import heat_map_page, heat_maps
@@ -138,6 +139,6 @@ def _pyarrow() -> tuple[Any, Any]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
         raise Unavailable(
-            "Parquet is written by pyarrow, which is not installed: pip install pyarrow, or memcalc's extra parquet. "
+            f"Parquet is written by pyarrow, which is not installed: {installation('parquet')}. "
             "CSV and JSON need nothing."
         ) from None

@@ -9,6 +9,7 @@ from memcalc.errors import InputError
 from memcalc.estimation.blocks.huggingface.family import Family
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.tape import Tape, Tensor
+from memcalc.extras import installation
 from memcalc.ledger.component import Component
 from memcalc.spec.finetuning import MLP_TARGETS
 
@@ -66,7 +67,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
 
 # Those whose tapes know a cache of keys and values; of others the plain block stands for what generates.
 WITH_CACHE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
-TRACED = "On one GPU and under FSDP2 `memcalc estimate` and `memcalc trace` run it: pip install 'llm-memcalc[hf]'."
+TRACED = f"On one GPU and under FSDP2 `memcalc estimate` and `memcalc trace` run it: {installation('hf')}."
 # Of which PEFT moves adapters of dense MLPs to the stacked experts (PEFT 0.21 utils/transformers_weight_conversion.py).
 ADAPTERS_MOVE = frozenset({"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "olmoe", "qwen3_moe"})
 

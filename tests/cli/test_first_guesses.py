@@ -1,0 +1,83 @@
+"""Forty ways in which a user may name fields, GPUs, models and commands at first: accepted, or led to what was meant."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+ACCEPTED = [
+    "estimate gpt2 --set batch_size=4",
+    "estimate gpt2 --set per_device_train_batch_size=4",
+    "estimate gpt2 --set gradient_checkpointing=true",
+    "estimate gpt2 --set num_hidden_layers=6",
+    "estimate gpt2 --set seq_len=512",
+    "estimate gpt2 --set optim=adamw_8bit",
+    "estimate gpt2 --set bf16=true",
+    "estimate gpt2 --set lora_r=16",
+    "estimate gpt2 --set load_in_4bit=true",
+    "estimate gpt2 --set tp=2",
+    "estimate gpt2 --set fsdp=full_shard --set world_size=2",
+    "estimate gpt2 --set offload_optimizer=cpu --set zero=2 --set dp=2",
+    "estimate gpt2 --gpu 4090",
+    "estimate gpt2 --gpu H100",
+    "estimate gpt2 --gpu RTX4090",
+    "estimate gpt2 --set gpu=a100-80",
+    "estimate gpt2 -b 4 --lora --budget 12GiB",
+    "estimate gpt2 -n 8 --fsdp --recompute",
+    "estimate meta-llama/Llama-3.2-1B",
+    "estimate qwen/qwen3-0.6b --gpu t4 --qlora",
+    "fit gpt2 --budget 8GiB",
+    "models llama 3.1",
+]
+CORRECTED = {
+    "estimate gpt2 --set lr=1e-4": "lr has no effect on memory: leave it out.",
+    "estimate gpt2 --set train_batch_size=8": "the batch of one GPU is micro_batch_size.",
+    "estimate gpt2 --set deepspeed=ds.json": "Give the DeepSpeed file itself as CONFIG, or set zero_stage.",
+    "estimate gpt2 --batch-size 4": "Fields are set with --set: --set batch_size=VALUE.",
+    "estimate gpt2 --tensor-parallel 2": "Fields are set with --set: --set tensor_parallel=VALUE.",
+    "estimate gpt2 b=4": "Fields are set with --set: --set b=4.",
+    "estimate gpt2 --gpu a100": "sold with 40 or 80 GB of memory. Write a100-40gb or a100-80gb.",
+    "estimate gpt2 --gpu 8xH100": "Write --gpu H100 --gpus 8.",
+    "estimate gpt2 --gpu h1000": "Nearest: h100-80gb",
+    "estimate qwen3-32b": "Did you mean Qwen/Qwen3-32B ",
+    "estimate gpt3-175b": "Did you mean gpt3?",
+    "estimate llama3": "Did you mean llama-3-70b or llama-3-8b?",
+    "estimate llama-3.1-8b": "Did you mean meta-llama/Llama-3.1-8B ",
+    "estimate https://huggingface.co/Qwen/Qwen3-8B": "Write the model's hub id: Qwen/Qwen3-8B.",
+    "explain gpt2": "Try `memcalc estimate CONFIG --explain [COMPONENT]`.",
+    "presets": "Try `memcalc models [QUERY]`.",
+    "cards": "Try `memcalc gpus`.",
+    "estimate gpt2 --set explain=1": "On the command line: --explain [COMPONENT].",
+}
+
+
+@pytest.mark.parametrize("line", ACCEPTED)
+def test_a_first_guess_is_accepted(line: str, run: Callable[..., Run]) -> None:
+    done = run(*line.split())
+
+    assert done.err == ""
+    assert done.code == 0
+
+
+@pytest.mark.parametrize("line", CORRECTED)
+def test_a_first_guess_leads_to_what_was_meant(line: str, run: Callable[..., Run]) -> None:
+    done = run(*line.split())
+
+    assert (done.code, done.out) == (2, "")
+    assert CORRECTED[line] in done.err
+
+
+def test_files_are_guessed_too(run: Callable[..., Run], tmp_path: Path) -> None:
+    named = tmp_path / "named.yaml"
+    named.write_text("model: llama-3-8b\ntraining: {batch_size: 2, gradient_checkpointing: true}\n")
+    assert run("estimate", str(named)).code == 0
+    unet = tmp_path / "config.json"
+    unet.write_text('{"_class_name": "UNet2DConditionModel", "sample_size": 64, "in_channels": 4}')
+
+    assert "config of a 'UNet2DConditionModel' of diffusers" in run("estimate", str(unet)).err
+
+
+def test_there_are_forty() -> None:
+    assert len(ACCEPTED) + len(CORRECTED) == 40

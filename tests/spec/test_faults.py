@@ -1,0 +1,95 @@
+"""All that is wrong with a file is told at once, as linters do: unknown keys, values, rules, the card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memcalc.errors import InputError, InputErrors
+from memcalc.spec.loading import load
+from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
+
+SIX = """\
+preset: llama-3-8b
+training:
+  micro_batch_sizee: 2
+  recompute: maybe
+  sequence_length: -3
+  lr: 0.001
+parallelism:
+  tensor_parallel: 7
+hardware:
+  gpu: a100
+"""
+MESSAGES = [
+    "six.yaml:3: training.micro_batch_sizee: unknown field 'micro_batch_sizee' in training. Did you mean",
+    "six.yaml:6: training.lr: unknown field 'lr' in training. lr has no effect on memory: leave it out.",
+    "six.yaml:5: training.sequence_length: sequence_length = -3 is too small. It must be more than 0.",
+    "six.yaml:4: training.recompute: recompute = 'maybe' is not a valid value. Write none, selective, full,",
+    "six.yaml:8: parallelism.tensor_parallel: tensor_parallel = 7 does not divide num_attention_heads = 32.",
+    "six.yaml:10: hardware.gpu: 'a100' is sold with 40 or 80 GB of memory. Write a100-40gb or a100-80gb.",
+]
+
+
+def faults(folder: Path, text: str, *overrides: str) -> list[str]:
+    path = folder / "six.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load(path, overrides)
+    return str(caught.value).splitlines()
+
+
+def test_a_file_with_six_faults_has_six_messages(tmp_path: Path) -> None:
+    found = faults(tmp_path, SIX)
+
+    assert len(found) == 6
+    assert all(message.startswith(begin) for message, begin in zip(found, MESSAGES, strict=True))
+
+
+def test_each_is_a_line_on_standard_error(tmp_path: Path, run: Callable[..., Run]) -> None:  # noqa: F811
+    (tmp_path / "six.yaml").write_text(SIX)
+    done = run("estimate", str(tmp_path / "six.yaml"))
+
+    assert (done.code, done.out) == (2, "")
+    assert [line.startswith("error: six.yaml:") for line in done.err.splitlines()] == [True] * 6
+
+
+def test_a_model_that_is_not_there_hides_no_other_fault(tmp_path: Path) -> None:
+    found = faults(tmp_path, SIX.replace("llama-3-8b", "lama-3-8b"))
+
+    assert [line.partition(": ")[0] for line in found] == [
+        "six.yaml:3",
+        "six.yaml:6",
+        "six.yaml:1",
+        "six.yaml:5",
+        "six.yaml:4",
+    ]
+    assert "Did you mean llama-3-8b?" in found[2]
+
+
+def test_one_fault_has_one_message(tmp_path: Path) -> None:
+    """A size that is misspelled is not told to be missing, too, and a rule of a wrong value is not checked."""
+    assert len(faults(tmp_path, "model: {l: 4, hiden_size: 64, h: 4, V: 100}\n")) == 1
+    assert len(faults(tmp_path, "model: {l: 4, d: 64}\n")) == 1
+    assert len(faults(tmp_path, "preset: gpt2\nparallelism: {tensor_parallel: -1, zero_stage: 1, engine: ddp}\n")) == 1
+    assert len(faults(tmp_path, "preset: gpt2\nparallelism: {gpus: two}\n")) == 1
+
+
+def test_overrides_are_told_with_the_file(tmp_path: Path) -> None:
+    found = faults(tmp_path, "preset: gpt2\ntraining: {zzz: 1}\n", "b=0")
+
+    assert found[0].startswith("six.yaml:2: training.zzz: unknown field 'zzz' in training.")
+    assert found[1] == "--set: training.micro_batch_size: micro_batch_size = 0 is too small. It must be more than 0."
+
+
+def test_the_error_of_several_is_that_of_the_first_for_programs(tmp_path: Path) -> None:
+    path = tmp_path / "six.yaml"
+    path.write_text(SIX)
+    with pytest.raises(InputErrors) as caught:
+        load(path)
+
+    assert len(caught.value.errors) == 6
+    assert caught.value.exit_code == 2
+    assert caught.value.where == "six.yaml:3: training.micro_batch_sizee"
