@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memcalc.cli.options import Config, Device, Gpu, Set, Units
+from memcalc.cli.options import Config, Device, Gpu, Plot, Set, Units
 from memcalc.cli.shorthand import ShorthandCommand, takes_shorthands
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from memcalc.ledger.result import Result
+    from memcalc.spec.spec import Spec
+    from memcalc.units import Unit
 
 EXPLAIN_HELP = "Show the rows, formulas and sources of all components, or of one; `parameters`: by module."
 
@@ -62,6 +66,7 @@ def command(
             "--alloc-conf", metavar="SETTINGS", help="Value of PYTORCH_CUDA_ALLOC_CONF; short for --set alloc_conf=."
         ),
     ] = None,
+    plot: Plot = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also run the step, and compare.")] = False,
     device: Device = None,
 ) -> None:
@@ -72,6 +77,7 @@ def command(
     Example: memcalc estimate llama-3-8b --gpu h100-80gb --set zero_stage=3 --set data_parallel=8
     """
     from memcalc import api
+    from memcalc.cli.output import WrittenFiles
     from memcalc.cli.render import print_sizing
     from memcalc.report.progress import shown_progress
 
@@ -79,6 +85,10 @@ def command(
         from memcalc.report.explanation import explainable
 
         explain = explainable(explain)
+    if plot:
+        from memcalc.cli.traced import check_files
+
+        check_files(plot, ())
     spec = api.load(config, *(overrides or ()), gpu=gpu)
     with shown_progress() as progress:
         result = api.estimate(spec, alloc_conf=alloc_conf, progress=progress).replayed
@@ -87,6 +97,10 @@ def command(
         from memcalc.cli.ranks import with_headline
 
         result = with_headline(result, rank)
+    files = WrittenFiles()
+    if plot:
+        with files.writing():
+            _write_plots(spec, result, plot, units)
     reason = None
     if form in ("table", "markdown") and spec.inference is None and result.source == "estimate":
         from memcalc.verdict.reasons import reason_of
@@ -103,6 +117,19 @@ def command(
         reason=reason,
         advice=_advice(result, config, overrides or (), gpu),
     )
+    files.complain()
+
+
+def _write_plots(spec: Spec, result: Result, plots: Sequence[Path], unit: Unit) -> None:
+    """Draw memory over three steps of the estimated run."""
+    from memcalc.report.phase_log import notebook_grid
+    from memcalc.report.plots.files import write_plot
+    from memcalc.report.verdict import subject
+    from memcalc.verdict.timeline import timeline_of
+
+    course, title = timeline_of(spec), subject(result).partition("\n")[0]
+    for path in plots:
+        write_plot(path, course, title, unit, lambda: [notebook_grid(course, unit)], result.source)
 
 
 def _advice(result: Result, config: str, overrides: Sequence[str], gpu: str | None) -> str:

@@ -53,7 +53,9 @@ Gpu = Annotated[
     ),
 ]
 Units = Annotated[Unit, typer.Option("--units", "-u", help="GiB is 2^30 bytes, GB is 10^9.")]
-PLOT_HELP = "Draw memory over the run: .png or .svg (extra plot), or .html, a self-contained page. Repeatable."
+PLOT_HELP = (
+    "Draw memory over the run: .png or .svg (extra plot), .html, a self-contained page, or .json, its data. Repeatable."
+)
 Plot = Annotated[list[Path] | None, typer.Option("--plot", metavar="FILE", help=PLOT_HELP)]
 AcceptUnknown = Annotated[
     bool, typer.Option("--accept-unknown", help="Exit 0 also where memcalc cannot say whether it fits.")

@@ -57,7 +57,7 @@ def write_run(judged: Judged, result: Result, plots: Iterable[Path], exports: It
     for path in plots:
         from memcalc.report.plots.files import write_plot
 
-        write_plot(path, run.course, title, unit, lambda: run_grids(run, unit))
+        write_plot(path, run.course, title, unit, lambda: run_grids(run, unit), result.source)
     for path in exports:
         from memcalc.report.exports import write_export
 

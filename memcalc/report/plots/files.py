@@ -13,7 +13,7 @@ from memcalc.report.grid import Grid
 from memcalc.units import Unit
 
 PICTURES = (".png", ".svg")
-SUFFIXES = (*PICTURES, ".html")
+SUFFIXES = (*PICTURES, ".html", ".json")
 
 
 def check_target(path: Path, known: tuple[str, ...] = SUFFIXES) -> None:
@@ -51,15 +51,17 @@ def write_plot(
     title: str,
     unit: Unit = "GiB",
     tables: Callable[[], Iterable[Grid]] = tuple,
+    source: str = "trace",
 ) -> None:
     """Writes the picture of a run.
 
     Args:
-        path: .png and .svg are drawn by matplotlib, .html needs nothing.
+        path: .png and .svg are drawn by matplotlib, .html needs nothing; .json has the timeline's document.
         course: what is drawn.
         title: its heading.
         unit: of all numbers.
         tables: what a page shows below the picture.
+        source: of the run, for its document.
 
     Raises:
         InputError: as `check_target`.
@@ -67,7 +69,13 @@ def write_plot(
     """
     path = Path(path)
     check_target(path)
-    if path.suffix.lower() == ".html":
+    if path.suffix.lower() == ".json":
+        import json
+
+        from memcalc.events.document import timeline_document
+
+        write_text(path, json.dumps(timeline_document(course, title, source), ensure_ascii=False) + "\n")
+    elif path.suffix.lower() == ".html":
         from memcalc.report.plots.html import course_page
 
         write_text(path, course_page(course, title, unit, tables()))
