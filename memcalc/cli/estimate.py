@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memcalc.cli.options import Config, Device, Gpu, Plot, Set, Units
+from memcalc.cli.options import Config, Device, Gpu, Html, Plot, Set, Units
 from memcalc.cli.shorthand import ShorthandCommand, takes_shorthands
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from memcalc.ledger.result import Result
-    from memcalc.spec.spec import Spec
     from memcalc.units import Unit
 
 EXPLAIN_HELP = "Show the rows, formulas and sources of all components, or of one; `parameters`: by module."
@@ -67,6 +66,7 @@ def command(
         ),
     ] = None,
     plot: Plot = None,
+    html: Html = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also run the step, and compare.")] = False,
     device: Device = None,
 ) -> None:
@@ -89,6 +89,10 @@ def command(
         from memcalc.cli.traced import check_files
 
         check_files(plot, ())
+    if html is not None:
+        from memcalc.report.html_report import check_report
+
+        check_report(html)
     spec = api.load(config, *(overrides or ()), gpu=gpu)
     with shown_progress() as progress:
         result = api.estimate(spec, alloc_conf=alloc_conf, progress=progress).replayed
@@ -100,12 +104,21 @@ def command(
     files = WrittenFiles()
     if plot:
         with files.writing():
-            _write_plots(spec, result, plot, units)
+            _write_plots(result, plot, units)
     reason = None
-    if form in ("table", "markdown") and spec.inference is None and result.source == "estimate":
+    if (html is not None or form in ("table", "markdown")) and spec.inference is None and result.source == "estimate":
         from memcalc.verdict.reasons import reason_of
 
         reason = reason_of(result)
+    advice = _advice(result, config, overrides or (), gpu)
+    if html is not None:
+        from memcalc.report.html_report import write_report
+        from memcalc.report.views.estimate import estimate_view
+        from memcalc.report.views.timeline import memory_section
+
+        with files.writing():
+            sections = [memory_section(result, units)]
+            write_report(html, estimate_view(result, units, sections, reason=reason, advice=advice))
     print_sizing(
         result,
         form,
@@ -115,19 +128,20 @@ def command(
         brief=brief,
         measurement=measurement,
         reason=reason,
-        advice=_advice(result, config, overrides or (), gpu),
+        advice=advice,
     )
     files.complain()
 
 
-def _write_plots(spec: Spec, result: Result, plots: Sequence[Path], unit: Unit) -> None:
+def _write_plots(result: Result, plots: Sequence[Path], unit: Unit) -> None:
     """Draw memory over three steps of the estimated run."""
     from memcalc.report.phase_log import notebook_grid
     from memcalc.report.plots.files import write_plot
     from memcalc.report.verdict import subject
     from memcalc.verdict.timeline import timeline_of
 
-    course, title = timeline_of(spec), subject(result).partition("\n")[0]
+    course = timeline_of(result.spec, result.headline.device_bytes)
+    title = subject(result).partition("\n")[0]
     for path in plots:
         write_plot(path, course, title, unit, lambda: [notebook_grid(course, unit)], result.source)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import AcceptUnknown, Config, Gpu, Set, Units
+from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, Units
 from memcalc.errors import InputError
 from memcalc.files import write_text
 from memcalc.units import Unit
@@ -52,6 +52,7 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="Draw memory against compute: .png or .svg (extra plot)."),
     ] = None,
+    html: Html = None,
     write: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the configuration with the plan.")] = None,
     accept_unknown: AcceptUnknown = False,
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
@@ -71,10 +72,10 @@ def command(
     from memcalc.report.progress import shown_progress
 
     if api.describes_chain(config):
-        if overrides or maximize or verify or plot or write:
+        if overrides or maximize or verify or plot or html or write:
             raise InputError(
                 f"{config} describes a chain, which has no fields to set and nothing to trace, draw or write.",
-                "Leave out --set, --maximize, --verify, --plot and --write.",
+                "Leave out --set, --maximize, --verify, --plot, --html and --write.",
                 "recompute",
             )
         _plan_chain(config, budget, gpu, strategy, form, units)
@@ -83,6 +84,10 @@ def command(
         from memcalc.report.plots.files import PICTURES, check_target
 
         check_target(plot, PICTURES)
+    if html is not None:
+        from memcalc.report.html_report import check_report
+
+        check_report(html)
     with shown_progress() as progress:
         planning = api.recompute(
             config,
@@ -105,6 +110,13 @@ def command(
             from memcalc.report.pareto_plot import save_front
 
             save_front(plot, planning, units)
+        if html is not None:
+            from memcalc.report.html_report import write_report
+            from memcalc.report.views.runs import recompute_view
+            from memcalc.report.views.timeline import memory_section
+
+            sections = [memory_section(planning.result, units)]
+            write_report(html, recompute_view(planning, units, checked, sections))
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.recompute import planning_document

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import Config, Gpu, Plot, Set, Units
+from memcalc.cli.options import Config, Gpu, Html, Plot, Set, Units
 from memcalc.cli.shorthand import takes_shorthands
 
 EXPORT_HELP = (
@@ -48,6 +48,7 @@ def command(
         bool, typer.Option("--compare", help="Compare with the estimate and, for null, with the trace on fake tensors.")
     ] = False,
     plot: Plot = None,
+    html: Html = None,
     export: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=EXPORT_HELP)] = None,
     record: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every event to this file.")] = None,
     form: Annotated[
@@ -65,11 +66,11 @@ def command(
     from memcalc import api
     from memcalc.cli.output import WrittenFiles
     from memcalc.cli.ranks import one_of
-    from memcalc.cli.traced import beside, check_files, print_trace, write_files
+    from memcalc.cli.traced import beside, check_files, print_trace, write_files, write_trace_report
     from memcalc.report.progress import shown_progress
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
-    check_files(plot or (), export or ())
+    check_files(plot or (), export or (), html)
     given = tuple(overrides or ())
     ranks = () if world_size is None else one_of(world_size, api.load(config, *given).parallelism.tensor_parallel)
     spec = api.load(config, *ranks, *given, gpu=gpu)
@@ -95,5 +96,9 @@ def command(
 
             write_events(record, traced.events)
         write_files(traced, plot or (), export or (), units)
-    print_trace(traced, form, units, others=beside(spec, device, steps, alloc_conf) if compare else ())
+    others = beside(spec, device, steps, alloc_conf) if compare else ()
+    if html is not None:
+        with files.writing():
+            write_trace_report(html, traced, units, others)
+    print_trace(traced, form, units, others=others)
     files.complain()

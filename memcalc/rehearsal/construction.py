@@ -124,7 +124,9 @@ def _sized(
         shapes = [choice.spread(copy.sharded_from_stage).copy_shape(copy, held) for copy in wanted]
         parameter = held if role is Role.WEIGHTS else None
         made[held] = tuple(
-            Built(copy.mask, (Made(DTYPE_BYTES[copy.dtype] * prod(shape), parameter=parameter, component=copy.component),))
+            Built(
+                copy.mask, (Made(DTYPE_BYTES[copy.dtype] * prod(shape), parameter=parameter, component=copy.component),)
+            )
             for copy, shape in zip(wanted, shapes, strict=True)
         )
     return (made[held] for held in ordered)
