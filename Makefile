@@ -12,6 +12,9 @@ FULL := $(VENV)/.full.stamp
 NULL_VENV := .venv-null
 SITE_VENV := .venv-site
 SITE := $(SITE_VENV)/.stamp
+PAGE_VENV := .venv-page
+PAGE_PLATFORMS := --platform pyemscripten_2026_0_wasm32 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64
+PAGE := build/page-modules/.stamp build/page-wheels/.stamp build/page-memcalc/.stamp
 NULL := $(NULL_VENV)/.stamp
 # The tests side by side, each process with a copy of torch in memory; none: make test WORKERS=
 WORKERS ?= -n auto --maxprocesses 4 --dist worksteal
@@ -20,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: .venv-null help demo test test-all lint format types pytest docs site pictures bench gpu-suite gpu-compare gpu-probe gpu-snapshots clean
+.PHONY: .venv-null help demo test test-all lint format types pytest docs site page page-serve page-pictures browser pictures bench gpu-suite gpu-compare gpu-probe gpu-snapshots clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +58,18 @@ docs: $(FULL) ## Regenerate the parts of README.md and docs/ that are output
 
 site: $(SITE) ## Build the documentation's site into build/site; a broken link or anchor is an error
 	NO_MKDOCS_2_WARNING=true $(SITE_VENV)/bin/mkdocs build --strict --quiet
+
+page: $(PAGE) ## Build the web page into build/page, from PyPI and npm alone (needs node 20); any static host serves it
+	$(PYTHON) tools/build_page.py --modules build/page-modules --wheels build/page-wheels --memcalc build/page-memcalc/*.whl --site build/page
+
+page-serve: page ## The same, served on http://127.0.0.1:8000/
+	$(PYTHON) -m http.server --bind 127.0.0.1 --directory build/page 8000
+
+browser: $(FULL) ## Install what drives Chromium in the tests of the web page (Chromium itself is the system's)
+	$(PIP_INSTALL) -e ".[browser]"
+
+page-pictures: page browser ## Take the web page's screenshots for docs/
+	PYTHONPATH=. $(BIN)/python tools/page_pictures.py
 
 pictures: $(FULL) ## Redraw the plots of README.md and docs/
 	$(BIN)/python tools/pictures.py
@@ -91,7 +106,7 @@ gpu-snapshots: ## On a GPU: memory snapshots of two small programs, which the mo
 	for scenario in training shuffled; do PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) benchmarks/record_snapshots.py $$scenario $(SNAPSHOTS) || exit 1; done
 
 clean: ## Remove environments, caches and builds
-	rm -rf .venv .venv-null .venv-site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-null .venv-site .venv-page build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find memcalc tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One environment, filled in two steps. A stamp is remade when what it was installed from changes.
@@ -123,6 +138,30 @@ $(NULL): constraints.txt | $(BIN)/python
 	$(NULL_VENV)/bin/python -m pip $(PIP_WORDS) -c constraints.txt \
 		typing_extensions sympy networkx jinja2 fsspec filelock numpy pydantic pyyaml transformers nvidia-ml-py
 	$(NULL_VENV)/bin/python -m pip $(PIP_WORDS) --no-deps "torch===$(TORCH)"
+	@touch $@
+
+# The web page: Pyodide and uPlot from npm, wheels from PyPI, each with its checksum; and the wheel of this checkout.
+build/page-modules/.stamp: tools/page/package.json tools/page/package-lock.json
+	@node --version >/dev/null || { echo "make page needs node 20 or newer and npm: on Debian and Ubuntu install nodejs and npm." >&2; exit 1; }
+	mkdir -p build/page-modules
+	cp tools/page/package.json tools/page/package-lock.json build/page-modules
+	npm ci --prefix build/page-modules --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
+
+build/page-wheels/.stamp: tools/page/wheels.txt
+	rm -rf build/page-wheels
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: \
+		--python-version 3.14 $(PAGE_PLATFORMS) --requirement tools/page/wheels.txt --dest build/page-wheels
+	@touch $@
+
+$(PAGE_VENV)/.stamp: tools/page/build.txt
+	$(PYTHON) -m venv $(PAGE_VENV)
+	$(PAGE_VENV)/bin/python -m pip $(PIP_WORDS) --no-deps --require-hashes --requirement $<
+	@touch $@
+
+build/page-memcalc/.stamp: $(PAGE_VENV)/.stamp pyproject.toml $(shell find memcalc configs -type f -not -path '*/__pycache__/*' 2>/dev/null)
+	rm -rf build/page-memcalc
+	SOURCE_DATE_EPOCH=315532800 $(PAGE_VENV)/bin/hatchling build -t wheel -d build/page-memcalc
 	@touch $@
 
 # MkDocs and its theme, apart from what the tests run with.

@@ -22,6 +22,7 @@ import memcalc
 from memcalc.estimation.moments import Block
 from memcalc.estimation.program import Event as Change
 from memcalc.events.event import Event, Kind
+from memcalc.ledger.component import Component
 from memcalc.rehearsal.passing import Frame, Passing
 from memcalc.rehearsal.rehearsal import Rehearsal
 from memcalc.spec.spec import Spec
@@ -122,10 +123,10 @@ class _LoggedRequests(Requests):
         self._step += kind == "zero_grad"
         self._phase_now = f"{kind}_{self._step}" if number.isdigit() else phase  # the steady step comes twice
 
-    def take(self, size: int, stream: int = 0) -> int:  # noqa: ARG002 -- the trace has one
-        return self.play((size,))
+    def take(self, size: int, stream: int = 0, component: Component = Component.TEMPORARIES) -> int:  # noqa: ARG002 -- the trace has one
+        return self.play((size,), component)
 
-    def play(self, script: Script) -> int:
+    def play(self, script: Script, component: Component = Component.TEMPORARIES) -> int:  # noqa: ARG002 -- not compared
         taken: list[tuple[int, int]] = []
         for change in script:
             if change > self.above:
@@ -136,6 +137,9 @@ class _LoggedRequests(Requests):
         self._made.append(tuple(index for _, index in taken))
         self._left.append(1)
         return len(self._left) - 1
+
+    def relabel(self, number: int, component: Component) -> None:
+        pass
 
     def hold(self, number: int) -> None:
         self._left[number] += 1

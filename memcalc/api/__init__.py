@@ -11,7 +11,7 @@ from memcalc.api.diagnosing import oom
 from memcalc.api.measuring import beside, compare_records, measure, measure_suite
 from memcalc.api.recomputing import describes_chain, recompute, recompute_chain, verified
 from memcalc.api.running import dry_run, replay, trace
-from memcalc.api.searching import check, fit, sweep
+from memcalc.api.searching import check, checked_results, fit, sweep
 from memcalc.api.sizing import diff, estimate
 from memcalc.api.sources import Source, load, load_to_run
 
@@ -19,6 +19,7 @@ __all__ = [
     "Source",
     "beside",
     "check",
+    "checked_results",
     "compare_records",
     "describes_chain",
     "diff",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from memcalc.checking.report import CheckReport
     from memcalc.engine import Grid, Table
     from memcalc.fitting.answer import Fit
+    from memcalc.ledger.result import Result
 
 _T = TypeVar("_T")
 
@@ -141,3 +142,27 @@ def check(  # noqa: PLR0913 -- what the command has options for
     )
     policy = policy_for(settings)
     return check_paths(paths, asked, policy, baseline=baseline, jobs=jobs, skip_others=skip_others, progress=progress)
+
+
+def checked_results(
+    report: CheckReport,
+    *,
+    overrides: Iterable[str] = (),
+    gpu: str | None = None,
+    settings: str | Path | None = None,
+) -> dict[str, Result]:
+    """The complete estimates of the configurations that a check could read, by their path.
+
+    Args:
+        report: the check.
+        overrides: as for `check`.
+        gpu: as for `check`.
+        settings: as for `check`.
+    """
+    from memcalc.checking.check import checked_specs
+    from memcalc.checking.finding import policy_for
+    from memcalc.checking.policy import Limits
+    from memcalc.verdict.judge import size
+
+    asked = Limits(gpu=gpu, overrides=tuple(overrides))
+    return {path: size(spec) for path, spec in checked_specs(report, asked, policy_for(settings))}

@@ -53,9 +53,12 @@ def estimate(
 def _needs_trace(spec: Spec) -> bool:
     """Whether formulas are missing and a trace can stand in for them."""
     from memcalc.estimation.blocks.catalogue import has_formulas
+
+    if has_formulas(spec):
+        return False
     from memcalc.tracing.trace import stands_in
 
-    return not has_formulas(spec) and stands_in(spec)
+    return stands_in(spec)
 
 
 def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None, **fields: Any) -> Comparison:

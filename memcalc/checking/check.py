@@ -86,6 +86,15 @@ def check(
     )
 
 
+def checked_specs(report: CheckReport, asked: Limits, policy: Policy) -> Iterator[tuple[str, Spec]]:
+    """The configurations that a check could read, with their paths; standard input cannot be read again."""
+    asked = asked.with_card()
+    for outcome in report.outcomes:
+        if outcome.sizes is not None and outcome.path != _STANDARD_INPUT:
+            limits = policy.limits_of(outcome.path, asked)
+            yield outcome.path, load(outcome.path, limits.overrides, gpu=limits.gpu)
+
+
 def _remarks(found: Found, idle: Iterable[str], before: Baseline | None) -> Iterator[str]:
     """Return notes on inputs without effect; `idle`: patterns of settings that match no file."""
     yield from (

@@ -11,7 +11,7 @@ import errno
 import sys
 from collections.abc import Sequence
 
-from memcalc.cli.quick import end_quickly, start_quickly
+from memcalc.startup import end_quickly, start_quickly
 
 INTERRUPTED = 130
 BUG = 70  # EX_SOFTWARE of sysexits.h

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import AcceptUnknown, Gpu, Set, Units
+from memcalc.cli.options import AcceptUnknown, Gpu, Html, Set, Units
 
 PATHS_HELP = "Files, directories to search, and patterns; default: those of memcalc.toml."
 MARGIN_HELP = "Memory to keep free below GPU and budget, e.g. 5% or 2GiB."
@@ -46,6 +46,7 @@ def command(
         Literal["table", "json", "junit", "github", "sarif", "markdown"],
         typer.Option("--format", "-f", help="github: annotations for Actions."),
     ] = "table",
+    html: Html = None,
     also: Annotated[list[str] | None, typer.Option("--report", metavar="FORMAT=FILE", help=REPORT_HELP)] = None,
     units: Units = "GiB",
 ) -> None:
@@ -66,6 +67,10 @@ def command(
     from memcalc.report.progress import shown_progress
 
     reports = parse_reports(also or ())
+    if html is not None:
+        from memcalc.report.html_report import check_report
+
+        check_report(html)
     with shown_progress() as progress:
         report = api.check(
             *(paths or ()),
@@ -84,6 +89,12 @@ def command(
     files = WrittenFiles()
     with files.writing():
         write_reports(report, reports, units)
+        if html is not None:
+            from memcalc.report.html_report import write_report
+            from memcalc.report.views.runs import checks_view
+
+            results = api.checked_results(report, overrides=overrides or (), gpu=gpu, settings=settings)
+            write_report(html, checks_view(report, units, results))
     if form == "table":
         from memcalc.report.checks.table import draw_checks
         from memcalc.report.screen import make_screen

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import CONFIG_HELP, Gpu, Set, Units, complete_config
+from memcalc.cli.options import CONFIG_HELP, Gpu, Html, Set, Units, complete_config
 
 _SIDE = "FIELD=VALUE"
 
@@ -19,6 +19,7 @@ def command(
     set_a: Annotated[list[str] | None, typer.Option("--set-a", metavar=_SIDE, help="--set for A alone.")] = None,
     set_b: Annotated[list[str] | None, typer.Option("--set-b", metavar=_SIDE, help="--set for B alone.")] = None,
     gpu: Gpu = None,
+    html: Html = None,
     form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
 ) -> None:
@@ -29,12 +30,26 @@ def command(
     Example: memcalc diff llama-3-8b llama-3-8b --set-b zero_stage=3 --set-b data_parallel=8
     """
     from memcalc import api
+    from memcalc.cli.output import WrittenFiles
 
+    if html is not None:
+        from memcalc.report.html_report import check_report
+
+        check_report(html)
     shared = overrides or []
     difference = api.diff(
         api.load(a, *shared, *(set_a or ()), gpu=gpu),
         api.load(b, *shared, *(set_b or ()), gpu=gpu),
     )
+    files = WrittenFiles()
+    if html is not None:
+        from memcalc.report.html_report import write_report
+        from memcalc.report.views.runs import difference_view
+        from memcalc.report.views.timeline import memory_section
+
+        with files.writing():
+            timelines = [memory_section(result, units) for result in difference.results]
+            write_report(html, difference_view(difference, units, timelines))
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.diff import difference_document
@@ -50,3 +65,4 @@ def command(
         from memcalc.report.screen import make_screen
 
         draw_difference(make_screen(), difference, units)
+    files.complain()

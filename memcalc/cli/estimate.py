@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memcalc.cli.options import Config, Device, Gpu, Set, Units
+from memcalc.cli.options import Config, Device, Gpu, Html, Plot, Set, Units
 from memcalc.cli.shorthand import ShorthandCommand, takes_shorthands
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from memcalc.ledger.result import Result
+    from memcalc.units import Unit
 
 EXPLAIN_HELP = (
     "Show the rows, formulas and sources of all components, or of one; `parameters`: by module; `recipe`: the bytes "
@@ -71,6 +74,8 @@ def command(
     trace: Annotated[
         bool, typer.Option("--trace/--no-trace", help="Trace models without formulas, in a child process, or refuse.")
     ] = True,
+    plot: Plot = None,
+    html: Html = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also run the step, and compare.")] = False,
     device: Device = None,
 ) -> None:
@@ -81,6 +86,7 @@ def command(
     Example: memcalc estimate llama-3-8b --gpu h100-80gb --set zero_stage=3 --set data_parallel=8
     """
     from memcalc import api
+    from memcalc.cli.output import WrittenFiles
     from memcalc.cli.render import print_sizing
     from memcalc.report.progress import shown_progress
 
@@ -88,6 +94,14 @@ def command(
         from memcalc.report.explanation import explainable
 
         explain = explainable(explain)
+    if plot:
+        from memcalc.cli.traced import check_files
+
+        check_files(plot, ())
+    if html is not None:
+        from memcalc.report.html_report import check_report
+
+        check_report(html)
     spec = api.load(config, *(overrides or ()), gpu=gpu)
     with shown_progress() as progress:
         result = api.estimate(spec, alloc_conf=alloc_conf, trace=trace, progress=progress).replayed
@@ -96,8 +110,12 @@ def command(
         from memcalc.cli.ranks import with_headline
 
         result = with_headline(result, rank)
+    files = WrittenFiles()
+    if plot:
+        with files.writing():
+            _write_plots(result, plot, units)
     reason = other = None
-    if form in ("table", "markdown") and spec.inference is None and result.source == "estimate":
+    if (html is not None or form in ("table", "markdown")) and spec.inference is None and result.source == "estimate":
         from memcalc.verdict.reasons import reason_of
 
         reason = reason_of(result)
@@ -105,6 +123,15 @@ def command(
             from memcalc.verdict.other_modules import with_transformers
 
             other = with_transformers(result)
+    advice = _advice(result, config, overrides or (), gpu)
+    if html is not None:
+        from memcalc.report.html_report import write_report
+        from memcalc.report.views.estimate import estimate_view
+        from memcalc.report.views.timeline import memory_section
+
+        with files.writing():
+            sections = [memory_section(result, units)]
+            write_report(html, estimate_view(result, units, sections, reason=reason, advice=advice))
     print_sizing(
         result,
         form,
@@ -116,8 +143,22 @@ def command(
         measurement=measurement,
         reason=reason,
         other=other,
-        advice=_advice(result, config, overrides or (), gpu),
+        advice=advice,
     )
+    files.complain()
+
+
+def _write_plots(result: Result, plots: Sequence[Path], unit: Unit) -> None:
+    """Draw memory over three steps of the estimated run."""
+    from memcalc.report.phase_log import notebook_grid
+    from memcalc.report.plots.files import write_plot
+    from memcalc.report.verdict import subject
+    from memcalc.verdict.timeline import timeline_of
+
+    course = timeline_of(result.spec, result.headline.device_bytes)
+    title = subject(result).partition("\n")[0]
+    for path in plots:
+        write_plot(path, course, title, unit, lambda: [notebook_grid(course, unit)], result.source)
 
 
 def _advice(result: Result, config: str, overrides: Sequence[str], gpu: str | None) -> str:

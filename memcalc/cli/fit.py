@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import AcceptUnknown, Config, Gpu, Set, Units
+from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, Units
 from memcalc.cli.shorthand import takes_shorthands
 
 GPUS_HELP = (
@@ -49,6 +49,7 @@ def command(
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of layouts to show.")] = 5,
     why: Annotated[bool, typer.Option("--why", help="List excluded layouts, and why.")] = False,
+    html: Html = None,
     accept_unknown: AcceptUnknown = False,
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
@@ -63,8 +64,13 @@ def command(
     Example: memcalc fit llama-3-70b --gpu h100-80gb --gpus 64
     """
     from memcalc import api
+    from memcalc.cli.output import WrittenFiles
     from memcalc.report.progress import shown_progress
 
+    if html is not None:
+        from memcalc.report.html_report import check_report
+
+        check_report(html)
     with shown_progress() as progress:
         answer = api.fit(
             config,
@@ -79,6 +85,13 @@ def command(
             nic_gbit=nic,
             top=top,
         )
+    files = WrittenFiles()
+    if html is not None:
+        from memcalc.report.html_report import write_report
+        from memcalc.report.views.runs import fit_view
+
+        with files.writing():
+            write_report(html, fit_view(answer, units, why=why))
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.fit_document import fit_document
@@ -89,5 +102,6 @@ def command(
         from memcalc.report.screen import make_screen
 
         draw_fit(make_screen(), answer, units, why=why)
+    files.complain()
     accepted = ("fits", "unknown") if accept_unknown else ("fits",)
     raise typer.Exit(0 if answer.verdict in accepted else 1)

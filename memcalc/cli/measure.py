@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memcalc.cli.options import CONFIG_HELP, Device, Plot, Set, Units, complete_config
+from memcalc.cli.options import CONFIG_HELP, Device, Html, Plot, Set, Units, complete_config
 from memcalc.cli.shorthand import takes_shorthands
 from memcalc.cli.trace import EXPORT_HELP
 from memcalc.errors import InputError, MemcalcError
@@ -53,6 +53,7 @@ def command(
     ] = False,
     record: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the results to this file.")] = None,
     plot: Plot = None,
+    html: Html = None,
     export: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=EXPORT_HELP)] = None,
     python: Annotated[
         str | None,
@@ -69,7 +70,7 @@ def command(
     Example: memcalc measure gpt2 --device cpu --steps 3
     """
     from memcalc import api
-    from memcalc.cli.measured import check_files, print_measured, write_files
+    from memcalc.cli.measured import check_files, print_measured, write_files, write_measured_report
     from memcalc.cli.messages import show_warning
     from memcalc.cli.output import WrittenFiles
     from memcalc.measuring.measure import NotKept, RanOut
@@ -90,7 +91,7 @@ def command(
         return
     if (config is None) == (model is None):
         raise InputError("measure takes one configuration.", "Give either CONFIG or --model NAME, e.g. `measure gpt2`.")
-    check_files(plot or (), export or ())
+    check_files(plot or (), export or (), html)
     traces = _traces(trace)
     spec = api.load_to_run(config or model or "", *(overrides or ()))
     first = here is None or here.rank == 0
@@ -115,6 +116,7 @@ def command(
                 _trace_here()
             with shown_progress() as progress:
                 found = api.beside(measurement, *traces, python=python, progress=progress)
+        write_measured_report(html, files, found, units)
         print_measured(found, form, units, ranks)
     if unkept is not None:
         raise unkept

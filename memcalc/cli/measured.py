@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.cli.output import print_json, print_text
+from memcalc.cli.output import WrittenFiles, print_json, print_text
 from memcalc.cli.traced import check_files, write_run
 from memcalc.report.grid import markdown_grid
 from memcalc.units import Unit
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memcalc.measuring import Measurement
     from memcalc.proving.beside import Beside
 
-__all__ = ["check_files", "document_of", "print_measured", "write_files"]
+__all__ = ["check_files", "document_of", "print_measured", "write_files", "write_measured_report"]
 
 
 def write_files(measurement: Measurement, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
@@ -23,6 +23,23 @@ def write_files(measurement: Measurement, plots: Iterable[Path], exports: Iterab
     plots, exports = tuple(plots), tuple(exports)
     if plots or exports:
         write_run(measurement.judged, measurement.result, plots, exports, unit)
+
+
+def write_measured_report(path: Path | None, files: WrittenFiles, found: Beside, unit: Unit) -> None:
+    """Write the report of a measured run: its timeline, and the tables that compare it with predictions."""
+    if path is None:
+        return
+    from memcalc.events.course import Course
+    from memcalc.report.html_report import write_report
+    from memcalc.report.views.runs import measured_view
+    from memcalc.report.views.timeline import timeline_section
+
+    measurement = found.measurement
+    judged = measurement.judged
+    replay = judged.replay
+    course = Course(judged.timeline, *((None, None) if replay is None else (replay.allocated, replay.reserved)))
+    with files.writing():
+        write_report(path, measured_view(found, unit, [timeline_section(course, measurement.result, unit)]))
 
 
 def print_measured(found: Beside, form: str, unit: Unit, ranks: Sequence[dict[str, Any]] = ()) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import AcceptUnknown, Config, Gpu, Set, Units
+from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, Units
 from memcalc.errors import InputError
 from memcalc.files import write_text
 from memcalc.units import Unit
@@ -62,6 +62,7 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="Draw memory against compute: .png or .svg (extra plot)."),
     ] = None,
+    html: Html = None,
     write: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the configuration with the plan.")] = None,
     accept_unknown: AcceptUnknown = False,
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
@@ -81,10 +82,10 @@ def command(
     from memcalc.report.progress import shown_progress
 
     if api.describes_chain(config):
-        if overrides or verify or plot or write:
+        if overrides or verify or plot or html or write:
             raise InputError(
                 f"{config} describes a chain, which has no fields to set and nothing to trace, draw or write.",
-                "Leave out --set, --verify, --plot and --write.",
+                "Leave out --set, --verify, --plot, --html and --write.",
                 "recompute",
             )
         saved = None if plan is None else _positions(plan)
@@ -101,6 +102,10 @@ def command(
         from memcalc.report.plots.files import PICTURES, check_target
 
         check_target(plot, PICTURES)
+    if html is not None:
+        from memcalc.report.html_report import check_report
+
+        check_report(html)
     with shown_progress() as progress:
         planned = api.recompute(
             config,
@@ -123,6 +128,13 @@ def command(
             from memcalc.report.pareto_plot import save_front
 
             save_front(plot, planned, units)
+        if html is not None:
+            from memcalc.report.html_report import write_report
+            from memcalc.report.views.runs import recompute_view
+            from memcalc.report.views.timeline import memory_section
+
+            sections = [memory_section(planned.result, units)]
+            write_report(html, recompute_view(planned, units, checked, sections))
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.report.recompute import planning_document

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memcalc.cli.options import Gpu, Plot, Set, Units, complete_config
+from memcalc.cli.options import Gpu, Html, Plot, Set, Units, complete_config
 from memcalc.cli.shorthand import assignments, takes_shorthands
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def command(
         bool, typer.Option("--compare", help="Compare with the estimate and, for null, with the trace on fake tensors.")
     ] = False,
     plot: Plot = None,
+    html: Html = None,
     export: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=EXPORT_HELP)] = None,
     record: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every event to this file.")] = None,
     form: Annotated[
@@ -84,12 +85,12 @@ def command(
     from memcalc import api
     from memcalc.cli.output import WrittenFiles
     from memcalc.cli.ranks import one_of
-    from memcalc.cli.traced import beside, check_files, print_trace, refuse_options, write_files
+    from memcalc.cli.traced import beside, check_files, print_trace, refuse_options, write_files, write_trace_report
     from memcalc.report.progress import shown_progress
     from memcalc.spec.python_target import is_python_target
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
-    check_files(plot or (), export or ())
+    check_files(plot or (), export or (), html)
     given = tuple(overrides or ())
     options: dict[str, Any] = {"steps": steps, "semantics": semantics, "alloc_conf": alloc_conf, "inputs": inputs}
     source: str | Spec = config
@@ -118,5 +119,8 @@ def command(
             write_events(record, traced.events)
         write_files(traced, plot or (), export or (), units)
     others = beside(source, device, steps, alloc_conf) if compare and not isinstance(source, str) else ()
+    if html is not None:
+        with files.writing():
+            write_trace_report(html, traced, units, others)
     print_trace(traced, form, units, others=others)
     files.complain()

@@ -28,8 +28,12 @@ def recorded(traced: Trace | ModuleTrace) -> Run:
     return Run(traced.timeline, traced.replay, None if card is None else card.usable_bytes - card.context_bytes)
 
 
-def check_files(plots: Iterable[Path], exports: Iterable[Path]) -> None:
+def check_files(plots: Iterable[Path], exports: Iterable[Path], html: Path | None = None) -> None:
     """Refuses files that could not be written, before the run is traced."""
+    if html is not None:
+        from memcalc.report.html_report import check_report
+
+        check_report(html)
     for path in plots:
         from memcalc.report.plots.files import check_target
 
@@ -76,12 +80,25 @@ def write_run(
     for path in plots:
         from memcalc.report.plots.files import write_plot
 
-        write_plot(path, run.course, title, unit, lambda: run_grids(run, unit))
+        write_plot(path, run.course, title, unit, lambda: run_grids(run, unit), result.source)
     for path in exports:
         from memcalc.report.exports import write_export
 
         # On a device that is not there times are those of recording it; on one that is, recording slows it down.
         write_export(path, run, title, timed=False)
+
+
+def write_trace_report(path: Path, traced: Trace, unit: Unit, others: tuple[Result, ...]) -> None:
+    """Write the report of a traced run: the view of an estimate, its own tables, and the results compared with."""
+    from memcalc.report.html_report import write_report
+    from memcalc.report.recorded_run import run_grids
+    from memcalc.report.views.runs import trace_view
+    from memcalc.report.views.sections import table_section
+    from memcalc.report.views.timeline import timeline_section
+
+    run = recorded(traced)
+    sections = [timeline_section(run.course, traced.result, unit), *map(table_section, run_grids(run, unit))]
+    write_report(path, trace_view(traced.result, unit, sections, others))
 
 
 def beside(spec: Spec, device: str, steps: int, alloc_conf: str) -> tuple[Result, ...]:

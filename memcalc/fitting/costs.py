@@ -6,6 +6,7 @@ are of the slowest rank, for the same sequences a step. TERMS says what each is,
 
 from __future__ import annotations
 
+from math import fsum
 from typing import NamedTuple
 
 from memcalc.fitting.work import work_of
@@ -67,8 +68,8 @@ class Costs(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Their sum."""
-        return sum(self)
+        """Their sum, rounded once: `sum` of floats differs between versions of Python in the last digit."""
+        return fsum(self)
 
 
 def sequences_of(spec: Spec) -> int:

@@ -20,7 +20,9 @@ from memcalc.spec.spec import Spec
 from memcalc.units import divisors
 from memcalc.verdict.judge import size
 
-MOST = 2**32  # beyond any batch, sequence or model
+# Beyond any batch, sequence or model; the longest range whose length Python can give where sizes have 32 bits, as in a
+# browser.
+MOST = 2**31 - 1
 
 # A replayed search begins at the largest value that its lower bound admits, and first moves down by this fraction of
 # it: allocators reserve little more than is allocated.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memcalc.estimation.sharding import Held
+from memcalc.ledger.component import Component
 from memcalc.workspaces import Script
 
 
@@ -12,6 +13,7 @@ class Made(NamedTuple):
     """A tensor: its bytes, what is made on the way to it and freed once it is there, and whether it stays itself.
 
     `parameter`: whose weight it is.
+    `component`: what it is for.
     `several`: the requests of several tensors that are made in one, where it is not one tensor; what they leave stays.
     """
 
@@ -20,6 +22,7 @@ class Made(NamedTuple):
     stays: bool = True
     parameter: Held | None = None
     several: Script = ()
+    component: Component = Component.WEIGHTS
 
 
 class Built(NamedTuple):

@@ -73,7 +73,8 @@ def _given_memory(spec: Spec, ordered: Sequence[Held], weights: Iterable[Built])
     if spec.model.tie_word_embeddings and embedding is not None:
         choice = choice_of(spec)
         elements = prod(choice.spread(2).shape(embedding))
-        yield Built(mask_of("model"), (Made(DTYPE_BYTES[embedding.dtype or choice.base] * elements, stays=False),))
+        size = DTYPE_BYTES[embedding.dtype or choice.base] * elements
+        yield Built(mask_of("model"), (Made(size, stays=False, component=Component.TEMPORARIES),))
 
 
 def _kept_copies(ordered: Sequence[Held], copies: dict[Held, list[Copy]], choice: Choice) -> Iterator[Built]:
@@ -126,7 +127,9 @@ def _sized(
         shapes = [choice.spread(copy.sharded_from_stage).copy_shape(copy, held) for copy in wanted]
         parameter = held if role is Role.WEIGHTS else None
         made[held] = tuple(
-            Built(copy.mask, (Made(DTYPE_BYTES[copy.dtype] * prod(shape), parameter=parameter),))
+            Built(
+                copy.mask, (Made(DTYPE_BYTES[copy.dtype] * prod(shape), parameter=parameter, component=copy.component),)
+            )
             for copy, shape in zip(wanted, shapes, strict=True)
         )
     return (made[held] for held in ordered)
@@ -150,7 +153,7 @@ def _split_at_once(built: Built, choice: Choice) -> Iterator[Built]:
 
 
 def _alone(item: Item) -> Built:
-    return Built(item.mask, (Made(item.each),) * item.count)
+    return Built(item.mask, (Made(item.each, component=item.component),) * item.count)
 
 
 class _Buffers:
@@ -193,6 +196,7 @@ class _Buffers:
         again: list[Made] = []  # by _init_weights, which copies them
         for item in self.rest:
             made = _mask(item.each) if item.tensor == CAUSAL_MASKS else Made(item.each)
+            made = made._replace(component=item.component)
             again += [made._replace(stays=False)] * item.count if made.before else []
             built = Built(item.mask, (made,) * item.count)
             if item.component is Component.TEMPORARIES:

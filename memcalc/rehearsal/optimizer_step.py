@@ -11,6 +11,7 @@ from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.optimizers.states import is_hidden_matrix
 from memcalc.estimation.optimizers.temporaries import Step, clipping_items
 from memcalc.estimation.sharding import Parameters
+from memcalc.ledger.component import Component
 from memcalc.rehearsal.update import Updating
 from memcalc.sharding.engine import Engine
 from memcalc.spec.recipes import DTYPE_BYTES
@@ -62,14 +63,16 @@ class OptimizerStep:
             return
         step = Step(clips=True, averages_with_casts=False, spread=choice.spread(1), card=choice.card)
         items = clipping_items(parameters, choice.update, step)
-        self.requests.drop([self.requests.take(item.each) for item in items for _ in range(item.count)])
+        take = self.requests.take
+        self.requests.drop([take(item.each, 0, item.component) for item in items for _ in range(item.count)])
 
     def _average(self, parameters: Parameters, choice: Choice) -> None:
         """memcalc/step/averages.py: what is not in fp32 is cast, one parameter after the other."""
         if choice.ema != "fp32" or choice.update.dtype == "fp32":
             return
         for held in in_order(parameters, choice.update.family, self.experts):
-            self.requests.drop([self.requests.take(DTYPE_BYTES["fp32"] * prod(choice.spread(1).shape(held)))])
+            size = DTYPE_BYTES["fp32"] * prod(choice.spread(1).shape(held))
+            self.requests.drop([self.requests.take(size, 0, Component.TEMPORARIES)])
 
     def _updates(self, parameters: Parameters, choice: Choice) -> Iterator[Updating]:
         """One for all, but for Muon: it updates the matrices of the layers one by one, and AdamW what is left."""

@@ -203,7 +203,7 @@ class Passing:
         """
         block = self.blocks[frame.number]
         program = block.program
-        held, take, drop = frame.held, self.requests.take, self.requests.drop
+        held, take, drop, storages = frame.held, self.requests.take, self.requests.drop, program.storages
         output, steps = -1, self._steps(frame.number, "forward")
         hooks = self._hooks(frame, steps, again=again)
         for position, (event, at, size, gone) in enumerate(steps):
@@ -211,11 +211,12 @@ class Passing:
                 hooks[position]()
             operator = event.operator
             if size and ("forward" in self.threads or not operator.multiplies):
-                held[at] = take(size)
+                held[at] = take(size, 0, storages[at].component or Component.TEMPORARIES)
             elif gone and at in held:
                 drop((held.pop(at),))
             elif operator.when is When.START and event.storage == program.entry and not block.opens:
                 frame.held[event.storage] = given
+                self.requests.relabel(given, storages[event.storage].component or Component.ACTIVATIONS)
             elif operator.when is When.START and (table := program.storages[event.storage].table) in self.shared:
                 assert table is not None
                 frame.held[event.storage] = self.shared[table]
@@ -253,14 +254,14 @@ class Passing:
         `interruptions`: what happens after how many of its events.
         """
         block = self.blocks[frame.number]
-        held, take, drop = frame.held, self.requests.take, self.requests.drop
+        held, take, drop, storages = frame.held, self.requests.take, self.requests.drop, block.program.storages
         handed_on, steps = -1, self._steps(frame.number, "backward")
         interruptions = self._hooks(frame, steps, interruptions, backward=True)
         for position, (event, at, size, gone) in enumerate(steps):
             if position in interruptions:
                 interruptions[position]()
             if size and position and ("backward" in self.threads or not event.operator.multiplies):
-                held[at] = take(size)
+                held[at] = take(size, 0, storages[at].component or Component.TEMPORARIES)
             elif gone and position and at in held:
                 drop((held.pop(at),))
             elif not position and gradient >= 0:  # none comes to the loss, nor to embeddings that nothing below trains
@@ -290,7 +291,7 @@ class Passing:
             program, exact = self.blocks[self.head.number].program, self.blocks[self.head.number].sized.exact
             before = program.stream("backward")[: self._arrival()]
             at = next(event.storage for event in reversed(before) if event.sign > 0 and event.storage in self.head.held)
-            scaled = self.requests.take(exact[at])
+            scaled = self.requests.take(exact[at], 0, Component.LOGITS_AND_LOSS)
             self.requests.drop((self.head.held[at],))
             self.head.held[at] = scaled
         self.engine.before_backward(ROOT)
@@ -435,6 +436,7 @@ class Passing:
         if self._tied in self.head.held:
             self._drop(self.head, self._tied)
             self.head.held[self._tied] = frame.held.pop(total)
+            self.requests.relabel(self.head.held[self._tied], Component.GRADIENTS)
         else:
             self._drop(frame, total)
 
@@ -442,13 +444,15 @@ class Passing:
         if event.sign > 0:
             script = block.sized.scripts.get(event.storage)
             size = block.sized.exact[event.storage]
-            frame.held[event.storage] = self.requests.take(size) if script is None else self.requests.play(script)
+            component = block.program.storages[event.storage].component or Component.TEMPORARIES
+            made = self.requests.take(size, 0, component) if script is None else self.requests.play(script, component)
+            frame.held[event.storage] = made
         else:
             self._drop(frame, event.storage)
 
     def _workspace(self, thread: str) -> None:
         self.threads.add(thread)
-        self.requests.take_once(self.workspace_bytes)
+        self.requests.take_once(self.workspace_bytes, Component.LIBRARY_WORKSPACE)
 
     def _let_go(self, what: str) -> None:
         for frame in self._frames():

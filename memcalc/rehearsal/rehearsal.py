@@ -20,6 +20,7 @@ from memcalc.estimation.sharding import Held, stage_parameters
 from memcalc.estimation.stages import recomputed_count, stages_of
 from memcalc.estimation.standing import workspace
 from memcalc.estimation.symbols import symbol_values
+from memcalc.ledger.component import Component
 from memcalc.rehearsal.built import Built
 from memcalc.rehearsal.construction import built_before_training, layers_with_experts
 from memcalc.rehearsal.optimizer_step import OptimizerStep
@@ -122,10 +123,11 @@ class Rehearsal:
 
     def _make(self, built: Built) -> list[int]:
         found: list[int] = []
-        replaced = [self.requests.take(made.size) for made in built.replaced]
+        replaced = [self.requests.take(made.size, 0, made.component) for made in built.replaced]
         for index, made in enumerate(built.tensors):
-            before = [self.requests.play(made.before)] if made.before else []
-            found.append(self.requests.play(made.several) if made.several else self.requests.take(made.size))
+            before = [self.requests.play(made.before, Component.TEMPORARIES)] if made.before else []
+            script = made.several or (made.size,)
+            found.append(self.requests.play(script, made.component))
             self.requests.drop(before if made.stays else (*before, found.pop()))
             if made.parameter is not None and made.stays:
                 self.weights.append(found[-1])

@@ -15,6 +15,7 @@ from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.optimizers.states import first_phase, own_states, shared_states
 from memcalc.estimation.optimizers.update import Update
 from memcalc.estimation.sharding import Held, Parameters
+from memcalc.ledger.component import Component
 from memcalc.stream.requests import Requests
 from memcalc.workspaces.multiprocessors import Multiprocessors
 from memcalc.workspaces.reductions import column_sum
@@ -80,13 +81,13 @@ class Updating:
     def _make_states(self, parameters: Iterable[Held]) -> None:
         for held in parameters:
             for size in (*self.shared, *self.sizes[held]):
-                self.requests.take(size)
+                self.requests.take(size, 0, Component.OPTIMIZER_STATE)
             self.shared = []
 
     def _list(self, name: str) -> list[int]:
         sizes: dict[int, int] = {}  # of layers that are alike, which have the same object
         return [
-            self.requests.take(sizes.get(id(held)) or sizes.setdefault(id(held), self._size(held, Buffer(name))))
+            self._temporary(sizes.get(id(held)) or sizes.setdefault(id(held), self._size(held, Buffer(name))))
             for held in self.in_order
         ]
 
@@ -146,8 +147,11 @@ class Updating:
     def _take(self, held: Held, buffer: Buffer) -> int:
         if buffer.shape == "stage":
             rows, columns = held.shape
-            return self.requests.play(column_sum(rows, columns, self.card))
-        return self.requests.take(self._size(held, buffer))
+            return self.requests.play(column_sum(rows, columns, self.card), Component.TEMPORARIES)
+        return self._temporary(self._size(held, buffer))
+
+    def _temporary(self, size: int) -> int:
+        return self.requests.take(size, 0, Component.TEMPORARIES)
 
     def _size(self, held: Held, buffer: Buffer) -> int:
         alive = Alive(held._replace(count=1), buffer)

@@ -54,18 +54,27 @@ def explainable(word: str) -> str:
     return name
 
 
-def chapters(result: Result, word: str, unit: Unit) -> Iterator[Chapter]:
-    """The chapters that `word` (a component, or "all") asks for; those without a row only if asked by name."""
+def chapters(result: Result, word: str, unit: Unit, *, at_peak: bool = False) -> Iterator[Chapter]:
+    """The chapters that `word` (a component, or "all") asks for; those without a row only if asked by name.
+
+    Args:
+        result: what is explained.
+        word: a component, or "all".
+        unit: of memory.
+        at_peak: only the rows that are live at the peak.
+    """
     values = symbol_values(result)
     ledger = result.ledger
-    at_peak = ledger.components_by_phase[ledger.peak_phase]
+    sizes = ledger.components_by_phase[ledger.peak_phase]
     for component in Component:
         if word not in (ALL, component.value):
             continue
         rows = [row for row in ledger.rows if row.component is component]
+        if at_peak:
+            rows = [row for row in rows if ledger.peak_phase in row.phases]
         if not rows and word == ALL:
             continue
-        heading = f"{label(component)}: {meaning(component)}; {_size(at_peak.get(component, 0), unit)} at the peak"
+        heading = f"{label(component)}: {meaning(component)}; {_size(sizes.get(component, 0), unit)} at the peak"
         yield Chapter(heading, _groups(rows, ledger.phases, values, unit))
 
 
@@ -95,6 +104,12 @@ def _entry(row: Row, values: dict[str, int], unit: Unit) -> Entry:
         size=_size(row.bytes, unit),
         formula=f"{formula} bytes{' each' if many else ''}",
     )
+
+
+def row_formula(row: Row, values: dict[str, int]) -> str:
+    """A row in one line: tensor and formula."""
+    entry = _entry(row, values, "GiB")
+    return f"{entry.what}: {entry.formula}"
 
 
 def _size(size: int, unit: Unit) -> str:

@@ -61,6 +61,7 @@ def documents() -> dict[str, type[Block]]:
     """What commands print as JSON, by command; a run that is sized or traced is a plain `estimate`."""
     from memcalc.checking.schema import CheckDocument
     from memcalc.engine.schema import SweepDocument
+    from memcalc.events.schema import TimelineDocument
     from memcalc.fitting.schema import FitDocument
     from memcalc.ledger.schema import ComparedDocument, Document
     from memcalc.nullcuda.schema import DryRunDocument
@@ -74,6 +75,7 @@ def documents() -> dict[str, type[Block]]:
         "fit": FitDocument,
         "sweep": SweepDocument,
         "recompute": RecomputeDocument,
+        "timeline": TimelineDocument,
     }
 
 

@@ -9,11 +9,22 @@ import os
 import shutil
 import sys
 import unicodedata
-from typing import TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from memcalc.text import harmless
 
+if TYPE_CHECKING:
+    from memcalc.report.grid import Grid
+
 Span = tuple[str, str]  # a text and its style, in Rich's words: "bold red"
+
+
+class Line(NamedTuple):
+    """A line of prose, which wraps where it is too long: its text, its indentation and its style."""
+
+    text: str
+    indent: int
+    style: str
 
 
 class Screen:
@@ -26,6 +37,10 @@ class Screen:
     def line(self, *spans: Span) -> None:
         """Print the spans as one line, and nothing after the last letter."""
         self.file.write(harmless("".join(text for text, _ in spans)).rstrip() + "\n")
+
+    def keep(self, part: Grid | Line) -> bool:  # noqa: ARG002 -- for subclasses
+        """Take a table or a line of prose as data; False: it is to be printed line by line."""
+        return False
 
 
 def make_screen() -> Screen:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import letter_style
-from memcalc.report.screen import Screen, cells
+from memcalc.report.screen import Line, Screen, cells
 
 _INDENT = 2
 _GAP = 2
@@ -19,6 +19,8 @@ _NARROWEST = 12  # a column that wraps keeps this much, whatever the others need
 
 def draw_grid(screen: Screen, grid: Grid) -> None:
     """A grid under its title, followed by an empty line."""
+    if screen.keep(grid):
+        return
     widths = _widths(grid, screen.width)
     if grid.title:
         screen.line((grid.title, "bold"))
@@ -44,6 +46,8 @@ def draw_list(screen: Screen, title: str, items: Iterable[str]) -> None:
 
 def draw_line(screen: Screen, line: str, indent: int, style: str = "") -> None:
     """Draw one line, indented; a long line continues with more indentation."""
+    if screen.keep(Line(line, indent, style)):
+        return
     blank = " " * indent
     lines = [blank + line]
     if cells(lines[0]) > screen.width:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.engines.fsdp2 import is_narrow
 from memcalc.estimation.sharding import Held, Parameters
+from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.stream.requests import Requests
@@ -161,7 +162,7 @@ class FSDP2(Engine):
         self.requests.drop((self.requests.play(reduce.table),))
         last = [each.storage for each in gradients if each.parameter == reduce.last]
         self.requests.drop(each.storage for each in gradients if each.storage not in last)
-        output = self.requests.take(reduce.output, REDUCE_SCATTER)
+        output = self.requests.take(reduce.output, REDUCE_SCATTER, Component.GRADIENTS)
         self.requests.drop(last)
         if not (self.have_gradients or self.choice.weights_on_host):
             return [output]

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from memcalc.estimation.choice import Choice
 from memcalc.estimation.engines.zero_reduction import BUCKET
 from memcalc.estimation.sharding import Held, Parameters
+from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.stream.requests import Requests
@@ -75,13 +76,14 @@ class ZeRO12(Engine):
         take, drop = self.requests.take, self.requests.drop
         self.requests.empty_cache()
         padding = [take(self.padding * self.dtype_bytes)] if self.padding else []
-        take((self.begins[-1] + self.padding) * self.dtype_bytes)
+        take((self.begins[-1] + self.padding) * self.dtype_bytes, 0, Component.WEIGHTS)
         drop(padding)
         drop(storage for held, storage in zip(self.ordered, weights, strict=True) if held.trains)
-        clone = take(self.share * self.dtype_bytes)
-        take(self.share * FLOAT)
+        clone = take(self.share * self.dtype_bytes, 0, Component.MASTER_WEIGHTS)
+        take(self.share * FLOAT, 0, Component.MASTER_WEIGHTS)
         drop((clone,))
-        drop((take(self.share * FLOAT),))  # zeros as the master's gradient, for optimizers that make their states now
+        # Zeros as the master's gradient, for optimizers that make their states now.
+        drop((take(self.share * FLOAT, 0, Component.GRADIENTS),))
 
     def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
         """The rank's partition of the flat tensor, in one piece."""
@@ -169,7 +171,7 @@ class ZeRO12(Engine):
         for each in self.waiting:
             if each.begin < self.share and self.own is None:
                 size = next(end for end in self.begins if end >= self.share)
-                self.own = self.requests.take(size * self.dtype_bytes)
+                self.own = self.requests.take(size * self.dtype_bytes, 0, Component.GRADIENTS)
             self.requests.drop(() if each.storage is None else (each.storage,))
         self.waiting, self.inside = [], 0
 
@@ -193,8 +195,9 @@ class ZeRO12(Engine):
     def before_update(self, number: int) -> None:
         """The gradients, flattened, and in fp32."""
         del number
-        flat = [self.requests.take(self.share * self.dtype_bytes)] if self.pieces > 1 else []
-        wide = self.requests.take(self.share * FLOAT)
+        take = self.requests.take
+        flat = [take(self.share * self.dtype_bytes, 0, Component.TEMPORARIES)] if self.pieces > 1 else []
+        wide = take(self.share * FLOAT, 0, Component.GRADIENTS)
         self.requests.drop((*flat, *self.stepping))
         self.stepping = [wide]
 
@@ -214,11 +217,11 @@ def norms(requests: Requests, pieces: Iterable[int], choice: Choice) -> None:
     """
     found: list[int] = []
     for elements in pieces:
-        wide = requests.take(elements * DOUBLE)
-        found.append(requests.take(DOUBLE))
+        wide = requests.take(elements * DOUBLE, 0, Component.TEMPORARIES)
+        found.append(requests.take(DOUBLE, 0, Component.TEMPORARIES))
         what = Reduction(1, elements, contiguous=True, inner=1, accumulator_bytes=DOUBLE)
-        requests.drop((requests.play(reduction(what, choice.card)), wide))
-    requests.drop((requests.take(len(found) * DOUBLE), *found))
+        requests.drop((requests.play(reduction(what, choice.card), Component.TEMPORARIES), wide))
+    requests.drop((requests.take(len(found) * DOUBLE, 0, Component.TEMPORARIES), *found))
 
 
 def flat_tensor(elements: int) -> Parameters:

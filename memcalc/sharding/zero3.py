@@ -17,6 +17,7 @@ from memcalc.estimation.choice import Choice
 from memcalc.estimation.engines.zero3_gathering import MOST_LIVE, PERSISTENT, PREFETCH, REUSE_DISTANCE
 from memcalc.estimation.engines.zero_reduction import BUCKET
 from memcalc.estimation.sharding import Held, Parameters
+from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.sharding.zero3_order import Turn
 from memcalc.sharding.zero12 import FLOAT, flat_tensor, norms
@@ -104,16 +105,16 @@ class ZeRO3(Engine):
         take(1)  # inf_or_nan_tracker
         drop(storage for held, storage in zip(self.ordered, weights, strict=True) if held.trains)
         self.requests.empty_cache()
-        take(sum(self.shares[number] for number in self.trained) * self.dtype_bytes)
+        take(sum(self.shares[number] for number in self.trained) * self.dtype_bytes, 0, Component.WEIGHTS)
         groups, converted = self._sub_groups(), -1
         for elements in groups:
-            before, converted = converted, take(elements * FLOAT)
+            before, converted = converted, take(elements * FLOAT, 0, Component.MASTER_WEIGHTS)
             drop(() if before < 0 else (before,))
-            take(elements * FLOAT)
+            take(elements * FLOAT, 0, Component.MASTER_WEIGHTS)
         drop((converted,))
-        drop((take(max(groups) * FLOAT),))
+        drop((take(max(groups) * FLOAT, 0, Component.GRADIENTS),))
         take(BUCKET * self.dtype_bytes)
-        take(sum(groups) * self.dtype_bytes)
+        take(sum(groups) * self.dtype_bytes, 0, Component.GRADIENTS)
         for number in self.trained:  # create_reduce_and_remove_grad_hooks
             drop((take(self._gathered_bytes(number)),))
 
@@ -313,8 +314,8 @@ class ZeRO3(Engine):
     def before_update(self, number: int) -> None:
         """Source: _prepare_fp32_grad_for_sub_group."""
         elements = self._sub_groups()[number]
-        flat = self.requests.take(elements * self.dtype_bytes)
-        self.wide = [self.requests.take(elements * FLOAT)]
+        flat = self.requests.take(elements * self.dtype_bytes, 0, Component.TEMPORARIES)
+        self.wide = [self.requests.take(elements * FLOAT, 0, Component.GRADIENTS)]
         self.requests.drop((flat,))
 
     def after_update(self, number: int) -> None:

@@ -17,6 +17,7 @@ from memcalc.allocator.pytorch.settings import Settings, parse_settings
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, Version, parse_version
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.estimate import Played
+from memcalc.ledger.component import Component
 from memcalc.workspaces import Script
 
 if TYPE_CHECKING:
@@ -58,10 +59,13 @@ class Requests:
 
     A storage is a number: that of its request. One that has several blocks, or none, has its number of the last
     request for it, or of an empty one.
+
+    `components` has what each storage is for. What no caller names is a buffer of the sharding engine.
     """
 
     def __init__(self) -> None:
         self.stretches: list[Stretch] = []
+        self.components: list[Component] = []
         # A subclass that looks at every request sees each of them: then nothing is copied from what was written.
         self.repeats = type(self) is Requests
         self._script: list[int] = []
@@ -80,36 +84,41 @@ class Requests:
         self._script = []
         self.stretches.append(Stretch(self.stretches[-1].phase, self._script, after_empty_cache=True))
 
-    def take(self, size: int, stream: int = 0) -> int:
+    def take(self, size: int, stream: int = 0, component: Component = Component.COMMUNICATION_BUFFERS) -> int:
         """A new storage with one owner, allocated on a CUDA stream: 0 is the default stream."""
         number = len(self._owners)
+        self.components.append(component)
         self._script.append(size + (stream << STREAM_SHIFT) if size else 0)
         self._owners.append(1)
         if not size:
             self._parts[number] = ()
         return number
 
-    def take_once(self, size: int) -> int:
+    def take_once(self, size: int, component: Component = Component.COMMUNICATION_BUFFERS) -> int:
         """A new storage that stays until the end, and is not made again where what is written now comes again."""
-        number = self.take(size)
+        number = self.take(size, 0, component)
         self._once.add(number)
         return number
 
-    def play(self, script: Script) -> int:
+    def play(self, script: Script, component: Component = Component.COMMUNICATION_BUFFERS) -> int:
         """Buffers taken and given back inside an operator: those left over are one storage with one owner."""
         taken: list[tuple[int, int]] = []
         for change in script:
             if change > 0:
-                taken.append((change, self.take(change)))
+                taken.append((change, self.take(change, 0, component)))
             elif change:  # the newest of that size
                 last = max(index for index, (size, _) in enumerate(taken) if size == -change)
                 self.drop((taken.pop(last)[1],))
         if not taken:
-            return self.take(0)
+            return self.take(0, 0, component)
         number = taken[-1][1]
         if len(taken) > 1:
             self._parts[number] = tuple(each for _, each in taken)
         return number
+
+    def relabel(self, number: int, component: Component) -> None:
+        """Set what a storage is for, which its reader knows better than what has made it."""
+        self.components[number] = component
 
     def hold(self, number: int) -> None:
         """One more owner."""
@@ -155,6 +164,7 @@ class Requests:
         first = len(self._owners)
         new.update(zip(written.made, range(first, first + len(written.made)), strict=True))
         self._owners.extend(written.owners)
+        self.components.extend(map(self.components.__getitem__, written.made))
         for number, parts in written.parts.items():
             self._parts[new[number]] = tuple(new[part] for part in parts)
         self._script.extend([change if change >= 0 else ~new[~change] for change in written.script])

@@ -85,7 +85,7 @@ def test_the_site_is_built_on_each_push_and_deployed_from_main_alone() -> None:
     (workflow,) = (read(path) for path in WORKFLOWS if path.name == "docs.yml")
     commands = [step["run"] for step in steps(workflow, "build") if "run" in step]
 
-    assert commands == ["make site PYTHON=python"]
+    assert commands == ["make site page PYTHON=python", "cp -r build/page build/site/page"]
     assert workflow["jobs"]["deploy"]["if"] == "github.ref == 'refs/heads/main'"
     assert workflow["jobs"]["deploy"]["permissions"] == {"id-token": "write", "pages": "write"}
 

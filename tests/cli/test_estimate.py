@@ -150,3 +150,21 @@ def test_what_holds_memory_and_is_not_modelled_stands_in_the_headline(run) -> No
     assert "Not modelled: the reference model; pairs of sequences." in text
     assert run("check", *line).code == 1
     assert run("check", *line, "--accept-unknown").code == 0
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".html", ".json"])
+def test_plot_draws_memory_over_the_run(run, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"run{suffix}"
+    assert run("estimate", "gpt2", "--gpu", "h100-80gb", "--plot", str(path), "--brief").code == 0
+    text = path.read_text()
+    for word in ("optimizer_step", "backward", "gpt2"):
+        assert word in text
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_estimate(run, tmp_path: Path) -> None:
+    code, out, err = run("estimate", "gpt2", "--plot", str(tmp_path / "run.gif"))
+    assert (code, out) == (2, "")
+    assert "ends in '.gif'. The suffix decides what is written: .png, .svg, .html, .json." in " ".join(err.split())
+    code, out, err = run("estimate", "gpt2", "--set", "pipeline_parallel=2", "--plot", str(tmp_path / "run.svg"))
+    assert (code, out) == (2, "")
+    assert "memory over the run cannot be shown" in err

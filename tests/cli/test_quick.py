@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import sys
-from memcalc.cli.quick import start_quickly
+from memcalc.startup import start_quickly
 start_quickly()
 import pydantic
 from memcalc.spec.spec import Spec

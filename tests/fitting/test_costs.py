@@ -182,3 +182,8 @@ def test_the_order_of_narayanan_et_al() -> None:
 
     assert min(seconds, key=seconds.__getitem__) == 8
     assert max(seconds, key=seconds.__getitem__) in (2, 32)
+
+
+def test_the_total_is_the_same_in_every_version_of_python() -> None:
+    """Rounded once. Added one after the other, eight tenths are 0.7999999999999999, as `sum` has it before 3.12."""
+    assert Costs(0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1).total == 0.8

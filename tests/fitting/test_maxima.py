@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import memcalc
 from memcalc.fitting.ladder import NEIGHBOURS
-from memcalc.fitting.maxima import MAXIMA, Maximum
+from memcalc.fitting.maxima import MAXIMA, MOST, SCALES, Maximum
 from memcalc.fitting.scaling import heads_step
 from memcalc.spec.cards import find_card
 from tests.properties.specs import Config, configs, examples
@@ -197,3 +197,10 @@ def test_a_scaled_model_keeps_its_shape() -> None:
     assert grown.hidden_size == model.hidden_size * found.value // 32
     assert grown.num_layers == found.value
     assert found.parameters == found.result.parameters
+
+
+def test_every_ladder_has_a_length_where_sizes_have_32_bits() -> None:
+    """As in a browser, where the largest is 2^31 - 1."""
+    assert MOST == 2**31 - 1
+    for scale in SCALES.values():
+        assert len(scale(memcalc.load("gpt2", gpu="t4")).ladder) <= 2**31 - 1

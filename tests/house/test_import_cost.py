@@ -67,5 +67,14 @@ def test_the_library_loads_no_terminal() -> None:
     assert loaded(statement=statement) & (HEAVY | {"rich", "typer"}) == set()
 
 
+def test_the_page_loads_nothing_that_a_browser_has_not() -> None:
+    """Neither a terminal nor NumPy, for which there is no wheel; nor processes, of which a browser has none."""
+    run = {"model": "gpt2", "gpu": "t4", "fields": {"training.micro_batch_size": "64"}}
+    for kind in ("estimate", "fit", "diff"):
+        request = json.dumps({"kind": kind, "run": run, "other": run, "maximize": "micro_batch_size"})
+        statement = f"from memcalc.page.engine import parts; list(parts({request!r}))"
+        assert loaded(statement=statement) & (HEAVY | {"rich", "typer", "subprocess", "multiprocessing"}) == set()
+
+
 def test_the_probe_sees_what_is_loaded() -> None:
     assert "numpy" in loaded(statement="import numpy")

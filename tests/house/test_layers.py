@@ -19,6 +19,7 @@ PACKAGE = ROOT / "memcalc"
 LAYERS = (
     ("__main__",),
     ("cli",),
+    ("page",),
     ("__init__",),
     ("api",),
     ("report",),
@@ -47,12 +48,13 @@ LAYERS = (
     ("files", "folders"),
     ("errors",),
     ("text", "extras"),
+    ("startup",),
 )
 HEIGHT = {name: -i for i, layer in enumerate(LAYERS) for name in layer}
 
 TORCH_SIDE = {"step", "recorder", "tracing", "nullcuda", "measuring"}
 EVERYWHERE = set(HEIGHT)
-BASE = {"cli", "units", "files", "folders", "errors", "text", "extras"}
+BASE = {"cli", "units", "files", "folders", "errors", "text", "extras", "startup"}
 THIRD_PARTY = {
     "torch": TORCH_SIDE,
     "transformers": TORCH_SIDE | {"spec"},  # what a config.json of a family without formulas means, only it knows

@@ -112,7 +112,9 @@ def test_the_wheel_holds_presets_data_and_types(wheel: Path) -> None:
         for path in (ROOT / "memcalc" / "data").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert presets | data | {"memcalc/py.typed", "memcalc/report/plots/page.html"} <= names
+    page = {f"memcalc/page/static/{path.name}" for path in (ROOT / "memcalc" / "page" / "static").iterdir()}
+    assert presets | data | page | {"memcalc/py.typed", "memcalc/report/plots/page.html"} <= names
+    assert not any("pyodide" in name.lower() or name.endswith(".wasm") for name in names)
     assert not any(name.startswith(("tests/", "configs/")) for name in names)
 
 

@@ -178,6 +178,7 @@ def test_what_is_copied_is_what_is_walked_through(config: str, overrides: tuple[
     copied, walked = (Rehearsal(spec, requests).play() for requests in (Requests(), Walked()))
     assert (copied.repeats, walked.repeats) == (True, False)
     assert copied.stretches == walked.stretches
+    assert copied.components == walked.components
 
 
 @pytest.mark.parametrize(("config", "overrides"), RUNS)

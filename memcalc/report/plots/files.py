@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURES = (".png", ".svg")
-SUFFIXES = (*PICTURES, ".html")
+SUFFIXES = (*PICTURES, ".html", ".json")
 
 
 def check_target(path: Path, known: tuple[str, ...] = SUFFIXES) -> None:
@@ -72,15 +72,17 @@ def write_plot(
     title: str,
     unit: Unit = "GiB",
     tables: Callable[[], Iterable[Grid]] = tuple,
+    source: str = "trace",
 ) -> None:
     """Writes the picture of a run.
 
     Args:
-        path: .png and .svg are drawn by matplotlib, .html needs nothing.
+        path: .png and .svg are drawn by matplotlib, .html needs nothing; .json has the timeline's document.
         course: what is drawn.
         title: its heading.
         unit: of all numbers.
         tables: what a page shows below the picture.
+        source: of the run, for its document.
 
     Raises:
         InputError: as `check_target`.
@@ -88,7 +90,13 @@ def write_plot(
     """
     path = Path(path)
     check_target(path)
-    if path.suffix.lower() == ".html":
+    if path.suffix.lower() == ".json":
+        import json
+
+        from memcalc.events.document import timeline_document
+
+        write_text(path, json.dumps(timeline_document(course, title, source), ensure_ascii=False) + "\n")
+    elif path.suffix.lower() == ".html":
         from memcalc.report.plots.html import course_page
 
         write_text(path, course_page(course, title, unit, tables()))

@@ -152,7 +152,9 @@ def test_the_suffix_decides(tmp_path: Path) -> None:
     write_plot(tmp_path / "run.HTML", asked_for(two_steps()), "tiny")
 
     assert (tmp_path / "run.HTML").read_text().startswith("<!DOCTYPE html>")
-    with pytest.raises(InputError, match=r"run\.gif ends in '\.gif'\. The suffix decides .* \.png, \.svg, \.html\."):
+    with pytest.raises(
+        InputError, match=r"run\.gif ends in '\.gif'\. The suffix decides .* \.png, \.svg, \.html, \.json\."
+    ):
         write_plot(tmp_path / "run.gif", asked_for(two_steps()), "tiny")
     with pytest.raises(InputError, match="run has no suffix"):
         write_plot(tmp_path / "run", asked_for(two_steps()), "tiny")

@@ -1,0 +1,51 @@
+"""The timeline's JSON document described as Pydantic models: they give its JSON Schema and check it in tests."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from memcalc.ledger.result import Source
+from memcalc.spec.model import Block
+
+
+class TimelinePeak(Block):
+    """The highest point of allocated memory."""
+
+    event: int = Field(description="its position in the run, from 0; -1 where nothing happens")
+    phase: str
+    allocated_bytes: int
+    reserved_bytes: int | None = Field(description="the most over the whole run; null where no allocator is known")
+
+
+class TimelinePhase(Block):
+    """A phase of the run: events `begin` to `end`, which is not included."""
+
+    phase: str
+    begin: int
+    end: int
+
+
+class TimelinePoints(Block):
+    """The curve: lists of one length. A point is the highest among the events from its begin to the next point's."""
+
+    begin: list[int]
+    event: list[int] = Field(description="where it is highest")
+    allocated_bytes: list[int]
+    reserved_bytes: list[int] | None = Field(description="the most among the point's events")
+    component_bytes: dict[str, list[int]] = Field(description="at that event; they sum to allocated_bytes")
+
+
+class TimelineDocument(Block):
+    """What `--plot FILE.json` writes: memory over three training steps, or over a recorded run."""
+
+    schema_version: Literal[1]
+    source: Source
+    name: str
+    events: int = Field(description="allocations, releases and the begin of phases, in order")
+    completed: bool = Field(description="false where the run ran out of memory")
+    limit_bytes: int | None = Field(description="what the GPU has for the allocator")
+    peak: TimelinePeak
+    phases: list[TimelinePhase]
+    points: TimelinePoints

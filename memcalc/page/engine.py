@@ -1,0 +1,133 @@
+"""What the page's worker calls: a request as JSON, answered part by part, each as soon as it is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from memcalc.errors import InputError, MemcalcError
+from memcalc.page.request import Run, parsed, run_of
+from memcalc.progress import Progress, silent
+from memcalc.text import json_safe
+from memcalc.units import Unit
+
+UNIT: Unit = "GiB"
+
+Part = dict[str, Any]
+Tell = Callable[[str], None]
+
+
+def parts(request: str, tell: Tell | None = None) -> Iterator[str]:
+    """Answer a request; each part is JSON with its `part`.
+
+    Args:
+        request: JSON with `kind` ("estimate", "fit" or "diff"), `run` as for `run_of`, for a diff `other`, and for a
+            fit what to `maximize` or `minimize`.
+        tell: called with how far a search is.
+
+    Yields:
+        "answer": the `document` as `--format json` prints it, the `view`, and the run as a `command` and as `yaml`;
+        then "section": a section in place of that of the same `place`; or "error": a message.
+    """
+    asked = parsed(request)
+    try:
+        yield from map(_dumped, _ANSWERS[asked["kind"]](asked, tell))
+    except MemcalcError as error:
+        yield _dumped({"part": "error", "message": str(error)})
+
+
+def text_of(document: Any) -> str:
+    """A document as the command line prints it to a terminal that shows Unicode."""
+    return json_safe(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
+
+
+def _dumped(part: Part) -> str:
+    return json.dumps(part, ensure_ascii=False)
+
+
+def _estimate(asked: Part, tell: Tell | None) -> Iterator[Part]:
+    from memcalc.api.sizing import estimate
+    from memcalc.ledger.document import document
+    from memcalc.report.views.estimate import estimate_view, verdict_section
+    from memcalc.report.views.timeline import memory_section
+
+    del tell  # an estimate is quick
+    run = run_of(asked["run"])
+    result = estimate(run.spec).replayed
+    waiting = {"kind": "waiting", "title": "Memory over the run", "place": "timeline"}
+    view = estimate_view(result, UNIT, [waiting])
+    view["sections"][0]["place"] = "verdict"
+    yield {"part": "answer", "document": text_of(document(result)), "view": view, **_copies(run, "estimate")}
+    yield {"part": "section", "section": memory_section(result, UNIT) | {"place": "timeline"}}
+    if result.spec.inference is None:
+        from memcalc.verdict.reasons import reason_of
+
+        section = verdict_section(result, UNIT, reason_of(result))
+        yield {"part": "section", "section": section | {"place": "verdict"}}
+
+
+def _fit(asked: Part, tell: Tell | None) -> Iterator[Part]:
+    from memcalc.api.searching import fit
+    from memcalc.report.fit_document import fit_document
+    from memcalc.report.views.runs import fit_view
+
+    run = run_of({**asked["run"], "gpus": ""})
+    wanted = {name: value for name in ("maximize", "minimize") if (value := asked.get(name))}
+    gpus = str(asked["run"].get("gpus") or "")
+
+    cards = int(gpus) if gpus.isdecimal() else None
+    answer = fit(run.source, *run.overrides, gpu=run.gpu, gpus=cards, progress=_progress(tell), **wanted)
+    more = [word for name, value in wanted.items() for word in (f"--{name}", value)]
+    more += ["--gpus", gpus] if gpus else []
+    yield {
+        "part": "answer",
+        "document": text_of(fit_document(answer)),
+        "view": fit_view(answer, UNIT),
+        **_copies(run, "fit", *more),
+    }
+
+
+def _diff(asked: Part, tell: Tell | None) -> Iterator[Part]:
+    from memcalc.api.sizing import diff
+    from memcalc.report.diff import difference_document
+    from memcalc.report.views.runs import difference_view
+    from memcalc.report.views.timeline import memory_section
+
+    del tell
+    first = run_of(asked["other"]).spec  # read before the other's text takes the place of its file
+    second = run_of(asked["run"])
+    difference = diff(first, second.spec)
+    timelines = [memory_section(result, UNIT) for result in difference.results]
+    yield {
+        "part": "answer",
+        "document": text_of(difference_document(difference)),
+        "view": difference_view(difference, UNIT, timelines),
+        **_copies(second, "estimate"),
+    }
+
+
+def _progress(tell: Tell | None) -> Progress:
+    """Progress as text, for those who want to know."""
+    if tell is None:
+        return silent
+
+    def told(what: str, done: int, total: int | None = None) -> None:
+        tell(f"{what}: {done:,}" + ("" if total is None else f" of {total:,}"))
+
+    return told
+
+
+def _copies(run: Run, verb: str, *more: str) -> Part:
+    try:
+        text = run.as_yaml()
+    except InputError as error:
+        text = f"# {error}\n"
+    return {"command": run.command(verb, *more), "yaml": text}
+
+
+_ANSWERS: dict[str, Callable[[Part, Tell | None], Iterator[Part]]] = {
+    "estimate": _estimate,
+    "fit": _fit,
+    "diff": _diff,
+}

@@ -1,0 +1,159 @@
+"""The view of one run: the verdict, three numbers against the GPU, the timeline, and the peak opened into formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from memcalc.ledger.component import Component
+from memcalc.ledger.result import Result
+from memcalc.report.breakdown import breakdown, host_grid
+from memcalc.report.explanation import chapters
+from memcalc.report.grid import Column, Grid
+from memcalc.report.kv_cache import generation_grid
+from memcalc.report.labels import label, meaning, percent, rank_text, shortened
+from memcalc.report.phases import rank_grid
+from memcalc.report.plots.palette import colour
+from memcalc.report.textbook import textbook_grid
+from memcalc.report.verdict import because, error_bars, figures, subject, verdict
+from memcalc.report.views.sections import Section, list_section, table_section, view
+from memcalc.text import harmless
+from memcalc.units import Unit, format_bytes, format_number
+from memcalc.verdict.reasons import Reason
+
+OUTSIDE = "#9a9a9a"  # what PyTorch's allocator does not count
+
+
+def estimate_view(
+    result: Result, unit: Unit, more: Sequence[Section] = (), *, reason: Reason | None = None, advice: str = ""
+) -> dict[str, Any]:
+    """The whole view.
+
+    Args:
+        result: the run.
+        unit: of memory.
+        more: sections that follow the three numbers, such as the timeline.
+        reason: what decides the peak, where that was looked for.
+        advice: the command that looks for what fits.
+    """
+    sections = estimate_sections(result, unit, more, reason=reason, advice=advice)
+    return view(subject(result).partition("\n")[0], sections)
+
+
+def estimate_sections(
+    result: Result, unit: Unit, more: Iterable[Section] = (), *, reason: Reason | None = None, advice: str = ""
+) -> list[Section]:
+    """The sections of one run, the verdict first."""
+    host = host_grid(result, unit)
+    tables = [rank_grid(result, unit)] if len(result.ranks) > 1 else []
+    tables += [host] if host is not None else []
+    published = generation_grid(result, unit) if result.generation else textbook_grid(result, unit)
+    tables += [published] if published is not None else []
+    return [
+        verdict_section(result, unit, reason, advice),
+        bars_section(result, unit),
+        *more,
+        components_section(result, unit),
+        phases_table(result, unit),
+        *map(table_section, tables),
+        *list_section("Notes", map(shortened, result.notes)),
+        *list_section("Not modelled", result.not_modelled),
+    ]
+
+
+def verdict_section(result: Result, unit: Unit, reason: Reason | None = None, advice: str = "") -> Section:
+    """The verdict with its interval; why, and what to change, where that was looked for."""
+    lines = [error_bars(result, unit), because(reason, unit) if reason else "", advice]
+    return {
+        "kind": "verdict",
+        "subject": [harmless(line) for line in subject(result).splitlines()],
+        "answer": result.verdict,
+        "text": harmless(verdict(result, unit)),
+        "lines": [harmless(line) for line in lines if line],
+    }
+
+
+def bars_section(result: Result, unit: Unit) -> Section:
+    """Device, reserved and allocated memory against the GPU, with the interval of device memory."""
+    headline, card, interval = result.headline, result.card, result.interval
+    sizes = {
+        "device": headline.device_bytes,
+        "reserved": headline.reserved_bytes,
+        "allocated": result.ledger.peak_bytes,
+    }
+    meanings = {row[0]: row[-1] for row in figures(result, unit).rows}
+    return {
+        "kind": "bars",
+        "title": "Three numbers",
+        "limit": None
+        if card is None
+        else {"bytes": card.usable_bytes, "text": f"{format_bytes(card.usable_bytes, unit)} usable on {card.label}"},
+        "bars": [
+            {"name": name, "bytes": size, "text": format_bytes(size, unit), "note": meanings[name]}
+            for name, size in sizes.items()
+            if size is not None
+        ],
+        "interval": None if interval is None else [interval.low_bytes, interval.high_bytes],
+    }
+
+
+def components_section(result: Result, unit: Unit) -> Section:
+    """What the peak consists of, each component with its rows, formulas and sources."""
+    parts, ledger = breakdown(result), result.ledger
+    whole = sum(parts.inside.values()) + sum(parts.outside.values())
+    where = rank_text(result.headline.rank) if len(result.ranks) > 1 else ""
+    rows = [
+        {
+            "label": label(name),
+            "color": colour(Component(name)),
+            "bytes": size,
+            "text": format_bytes(size, unit),
+            "share": percent(size, whole),
+            "meaning": meaning(name),
+            "groups": _groups(result, name, unit),
+        }
+        for name, size in parts.inside.items()
+    ]
+    rows += [
+        {
+            "label": label(name),
+            "color": OUTSIDE,
+            "bytes": size,
+            "text": format_bytes(size, unit),
+            "share": percent(size, whole),
+            "meaning": meaning(name),
+            "groups": [],
+        }
+        for name, size in parts.outside.items()
+    ]
+    return {
+        "kind": "components",
+        "title": f"At the peak: {ledger.peak_phase}{f', {where}' if where else ''}",
+        "total": {"name": "device" if parts.outside else "allocated", "text": format_bytes(whole, unit)},
+        "rows": rows,
+    }
+
+
+def phases_table(result: Result, unit: Unit) -> Section:
+    """The peak of each phase, with its share of the peak of all."""
+    ledger = result.ledger
+    rows = [(phase, format_number(ledger.totals[phase], unit)) for phase in ledger.phases]
+    strong = frozenset({ledger.phases.index(ledger.peak_phase)})
+    grid = Grid("Phases", (Column("phase"), Column(f"peak allocated, {unit}", right=True)), rows, strong)
+    shares = [ledger.totals[phase] / ledger.peak_bytes if ledger.peak_bytes else 0.0 for phase in ledger.phases]
+    return table_section(grid) | {"shares": [round(share, 4) for share in shares]}
+
+
+def _groups(result: Result, component: str, unit: Unit) -> list[dict[str, Any]]:
+    """The rows of a component that are live at the peak."""
+    return [
+        {
+            "phases": group.phases,
+            "source": group.citation,
+            "entries": [
+                {"what": harmless(entry.what), "size": entry.size, "formula": entry.formula} for entry in group.entries
+            ],
+        }
+        for chapter in chapters(result, component, unit, at_peak=True)
+        for group in chapter.groups
+    ]

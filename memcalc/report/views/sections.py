@@ -1,0 +1,80 @@
+"""The sections of a view. Each is a dict with its `kind`, ready for `json.dumps`; `static/views.js` draws them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from memcalc.report.grid import Grid
+from memcalc.report.screen import Line, Screen, Span
+from memcalc.text import harmless
+
+Section = dict[str, Any]
+
+WIDTH = 120  # columns for what screens set in lines of their own
+
+
+class Recorder(Screen):
+    """A screen that keeps what is drawn as sections: tables as tables, lines as lines."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO(), WIDTH)
+        self.sections: list[Section] = []
+
+    def line(self, *spans: Span) -> None:
+        """Keep a line as it is set; an empty one ends a section."""
+        text = "".join(part for part, _ in spans)
+        if text.strip():
+            self._add(text.strip(), len(text) - len(text.lstrip()), next((style for _, style in spans if style), ""))
+        elif self.sections:
+            self.sections[-1]["open"] = False
+
+    def keep(self, part: Grid | Line) -> bool:
+        """Keep a table, or a line of prose."""
+        if isinstance(part, Grid):
+            self.sections.append(table_section(part))
+        else:
+            self._add(*part)
+        return True
+
+    def _add(self, text: str, indent: int, style: str) -> None:
+        if not (self.sections and self.sections[-1]["kind"] == "lines" and self.sections[-1]["open"]):
+            self.sections.append({"kind": "lines", "open": True, "lines": []})
+        self.sections[-1]["lines"].append({"text": harmless(text), "indent": indent, "style": style})
+
+
+def drawn_sections(draw: Callable[[Screen], None]) -> list[Section]:
+    """What a command draws on its screen, as sections."""
+    recorder = Recorder()
+    draw(recorder)
+    return [{name: value for name, value in section.items() if name != "open"} for section in recorder.sections]
+
+
+def table_section(grid: Grid) -> Section:
+    """A table; a list where it has no head. The column of letters, which only terminals need, is left out."""
+    first = 1 if grid.letters else 0
+    return {
+        "kind": "table",
+        "title": harmless(grid.title),
+        "columns": [{"head": column.head, "right": column.right} for column in grid.columns[first:]],
+        "rows": [[harmless(cell) for cell in row[first:]] for row in grid.rows],
+        "strong": sorted(grid.strong),
+        "head": grid.head,
+    }
+
+
+def list_section(title: str, items: Iterable[str]) -> list[Section]:
+    """A list under its title; nothing where it is empty."""
+    found = [harmless(item) for item in items]
+    return [{"kind": "list", "title": title, "items": found}] if found else []
+
+
+def view(title: str, sections: Iterable[Section]) -> dict[str, Any]:
+    """Sections under a title."""
+    return {"title": harmless(title), "sections": [*sections]}
+
+
+def group(title: str, views: Iterable[dict[str, Any]], *, folded: bool = False) -> Section:
+    """Several views, side by side where there is room; folded: each opens when it is clicked."""
+    return {"kind": "views", "title": title, "views": [*views], "folded": folded}

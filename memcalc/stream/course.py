@@ -1,0 +1,161 @@
+"""Memory over a run from its requests: the same curve that traces and recorded runs have, without a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from memcalc.allocator.pytorch.constants import STREAM_SHIFT
+from memcalc.allocator.pytorch.lean import LeanAllocator
+from memcalc.allocator.pytorch.lean_expandable import LeanExpandableAllocator
+from memcalc.allocator.pytorch.settings import Settings, parse_settings
+from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, Version, parse_version
+from memcalc.events.course import Course
+from memcalc.events.event import Event, Kind
+from memcalc.events.timeline import Timeline
+from memcalc.stream.requests import Requests, Stretch
+
+if TYPE_CHECKING:
+    from memcalc.allocator.blocks import Block
+
+
+class Level(NamedTuple):
+    """What an allocator holds after a request, in bytes: in blocks that are in use, and of the device."""
+
+    allocated: int
+    reserved: int
+
+
+def course_of(
+    requests: Requests,
+    alloc_conf: str = "",
+    torch: str = DEFAULT_VERSION,
+    room: int | None = None,
+    capacity: int | None = None,
+) -> Course:
+    """Memory after every request of a run, by component, with what PyTorch's allocator makes of it.
+
+    The steady step comes twice in a run; its second time is the third step here, as in a trace.
+
+    Args:
+        requests: the run.
+        alloc_conf: as for `replay`.
+        torch: as for `replay`.
+        room: as for `replay`.
+        capacity: as for `replay`.
+
+    Raises:
+        InputError: the version does not take these settings.
+        OutOfMemory: the room has no place for a request.
+    """
+    version = parse_version(torch)
+    settings = parse_settings(alloc_conf, version)
+    stretches = [stretch for stretch in requests.stretches if stretch.phase or stretch.script]
+    levels = [*_levels(stretches, settings, version, room, capacity)]
+    events, deltas, changed = _events(stretches, requests)
+    limit = room if room is not None else capacity
+    return Course(
+        Timeline(tuple(events), tuple(deltas), tuple(changed)),
+        [level.allocated for level in levels],
+        [level.reserved for level in levels],
+        limit,
+    )
+
+
+def _named(stretches: Sequence[Stretch]) -> Iterator[tuple[Stretch, str, bool]]:
+    """Each stretch with the phase it shows, by the number of its step, and whether a phase begins with it."""
+    step, before = 0, ""
+    for stretch in stretches:
+        kind, _, number = stretch.phase.rpartition("_")
+        begins = stretch.phase != before
+        step += begins and kind == "zero_grad"
+        before = stretch.phase
+        yield stretch, f"{kind}_{step}" if number.isdigit() else stretch.phase, begins
+
+
+def _events(stretches: Sequence[Stretch], requests: Requests) -> tuple[list[Event], list[int], list[Event | None]]:
+    """The events, by how many bytes each changes what is live, and the allocation that it makes or frees."""
+    events: list[Event] = []
+    deltas: list[int] = []
+    changed: list[Event | None] = []
+    made: list[Event] = []
+    for stretch, phase, begins in _named(stretches):
+        if begins:
+            events.append(Event(Kind.PHASE, phase=phase))
+            deltas.append(0)
+            changed.append(None)
+        for change in stretch.script:
+            if change >= 0:
+                stream = change >> STREAM_SHIFT
+                size, component = change - (stream << STREAM_SHIFT), requests.components[len(made)]
+                subject = Event(Kind.ALLOC, len(made), size, stream, component)
+                events.append(subject)
+                made.append(subject)
+                deltas.append(size)
+            else:
+                subject = made[~change]
+                events.append(Event(Kind.FREE, ~change, stream=subject.stream))
+                deltas.append(-subject.bytes)
+            changed.append(subject)
+    return events, deltas, changed
+
+
+def _levels(
+    stretches: Sequence[Stretch], settings: Settings, version: Version, room: int | None, capacity: int | None
+) -> Iterator[Level]:
+    """One for each event, in the order of `_events`."""
+    lean: LeanAllocator | LeanExpandableAllocator
+    if LeanAllocator.serves(settings, version):
+        lean = LeanAllocator(version, room)
+    elif LeanExpandableAllocator.serves(settings, version):
+        lean = LeanExpandableAllocator(room, capacity)
+    else:
+        yield from _whole_levels(stretches, settings, version, room, capacity)
+        return
+    allocated = 0
+    sizes: list[int] = []  # of the block of each request
+    for stretch, _, begins in _named(stretches):
+        if begins:
+            yield Level(allocated, lean.reserved_bytes)
+        if stretch.after_empty_cache:
+            lean.empty_cache()
+        for change in stretch.script:
+            most = lean.play((change,))[0]  # after a request that is served; before one that frees
+            if change >= 0:
+                sizes.append(most - allocated)
+                allocated = most
+            else:
+                allocated -= sizes[~change]
+            yield Level(allocated, lean.reserved_bytes)
+
+
+def _whole_levels(
+    stretches: Sequence[Stretch], settings: Settings, version: Version, room: int | None, capacity: int | None
+) -> Iterator[Level]:
+    """The same with the whole allocator: settings, and other versions' rules."""
+    from memcalc.allocator.driver import Driver
+    from memcalc.allocator.pytorch.caching import CachingAllocator  # most runs do without it
+
+    driver = Driver(room) if room is None or capacity is None else Driver(capacity, capacity - room)
+    allocator = CachingAllocator(settings, version, driver)
+    reserved = allocator.counters.reserved
+    blocks: list[Block | None] = []
+    allocated = 0
+    for stretch, _, begins in _named(stretches):
+        if begins:
+            yield Level(allocated, reserved.current)
+        if stretch.after_empty_cache:
+            allocator.empty_cache()
+        for change in stretch.script:
+            if change > 0:
+                stream = change >> STREAM_SHIFT
+                blocks.append(block := allocator.malloc(change - (stream << STREAM_SHIFT), stream))
+                allocated += block.size
+            elif change:
+                freed = blocks[~change]
+                assert freed is not None
+                allocated -= freed.size
+                allocator.free(freed)
+            else:
+                blocks.append(None)
+            yield Level(allocated, reserved.current)

@@ -1,0 +1,160 @@
+"""What the page's worker calls, without a browser: the answers are those of the command line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memcalc.api import load
+from memcalc.cli.app import main
+from memcalc.page.engine import parts
+from memcalc.page.form import choices
+from memcalc.page.request import run_of
+
+CONFIG_JSON = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+RUNS: list[dict[str, Any]] = [
+    {"model": "gpt2", "gpu": "h100-80gb", "fields": {"training.micro_batch_size": "2"}},
+    {"model": "gpt2", "gpu": "", "more": "num_layers=2\nb=3"},
+    {
+        "model": "llama-3.2-1b",
+        "gpu": "t4",
+        "gpus": "8",
+        "fields": {"parallelism.zero_stage": "3", "parallelism.tensor_parallel": "2"},
+    },
+    {"model": "gpt2", "gpu": "l4", "fields": {"training.finetune": "lora", "training.lora.rank": "4"}},
+    {"model": "meta-llama/Llama-3.2-1B", "gpu": "h100-80gb", "gpus": "4", "fields": {"parallelism.zero_stage": "3"}},
+    {"text": json.dumps(CONFIG_JSON), "gpu": "l4", "fields": {"training.recipe": "pure"}},
+    {"text": "preset: gpt2\ntraining:\n  b: 2\n", "gpu": "l4"},
+]
+
+
+def answer(**request: Any) -> list[dict[str, Any]]:
+    return [json.loads(part) for part in parts(json.dumps(request))]
+
+
+def printed(command: str, capsys: pytest.CaptureFixture[str], folder: Path, text: str = "") -> str:
+    """What a command of the page prints as JSON, in a directory that has the pasted file."""
+    words = shlex.split(command)
+    if text:
+        (folder / words[2]).write_text(text)
+        words[2] = str(folder / words[2])
+    capsys.readouterr()
+    main([*words[1:], "--format", "json"])
+    return capsys.readouterr().out
+
+
+def same(document: str, command_output: str) -> None:
+    """Equal, but for how non-ASCII characters are written to a stream whose encoding is not UTF-8."""
+    assert json.loads(document) == json.loads(command_output)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run)[:40])
+def test_the_copied_command_gives_the_same_document(
+    run: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    first, *more = answer(kind="estimate", run=run)
+    assert first["part"] == "answer", first
+    same(first["document"], printed(first["command"], capsys, tmp_path, run.get("text", "")))
+    assert [part["section"]["place"] for part in more] == ["timeline", "verdict"]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run)[:40])
+def test_the_copied_yaml_is_the_same_run(run: dict[str, Any], tmp_path: Path) -> None:
+    first = answer(kind="estimate", run=run)[0]
+    if "text" in run:
+        (tmp_path / "config.json").write_text(run["text"])
+    path = tmp_path / "copied.yaml"
+    path.write_text(first["yaml"])
+    there, here = load(path), run_of(run).spec
+    assert there.model_dump(exclude={"name"}) == here.model_dump(exclude={"name"})
+
+
+def test_a_fit_is_that_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    told: list[str] = []
+    request = {"kind": "fit", "run": {"model": "gpt2", "gpu": "t4", "gpus": "2"}, "maximize": "micro_batch_size"}
+    (first,) = [json.loads(part) for part in parts(json.dumps(request), told.append)]
+    assert first["command"] == "memcalc fit gpt2 --gpu t4 --maximize micro_batch_size --gpus 2"
+    same(first["document"], printed(first["command"], capsys, tmp_path))
+    assert {"lines", "table", "timeline"} >= {section["kind"] for section in first["view"]["sections"]}
+
+
+def test_a_difference_shows_both_runs() -> None:
+    a, b = {"model": "gpt2", "gpu": "t4"}, {"text": "preset: gpt2\n", "gpu": "t4", "more": "b=4"}
+    (first,) = answer(kind="diff", run=b, other=a)
+    sides, components, phases = first["view"]["sections"]
+    assert [view["title"] for view in sides["views"]] == ["A", "B"]
+    assert [section["kind"] for section in sides["views"][0]["sections"]] == ["verdict", "bars", "timeline"]
+    assert components["title"].startswith("At the peak: A in ")
+    assert phases["title"] == "Phases"
+    assert json.loads(first["document"])["totals"]["allocated"]["difference"] > 0
+
+
+def test_a_run_whose_requests_are_not_known_is_shown_by_phase() -> None:
+    run = {"model": "gpt2", "gpu": "t4", "fields": {"parallelism.pipeline_parallel": "2"}}
+    first, timeline, _ = answer(kind="estimate", run=run)
+    section = timeline["section"]
+    phases = json.loads(first["document"])["phases"]
+    assert section["title"] == "Peak of each phase"
+    assert "pipeline parallelism" in section["note"]
+    assert section["document"]["points"]["allocated_bytes"] == [phase["allocated_bytes"] for phase in phases]
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ({}, "model: no model is named. Choose one, or paste a config.json or a YAML."),
+        ({"model": "no-such-model"}, "no-such-model"),
+        ({"model": "gpt2", "gpu": "no-such-gpu"}, "no-such-gpu"),
+        ({"model": "gpt2", "more": "bb=3"}, "unknown field 'bb'"),
+        ({"model": "gpt2", "fields": {"training.micro_batch_size": "two"}}, "micro_batch_size"),
+        ({"model": "gpt2", "gpus": "0"}, "gpus = '0' is not a positive whole number."),
+        (
+            {"model": "gpt2", "gpus": "6", "fields": {"parallelism.tensor_parallel": "4"}},
+            "Give a multiple of 4, or change these sizes.",
+        ),
+        ({"text": '{"model_type": '}, "config.json"),
+        ({"text": "model: [1"}, "config.yaml"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_run_is_one_clear_message(run: dict[str, Any], message: str) -> None:
+    (part,) = answer(kind="estimate", run=run)
+    assert part["part"] == "error"
+    assert message in part["message"]
+    assert "Traceback" not in part["message"]
+
+
+def test_a_name_that_is_markup_stays_text() -> None:
+    name = "<img src=x onerror=alert(1)>"
+    first = answer(kind="estimate", run={"text": f"name: '{name}'\npreset: gpt2\n"})[0]
+    assert first["view"]["sections"][0]["subject"][0].startswith(name)  # the script sets it as text
+
+
+def test_the_form_offers_fields_that_exist_and_values_that_are_accepted() -> None:
+    """Each value alone on GPT-2, or it is refused by a rule that names the field it contradicts."""
+    found = choices()
+    assert {"gpt2", "llama-3-8b"} <= set(found["models"])
+    fields = [field for block in found["blocks"] for field in block["fields"]]
+    assert len({field["path"] for field in fields}) == len(fields)
+    for field in fields:
+        assert field["kind"] in ("choice", "number", "text"), field
+        assert (field["kind"] == "choice") == bool(field["values"]), field
+        for value in field["values"]:
+            (part, *_) = answer(kind="estimate", run={"model": "gpt2", "fields": {field["path"]: value}})
+            assert part["part"] == "answer" or "unknown" not in part["message"], part

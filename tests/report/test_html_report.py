@@ -1,0 +1,123 @@
+"""`--html`: one file that stands alone, small, with the views of the page; names in it stay text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from base64 import b64encode
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memcalc.report.html_report import MOST_BYTES, report_page
+from memcalc.report.views.sections import drawn_sections, view
+from tests.cli.conftest import Run, run  # noqa: F401 -- the fixture that runs a command
+
+GPT2 = ["gpt2", "--gpu", "t4"]
+TINY = ["gpt2", "--set", "num_layers=2", "--set", "s=64", "--set", "vocab_size=512"]
+COMMANDS: dict[str, tuple[list[str], list[str]]] = {
+    "estimate": (["estimate", *GPT2], ["verdict", "bars", "timeline", "components", "table", "table", "list"]),
+    "pipeline": (["estimate", *GPT2, "--set", "pipeline_parallel=2"], ["verdict", "bars", "timeline", "components"]),
+    "fit": (["fit", *GPT2, "--gpus", "2"], ["lines", "timeline", "lines", "table"]),
+    "diff": (["diff", *GPT2[:1], *GPT2, "--set-b", "b=2"], ["views", "table", "table"]),
+    "recompute": (["recompute", *GPT2, "--set", "b=8"], ["lines", "lines", "timeline", "table"]),
+    "check": (["check", "configs/gpt2.yaml", "configs/gpt3.yaml", "--gpu", "t4"], ["table", "table", "lines", "views"]),
+    "trace": (["trace", *TINY, "--gpu", "a100-40gb"], ["verdict", "bars", "timeline", "table"]),
+    "measure": (["measure", *TINY, "--device", "cpu"], ["timeline", "lines"]),
+}
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """The view that a report draws."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_writes_a_report_that_stands_alone(run: Callable[..., Run], name: str, tmp_path: Path) -> None:  # noqa: F811
+    words, kinds = COMMANDS[name]
+    if name in ("trace", "measure"):
+        pytest.importorskip("torch")
+    path = tmp_path / "report.html"
+    plain, reported = run(*words), run(*words, "--html", str(path))
+    assert reported.code == plain.code
+    if name != "measure":  # whose clock differs
+        assert reported.out == plain.out
+    page = path.read_text(encoding="utf-8")
+    assert len(page.encode()) <= MOST_BYTES
+    assert not re.search(r"""(?:src|href|action)\s*=\s*["']?(?:https?:)?//""", page)
+    assert [section["kind"] for section in data_of(page)["sections"]][: len(kinds)] == kinds
+
+
+def test_its_policy_allows_its_own_scripts_alone() -> None:
+    page = report_page(view("x", []))
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    allowed = re.findall(r"'sha256-([^']+)'", page)
+    assert len(scripts) == 2
+    assert [b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts] == allowed
+    assert "default-src 'none'" in page
+
+
+@pytest.mark.parametrize(
+    "name", ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<!--", "\u2028"]
+)
+def test_a_name_cannot_end_the_data(name: str) -> None:
+    page = report_page(view(name, [{"kind": "list", "title": name, "items": [name]}]))
+    head, _, data = page.partition('id="data">')
+    assert name not in data.partition("</script>")[0]
+    assert "<img" not in head
+    assert page.count("</script>") == 3
+    assert data_of(page)["sections"][0]["items"] == [name]
+
+
+def test_a_suffix_that_is_no_report_is_refused_before_the_estimate(run: Callable[..., Run], tmp_path: Path) -> None:  # noqa: F811
+    code, out, err = run("estimate", "gpt2", "--html", str(tmp_path / "report.pdf"))
+    assert (code, out) == (2, "")
+    assert ".html" in err
+
+
+def test_a_screen_is_kept_as_it_is_drawn() -> None:
+    """Lines with their indentation and style, tables as tables, and an empty line between sections."""
+    from memcalc.report.grid import Column, Grid
+    from memcalc.report.terminal import draw_grid, draw_line
+
+    def draw(screen: Any) -> None:
+        draw_line(screen, "first", 0, "bold")
+        draw_line(screen, "second", 2)
+        screen.line()
+        screen.line(("  third", "dim"))
+        draw_grid(screen, Grid("title", (Column(""), Column("n", right=True)), [("W", "1")], letters=True))
+
+    assert drawn_sections(draw) == [
+        {
+            "kind": "lines",
+            "lines": [
+                {"text": "first", "indent": 0, "style": "bold"},
+                {"text": "second", "indent": 2, "style": ""},
+            ],
+        },
+        {"kind": "lines", "lines": [{"text": "third", "indent": 2, "style": "dim"}]},
+        {
+            "kind": "table",
+            "title": "title",
+            "columns": [{"head": "n", "right": True}],
+            "rows": [["1"]],
+            "strong": [],
+            "head": True,
+        },
+    ]
+
+
+@pytest.mark.long
+def test_a_report_on_many_configs_is_small_enough(run: Callable[..., Run], tmp_path: Path) -> None:  # noqa: F811
+    """All presets with their timelines, at most 1 MB."""
+    path = tmp_path / "report.html"
+    assert run("check", "configs", "--gpu", "h100-80gb", "--html", str(path)).code == 1
+    assert path.stat().st_size <= MOST_BYTES
+    configs = data_of(path.read_text())["sections"][-1]
+    assert len(configs["views"]) == len([*Path("configs").glob("*.yaml")])
