@@ -16,6 +16,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "null": ("torch>=2.6", "nvidia-ml-py>=12.535", "pyelftools>=0.30"),
     "plan": ("scipy>=1.11",),
     "plot": ("matplotlib>=3.8",),
+    "browser": ("playwright>=1.45",),
     "parquet": ("pyarrow>=15",),
 }
 

@@ -76,7 +76,7 @@ def test_files_are_guessed_too(run: Callable[..., Run], tmp_path: Path) -> None:
     unet = tmp_path / "config.json"
     unet.write_text('{"_class_name": "UNet2DConditionModel", "sample_size": 64, "in_channels": 4}')
 
-    assert "config of a 'UNet2DConditionModel' of diffusers" in run("estimate", str(unet)).err
+    assert "'UNet2DConditionModel' is a model of diffusers" in run("estimate", str(unet)).err
 
 
 def test_there_are_forty() -> None:
