@@ -35,6 +35,9 @@ CREATORS = frozenset(
     }
 )
 
+# What they make has no values before it is written.
+UNWRITTEN = frozenset({aten.empty_like, aten.new_empty, aten.new_empty_strided, aten.resize_, aten.set_})
+
 
 class Values:
     """What is known of the values of storages."""
@@ -49,8 +52,10 @@ class Values:
         found = self._mirrors.get(identity(tensor.untyped_storage()))
         return None if found is None or tensor.numel() > LARGEST_VIEW else _view(found[0], tensor)
 
-    def _knows(self, fake: FakeTensor) -> bool:
-        return identity(fake.untyped_storage()) in self._mirrors and fake.numel() <= LARGEST_VIEW
+    def _knows(self, tensor: Any) -> bool:
+        if not isinstance(tensor, FakeTensor):  # the host's; nothing is known of a shape without memory
+            return not (tensor.is_meta or is_made_of_tensors(tensor))
+        return identity(tensor.untyped_storage()) in self._mirrors and tensor.numel() <= LARGEST_VIEW
 
     def learn(self, tensor: Any, real: Tensor) -> None:
         """From now on these are the values of a fake tensor, if it is small enough."""
@@ -101,8 +106,10 @@ class Values:
             self._create(operator, args, kwargs, output)
             return
         first = True
+        if operator.overloadpacket in UNWRITTEN:
+            return
         for tensor in tensors((*args, *kwargs.values())):
-            if isinstance(tensor, FakeTensor) and not self._knows(tensor):
+            if not self._knows(tensor):
                 if not first and operator._schema.is_mutable:  # noqa: SLF001 -- no public name
                     self.forget(next(tensors(args)))
                 return

@@ -47,6 +47,7 @@ REASONS = {
     "step/optimizers.py": "an optimizer's or a kernel's package",
     "step/packages.py": "PyTorch",
     "step/quantised.py": "an extra of memcalc",
+    "tracing/child.py": "The process that ran the training step ended by itself",
 }
 
 

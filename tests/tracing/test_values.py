@@ -78,3 +78,15 @@ def test_what_the_host_sends_keeps_its_values() -> None:
         assert sizes.cpu().tolist() == sizes.to("cpu").tolist() == [[1, 14, 14], [1, 8, 6]]
         assert (there * there).tolist() == [9, 16]
         assert session.readbacks == 0
+
+
+def test_what_was_not_written_is_unknown() -> None:
+    """Memory of the shape of a known tensor, and shapes on the meta device, have no values."""
+    with fake_cuda(find_card("a100-80gb")) as session:
+        known = torch.arange(4, device="cuda")
+        there = torch.empty_like(torch.empty(4, dtype=torch.long, device="meta"), device="cuda")
+
+        assert torch.empty_like(known).sum().item() == 0
+        assert session.readbacks == 1
+        assert there.sum().item() == 0
+        assert session.readbacks == 2
