@@ -20,7 +20,7 @@ import yaml
 import memcalc
 
 HERE = Path(__file__).resolve().parent
-RECORD = HERE / "recordings" / "any-models.jsonl"
+RECORD = HERE / "recordings" / "any-models" / "null-h100-80gb-torch-2.13.0.jsonl"
 CARD, STEPS = "h200", 2
 
 

@@ -22,6 +22,7 @@ SECTION = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
 
 # The modules that end a command with exit code 3, each with the words of the reference that stand for its reason.
 REASONS = {
+    "catalogue/hub.py": "The Hugging Face hub gives no `config.json`",
     "cli/app.py": "too little memory for the command",
     "cli/dry_run.py": "temporary report of a process of a dry run",
     "files.py": "A result could not be written",
@@ -40,6 +41,7 @@ REASONS = {
     "recorder/history.py": "its release lacks what the run needs",
     "report/plots/files.py": "an extra of memcalc",
     "report/sweeps/files.py": "an extra of memcalc",
+    "spec/local_card.py": "`--gpu auto`",
     "step/adapters.py": "an extra of memcalc",
     "step/float8.py": "an extra of memcalc",
     "step/liger.py": "a kernel's package",
