@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, Units
-from memcalc.cli.shorthand import takes_shorthands
+from memcalc.cli.shorthand import ShorthandCommand, takes_shorthands
 
 GPUS_HELP = (
     "Number of GPUs; default: that of the configuration. With --minimize gpus: the most to try, by default 4,096."
@@ -20,6 +20,9 @@ def complete_hold(incomplete: str) -> list[str]:
     from memcalc.fitting.layouts import HOLDABLE
 
     return [field for field in HOLDABLE if field.startswith(incomplete)]
+
+
+CommandClass = ShorthandCommand  # whose --lora and --recompute may stand without a value
 
 
 @takes_shorthands(without=("gpus",))

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memcalc.cli.options import CONFIG_HELP, Device, Html, Plot, Set, Units, complete_config
-from memcalc.cli.shorthand import takes_shorthands
+from memcalc.cli.shorthand import ShorthandCommand, takes_shorthands
 from memcalc.cli.trace import EXPORT_HELP
 from memcalc.errors import InputError, MemcalcError
 from memcalc.text import harmless
 
 if TYPE_CHECKING:
     from memcalc.measuring.ranks import Place
+
+
+CommandClass = ShorthandCommand  # whose --lora and --recompute may stand without a value
 
 
 @takes_shorthands()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memcalc.cli.options import Gpu, Html, Plot, Set, Units, complete_config
-from memcalc.cli.shorthand import assignments, takes_shorthands
+from memcalc.cli.shorthand import ShorthandCommand, assignments, takes_shorthands
 
 if TYPE_CHECKING:
     from memcalc.spec.spec import Spec
@@ -29,6 +29,9 @@ INPUTS_HELP = (
     "the configuration."
 )
 OPTIMIZER_HELP = "Such as adamw; a module has none unless it is given."
+
+
+CommandClass = ShorthandCommand  # whose --lora and --recompute may stand without a value
 
 
 @takes_shorthands(without=("optimizer",))

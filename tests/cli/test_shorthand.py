@@ -55,6 +55,15 @@ def test_every_command_that_takes_them_lists_them(command: str, run: Callable[..
         assert option in text
 
 
+@pytest.mark.parametrize("command", ["estimate", "trace", "fit", "measure"])
+def test_options_may_stand_without_a_value_on_every_command(command: str, run: Callable[..., Run]) -> None:
+    """Each refuses the model, not the value of an option."""
+    done = run(command, "--lora", "--recompute", "--qlora", "no-such-model")
+
+    assert done.code == 2
+    assert "no-such-model: not a file, preset or hub id" in done.err
+
+
 def test_fit_searches_within_a_budget(run: Callable[..., Run]) -> None:
     found: dict[str, Any] = json.loads(run("fit", "gpt2", "--budget", "12GiB", "-b", "2", "--format", "json").out)
 
