@@ -8,7 +8,6 @@ from memcalc.extras import REQUIREMENTS, installation
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-DEVELOPERS = {"dev", "browser"}  # what tests need and no command
 
 
 def written_out(extra: str) -> tuple[str, ...]:
@@ -21,7 +20,7 @@ def written_out(extra: str) -> tuple[str, ...]:
 
 
 def test_hints_install_what_the_extras_do() -> None:
-    assert {extra: written_out(extra) for extra in EXTRAS if extra not in DEVELOPERS} == REQUIREMENTS
+    assert {extra: written_out(extra) for extra in EXTRAS if extra != "dev"} == REQUIREMENTS
     assert installation("hf") == "pip install 'torch>=2.6' 'nvidia-ml-py>=12.535' 'transformers>=4.51'"
 
 
