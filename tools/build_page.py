@@ -6,7 +6,6 @@ python tools/build_page.py --modules build/page-modules --wheels build/page-whee
 from __future__ import annotations
 
 import argparse
-import ast
 import gzip
 import hashlib
 import json
@@ -36,7 +35,6 @@ NEVER = re.compile(
     r"\.dist-info/(?!METADATA)|(?<!wasm32-emscripten)\.so$|^pydantic/(v1|mypy)|\.pyi$|^_yaml/"
     r"|^memcalc/(nullcuda/(src|hook)|page/static|report/plots/page\.html)|^memcalc/data/.*\.schema\.json$"
 )
-ENTRIES = ("memcalc.page.engine", "memcalc.page.form", "memcalc.startup")
 # Modules of the standard library that need processes, sockets or a terminal, or that only developers use.
 LIBRARY_NEVER = re.compile(
     r"^(multiprocessing|xml|xmlrpc|_pyrepl|unittest|wsgiref|sqlite3|curses|dbm|ensurepip|idlelib|pydoc_data|tkinter"
@@ -57,32 +55,6 @@ def members(archive: Path, never: re.Pattern[str], kept: re.Pattern[str] | None 
             for name in names
             if not never.search(name) or (kept is not None and kept.search(name))
         }
-
-
-def reachable(files: dict[str, bytes]) -> set[str]:
-    """The modules of memcalc that the page's modules import, at any depth, imports inside functions included."""
-    modules = {
-        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in files if is_module(name)
-    }
-    found: set[str] = set()
-    waiting = [*ENTRIES]
-    while waiting:
-        module = waiting.pop()
-        if module not in modules or modules[module] in found:
-            continue
-        found.add(modules[module])
-        waiting.append(module.rpartition(".")[0])  # its package
-        for node in ast.walk(ast.parse(files[modules[module]])):
-            if isinstance(node, ast.Import):
-                waiting += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return found
-
-
-def is_module(name: str) -> bool:
-    """Whether a file is a module of memcalc."""
-    return name.startswith("memcalc/") and name.endswith(".py")
 
 
 def write_archive(target: Path, files: dict[str, bytes]) -> None:
@@ -144,8 +116,6 @@ def main() -> None:
     files: dict[str, bytes] = {}
     for wheel in sorted([*given.wheels.glob("*.whl"), given.memcalc]):
         files |= members(wheel, NEVER)
-    kept = reachable(files)
-    files = {name: content for name, content in files.items() if name in kept or not is_module(name)}
     packages, library, choices = given.site / "packages.zip", target / "python_stdlib.zip", given.site / "choices.json"
     write_archive(packages, files)
     write_archive(library, members(modules / "pyodide" / "python_stdlib.zip", LIBRARY_NEVER, KEPT))

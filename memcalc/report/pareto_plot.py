@@ -63,6 +63,7 @@ def front_figure(planning: Planning, unit: Unit = "GiB") -> Figure:
     axes.set_title(drawable(subject(planning.result).partition("\n")[0]), loc="left", fontsize=12, fontweight="bold")
     axes.set_xlabel(f"peak of allocated memory, {unit}")
     axes.set_ylabel("recomputed FLOPs, % of a forward")
+    axes.margins(x=0.08, y=0.1)  # room for the labels at the ends
     axes.set_ylim(bottom=0)
     axes.grid(color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)

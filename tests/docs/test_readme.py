@@ -32,7 +32,7 @@ def test_the_first_command_answers_in_30_lines() -> None:
 def test_the_plot_is_of_the_first_command() -> None:
     name = re.findall(r"\(docs/pictures/([\w.-]+)\)", README)[0]
 
-    assert SESSIONS[0].startswith(f"$ memcalc estimate {PICTURES[name]}\n")
+    assert SESSIONS[0].startswith(f"$ memcalc {PICTURES[name]}\n")
 
 
 @pytest.mark.long

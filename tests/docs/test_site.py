@@ -43,7 +43,7 @@ def test_pages_are_guides_reference_explanations_or_reports() -> None:
     folders = {page.partition("/")[0] for page in PAGES if "/" in page}
 
     assert folders == {"guides", "reference", "explanations", "reports"}
-    assert {page for page in PAGES if "/" not in page} == {"index.md", "questions.md", "contributing.md"}
+    assert {page for page in PAGES if "/" not in page} == {"index.md", "page.md", "questions.md", "contributing.md"}
 
 
 def test_guides_are_short() -> None:

@@ -1,6 +1,7 @@
 """Whole screens of `sweep`."""
 
 import io
+import re
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import memcalc
 from memcalc.engine.varying import parse_axes
 from memcalc.report.screen import Screen
 from memcalc.report.sweeps.screen import draw_sweep
+from memcalc.report.sweeps.svg import cell_of, heat_maps
 from tests.records import pin_records
 
 Golden = Callable[[str, str], None]
@@ -44,3 +46,23 @@ def test_screens(name: str, width: int, golden: Golden, monkeypatch: pytest.Monk
     draw_sweep(Screen(file, width), table, source, gpu or "", "GiB")
 
     golden(f"sweep_{name}_{width}", file.getvalue())
+
+
+def test_a_map_on_which_nothing_fits_says_why() -> None:
+    """Of what would come closest; a map with something that fits has no such line."""
+    none = heat_maps(memcalc.sweep("llama-3-70b", {"b": [1, 2]}, "recipe=pure", gpu="h100-80gb"), "title", "GiB")
+    some = heat_maps(memcalc.sweep("gpt2", {"b": [1, 2]}, gpu="h100-80gb"), "title", "GiB")
+    assert re.search(r"Nothing fits: the closest \(micro_batch_size = [12]\) needs [\d,.]+ GiB of 79\.10 GiB\.", none)
+    assert "Nothing fits" not in some
+
+
+def test_few_columns_have_their_numbers_in_the_cells() -> None:
+    """640 pixels over 4 columns are 80 each, the widest; over 64 columns 14, the narrowest, without room for a number."""
+    few, many = cell_of(4), cell_of(64)
+    assert (few.width, few.numbered) == (80, True)
+    assert (many.width, many.numbered) == (14, False)
+    table = memcalc.sweep("gpt2", {"b": [1, 2]}, gpu="h100-80gb")
+    svg = heat_maps(table, "title", "GiB")
+    for size in table.device_bytes:
+        assert f">{size / 2**30:,.2f}</text>" in svg
+    assert "numbers: device memory, GiB" in svg

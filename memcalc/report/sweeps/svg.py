@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
 
 from memcalc.engine.table import Table
 from memcalc.engine.terms import CLOSE, FITS
@@ -11,29 +14,68 @@ from memcalc.report.plots.markup import markup
 from memcalc.report.sweeps.downsampling import MOST_CELLS, MOST_MAPS, factors, merged
 from memcalc.report.sweeps.heatmaps import Landscape, Map
 from memcalc.report.sweeps.text import answer_text
-from memcalc.units import Unit, format_bytes
+from memcalc.units import Unit, format_bytes, format_number
 
-CELL, LEFT, TOP, GAP = 14, 150, 46, 64  # pixels
+LEFT, TOP, GAP = 150, 62, 64  # pixels
+FIELD = 640  # that the cells of a row share
+_LEAST, _MOST = 14, 80  # width of a cell
+_LOW, _HIGH = 14, 26  # its height, where it is too narrow for its number, and where it has one
+_NUMBERED = 48  # width of a cell that has room for its number
 _LABELS = 12  # along the columns, at most
 _LIGHT, _DARK, _CLOSE, _NOT, _NONE = (237, 248, 251), (0, 109, 44), "#ffe680", "#fdd9c7", "#e0e0e0"
 _BOUNDARY = "#CC0000"
+_DARK_FROM = 0.6  # of the GPU: from there on the green is dark, and numbers on it are white
+
+
+class Cell(NamedTuple):
+    """The size of a cell, in pixels: few columns are wide, and then have their numbers written in them."""
+
+    width: int
+    height: int
+
+    @property
+    def numbered(self) -> bool:
+        """Whether its number fits in it."""
+        return self.width >= _NUMBERED
+
+
+def cell_of(columns: int) -> Cell:
+    """The cell of a map with so many columns."""
+    width = max(_LEAST, min(_MOST, FIELD // max(columns, 1)))
+    return Cell(width, _HIGH if width >= _NUMBERED else _LOW)
+
+
+def cause(table: Table, unit: Unit) -> str:
+    """Why nothing fits: what the smallest valid configuration needs; empty where something fits or may."""
+    judged = table.valid & (table.usable_bytes >= 0)
+    if not judged.any() or table.fits.any() or table.close.any():
+        return ""
+    at = int(np.where(judged, table.device_bytes - table.usable_bytes, np.iinfo(np.int64).max).argmin())
+    values = ", ".join(f"{field.rpartition('.')[2]} = {value}" for field, value in table.point(at).items())
+    needs, usable = (format_bytes(int(size[at]), unit) for size in (table.device_bytes, table.usable_bytes))
+    return f"Nothing fits: the closest ({values}) needs {needs} of {usable}."
 
 
 def heat_maps(table: Table, title: str, unit: Unit) -> str:
     """An <svg> element with every map below one another."""
     landscape = Landscape(table)
     body: list[str] = [f'<text x="10" y="22" font-size="15" font-weight="bold">{markup(title)}</text>']
+    if landscape.judged and (why := cause(table, unit)):
+        body.append(f'<text x="10" y="42" font-size="13" fill="{_BOUNDARY}">{markup(why)}</text>')
     y, width = TOP, 0
     maps = list(islice(landscape.maps(), MOST_MAPS))
     down, across = factors(len(maps[0].rows), len(maps[0].columns), MOST_CELLS // len(maps))
     for whole in maps:
         each = whole if down == across == 1 else merged(whole, down, across)
         body += _map(landscape, each, y, table, unit, "" if each is whole else "at most ")
-        y += GAP + CELL * len(each.rows)
-        width = max(width, LEFT + CELL * len(each.columns) + 40, 640)
+        cell = cell_of(len(each.columns))
+        y += GAP + cell.height * len(each.rows)
+        width = max(width, LEFT + cell.width * len(each.columns) + 40, LEFT + FIELD + 40)
     words = "green: fits, by share of the GPU; yellow: close; pale red: does not fit; gray: invalid; red line: boundary"
     if not landscape.judged:
         words = "green: share of the largest; gray: invalid"
+    if cell_of(len(maps[0].columns)).numbered:
+        words += f"; numbers: device memory, {unit}"
     for line in (words, *_left_out(table, len(maps), maps[0], down, across)):
         body.append(f'<text x="10" y="{y}">{line}</text>')
         y += 14
@@ -64,12 +106,15 @@ def _left_out(table: Table, drawn: int, first: Map, down: int, across: int) -> I
 
 def _map(landscape: Landscape, each: Map, top: int, table: Table, unit: Unit, bound: str) -> list[str]:
     lines = [f'<text x="{LEFT}" y="{top + 10}" font-weight="bold">{markup(each.others)}</text>'] if each.others else []
+    cell = cell_of(len(each.columns))
     top += 18
     for row, name in enumerate(each.rows):
-        y = top + CELL * row
-        lines.append(f'<text x="{LEFT - 6}" y="{y + CELL - 3}" text-anchor="end">{markup(name)}</text>')
+        y = top + cell.height * row
+        middle = y + cell.height // 2 + 4
+        lines.append(f'<text x="{LEFT - 6}" y="{middle}" text-anchor="end">{markup(name)}</text>')
         for column, across in enumerate(each.columns):
-            place = f'x="{LEFT + CELL * column}" y="{y}" width="{CELL}" height="{CELL}"'
+            x = LEFT + cell.width * column
+            place = f'x="{x}" y="{y}" width="{cell.width}" height="{cell.height}"'
             where = f"{landscape.across_name} = {across}" + (f", {landscape.down_name} = {name}" if name else "")
             number = int(each.numbers[row, column])
             needs = "more than 1 PiB" if table.too_large[number] else "invalid"
@@ -78,15 +123,21 @@ def _map(landscape: Landscape, each: Map, top: int, table: Table, unit: Unit, bo
                 needs += f", {answer_text(table, number)}" if landscape.judged else ""
             words = markup(f"{where}: {needs}")
             lines.append(f'<rect {place} fill="{_fill(each, row, column)}"><title>{words}</title></rect>')
+            if cell.numbered and table.valid[number]:
+                dark = each.verdict[row, column] == FITS and each.share[row, column] > _DARK_FROM
+                ink = "#ffffff" if dark else "#222222"
+                size = format_number(int(table.device_bytes[number]), unit)
+                place = f'x="{x + cell.width // 2}" y="{middle}" fill="{ink}"'
+                lines.append(f'<text {place} text-anchor="middle" pointer-events="none">{size}</text>')
     lines.append(_boundary(landscape, each, top))
-    bottom = top + CELL * len(each.rows) + 12
+    bottom = top + cell.height * len(each.rows) + 12
     every = -(-len(each.columns) // _LABELS)
     for column in range(0, len(each.columns), every):
-        x = LEFT + CELL * column + CELL // 2
+        x = LEFT + cell.width * column + cell.width // 2
         lines.append(f'<text x="{x}" y="{bottom}" text-anchor="middle">{markup(each.columns[column])}</text>')
     lines.append(f'<text x="{LEFT}" y="{bottom + 13}">{markup(landscape.across_name)}</text>')
     down = markup(landscape.down_name)
-    lines.append(f'<text x="10" y="{top + CELL - 3}">{down}</text>')
+    lines.append(f'<text x="10" y="{top + cell.height // 2 + 4}">{down}</text>')
     return lines
 
 
@@ -94,13 +145,14 @@ def _boundary(landscape: Landscape, each: Map, top: int) -> str:
     """A line to the right of what fits, row by row."""
     if not landscape.judged:
         return ""
+    cell = cell_of(len(each.columns))
     path, before = "", None
     for row, (last, _) in enumerate(each.boundaries()):
-        x = LEFT + CELL * (0 if last is None else last + 1)
+        x = LEFT + cell.width * (0 if last is None else last + 1)
         path += (
             f"{'M' if before is None else 'H'}{x}"
             + (f" {top}" if before is None else "")
-            + f"V{top + CELL * (row + 1)}"
+            + f"V{top + cell.height * (row + 1)}"
         )
         before = x
     return f'<path d="{path}" fill="none" stroke="{_BOUNDARY}" stroke-width="2"/>'
