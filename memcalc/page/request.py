@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import tempfile
 from collections.abc import Mapping
@@ -121,7 +122,10 @@ def run_of(asked: Mapping[str, Any]) -> Run:
 
 @cache
 def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="memcalc-"))
+    """Of the browser's own file system, which goes with the page."""
+    folder = Path(tempfile.gettempdir()) / f"memcalc-page-{os.getpid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def _written(text: str) -> str:

@@ -157,7 +157,10 @@ def test_recorded_ranks() -> None:
         (("context_parallel=2",), "context parallelism"),
         (("engine=fsdp2", "zero_stage=3", "recompute=[[0,1]]"), "layers in one checkpoint segment under FSDP2"),
         (("engine=ddp", "recipe=mixed-20"), "gradients in fp32 beside those of autograd on several ranks"),
-        (("engine=fsdp2", "zero_stage=3", "recipe=mixed-18"), "gradients in fp32 beside those of autograd on several ranks"),
+        (
+            ("engine=fsdp2", "zero_stage=3", "recipe=mixed-18"),
+            "gradients in fp32 beside those of autograd on several ranks",
+        ),
     ],
 )
 def test_what_is_not_replayed_says_why(words: tuple[str, ...], reason: str) -> None:

@@ -228,7 +228,7 @@ def test_without_transformers_models_of_several_modalities_name_it(
     for module in (families, foreign):
         monkeypatch.setattr(module, "can_read_foreign", lambda: False)
 
-    with pytest.raises(InputError, match=r"several modalities.*pip install 'llm-memcalc\[hf\]'"):
+    with pytest.raises(InputError, match=r"several modalities.*pip install .*'transformers>="):
         load_to_run(config(tmp_path, CONFIGS["LlavaForConditionalGeneration"], "LlavaForConditionalGeneration"))
 
 

@@ -424,11 +424,11 @@ void handle(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
         else
             forget(tensor);
     });
-    if (!done || call.level == UNKNOWN) /* what the stubs have kept of the tensor whose place it took is not its value */
+    if (!done) return;
+    if (call.level == UNKNOWN) /* what the stubs have kept of the tensor whose place it took is not its value */
         for (const IValue &result : real)
             if (result.isTensor() && keepable(result.toTensor()))
                 null_clear(result.toTensor().mutable_data_ptr(), result.toTensor().nbytes());
-    if (!done) return;
     for (size_t i = 0; i < real.size() && i < results.size(); i++) {
         const auto *alias = op.schema().returns()[i].alias_info();
         if (alias != nullptr) continue; /* one of its arguments */
