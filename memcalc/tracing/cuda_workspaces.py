@@ -86,7 +86,19 @@ def _norm(
     columns = prod(shape)
     item = x.element_size() if weight is None else weight.element_size()
     script = norms.norm_backward(x.numel() // columns, columns, item, parameters, card)
-    return (Hidden(script),) if script else ()
+    return _beside_copy(x, (Hidden(script),) if script else ())
+
+
+def _norm_input(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
+    return _beside_copy(args[0], ())
+
+
+def _beside_copy(x: Tensor, hidden: Sequence[Hidden]) -> Sequence[Hidden]:
+    """What a norm makes, beside a copy of an input that is not contiguous (native/cuda/layer_norm_kernel.cu)."""
+    if x.is_contiguous():
+        return hidden
+    size = x.numel() * x.element_size()
+    return (Hidden((size,), at=0), *hidden, Hidden((-size,)))
 
 
 def _where(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
@@ -186,6 +198,8 @@ WORKSPACES: dict[Any, Rule] = {
     aten.linalg_vector_norm: lambda card, args, kwargs, output: _sum(card, (args[0], *args[2:3]), kwargs, output),
     aten.pow: _pow,
     aten.where: _where,
+    aten.native_layer_norm: _norm_input,
+    torch.ops.memcalc._fused_rms_norm: _norm_input,  # noqa: SLF001
     aten.native_layer_norm_backward: _layer_norm,
     torch.ops.memcalc._fused_rms_norm_backward: _rms_norm,  # noqa: SLF001 -- operators' names, here and below
     aten._safe_softmax: _safe_softmax,  # noqa: SLF001
