@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from tests.page.browser import BROWSER, ROOT, SITE, launch_arguments, served
 
@@ -10,7 +11,7 @@ RUN = "#kind=estimate&model=llama-3-8b&gpu=h100-80gb&training.recipe=pure&traini
 RUN += "&training.recompute=full"
 
 # The picture's name in docs/pictures: its width and height in pixels, and the color scheme.
-PICTURES = {
+PICTURES: dict[str, tuple[int, int, Literal["light", "dark"]]] = {
     "page-light.png": (1280, 1150, "light"),
     "page-dark.png": (1280, 1150, "dark"),
     "page-phone.png": (360, 2300, "light"),
