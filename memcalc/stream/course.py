@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
-from memcalc.allocator.pytorch.lean import LeanAllocator
-from memcalc.allocator.pytorch.lean_expandable import LeanExpandableAllocator
-from memcalc.allocator.pytorch.settings import Settings, parse_settings
-from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, Version, parse_version
+from memcalc.allocator.pytorch.scripted import Scripted, allocator_of
+from memcalc.allocator.pytorch.versions import DEFAULT_VERSION
 from memcalc.events.course import Course
 from memcalc.events.event import Event, Kind
 from memcalc.events.timeline import Timeline
 from memcalc.stream.requests import Requests, Stretch
-
-if TYPE_CHECKING:
-    from memcalc.allocator.blocks import Block
 
 
 class Level(NamedTuple):
@@ -48,10 +43,8 @@ def course_of(
         InputError: the version does not take these settings.
         OutOfMemory: the room has no place for a request.
     """
-    version = parse_version(torch)
-    settings = parse_settings(alloc_conf, version)
-    stretches = [stretch for stretch in requests.stretches if stretch.phase or stretch.script]
-    levels = [*_levels(stretches, settings, version, room, capacity)]
+    stretches = [stretch for stretch in requests.stretches if not stretch.is_empty]
+    levels = [*_levels(stretches, allocator_of(alloc_conf, torch, room, capacity))]
     events, deltas, changed = _events(stretches, requests)
     limit = room if room is not None else capacity
     return Course(
@@ -100,62 +93,20 @@ def _events(stretches: Sequence[Stretch], requests: Requests) -> tuple[list[Even
     return events, deltas, changed
 
 
-def _levels(
-    stretches: Sequence[Stretch], settings: Settings, version: Version, room: int | None, capacity: int | None
-) -> Iterator[Level]:
+def _levels(stretches: Sequence[Stretch], allocator: Scripted) -> Iterator[Level]:
     """One for each event, in the order of `_events`."""
-    lean: LeanAllocator | LeanExpandableAllocator
-    if LeanAllocator.serves(settings, version):
-        lean = LeanAllocator(version, room)
-    elif LeanExpandableAllocator.serves(settings, version):
-        lean = LeanExpandableAllocator(room, capacity)
-    else:
-        yield from _whole_levels(stretches, settings, version, room, capacity)
-        return
     allocated = 0
     sizes: list[int] = []  # of the block of each request
     for stretch, _, begins in _named(stretches):
         if begins:
-            yield Level(allocated, lean.reserved_bytes)
+            yield Level(allocated, allocator.reserved_bytes)
         if stretch.after_empty_cache:
-            lean.empty_cache()
+            allocator.empty_cache()
         for change in stretch.script:
-            most = lean.play((change,))[0]  # after a request that is served; before one that frees
+            most = allocator.play((change,)).allocated  # after a request that is served; before one that frees
             if change >= 0:
                 sizes.append(most - allocated)
                 allocated = most
             else:
                 allocated -= sizes[~change]
-            yield Level(allocated, lean.reserved_bytes)
-
-
-def _whole_levels(
-    stretches: Sequence[Stretch], settings: Settings, version: Version, room: int | None, capacity: int | None
-) -> Iterator[Level]:
-    """The same with the whole allocator: settings, and other versions' rules."""
-    from memcalc.allocator.driver import Driver
-    from memcalc.allocator.pytorch.caching import CachingAllocator  # most runs do without it
-
-    driver = Driver(room) if room is None or capacity is None else Driver(capacity, capacity - room)
-    allocator = CachingAllocator(settings, version, driver)
-    reserved = allocator.counters.reserved
-    blocks: list[Block | None] = []
-    allocated = 0
-    for stretch, _, begins in _named(stretches):
-        if begins:
-            yield Level(allocated, reserved.current)
-        if stretch.after_empty_cache:
-            allocator.empty_cache()
-        for change in stretch.script:
-            if change > 0:
-                stream = change >> STREAM_SHIFT
-                blocks.append(block := allocator.malloc(change - (stream << STREAM_SHIFT), stream))
-                allocated += block.size
-            elif change:
-                freed = blocks[~change]
-                assert freed is not None
-                allocated -= freed.size
-                allocator.free(freed)
-            else:
-                blocks.append(None)
-            yield Level(allocated, reserved.current)
+            yield Level(allocated, allocator.reserved_bytes)

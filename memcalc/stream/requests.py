@@ -5,23 +5,18 @@ What a step asks for does not depend on what it gets, so one list serves every s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from memcalc.allocator.pytorch.bound import most_reserved
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
-from memcalc.allocator.pytorch.lean import LeanAllocator
-from memcalc.allocator.pytorch.lean_expandable import LeanExpandableAllocator
-from memcalc.allocator.pytorch.settings import Settings, parse_settings
-from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, Version, parse_version
-from memcalc.estimation.allocation import rounded
+from memcalc.allocator.pytorch.lean import Highest
+from memcalc.allocator.pytorch.scripted import Scripted, allocator_of
+from memcalc.allocator.pytorch.versions import DEFAULT_VERSION
 from memcalc.estimation.estimate import Played
 from memcalc.ledger.component import Component
 from memcalc.workspaces import Script
-
-if TYPE_CHECKING:
-    from memcalc.allocator.blocks import Block
 
 
 class Stretch(NamedTuple):
@@ -36,6 +31,11 @@ class Stretch(NamedTuple):
     phase: str
     script: list[int]
     after_empty_cache: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is neither a phase nor a request."""
+        return not (self.phase or self.script)
 
 
 class Written(NamedTuple):
@@ -222,24 +222,16 @@ def replay(
         InputError: the release does not take these settings.
         OutOfMemory: the room has no place for a request.
     """
-    version = parse_version(torch)
-    settings = parse_settings(alloc_conf, version)
-    stretches = [stretch for stretch in requests.stretches if stretch.phase or stretch.script]
-    lean: LeanAllocator | LeanExpandableAllocator
-    if LeanAllocator.serves(settings, version):
-        lean = LeanAllocator(version, room)
-    elif LeanExpandableAllocator.serves(settings, version):
-        lean = LeanExpandableAllocator(room, capacity)
-    else:
-        return _replay_whole(stretches, settings, version, room, capacity)
-    tops = _tops((stretch.phase, _play(lean, stretch)) for stretch in stretches)
-    return Replay(tops, lean.peak_reserved_bytes, lean.retries)
+    allocator = allocator_of(alloc_conf, torch, room, capacity)
+    tops = _tops((stretch.phase, play(allocator, stretch)) for stretch in requests.stretches if not stretch.is_empty)
+    return Replay(tops, allocator.peak_reserved_bytes, allocator.retries)
 
 
-def _play(lean: LeanAllocator | LeanExpandableAllocator, stretch: Stretch) -> tuple[int, int]:
+def play(allocator: Scripted, stretch: Stretch) -> Highest:
+    """Serve a stretch."""
     if stretch.after_empty_cache:
-        lean.empty_cache()
-    return lean.play(stretch.script)
+        allocator.empty_cache()
+    return allocator.play(stretch.script)
 
 
 def reserved_upper_bound(requests: Requests) -> int:
@@ -254,46 +246,3 @@ def _tops(found: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple[int, 
         before = tops.get(phase, (0, 0))
         tops[phase] = max(before[0], whole), max(before[1], asked)
     return tops
-
-
-def _replay_whole(
-    stretches: Sequence[Stretch], settings: Settings, version: Version, room: int | None, capacity: int | None
-) -> Replay:
-    """The same with the whole allocator: settings, and other releases' rules."""
-    from memcalc.allocator.driver import Driver
-    from memcalc.allocator.pytorch.caching import CachingAllocator  # most runs do without it
-
-    driver = Driver(room) if room is None or capacity is None else Driver(capacity, capacity - room)
-    allocator = CachingAllocator(settings, version, driver)
-    malloc, free = allocator.malloc, allocator.free
-    blocks: list[Block | None] = []
-    whole = asked = 0
-
-    def play(stretch: Stretch) -> tuple[int, int]:
-        nonlocal whole, asked
-        most, most_asked = whole, asked
-        if stretch.after_empty_cache:
-            allocator.empty_cache()
-        for change in stretch.script:
-            if change > 0:
-                stream = change >> STREAM_SHIFT
-                size = change - (stream << STREAM_SHIFT)
-                blocks.append(block := malloc(size, stream))
-                whole += block.size
-                asked += rounded(size)
-                if whole > most:  # noqa: PLR1730 - once for each request
-                    most = whole
-                if asked > most_asked:  # noqa: PLR1730
-                    most_asked = asked
-            elif change:
-                given_back = blocks[~change]
-                assert given_back is not None
-                whole -= given_back.size
-                asked -= rounded(given_back.requested)
-                free(given_back)
-            else:
-                blocks.append(None)
-        return most, most_asked
-
-    tops = _tops((stretch.phase, play(stretch)) for stretch in stretches)
-    return Replay(tops, allocator.counters.reserved.peak, allocator.counters.num_alloc_retries)

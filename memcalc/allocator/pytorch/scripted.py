@@ -1,0 +1,116 @@
+"""Allocators that serve requests as scripts, and which of them serves a run: the lean ones, or the whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from memcalc.allocator.pytorch.constants import STREAM_SHIFT
+from memcalc.allocator.pytorch.lean import Highest, LeanAllocator
+from memcalc.allocator.pytorch.lean_expandable import LeanExpandableAllocator
+from memcalc.allocator.pytorch.rounding import block_size
+from memcalc.allocator.pytorch.settings import Settings, parse_settings
+from memcalc.allocator.pytorch.versions import Version, parse_version
+
+if TYPE_CHECKING:
+    from memcalc.allocator.blocks import Block
+
+
+class Scripted(Protocol):
+    """An allocator that serves scripts; see `LeanAllocator`."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What it holds of the device."""
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that it has held."""
+
+    @property
+    def retries(self) -> int:
+        """How often it emptied its cache for a request."""
+
+    def play(self, script: Iterable[int], /) -> Highest:
+        """Serve requests; see `LeanAllocator.play`."""
+
+    def empty_cache(self) -> None:
+        """torch.cuda.empty_cache()."""
+
+
+def allocator_of(alloc_conf: str, torch: str, room: int | None, capacity: int | None) -> Scripted:
+    """The quickest allocator that answers as PyTorch's does.
+
+    Args:
+        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
+        torch: the release of PyTorch, such as "2.13".
+        room: bytes that it can have of the device; None: the device never runs out.
+        capacity: bytes of the device; None: the room.
+
+    Raises:
+        InputError: the release does not take these settings.
+    """
+    version = parse_version(torch)
+    settings = parse_settings(alloc_conf, version)
+    if LeanAllocator.serves(settings, version):
+        return LeanAllocator(version, room)
+    if LeanExpandableAllocator.serves(settings, version):
+        return LeanExpandableAllocator(room, capacity)
+    return WholeAllocator(settings, version, room, capacity)
+
+
+class WholeAllocator:
+    """`CachingAllocator` behind scripts: other settings, and other releases' rules."""
+
+    def __init__(self, settings: Settings, version: Version, room: int | None, capacity: int | None) -> None:
+        from memcalc.allocator.driver import Driver
+        from memcalc.allocator.pytorch.caching import CachingAllocator  # most runs do without it
+
+        driver = Driver(room) if room is None or capacity is None else Driver(capacity, capacity - room)
+        self._allocator = CachingAllocator(settings, version, driver)
+        self._blocks: list[Block | None] = []
+        self._allocated = self._asked = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What it holds of the device."""
+        return self._allocator.counters.reserved.current
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that it has held."""
+        return self._allocator.counters.reserved.peak
+
+    @property
+    def retries(self) -> int:
+        """How often it emptied its cache for a request."""
+        return self._allocator.counters.num_alloc_retries
+
+    def play(self, script: Iterable[int], /) -> Highest:
+        """Serve requests; see `LeanAllocator.play`.
+
+        Raises:
+            OutOfMemory: the room has no place for a request, not even with the cache emptied.
+        """
+        most, most_asked = self._allocated, self._asked
+        for change in script:
+            if change > 0:
+                stream = change >> STREAM_SHIFT
+                block = self._allocator.malloc(change - (stream << STREAM_SHIFT), stream)
+                self._blocks.append(block)
+                self._allocated += block.size
+                self._asked += block_size(block.requested)
+                most, most_asked = max(most, self._allocated), max(most_asked, self._asked)
+            elif change:
+                freed = self._blocks[~change]
+                assert freed is not None
+                self._allocated -= freed.size
+                self._asked -= block_size(freed.requested)
+                self._allocator.free(freed)
+            else:
+                self._blocks.append(None)
+        return Highest(most, most_asked)
+
+    def empty_cache(self) -> None:
+        """torch.cuda.empty_cache()."""
+        self._allocator.empty_cache()
