@@ -55,7 +55,7 @@ class Block(NamedTuple):
 
 
 class Highest(NamedTuple):
-    """The highest moment of a phase, with its bytes beside the resident ones."""
+    """The peak of a phase: its bytes beside the resident ones, and the moment."""
 
     bytes: int
     moment: Candidate

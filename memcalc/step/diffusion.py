@@ -38,7 +38,7 @@ def build_diffusion(spec: Spec, place: torch.device, device: torch.device) -> Ca
         InputError: the code of diffusers stops, or it does not do what is asked.
     """
     from memcalc.step.any_model import surroundings  # which calls this
-    from memcalc.step.causal_lm import default_dtype  # likewise
+    from memcalc.step.causal_lm import default_dtype
 
     training, text = spec.training, spec.model.transformers_config
     assert text is not None

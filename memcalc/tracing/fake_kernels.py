@@ -17,7 +17,7 @@ from memcalc.tracing.values import Values
 # Gives the collective's own output, once it is there (torch/csrc/distributed/c10d/Functional.cpp).
 WAIT = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)  # noqa: SLF001 -- an operator's name
 
-READ = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 -- likewise
+READ = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 -- the name of an operator
 
 
 class FakeKernels(Kernels):

@@ -209,7 +209,7 @@ SELECTING: dict[Any, Callable[[Selections, Arguments, Keywords], Any]] = {
     aten.unique_consecutive: Selections.unique,
     aten.bincount: Selections.bincount,
     aten.repeat_interleave: Selections.repeat_interleave,
-    aten._ctc_loss: Selections.ctc,  # noqa: SLF001 -- likewise
+    aten._ctc_loss: Selections.ctc,  # noqa: SLF001 -- the name of an operator
 }
 LEARNING: dict[Any, Callable[[Selections, Arguments, Keywords, Any], None]] = {
     aten.topk: Selections.choose_best,
@@ -220,7 +220,7 @@ LEARNING: dict[Any, Callable[[Selections, Arguments, Keywords, Any], None]] = {
     **dict.fromkeys((aten.logical_not, aten.bitwise_not), Selections.negate),
     **dict.fromkeys((aten.scatter, aten.scatter_, aten.scatter_add), Selections.scatter),
     **dict.fromkeys(
-        (aten.clone, aten._to_copy, aten.index, aten.index_select, aten.gather, aten.cat, aten.stack),  # noqa: SLF001 -- likewise
+        (aten.clone, aten._to_copy, aten.index, aten.index_select, aten.gather, aten.cat, aten.stack),  # noqa: SLF001 -- the name of an operator
         Selections.carry,
     ),
 }

@@ -99,7 +99,7 @@ class Values:
         Args:
             operator: an operator of PyTorch that has run on fake tensors.
             args: its arguments.
-            kwargs: likewise.
+            kwargs: its keyword arguments.
             output: what it gave.
         """
         if operator.overloadpacket in CREATORS:
@@ -114,7 +114,7 @@ class Values:
                     self.forget(next(tensors(args)))
                 return
             first = False
-        changes = operator._schema.is_mutable  # noqa: SLF001 -- likewise
+        changes = operator._schema.is_mutable  # noqa: SLF001 -- no public name
         if first or not (changes or any(_is_small(each) for each in tensors((output,)))):
             return
         if torch.Tag.nondeterministic_seeded in operator.tags:

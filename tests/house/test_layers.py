@@ -58,7 +58,7 @@ BASE = {"cli", "units", "files", "folders", "errors", "text", "extras", "startup
 THIRD_PARTY = {
     "torch": TORCH_SIDE,
     "transformers": TORCH_SIDE | {"spec"},  # what a config.json of a family without formulas means, only it knows
-    "diffusers": TORCH_SIDE | {"spec"},  # likewise
+    "diffusers": TORCH_SIDE | {"spec"},  # and of a UNet, only it
     "rich": {"cli", "report"},
     "huggingface_hub": {"catalogue"},
     "typer": {"cli"},

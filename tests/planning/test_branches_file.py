@@ -64,7 +64,7 @@ def test_the_published_plan_saves_four_outputs_of_each_branch() -> None:
 
 
 def test_the_largest_batches_are_exact() -> None:
-    """At the answer the plan fits, at one more it does not; with everything saved likewise."""
+    """At the answer the plan fits, at one more it does not, and so it is with everything saved."""
     planning = api.recompute_chain(FILE, gpu="p40", saved=PUBLISHED, maximize=True)
     described = open_chain(FILE)
 

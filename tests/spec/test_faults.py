@@ -1,4 +1,4 @@
-"""All that is wrong with a file is told at once, as linters do: unknown keys, values, rules, the card."""
+"""All faults of a file are reported at once, as linters do: unknown keys, values, rules, the card."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any, Optional
 
 # ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
-# ruff: noqa: PTH110, PTH118, UP045 -- likewise: pathlib costs time, and Python 3.9 has no X | None
+# ruff: noqa: PTH110, PTH118, UP045 -- pathlib costs time, and Python 3.9 has no X | None
 
 peak = importlib.import_module("memcalc_peak")
 

@@ -9,7 +9,7 @@
  * Three levels say how far a value can be believed:
  *   known    the host wrote it, or it was computed from such values;
  *   assumed  an index into scores that nobody knows, as of routed experts, and what was computed from it (see choose);
- *   unknown  computed from scores by other ways: 0, and whoever reads it is told (src/kept.c).
+ *   unknown  computed from scores by other ways: 0, and a read is reported (src/kept.c).
  *
  * Built against the headers of torch: c10/core/DispatchKey.h has the order of the keys, of which
  * TESTING_ONLY_GenericWrapper is the highest that a tensor can carry (torch 2.6 to 2.15).
