@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from memcalc.errors import InputError
 from memcalc.spec.loading import load
+from memcalc.spec.origin import Origin
 from memcalc.spec.spec import Spec
 
 BLOCKS = ("model", "training", "parallelism", "hardware")
@@ -34,7 +35,7 @@ class Run(NamedTuple):
 def written_out(spec: Spec) -> Run:
     """Return a run with all fields set."""
     blocks = spec.model_dump()
-    return Run(spec, lambda words: load(blocks, words).with_limits(spec.limits))
+    return Run(spec, lambda words: load(blocks, words).with_origin(Origin(limits=spec.origin.limits)))
 
 
 def words_to(run: Run, target: Spec) -> tuple[str, ...]:

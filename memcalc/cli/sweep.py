@@ -64,7 +64,7 @@ def command(
     files = WrittenFiles()
     for path in output or ():
         with files.writing():
-            write_output(path, table, name, first.notes)
+            write_output(path, table, name, first.origin.notes)
     card = None if "hardware.gpu" in table.grid.fields else first.hardware.gpu
     for path in plot or ():
         with files.writing():
@@ -73,7 +73,7 @@ def command(
         from memcalc.cli.output import print_json
         from memcalc.report.sweeps.files import sweep_document
 
-        print_json(sweep_document(table, name, first.notes))
+        print_json(sweep_document(table, name, first.origin.notes))
     elif form == "csv":
         from memcalc.cli.output import print_text
         from memcalc.report.sweeps.files import sweep_csv
@@ -83,7 +83,7 @@ def command(
         from memcalc.report.screen import make_screen
         from memcalc.report.sweeps.screen import draw_sweep
 
-        draw_sweep(make_screen(), table, name, _card(card), units, listed=listed, notes=first.notes)
+        draw_sweep(make_screen(), table, name, _card(card), units, listed=listed, notes=first.origin.notes)
     files.complain()
 
 

@@ -131,7 +131,7 @@ class Points:
             return None
         outside = np.array([outside_bytes(spec, card), -1 if card is None else card.usable_bytes])
         lanes = self._lanes[values]
-        key = ("terms", spec.limits, id(lanes))
+        key = ("terms", spec.origin.limits, id(lanes))
         terms = self._reader.find(key, spec, partial(self.terms.numbers, lanes))
         numbers = terms if isinstance(terms, int) else terms.reshape(valid.shape)
         return Context(spec, values, valid, outside.reshape(2, 1, 1, 1), numbers)

@@ -75,7 +75,7 @@ class TermsList:
             spec: the run with any of them.
         """
         whole = _without_limits(spec)
-        if not spec.limits:  # those of the run itself are the same for all batches
+        if not spec.origin.limits:  # those of the run itself are the same for all batches
             return self._number(_with_limits(whole, spec))
         found = elementwise(lambda some: {"": self._number(_with_limits(whole, changed(spec, **some)))}, batches)
         return found[""]

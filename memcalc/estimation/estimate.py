@@ -151,7 +151,7 @@ def card_notes(spec: Spec) -> Iterator[str]:
 
 def notes(spec: Spec) -> tuple[str, ...]:
     """How the configuration was read, memory that is not the GPU's, and options that change nothing here."""
-    found = [*card_notes(spec), *spec.notes]
+    found = [*card_notes(spec), *spec.origin.notes]
     training, parallelism = spec.training, spec.parallelism
     if parallelism.sequence_parallel and parallelism.tensor_parallel == 1:
         found.append("sequence_parallel has no effect without tensor_parallel.")

@@ -48,7 +48,7 @@ IMBALANCE = "experts that get more tokens than others: routing is assumed to be 
 
 def limits_of(spec: Spec) -> tuple[Limit, ...]:
     """Return what the estimate of a run leaves out: of the run itself, then of another framework's file."""
-    return (*own_limits(spec), *(resolved(spec, limit) for limit in spec.limits))
+    return (*own_limits(spec), *(resolved(spec, limit) for limit in spec.origin.limits))
 
 
 def own_limits(spec: Spec) -> tuple[Limit, ...]:

@@ -11,6 +11,9 @@ from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
 from memcalc.workspaces import round_up
 
+# TRL 1.16 trl/kernels/chunked_logprob.py, TOKEN_CHUNK_SIZE; trl/trainer/utils.py, _CHUNKED_LOGPROB_CHUNK_SIZE
+TILE_ROWS, TILE_COLUMNS = 4096, 32768
+
 MEANINGS = {
     "b": "micro-batch",
     "s": "sequence length",
@@ -48,6 +51,10 @@ MEANINGS = {
     "T/n": "tokens of a chunk of the loss, b·s/n rounded up",
     "T'": "tokens of the last chunk, those that are left",
     "T_f": "rows of logits of a fused loss, 2^k >= b·s/(V/d)",
+    "T_s": "tokens but the last of each sequence, b·(s-1)",
+    "T_t": "rows of a tile of logits, at most 4,096",
+    "V_t": "columns of a tile of logits, 32,768",
+    "V_w": "rows of the head's matrix for a tile, at most V_t",
 }
 
 # Axes that tensor parallelism splits over t ranks.
@@ -134,6 +141,7 @@ def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
     values["b"] = b
     values["s"] = s
     values["s+1"] = s + 1
+    values["s-1"] = s - 1
     values["s/t"] = -(-s // parallelism.tensor_parallel)
     values["c"] = parallelism.context_parallel
     values["s/c"] = -(-s // parallelism.context_parallel)
@@ -148,6 +156,10 @@ def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
     # Liger's rows of logits: as many as need no more memory than the hidden state, rounded up to a power of two.
     share = -(-values["V"] // values["d_e"])
     values["T_f"] = min(1 << (-(-b * s // share) - 1).bit_length(), b * s)
+    values["T_s"] = b * (s - 1)
+    values["T_t"] = min(values["T_s"], TILE_ROWS)
+    values["V_t"] = TILE_COLUMNS
+    values["V_w"] = min(values["V"], TILE_COLUMNS)
     values["sms"], values["threads"], values["major"] = multiprocessors(card)
     return values
 

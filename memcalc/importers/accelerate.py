@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.frameworks.draft import Draft
 from memcalc.importers import float8, fsdp
 from memcalc.importers.deepspeed_file import read_beside
+from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, part, to
 from memcalc.importers.huggingface import finish_trainer
-from memcalc.importers.table import LENGTH, Draft, Framework, Meaning, fact, lacking, nothing, part, to
 
 _LAUNCHER = ("multinode_launcher", "hostfile", "exclusion_filter", "inclusion_filter")
 
@@ -160,7 +161,7 @@ def _recognised(data: Mapping[str, Any]) -> bool:
     return "distributed_type" in data and any(key in data for key in beside)
 
 
-ACCELERATE = Framework(
+ACCELERATE = FileFormat(
     "Accelerate",
     "1.11",
     FIELDS,

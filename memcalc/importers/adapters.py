@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import get_args
 
-from memcalc.importers.models import placed_config
-from memcalc.importers.switches import is_on
-from memcalc.importers.table import Draft
+from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.weights import placed_config
 from memcalc.spec.finetuning import Target
 
 # What families of transformers call the layers that the table of parameters has (modeling_<family>.py); c_proj and

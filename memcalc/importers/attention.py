@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from memcalc.importers.table import Draft, Meaning
+from memcalc.frameworks.draft import Draft
+from memcalc.importers.file_format import Meaning
 
 
 class Kernel(NamedTuple):

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.frameworks.allocator_settings import EXPANDABLE, place_allocator_settings
+from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.trainer import place_trainers_loop, tell_evaluation
 from memcalc.importers import float8
-from memcalc.importers.allocator_settings import EXPANDABLE, place_allocator_settings
 from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
+from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, to, told
 from memcalc.importers.huggingface import GPUS, RECOMPUTE, TRAINER, finish_trainer
 from memcalc.importers.models import named_model
 from memcalc.importers.offload import ACTIVATIONS
-from memcalc.importers.switches import is_on
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to, told
-from memcalc.importers.trainers_loop import place_trainers_loop, tell_evaluation
 
 _CHECKPOINTS = {**RECOMPUTE, "offload_disk": "full"}
 
@@ -288,4 +289,4 @@ def _recognised(data: Mapping[str, Any]) -> bool:
     return "base_model" in data and any(key in data for key in ("datasets", "micro_batch_size", "sequence_len"))
 
 
-AXOLOTL = Framework("axolotl", "0.18", FIELDS, _finish, _recognised, GPUS)
+AXOLOTL = FileFormat("axolotl", "0.18", FIELDS, _finish, _recognised, GPUS)

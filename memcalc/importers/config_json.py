@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memcalc.frameworks.draft import Draft
 from memcalc.importers.engine import Imported, told_once
-from memcalc.importers.table import Draft, Framework, nothing, overcounted
+from memcalc.importers.file_format import FileFormat, nothing, overcounted
 from memcalc.spec.families import keys_of, known_families
 from memcalc.spec.limits import Limit
 
@@ -54,7 +55,7 @@ def _nothing_follows(draft: Draft) -> None:
     """A config.json is read by its family; the table only says what is left."""
 
 
-CONFIG_JSON = Framework(
+CONFIG_JSON = FileFormat(
     "Hugging Face config.json", "transformers 5.23", FIELDS, _nothing_follows, lambda data: "model_type" in data
 )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.frameworks.draft import Draft
+from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
 from memcalc.importers.offload import place_optimizer
-from memcalc.importers.table import LENGTH, Draft, Framework, Meaning, fact, lacking, nothing, overcounted, part, to
 
 _HOW = (  # DeepSpeed's words for the way in which ZeRO works
     "allgather_partitions",
@@ -162,9 +163,9 @@ def finish_deepspeed(draft: Draft) -> None:
     draft.default("parallelism.zero_stage", 0)
     draft.default("parallelism.engine", "deepspeed")
     draft.default("training.implementation", "huggingface")
-    if "training.optimizer" not in draft.values.keys() | draft.overridden:
+    if "training.optimizer" not in draft.values.keys() | draft.overridden.keys():
         draft.notes.append("no optimizer in the DeepSpeed config; assuming adamw. Change it with --set optimizer=")
-    micro = "training.micro_batch_size" in draft.values.keys() | draft.overridden
+    micro = "training.micro_batch_size" in draft.values.keys() | draft.overridden.keys()
     if "training.global_batch_size" in draft.values and not micro:
         draft.default("training.gradient_accumulation_steps", 1)  # runtime/config.py, _set_batch_related_parameters
     place_optimizer(draft, _place(draft, "offload", "cpu_offload"), _place(draft, "offload_param", "cpu_offload_param"))
@@ -187,7 +188,7 @@ def _recognised(data: Mapping[str, Any]) -> bool:
     return any(key in data for key in ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"))
 
 
-DEEPSPEED = Framework(
+DEEPSPEED = FileFormat(
     "DeepSpeed",
     "0.17",
     FIELDS,

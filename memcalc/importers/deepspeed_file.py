@@ -10,9 +10,9 @@ from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.files import read_text
+from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.switches import is_on
 from memcalc.importers.deepspeed import OPTIMIZERS
-from memcalc.importers.switches import is_on
-from memcalc.importers.table import Draft
 
 _STAGE = re.compile(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", re.IGNORECASE)
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.errors import InputError
-from memcalc.importers.table import Draft, Elsewhere, Framework, Meaning, Untranslatable
+from memcalc.frameworks.draft import Draft, Elsewhere, Question, Untranslatable
+from memcalc.importers.file_format import FileFormat, Meaning
 from memcalc.spec.defaults import DEFAULT_SEQUENCE_LENGTH
 from memcalc.spec.limits import Limit
+from memcalc.spec.origin import Assumption, Origin
 from memcalc.units import whole_number
 
 _REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,200})\}")  # of OmegaConf
@@ -37,9 +39,11 @@ class Imported:
         limits: what it asks for and is not modelled, as a result's verdict takes it.
         name: of the run, where it is not that of the file.
         program: whose run it is, with its version, where no file names it.
+        questions: what it leaves open.
+        assumptions: what was taken of that, where it moves the peak.
     """
 
-    framework: Framework
+    framework: FileFormat
     blocks: dict[str, Any]
     mapped: tuple[tuple[str, Any, str], ...]
     no_effect: tuple[tuple[str, str], ...]
@@ -51,6 +55,12 @@ class Imported:
     limits: tuple[Limit, ...] = ()
     name: str = ""
     program: str = ""
+    questions: tuple[Question, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
+
+    def origin(self) -> Origin:
+        """Where a run that is loaded from it comes from."""
+        return Origin(self.program, self.sentences(), self.limits, self.assumptions)
 
     def sentences(self) -> tuple[str, ...]:
         """All of it, for the notes of a result."""
@@ -73,21 +83,29 @@ class Imported:
         return tuple(found)
 
 
-def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden: frozenset[str]) -> Imported:
+def read(
+    framework: FileFormat,
+    data: Mapping[str, Any],
+    folder: str,
+    overridden: Mapping[str, Any],
+    answers: Mapping[str, str] | None = None,
+) -> Imported:
     """A foreign mapping in our words.
 
     Args:
         framework: its table.
         data: the mapping.
         folder: where it lies.
-        overridden: our fields that the user sets anyway; a value of theirs that cannot be translated is let be.
+        overridden: our fields that the user sets anyway, with their values; a value of theirs that cannot be translated
+            is let be.
+        answers: to questions that the file leaves open, by their field; those without one have their first candidate.
 
     Raises:
         InputError: a value that matters cannot be translated.
     """
     leaves = list(_leaves(framework, data))
     said = {path: _resolved(raw, data, path) for path, raw in leaves}
-    draft = Draft(folder, overridden, frozenset(said), said)
+    draft = Draft(folder, overridden, said, answers or {})
     mapped: list[tuple[str, Any, str]] = []
     no_effect: list[tuple[str, str]] = []
     not_modelled: list[tuple[str, str]] = []
@@ -137,6 +155,7 @@ def read(framework: Framework, data: Mapping[str, Any], folder: str, overridden:
         tuple(draft.notes),
         tuple(draft.elsewhere),
         told_once(draft.limits),
+        questions=tuple(draft.questions.values()),
     )
 
 
@@ -159,13 +178,13 @@ def _is_settled(draft: Draft, path: str) -> bool:
 
 def _of_the_model(draft: Draft) -> frozenset[str]:
     """The framework's defaults of a model that the user names in their place."""
-    named = bool(draft.overridden & {"preset", "hf_config"})
+    named = bool(draft.overridden.keys() & {"preset", "hf_config"})
     return frozenset(path for path in draft.silent if named and path.startswith("model."))
 
 
-def _asked(meaning: Meaning, overridden: frozenset[str]) -> tuple[str, ...]:
+def _asked(meaning: Meaning, overridden: Mapping[str, Any]) -> tuple[str, ...]:
     """Our fields that a field decides, without those that the user sets."""
-    named = bool(overridden & {"preset", "hf_config"})
+    named = bool(overridden.keys() & {"preset", "hf_config"})
     fields = (path for path in meaning.words.split(", ") if "." in path)
     return tuple(path for path in fields if path not in overridden and not (named and path.startswith("model.")))
 
@@ -175,7 +194,7 @@ def _settings(paths: Iterable[str]) -> str:
 
 
 @contextmanager
-def _refusing(framework: Framework, path: str = "") -> Iterator[None]:
+def _refusing(framework: FileFormat, path: str = "") -> Iterator[None]:
     """What cannot be translated, as a message for the user."""
     try:
         yield
@@ -186,7 +205,7 @@ def _refusing(framework: Framework, path: str = "") -> Iterator[None]:
         ) from None
 
 
-def _leaves(framework: Framework, data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(framework: FileFormat, data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every value with its dotted path, after the blocks that the table maps as a whole; null is silence."""
     for key, value in data.items():
         path = f"{prefix}{key}"

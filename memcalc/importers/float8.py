@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memcalc.importers.table import Draft, Meaning, fact
+from memcalc.frameworks.draft import Draft
+from memcalc.importers.file_format import Meaning, fact
 
 KEY = "training.fp8"
 

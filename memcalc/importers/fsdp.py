@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.frameworks.draft import Draft
+from memcalc.importers.file_format import Meaning, fact, lacking, nothing, part
 from memcalc.importers.offload import place_shards
-from memcalc.importers.table import Draft, Meaning, fact, lacking, nothing, part
 
 _HOW = (
     *("auto_wrap_policy", "backward_prefetch", "backward_prefetch_policy", "cpu_ram_efficient_loading"),

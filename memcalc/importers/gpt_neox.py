@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.frameworks.draft import Draft
 from memcalc.importers import deepspeed
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, place_dropout, to
+from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, place_dropout, to
 from memcalc.importers.vocabulary import entries_of, place_vocabulary
 
 _NEOX, _NEOX_ENTRIES = "20B_tokenizer", 50_277  # of GPT-NeoX-20B and Pythia
@@ -216,7 +217,7 @@ def _recognised(data: Mapping[str, Any]) -> bool:
     return {"num_layers", "hidden_size", "pipe_parallel_size"} <= names
 
 
-GPT_NEOX = Framework(
+GPT_NEOX = FileFormat(
     "GPT-NeoX",
     "main, May 2026",
     FIELDS,

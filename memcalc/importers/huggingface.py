@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.importers import fsdp, trl
-from memcalc.importers.adapters import place_adapters
-from memcalc.importers.attention import attention
-from memcalc.importers.deepspeed import AS_PARTS
-from memcalc.importers.deepspeed_file import place_deepspeed
-from memcalc.importers.fsdp import place_fsdp
-from memcalc.importers.models import named_model, place_model, published_dtype
-from memcalc.importers.offload import place_optimizer
-from memcalc.importers.switches import is_on
-from memcalc.importers.table import LENGTH, Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to
-from memcalc.importers.trainers_loop import (
+from memcalc.frameworks.draft import FRAMEWORK, Draft
+from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.trainer import (
     TRAINERS_EVALUATION,
     place_trainers_loop,
     tell_evaluation,
     trainer_evaluates,
 )
-from memcalc.importers.trl import finish_trl, is_trls, tell_second_models
+from memcalc.frameworks.trl import place_trl, program_of, tell_second_models
+from memcalc.frameworks.weights import published_dtype
+from memcalc.importers import fsdp, trl
+from memcalc.importers.adapters import place_adapters
+from memcalc.importers.attention import attention
+from memcalc.importers.deepspeed import AS_PARTS
+from memcalc.importers.deepspeed_file import place_deepspeed
+from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.fsdp import place_fsdp
+from memcalc.importers.models import named_model, place_model
+from memcalc.importers.offload import place_optimizer
 
 # transformers 5.23, training_args.py (OptimizerNames).
 OPTIMIZERS = {
@@ -171,10 +173,21 @@ def finish_trainer(
         draft.default(
             "training.recipe", "amp" if autocasts else "pure"
         )  # adapters are in fp32, whatever the base is in
-        if autocasts and (low or weights_follow):
+        if autocasts and (low or weights_follow) and not _upcasts(draft):
             draft.default("training.lora.base_dtype", "compute")
     else:
         draft.default("training.recipe", "pure" if low else "amp")
+
+
+def _upcasts(draft: Draft) -> bool:
+    """Whether what is not in 4 bits is cast to fp32 (peft/utils/other.py, prepare_model_for_kbit_training).
+
+    A script around Trainer may call that function or not; TRL's and others' programs are known.
+    """
+    if draft.values.get(FRAMEWORK) != "trainer" or draft.values.get("training.finetune") != "qlora":
+        return False
+    what = "whether the script calls PEFT's prepare_model_for_kbit_training"
+    return draft.choose("training.lora.base_dtype", what, ("fp32", "compute")) == "fp32"
 
 
 def _optimizer(draft: Draft) -> None:
@@ -212,17 +225,21 @@ def _is_trainer(data: Mapping[str, Any]) -> bool:
 
 
 def _finish(draft: Draft) -> None:
-    finish_trl(draft)
-    finish_trainer(draft, upcast=False, as_published=not is_trls(draft))  # TRL's own silence is fp32
+    program = program_of(draft)
+    draft.default(FRAMEWORK, program)
+    if program != "trainer":
+        place_trl(draft, program)
+    draft.facts["pefts_layers"] = True  # scripts hand `lora_target_modules` on to PEFT
+    finish_trainer(draft, upcast=False, as_published=program == "trainer" and draft.has("transformers", "5.0"))
     place_trainers_loop(draft)
     tell_second_models(draft)
     asked = trainer_evaluates(draft.said)
     tell_evaluation(draft, asked=asked, batch="per_device_eval_batch_size", silent=TRAINERS_EVALUATION)
 
 
-TRAINING_ARGUMENTS = Framework(
+TRAINING_ARGUMENTS = FileFormat(
     name="Hugging Face TrainingArguments",
-    version="transformers 5.23 and TRL 1.9",
+    version="transformers 5.23 and TRL 1.16",
     fields=TRAINER,
     finish=_finish,
     recognised=_is_trainer,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.frameworks.draft import Draft
+from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, part, to
 from memcalc.importers.models import named_model, place_model
-from memcalc.importers.table import LENGTH, Draft, Framework, Meaning, fact, lacking, nothing, part, to
 
 # LitGPT 0.5, litgpt/finetune, litgpt/pretrain.py, litgpt/args.py.
 FIELDS: dict[str, Meaning] = {
@@ -81,7 +82,7 @@ def _finish(draft: Draft) -> None:
     dtype, recipe = _RECIPES.get(str(facts.get("precision", "bf16-true")), ("bf16", "pure"))
     draft.default("training.dtype", dtype)
     draft.default("training.recipe", recipe)
-    fine_tunes = "checkpoint_dir" in draft.paths
+    fine_tunes = "checkpoint_dir" in draft.said
     _optimizer(draft)
     if not fine_tunes:  # litgpt/pretrain.py
         draft.default("training.optimizer_implementation", "fused")
@@ -92,7 +93,7 @@ def _finish(draft: Draft) -> None:
     gpus = devices * nodes if type(devices) is int and type(nodes) is int else None
     if gpus is not None:
         draft.default("parallelism.data_parallel", gpus)
-    if any(path.startswith("lora_") for path in draft.paths):
+    if any(path.startswith("lora_") for path in draft.said):
         _adapters(draft)
     if gpus is not None and gpus > 1:
         _sharding(draft, nodes)
@@ -102,7 +103,7 @@ def _sharding(draft: Draft, nodes: int) -> None:
     """FSDP, each block a unit. Fine-tuning checkpoints each block; pretraining copies the shards over nodes."""
     draft.default("parallelism.zero_stage", 3)
     draft.default("parallelism.engine", "fsdp2")
-    if "checkpoint_dir" in draft.paths:  # litgpt/finetune/full.py, lora.py
+    if "checkpoint_dir" in draft.said:  # litgpt/finetune/full.py, lora.py
         draft.default("training.recompute", "full")
     elif nodes > 1:  # litgpt/pretrain.py: HYBRID_SHARD
         draft.default("parallelism.data_parallel_replicate", nodes)
@@ -148,7 +149,7 @@ def _recognised(data: Mapping[str, Any]) -> bool:
     return isinstance(data.get("train"), Mapping) and any(key in data for key in ("checkpoint_dir", "model_name"))
 
 
-LITGPT = Framework(
+LITGPT = FileFormat(
     "LitGPT",
     "0.5",
     FIELDS,

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.importers import float8
-from memcalc.importers.allocator_settings import EXPANDABLE, place_allocator_settings
-from memcalc.importers.attention import WORDS, attention
-from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
-from memcalc.importers.switches import is_on
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to
-from memcalc.importers.trainers_loop import (
+from memcalc.frameworks.allocator_settings import EXPANDABLE, place_allocator_settings
+from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.trainer import (
     TRAINERS_EVALUATION,
     place_trainers_loop,
     tell_evaluation,
     trainer_evaluates,
 )
+from memcalc.importers import float8
+from memcalc.importers.attention import WORDS, attention
+from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
 
 # LLaMA-Factory 0.9.6, src/llamafactory/hparams.
 FIELDS: dict[str, Meaning] = {
@@ -191,7 +192,7 @@ def _tell_stage(draft: Draft) -> None:
     elif stage in ("kto", "ppo"):
         draft.limit(f"the other forward passes of stage {stage}", holds_memory=True)
     refers = stage in ("kto", "ppo") or (stage == "dpo" and said.get("pref_loss") not in ("orpo", "simpo"))
-    if refers and "ref_model" not in draft.paths and draft.values["training.finetune"] == "full":
+    if refers and "ref_model" not in draft.said and draft.values["training.finetune"] == "full":
         draft.limit(f"the reference model of stage {stage}", holds_memory=True, bytes_per_parameter=2)
 
 
@@ -214,4 +215,4 @@ def _recognised(data: Mapping[str, Any]) -> bool:
     return "model_name_or_path" in data and any(key in data for key in ("finetuning_type", "cutoff_len", "lora_target"))
 
 
-LLAMA_FACTORY = Framework("LLaMA-Factory", "0.9.6", FIELDS, _finish, _recognised, GPUS)
+LLAMA_FACTORY = FileFormat("LLaMA-Factory", "0.9.6", FIELDS, _finish, _recognised, GPUS)

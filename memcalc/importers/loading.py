@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.errors import InputError
+from memcalc.errors import InputError, MemcalcError
 from memcalc.files import is_file, read_text
 from memcalc.spec.loading import Opened, load_opened
 from memcalc.spec.loading import load as load_own
@@ -50,12 +50,7 @@ def load(
     if isinstance(source, Spec):
         if not overrides and gpu is None:
             return source
-        return (
-            load_own(source.model_dump(), overrides, gpu=gpu, check=check)
-            .with_notes(source.notes)
-            .with_limits(source.limits)
-            .with_program(source.program)
-        )
+        return load_own(source.model_dump(), overrides, gpu=gpu, check=check).with_origin(source.origin)
     imported = None if isinstance(source, Mapping) else import_file(source, overrides)
     if imported is None:
         _refuse_other_texts(source)
@@ -63,17 +58,16 @@ def load(
         lists = None if isinstance(source, Mapping) else list_config_json(source)
         if lists is None:
             return spec
-        return spec.with_notes((*spec.notes, *lists.sentences())).with_limits((*spec.limits, *lists.limits))
+        return spec.with_origin(spec.origin.joined(lists.origin()))
     path = _path(source)
     read = _opened(imported, overrides, path)
     try:
-        spec = load_opened(read, parse_overrides(overrides), gpu=gpu, check=check)
+        return load_opened(read, parse_overrides(overrides), gpu=gpu, check=check)
     except InputError as error:
         where = error.where.removeprefix("configuration").lstrip(": ")
         if imported.name:  # of a hub id, which the error names itself
             raise InputError(error.problem, error.remedy, where.removeprefix("hf_config").lstrip(": ")) from None
         raise InputError(error.problem, error.remedy, f"{path.name}: {where}" if where else path.name) from None
-    return spec.with_notes((*imported.sentences(), *spec.notes)).with_program(imported.program)
 
 
 def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Opened:
@@ -84,7 +78,7 @@ def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[st
     """
     overrides = tuple(overrides)
     if isinstance(source, Spec):
-        return open_own(source.model_dump())._replace(limits=source.limits)
+        return open_own(source.model_dump())._replace(origin=source.origin)
     imported = None if isinstance(source, Mapping) else import_file(source, overrides)
     if imported is not None:
         return _opened(imported, overrides, _path(source))
@@ -98,42 +92,62 @@ def _opened(imported: Imported, overrides: tuple[str, ...], path: Path) -> Opene
     _check_model(imported, given, path)
     _check_ranks(imported, given, path)
     name = "unnamed" if path.name == STANDARD_INPUT else imported.name or path.stem
-    return open_own({"name": name, **imported.blocks})._replace(limits=imported.limits)
+    return open_own({"name": name, **imported.blocks})._replace(origin=imported.origin())
 
 
 def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported | None:
     """A file of another framework, or the run of a hub id, in our words; None if it is neither.
 
+    What the file leaves open is settled so that the peak is the largest (`importers.assumptions`).
+
     Raises:
         InputError: a value that matters cannot be translated, or the hub id is unknown.
         Unavailable: the hub id needs the hub, which refuses it or cannot be reached.
     """
+    overrides = tuple(overrides)
+    fields = _fields(overrides)
     if names_hub_id(source):
         from memcalc.importers.hub import trainer_run
 
-        return trainer_run(str(source), _fields(overrides), parse_overrides(overrides).get(("training", "dtype")))
+        return trainer_run(str(source), fields)
     path = _path(source)
     found = _of_standard_input() if path.name == STANDARD_INPUT else [_data(path)]
     candidates = [data for data in found if data is not None]
     if not candidates:
         return None
-    from memcalc.importers.engine import read  # a table for each framework: only for those who need one
+    from memcalc.importers.assumptions import settle
+    from memcalc.importers.engine import read  # a table for each format: only for those who need one
     from memcalc.importers.registry import recognised
 
     data = next((each for each in candidates if recognised(each) is not None), candidates[0])
-    framework = recognised(data)
-    if framework is None:
+    file_format = recognised(data)
+    if file_format is None:
         return None
     try:
-        return read(framework, data, str(path.parent), _fields(overrides))
+        return settle(
+            lambda answers: read(file_format, data, str(path.parent), fields, answers),
+            lambda imported: _peak(imported, overrides, path),
+        )
     except InputError as error:
         raise error.located(path.name) from None
 
 
-def _fields(overrides: Iterable[str]) -> frozenset[str]:
-    """The paths of the fields that overrides set; the number of all GPUs sets the data parallelism."""
-    found = frozenset(".".join(map(str, place)) for place in parse_overrides(overrides))
-    return found | {"parallelism.data_parallel"} if "parallelism.gpus" in found else found
+def _peak(imported: Imported, overrides: tuple[str, ...], path: Path) -> int | None:
+    """The allocated peak of a file that was read, by formulas; None: it cannot be sized, and loading it says why."""
+    from memcalc.estimation.moving import peak_bytes
+    from memcalc.estimation.stages import stages_that_matter
+
+    try:
+        spec = load_opened(_opened(imported, overrides, path), parse_overrides(overrides), check=lambda *_: None)
+        return max(peak_bytes(spec, stage, None) for stage in stages_that_matter(spec))
+    except MemcalcError:
+        return None
+
+
+def _fields(overrides: Iterable[str]) -> Mapping[str, Any]:
+    """The fields that overrides set, by path; the number of all GPUs sets the data parallelism."""
+    found = {".".join(map(str, place)): value for place, value in parse_overrides(overrides).items()}
+    return {"parallelism.data_parallel": None, **found} if "parallelism.gpus" in found else found
 
 
 def list_config_json(source: str | Path) -> Imported | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.frameworks.draft import Draft
+from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, place_dropout, to
 from memcalc.importers.megatron_parts import (
     place_experts,
     place_precision,
@@ -14,7 +16,6 @@ from memcalc.importers.megatron_parts import (
     place_widths,
     tell_attention,
 )
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, place_dropout, to
 
 _BF16 = {True: "bf16", False: None}
 _NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm", "layernorm1p": "layernorm"}
@@ -260,7 +261,7 @@ def _recognised(data: Mapping[str, Any]) -> bool:
     return "num-layers" in data and "hidden-size" in data
 
 
-MEGATRON = Framework(
+MEGATRON = FileFormat(
     "Megatron-LM",
     "Megatron-Core 0.14",
     FIELDS,

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from memcalc.frameworks.draft import Elsewhere
 from memcalc.importers.shell.marks import Marks, is_open
 from memcalc.importers.shell.script import Script, read_script
 from memcalc.importers.shell.tokens import ShellError
-from memcalc.importers.table import Elsewhere
 
 _PROGRAM = re.compile(r"(?:^|[/\s\x01])[\w.-]*(?:train|finetune|sft)[\w-]*\.py\b")
 _LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed")

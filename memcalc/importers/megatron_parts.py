@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from memcalc.importers.table import Draft
+from memcalc.frameworks.draft import Draft
 from memcalc.importers.vocabulary import NULL, entries_of, place_vocabulary
 
 _CONTEXT_METHODS = {"p2p": "ring", "a2a": "all-to-all"}
@@ -21,11 +21,7 @@ def place_precision(draft: Draft) -> None:
         values["training.dtype"] = "bf16"
     if facts.get("reduce_bf16") is True and values.get("training.dtype") == "bf16":
         draft.default("training.gradient_dtype", "bf16")
-    if (
-        "fp16" in draft.paths
-        and values.get("training.dtype") == "fp16"
-        and facts.get("accumulates_in_fp32") is not True
-    ):
+    if "fp16" in draft.said and values.get("training.dtype") == "fp16" and facts.get("accumulates_in_fp32") is not True:
         draft.default("training.gradient_dtype", "fp16")  # arguments.py: in fp32 by default for bf16 alone
 
 
@@ -104,7 +100,7 @@ def place_recompute(draft: Draft) -> None:
     """Granularity, method and number of layers as layers that run again."""
     facts, values = draft.facts, draft.values
     modules = facts.get("modules")
-    if "activations-checkpoint-method" in draft.paths:
+    if "activations-checkpoint-method" in draft.said:
         draft.default("training.recompute", "full")
     if modules and values.get("training.recompute") == "selective":
         values["training.recompute_modules"] = modules if isinstance(modules, list) else [modules]
@@ -132,7 +128,7 @@ def place_ranks(draft: Draft) -> None:
     for kind in kinds:
         degree = values.get(f"parallelism.{kind}_parallel", 1)
         size *= degree if _counts(degree) else 1
-    per_node, nodes = facts.get("per_node"), facts.get("nodes", None if "nnodes" in draft.paths else 1)
+    per_node, nodes = facts.get("per_node"), facts.get("nodes", None if "nnodes" in draft.said else 1)
     if type(per_node) is int and type(nodes) is int:
         world = per_node * nodes
         if world % size == 0:
@@ -166,7 +162,7 @@ def tell_attention(draft: Draft) -> None:
     if kernel in ("unfused", "local"):
         why = "it keeps its scores: one fused kernel is counted"
         draft.limit(f"attention-backend {kernel}", why, holds_memory=True)
-    elif "deepspeed" in draft.paths and "use-flash-attn" not in draft.paths:
+    elif "deepspeed" in draft.said and "use-flash-attn" not in draft.said:
         why = "it keeps its scores without use-flash-attn"
         draft.limit("attention of Megatron-DeepSpeed", why, holds_memory=True)
 

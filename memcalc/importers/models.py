@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
-from memcalc.catalogue.resolution import PublishedModel, resolve, resolve_offline
-from memcalc.errors import InputError, MemcalcError
-from memcalc.files import is_file, read_text
-from memcalc.importers.table import Draft, Meaning
+from memcalc.catalogue.resolution import PublishedModel, resolve_offline
+from memcalc.errors import InputError
+from memcalc.files import is_file
+from memcalc.frameworks.draft import Draft
+from memcalc.importers.file_format import Meaning
 from memcalc.spec.presets import preset_names
 from memcalc.spec.reading import names_hub_id
 
@@ -19,8 +18,6 @@ _BEFORE = re.compile(r"^(?:meta-|open-|unsloth-)+")
 _AFTER = re.compile(
     r"(?:-(?:instruct|chat|base|hf|it|fp16|bf16|4bit|bnb|unsloth|dpo|sft|rl|preview|turbo|v\d+(?:\.\d+)*|\d{4}))+$"
 )
-_IN_32_BITS = ("gpt2", "gpt_neo", "gptj")  # families published in float32
-_PRESETS_IN_32_BITS = ("gpt2", "gpt-neo-", "gpt-j-")
 _SIZES = {f"model.{name}" for name in ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")}
 _SAME = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b", "llama-3.3-70b": "llama-3-70b"}  # of their sizes
 
@@ -50,7 +47,7 @@ def place_model(draft: Draft) -> None:
                 return
         except (OSError, ValueError):
             break
-    if draft.overridden & {"preset", "hf_config"}:
+    if draft.overridden.keys() & {"preset", "hf_config"}:
         return
     known = _offline(name)
     if known is not None:
@@ -60,42 +57,8 @@ def place_model(draft: Draft) -> None:
     if preset is not None:
         draft.values["preset"] = preset
         draft.notes.append(f"using the preset {preset} for the model {name}")
-    elif names_hub_id(name) and not draft.overridden >= _SIZES:
+    elif names_hub_id(name) and not draft.overridden.keys() >= _SIZES:
         draft.values["hf_config"] = name
-
-
-def published_dtype(draft: Draft, half: str | None) -> str:
-    """The dtype that a model's weights are published in, which a program that names none loads them in.
-
-    A config.json says it. Of a model that is only named the step's is taken, and told.
-    """
-    config = placed_config(draft)
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
-        dtype = part.get("dtype", part.get("torch_dtype"))
-        if isinstance(dtype, str):
-            return dtype
-    if config.get("model_type") in _IN_32_BITS or str(draft.values.get("preset")).startswith(_PRESETS_IN_32_BITS):
-        return "float32"
-    taken = "float16" if half == "fp16" else "bfloat16"
-    if "training.recipe" not in draft.overridden:
-        draft.notes.append(
-            f"weights are loaded in the checkpoint's dtype (transformers 5), assumed to be {taken}; if it is float32, "
-            f"--set recipe={'amp' if half else 'fp32 --set dtype=fp32'}"
-        )
-    return taken
-
-
-def placed_config(draft: Draft) -> dict[str, Any]:
-    """The config.json of the model that was placed, from a file or a hub id; empty: a preset, or it cannot be read."""
-    named = draft.values.get("hf_config")
-    if not isinstance(named, str):
-        return {}
-    try:
-        found = resolve(named).config if names_hub_id(named) else json.loads(read_text(named))
-    except (MemcalcError, ValueError, RecursionError):  # the loader says why
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _offline(name: str) -> PublishedModel | None:

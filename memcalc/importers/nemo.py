@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.frameworks.draft import Draft
 from memcalc.importers import megatron
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, to
 from memcalc.importers.vocabulary import entries_of, place_vocabulary
 
 _ACTIVATIONS = {
@@ -194,6 +195,6 @@ def _recognised(data: Mapping[str, Any]) -> bool:
     )
 
 
-NEMO = Framework(
+NEMO = FileFormat(
     "NeMo", "1.23", FIELDS, _finish, _recognised, (("parallelism.data_parallel", "how many copies share the data"),)
 )

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from memcalc.importers.table import Draft, Meaning
+from memcalc.frameworks.draft import Draft
+from memcalc.importers.file_format import Meaning
 from memcalc.importers.vocabulary import entries_of, place_vocabulary
 
 _CLASSES = Path(__file__).resolve().parent.parent / "data" / "nemo.yaml"
@@ -33,7 +34,7 @@ def place_class(draft: Draft, meanings: Mapping[str, Meaning]) -> None:
     for field, value in fields.items():
         path = f"model.config.{field}"
         meaning = meanings[path]
-        said = draft.paths & {path, f"{path}._target_"}
+        said = draft.said.keys() & {path, f"{path}._target_"}
         if value is not None and not said and meaning.apply is not None:
             meaning.apply(draft, value)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.frameworks.draft import Draft
 from memcalc.importers import megatron
+from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, to
 from memcalc.importers.models import named_model, place_model
 from memcalc.importers.nemo_classes import place_class, place_tokenizer
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to
 
 # TransformerConfig's words that are Megatron-LM's arguments, and those that these have under other names.
 _SAME = (
@@ -179,7 +180,7 @@ def _finish(draft: Draft) -> None:
     facts["grouped"] = "groups" in facts
     _activation(draft)
     draft.default("training.optimizer", "adamw")
-    if facts.get("distributed", "optim.config._target_" not in draft.paths) is True:  # gpt/model/base.py: on by default
+    if facts.get("distributed", "optim.config._target_" not in draft.said) is True:  # gpt/model/base.py: on by default
         draft.default("parallelism.zero_stage", 1)
     virtual = facts.get("virtual")
     facts["virtual"] = virtual if type(virtual) is int else None
@@ -229,7 +230,7 @@ def _recognised(data: Mapping[str, Any]) -> bool:
     return any(str(block.get("_target_", "")).startswith("nemo.") for block in blocks)
 
 
-NEMO_RECIPE = Framework(
+NEMO_RECIPE = FileFormat(
     "NeMo 2",
     "2.6",
     FIELDS,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from memcalc.importers.table import Draft, overcounted
+from memcalc.frameworks.draft import Draft
+from memcalc.importers.file_format import overcounted
 from memcalc.spec.offload_rules import DEEPSPEED_ON_THE_CPU, TORCH_ON_THE_CPU
 
 # Hooks of torchtune and TRL keep some tensors of forward on the device, too: save_on_cpu is near, and not the same.

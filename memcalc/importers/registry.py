@@ -8,6 +8,7 @@ from typing import Any
 from memcalc.importers.accelerate import ACCELERATE
 from memcalc.importers.axolotl import AXOLOTL
 from memcalc.importers.deepspeed import DEEPSPEED
+from memcalc.importers.file_format import FileFormat
 from memcalc.importers.gpt_neox import GPT_NEOX
 from memcalc.importers.huggingface import TRAINING_ARGUMENTS
 from memcalc.importers.litgpt import LITGPT
@@ -15,12 +16,11 @@ from memcalc.importers.llama_factory import LLAMA_FACTORY
 from memcalc.importers.megatron import MEGATRON
 from memcalc.importers.nemo import NEMO
 from memcalc.importers.nemo_recipe import NEMO_RECIPE
-from memcalc.importers.table import Framework
 from memcalc.importers.torchtitan import TORCHTITAN
 from memcalc.importers.torchtune import TORCHTUNE
 
 # The most particular first: LLaMA-Factory's files are TrainingArguments with more, GPT-NeoX's hold DeepSpeed's fields.
-FRAMEWORKS: tuple[Framework, ...] = (
+FRAMEWORKS: tuple[FileFormat, ...] = (
     AXOLOTL,
     LLAMA_FACTORY,
     TRAINING_ARGUMENTS,
@@ -36,6 +36,6 @@ FRAMEWORKS: tuple[Framework, ...] = (
 )
 
 
-def recognised(data: Mapping[str, Any]) -> Framework | None:
+def recognised(data: Mapping[str, Any]) -> FileFormat | None:
     """Whose configuration a mapping is."""
     return next((framework for framework in FRAMEWORKS if framework.recognised(data)), None)

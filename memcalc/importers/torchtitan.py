@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.frameworks.allocator_settings import EXPANDABLE, place_allocator_settings
+from memcalc.frameworks.draft import Draft
 from memcalc.importers import float8
-from memcalc.importers.allocator_settings import EXPANDABLE, place_allocator_settings
+from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, to
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import place_shards
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to
 
 # torchtitan 0.2, torchtitan/config/job_config.py.
 FIELDS: dict[str, Meaning] = {
@@ -239,7 +240,7 @@ def _recognised(data: Mapping[str, Any]) -> bool:
     return isinstance(model, Mapping) and "flavor" in model
 
 
-TORCHTITAN = Framework(
+TORCHTITAN = FileFormat(
     "torchtitan",
     "0.2",
     FIELDS,

@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.importers.allocator_settings import EXPANDABLE, FIELD
+from memcalc.frameworks.allocator_settings import EXPANDABLE, FIELD
+from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.trainer import tell_evaluation
+from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, to
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import ACTIVATIONS, place_shards
-from memcalc.importers.table import Draft, Framework, Meaning, fact, lacking, nothing, overcounted, to
-from memcalc.importers.trainers_loop import tell_evaluation
 
 _DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
@@ -150,9 +151,9 @@ def _tell_other_models(draft: Draft) -> None:
     """
     if "DPO" in str(draft.said.get("loss._component_", "")):
         draft.limit("pairs of sequences", "chosen and rejected are twice the batch", holds_memory=True)
-    if {"ref_checkpointer._component_", "ref_policy_checkpointer._component_"} & draft.paths:
+    if {"ref_checkpointer._component_", "ref_policy_checkpointer._component_"} & draft.said.keys():
         draft.limit("the reference model", "a frozen copy of the policy", holds_memory=True, bytes_per_parameter=2)
-    if draft.values.get("training.recompute") == "full" and {"ac_mode", "ac_option"} & draft.paths:
+    if draft.values.get("training.recompute") == "full" and {"ac_mode", "ac_option"} & draft.said.keys():
         draft.limit("checkpointing of some layers", "all are counted as recomputed", holds_memory=True)
 
 
@@ -191,7 +192,7 @@ def _sharding(draft: Draft) -> None:
         draft.values["parallelism.data_parallel"] = shards * several
         if several > 1:
             draft.values["parallelism.data_parallel_replicate"] = several
-    if {"parallelism.data_parallel"} & (draft.values.keys() | draft.overridden):
+    if {"parallelism.data_parallel"} & (draft.values.keys() | draft.overridden.keys()):
         draft.default("parallelism.zero_stage", 2 if facts.get("reshard") is False else 3)
         draft.default("parallelism.engine", "fsdp2")
     if facts.get("offload") is True:
@@ -204,7 +205,7 @@ def _recognised(data: Mapping[str, Any]) -> bool:
     return trains and isinstance(model, Mapping) and str(model.get("_component_", "")).startswith("torchtune.")
 
 
-TORCHTUNE = Framework(
+TORCHTUNE = FileFormat(
     "torchtune",
     "0.6",
     FIELDS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from memcalc.frameworks.draft import Draft
 from memcalc.importers.models import preset_of
-from memcalc.importers.table import Draft
 
 NULL = "NullTokenizer"  # has as many entries as it is told, and an end
 _DIVISIBLE = 128  # arguments.py: make_vocab_size_divisible_by
@@ -32,7 +32,7 @@ def place_vocabulary(draft: Draft, entries: Any, whose: str) -> None:
         entries: of the tokenizer.
         whose: the tokenizer, for the note.
     """
-    if draft.overridden & {"model.vocab_size", "preset", "hf_config"}:
+    if draft.overridden.keys() & {"model.vocab_size", "preset", "hf_config"}:
         return
     divisible, ranks = draft.facts.get("divisible", _DIVISIBLE), draft.values.get("parallelism.tensor_parallel", 1)
     if not all(type(number) is int and number > 0 for number in (entries, divisible, ranks)):

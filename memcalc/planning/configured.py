@@ -52,7 +52,7 @@ def with_recompute(spec: Spec, recompute: list[Any] | str, keep: tuple[str, ...]
 
     raw = spec.model_dump()
     raw["training"] |= {"recompute": recompute, "recompute_keep": keep}
-    return load(raw, (), gpu=None).with_notes(spec.notes).with_limits(spec.limits)
+    return load(raw, (), gpu=None).with_origin(spec.origin)
 
 
 def chain_of(spec: Spec, keep: tuple[str, ...] | None = None) -> Configured:

@@ -194,11 +194,7 @@ def _proposal(configured: Configured, strategy: Callable[[Chain], Plan]) -> Prop
 def _with_batch(spec: Spec, batch: int) -> Spec:
     from memcalc.importers.loading import load
 
-    return (
-        load(spec.model_dump(), (f"training.micro_batch_size={batch}",), gpu=None)
-        .with_notes(spec.notes)
-        .with_limits(spec.limits)
-    )
+    return load(spec.model_dump(), (f"training.micro_batch_size={batch}",), gpu=None).with_origin(spec.origin)
 
 
 def _most(fits: Callable[[int], bool]) -> int:

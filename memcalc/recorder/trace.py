@@ -75,7 +75,7 @@ def make_trace(
     result = Result(
         spec=spec,
         textbook=_published(spec),
-        **_sizing(judged, spec.limits),
+        **_sizing(judged, spec.origin.limits),
     )
     return Trace(**_fields(judged), result=result)
 

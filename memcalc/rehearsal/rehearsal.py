@@ -34,6 +34,7 @@ from memcalc.spec.cards import find_card
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.segments import Segment, items_of
 from memcalc.spec.spec import Spec
+from memcalc.spec.training import TOKENWISE
 from memcalc.stream.requests import Replay, Requests, Written, replay
 
 STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
@@ -247,7 +248,7 @@ def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
         "4-bit weights that an engine shards": training.finetune == "qlora" and (fsdp2 or deepspeed),
         "layers in one checkpoint segment under FSDP2": fsdp2
         and not all(isinstance(item, int) or len(item) == 1 for item in _plan(spec)),
-        "a loss that reads the head's matrix under FSDP2": fsdp2 and training.loss in ("chunked", "fused"),
+        "a loss that reads the head's matrix under FSDP2": fsdp2 and training.loss in TOKENWISE,
     }
 
 

@@ -37,7 +37,7 @@ def subject(result: Result | ModuleResult) -> str:
     how = f"{training.optimizer}, {training.attention} attention, recompute {words(training.recompute)}"
     if training.lora is not None:
         how = f"{'QLoRA' if training.finetune == 'qlora' else 'LoRA'} of rank {training.lora.rank}, {how}"
-    program = spec.program or _MODULES[training.implementation]
+    program = spec.origin.program or _MODULES[training.implementation]
     if (text := spec.model.transformers_config) is not None:
         program = architecture_of(text) or program
     return f"{spec.name}: {count(result.parameters)} parameters; {step}\n{how}, as {program}; {_spread(spec)}"

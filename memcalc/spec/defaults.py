@@ -29,8 +29,6 @@ def default_training(training: dict[str, Any], model: dict[str, Any], offload: o
         filled.setdefault("sequence_length", min(DEFAULT_SEQUENCE_LENGTH, positions))
     if model.get("transformers_config") is not None:
         filled.setdefault("implementation", "huggingface")  # nobody else knows the family
-    if attends_eagerly(model.get("architecture"), filled.get("implementation")):
-        filled.setdefault("attention", "eager")
     if filled.get("implementation") == "megatron":
         # bf16 with fp32 main gradients, a fused optimizer and a loss over the parts of the vocabulary
         for field, value in MEGATRON.items():
@@ -40,6 +38,7 @@ def default_training(training: dict[str, Any], model: dict[str, Any], offload: o
         filled["torch_version"] = f"v{release}"
     if filled.get("implementation") == "torchtitan":
         filled.setdefault("recipe", "amp")  # fp32 shards, gathered and computed with in 16 bit
+    _default_attention(filled, model)
     # Their loops let go of the output before backward: schedules.py's forward_step, torchtitan's `del pred`.
     filled.setdefault(
         "logits_until", "loss" if filled.get("implementation") in ("megatron", "torchtitan") else "backward"
@@ -53,6 +52,20 @@ def default_training(training: dict[str, Any], model: dict[str, Any], offload: o
     if filled.get("recipe") == "fp32":
         filled.setdefault("dtype", "fp32")
     return default_finetuning(default_optimizer(filled))
+
+
+def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
+    """Fill in the kernel that runs where none is named.
+
+    Some families know eager attention alone. In fp32 scaled_dot_product_attention falls back on its memory-efficient
+    kernel: the flash kernel takes 16 bits only (torch 2.13 ATen sdp_utils.cpp).
+    """
+    implementation = training.get("implementation")
+    if attends_eagerly(model.get("architecture"), implementation):
+        training.setdefault("attention", "eager")
+    wide = "fp32" in (training.get("dtype"), training.get("recipe"))
+    if wide and implementation not in ("megatron", "torchtitan"):
+        training.setdefault("attention", "memory-efficient")
 
 
 def default_parallelism(parallelism: dict[str, Any], implementation: object) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from memcalc.spec.finetuning import LoraSpec, QloraSpec
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.model import Block, MlaSpec, ModelSpec, MoeSpec
 from memcalc.spec.optimizers import OptimizerOptions
+from memcalc.spec.programs import VersionsSpec
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
 from memcalc.spec.words import advice_for, field_of, is_word, translated, words
 from memcalc.spec.yaml_source import Path, Source
@@ -32,8 +33,12 @@ NESTED: dict[str, type[Block]] = {
     "lora": LoraSpec,
     "qlora": QloraSpec,
     "optimizer_options": OptimizerOptions,
+    "versions": VersionsSpec,
 }
-HOME = {"moe": "model", "mla": "model", "lora": "training", "qlora": "training", "optimizer_options": "training"}
+HOME = {
+    **dict.fromkeys(("moe", "mla"), "model"),
+    **dict.fromkeys(("lora", "qlora", "optimizer_options", "versions"), "training"),
+}
 
 SYMBOLS: dict[str, dict[str, str]] = {
     "model": {"l": "num_layers", "d": "hidden_size", "h": "num_attention_heads", "V": "vocab_size"},

@@ -24,7 +24,7 @@ from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, NESTED, canonical_block, 
 from memcalc.spec.foreign import DIFFUSERS, foreign_block
 from memcalc.spec.inference import default_inference, forward_of
 from memcalc.spec.inference_rules import LEFT_ASIDE, refuse_training_fields
-from memcalc.spec.limits import Limit
+from memcalc.spec.origin import Origin
 from memcalc.spec.overrides import CARD, apply_overrides, parse_overrides, refuse_two_cards
 from memcalc.spec.presets import presets_folder
 from memcalc.spec.published import ModelReading, read_config, read_published
@@ -68,13 +68,13 @@ class Opened(NamedTuple):
         blocks: its blocks under their full names; never changed.
         source: where each value stands.
         folder: what paths in it are relative to.
-        limits: what it asks for and is not modelled, which every run loaded from it has.
+        origin: where it comes from, which every run loaded from it shares.
     """
 
     blocks: Mapping[str, Any]
     source: Source
     folder: Path
-    limits: tuple[Limit, ...] = ()
+    origin: Origin = Origin()
 
 
 def open_source(source: str | Path | Mapping[str, Any]) -> Opened:
@@ -130,7 +130,7 @@ def load_opened(
     apply_overrides(blocks, changes)
     blocks.setdefault("name", opened.blocks["name"])  # `--set name=` unsets it
     spec = _resolve(blocks, opened.folder, read, check)
-    return spec.with_limits((*spec.limits, *opened.limits)) if opened.limits else spec
+    return spec.with_origin(opened.origin.joined(spec.origin))
 
 
 def _make_way(blocks: dict[str, Any], named: str) -> None:
@@ -295,11 +295,9 @@ def _resolve(
         faults = [*before, *(error for error in faults if _block_of(error) not in blocks_wrong)]
     raise_all(faults)
     assert spec is not None
-    if reading.limits:
-        spec = spec.with_limits(reading.limits)
-    if not left_aside or left_aside == spec.training.model_dump(exclude_none=True):  # none, or resolved before
-        return spec.with_notes(reading.notes) if reading.notes else spec
-    return spec.with_notes((*reading.notes, LEFT_ASIDE))
+    resolved_before = left_aside == spec.training.model_dump(exclude_none=True)
+    aside = () if not left_aside or resolved_before else (LEFT_ASIDE,)
+    return spec.with_origin(Origin(notes=(*reading.notes, *aside), limits=reading.limits))
 
 
 _RIGHT = "gpt2.yaml"  # a model that is right, in place of one that is not

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from memcalc.spec.broken import Broken
 from memcalc.spec.spec import Spec
+from memcalc.spec.training import TOKENWISE
 
 
 def loss(spec: Spec) -> Iterator[Broken]:
     """What goes with which kind of loss."""
     training, model = spec.training, spec.model
     kind = training.loss
-    if kind not in ("chunked", "fused") or training.implementation == "megatron":
+    if kind not in TOKENWISE or training.implementation == "megatron":
         return
     if spec.parallelism.tensor_parallel > 1 or spec.parallelism.context_parallel > 1:
         yield Broken(
@@ -20,15 +21,15 @@ def loss(spec: Spec) -> Iterator[Broken]:
             f"loss = {kind} is not modelled with a vocabulary or a sequence that is sharded.",
             "Set loss: vocab-parallel or materialized, or tensor_parallel and context_parallel: 1.",
         )
-    if kind == "fused" and model.lm_head_bias:
+    if kind in ("fused", "tiled") and model.lm_head_bias:
         yield Broken(
             ("training", "loss"),
-            "loss = fused, but the head has a bias, which is not modelled there.",
+            "loss = {kind}, but the head has a bias, which is not modelled there.",
             "Set loss: chunked, or model.lm_head_bias: false.",
         )
-    if kind == "fused" and training.qlora is not None and training.qlora.quantize_lm_head:
+    if kind in ("fused", "tiled") and training.qlora is not None and training.qlora.quantize_lm_head:
         yield Broken(
             ("training", "loss"),
-            "loss = fused needs an unquantized LM head, but quantize_lm_head quantizes it to 4 bits.",
+            "loss = {kind} needs an unquantized LM head, but quantize_lm_head quantizes it to 4 bits.",
             "Set loss: chunked, or quantize_lm_head: false.",
         )

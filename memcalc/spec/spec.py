@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field, PrivateAttr
 
 from memcalc.spec.inference import InferenceSpec
-from memcalc.spec.limits import Limit
 from memcalc.spec.model import Block, ModelSpec
+from memcalc.spec.origin import Origin
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
 
 
@@ -22,39 +22,15 @@ class Spec(Block):
         None, description="generation instead of training; `training` is then its forward pass"
     )
 
-    _notes: tuple[str, ...] = PrivateAttr(())
-    _limits: tuple[Limit, ...] = PrivateAttr(())
-    _program: str = PrivateAttr("")
+    _origin: Origin = PrivateAttr(Origin())
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What was said while it was read, for the reader of a result: how another framework's file was understood."""
-        return self._notes
+    def origin(self) -> Origin:
+        """Where the run comes from: its program, how its file was read, what the file leaves open."""
+        return self._origin
 
-    def with_notes(self, notes: tuple[str, ...]) -> Spec:
-        """The same run, with these notes."""
+    def with_origin(self, origin: Origin) -> Spec:
+        """The same run, from there."""
         copy = self.model_copy()
-        copy._notes = notes  # noqa: SLF001 -- our own, on a copy of ours
-        return copy
-
-    @property
-    def limits(self) -> tuple[Limit, ...]:
-        """What another framework's file asks for and the estimate does not model."""
-        return self._limits
-
-    def with_limits(self, limits: tuple[Limit, ...]) -> Spec:
-        """The same run, with these limits."""
-        copy = self.model_copy()
-        copy._limits = limits  # noqa: SLF001 -- our own, on a copy of ours
-        return copy
-
-    @property
-    def program(self) -> str:
-        """The program and version whose run this is, as a headline names it; "": our own description of a run."""
-        return self._program
-
-    def with_program(self, program: str) -> Spec:
-        """The same run, named as that of a program."""
-        copy = self.model_copy()
-        copy._program = program  # noqa: SLF001 -- our own, on a copy of ours
+        copy._origin = origin  # noqa: SLF001 -- our own, on a copy of ours
         return copy

@@ -9,13 +9,16 @@ from pydantic import Field
 from memcalc.spec.finetuning import LoraSpec, QloraSpec
 from memcalc.spec.model import Block, Probability, Size
 from memcalc.spec.optimizers import Average, Norm, Optimizer, OptimizerImplementation, OptimizerOptions
+from memcalc.spec.programs import Framework, VersionsSpec
 from memcalc.spec.segments import RecomputeLayers
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Recipe = Literal["fp32", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
 Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
 Attention = Literal["eager", "flash", "memory-efficient"]
-Loss = Literal["materialized", "chunked", "fused", "vocab-parallel"]
+Loss = Literal["materialized", "chunked", "fused", "tiled", "vocab-parallel"]
+TOKENWISE = ("chunked", "fused", "tiled")  # losses that read the head's matrix, and never have all logits
+LossShift = Literal["labels", "logits"]
 LogitsUntil = Literal["backward", "loss"]
 Windows = Literal["mask", "kernel"]
 Kernels = Literal["torch", "liger"]
@@ -97,6 +100,11 @@ class TrainingSpec(Block):
     loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(
         8, description="of a chunked loss: parts of the tokens, each checkpointed"
     )
+    loss_shift: LossShift = Field(
+        "labels",
+        description="what transformers' loss shifts by a token: labels | logits, of which it makes a copy in fp32 "
+        "(transformers before 4.49); with huggingface",
+    )
     kernels: Kernels = Field(
         "torch",
         description="of transformers' norms, rotary positions and MLPs: torch | liger (whose loss is loss: fused)",
@@ -114,6 +122,10 @@ class TrainingSpec(Block):
         description='settings of PyTorch\'s allocator, as PYTORCH_CUDA_ALLOC_CONF: "expandable_segments:True"',
     )
     finetune: Literal["full", "lora", "qlora"] = Field("full", description="which parameters train")
+    framework: Framework | None = Field(
+        None, description="whose program runs: fields that are silent have its defaults (docs/reference/frameworks)"
+    )
+    versions: VersionsSpec | None = Field(None, description="releases of packages that decide memory")
     lora: LoraSpec | None = Field(None, description="adapters; with finetune lora or qlora")
     qlora: QloraSpec | None = Field(None, description="the 4-bit base; with finetune qlora")
 

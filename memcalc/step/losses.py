@@ -24,10 +24,12 @@ def tokenwise_loss(training: TrainingSpec, head: Head) -> Loss:
     """From hidden states (b, s, d) and labels (b, s) to a scalar, logits of some tokens at a time.
 
     Raises:
-        Unavailable: Liger's kernel is not installed.
+        Unavailable: Liger's kernel is not installed, or the loss is TRL's.
     """
     if training.loss == "chunked":
         return partial(chunked, head, training.loss_chunks)
+    if training.loss == "tiled":
+        raise Unavailable("loss = tiled runs TRL's Triton kernels: dry-run a program of TRL, or trace loss=chunked.")
     if importlib.util.find_spec("liger_kernel") is None:
         raise Unavailable("loss = fused runs Liger's kernel: pip install liger-kernel")
     transformers: Any = importlib.import_module("liger_kernel.transformers")

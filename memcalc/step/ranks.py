@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from memcalc.errors import InputError
 from memcalc.spec.spec import Spec
+from memcalc.spec.training import TOKENWISE
 from memcalc.step.causal_lm import CausalLM, build
 from memcalc.step.host import HOST
 
@@ -24,7 +25,7 @@ def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
     Raises:
         InputError: a loss that reads the head's matrix itself, outside of the module that gathers it.
     """
-    if spec.training.loss in ("chunked", "fused") and spec.parallelism.data_parallel > 1:
+    if spec.training.loss in TOKENWISE and spec.parallelism.data_parallel > 1:
         raise InputError(
             f"loss = {spec.training.loss} reads the head where FSDP2 has not gathered it: such a step is not run here.",
             "Set loss: materialized, or use `memcalc estimate`.",

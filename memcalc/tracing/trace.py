@@ -116,7 +116,7 @@ def in_place_of_formulas(spec: Spec, progress: Progress = silent) -> Result:
     own = spec.model.transformers_config is not None
     what = family_of_foreign(spec.model) if own else f"transformers' modules of {spec.model.architecture}"
     note = f"memcalc has no formulas for {what}: {'its' if own else 'their'} real step was traced on fake tensors"
-    return replace(found, notes=(note, *spec.notes, *found.notes))
+    return replace(found, notes=(note, *spec.origin.notes, *found.notes))
 
 
 def stands_in(spec: Spec) -> bool:

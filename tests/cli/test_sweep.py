@@ -13,6 +13,7 @@ import pytest
 
 import memcalc
 from memcalc.spec.limits import Limit
+from memcalc.spec.origin import Origin
 from tests.cli.conftest import Run
 from tests.records import pin_records
 
@@ -174,7 +175,7 @@ def test_what_tensor_parallelism_cannot_be_is_said_once(run: Callable[..., Run])
 
 def test_what_holds_memory_and_is_not_modelled_never_fits(run: Callable[..., Run], tmp_path: Path) -> None:
     limit = Limit("evaluation during training", holds_memory=True)
-    table = memcalc.sweep(memcalc.load("gpt2").with_limits((limit,)), {"b": [1, 11, 64]}, gpu="t4")
+    table = memcalc.sweep(memcalc.load("gpt2").with_origin(Origin(limits=(limit,))), {"b": [1, 11, 64]}, gpu="t4")
 
     assert [table.answers[number] for number in table.verdict] == ["close", "close", "does-not-fit"]
 

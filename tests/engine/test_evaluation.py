@@ -18,6 +18,7 @@ from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
 from memcalc.spec.limits import Limit
+from memcalc.spec.origin import Origin
 from memcalc.verdict.judge import verdict_of
 from memcalc.verdict.needs import Need, can_replay, least_bytes, recorded_need
 
@@ -313,9 +314,9 @@ def test_masks_go_with_the_last_layer_that_runs_again_with_them():
 def test_what_is_not_modelled_may_depend_on_the_batch():
     """An evaluation of eight sequences holds memory beyond the step where a micro-batch has fewer."""
     limits = (Limit("evaluation", holds_memory=True, sequences=8), Limit("a copy", holds_memory=True, at_least_bytes=1))
-    run = memcalc.load("gpt2").with_limits(limits[:1])
+    run = memcalc.load("gpt2").with_origin(Origin(limits=limits[:1]))
     table = evaluate(run, {"b": range(1, 13), "s": [64, 128]}, gpu="h100-80gb")
-    both = evaluate(run.with_limits(limits), {"b": range(1, 13)}, gpu="h100-80gb")
+    both = evaluate(run.with_origin(Origin(limits=limits)), {"b": range(1, 13)}, gpu="h100-80gb")
 
     assert table.fits.tolist() == [b >= 8 for b in range(1, 13) for _ in range(2)]
     assert [terms.unmodelled for terms in table.terms(table.close)] == [("evaluation",)]
@@ -324,7 +325,9 @@ def test_what_is_not_modelled_may_depend_on_the_batch():
 
 
 def test_bytes_that_are_not_modelled_count_where_they_are_known():
-    copy = memcalc.load("gpt2").with_limits((Limit("a copy", holds_memory=True, at_least_bytes=14 * 2**30),))
+    copy = memcalc.load("gpt2").with_origin(
+        Origin(limits=(Limit("a copy", holds_memory=True, at_least_bytes=14 * 2**30),))
+    )
     table = evaluate(copy, {"b": range(1, 13)}, gpu="t4")
 
     assert not table.fits.any()

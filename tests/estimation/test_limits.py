@@ -7,6 +7,7 @@ from memcalc.estimation.limits import TRAINING, limits_of, own_limits, resolved
 from memcalc.estimation.parameters import count_parameters
 from memcalc.importers.loading import load
 from memcalc.spec.limits import Limit
+from memcalc.spec.origin import Origin
 
 REFERENCE = Limit("the reference model", holds_memory=True, bytes_per_parameter=4)
 RING = "the keys and values that travel around the ring of context parallelism"
@@ -72,7 +73,7 @@ def test_a_copy_of_the_model_is_sharded_as_the_run_is(words: tuple[str, ...], by
 
 
 def test_a_copy_is_part_of_what_the_run_leaves_out() -> None:
-    spec = load("gpt2", ("recipe=pure",)).with_limits((REFERENCE,))
+    spec = load("gpt2", ("recipe=pure",)).with_origin(Origin(limits=(REFERENCE,)))
 
     assert limits_of(spec)[-1].at_least_bytes == 2 * count_parameters(spec.model)
     assert limits_of(load(spec, ("recipe=amp",)))[-1].at_least_bytes == 4 * count_parameters(spec.model)

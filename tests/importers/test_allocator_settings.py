@@ -43,7 +43,7 @@ def test_what_frameworks_set(name: str, text: str, words: tuple[str, ...], expec
     spec = load(tmp_path / name, (*words, *extra))
 
     assert spec.training.alloc_conf == expected
-    told = [note for note in spec.notes if note.startswith("allocator settings ")]
+    told = [note for note in spec.origin.notes if note.startswith("allocator settings ")]
     assert bool(told) is (expected == EXPANDABLE and name != "f.sh")  # what a script says itself is listed as its own
 
 

@@ -20,7 +20,7 @@ def read(folder: Path, name: str, text: str, *overrides: str) -> tuple[dict[str,
     path = folder / name
     path.write_text(text)
     spec = memcalc.load(str(path), *overrides)
-    return {field: getattr(spec.training, field) for field in FIELDS}, spec.notes
+    return {field: getattr(spec.training, field) for field in FIELDS}, spec.origin.notes
 
 
 def fields(fp8: str, skip: tuple[str, ...] = OURS, *, gathers: bool = False, params: bool = False) -> dict[str, Any]:

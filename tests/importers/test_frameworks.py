@@ -40,7 +40,7 @@ def test_what_it_comes_to(case: str, tmp_path: Path) -> None:
     assert found == expected
     assert spec.name == Path(name).stem
     framework = next(framework.name for framework in FRAMEWORKS if case.startswith(framework.name))
-    assert spec.notes[0].startswith(f"read as a configuration of {framework} ")
+    assert spec.origin.notes[0].startswith(f"read as a configuration of {framework} ")
 
 
 def test_every_framework_is_tested() -> None:
@@ -188,8 +188,8 @@ def test_deepspeeds_optimizer_on_the_host(zero: str, more: str, offload: str, no
     spec = load(written(tmp_path, "ds.json", text), ("preset=gpt2", "data_parallel=2"))
 
     assert spec.parallelism.offload == offload
-    assert (NO_OFFLOAD in spec.notes) is noted
-    assert any("to NVMe" in note for note in spec.notes) is ("nvme" in zero)
+    assert (NO_OFFLOAD in spec.origin.notes) is noted
+    assert any("to NVMe" in note for note in spec.origin.notes) is ("nvme" in zero)
 
 
 @pytest.mark.parametrize("how", ["offload_params: true", "fsdp_offload_params: true"])
@@ -201,7 +201,7 @@ def test_fsdps_shards_on_the_host(how: str, tmp_path: Path) -> None:
     assert (spec.parallelism.offload, spec.parallelism.offload_pin_memory) == ("all", True)
     alone = load(written(tmp_path, "one.yaml", text.replace("s: 4", "s: 1")), ("preset=gpt2",))
     assert alone.parallelism.offload == "none"
-    assert "not modelled: offload of such a run's shards: they are counted on the device" in alone.notes
+    assert "not modelled: offload of such a run's shards: they are counted on the device" in alone.origin.notes
 
 
 def test_a_word_of_zero_that_the_table_does_not_know_is_unknown(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_accelerates_offload_is_deepspeeds(tmp_path: Path) -> None:
     assert load(written(tmp_path, "zero.yaml", text), ("preset=gpt2",)).parallelism.offload == "optimizer"
     alone = load(written(tmp_path, "one.yaml", text.replace("s: 4", "s: 1")), ("preset=gpt2",))
     assert alone.parallelism.offload == "none"
-    assert NO_OFFLOAD in alone.notes
+    assert NO_OFFLOAD in alone.origin.notes
 
 
 def test_a_global_batch_fills_the_pipeline_however_many_replicas_there_are(tmp_path: Path) -> None:

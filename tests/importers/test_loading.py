@@ -29,7 +29,7 @@ WHOSE = "read as a configuration of Hugging Face config.json (fields of transfor
 )
 def test_our_own_files_are_ours(path: Path) -> None:
     assert import_file(path) is None
-    assert load(path).notes == ()
+    assert load(path).origin.notes == ()
 
 
 def test_estimate_and_check_read_them(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_estimate_and_check_read_them(tmp_path: Path) -> None:
     assert result.notes[0].startswith("read as a configuration of axolotl")
     assert result.spec.training.finetune == "qlora"
     assert [outcome.status for outcome in report.outcomes] == ["fits"]
-    assert memcalc.load(memcalc.load(path), "b=2").notes == result.spec.notes
+    assert memcalc.load(memcalc.load(path), "b=2").origin.notes == result.spec.origin.notes
 
 
 @pytest.mark.parametrize(
@@ -172,12 +172,12 @@ def test_the_keys_of_a_config_json_are_listed(tmp_path: Path) -> None:
     ]
     assert [key for key, _ in found.no_effect] == ["architectures", "rms_norm_eps", "bos_token_id", "rope_scaling"]
     assert found.unknown == ("a_key_of_tomorrow",)
-    assert load(path).notes == (
+    assert load(path).origin.notes == (
         f"{WHOSE}: 6 mapped, 4 ignored (no effect on memory), 0 not modelled, 1 unknown.",
         "unknown, hence not counted: a_key_of_tomorrow.",
         "no effect on memory: architectures, rms_norm_eps, bos_token_id, rope_scaling.",
     )
-    assert load(path).notes[-1].startswith(HARMLESS)  # not an annotation of a pull request
+    assert load(path).origin.notes[-1].startswith(HARMLESS)  # not an annotation of a pull request
 
 
 def test_files_of_gpt_neox_are_not_taken_for_others(tmp_path: Path) -> None:

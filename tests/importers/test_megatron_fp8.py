@@ -35,7 +35,7 @@ def test_a_recipe_that_is_not_modelled_is_told(tmp_path: Path) -> None:
     spec = read(tmp_path, ARGUMENTS + " --fp8-recipe custom")
 
     assert spec.training.fp8 == "none"
-    assert any("fp8-recipe custom" in note for note in spec.notes)
+    assert any("fp8-recipe custom" in note for note in spec.origin.notes)
 
 
 def test_weights_in_8_bits_alone(tmp_path: Path) -> None:

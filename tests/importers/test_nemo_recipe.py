@@ -104,7 +104,7 @@ def test_a_class_that_is_not_known_has_its_sizes_asked_for(tmp_path: Path) -> No
 
     with pytest.raises(memcalc.InputError, match="does not hold the model's sizes: num_layers, hidden_size"):
         memcalc.load(path)
-    notes = memcalc.load(path, "preset=llama-3-8b").notes
+    notes = memcalc.load(path, "preset=llama-3-8b").origin.notes
     assert any("Llama9Config8B" in note for note in notes)
 
 

@@ -31,19 +31,22 @@ def spec_of(folder: Path, text: str, *overrides: str) -> Spec:
 
 
 def noted(spec: Spec, words: str) -> bool:
-    return any(words in note for note in spec.notes)
+    return any(words in note for note in spec.origin.notes)
 
 
 CHECKPOINTS = "loaded in the checkpoint's dtype"
 
 
+TODAY = "versions.transformers=v5.23"
+
+
 def test_weights_are_loaded_in_the_checkpoints_dtype(tmp_path: Path) -> None:
     """transformers 5, modeling_utils.py: dtype = "auto" where nothing is said. It was fp32, under autocast."""
-    ours = spec_of(tmp_path, LLAMA + "bf16: true\n")
+    ours = spec_of(tmp_path, LLAMA + "bf16: true\n", TODAY)
     assert (ours.training.recipe, ours.training.dtype) == ("pure", "bf16")
     assert not noted(ours, CHECKPOINTS)  # the catalogue says it: bfloat16
     assert noted(
-        spec_of(tmp_path, LLAMA.replace("meta-llama/Llama-3.1-8B", "llama-3-8b") + "bf16: true\n"), CHECKPOINTS
+        spec_of(tmp_path, LLAMA.replace("meta-llama/Llama-3.1-8B", "llama-3-8b") + "bf16: true\n", TODAY), CHECKPOINTS
     )
 
     said = spec_of(tmp_path, LLAMA + "bf16: true\ndtype: float32\n")
@@ -61,7 +64,7 @@ def test_a_config_json_says_the_checkpoints_dtype(key: str, dtype: str, recipe: 
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, key: dtype}
     config |= {"intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 64}
     (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
-    spec = spec_of(tmp_path, "model_name_or_path: mine\nper_device_train_batch_size: 1\nbf16: true\n")
+    spec = spec_of(tmp_path, "model_name_or_path: mine\nper_device_train_batch_size: 1\nbf16: true\n", TODAY)
 
     assert spec.training.recipe == recipe
     assert not noted(spec, CHECKPOINTS)

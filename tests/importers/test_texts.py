@@ -37,7 +37,7 @@ def test_standard_input_may_be_anybodys(
     spec = load("-", overrides)
 
     assert spec.name == "unnamed"
-    assert spec.notes[0].startswith(f"read as a configuration of {whose} ")
+    assert spec.origin.notes[0].startswith(f"read as a configuration of {whose} ")
 
 
 def test_every_verb_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_every_verb_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_our_own_configuration_on_standard_input_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, "preset: gpt2\ntraining: {b: 2}\n")
 
-    assert load("-").notes == ()
+    assert load("-").origin.notes == ()
 
 
 def test_merge_keys_of_a_foreign_file(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_what_a_config_json_has_beside_a_language_model(tmp_path: Path) -> None:
     assert found is not None
     assert [key for key, _ in found.not_modelled] == ["architectures", "quantization_config"]
     assert found.unknown == ()
-    assert any("LlamaForSequenceClassification, which has another head" in note for note in load(path).notes)
+    assert any("LlamaForSequenceClassification, which has another head" in note for note in load(path).origin.notes)
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", "Gemma3ForConditionalGeneration"])

@@ -18,6 +18,7 @@ from memcalc.planning.strategies.every_layer import every_layer
 from memcalc.planning.strategies.optimal import Found, optimal
 from memcalc.planning.strategies.smallest import smallest
 from memcalc.spec.limits import Limit
+from memcalc.spec.origin import Origin
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import judge
 from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
@@ -163,7 +164,7 @@ def test_a_budget_beyond_the_card_is_the_cards() -> None:
 def test_what_holds_memory_and_is_not_modelled() -> None:
     """The plan leaves room for what is known of it; whether the rest fits is open."""
     spec = memcalc.load("gpt2", *GPT2, gpu="a100-40gb")
-    second = spec.with_limits((Limit("a second model", holds_memory=True, at_least_bytes=GIB),))
+    second = spec.with_origin(Origin(limits=(Limit("a second model", holds_memory=True, at_least_bytes=GIB),)))
     planning, alone = memcalc.recompute(second, budget="6GiB"), memcalc.recompute(spec, budget="6GiB")
 
     assert planning.verdict.answer == "unknown"

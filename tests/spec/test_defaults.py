@@ -63,6 +63,8 @@ def test_a_silent_file_has_these_values() -> None:
         "torch_version": "v2.13",
         "alloc_conf": "",
         "finetune": "full",
+        "framework": None,
+        "versions": None,
         "lora": None,
         "qlora": None,
     }

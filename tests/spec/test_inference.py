@@ -174,8 +174,8 @@ def test_fields_of_training_name_their_counterpart() -> None:
 def test_a_training_block_beside_it_is_left_aside_and_told() -> None:
     spec = load({"preset": "gpt3", "inference": {"batch_size": 1}})
 
-    assert spec.notes == ("The training: block has no effect, because inference: is set.",)
-    assert load({"preset": "gpt2", "inference": {"batch_size": 1}}).notes == ()
+    assert spec.origin.notes == ("The training: block has no effect, because inference: is set.",)
+    assert load({"preset": "gpt2", "inference": {"batch_size": 1}}).origin.notes == ()
 
 
 VERBS = {

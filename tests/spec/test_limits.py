@@ -13,6 +13,7 @@ from memcalc.importers.loading import load, opened
 from memcalc.planning.configured import with_recompute
 from memcalc.spec.limits import Limit
 from memcalc.spec.loading import load_opened
+from memcalc.spec.origin import Origin
 from memcalc.spec.spec import Spec
 
 LIMITS = (Limit("the reference model of DPO", holds_memory=True, at_least_bytes=5), Limit("logging", False))
@@ -21,21 +22,21 @@ LIMITS = (Limit("the reference model of DPO", holds_memory=True, at_least_bytes=
 @pytest.fixture
 def run() -> Spec:
     """A run with limits and notes."""
-    return load("gpt2").with_limits(LIMITS).with_notes(("a note",))
+    return load("gpt2").with_origin(Origin(limits=LIMITS, notes=("a note",)))
 
 
 def test_a_run_has_none_until_it_is_given_some() -> None:
     plain = load("gpt2")
 
-    assert plain.limits == ()
-    assert plain.with_limits(LIMITS).limits == LIMITS
-    assert plain.limits == ()
+    assert plain.origin.limits == ()
+    assert plain.with_origin(Origin(limits=LIMITS)).origin.limits == LIMITS
+    assert plain.origin.limits == ()
 
 
 @pytest.mark.parametrize(
     "made",
     [
-        lambda run: run.with_notes(("another",)),
+        lambda run: run.with_origin(run.origin._replace(notes=("another",))),
         lambda run: run.model_copy(update={"name": "another"}),
         lambda run: varied(run, training={"micro_batch_size": 2}),
         lambda run: load(run, ("b=2",)),
@@ -51,4 +52,4 @@ def test_a_run_has_none_until_it_is_given_some() -> None:
     ],
 )
 def test_another_run_made_of_it_has_them(run: Spec, made: Callable[[Spec], Spec]) -> None:
-    assert made(run).limits == LIMITS
+    assert made(run).origin.limits == LIMITS

@@ -8,6 +8,7 @@ from memcalc.estimation.blocks.splitting import Splitting
 from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.operators import Operators
 from memcalc.estimation.tape import Tensor
+from memcalc.spec.training import TOKENWISE
 
 
 def write_loss(
@@ -32,10 +33,12 @@ def write_loss(
     tape = ops.tape
     vocabulary = "V/t" if c.split else "V"
     tape.begin_head()
-    if c.loss in ("chunked", "fused"):
+    if c.loss in TOKENWISE:
         _name(ops, c, x)  # the step names the hidden state in place of the logits
         tape.end_forward()
-        if c.loss == "fused":
+        if c.loss == "tiled":
+            ops.tiled_cross_entropy(x, (vocabulary, width), tied=c.tied)
+        elif c.loss == "fused":
             ops.fused_cross_entropy(x, (vocabulary, width), tied=c.tied)
         else:
             ops.chunked_cross_entropy(x, (vocabulary, width), c.loss_chunks, bias=c.lm_head_bias, tied=c.tied)
@@ -61,6 +64,9 @@ def write_loss(
     if wide_logits:
         logits = ops.cast(logits, "fp32", "logits in fp32")
     wide = ops.cast(logits, "fp32", "logits in fp32")
+    if c.shifts_logits:
+        ops.cross_entropy(*ops.shifted_logits(wide, batched=c.batched))
+        return
     theirs = c.implementation == "huggingface"
     ops.cross_entropy(wide, labels=ops.shifted_labels(batched=c.batched) if theirs else None)
 

@@ -16,7 +16,7 @@ from memcalc.spec.layers import fills_windows, windows_among
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
-from memcalc.spec.training import LIGER_FAMILIES, ParallelismSpec, TrainingSpec
+from memcalc.spec.training import LIGER_FAMILIES, TOKENWISE, ParallelismSpec, TrainingSpec
 
 
 class Cached(NamedTuple):
@@ -119,6 +119,7 @@ class Structure(NamedTuple):
     fp8_columns: bool = False  # and whether it makes a second copy for backward's products
     float8: Float8 | None = None  # and how torchao's linear layers do
     drops_logits: bool = False  # the loop has no name for the model's output in backward
+    shifts_logits: bool = False  # transformers' loss, before 4.49
     liger: bool = False  # Liger's kernels in place of transformers' norms, rotary positions and MLPs
     window_mask: bool = False  # the model makes one, for layers whose window the sequence fills
     windows: bool = False  # some layers have one
@@ -143,7 +144,7 @@ class Structure(NamedTuple):
     @property
     def head_gradient_is_a_view(self) -> bool:
         """Of one product of PyTorch's, not the sum of several, nor a tensor that a fused loss has made."""
-        whole = self.loss not in ("chunked", "fused") or (self.loss == "chunked" and self.loss_chunks == 1)
+        whole = self.loss not in TOKENWISE or (self.loss == "chunked" and self.loss_chunks == 1)
         return whole and not self.replaced_linears
 
 
@@ -233,6 +234,7 @@ def structure_of(spec: Spec) -> Structure:
         fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _card(spec)),
         float8=float8_of(spec),
         drops_logits=training.logits_until == "loss",
+        shifts_logits=huggingface and training.loss_shift == "logits",
         liger=huggingface and training.kernels == "liger" and (model.architecture or "") in LIGER_FAMILIES,
         window_mask=huggingface and fills_windows(spec),
         windows=windows,

@@ -49,7 +49,7 @@ def generation(spec: Spec) -> Result:
         confidence="formula",
         card=card,
         limits=limits_of(spec),
-        notes=(*spec.notes, *_notes(spec)),
+        notes=(*spec.origin.notes, *_notes(spec)),
         generation=Generation(
             bytes_per_token=cache_bytes(spec, inference.block) // inference.block,
             bytes_per_sequence=cache_bytes(spec, inference.context_length),

@@ -28,6 +28,31 @@ class Loss(Base):
         self._labels = found
         return found[-1]
 
+    def shifted_logits(self, logits: Tensor, *, batched: bool) -> tuple[Tensor, str, Tensor | None]:
+        """The logits of all tokens of each sequence but the last, and the labels of all but the first: copies.
+
+        Those of one sequence alone are a view. Backward of the slice fills zeros of the logits' shape.
+
+        Returns:
+            The arguments of `cross_entropy`.
+
+        Source: transformers 4.48 loss/loss_utils.py, ForCausalLMLoss.
+        """
+        tape, citation = self.tape, "transformers 4.48 loss/loss_utils.py"
+        shape = ("b", "s-1", *logits.shape[2:])
+        if batched:
+            y = tape.new("logits, shifted", shape, logits.dtype, citation)
+        else:
+            y = Tensor(logits.storage, shape, logits.dtype)
+        tape.record(Node("logits, shifted", (logits,), (y,), (), (NEW,)))
+        if not batched:
+            return y, "", None
+        storage = tape.store("labels, shifted", ("b", "s-1"), "int64", citation, component=Component.LOGITS_AND_LOSS)
+        labels = Tensor(storage, ("b", "s-1"), "int64", grad=False)
+        tape.record(Node("labels, shifted", (), (labels,), (), ()))
+        self._labels = (logits, labels)
+        return y, "", labels
+
     _labels: tuple[Tensor, ...] = ()  # the loss function's variables
 
     def cross_entropy(self, logits: Tensor, of: str = "", labels: Tensor | None = None) -> Tensor:

@@ -7,6 +7,8 @@ from memcalc.estimation.operators.loss import Loss
 from memcalc.estimation.program import HEAD
 from memcalc.estimation.tape import IN_PLACE, NEW, SAME, Node, Segment, Shape, Tensor
 
+TRL = "TRL 1.16 trl/kernels/chunked_logprob.py"
+_SUMS = ("maximum", "sum", "weighted sum", "sum of squares", "sum of logits", "maximum before", "logit of the label")
 LIGER = "liger-kernel 0.8 ops/fused_linear_cross_entropy.py"
 
 
@@ -138,6 +140,69 @@ class TokenwiseLoss(Adapted, Loss):
                 (IN_PLACE,),
                 also_allocates=(*made, *cached),
                 forward_temporaries=tuple(temporaries),
+                parameters=parameters,
+            )
+        )
+        tape.hold(loss)
+
+    def tiled_cross_entropy(self, x: Tensor, weight: Shape, *, tied: bool) -> None:
+        """TRL's kernels on tiles of logits, which backward makes again; gradients are summed in fp32, then cast.
+
+        The tokens without a label, here the last of each sequence, are left out by an index, which copies the rest.
+        """
+        tape = self.tape
+        rows = Tensor(x.storage, ("b", "s-1", weight[1]), x.dtype, x.grad)
+        tape.record(Node("tokens with a label", (x,), (rows,), (), (NEW,)))
+        mask = tape.store("whether a token has a label", ("b", "s-1"), "bool", TRL)
+        hidden = tape.new("hidden states of tokens with a label", ("T_s", weight[1]), x.dtype, TRL, grad=x.grad)
+        found = tape.store("indices of these tokens", ("2", "T_s"), "int64", TRL)
+        tape.record(
+            Node(
+                "hidden states by label",
+                (rows,),
+                (hidden,),
+                (mask,),
+                (NEW,),
+                also_allocates=(mask,),
+                made_first=(mask,),
+                forward_temporaries=(found,),
+                backward_temporaries=(found,),
+            )
+        )
+        trains, dtype = self.trains("lm_head"), self.compute if self.autocast else x.dtype
+        tile = tape.store("tile of logits", ("T_t", "V_t"), dtype, TRL)
+        casts: list[int] = []
+        if hidden.dtype != dtype:
+            casts.append(tape.store(f"hidden states of a tile in {dtype}", ("T_t", weight[1]), dtype, TRL))
+        if self.parameters != dtype:
+            casts.append(tape.store(f"lm_head.weight of a tile in {dtype}", ("V_w", weight[1]), dtype, TRL))
+        sums = [tape.store(f"{name} of each token", ("T_s",), "fp32", TRL) for name in _SUMS]
+        kept = [tape.store(f"{name} of each token", ("T_s",), "fp32", TRL) for name in ("log-sum", "entropy")]
+        labels = tape.store("labels of these tokens", ("T_s",), "int64", TRL)
+        wide: list[int] = []
+        if hidden.dtype != "fp32":
+            wide.append(tape.store("gradient of hidden states in fp32", hidden.shape, "fp32", TRL))
+        parameters: tuple[int, ...] = ()
+        if trains:
+            if self.parameters != "fp32":
+                wide.append(tape.store("gradient of lm_head.weight in fp32", weight, "fp32", TRL))
+            parameters = (self.parameter_gradient("lm_head", "weight", weight, self.parameters),)
+            if tied:
+                tape.deferred.update(parameters)
+                (tape.tied_gradient,) = parameters
+        loss = tape.new("loss", (), "fp32", TRL)
+        made = (labels, *kept)
+        tape.record(
+            Node(
+                "tiled cross_entropy",
+                (hidden,),
+                (loss,),
+                (hidden.storage, *made),
+                (NEW,),
+                also_allocates=made,
+                made_first=(labels,),
+                forward_temporaries=(*sums, tile, *casts),
+                backward_temporaries=(*wide, tile, *casts),
                 parameters=parameters,
             )
         )

@@ -7,7 +7,7 @@ of a run says whether it was used.
 
 from __future__ import annotations
 
-from memcalc.importers.table import Draft
+from memcalc.frameworks.draft import Draft
 
 FIELD = "training.alloc_conf"
 EXPANDABLE = "expandable_segments:True"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.importers.switches import is_on
-from memcalc.importers.table import Draft
+from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.switches import is_on
 
 MAX_GRAD_NORM = 1.0  # training_args.py: what silence means
 # Liger's kernels, by Liger's words for them and by axolotl's (integrations/liger/args.py).
@@ -30,10 +30,16 @@ def place_trainers_loop(draft: Draft) -> None:
     if clipping:
         draft.default("training.gradient_clipping", clipping)
     masters = str(values.get("training.recipe", "")).startswith("mixed")  # which bitsandbytes does not know
-    own = not {"training.optimizer", "training.recipe"} & draft.overridden  # of another optimizer it is no option
-    if values.get("training.optimizer") in ("adam-8bit", "lion-8bit") and own and not masters:
+    own = (
+        not {"training.optimizer", "training.recipe"} & draft.overridden.keys()
+    )  # of another optimizer it is no option
+    # trainer.py, create_optimizer: until 4.51 of an optimizer named Adam8bit alone, which none is.
+    keeps = values.get("training.optimizer") in ("adam-8bit", "lion-8bit") and own and not masters
+    if keeps and draft.has("transformers", "4.52"):
         draft.default("training.optimizer_options.embeddings_32bit", True)
     _place_liger(draft)
+    if draft.given("training.loss") in (None, "materialized") and not draft.has("transformers", "4.49"):
+        draft.default("training.loss_shift", "logits")
     if is_on(facts.get("cut_cross_entropy")):
         draft.default("training.loss", "fused")
         draft.notes.append("cut cross-entropy is counted as Liger's fused loss, which has some logits at a time")

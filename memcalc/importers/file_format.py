@@ -1,93 +1,15 @@
-"""What a field of another framework's configuration means for memory: one table a framework, read by one engine."""
+"""What a field of another framework's configuration means for memory: one table a file format, read by one engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from memcalc.frameworks.draft import Draft
 from memcalc.spec.limits import Limit
 
 Kind = Literal["mapped", "no effect", "not modelled"]
-
-
-class Elsewhere(str):
-    """A value that a file leaves to whoever runs it, as it stands there: `$2`, `$TENSOR_PARALLEL`."""
-
-    __slots__ = ()
-
-
-@dataclass
-class Draft:
-    """Our configuration in the making.
-
-    Args:
-        values: by our field's path, e.g. "training.micro_batch_size".
-        facts: what several fields together decide, by a name of the table's own.
-        notes: what to tell the reader besides the lists.
-        folder: where files named in the configuration are looked for.
-        overridden: our fields that the user sets anyway.
-        paths: the fields that the file has, with a value.
-        said: their values.
-        elsewhere: fields whose values the file leaves to whoever runs it: path, and which fields of ours they decide.
-        silent: our fields of which the file says nothing, and that the framework's defaults decide.
-        limits: what the file asks for and is not modelled.
-    """
-
-    folder: str
-    overridden: frozenset[str] = frozenset()
-    paths: frozenset[str] = frozenset()
-    said: Mapping[str, Any] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    elsewhere: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    silent: set[str] = field(default_factory=set)
-    limits: list[Limit] = field(default_factory=list)
-
-    def limit(
-        self, what: str, why: str = "", *, holds_memory: bool, bytes_per_parameter: int = 0, sequences: int = 0
-    ) -> None:
-        """Record what the file asks for and is not modelled, and say it in the notes.
-
-        Args:
-            what: a short noun phrase.
-            why: the rest of the note: what is counted in its place.
-            holds_memory: whether the estimate can be too low because of it.
-            bytes_per_parameter: as of `Limit`.
-            sequences: as of `Limit`.
-        """
-        self.limits.append(Limit(what, holds_memory, bytes_per_parameter=bytes_per_parameter, sequences=sequences))
-        self.notes.append(f"not modelled: {what}: {why}" if why else f"not modelled: {what}")
-
-    def default(self, path: str, value: Any) -> None:
-        """What the framework does where its configuration is silent."""
-        if path not in self.values:
-            self.values[path] = value
-            self.silent.add(path)
-
-    def translate(self, path: str, value: Any, values: Mapping[Any, Any]) -> None:
-        """Our word for a value of theirs; None in the table says that the default stands.
-
-        Raises:
-            Untranslatable: the table does not have it, and the user does not set the field anyway.
-        """
-        key = value.lower() if isinstance(value, str) else value
-        if isinstance(key, str | int | float | bool) and key in values:
-            if values[key] is not None:
-                self.values[path] = values[key]
-        elif path not in self.overridden:
-            raise Untranslatable(path, value, values)
-
-
-class Untranslatable(ValueError):
-    """A value that a table does not know."""
-
-    def __init__(self, path: str, value: Any, values: Mapping[Any, Any]) -> None:
-        super().__init__(path)
-        self.path = path
-        self.value = value
-        self.known = ", ".join(sorted({str(each) for each in values}))
 
 
 class Meaning(NamedTuple):
@@ -182,8 +104,8 @@ LENGTH = ("training.sequence_length", "tokens per sequence, which the program se
 
 
 @dataclass(frozen=True)
-class Framework:
-    """A framework's configuration files.
+class FileFormat:
+    """The configuration files of a framework.
 
     Args:
         name: as people call it.

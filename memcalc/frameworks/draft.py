@@ -1,0 +1,126 @@
+"""A configuration in the making: what a file says, what its framework does besides, and what both leave open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from memcalc.frameworks.releases import RELEASES, number
+from memcalc.spec.limits import Limit
+
+FRAMEWORK = "training.framework"
+
+
+class Elsewhere(str):
+    """A value that a file leaves to whoever runs it, as it stands there: `$2`, `$TENSOR_PARALLEL`."""
+
+    __slots__ = ()
+
+
+class Question(NamedTuple):
+    """Something that a file leaves open.
+
+    Args:
+        field: our field that settles it, such as "training.framework".
+        what: what is open, as a noun phrase.
+        candidates: the answers that are tried; the one with the largest peak is taken. Of equal ones, the first.
+    """
+
+    field: str
+    what: str
+    candidates: tuple[str, ...]
+
+
+@dataclass
+class Draft:
+    """Our configuration in the making.
+
+    Args:
+        folder: where files named in the configuration are looked for.
+        overridden: our fields that the user sets anyway, with their values.
+        said: the fields that the file has, with their values.
+        answers: the candidates that are tried, by the field of their question.
+        values: by our field's path, e.g. "training.micro_batch_size".
+        facts: what several fields together decide, by a name of the table's own.
+        notes: what to tell the reader besides the lists.
+        elsewhere: fields whose values the file leaves to whoever runs it: path, and which fields of ours they decide.
+        silent: our fields of which the file says nothing, and that the framework's defaults decide.
+        limits: what the file asks for and is not modelled.
+        questions: what was asked on the way, by field.
+    """
+
+    folder: str
+    overridden: Mapping[str, Any] = field(default_factory=dict)
+    said: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[str, str] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    elsewhere: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
+    limits: list[Limit] = field(default_factory=list)
+    questions: dict[str, Question] = field(default_factory=dict)
+
+    def limit(
+        self, what: str, why: str = "", *, holds_memory: bool, bytes_per_parameter: int = 0, sequences: int = 0
+    ) -> None:
+        """Record what the file asks for and is not modelled, and say it in the notes.
+
+        Args:
+            what: a short noun phrase.
+            why: the rest of the note: what is counted in its place.
+            holds_memory: whether the estimate can be too low because of it.
+            bytes_per_parameter: as of `Limit`.
+            sequences: as of `Limit`.
+        """
+        self.limits.append(Limit(what, holds_memory, bytes_per_parameter=bytes_per_parameter, sequences=sequences))
+        self.notes.append(f"not modelled: {what}: {why}" if why else f"not modelled: {what}")
+
+    def default(self, path: str, value: Any) -> None:
+        """What the framework does where its configuration is silent."""
+        if path not in self.values:
+            self.values[path] = value
+            self.silent.add(path)
+
+    def translate(self, path: str, value: Any, values: Mapping[Any, Any]) -> None:
+        """Our word for a value of theirs; None in the table says that the default stands.
+
+        Raises:
+            Untranslatable: the table does not have it, and the user does not set the field anyway.
+        """
+        key = value.lower() if isinstance(value, str) else value
+        if isinstance(key, str | int | float | bool) and key in values:
+            if values[key] is not None:
+                self.values[path] = values[key]
+        elif path not in self.overridden:
+            raise Untranslatable(path, value, values)
+
+    def given(self, path: str) -> Any:
+        """What the user or the file sets a field of ours to; None: neither does."""
+        found = self.overridden.get(path)
+        return self.values.get(path) if found is None else found
+
+    def choose(self, path: str, what: str, candidates: tuple[str, ...]) -> str:
+        """The value of a field that decides which program runs; where nothing settles it, it is an open question."""
+        settled = self.given(path)
+        if settled is not None:
+            return str(settled)
+        self.questions.setdefault(path, Question(path, what, candidates))
+        return self.answers.get(path, candidates[0])
+
+    def has(self, package: str, release: str) -> bool:
+        """Whether the run has this release of a package or a later one."""
+        candidates = RELEASES[package].candidates
+        taken = self.choose(f"training.versions.{package}", f"the release of {RELEASES[package].name}", candidates)
+        return number(taken) >= number(release)
+
+
+class Untranslatable(ValueError):
+    """A value that a table does not know."""
+
+    def __init__(self, path: str, value: Any, values: Mapping[Any, Any]) -> None:
+        super().__init__(path)
+        self.path = path
+        self.value = value
+        self.known = ", ".join(sorted({str(each) for each in values}))

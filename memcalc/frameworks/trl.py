@@ -1,0 +1,162 @@
+"""TRL's trainers: their own defaults over those of Trainer, and what they hold beside the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from memcalc.frameworks.draft import FRAMEWORK, Draft
+from memcalc.frameworks.switches import is_on
+
+CHUNK = 256  # tokens whose logits are alive at once: trl/trainer/sft_trainer.py, _CHUNKED_LM_HEAD_CHUNK_SIZE
+MOST_CHUNKS = 1024  # that `training.loss_chunks` can be
+
+COMPLETIONS = "prompts, groups of completions, the engine that makes them"
+
+# Fields that no other program's TrainingArguments have, and those that scripts around Trainer have as well: a file
+# with one of the latter alone may be either's.
+_ITS_OWN = frozenset(
+    (
+        *("packing", "loss_type", "completion_only_loss", "assistant_only_loss", "padding_free", "chat_template_path"),
+        *("max_completion_length", "use_peft", "beta", "num_generations", "reward_funcs", "model_init_kwargs"),
+    )
+)
+_SHARED = frozenset(
+    (
+        *("max_seq_length", "max_length", "lora_r", "dataset_name", "dataset_num_proc", "attn_implementation"),
+        *("activation_offloading", "eos_token", "pad_token", "load_in_4bit"),
+    )
+)
+
+
+def program_of(draft: Draft) -> str:
+    """Whose program runs TrainingArguments: Trainer, or one of TRL's trainers."""
+    fields = draft.said.keys()
+    named = _trainer_of(draft)
+    if named != "sft" or _ITS_OWN & fields:
+        candidates: tuple[str, ...] = (named,)
+    elif _SHARED & fields:
+        candidates = ("trainer", "sft")
+    else:
+        candidates = ("trainer",)
+    if len(candidates) == 1:
+        return str(draft.given(FRAMEWORK) or candidates[0])
+    return draft.choose(FRAMEWORK, "the program that runs the file", candidates)
+
+
+def _trainer_of(draft: Draft) -> str:
+    """Which of TRL's trainers has such fields."""
+    said = draft.said
+    if _asks(said, (*_REINFORCED, *_ENGINE)):
+        return "grpo"
+    if _asks(said, ("desirable_weight", "undesirable_weight")) or "kto" in _named_losses(said):
+        return "kto"
+    if _asks(said, ("center_rewards_coefficient",)):
+        return "reward"
+    if _asks(said, _PREFERENCES) or _named_losses(said) & _PREFERENCE_LOSSES:
+        return "dpo"
+    return "sft"
+
+
+def place_trl(draft: Draft, program: str) -> None:
+    """TRL's own defaults, over those of TrainingArguments: trl/trainer/base_config.py, {sft,dpo}_config.py."""
+    facts = draft.facts
+    if is_on(facts.get("peft")):
+        _place_adapters(draft)
+    if "bf16" not in facts and facts.get("fp16") not in (True, "true"):
+        facts["bf16"] = True
+        draft.notes.append("TRL computes in bf16 by default (since 0.22); --set dtype= for another")
+    if "training.recompute" not in draft.values and "gradient_checkpointing" not in draft.said:
+        draft.default("training.recompute", "full")
+        draft.notes.append("TRL checkpoints every layer by default (since 0.22); --set recompute=none otherwise")
+    if program == "grpo":
+        lengths = [facts.get("prompt_length"), facts.get("completion_length")]
+        if all(type(length) is int for length in lengths):  # both are in one forward
+            draft.default("training.sequence_length", sum(lengths))
+    else:
+        draft.default("training.sequence_length", 1024)
+    if program == "sft":
+        _place_sfts_loss(draft)
+
+
+def _place_sfts_loss(draft: Draft) -> None:
+    """How SFTTrainer computes its loss, by the release of TRL: trl/trainer/sft_trainer.py, sft_config.py."""
+    loss = draft.facts.get("loss_type")
+    if "training.loss" in draft.overridden or loss not in (None, "nll", "chunked_nll"):
+        return
+    if draft.has("trl", "1.15"):
+        draft.default("training.loss", "tiled")
+    elif loss == "chunked_nll" or (loss is None and not is_on(draft.facts.get("liger")) and draft.has("trl", "1.7")):
+        draft.default("training.loss", "chunked")
+        batch, length = (draft.given(f"training.{name}") for name in ("micro_batch_size", "sequence_length"))
+        if type(length) is int:
+            tokens = length * (batch if type(batch) is int else 1)
+            draft.default("training.loss_chunks", min(max(-(-tokens // CHUNK), 1), MOST_CHUNKS))
+
+
+def tell_second_models(draft: Draft) -> None:
+    """Record what preference training and reinforcement learning hold beside the policy.
+
+    trl/trainer/{dpo,kto}_trainer.py: the reference is the policy once more, loaded in the same way, unless there are
+    adapters, which are switched off for it, or its log-probabilities are computed beforehand. grpo_trainer.py: it
+    exists where beta is not 0. Chosen and rejected sequences are in one forward.
+    """
+    said, full = draft.said, draft.values.get("training.finetune", "full") == "full"
+    if _asks(said, (*_REINFORCED, *_ENGINE)):
+        draft.limit("reinforcement learning", COMPLETIONS, holds_memory=True)
+        if said.get("use_vllm") is True and said.get("vllm_mode", "colocate") != "server":  # grpo_config.py
+            draft.limit("vLLM on the GPUs that train", holds_memory=True)
+        refers = said.get("beta", 0) not in (0, 0.0)
+    elif _asks(said, _PREFERENCES) or _named_losses(said) & _PREFERENCE_LOSSES:
+        draft.limit("pairs of sequences", "chosen and rejected are twice the micro-batch", holds_memory=True)
+        without = {"simpo", "orpo", "cpo"} & _named_losses(said) or is_on(said.get("precompute_ref_log_probs"))
+        refers = not without
+    else:
+        return
+    if refers and full:
+        its_own = _asks(said, ("model_init_kwargs", "ref_model_"))
+        width = 0 if its_own else 4  # as the policy's, which limits_of knows; with words of its own in any dtype
+        draft.limit("the reference model", "a frozen copy", holds_memory=True, bytes_per_parameter=width)
+
+
+def _asks(said: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether a field that begins with one of these names is there and not switched off."""
+    return any(path.startswith(tuple(names)) and value not in (False, "false", 0) for path, value in said.items())
+
+
+def _named_losses(said: Mapping[str, Any]) -> set[str]:
+    """`loss_type`, which may be one or a list."""
+    named = said.get("loss_type", ())
+    return {str(name) for name in (named if isinstance(named, list) else [named])}
+
+
+def _place_adapters(draft: Draft) -> None:
+    """trl/trainer/model_config.py; above a base in 4 bits trl/trainer/sft_trainer.py makes adapters bf16."""
+    for name, value in (("rank", 16), ("alpha", 32), ("dropout", 0.05)):
+        draft.default(f"training.lora.{name}", value)
+    draft.facts["pefts_layers"] = True
+    if is_on(draft.facts.get("four_bits")):
+        draft.default("training.qlora.double_quantization", False)
+        draft.default("training.lora.adapter_dtype", "compute")
+
+
+_REINFORCED = frozenset(("num_generations", "reward_funcs", "max_completion_length"))
+_ENGINE = ("use_vllm", "generation_batch_size")
+_PREFERENCES = (
+    "beta",
+    "precompute_ref_",
+    "sync_ref_model",
+    "ref_model_",
+    "f_divergence_type",
+    "f_alpha_",
+    "loss_weights",
+    "desirable_weight",
+    "undesirable_weight",
+)
+_PREFERENCE_LOSSES = frozenset(  # dpo_config.py, kto_config.py, and experimental/cpo
+    (
+        *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair"),
+        *("aot_unpaired", "discopop", "apo_zero", "apo_down", "sigmoid_norm", "kto", "apo_zero_unpaired", "bco"),
+        *("simpo", "alphapo"),
+    )
+)

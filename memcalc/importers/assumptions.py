@@ -1,0 +1,79 @@
+"""What a file leaves open: of the candidates, the one with the largest peak is taken, and what it moves is recorded.
+
+A question may be asked only with a certain answer to another one: a release of TRL decides nothing where Trainer runs
+the file. So a candidate is judged with the answers to all further questions that give it the largest peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from memcalc.frameworks.draft import Question
+from memcalc.importers.engine import Imported
+from memcalc.spec.origin import Assumption
+
+Answers = Mapping[str, str]
+
+
+class _Settled(NamedTuple):
+    """What was read, with answers to all of its questions.
+
+    Args:
+        imported: what was read.
+        peak_bytes: its allocated peak.
+        moved: its questions: the candidate that was taken, the one with the smallest peak, and the difference.
+    """
+
+    imported: Imported
+    peak_bytes: int
+    moved: tuple[tuple[Question, str, str, int], ...]
+
+
+def settle(read: Callable[[Answers], Imported], peak: Callable[[Imported], int | None]) -> Imported:
+    """Read a file with the answers that give the largest peak.
+
+    Args:
+        read: reads it with these answers to its questions.
+        peak: the allocated peak of what was read, bytes per GPU; None: it cannot be sized.
+
+    Returns:
+        What was read; its assumptions are the questions whose candidates differ in their peaks, the largest difference
+        first. What cannot be sized is read with the first candidate of each question.
+    """
+    first = read({})
+    if not first.questions:
+        return first
+    sizes: dict[str, int | None] = {}
+
+    def sized(imported: Imported) -> int | None:
+        key = repr(imported.blocks)
+        if key not in sizes:
+            sizes[key] = peak(imported)
+        return sizes[key]
+
+    def largest(answers: Answers) -> _Settled | None:
+        imported = read(answers)
+        question = next((each for each in imported.questions if each.field not in answers), None)
+        if question is None:
+            size = sized(imported)
+            return None if size is None else _Settled(imported, size, ())
+        tried = {candidate: largest({**answers, question.field: candidate}) for candidate in question.candidates}
+        known = {candidate: each for candidate, each in tried.items() if each is not None}
+        if len(known) < len(tried):
+            return None
+        taken = max(known, key=lambda each: known[each].peak_bytes)  # of equal ones, the first
+        least = min(known, key=lambda each: known[each].peak_bytes)
+        moved = known[taken].peak_bytes - known[least].peak_bytes
+        return known[taken]._replace(moved=(*known[taken].moved, (question, taken, least, moved)))
+
+    found = largest({})
+    if found is None:
+        return first
+    assumptions = [
+        Assumption(question.field, question.what, taken, otherwise, moved, found.peak_bytes)
+        for question, taken, otherwise, moved in sorted(found.moved, key=lambda each: -each[3])
+        if moved
+    ]
+    return replace(found.imported, assumptions=tuple(assumptions))

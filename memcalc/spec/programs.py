@@ -1,0 +1,54 @@
+"""Whose program runs a training step, and at which releases: fields of the `training:` block."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from memcalc.spec.model import Block
+
+Framework = Literal[
+    "loop",
+    "trainer",
+    "sft",
+    "dpo",
+    "kto",
+    "orpo",
+    "reward",
+    "grpo",
+    "ppo",
+    "accelerate",
+    "lightning",
+    "litgpt",
+    "torchtune",
+    "torchtitan",
+    "axolotl",
+    "llama-factory",
+    "deepspeed",
+    "megatron",
+    "nemo",
+    "gpt-neox",
+]
+
+
+def _written(release: object) -> object:
+    """A release as text; YAML reads 4.50 as the number 4.5, which is another one."""
+    if isinstance(release, float):
+        raise ValueError(f"write it with quotes or as v{release}: YAML reads it as a number")  # noqa: TRY004 - Pydantic's
+    return release.removeprefix("v") if isinstance(release, str) else release
+
+
+Release = Annotated[str, BeforeValidator(_written), Field(pattern=r"^[0-9]{1,5}(\.[0-9]{1,5}){0,3}$")]
+
+
+class VersionsSpec(Block):
+    """The releases of the packages that decide memory."""
+
+    transformers: Release | None = Field(None, description="release of transformers, such as 4.57.6")
+    accelerate: Release | None = Field(None, description="release of Accelerate")
+    trl: Release | None = Field(None, description="release of TRL, such as 1.16.0")
+    peft: Release | None = Field(None, description="release of PEFT")
+    bitsandbytes: Release | None = Field(None, description="release of bitsandbytes")
+    deepspeed: Release | None = Field(None, description="release of DeepSpeed")
+    transformer_engine: Release | None = Field(None, description="release of Transformer Engine")
