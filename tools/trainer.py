@@ -28,6 +28,10 @@ class Compared(NamedTuple):
         return figures[of] / figures[0] - 1 if figures[of] else None
 
 
+# Whose program it was, and what its data decide: every sequence was as long as the limit.
+PROGRAM = ("framework=trainer", "versions.transformers=v5.23", "padding_mask=none")
+
+
 def spec_of(case: dict[str, Any]) -> memcalc.Spec:
     """What memcalc reads from the file of arguments that the run was given, with the model named.
 
@@ -40,7 +44,7 @@ def spec_of(case: dict[str, Any]) -> memcalc.Spec:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "arguments.json"
         path.write_text(json.dumps(own))
-        settings = (f"s={case['arguments']['max_length']}", *case.get("settings", ()))
+        settings = (*PROGRAM, f"s={case['arguments']['max_length']}", *case.get("settings", ()))
         return memcalc.load(path, f"preset={case['preset']}", *settings, gpu=case["record"]["card"])
 
 

@@ -49,6 +49,7 @@ class Choice(NamedTuple):
     replicates: bool = False  # HSDP: there are several groups, which add up what each has reduced
     fp8_weights: bool = False  # Transformer Engine's matrices have weights in 8 bits alone
     held_in: str = ""  # dtype of the weights that are held, where it is not `base`
+    refers: bool = False  # a frozen copy of the model is kept beside it
     narrow_gather: Float8 | None = None  # torchao's layers, where FSDP2 gathers their weights in 8 bits
 
     @property
@@ -110,6 +111,7 @@ def choice_of(spec: Spec) -> Choice:
         adapters is not None and not adapters.input_gradient,
         spec.parallelism.data_parallel_replicate > 1,
         training.fp8_params,
+        refers=training.reference_model,
         narrow_gather=float8_of(spec) if training.fp8_all_gather else None,
     )
 

@@ -49,6 +49,7 @@ class Role(Enum):
     SUMMED_GRADIENTS = auto()  # of micro-batches
     MASTER_GRADIENTS = auto()  # that the optimizer reads beside master weights
     AVERAGE = auto()
+    REFERENCE = auto()  # of a frozen copy of the model
     OTHER = auto()
 
 

@@ -12,7 +12,7 @@ from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.frozen import all_parameters, trainable_parameters
 from memcalc.estimation.host import host_rows
-from memcalc.estimation.items import BIT, PHASES, STEPS
+from memcalc.estimation.items import BIT, PHASES, STEPS, run_phases
 from memcalc.estimation.limits import limits_of
 from memcalc.estimation.moving import moving_items
 from memcalc.estimation.paging import paging_notes
@@ -102,8 +102,9 @@ def refuse_settings(spec: Spec) -> None:
 def rank_result(spec: Spec, stage: Stage, card: Card | None, played: Played | None = None) -> RankResult:
     """The ledger of the ranks of one stage, and what lies around it; `played` as of `estimate`."""
     remainders = {} if played is None else {BIT[phase]: amount for phase, amount in played.rests.items()}
-    moving = write_rows(moving_items(spec, stage, card), "everything else", remainders)
-    ledger = Ledger((state_rows(spec, stage, tails=played is None), moving), PHASES)
+    phases = run_phases(spec)
+    moving = write_rows(moving_items(spec, stage, card), "everything else", remainders, phases)
+    ledger = Ledger((state_rows(spec, stage, tails=played is None), moving), phases)
     held = host_rows(spec, stage)
     host = None if held is None else Ledger((held,), PHASES)
     return RankResult({"pipeline_stage": stage.index}, ledger, known(UNKNOWN), host)
@@ -163,4 +164,13 @@ def notes(spec: Spec) -> tuple[str, ...]:
     by_operator = training.implementation == "torchtitan"  # which keeps and drops results of operators
     if training.recompute == "selective" and training.attention != "eager" and not by_operator:
         found.append("recompute = selective saves little with a fused attention kernel, which keeps no maps.")
-    return (*paging_notes(spec), *found)
+    return (*paging_notes(spec), *found, *assumption_notes(spec))
+
+
+def assumption_notes(spec: Spec) -> Iterator[str]:
+    """What the run's file leaves open, with what it moves."""
+    for each in spec.origin.assumptions:
+        yield (
+            f"assumed: {each.what}: {each.taken}; with {each.otherwise} the peak is {each.share:.1%} "
+            f"({each.moved_bytes:,} bytes) lower. Settle it with --set {each.setting}=."
+        )

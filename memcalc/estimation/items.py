@@ -8,11 +8,14 @@ from typing import NamedTuple
 from memcalc.ledger.component import Component
 from memcalc.ledger.phases import phase_names
 from memcalc.ledger.row import Row
+from memcalc.spec.spec import Spec
 
 STEPS = 2  # the first step, and the steady state that every later one repeats
 
 PHASES = phase_names(STEPS)
-BIT = {phase: 1 << index for index, phase in enumerate(PHASES)}
+EVALUATION = "evaluation"  # after the last step, in a run that evaluates
+EVALUATED = (*PHASES, EVALUATION)
+BIT = {phase: 1 << index for index, phase in enumerate(EVALUATED)}
 
 
 def mask_of(*phases: str) -> int:
@@ -25,7 +28,12 @@ def mask_of(*phases: str) -> int:
 
 def from_phase(first: str) -> int:
     """The bits of a phase and all that follow it."""
-    return (1 << len(PHASES)) - BIT[first]
+    return (1 << len(EVALUATED)) - BIT[first]
+
+
+def run_phases(spec: Spec) -> tuple[str, ...]:
+    """The phases of a run."""
+    return PHASES if spec.training.evaluation_batch_size is None else EVALUATED
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
-from memcalc.estimation.items import PHASES, Item, phases_of
+from memcalc.estimation.evaluation import evaluation_moments
+from memcalc.estimation.items import Item, phases_of, run_phases
 from memcalc.estimation.moments import Highest
 from memcalc.estimation.passes import beside, first_workspace, passes_of, pieces_of
 from memcalc.estimation.planned import PlannedTimeline
@@ -38,16 +39,17 @@ def peak_bytes(spec: Spec, stage: Stage, card: Card | None, *, tails: bool = Tru
         tails: with the remainders that the allocator does not split off the blocks of model states. Without them the
             sum is what is requested, rounded up to blocks: no run allocates less.
     """
-    totals = dict.fromkeys(PHASES, 0)
+    phases = run_phases(spec)
+    totals = dict.fromkeys(phases, 0)
     for (phase, _), amount in state_sums(spec, stage, tails=tails).items():
         totals[phase] += amount
     standing, around = _standing(spec, stage, card)
     for item in standing:
-        for phase in phases_of(item.mask):
+        for phase in phases_of(item.mask, phases):
             totals[phase] += item.count * item.block
     for _, moments in _highest_moments(spec, stage, card, around):
         for moment, mask in moments:
-            for phase in phases_of(mask):
+            for phase in phases_of(mask, phases):
                 totals[phase] += moment.bytes
     return max(totals.values())
 
@@ -74,6 +76,7 @@ def _highest_moments(
         for index, timeline in enumerate(timelines):
             won = zip(passes, several[index], winners, strict=True)
             yield timeline, [(moment, each.mask) for each, moment, winner in won if winner == index]
+    yield from evaluation_moments(spec, stage, card, around)
 
 
 def _first_highest(moments: tuple[Highest, ...]) -> int:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from memcalc.errors import InputError
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
-from memcalc.estimation.blocks.structure import structure_of
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.moments import Candidate, Holding, held, is_before_product, place
 from memcalc.estimation.program import Stream, highest
@@ -50,7 +49,7 @@ class PlannedTimeline(Timeline):
         for number, block in enumerate(tuple(self.blocks)):
             if block.kind is not None and not block.kind.recomputed:
                 self.inside[number] = len(self.blocks)
-                structure = structure_of(spec).of_layers(block.kind)
+                structure = self.structure().of_layers(block.kind)
                 part: Part = "expert layer" if block.kind.experts else "dense layer"
                 again = program(structure, part, False, gradients, True)
                 self.blocks.append(block._replace(program=again))

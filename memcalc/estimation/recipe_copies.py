@@ -23,6 +23,10 @@ def kept_copies(choice: Choice, *, trains: bool) -> Iterator[Copy]:
     made = "optimizer" if choice.late_adapters else "model"
     held_in = choice.held_in or choice.base
     yield Copy(Component.WEIGHTS, "", held_in, weights_from, from_phase(made), citation, role=Role.WEIGHTS)
+    if choice.refers:
+        citation = "the weights of a reference model (arXiv 2305.18290), loaded as the policy is"
+        name = " of the reference model"
+        yield Copy(Component.WEIGHTS, name, held_in, 3, from_phase("optimizer"), citation, role=Role.REFERENCE)
     if not trains:
         return
     recipe = RECIPES[choice.recipe]

@@ -35,8 +35,8 @@ class StageBlocks:
     """
 
     def __init__(self, spec: Spec, stage: Stage, values: dict[str, int], gradients: Gradients, around: Around) -> None:
-        structure = structure_of(spec)
         self.spec = spec
+        structure = self.structure()
         self.stage = stage
         self.values = values
         self.around = around
@@ -65,6 +65,10 @@ class StageBlocks:
             add(layer_name(spec, kind, alike), _part_of(kind), kind)
         if stage.has_head:
             add("head", "head", None)
+
+    def structure(self) -> Structure:
+        """The choices of the modules."""
+        return structure_of(self.spec)
 
     def _stays(self, structure: Structure, kinds: list[Kind], gradients: Gradients) -> bool:
         """Whether the embedding's output is a leaf that needs a gradient, and that the first layer does not keep."""

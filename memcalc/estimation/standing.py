@@ -103,7 +103,7 @@ def complex_table(spec: Spec) -> Item:
 @remembered
 def inputs(spec: Spec) -> list[Item]:
     """Token ids and labels, int64, on the device from the phase `input` on."""
-    b = spec.training.micro_batch_size
+    b = spec.training.sequences
     s = -(-spec.training.sequence_length // spec.parallelism.context_parallel)
     each = 8 * b * s
     mask = from_phase("input")

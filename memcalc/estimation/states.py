@@ -13,7 +13,7 @@ from types import MappingProxyType
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.copies import copy_item
 from memcalc.estimation.host import is_on_host
-from memcalc.estimation.items import Item, phases_of
+from memcalc.estimation.items import Item, phases_of, run_phases
 from memcalc.estimation.optimizers.states import optimizer_states
 from memcalc.estimation.recipe_copies import kept_copies
 from memcalc.estimation.remembered import remembered
@@ -29,17 +29,17 @@ from memcalc.spec.spec import Spec
 
 def state_rows(spec: Spec, stage: Stage, *, tails: bool = True) -> Rows:
     """All that is held through several phases, parameter by parameter; `tails`: with the rests that blocks keep."""
-    return _state_rows(stage_parameters(spec, stage), _choice(spec), tails=tails)
+    return _state_rows(stage_parameters(spec, stage), _choice(spec), run_phases(spec), tails=tails)
 
 
 def state_sums(spec: Spec, stage: Stage, *, tails: bool = True) -> Mapping[tuple[str, Component], int]:
     """The bytes of these rows by phase and component, which take less time to find than the rows themselves."""
-    return _state_sums(stage_parameters(spec, stage), _choice(spec), tails=tails)
+    return _state_sums(stage_parameters(spec, stage), _choice(spec), run_phases(spec), tails=tails)
 
 
 def state_peak(spec: Spec, stage: Stage) -> int:
     """The bytes of these rows in the phase that has most of them."""
-    return _state_peak(stage_parameters(spec, stage), _choice(spec))
+    return _state_peak(stage_parameters(spec, stage), _choice(spec), run_phases(spec))
 
 
 @remembered
@@ -50,13 +50,15 @@ def _choice(spec: Spec) -> Choice:
 
 
 @lru_cache(maxsize=1024)
-def _state_rows(parameters: Parameters, choice: Choice, *, tails: bool) -> Rows:
+def _state_rows(parameters: Parameters, choice: Choice, phases: tuple[str, ...], *, tails: bool) -> Rows:
     items, rests = _state_items(parameters, choice)
-    return write_rows(items, "model states", rests if tails else {})
+    return write_rows(items, "model states", rests if tails else {}, phases)
 
 
 @lru_cache(maxsize=1024)
-def _state_sums(parameters: Parameters, choice: Choice, *, tails: bool) -> Mapping[tuple[str, Component], int]:
+def _state_sums(
+    parameters: Parameters, choice: Choice, phases: tuple[str, ...], *, tails: bool
+) -> Mapping[tuple[str, Component], int]:
     items, remainders = _state_items(parameters, choice)
     alike = {(Component.BLOCK_ROUNDING, mask): amount for mask, amount in remainders.items() if tails}
     for item in items:
@@ -66,15 +68,15 @@ def _state_sums(parameters: Parameters, choice: Choice, *, tails: bool) -> Mappi
         alike[rounding] = alike.get(rounding, 0) + item.count * item.block - exact
     sums: dict[tuple[str, Component], int] = {}
     for (component, mask), amount in alike.items():
-        for phase in phases_of(mask) if amount else ():
+        for phase in phases_of(mask, phases) if amount else ():
             sums[phase, component] = sums.get((phase, component), 0) + amount
     return MappingProxyType(sums)
 
 
 @lru_cache(maxsize=1024)
-def _state_peak(parameters: Parameters, choice: Choice) -> int:
+def _state_peak(parameters: Parameters, choice: Choice, phases: tuple[str, ...]) -> int:
     held: dict[str, int] = {}
-    for (phase, _), amount in _state_sums(parameters, choice, tails=False).items():
+    for (phase, _), amount in _state_sums(parameters, choice, phases, tails=False).items():
         held[phase] = held.get(phase, 0) + amount
     return max(held.values(), default=0)  # none, where all of it is on the host
 

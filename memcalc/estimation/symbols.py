@@ -134,7 +134,7 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
 
 def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
     """Every symbol of one run, and the card's `sms`, `threads` and `major` for workspace rules."""
-    b, s = spec.training.micro_batch_size, spec.training.sequence_length
+    b, s = spec.training.sequences, spec.training.sequence_length
     parallelism = spec.parallelism
     model = layout(spec.model, spec.training.implementation, parallelism.tensor_parallel)
     values = dict(model_values(model, parallelism.tensor_parallel))
@@ -172,7 +172,7 @@ def _expert_values(spec: Spec, values: dict[str, int]) -> dict[str, int]:
     """
     parallelism = spec.parallelism
     e, width_ranks = parallelism.expert_parallel, parallelism.expert_width_ranks
-    tokens = spec.training.micro_batch_size * values["s/c"]
+    tokens = spec.training.sequences * values["s/c"]
     if spec.training.implementation == "megatron" and parallelism.sequence_parallel:
         tokens = -(-tokens * width_ranks // parallelism.tensor_parallel)
     return {

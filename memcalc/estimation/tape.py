@@ -185,6 +185,13 @@ class Tape:
             node.gradients = (None,) * len(node.inputs)
         self.nodes.append(node)
 
+    def forget_gradients(self) -> None:
+        """The same operators without gradients: nothing is saved or runs again."""
+        self.segments.clear()
+        self.leaves.clear()
+        for node in self.nodes:
+            node.saved, node.keeps_weight, node.variables, node.tables = (), False, None, ()
+
     def still_named(self, *tensors: Tensor) -> None:
         """Tensors that a Python variable held until here, though no operator reads them any more."""
         self.nodes[-1].caller_holds += tuple(tensor.storage for tensor in tensors)

@@ -111,8 +111,9 @@ class Draft:
 
     def has(self, package: str, release: str) -> bool:
         """Whether the run has this release of a package or a later one."""
-        candidates = RELEASES[package].candidates
-        taken = self.choose(f"training.versions.{package}", f"the release of {RELEASES[package].name}", candidates)
+        path, name, candidates = f"training.versions.{package}", *RELEASES[package]
+        taken = self.choose(path, f"the release of {name}", candidates)
+        self.default(path, taken)
         return number(taken) >= number(release)
 
 

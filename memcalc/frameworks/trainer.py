@@ -8,6 +8,7 @@ from typing import Any
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 
+GROUPED_HEADS = "4.54"  # integrations/sdpa_attention.py: handed on as they are, where they were repeated before
 MAX_GRAD_NORM = 1.0  # training_args.py: what silence means
 # Liger's kernels, by Liger's words for them and by axolotl's (integrations/liger/args.py).
 LIGERS = {
@@ -38,11 +39,29 @@ def place_trainers_loop(draft: Draft) -> None:
     if keeps and draft.has("transformers", "4.52"):
         draft.default("training.optimizer_options.embeddings_32bit", True)
     _place_liger(draft)
+    _place_padding(draft)
+    if draft.given("training.dtype") == "fp32" and not draft.has("transformers", GROUPED_HEADS):
+        draft.default("training.attention", "memory-efficient")
     if draft.given("training.loss") in (None, "materialized") and not draft.has("transformers", "4.49"):
         draft.default("training.loss_shift", "logits")
     if is_on(facts.get("cut_cross_entropy")):
         draft.default("training.loss", "fused")
         draft.notes.append("cut cross-entropy is counted as Liger's fused loss, which has some logits at a time")
+
+
+def _place_padding(draft: Draft) -> None:
+    """Whether sequences of a batch are padded, which gives transformers' sdpa a mask; the data decide it.
+
+    Texts that are joined and cut, and batches of one sequence, are not padded; flash_attention_2 needs no mask.
+    """
+    batch, attention = draft.given("training.micro_batch_size"), draft.given("training.attention")
+    if batch == 1 or attention == "eager" or draft.given("training.attention_windows") == "kernel":
+        return
+    if is_on(draft.said.get("packing")) or is_on(draft.said.get("sample_packing")) or "block_size" in draft.said:
+        return
+    kind = "boolean" if draft.has("transformers", "4.53") else "additive"  # masking_utils.py since 4.53
+    answer = draft.choose("training.padding_mask", "whether sequences are padded", ("none", kind))
+    draft.default("training.padding_mask", answer)
 
 
 def _place_liger(draft: Draft) -> None:
@@ -66,9 +85,6 @@ def _place_liger(draft: Draft) -> None:
 def tell_evaluation(draft: Draft, *, asked: bool, batch: str, silent: int = 1) -> None:
     """Evaluation during training, where a file asks for it.
 
-    A forward pass without gradients needs less than a training step of as many sequences, unless Liger's loss has some
-    logits at a time in the step: evaluation makes them all (liger-kernel 0.8 transformers/model/llama.py, skip_logits).
-
     Args:
         draft: our configuration in the making.
         asked: whether the file asks for it.
@@ -79,13 +95,7 @@ def tell_evaluation(draft: Draft, *, asked: bool, batch: str, silent: int = 1) -
         return
     said = draft.said.get(batch)
     sequences = said if type(said) is int and said > 0 else silent
-    fused = draft.values.get("training.loss") == "fused" and "training.loss" not in draft.overridden
-    if fused and not is_on(draft.facts.get("cut_cross_entropy")):
-        why = "Liger's loss makes all logits where nothing trains"
-        draft.limit("evaluation during training", why, holds_memory=True)
-    else:
-        why = f"its forward pass of {sequences} at once is counted only where it is smaller than the training step"
-        draft.limit("evaluation during training", why, holds_memory=True, sequences=sequences)
+    draft.default("training.evaluation_batch_size", sequences)
     generates = ("predict_with_generate", "do_causal_lm_eval", "do_bench_eval", "eval_table_size")
     if any(draft.said.get(name) not in (None, False, 0, "false") for name in generates):
         draft.limit("generation during evaluation", holds_memory=True)

@@ -77,6 +77,23 @@ def place_trl(draft: Draft, program: str) -> None:
         draft.default("training.sequence_length", 1024)
     if program == "sft":
         _place_sfts_loss(draft)
+    elif program == "dpo" and draft.has("trl", "1.15"):
+        _place_dpo(draft)
+
+
+def _place_dpo(draft: Draft) -> None:
+    """DPOTrainer: both sequences of a pair in one forward, scored by the head in tiles, and so by the reference.
+
+    trl/trainer/dpo_trainer.py: the reference is the policy loaded once more, unless there are adapters, which are
+    switched off for it, or its log-probabilities are computed beforehand.
+    """
+    said = draft.said
+    draft.default("training.loss", "tiled")
+    draft.default("training.pairs", True)
+    own = _asks(said, ("ref_model_", "model_init_kwargs"))
+    beforehand = is_on(said.get("precompute_ref_log_probs"))
+    if not (own or beforehand or is_on(draft.facts.get("peft"))):
+        draft.default("training.reference_model", True)
 
 
 def _place_sfts_loss(draft: Draft) -> None:
@@ -108,12 +125,13 @@ def tell_second_models(draft: Draft) -> None:
             draft.limit("vLLM on the GPUs that train", holds_memory=True)
         refers = said.get("beta", 0) not in (0, 0.0)
     elif _asks(said, _PREFERENCES) or _named_losses(said) & _PREFERENCE_LOSSES:
-        draft.limit("pairs of sequences", "chosen and rejected are twice the micro-batch", holds_memory=True)
+        if not draft.values.get("training.pairs"):
+            draft.limit("pairs of sequences", "chosen and rejected are twice the micro-batch", holds_memory=True)
         without = {"simpo", "orpo", "cpo"} & _named_losses(said) or is_on(said.get("precompute_ref_log_probs"))
         refers = not without
     else:
         return
-    if refers and full:
+    if refers and full and not draft.values.get("training.reference_model"):
         its_own = _asks(said, ("model_init_kwargs", "ref_model_"))
         width = 0 if its_own else 4  # as the policy's, which limits_of knows; with words of its own in any dtype
         draft.limit("the reference model", "a frozen copy", holds_memory=True, bytes_per_parameter=width)
@@ -138,6 +156,7 @@ def _place_adapters(draft: Draft) -> None:
     if is_on(draft.facts.get("four_bits")):
         draft.default("training.qlora.double_quantization", False)
         draft.default("training.lora.adapter_dtype", "compute")
+        draft.default("training.recipe", "pure")  # and so are their moments: there is nothing that autocast would cast
 
 
 _REINFORCED = frozenset(("num_generations", "reward_funcs", "max_completion_length"))

@@ -168,4 +168,5 @@ ACCELERATE = FileFormat(
     _finish,
     _recognised,
     (("training.micro_batch_size", "sequences per forward, which the script sets"), LENGTH),
+    framework="accelerate",
 )

@@ -14,6 +14,7 @@ from memcalc.frameworks.draft import Question
 from memcalc.importers.engine import Imported
 from memcalc.spec.origin import Assumption
 
+_NAMES = ("framework", "versions")  # of which no byte depends, once the other fields follow from them
 Answers = Mapping[str, str]
 
 
@@ -48,7 +49,8 @@ def settle(read: Callable[[Answers], Imported], peak: Callable[[Imported], int |
     sizes: dict[str, int | None] = {}
 
     def sized(imported: Imported) -> int | None:
-        key = repr(imported.blocks)
+        training = {name: value for name, value in imported.blocks.get("training", {}).items() if name not in _NAMES}
+        key = repr({**imported.blocks, "training": training})
         if key not in sizes:
             sizes[key] = peak(imported)
         return sizes[key]

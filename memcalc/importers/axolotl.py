@@ -289,4 +289,4 @@ def _recognised(data: Mapping[str, Any]) -> bool:
     return "base_model" in data and any(key in data for key in ("datasets", "micro_batch_size", "sequence_len"))
 
 
-AXOLOTL = FileFormat("axolotl", "0.18", FIELDS, _finish, _recognised, GPUS)
+AXOLOTL = FileFormat("axolotl", "0.18", FIELDS, _finish, _recognised, GPUS, framework="axolotl")

@@ -199,4 +199,5 @@ DEEPSPEED = FileFormat(
         ("training.micro_batch_size", "sequences in one forward"),
         LENGTH,
     ),
+    framework="deepspeed",
 )

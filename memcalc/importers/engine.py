@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.errors import InputError
-from memcalc.frameworks.draft import Draft, Elsewhere, Question, Untranslatable
+from memcalc.frameworks.draft import FRAMEWORK, Draft, Elsewhere, Question, Untranslatable
 from memcalc.importers.file_format import FileFormat, Meaning
 from memcalc.spec.defaults import DEFAULT_SEQUENCE_LENGTH
 from memcalc.spec.limits import Limit
@@ -138,11 +138,7 @@ def read(
                 meaning.apply(draft, value)  # type: ignore[misc]  # what is mapped has one
             if not isinstance(value, Mapping):  # a block's own fields come after it
                 mapped.append((path, value, meaning.words))
-    placed = frozenset(draft.values)
-    with _refusing(framework):
-        framework.finish(draft)
-    for path in (open_fields - placed) | _of_the_model(draft):  # the user's model says it, not the framework's default
-        draft.values.pop(path, None)
+    _finish(framework, draft, open_fields)
     missing = [(path, what) for path, what in framework.expected if not _is_settled(draft, path)]
     return Imported(
         framework,
@@ -157,6 +153,17 @@ def read(
         told_once(draft.limits),
         questions=tuple(draft.questions.values()),
     )
+
+
+def _finish(framework: FileFormat, draft: Draft, open_fields: set[str]) -> None:
+    """What follows from the fields together; of the model nothing that the user says in the framework's place."""
+    placed = frozenset(draft.values)
+    with _refusing(framework):
+        framework.finish(draft)
+    if framework.framework:
+        draft.default(FRAMEWORK, framework.framework)
+    for path in (open_fields - placed) | _of_the_model(draft):
+        draft.values.pop(path, None)
 
 
 def told_once(limits: Iterable[Limit]) -> tuple[Limit, ...]:

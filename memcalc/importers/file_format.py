@@ -115,6 +115,7 @@ class FileFormat:
         finish: what follows from several fields, and what the framework does where the file is silent.
         expected: our fields that a run needs and that such files often lack: path, and what it is.
         recognised: whether a mapping is such a file.
+        framework: whose program runs it, as `training.framework`; "": the file's fields decide.
     """
 
     name: str
@@ -123,6 +124,7 @@ class FileFormat:
     finish: Callable[[Draft], None]
     recognised: Callable[[Mapping[str, Any]], bool]
     expected: tuple[tuple[str, str], ...] = ()
+    framework: str = ""
 
     def meaning(self, path: str) -> Meaning | None:
         """What the field at this path means; None if the table does not know it."""

@@ -227,4 +227,5 @@ GPT_NEOX = FileFormat(
         ("parallelism.data_parallel", "how many copies of the model share the data"),
         ("training.micro_batch_size", "sequences in one forward"),
     ),
+    framework="gpt-neox",
 )

@@ -156,4 +156,5 @@ LITGPT = FileFormat(
     _finish,
     _recognised,
     (("parallelism.data_parallel", "the number of data-parallel GPUs"), LENGTH),
+    framework="litgpt",
 )

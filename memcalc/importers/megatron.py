@@ -268,4 +268,5 @@ MEGATRON = FileFormat(
     _finish,
     _recognised,
     (("parallelism.data_parallel", "how many copies of the model share the data"),),
+    framework="megatron",
 )

@@ -196,5 +196,11 @@ def _recognised(data: Mapping[str, Any]) -> bool:
 
 
 NEMO = FileFormat(
-    "NeMo", "1.23", FIELDS, _finish, _recognised, (("parallelism.data_parallel", "how many copies share the data"),)
+    "NeMo",
+    "1.23",
+    FIELDS,
+    _finish,
+    _recognised,
+    (("parallelism.data_parallel", "how many copies share the data"),),
+    framework="nemo",
 )

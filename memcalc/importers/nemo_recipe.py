@@ -237,4 +237,5 @@ NEMO_RECIPE = FileFormat(
     _finish,
     _recognised,
     (("parallelism.data_parallel", "how many copies share the data"),),
+    framework="nemo",
 )

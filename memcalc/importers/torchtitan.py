@@ -247,4 +247,5 @@ TORCHTITAN = FileFormat(
     _finish,
     _recognised,
     (("parallelism.data_parallel", "the number of data-parallel GPUs"),),
+    framework="torchtitan",
 )

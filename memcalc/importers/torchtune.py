@@ -215,4 +215,5 @@ TORCHTUNE = FileFormat(
         ("parallelism.data_parallel", "the number of data-parallel GPUs"),
         ("training.sequence_length", "how long the sequences are"),
     ),
+    framework="torchtune",
 )

@@ -7,7 +7,7 @@ from memcalc.importers.file_format import Meaning, fact, lacking, nothing, overc
 from memcalc.importers.offload import ACTIVATIONS
 
 _REINFORCEMENT = told(f"reinforcement learning: {COMPLETIONS}")
-_PREFERENCE = told("the second model and the pairs of preference training")
+_PREFERENCE = fact("preference", "training.framework")
 
 # TRL 1.9, trl/trainer/{sft,dpo,grpo,model}_config.py, trl/scripts/utils.py; and what 0.24 called otherwise.
 FIELDS: dict[str, Meaning] = {

@@ -10,6 +10,7 @@ from memcalc.ledger.result import ModuleResult, Result, Textbook
 from memcalc.ledger.row import Row
 from memcalc.ledger.verdict import Verdict
 from memcalc.spec.limits import Limit
+from memcalc.spec.origin import Assumption
 
 SCHEMA_VERSION = 2
 
@@ -65,6 +66,7 @@ def document(result: Result | ModuleResult) -> dict[str, Any]:
         "interval": interval(result.judgement),
         "limits": [limit_row(limit) for limit in result.limits],
         "not_modelled": list(result.not_modelled),
+        "assumptions": [] if run is None else [assumption_row(each) for each in run.spec.origin.assumptions],
         "notes": list(result.notes),
         **({} if headline.host is None else {"host": _host(headline.host)}),
         **({} if run is None or run.generation is None else {"kv_cache": asdict(run.generation)}),
@@ -98,6 +100,17 @@ def interval(verdict: Verdict | None) -> dict[str, Any] | None:
 def limit_row(limit: Limit) -> dict[str, Any]:
     """Something that is not modelled, as JSON."""
     return {"what": limit.what, "holds_memory": limit.holds_memory, "at_least_bytes": limit.at_least_bytes}
+
+
+def assumption_row(assumption: Assumption) -> dict[str, Any]:
+    """Something that a file leaves open, as JSON."""
+    return {
+        "field": assumption.field,
+        "what": assumption.what,
+        "taken": assumption.taken,
+        "otherwise": assumption.otherwise,
+        "moved_bytes": assumption.moved_bytes,
+    }
 
 
 def _host(ledger: Ledger) -> dict[str, Any]:

@@ -101,6 +101,16 @@ class LimitRow(Block):
     at_least_bytes: int
 
 
+class AssumptionRow(Block):
+    """Something that neither the file, the command line nor a named framework settles; the largest peak is taken."""
+
+    field: str = Field(description="of ours, which settles it")
+    what: str
+    taken: str
+    otherwise: str = Field(description="the candidate with the smallest peak")
+    moved_bytes: int = Field(description="by which its allocated peak per GPU is smaller")
+
+
 class Host(Block):
     """Peak host memory of the headline rank."""
 
@@ -148,6 +158,7 @@ class Document(Block):
     interval: IntervalBytes | None = Field(description="null without a card, and where the run itself was traced")
     limits: list[LimitRow] = Field(description="what the figures leave out")
     not_modelled: list[str]
+    assumptions: list[AssumptionRow] = Field(description="what the file leaves open, the largest difference first")
     notes: list[str] = Field(description="what else to know: how another framework's file was read, and what not")
     host: Host | None = Field(None, description="left out where the run puts nothing there")
     kv_cache: KvCache | None = Field(None, description="of inference alone")

@@ -13,7 +13,8 @@ from memcalc.errors import OutOfMemory
 from memcalc.estimation.arriving import gradients_on_arrival
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.engines.buffers import Around
-from memcalc.estimation.items import BIT, PHASES, STEPS
+from memcalc.estimation.evaluation import PlannedWithoutGradients, evaluated
+from memcalc.estimation.items import BIT, EVALUATION, PHASES, STEPS
 from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.sharding import Held, stage_parameters
@@ -38,7 +39,7 @@ from memcalc.spec.training import TOKENWISE
 from memcalc.stream.requests import Replay, Requests, Written, replay
 
 STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
-PLAYED = (*PHASES, *STEADY)  # the steady step twice: where it finds its blocks settles with the first one
+STEPS_PLAYED = (*PHASES, *STEADY)  # the steady step twice: where it finds its blocks settles with the first one
 # Of a step's micro-batches the first makes gradients, the second finds them, and the third finds its blocks as all do.
 MICRO_BATCHES = 3
 NOT_COMPARED = ("adam-4bit", "galore")  # with any recorded run
@@ -110,7 +111,10 @@ class Rehearsal:
 
     def play(self) -> Requests:
         """All phases."""
-        for phase, following in zip(PLAYED, (*PLAYED[1:], ""), strict=True):
+        played = STEPS_PLAYED
+        if self.spec.training.evaluation_batch_size is not None:
+            played = (*PHASES, EVALUATION, *STEADY)
+        for phase, following in zip(played, (*played[1:], ""), strict=True):
             self.requests.begin(phase)
             if phase == "optimizer":
                 self.engine.wrap(self.weights)
@@ -144,6 +148,8 @@ class Rehearsal:
         elif kind == "zero_grad" and not self.choice.zeroes_gradients:
             self.requests.drop(self.gradients)
             self.gradients = []
+        elif kind == EVALUATION:
+            self._evaluate()
         elif kind == "forward":
             for _ in range(min(self.spec.training.gradient_accumulation_steps, MICRO_BATCHES) - 1):
                 self._pass(number)
@@ -190,6 +196,25 @@ class Rehearsal:
             self.kinds[exist] = MicroBatch(self.requests, passing)
         self.passing = self.kinds[exist]
         self.passing.forward()
+
+    def _evaluate(self) -> None:
+        """Batches without gradients, when those of the step are gone; the second finds the blocks that all later do."""
+        if not self.choice.zeroes_gradients:
+            self.requests.drop(self.gradients)
+            self.gradients = []
+        run = evaluated(self.spec)
+        card = None if run.hardware.gpu is None else find_card(run.hardware.gpu)
+        arriving = gradients_on_arrival(run, exist=False, sharded=False)
+        timeline = PlannedWithoutGradients(run, self.stage, symbol_values(run, card), arriving, Around())
+        plan = items_of((), run.model.num_layers)
+        evaluation = self.passing_type(
+            self.requests, timeline, plan, self.engine, self.parameters, self.workspace.each, self.threads
+        )
+        batch = MicroBatch(self.requests, evaluation)
+        for _ in range(2):
+            batch.forward()
+            batch.loss()
+            batch.release()
 
     def _loss(self) -> None:
         assert self.passing is not None
@@ -248,6 +273,7 @@ def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
         "4-bit weights that an engine shards": training.finetune == "qlora" and (fsdp2 or deepspeed),
         "layers in one checkpoint segment under FSDP2": fsdp2
         and not all(isinstance(item, int) or len(item) == 1 for item in _plan(spec)),
+        "evaluation under an engine that shards": (fsdp2 or deepspeed) and training.evaluation_batch_size is not None,
         "a loss that reads the head's matrix under FSDP2": fsdp2 and training.loss in TOKENWISE,
     }
 

@@ -10,7 +10,7 @@ from memcalc.report.grid import Column, Grid, markdown_grid
 from memcalc.report.labels import shortened
 from memcalc.report.phases import phase_grid, rank_grid
 from memcalc.report.sizing import published_grid
-from memcalc.report.verdict import because, error_bars, figures, subject, verdict
+from memcalc.report.verdict import assumed, because, error_bars, figures, subject, verdict
 from memcalc.text import harmless
 from memcalc.units import Unit
 from memcalc.verdict.reasons import Reason
@@ -28,7 +28,7 @@ def sizing_markdown(
     """The report of `memcalc estimate --format markdown`; brief: without tables of components and phases."""
     lines = [f"## {harmless(result.name)}", "", harmless(subject(result).replace("\n", "; ")), ""]
     lines += [f"**{verdict(result, unit)}**", ""]
-    for line in (error_bars(result, unit), because(reason, unit) if reason else ""):
+    for line in (assumed(result, unit), error_bars(result, unit), because(reason, unit) if reason else ""):
         lines += [line, ""] if line else []
     lines += markdown_grid(figures(result, unit))
     if not brief:

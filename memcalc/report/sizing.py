@@ -14,7 +14,7 @@ from memcalc.report.phases import phase_grid, rank_grid
 from memcalc.report.screen import Screen, Span
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.textbook import short_textbook_grid, textbook_grid
-from memcalc.report.verdict import because, error_bars, figures, modules_sentence, subject, verdict
+from memcalc.report.verdict import assumed, because, error_bars, figures, modules_sentence, subject, verdict
 from memcalc.units import Unit, format_bytes
 from memcalc.verdict.other_modules import OtherModules
 from memcalc.verdict.reasons import Reason
@@ -93,7 +93,7 @@ def _short(
     remedied = reason is not None and reason.remedy is not None
     why = because(reason, unit) if reason else ""
     search = _SEARCH if advice and not remedied else ""
-    for line in (why, modules_sentence(other, unit), search):
+    for line in (assumed(result, unit), why, modules_sentence(other, unit), search):
         if line:
             draw_line(sketch, line, 0)
     sketch.line()
@@ -148,7 +148,7 @@ def draw_sizing(
     screen.line()
     draw_line(screen, verdict(result, unit), 0, style=VERDICT_STYLES[result.verdict])
     why = because(reason, unit) if reason else ""
-    for line in (error_bars(result, unit), why, modules_sentence(other, unit), advice):
+    for line in (assumed(result, unit), error_bars(result, unit), why, modules_sentence(other, unit), advice):
         if line:
             draw_line(screen, line, 0)
     screen.line()

@@ -8,8 +8,10 @@ from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import count, label, listed, plural, rank_text
 from memcalc.spec.foreign import architecture_of
 from memcalc.spec.inference import InferenceSpec
+from memcalc.spec.programs import PROGRAMS
 from memcalc.spec.segments import words
 from memcalc.spec.spec import Spec
+from memcalc.spec.training import TrainingSpec
 from memcalc.units import Unit, format_bytes, format_number
 from memcalc.verdict.other_modules import OtherModules
 from memcalc.verdict.reasons import Reason
@@ -21,6 +23,10 @@ _MODULES = {
     "megatron": "Megatron-Core modules",
     "torchtitan": "torchtitan modules",
 }
+
+
+TOLD = 0.02  # of the peak: assumptions that move it by more stand in the headline
+MOST_ASSUMED = 3  # of them
 
 
 def subject(result: Result | ModuleResult) -> str:
@@ -37,10 +43,19 @@ def subject(result: Result | ModuleResult) -> str:
     how = f"{training.optimizer}, {training.attention} attention, recompute {words(training.recompute)}"
     if training.lora is not None:
         how = f"{'QLoRA' if training.finetune == 'qlora' else 'LoRA'} of rank {training.lora.rank}, {how}"
-    program = spec.origin.program or _MODULES[training.implementation]
+    program = spec.origin.program or _program(training) or _MODULES[training.implementation]
     if (text := spec.model.transformers_config) is not None:
         program = architecture_of(text) or program
     return f"{spec.name}: {count(result.parameters)} parameters; {step}\n{how}, as {program}; {_spread(spec)}"
+
+
+def _program(training: TrainingSpec) -> str:
+    """The framework whose program runs, with the release of its package where that is known; "": none is named."""
+    if training.framework is None:
+        return ""
+    program = PROGRAMS[training.framework]
+    release = getattr(training.versions, program.package, None) if program.package else None
+    return f"{program.before} {release or ''} {program.after}".replace("  ", " ").strip()
 
 
 def _generation(result: Result, inference: InferenceSpec) -> str:
@@ -118,6 +133,22 @@ def verdict(result: Sizing, unit: Unit) -> str:
         return f"DOES NOT FIT: needs at least {least}, but {card.label} has {usable.partition(' on ')[0]}.{without}"
     over = format_bytes(-headroom, unit)
     return f"DOES NOT FIT: needs {needs}, but {card.label} has {usable.partition(' on ')[0]} ({over} over).{without}"
+
+
+def assumed(result: Sizing, unit: Unit) -> str:
+    """What the file leaves open and moves the peak by more than TOLD, the largest first; "" where nothing does."""
+    if not isinstance(result, Result):
+        return ""
+    told = [each for each in result.spec.origin.assumptions if each.share > TOLD]
+    if not told:
+        return ""
+    named = [
+        f"{each.what}: {each.taken} ({format_bytes(each.moved_bytes, unit)} less with {each.otherwise}; "
+        f"--set {each.setting}=)"
+        for each in told[:MOST_ASSUMED]
+    ]
+    more = f"; and {len(told) - MOST_ASSUMED} more" if len(told) > MOST_ASSUMED else ""
+    return f"Assumed, as the file does not say: {'; '.join(named)}{more}."
 
 
 def error_bars(result: Sizing, unit: Unit) -> str:

@@ -58,14 +58,19 @@ def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
     """Fill in the kernel that runs where none is named.
 
     Some families know eager attention alone. In fp32 scaled_dot_product_attention falls back on its memory-efficient
-    kernel: the flash kernel takes 16 bits only (torch 2.13 ATen sdp_utils.cpp).
+    kernel: the flash kernel takes 16 bits only; and on PyTorch's own operators where transformers hands grouped heads
+    on as they are (enable_gqa), which that kernel does not take (torch 2.13 ATen sdp_utils.cpp; transformers 5.23
+    integrations/sdpa_attention.py, use_gqa_in_sdpa). These hold what eager attention does.
     """
     implementation = training.get("implementation")
     if attends_eagerly(model.get("architecture"), implementation):
         training.setdefault("attention", "eager")
     wide = "fp32" in (training.get("dtype"), training.get("recipe"))
-    if wide and implementation not in ("megatron", "torchtitan"):
-        training.setdefault("attention", "memory-efficient")
+    if not wide or implementation in ("megatron", "torchtitan"):
+        return
+    grouped = model.get("num_key_value_heads") != model.get("num_attention_heads")
+    math = implementation == "huggingface" and grouped and training.get("padding_mask", "none") == "none"
+    training.setdefault("attention", "eager" if math else "memory-efficient")
 
 
 def default_parallelism(parallelism: dict[str, Any], implementation: object) -> dict[str, Any]:

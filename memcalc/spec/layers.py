@@ -10,8 +10,16 @@ from memcalc.spec.spec import Spec
 
 
 def has_mask(spec: Spec, layer: int) -> bool:
-    """Whether a layer, counted from 0, attends under the mask of its window."""
-    return fills_windows(spec) and spec.model.has_window(layer)
+    """Whether a layer, counted from 0, attends under a mask: of padded sequences, or of its window."""
+    return has_padding_mask(spec) or (fills_windows(spec) and spec.model.has_window(layer))
+
+
+def has_padding_mask(spec: Spec) -> bool:
+    """Whether all layers attend under the mask of padded sequences. Eager attention has a mask in any case."""
+    training = spec.training
+    if training.padding_mask == "none" or training.implementation != "huggingface" or spec.inference is not None:
+        return False
+    return training.attention != "eager"
 
 
 def fills_windows(spec: Spec) -> bool:
@@ -63,7 +71,8 @@ def differ_in_rotation(spec: Spec) -> bool:
 def differ_in_masks(spec: Spec) -> bool:
     """Whether some layers attend under the mask of their window and others do not."""
     model = spec.model
-    return fills_windows(spec) and bool(model.full_attention_interval or model.full_attention_layers)
+    windows = fills_windows(spec) and not has_padding_mask(spec)
+    return windows and bool(model.full_attention_interval or model.full_attention_layers)
 
 
 def are_mixed(spec: Spec) -> bool:

@@ -24,12 +24,12 @@ def loss(spec: Spec) -> Iterator[Broken]:
     if kind in ("fused", "tiled") and model.lm_head_bias:
         yield Broken(
             ("training", "loss"),
-            "loss = {kind}, but the head has a bias, which is not modelled there.",
+            f"loss = {kind}, but the head has a bias, which is not modelled there.",
             "Set loss: chunked, or model.lm_head_bias: false.",
         )
     if kind in ("fused", "tiled") and training.qlora is not None and training.qlora.quantize_lm_head:
         yield Broken(
             ("training", "loss"),
-            "loss = {kind} needs an unquantized LM head, but quantize_lm_head quantizes it to 4 bits.",
+            f"loss = {kind} needs an unquantized LM head, but quantize_lm_head quantizes it to 4 bits.",
             "Set loss: chunked, or quantize_lm_head: false.",
         )

@@ -27,6 +27,11 @@ class Assumption(NamedTuple):
     peak_bytes: int
 
     @property
+    def setting(self) -> str:
+        """The name of the field that settles it, as --set takes it: "framework", "versions.trl"."""
+        return self.field.partition(".")[2]
+
+    @property
     def share(self) -> float:
         """How much smaller the peak would be otherwise, as a fraction of the peak that is counted."""
         return self.moved_bytes / self.peak_bytes if self.peak_bytes else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
@@ -30,6 +30,44 @@ Framework = Literal[
     "nemo",
     "gpt-neox",
 ]
+
+
+class Program(NamedTuple):
+    """A framework's program, as a headline names it: "TRL 1.16.0 SFT".
+
+    Args:
+        before: what stands before the release.
+        after: what stands behind it.
+        package: whose release it is, as a field of `VersionsSpec`; "": none of these.
+    """
+
+    before: str
+    after: str = ""
+    package: str = ""
+
+
+PROGRAMS: dict[str, Program] = {
+    "loop": Program("a PyTorch loop"),
+    "trainer": Program("transformers", "Trainer", "transformers"),
+    **{
+        name: Program("TRL", title, "trl")
+        for name, title in (
+            *(("sft", "SFT"), ("dpo", "DPO"), ("kto", "KTO"), ("orpo", "ORPO")),
+            *(("reward", "reward training"), ("grpo", "GRPO"), ("ppo", "PPO")),
+        )
+    },
+    "accelerate": Program("Accelerate", "", "accelerate"),
+    "lightning": Program("Lightning"),
+    "litgpt": Program("LitGPT"),
+    "torchtune": Program("torchtune"),
+    "torchtitan": Program("torchtitan"),
+    "axolotl": Program("axolotl"),
+    "llama-factory": Program("LLaMA-Factory"),
+    "deepspeed": Program("DeepSpeed", "", "deepspeed"),
+    "megatron": Program("Megatron-LM"),
+    "nemo": Program("NeMo"),
+    "gpt-neox": Program("GPT-NeoX"),
+}
 
 
 def _written(release: object) -> object:

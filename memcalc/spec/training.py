@@ -17,6 +17,7 @@ Recipe = Literal["fp32", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
 Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
 Attention = Literal["eager", "flash", "memory-efficient"]
 Loss = Literal["materialized", "chunked", "fused", "tiled", "vocab-parallel"]
+PaddingMask = Literal["none", "boolean", "additive"]
 TOKENWISE = ("chunked", "fused", "tiled")  # losses that read the head's matrix, and never have all logits
 LossShift = Literal["labels", "logits"]
 LogitsUntil = Literal["backward", "loss"]
@@ -48,6 +49,16 @@ class TrainingSpec(Block):
 
     micro_batch_size: Size = Field(1, description="(b) sequences in one forward")
     sequence_length: Size = Field(description="(s) tokens; default: min(2048, max_position_embeddings)")
+    pairs: bool = Field(
+        False,
+        description="each sample is two sequences, chosen and rejected, in one forward pass (preference training)",
+    )
+    reference_model: bool = Field(
+        False, description="a frozen copy of the model beside it, in the dtype of its weights (preference training)"
+    )
+    evaluation_batch_size: Size | None = Field(
+        None, description="sequences of an evaluation's forward pass between steps; default: no evaluation"
+    )
     gradient_accumulation_steps: Size = Field(1, description="micro-batches before each optimizer step")
     global_batch_size: Size | None = Field(None, description="b * accumulation * data_parallel, checked if given")
     dtype: Dtype = Field("bf16", description="compute dtype of forward and backward")
@@ -95,6 +106,12 @@ class TrainingSpec(Block):
         description="who keeps a sliding window that the sequence fills: the kernel (flash_attention_2) | a mask, with "
         "which PyTorch's sdpa takes its memory-efficient kernel; default: mask with huggingface, else kernel",
     )
+    padding_mask: PaddingMask = Field(
+        "none",
+        description="the mask of padded sequences, with which transformers' sdpa takes the memory-efficient kernel: "
+        "none | boolean (of which each layer keeps a copy as numbers) | additive (numbers that all layers share; "
+        "transformers before 4.53)",
+    )
     dropout: Probability | None = Field(None, description="one rate for all of the block's dropouts; default: model's")
     loss: Loss = Field("materialized", description="whether the logits exist as a whole")
     loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(
@@ -128,6 +145,11 @@ class TrainingSpec(Block):
     versions: VersionsSpec | None = Field(None, description="releases of packages that decide memory")
     lora: LoraSpec | None = Field(None, description="adapters; with finetune lora or qlora")
     qlora: QloraSpec | None = Field(None, description="the 4-bit base; with finetune qlora")
+
+    @property
+    def sequences(self) -> int:
+        """Sequences in one forward pass."""
+        return self.micro_batch_size * (2 if self.pairs else 1)
 
     @property
     def torch(self) -> tuple[int, int]:

@@ -1,197 +1,118 @@
-"""Programs: what a block leaves to others, how a stream is summed, and every block that ships."""
+"""What programs of Hugging Face do around a step: evaluation, padded batches, pairs, shifted logits, a head in tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import product
-
 import pytest
 
-from memcalc.api import load
-from memcalc.estimation.blocks.catalogue import Gradients, Part, program
-from memcalc.estimation.blocks.huggingface import catalogue as huggingface
-from memcalc.estimation.blocks.structure import structure_of
-from memcalc.estimation.compilation import compiled
-from memcalc.estimation.operators import Operators
-from memcalc.estimation.program import START, Event, Program, Storage, alive_after, highest
-from memcalc.estimation.tape import NEW, SAME, Node, Tape, Tensor
-from memcalc.ledger.component import Component
-from memcalc.spec.families import attends_eagerly
-from memcalc.spec.presets import preset_names
-from tests.estimation.stories import AXES, block, compile_, names, story
+import memcalc
+
+GIB = 2**30
+LLAMA = ("implementation=huggingface", "recipe=pure", "s=1024", "logits_until=loss")
+TOKENS, V, D = 2 * 1024, 128256, 2048  # of llama-3.2-1b at b=2
 
 
-def test_what_the_caller_holds_outlives_backward() -> None:
-    """The head's logits: the model's output is a variable of the training loop."""
-    ops, x = block()
-    logits = ops.linear(x, "lm_head", ("V", "k"), ("n", "V"), bias=False)
-    ops.tape.hold(logits)
-    ops.tape.end_forward()
-    ops.cross_entropy(logits)
-
-    done = compile_(ops, None)
-
-    assert story(done, done.forward) == ["+x", "+lm_head output"]
-    assert story(done, done.loss) == ["+log-probabilities", "+loss", "+loss total weight"]
-    assert story(done, done.backward) == [
-        "+gradient of loss",  # held by the caller of backward()
-        "+gradient of log-probabilities",  # nll_loss
-        "-loss total weight",
-        "+gradient of lm_head output",  # log_softmax; the log-probabilities were nll_loss's too
-        "-log-probabilities",
-        "-gradient of log-probabilities",
-        "+lm_head.weight",
-        "+gradient of x",
-        "-x",
-        "-gradient of lm_head output",
-        "-gradient of x",
-    ]
-    assert names(done, done.left) == ["lm_head output", "loss", "gradient of loss", "lm_head.weight"]
+def estimate(*settings: str) -> memcalc.Result:
+    return memcalc.estimate("llama-3.2-1b", "b=2", *LLAMA, *settings)
 
 
-def test_tables_that_all_layers_share_go_when_backward_reaches_the_first_block() -> None:
-    """The first block has no input; its tables are there when forward begins."""
-    tape = Tape()
-    tape.hold(Tensor(tape.store("table", ("s", "s"), "bool", ""), ("s", "s"), "bool"))
-    ops = Operators(tape, "bf16", "bf16", autocast=False)
-    done = compile_(ops, ops.embedding("embed", ("V", "k"), ("n",)))
-
-    assert story(done, done.forward) == ["+table", "+embed output", "-embed output"]
-    assert names(done, done.kept) == ["table"]
-    assert story(done, done.backward) == [
-        "+gradient of embed output",
-        "-table",
-        "+embed sorted indices",
-        "+embed.weight",
-        "+embed sums",
-        "-embed sums",
-        "-embed sorted indices",
-        "-gradient of embed output",
-    ]
+def rows(result: memcalc.Result, phase: str, words: str) -> int:
+    return sum(row.bytes for row in result.ledger.rows if phase in row.phases and words in f"{row.module} {row.tensor}")
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_the_tied_heads_gradient_waits_although_others_are_dropped(autocast: bool) -> None:
-    """A shared leaf's gradient is added up only when both ends have made theirs; the bias is the head's alone."""
-    ops, x = block(parameters="fp32" if autocast else "bf16", autocast=autocast)
-    logits = ops.linear(x, "lm_head", ("V", "k"), ("n", "V"), bias=True, tied=True)
+def test_an_evaluation_holds_its_logits_in_three_forms() -> None:
+    """Of 16 sequences: bf16 logits, their fp32 copy, and log-probabilities: 2 + 4 + 4 bytes each, and nothing saved."""
+    result = estimate("evaluation_batch_size=16", "recompute=full")
+    logits = 16 * 1024 * V
 
-    done = compile_(ops, logits, kept=False)
-
-    assert names(done, done.left) == ["lm_head.weight"]
-
-
-def test_the_tied_embedding_makes_its_gradient_and_the_sum_beside_the_heads() -> None:
-    """Three tensors of V·k: the head's, which its block counts, the embedding's and their sum."""
-    tape = Tape()
-    ops = Operators(tape, "bf16", "bf16", autocast=False)
-    done = compile_(ops, ops.embedding("embed", ("V", "k"), ("n",), tied=True), main="fp32")
-
-    assert story(done, done.backward) == [
-        "+gradient of embed output",
-        "+embed sorted indices",
-        "+embed gradient before the sum",
-        "+embed sums",
-        "-embed sums",
-        "-embed sorted indices",
-        "-gradient of embed output",
-        "+embed sum with the tied head's gradient",
-        "-embed gradient before the sum",
-        "-embed sum with the tied head's gradient",
-        "+embed.weight in fp32",  # only now is the gradient complete
-    ]
-    assert {
-        done.storages[event.storage].formula for event in done.backward if "sum" in done.storages[event.storage].name
-    } >= {"2·V·k"}
+    assert result.ledger.peak_phase == "evaluation"
+    assert rows(result, "evaluation", "head") == pytest.approx(10 * logits, rel=0.01)
+    assert rows(result, "evaluation", "layers.* ") < 16 * 1024 * D * 4
+    states = 3 * 2 * result.parameters  # weights and two moments in bf16
+    assert result.ledger.peak_bytes == pytest.approx(10 * logits + states, rel=0.02)
 
 
-def test_the_highest_moment_of_a_stream() -> None:
-    """10, 30, 20, 25: the second event, at 30 bytes; a stream of releases never rises above its start."""
-    stream = [Event(0, 1, START), Event(1, 1, START), Event(0, -1, START), Event(2, 1, START)]
-
-    assert highest(stream, [10, 20, 5]) == (30, 2)
-    assert highest([Event(0, -1, START)], [10]) == (0, 0)
-    assert alive_after(stream) == (1, 2)
-    assert alive_after([Event(0, -1, START)], (0, 1)) == (1,)
+def test_without_an_evaluation_there_is_no_such_phase() -> None:
+    assert "evaluation" not in estimate().ledger.phases
+    assert "evaluation" in estimate("evaluation_batch_size=1").ledger.phases
 
 
-def test_sizes_are_products_of_axes_or_a_rules_bytes() -> None:
-    """2·3·5 bytes of bf16, 3 of a mask, and 7·n by rule."""
+def test_a_replay_holds_what_the_evaluation_left_cached() -> None:
+    alone, evaluates = (estimate(*more).replayed for more in ((), ("evaluation_batch_size=8",)))
 
-    def rule(values: object) -> int:
-        """7 bytes a row."""
-        return 7 * values["n"]  # type: ignore[index, no-any-return]
+    assert evaluates.headline.reserved_bytes is not None
+    assert alone.headline.reserved_bytes is not None
+    assert evaluates.headline.reserved_bytes > alone.headline.reserved_bytes
+    assert evaluates.headline.reserved_bytes >= evaluates.ledger.peak_bytes
 
-    storages = (
-        Storage("x", ("n", "k"), "bf16", ""),
-        Storage("mask", ("n",), "bool", ""),
-        Storage("scratch", (), "uint8", "", rule),
-        Storage("sum", ("n", "k+1"), "fp32", ""),
+
+def test_a_padding_mask_is_kept_as_numbers_in_each_layer() -> None:
+    """2·b·s² bytes in each of 16 layers, keys and values for all 32 heads, and one mask of truth values."""
+    plain, padded = estimate(), estimate("padding_mask=boolean")
+
+    assert rows(padded, "loss_2", "mask in dtype") == pytest.approx(16 * 2 * 2 * 1024**2, rel=0.01)
+    recomputed = estimate("padding_mask=boolean", "recompute=full")  # whose checkpoints have it as an argument
+    assert rows(recomputed, "loss_2", "padding mask") == 2 * 1024**2
+    assert rows(padded, "loss_2", "k for each head") == 16 * TOKENS * 2048 * 2
+    assert rows(plain, "loss_2", "padding mask") == 0
+
+
+def test_one_additive_mask_serves_all_layers() -> None:
+    padded = estimate("padding_mask=additive", "recompute=full")
+
+    assert rows(padded, "loss_2", "padding mask") == 2 * 2 * 1024**2
+    assert rows(padded, "loss_2", "mask in dtype") == 0
+
+
+def test_pairs_are_two_sequences_each() -> None:
+    assert estimate("pairs=true").ledger.totals == memcalc.estimate("llama-3.2-1b", "b=4", *LLAMA).ledger.totals
+
+
+def test_a_reference_model_is_the_weights_once_more() -> None:
+    alone, beside = estimate(), estimate("reference_model=true")
+
+    assert rows(beside, "forward_2", "of the reference model") == 2 * alone.parameters
+    assert beside.ledger.totals["forward_2"] - alone.ledger.totals["forward_2"] == pytest.approx(
+        2 * alone.parameters, rel=0.01
     )
-    done = Program(storages, (), (), ())
-
-    assert done.sizes({"n": 3, "k": 5, "k+1": 6}) == [30, 3, 21, 72]
-    assert tuple(storage.formula for storage in done.storages) == ("2·n·k", "1·n", "7 bytes a row", "4·n·(k+1)")
 
 
-def test_a_hand_written_node_is_all_that_an_operator_is() -> None:
-    """An operator that keeps its output and hands its gradient on to one input, with a temporary in forward."""
-    tape = Tape()
-    x = tape.input("x", AXES, "bf16", "")
-    y = tape.new("y", AXES, "bf16", "")
-    scratch = tape.store("scratch", AXES, "fp32", "")
-    tape.nodes.append(Node("op", (x, x), (y,), (y.storage,), (SAME, NEW), forward_temporaries=(scratch,)))
-    done = compiled(tape, y, keeps_gradients=True, main_gradient_dtype=None)
+def test_shifted_logits_are_a_third_copy_in_fp32() -> None:
+    """Before transformers 4.49: 2 + 4 + 4·(s-1)/s + 4·(s-1)/s bytes a logit at the loss."""
+    labels, logits = estimate(), estimate("loss_shift=logits")
 
-    assert story(done, done.forward) == ["+x", "+y", "+scratch", "-scratch", "-x"]
-    assert story(done, done.backward) == [
-        "+gradient of y",
-        "+gradient of x",
-        "-y",
-        "-gradient of x",  # added into y's gradient, which is x's first one
-        "-gradient of y",
-    ]
+    short = 2 * 1023 * V
+    assert rows(logits, "loss_2", "logits, shifted") == 4 * short
+    more = logits.ledger.totals["loss_2"] - labels.ledger.totals["loss_2"]
+    assert more == pytest.approx(4 * short + 4 * (short - TOKENS * V), rel=0.01)
 
 
-OUTPUTS = {"lm_head output", "scaled logits", "logits, capped"}  # of models, which the loop names
-PARTS: tuple[Part, ...] = ("embedding", "dense layer", "expert layer", "head")
+def test_one_sequence_is_shifted_as_a_view() -> None:
+    (one,) = {
+        memcalc.estimate("llama-3.2-1b", "b=1", *LLAMA, f"loss_shift={kind}").ledger.totals["optimizer_step_2"]
+        for kind in ("labels", "logits")
+    }
+    assert one > 0
+    assert rows(memcalc.estimate("llama-3.2-1b", "b=1", *LLAMA, "loss_shift=logits"), "loss_2", "shifted") == 0
 
 
-def programs_of(preset: str) -> Iterable[tuple[str, Program]]:
-    """Every part of a model, in every combination of choices that changes what runs."""
-    choices = (("plain", "huggingface"), ("pure", "amp"), ("eager", "flash"), ("none", "selective"))
-    for implementation, recipe, attention, recompute in product(*choices):
-        chosen = f"implementation={implementation} recipe={recipe} attention={attention} recompute={recompute}"
-        if attention != "eager" and attends_eagerly(load(preset).model.architecture, implementation):
-            continue
-        if attention == "flash" and implementation == "huggingface" and load(preset).model.mla is not None:
-            continue  # PyTorch's wants values as wide as keys
-        spec = load(preset, *chosen.split(), "dropout=0.1", "b=2")
-        if implementation == "huggingface" and not huggingface.is_written(structure_of(spec)):
-            continue
-        for part, again in product(PARTS, (False, True)):
-            if part != "expert layer" or spec.model.moe is not None:
-                done = program(
-                    structure_of(spec), part, again and "layer" in part, Gradients(kept=True, main_dtype=None)
-                )
-                yield f"{part}, {chosen}, recomputed: {again}", done
+def test_a_head_in_tiles_sums_gradients_in_fp32() -> None:
+    """TRL 1.16: a tile of min(tokens, 4,096) x 32,768 logits, and both gradients in fp32 beside those in bf16."""
+    result = estimate("loss=tiled", "recompute=full", "optimizer=sgd", "num_layers=1", "tie_word_embeddings=false")
+    tokens = 2 * 1023
+
+    assert result.ledger.peak_phase.startswith("backward")
+    assert rows(result, "backward_2", "tile of logits") == 2 * tokens * 32768
+    assert rows(result, "backward_2", "gradient of lm_head.weight in fp32") == 4 * V * D
+    assert rows(result, "backward_2", "gradient of hidden states in fp32") == 4 * tokens * D
+    assert (
+        result.ledger.peak_bytes
+        < estimate("recompute=full", "optimizer=sgd", "num_layers=1", "tie_word_embeddings=false").ledger.peak_bytes
+    )
 
 
-@pytest.mark.parametrize("preset", preset_names())
-def test_every_blocks_books_balance(preset: str) -> None:
-    """Nothing is allocated twice or let go twice; backward leaves gradients and what the caller holds, nothing else."""
-    for which, done in programs_of(preset):
-        alive: set[int] = set()
-        for event in (*done.forward, *done.loss):
-            assert (event.storage in alive) == (event.sign < 0), (which, event)
-            alive ^= {event.storage}
-        assert alive == {*done.kept, *done.region, *done.names} - {*done.named_output}, which
-        alive = set(done.kept)
-        for event in done.backward:
-            assert (event.storage in alive) == (event.sign < 0), (which, event)
-            alive ^= {event.storage}
-        held = {index for index in alive if done.storages[index].component is not Component.GRADIENTS}
-        if done.loss:
-            assert set(names(done, held)) - OUTPUTS == {"loss", "gradient of loss"}, which
-        else:
-            assert not held, (which, names(done, held))
+def test_a_head_in_tiles_is_replayed() -> None:
+    result = estimate("loss=tiled", "recompute=full").replayed
+
+    assert result.confidence == "replay"
+    assert result.headline.reserved_bytes is not None
+    assert result.headline.reserved_bytes >= result.ledger.peak_bytes

@@ -13,12 +13,13 @@ from memcalc.importers.loading import load
 from memcalc.spec.training import TrainingSpec
 
 MODEL = ("preset=qwen2.5-0.5b",)
+TODAY = ("versions.transformers=v5.23",)
 
 
-def read(folder: Path, **arguments: Any) -> TrainingSpec:
+def read(folder: Path, release: tuple[str, ...] = TODAY, **arguments: Any) -> TrainingSpec:
     path = folder / "arguments.json"
     path.write_text(json.dumps({"per_device_train_batch_size": 2, "bf16": True} | arguments))
-    return load(path, (*MODEL, "data_parallel=8")).training
+    return load(path, (*MODEL, *release, "data_parallel=8")).training
 
 
 def test_silence_is_the_trainers_default(tmp_path: Path) -> None:
@@ -41,6 +42,13 @@ def test_gradients_are_clipped_to_what_is_said(norm: float, clipping: float | No
 )
 def test_bitsandbytes_keeps_tables_in_32_bits(optim: str, wide: bool, tmp_path: Path) -> None:
     assert read(tmp_path, optim=optim).optimizer_options.embeddings_32bit is wide
+
+
+def test_until_transformers_4_51_it_kept_none(tmp_path: Path) -> None:
+    """trainer.py, create_optimizer: of an optimizer whose class is named Adam8bit."""
+    training = read(tmp_path, ("versions.transformers=v4.51.3",), optim="adamw_bnb_8bit")
+
+    assert not training.optimizer_options.embeddings_32bit
 
 
 def test_masters_have_no_tables_that_bitsandbytes_knows(tmp_path: Path) -> None:

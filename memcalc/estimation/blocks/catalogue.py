@@ -75,13 +75,15 @@ def program(
     if structure.saves_on_host != "none":
         pinned = structure.saves_on_host == "pinned"
         save_on_host(tape, first, frees_tables=structure.frees_tables, pinned=pinned)
+    if structure.evaluates:
+        tape.forget_gradients()
     block = compiled(
         tape,
         output,
         keeps_gradients=gradients.kept,
         main_gradient_dtype=gradients.main_dtype,
         runs_again=runs_again,
-        trains=structure.cache is None,
+        trains=structure.cache is None and not structure.evaluates,
         holds_output=part == "embedding" and structure.embedding_stays,
     )
     return _split(structure, block)

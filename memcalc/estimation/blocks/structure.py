@@ -12,7 +12,7 @@ from memcalc.estimation.stages import Kind, windows_run_again
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.families import family_of, rules_of
 from memcalc.spec.kernels import needs_columns
-from memcalc.spec.layers import fills_windows, windows_among
+from memcalc.spec.layers import fills_windows, has_padding_mask, windows_among
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
@@ -119,9 +119,11 @@ class Structure(NamedTuple):
     fp8_columns: bool = False  # and whether it makes a second copy for backward's products
     float8: Float8 | None = None  # and how torchao's linear layers do
     drops_logits: bool = False  # the loop has no name for the model's output in backward
+    evaluates: bool = False  # without gradients, between steps
     shifts_logits: bool = False  # transformers' loss, before 4.49
     liger: bool = False  # Liger's kernels in place of transformers' norms, rotary positions and MLPs
     window_mask: bool = False  # the model makes one, for layers whose window the sequence fills
+    padding_mask: str = "none"  # as `training.padding_mask`, where layers attend under it
     windows: bool = False  # some layers have one
     others: bool = True  # some have none
     windows_again: bool = False  # and run again, so what they are called with stays until then
@@ -203,7 +205,7 @@ def structure_of(spec: Spec) -> Structure:
         attention_dropout=dropout("attention_dropout"),
         residual_dropout=dropout("residual_dropout"),
         embedding_dropout=huggingface and dropout("embedding_dropout"),
-        batched=training.micro_batch_size > 1,
+        batched=training.sequences > 1,
         compute=training.dtype,
         parameters=base_dtype(training),
         autocast=recipe.autocast and training.implementation != "torchtitan",  # FSDP2 casts what it gathers
@@ -237,6 +239,7 @@ def structure_of(spec: Spec) -> Structure:
         shifts_logits=huggingface and training.loss_shift == "logits",
         liger=huggingface and training.kernels == "liger" and (model.architecture or "") in LIGER_FAMILIES,
         window_mask=huggingface and fills_windows(spec),
+        padding_mask=training.padding_mask if has_padding_mask(spec) else "none",
         windows=windows,
         others=others,
         windows_again=windows_again,

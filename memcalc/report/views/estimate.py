@@ -15,7 +15,7 @@ from memcalc.report.labels import label, meaning, percent, rank_text, shortened
 from memcalc.report.phases import rank_grid
 from memcalc.report.plots.palette import colour
 from memcalc.report.textbook import textbook_grid
-from memcalc.report.verdict import because, error_bars, figures, subject, verdict
+from memcalc.report.verdict import assumed, because, error_bars, figures, subject, verdict
 from memcalc.report.views.sections import Section, list_section, table_section, view
 from memcalc.text import harmless
 from memcalc.units import Unit, format_bytes, format_number
@@ -63,7 +63,7 @@ def estimate_sections(
 
 def verdict_section(result: Result, unit: Unit, reason: Reason | None = None, advice: str = "") -> Section:
     """The verdict with its interval; why, and what to change, where that was looked for."""
-    lines = [error_bars(result, unit), because(reason, unit) if reason else "", advice]
+    lines = [assumed(result, unit), error_bars(result, unit), because(reason, unit) if reason else "", advice]
     return {
         "kind": "verdict",
         "subject": [harmless(line) for line in subject(result).splitlines()],

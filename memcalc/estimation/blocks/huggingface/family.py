@@ -28,6 +28,7 @@ class Family:
     renames_embeddings = False  # inputs_embeds, once they have been dropped out, is what is left of them
     masks_windows = False  # the model makes an eager mask of its own for layers with windows
     window_mask: Shape = ("s", "s")
+    mask_of_sequences: Shape = ("b", "s", "s")
     turns_windows = False  # and rotary tables of their own
     eager_only = False
     positions_first = True  # before the mask, where the model counts them though its table is not learned
@@ -133,6 +134,15 @@ class Family:
             if both:
                 mask = self.eager_mask(Table("causal mask", windows=True), "mask of windows", windowed=True)
                 self.name_mask(mask.storage, "windows")
+        if c.padding_mask == "boolean":
+            mask = self.window_truth("padding mask", self.mask_of_sequences, Table("padding mask"))
+            self.name_mask(mask.storage, "all")
+        elif c.padding_mask == "additive":
+            truth = self.causal_truth("padding mask, truth")
+            mask = self.shared_table(
+                "padding mask", self.mask_of_sequences, c.parameters, truth, table=Table("padding mask")
+            )
+            self.name_mask(mask.storage, "all")
         if c.window_mask:
             mask = self.window_truth("window mask", self.window_mask, Table("window mask", windows=True))
             self.name_mask(mask.storage, "windows")
@@ -305,7 +315,9 @@ class Family:
             return ops.copy(core, "attention output by token") if self.turned_by_head else core
         if c.grouped:
             k, v = (self.repeated(x, name, ("b", "s", "h", "d_h"), views=c.masked) for x, name in ((k, "k"), (v, "v")))
-        return ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=c.masked)
+        # One of numbers is shared, unless autocast wants it in another dtype.
+        shares = c.padding_mask == "additive" and not c.autocast
+        return ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=c.masked and not shares)
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:
         """eager_attention_forward of gpt2 and llama."""

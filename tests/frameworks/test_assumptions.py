@@ -1,0 +1,106 @@
+"""What a file leaves open is asked; the candidate with the largest peak is taken, and what it moves is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import memcalc
+from memcalc.frameworks.releases import RELEASES, number
+from memcalc.spec.origin import Assumption
+
+FILE = """\
+model_name_or_path: meta-llama/Llama-3.2-1B
+per_device_train_batch_size: 2
+max_seq_length: 2048
+bf16: true
+"""
+SETTLED = ("framework=sft", "versions.trl=v1.16.0", "versions.transformers=v5.23.0", "padding_mask=none")
+
+
+def spec_of(folder: Path, text: str, *settings: str) -> memcalc.Spec:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return memcalc.load(path, *settings)
+
+
+def peak(spec: memcalc.Spec) -> int:
+    return memcalc.estimate(spec).ledger.peak_bytes
+
+
+def test_the_largest_candidate_is_taken(tmp_path: Path) -> None:
+    """No settled run of the file needs more than the one that is counted; one of them needs as much."""
+    counted = spec_of(tmp_path, FILE)
+    settled = [
+        peak(spec_of(tmp_path, FILE, f"framework={program}", f"versions.transformers=v{one}", f"versions.trl=v{other}", f"padding_mask={mask}"))
+        for program in ("trainer", "sft")
+        for one in RELEASES["transformers"].candidates
+        for other in RELEASES["trl"].candidates
+        for mask in ("none", "boolean" if number(one) >= number("4.53") else "additive")
+    ]  # fmt: skip
+
+    assert peak(counted) == max(settled)
+    assert min(settled) < 0.7 * max(settled)
+
+
+def test_each_assumption_says_what_it_moves(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, FILE)
+    found = {each.field: each for each in spec.origin.assumptions}
+
+    assert set(found) == {"training.framework", "training.versions.transformers", "training.padding_mask"}
+    release = found["training.versions.transformers"]
+    assert (release.taken, release.otherwise) == ("4.48.3", "5.23.0")  # fp32 weights, and logits shifted in fp32
+    assert release.peak_bytes == peak(spec)
+    other = spec_of(tmp_path, FILE, "framework=trainer", "versions.transformers=v5.23.0", "padding_mask=boolean")
+    assert release.moved_bytes == pytest.approx(peak(spec) - peak(other), rel=0.02)
+    assert list(spec.origin.assumptions) == sorted(found.values(), key=lambda each: -each.moved_bytes)
+
+
+def test_what_the_user_settles_is_no_assumption(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, FILE, *SETTLED)
+
+    assert spec.origin.assumptions == ()
+    assert (spec.training.framework, spec.training.loss, spec.training.recompute) == ("sft", "tiled", "full")
+
+
+@pytest.mark.parametrize(
+    ("release", "loss"),
+    [("v1.16.0", "tiled"), ("v1.15.0", "tiled"), ("v1.14.2", "chunked"), ("v1.6.0", "materialized")],
+)
+def test_trls_loss_is_that_of_its_release(release: str, loss: str, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, FILE, *(each for each in SETTLED if "trl=" not in each), f"versions.trl={release}")
+
+    assert spec.training.loss == loss
+    assert spec.training.versions is not None
+    assert spec.training.versions.trl == release[1:]
+
+
+def test_a_version_that_yaml_reads_as_a_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(memcalc.InputError, match=r"write it with quotes or as v4\.5"):
+        spec_of(tmp_path, FILE, "versions.transformers=4.50")
+
+
+def test_small_shares_stay_out_of_the_headline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from memcalc.report.verdict import assumed
+
+    result = memcalc.estimate(spec_of(tmp_path, FILE))
+    sentence = assumed(result, "GiB")
+    assert "the program that runs the file: trainer" in sentence
+    few = Assumption("training.framework", "the program", "trainer", "sft", 1, 100)
+    quiet = memcalc.estimate(result.spec.with_origin(result.spec.origin._replace(assumptions=(few,))))
+    assert assumed(quiet, "GiB") == ""
+    assert any(note.startswith("assumed: the program: trainer; with sft the peak is 1.0%") for note in quiet.notes)
+
+
+def test_json_has_them(tmp_path: Path) -> None:
+    from memcalc.ledger.document import document
+
+    rows = json.loads(json.dumps(document(memcalc.estimate(spec_of(tmp_path, FILE)))))["assumptions"]
+    assert {row["field"] for row in rows} >= {"training.framework", "training.versions.transformers"}
+    assert all(row["moved_bytes"] > 0 for row in rows)
+
+
+def test_a_hub_id_assumes_nothing() -> None:
+    assert memcalc.load("meta-llama/Llama-3.2-1B").origin.assumptions == ()
