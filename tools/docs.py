@@ -33,6 +33,7 @@ import memcalc  # noqa: E402 -- from this checkout, installed or not
 from memcalc.checking.settings import RuleSettings, Settings  # noqa: E402
 from memcalc.cli.streams import ReaderGone  # noqa: E402
 from memcalc.errors import DoesNotFit, InputError, OutOfMemory, Unavailable  # noqa: E402
+from memcalc.frameworks.releases import RELEASES  # noqa: E402
 from memcalc.importers.registry import FRAMEWORKS  # noqa: E402
 from memcalc.ledger.component import Component  # noqa: E402
 from memcalc.ledger.phases import SETUP_PHASES, STEP_PHASES  # noqa: E402
@@ -182,6 +183,18 @@ def cards_table() -> str:
         [
             [f"`{card.name}`", card.label, f"{card.advertised_bytes:,}", f"{card.usable_bytes:,}"]
             for card in all_cards()
+        ],
+    )
+
+
+def releases_table() -> str:
+    """What releases of packages changed that decides memory."""
+    return table(
+        ["package", "since", "what it does", "source"],
+        [
+            [package.name, release, change.what, f"`{change.source}`"]
+            for package in RELEASES.values()
+            for release, change in package.changes.items()
         ],
     )
 
@@ -544,6 +557,7 @@ def accuracy_sharded_summary() -> str:
 
 TABLES: dict[str, Callable[..., str]] = {
     **dry_runs.TABLES,
+    "releases": releases_table,
     "accuracy-drawn": drawn.drawn_summary,
     "accuracy-drawn-worst": drawn.drawn_worst,
     "accuracy-families": drawn.grid_families,

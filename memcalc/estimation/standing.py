@@ -104,7 +104,7 @@ def complex_table(spec: Spec) -> Item:
 def inputs(spec: Spec) -> list[Item]:
     """Token ids and labels, int64, on the device from the phase `input` on."""
     b = spec.training.sequences
-    s = -(-spec.training.sequence_length // spec.parallelism.context_parallel)
+    s = -(-spec.training.row_length // spec.parallelism.context_parallel)
     each = 8 * b * s
     mask = from_phase("input")
     formula = "8·b·s/c" if spec.parallelism.context_parallel > 1 else "8·b·s"

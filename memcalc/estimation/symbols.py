@@ -134,7 +134,7 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
 
 def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
     """Every symbol of one run, and the card's `sms`, `threads` and `major` for workspace rules."""
-    b, s = spec.training.sequences, spec.training.sequence_length
+    b, s = spec.training.sequences, spec.training.row_length
     parallelism = spec.parallelism
     model = layout(spec.model, spec.training.implementation, parallelism.tensor_parallel)
     values = dict(model_values(model, parallelism.tensor_parallel))

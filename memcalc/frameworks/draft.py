@@ -110,9 +110,10 @@ class Draft:
         return self.answers.get(path, candidates[0])
 
     def has(self, package: str, release: str) -> bool:
-        """Whether the run has this release of a package or a later one."""
-        path, name, candidates = f"training.versions.{package}", *RELEASES[package]
-        taken = self.choose(path, f"the release of {name}", candidates)
+        """Whether the run has this release of a package, one of its `changes`, or a later one."""
+        path, known = f"training.versions.{package}", RELEASES[package]
+        assert release in known.changes, release
+        taken = self.choose(path, f"the release of {known.name}", known.candidates)
         self.default(path, taken)
         return number(taken) >= number(release)
 

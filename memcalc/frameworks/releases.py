@@ -1,35 +1,75 @@
-"""The releases of packages that decide memory: those that are told apart where a file does not name one."""
+"""The releases of packages that decide memory: what changed with which, and those that are told apart by default."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 
+class Change(NamedTuple):
+    """What a release of a package changed that decides memory.
+
+    Args:
+        what: a sentence.
+        source: file of the package.
+    """
+
+    what: str
+    source: str
+
+
 class Package(NamedTuple):
-    """A package and the releases that differ in memory.
+    """A package and its releases.
 
     Args:
         name: as people call it.
-        candidates: one release for each way in which the package behaved, the newest first: the last release before
-            the next change. Older ones than the last are known only where a run names them.
+        candidates: where a run names no release: one for each way in which the package behaved, the newest first.
+            Releases before the last one are sized only where a run names them.
+        changes: by the first release that has them, the newest first.
     """
 
     name: str
     candidates: tuple[str, ...]
-
-    @property
-    def newest(self) -> str:
-        """The release whose fields and defaults memcalc has."""
-        return self.candidates[0]
+    changes: dict[str, Change]
 
 
 RELEASES = {
-    # 5.0: weights are loaded in the checkpoint's dtype (modeling_utils.py).
-    # 4.49: the loss shifts labels, and no longer copies the logits (loss/loss_utils.py).
-    "transformers": Package("transformers", ("5.23.0", "4.57.6", "4.48.3")),
-    # 1.15: the head and the loss run in tiles (trainer/utils.py, add_fused_lm_head).
-    # 1.7: SFT's loss is checkpointed in chunks of tokens (trainer/sft_trainer.py, _chunked_cross_entropy_loss).
-    "trl": Package("TRL", ("1.16.0", "1.14.2", "1.6.0")),
+    "transformers": Package(
+        "transformers",
+        ("5.23.0", "4.57.6", "4.48.3"),
+        {
+            "5.0": Change("Weights are loaded in the checkpoint's dtype; before, in fp32.", "modeling_utils.py"),
+            "4.54": Change(
+                "Grouped keys and values reach scaled_dot_product_attention as they are; before, repeated by head.",
+                "integrations/sdpa_attention.py",
+            ),
+            "4.53": Change(
+                "The mask of padded sequences is boolean, and each layer keeps a copy; before, all shared one.",
+                "masking_utils.py",
+            ),
+            "4.52": Change(
+                "Trainer keeps 32-bit states of embeddings with 8-bit optimizers of bitsandbytes; before, it did not.",
+                "trainer.py, create_optimizer",
+            ),
+            "4.49": Change(
+                "The loss shifts the labels; before, it made a shifted copy of the logits in fp32.",
+                "loss/loss_utils.py, ForCausalLMLoss",
+            ),
+        },
+    ),
+    "trl": Package(
+        "TRL",
+        ("1.16.0", "1.14.2", "1.6.0"),
+        {
+            "1.15": Change(
+                "SFT and DPO compute the head and the log-probabilities in tiles; gradients are summed in fp32.",
+                "trainer/utils.py, add_fused_lm_head",
+            ),
+            "1.7": Change(
+                "SFT computes its loss in checkpointed chunks of 256 tokens; before, of all logits.",
+                "trainer/sft_trainer.py, _chunked_cross_entropy_loss",
+            ),
+        },
+    ),
 }
 
 

@@ -55,9 +55,18 @@ def _place_padding(draft: Draft) -> None:
     Texts that are joined and cut, and batches of one sequence, are not padded; flash_attention_2 needs no mask.
     """
     batch, attention = draft.given("training.micro_batch_size"), draft.given("training.attention")
-    if batch == 1 or attention == "eager" or draft.given("training.attention_windows") == "kernel":
+    if (
+        (batch == 1 and not is_on(draft.said.get("packing")))
+        or attention == "eager"
+        or draft.given("training.attention_windows") == "kernel"
+    ):
         return
-    if is_on(draft.said.get("packing")) or is_on(draft.said.get("sample_packing")) or "block_size" in draft.said:
+    if is_on(draft.said.get("sample_packing")) or "block_size" in draft.said:
+        return
+    if is_on(draft.said.get("packing")):
+        if draft.said.get("packing_strategy", "bfd") == "bfd":  # trl/trainer/sft_trainer.py: padding-free batches
+            draft.default("training.padding_free", True)
+            draft.default("training.padding_mask", "boolean")  # of the row's blocks, by masking_utils.py
         return
     kind = "boolean" if draft.has("transformers", "4.53") else "additive"  # masking_utils.py since 4.53
     answer = draft.choose("training.padding_mask", "whether sequences are padded", ("none", kind))

@@ -118,6 +118,9 @@ def tell_second_models(draft: Draft) -> None:
     adapters, which are switched off for it, or its log-probabilities are computed beforehand. grpo_trainer.py: it
     exists where beta is not 0. Chosen and rejected sequences are in one forward.
     """
+    program = draft.values.get(FRAMEWORK)
+    if program in ("reward", "kto", "orpo", "ppo") and not draft.limits:
+        draft.limit(f"what {program} training computes", "a step of SFT is counted", holds_memory=True)
     said, full = draft.said, draft.values.get("training.finetune", "full") == "full"
     if _asks(said, (*_REINFORCED, *_ENGINE)):
         draft.limit("reinforcement learning", COMPLETIONS, holds_memory=True)

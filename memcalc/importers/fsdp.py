@@ -66,6 +66,10 @@ def place_fsdp(draft: Draft, words: str) -> int:
     if stage:
         draft.default("parallelism.zero_stage", stage)
         draft.default("parallelism.engine", "fsdp2")
+    steps = draft.given("training.gradient_accumulation_steps")
+    if stage and type(steps) is int and steps > 1:  # accelerator.py, no_sync: set_requires_gradient_sync(False)
+        what = "gradients that stay whole until the last micro-batch"
+        draft.limit(what, "their shards are counted", holds_memory=True)
     if _is_on(settings, "activation_checkpointing"):
         draft.values["training.recompute"] = "full"
     if _is_on(settings, "offload_params") or "offload" in said:

@@ -229,6 +229,8 @@ def _finish(draft: Draft) -> None:
     draft.default(FRAMEWORK, program)
     if program != "trainer":
         place_trl(draft, program)
+    if is_on(draft.facts.get("four_bits")):
+        draft.default("training.qlora.double_quantization", False)  # BitsAndBytesConfig's default
     draft.facts["pefts_layers"] = True  # scripts hand `lora_target_modules` on to PEFT
     finish_trainer(draft, upcast=False, as_published=program == "trainer" and draft.has("transformers", "5.0"))
     place_trainers_loop(draft)

@@ -11,7 +11,7 @@ from memcalc.importers.models import named_model, place_model
 
 # LitGPT 0.5, litgpt/finetune, litgpt/pretrain.py, litgpt/args.py.
 FIELDS: dict[str, Meaning] = {
-    "checkpoint_dir": named_model(),
+    "checkpoint_dir": named_model("checkpoints/"),  # where `litgpt download` puts it
     "model_name": named_model(),
     "precision": fact("precision", "training.recipe: precision of weights and step"),
     "quantize": fact("quantize", "training.finetune"),
@@ -79,6 +79,7 @@ _MLP = ("gate_proj", "up_proj", "down_proj")
 def _finish(draft: Draft) -> None:
     facts = draft.facts
     place_model(draft)
+    draft.default("model.tie_word_embeddings", False)  # litgpt/model.py: the head has a matrix of its own
     dtype, recipe = _RECIPES.get(str(facts.get("precision", "bf16-true")), ("bf16", "pure"))
     draft.default("training.dtype", dtype)
     draft.default("training.recipe", recipe)
@@ -88,6 +89,8 @@ def _finish(draft: Draft) -> None:
         draft.default("training.optimizer_implementation", "fused")
         draft.limit("torch.compile", "litgpt/pretrain.py compiles every run", holds_memory=True)
     draft.notes.append("the loss is taken in chunks of 128 tokens, whose logits all stay: counted whole")
+    # litgpt/model.py, RMSNorm; litgpt/lora.py; Fabric's conversion of the output to fp32
+    draft.limit("what LitGPT's own norms and adapters save", "plain modules are counted", holds_memory=True)
     draft.default("training.micro_batch_size", 1 if fine_tunes else 4)
     devices, nodes = facts.get("devices"), facts.get("nodes", 1)
     gpus = devices * nodes if type(devices) is int and type(nodes) is int else None

@@ -22,12 +22,12 @@ _SIZES = {f"model.{name}" for name in ("num_layers", "hidden_size", "num_attenti
 _SAME = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b", "llama-3.3-70b": "llama-3-70b"}  # of their sizes
 
 
-def named_model() -> Meaning:
-    """A field that names a model."""
+def named_model(folder: str = "") -> Meaning:
+    """A field that names a model, by its hub id or below a folder of models, such as "checkpoints/"."""
 
     def apply(draft: Draft, value: object) -> None:
         if isinstance(value, str):
-            draft.facts["model"] = value
+            draft.facts["model"] = value.removeprefix(folder)
 
     return Meaning("mapped", "model", apply)
 

@@ -64,6 +64,8 @@ class Verdict:
         interval: around the best estimate of device memory; None where bounds alone decided.
         expected: whether the run is expected to get through: by its replay, errors aside; where it was not replayed,
             whether it fits.
+        assumed: whether the run does not fit as it is counted, and may with another candidate for what its file leaves
+            open.
         unmodelled: what holds memory, is asked for and is not modelled, the largest known part first.
     """
 
@@ -74,6 +76,7 @@ class Verdict:
     interval: Interval | None
     expected: bool
     unmodelled: tuple[str, ...] = ()
+    assumed: bool = False
 
     @property
     def needed_bytes(self) -> int:

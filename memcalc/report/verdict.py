@@ -121,6 +121,9 @@ def verdict(result: Sizing, unit: Unit) -> str:
     least = format_bytes(decision.least_bytes, unit)
     if decision.answer == "unknown":
         interval = decision.interval
+        if decision.assumed:
+            needs = format_bytes(decision.needed_bytes, unit)
+            return f"CANNOT SAY: needs {needs} as assumed below, perhaps less, of {usable}.{without}"
         if missing or interval is None:
             return f"CANNOT SAY: needs at least {least} of {usable}.{without}"
         low, high = format_bytes(interval.low_bytes, unit), format_bytes(interval.high_bytes, unit)

@@ -24,7 +24,7 @@ def has_padding_mask(spec: Spec) -> bool:
 
 def fills_windows(spec: Spec) -> bool:
     """Whether a sequence fills windows that a mask keeps, so that layers with a window take another kernel."""
-    return 0 < masked_from(spec) <= spec.training.sequence_length
+    return 0 < masked_from(spec) <= spec.training.row_length
 
 
 def masked_from(spec: Spec) -> int:

@@ -106,6 +106,9 @@ class TrainingSpec(Block):
         description="who keeps a sliding window that the sequence fills: the kernel (flash_attention_2) | a mask, with "
         "which PyTorch's sdpa takes its memory-efficient kernel; default: mask with huggingface, else kernel",
     )
+    padding_free: bool = Field(
+        False, description="all sequences of a batch are one row of tokens (padding-free batches, TRL's packing)"
+    )
     padding_mask: PaddingMask = Field(
         "none",
         description="the mask of padded sequences, with which transformers' sdpa takes the memory-efficient kernel: "
@@ -148,7 +151,16 @@ class TrainingSpec(Block):
 
     @property
     def sequences(self) -> int:
-        """Sequences in one forward pass."""
+        """Rows of tokens in one forward pass."""
+        return 1 if self.padding_free else self._all_sequences
+
+    @property
+    def row_length(self) -> int:
+        """Tokens in one of them."""
+        return self.sequence_length * (self._all_sequences if self.padding_free else 1)
+
+    @property
+    def _all_sequences(self) -> int:
         return self.micro_batch_size * (2 if self.pairs else 1)
 
     @property

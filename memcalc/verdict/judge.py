@@ -137,7 +137,7 @@ def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Resu
     judgement = None
     if limit is not None:
         least = least_bytes(spec, card, limit) if least is None else least
-        judgement = verdict_of(headline, card, limit, least, result.limits)
+        judgement = as_assumed(verdict_of(headline, card, limit, least, result.limits), spec)
     sized = replace(
         result,
         ranks=ranks,
@@ -158,7 +158,18 @@ def size_against(spec: Spec, limit: int) -> Result:
     """
     least = least_bytes(spec, card_of(spec), limit)
     known = _decided(least, limit, limits_of(spec))
-    return size(spec, limit, least) if known is None else replace(estimate(spec), judgement=known)
+    return size(spec, limit, least) if known is None else replace(estimate(spec), judgement=as_assumed(known, spec))
+
+
+def as_assumed(verdict: Verdict, spec: Spec) -> Verdict:
+    """The verdict of a run whose file leaves something open: a run that may be a smaller one is not said not to fit.
+
+    The candidate with the largest peak is counted, so a run that fits does so with every other one.
+    """
+    moved = max((each.moved_bytes for each in spec.origin.assumptions), default=0)
+    if verdict.answer != "does-not-fit" or verdict.needed_bytes - moved > verdict.limit_bytes:
+        return verdict
+    return replace(verdict, answer="unknown", least_bytes=max(verdict.least_bytes - moved, 0), assumed=True)
 
 
 def _with_largest(result: Result) -> Result:

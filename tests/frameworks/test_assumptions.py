@@ -104,3 +104,18 @@ def test_json_has_them(tmp_path: Path) -> None:
 
 def test_a_hub_id_assumes_nothing() -> None:
     assert memcalc.load("meta-llama/Llama-3.2-1B").origin.assumptions == ()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "answer"), [("h100-80gb", "fits"), ("rtx-4090", "unknown"), ("rtx-3060", "does-not-fit")]
+)
+def test_a_run_that_may_be_a_smaller_one_is_not_said_not_to_fit(gpu: str, answer: str, tmp_path: Path) -> None:
+    """32.4 GiB as assumed, 20.9 with transformers 5: between them nobody can say; the formula bound agrees in `check`."""
+    from memcalc.spec.cards import find_card
+    from memcalc.verdict.judge import size_against
+
+    spec = memcalc.load(spec_of(tmp_path, FILE), gpu=gpu)
+    assert memcalc.estimate(spec).verdict == answer
+    judged = size_against(spec, find_card(gpu).usable_bytes).judgement
+    assert judged is not None
+    assert judged.answer == answer
