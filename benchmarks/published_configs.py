@@ -130,7 +130,7 @@ def facts_of(path: Path) -> dict[str, Any] | None:
                 return {**lists_of(imported, missing), "given": given, "refused": str(error), "limits": []}
             given.append(more)
         else:
-            limits = [resolved(spec, limit) for limit in spec.limits]
+            limits = [resolved(spec, limit) for limit in spec.origin.limits]
             held = [[limit.what, limit.holds_memory, limit.at_least_bytes] for limit in limits]
             return {**lists_of(imported, missing), "given": given, "refused": None, "limits": held}
 

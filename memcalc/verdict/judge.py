@@ -158,7 +158,9 @@ def size_against(spec: Spec, limit: int) -> Result:
     """
     least = least_bytes(spec, card_of(spec), limit)
     known = _decided(least, limit, limits_of(spec))
-    return size(spec, limit, least) if known is None else replace(estimate(spec), judgement=as_assumed(known, spec))
+    if known is None or spec.origin.assumptions:  # of which the bound says too little
+        return size(spec, limit)
+    return replace(estimate(spec), judgement=known)
 
 
 def as_assumed(verdict: Verdict, spec: Spec) -> Verdict:
