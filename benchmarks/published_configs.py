@@ -4,7 +4,8 @@
 
 REPOSITORIES is a folder of git repositories named OWNER+NAME, bare or not. What is recorded are facts: which files
 there are at which commit, the names of their fields, which list of ours each is in, and the limits of the run: what it
-asks for and is not modelled, whether that holds memory, and at least how many bytes. The files stay where they are.
+asks for and is not modelled, whether that holds memory, and at least how many bytes; the program and the releases that
+were taken, and what the file leaves open, with the share of the peak that it moves. The files stay where they are.
 """
 
 from __future__ import annotations
@@ -132,7 +133,15 @@ def facts_of(path: Path) -> dict[str, Any] | None:
         else:
             limits = [resolved(spec, limit) for limit in spec.origin.limits]
             held = [[limit.what, limit.holds_memory, limit.at_least_bytes] for limit in limits]
-            return {**lists_of(imported, missing), "given": given, "refused": None, "limits": held}
+            return {
+                **lists_of(imported, missing),
+                "given": given,
+                "refused": None,
+                "limits": held,
+                "program": spec.training.framework,
+                "versions": {} if (found := spec.training.versions) is None else found.model_dump(exclude_none=True),
+                "assumed": [[each.field, each.taken, round(each.share, 4)] for each in spec.origin.assumptions],
+            }
 
 
 def lists_of(imported: Imported, missing: set[str]) -> dict[str, Any]:

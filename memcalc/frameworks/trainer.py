@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
 
 GROUPED_HEADS = "4.54"  # integrations/sdpa_attention.py: handed on as they are, where they were repeated before
@@ -64,7 +64,8 @@ def _place_padding(draft: Draft) -> None:
     if is_on(draft.said.get("sample_packing")) or "block_size" in draft.said:
         return
     if is_on(draft.said.get("packing")):
-        if draft.said.get("packing_strategy", "bfd") == "bfd":  # trl/trainer/sft_trainer.py: padding-free batches
+        strategy = draft.said.get("packing_strategy", "bfd")
+        if draft.values.get(FRAMEWORK) == "sft" and strategy == "bfd":  # trl/trainer/sft_trainer.py: padding-free batches
             draft.default("training.padding_free", True)
             draft.default("training.padding_mask", "boolean")  # of the row's blocks, by masking_utils.py
         return

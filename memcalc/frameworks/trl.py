@@ -18,13 +18,13 @@ COMPLETIONS = "prompts, groups of completions, the engine that makes them"
 _ITS_OWN = frozenset(
     (
         *("packing", "loss_type", "completion_only_loss", "assistant_only_loss", "padding_free", "chat_template_path"),
-        *("max_completion_length", "use_peft", "beta", "num_generations", "reward_funcs", "model_init_kwargs"),
+        *("max_completion_length", "beta", "num_generations", "reward_funcs", "model_init_kwargs"),
     )
 )
 _SHARED = frozenset(
     (
         *("max_seq_length", "max_length", "lora_r", "dataset_name", "dataset_num_proc", "attn_implementation"),
-        *("activation_offloading", "eos_token", "pad_token", "load_in_4bit"),
+        *("activation_offloading", "eos_token", "pad_token", "load_in_4bit", "use_peft"),
     )
 )
 
@@ -77,18 +77,21 @@ def place_trl(draft: Draft, program: str) -> None:
         draft.default("training.sequence_length", 1024)
     if program == "sft":
         _place_sfts_loss(draft)
-    elif program == "dpo" and draft.has("trl", "1.15"):
+    elif program == "dpo":
         _place_dpo(draft)
 
 
 def _place_dpo(draft: Draft) -> None:
-    """DPOTrainer: both sequences of a pair in one forward, scored by the head in tiles, and so by the reference.
+    """DPOTrainer: both sequences of a pair in one forward, scored by the head in tiles since 1.15.
 
     trl/trainer/dpo_trainer.py: the reference is the policy loaded once more, unless there are adapters, which are
     switched off for it, or its log-probabilities are computed beforehand.
     """
     said = draft.said
-    draft.default("training.loss", "tiled")
+    if draft.has("trl", "1.15"):
+        draft.default("training.loss", "tiled")
+    else:
+        draft.limit("log-probabilities of pairs", "the loss of SFT over all logits is counted", holds_memory=False)
     draft.default("training.pairs", True)
     own = _asks(said, ("ref_model_", "model_init_kwargs"))
     beforehand = is_on(said.get("precompute_ref_log_probs"))
@@ -118,9 +121,13 @@ def tell_second_models(draft: Draft) -> None:
     adapters, which are switched off for it, or its log-probabilities are computed beforehand. grpo_trainer.py: it
     exists where beta is not 0. Chosen and rejected sequences are in one forward.
     """
+    _tell_beside_the_policy(draft)
     program = draft.values.get(FRAMEWORK)
-    if program in ("reward", "kto", "orpo", "ppo") and not draft.limits:
+    if program in ("reward", "kto", "orpo", "ppo") and not any(limit.holds_memory for limit in draft.limits):
         draft.limit(f"what {program} training computes", "a step of SFT is counted", holds_memory=True)
+
+
+def _tell_beside_the_policy(draft: Draft) -> None:
     said, full = draft.said, draft.values.get("training.finetune", "full") == "full"
     if _asks(said, (*_REINFORCED, *_ENGINE)):
         draft.limit("reinforcement learning", COMPLETIONS, holds_memory=True)

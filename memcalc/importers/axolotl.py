@@ -244,8 +244,9 @@ def _finish(draft: Draft) -> None:
     place_allocator_settings(draft, EXPANDABLE, "axolotl's command")
     _tell_preference(draft)
     full = draft.values.get("training.finetune", "full") == "full"
-    if full and draft.values["training.recipe"] == "pure" and not draft.values.get("parallelism.zero_stage"):
-        # loaders/model.py, _convert_embedding_modules_dtype, without FSDP
+    flash = draft.values.get("training.attention_windows") == "kernel"
+    if full and not flash and draft.values["training.recipe"] == "pure" and not draft.given("parallelism.zero_stage"):
+        # loaders/model.py, _convert_embedding_modules_dtype: neither with FSDP nor with flash attention
         draft.limit("the embedding and the head in fp32", "16 bits are counted", holds_memory=True)
     tell_evaluation(draft, asked=_evaluates(draft.said), batch="eval_batch_size")
     if in_8_bits:  # core/trainers/base.py, additional_accelerator_args

@@ -88,6 +88,7 @@ FIELDS: dict[str, Meaning] = {
     "simpo_*": nothing("part of preference training"),
     "eaft_alpha": nothing("part of a loss of its own"),
     "block_diag_attn": nothing("sequences are counted as full"),
+    "packing": nothing("sequences are counted as full"),
     "neat_packing": nothing("sequences are counted as full"),
     "use_unsloth_gc": overcounted("Unsloth's checkpoints, which leave the device"),
     "use_reentrant_gc": nothing("changes the implementation, not what is saved"),

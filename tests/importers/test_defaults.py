@@ -69,7 +69,7 @@ def test_checkpoints_of_axolotl_that_leave_the_device_are_told(value: str, told:
 
 def test_trl_has_defaults_of_its_own(tmp_path: Path) -> None:
     """trl/trainer/base_config.py: bf16 and gradient_checkpointing; sft_config.py: 1,024 tokens."""
-    ours = spec_of(tmp_path, "a.yaml", LLAMA + "per_device_train_batch_size: 2\nuse_peft: true\n")
+    ours = spec_of(tmp_path, "a.yaml", LLAMA + "per_device_train_batch_size: 2\nuse_peft: true\n", "framework=sft")
     plain = spec_of(tmp_path, "b.yaml", LLAMA + "per_device_train_batch_size: 2\n", "versions.transformers=v5.23")
 
     assert (ours.training.dtype, ours.training.recompute, ours.training.sequence_length) == ("bf16", "full", 1024)
@@ -391,8 +391,8 @@ def test_precisions_of_llama_factory(text: str, expected: dict[str, str], tmp_pa
 def test_adapters_of_trl(tmp_path: Path) -> None:
     """ModelConfig's rank, PEFT's layers, scales that are not quantised again, and adapters in bf16 above 4 bits."""
     text = LLAMA + "per_device_train_batch_size: 1\nmax_length: 1024\nuse_peft: true\ndtype: bfloat16\nbf16: true\n"
-    lora = spec_of(tmp_path, "run.yaml", text).training
-    qlora = spec_of(tmp_path, "run.yaml", text + "load_in_4bit: true\nlora_r: 8\n").training
+    lora = spec_of(tmp_path, "run.yaml", text, "framework=sft").training
+    qlora = spec_of(tmp_path, "run.yaml", text + "load_in_4bit: true\nlora_r: 8\n", "framework=sft").training
 
     assert (lora.lora.rank, lora.lora.dropout, lora.lora.adapter_dtype) == (16, 0.05, "fp32")
     assert lora.lora.target_modules == ("q_proj", "v_proj")

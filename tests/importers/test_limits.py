@@ -19,6 +19,7 @@ LLAMA = "model_name_or_path: meta-llama/Meta-Llama-3-8B\nper_device_train_batch_
 DPO = LLAMA + "beta: 0.1\nmax_length: 1024\n"
 FACTORY = LLAMA + "cutoff_len: 1024\nstage: dpo\n"
 AXOLOTL = "base_model: meta-llama/Meta-Llama-3-8B\nsequence_len: 1024\nmicro_batch_size: 2\ndatasets: []\n"
+AXOLOTL += "flash_attention: true\n"
 REFERENCE = "the reference model"
 
 
@@ -61,35 +62,37 @@ def test_fields_that_are_not_modelled_say_whether_they_hold_memory(framework: Fi
 def test_the_reference_model_of_dpo_holds_the_weights_once_more(tmp_path: Path) -> None:
     spec = loaded(tmp_path, DPO)
 
-    assert holding(spec) == {REFERENCE, "pairs of sequences"}
-    assert limits(spec)[REFERENCE].at_least_bytes == 4 * count_parameters(spec.model)  # as the policy's: in fp32
-    assert any(note == f"not modelled: {REFERENCE}: a frozen copy" for note in spec.origin.notes)
+    assert (spec.training.pairs, spec.training.reference_model) == (True, True)
+    assert holding(spec) == set()
+    assert holding(loaded(tmp_path, DPO + "ref_model_init_kwargs: {dtype: float32}\n")) == {REFERENCE}  # of its own
 
 
 def test_its_dtype_and_its_shards_are_those_of_the_run(tmp_path: Path) -> None:
+    """Of KTO, which is not sized: at least the frozen copy."""
+    kto = DPO.replace("beta: 0.1", "desirable_weight: 1.5")
     pure, sharded = (
-        loaded(tmp_path, DPO + "dtype: bfloat16\n"),
-        loaded(tmp_path, DPO + "fsdp: full_shard\n", "data_parallel=8"),
+        loaded(tmp_path, kto + "dtype: bfloat16\n"),
+        loaded(tmp_path, kto + "fsdp: full_shard\n", "data_parallel=8"),
     )
     count = count_parameters(pure.model)
 
     assert limits(pure)[REFERENCE].at_least_bytes == 2 * count
     assert limits(load(pure, ("recipe=amp",)))[REFERENCE].at_least_bytes == 4 * count
     assert limits(sharded)[REFERENCE].at_least_bytes == 2 * count // 8
-    assert limits(loaded(tmp_path, DPO, "zero_stage=2", "data_parallel=8"))[REFERENCE].at_least_bytes == 2 * count
+    assert limits(loaded(tmp_path, kto, "zero_stage=2", "data_parallel=8"))[REFERENCE].at_least_bytes == 2 * count
 
 
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ("use_peft: true\n", {"pairs of sequences"}),  # adapters are switched off in its place
-        ("precompute_ref_log_probs: true\n", {"pairs of sequences"}),
-        ("loss_type: simpo\n", {"pairs of sequences"}),
-        ("loss_type: ipo\n", {"pairs of sequences", REFERENCE}),
+        ("use_peft: true\n", set()),  # adapters are switched off in its place
+        ("precompute_ref_log_probs: true\n", set()),
+        ("loss_type: simpo\n", set()),
+        ("loss_type: ipo\n", set()),
         ("num_generations: 8\n", {"reinforcement learning", REFERENCE}),  # GRPO, whose beta is not 0
         ("num_generations: 8\nuse_vllm: true\n", {"reinforcement learning", REFERENCE, "vLLM on the GPUs that train"}),
         ("num_generations: 8\nuse_vllm: true\nvllm_mode: server\n", {"reinforcement learning", REFERENCE}),
-        ("torch_compile: true\n", {"pairs of sequences", REFERENCE, "torch.compile"}),
+        ("torch_compile: true\n", {"torch.compile"}),
     ],
 )
 def test_what_trls_trainers_hold_beside_the_policy(more: str, expected: set[str], tmp_path: Path) -> None:
@@ -178,11 +181,6 @@ def test_stages_of_llama_factory(more: str, reference: bool, tmp_path: Path) -> 
         ("rl: orpo\n", {"sequences of ORPO"}),
         ("rl: grpo\ntrl: {beta: 0.001}\n", {"reinforcement learning", "the reference model of GRPO"}),
         ("rl: grpo\n", {"reinforcement learning"}),
-        ("val_set_size: 0.1\neval_batch_size: 2\n", set()),
-        ("val_set_size: 0.1\neval_batch_size: 8\n", {"evaluation during training"}),
-        ("val_set_size: 0\neval_batch_size: 8\n", set()),
-        ("val_set_size: 0.1\nliger_fused_linear_cross_entropy: true\n", {"evaluation during training"}),  # all logits
-        ("val_set_size: 0.1\ncut_cross_entropy: true\n", set()),
         ("load_in_8bit: true\nadapter: lora\nlora_r: 8\nlora_target_linear: true\n", set()),
         ("qat:\n  weight_dtype: int8\n", {"training that imitates quantization"}),
     ],
@@ -191,15 +189,35 @@ def test_what_axolotl_is_asked_for(more: str, expected: set[str], tmp_path: Path
     assert holding(loaded(tmp_path, AXOLOTL + more)) == expected
 
 
-def test_evaluation_holds_memory_where_it_has_more_sequences_than_a_step(tmp_path: Path) -> None:
-    """TrainingArguments evaluate 8 at once where nothing is said."""
-    text = LLAMA + "max_length: 1024\neval_strategy: steps\n"
+@pytest.mark.parametrize(
+    ("more", "batch"),
+    [
+        ("eval_strategy: steps\n", 8),  # TrainingArguments' default
+        ("eval_strategy: steps\nper_device_eval_batch_size: 2\n", 2),
+        ("eval_strategy: 'no'\n", None),
+        ("", None),
+    ],
+)
+def test_an_evaluation_is_sized_by_its_batch(more: str, batch: int | None, tmp_path: Path) -> None:
+    spec = loaded(tmp_path, LLAMA + "max_length: 1024\n" + more)
 
-    assert holding(loaded(tmp_path, text)) == {"evaluation during training"}
-    assert holding(loaded(tmp_path, text + "per_device_eval_batch_size: 2\n")) == set()
-    assert holding(loaded(tmp_path, text, "b=8")) == set()
-    assert holding(load(loaded(tmp_path, text, "b=8"), ("b=4",))) == {"evaluation during training"}
-    assert limits(loaded(tmp_path, text.replace("steps", "no"))) == {}
+    assert spec.training.evaluation_batch_size == batch
+    assert holding(spec) == set()
+
+
+def test_axolotl_holds_embeddings_in_fp32_without_flash_attention(tmp_path: Path) -> None:
+    assert holding(loaded(tmp_path, AXOLOTL)) == set()
+    assert holding(loaded(tmp_path, AXOLOTL.replace("flash_attention: true\n", ""))) == {
+        "the embedding and the head in fp32"
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "batch"),
+    [("val_set_size: 0.1\neval_batch_size: 8\n", 8), ("val_set_size: 0\neval_batch_size: 8\n", None)],
+)
+def test_axolotls_evaluation_needs_data(more: str, batch: int | None, tmp_path: Path) -> None:
+    assert loaded(tmp_path, AXOLOTL + more).training.evaluation_batch_size == batch
 
 
 def test_what_is_counted_too_high_changes_no_verdict(tmp_path: Path) -> None:
@@ -238,11 +256,12 @@ def test_unknown_fields_are_no_limits(tmp_path: Path) -> None:
 
 
 def test_a_runs_own_limits_come_first(tmp_path: Path) -> None:
-    spec = loaded(tmp_path, DPO, "optimizer=adam-4bit", "optimizer_implementation=for-loop")
+    text = DPO + "cast_lm_head_to_fp32: true\n"
+    spec = loaded(tmp_path, text, "optimizer=adam-4bit", "optimizer_implementation=for-loop")
     found = limits_of(spec)
 
     assert found[0] == Limit("what torchao's compiled update makes and drops", True)
-    assert {limit.what for limit in found[-2:]} == {REFERENCE, "pairs of sequences"}
+    assert found[-1].what == "a head in fp32"
 
 
 def test_stages_that_train_one_sequence_at_a_time_are_no_pairs(tmp_path: Path) -> None:
