@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memcalc.errors import InputError
+from memcalc.errors import InputError, Unavailable
 from memcalc.estimation.limits import resolved
 from memcalc.importers.engine import Imported
 from memcalc.importers.loading import import_file, list_config_json, load
@@ -114,7 +114,7 @@ def facts_of(path: Path) -> dict[str, Any] | None:
     """What was made of a file's fields, what it lacks, and whether it can be sized; None if it is none of ours."""
     try:
         imported = import_file(path) or list_config_json(path)
-    except InputError as error:
+    except (InputError, Unavailable) as error:
         return {"framework": None, "refused": str(error), "limits": []}
     if imported is None:
         return None
@@ -123,7 +123,7 @@ def facts_of(path: Path) -> dict[str, Any] | None:
     while True:
         try:
             spec = load(path, given)
-        except InputError as error:
+        except (InputError, Unavailable) as error:
             sizes = SIZES.search(str(error))
             missing |= {f"model.{size}" for size in sizes[1].split(", ")} if sizes else set()
             more = next((each for words, each in GIVEN if words.search(str(error)) and each not in given), None)

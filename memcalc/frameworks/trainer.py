@@ -65,7 +65,9 @@ def _place_padding(draft: Draft) -> None:
         return
     if is_on(draft.said.get("packing")):
         strategy = draft.said.get("packing_strategy", "bfd")
-        if draft.values.get(FRAMEWORK) == "sft" and strategy == "bfd":  # trl/trainer/sft_trainer.py: padding-free batches
+        if (
+            draft.values.get(FRAMEWORK) == "sft" and strategy == "bfd"
+        ):  # trl/trainer/sft_trainer.py: padding-free batches
             draft.default("training.padding_free", True)
             draft.default("training.padding_mask", "boolean")  # of the row's blocks, by masking_utils.py
         return
