@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from memcalc.frameworks.releases import RELEASES, number
+from memcalc.frameworks.releases import RELEASES
 from memcalc.spec.limits import Limit
+from memcalc.spec.programs import number
 
 FRAMEWORK = "training.framework"
 

@@ -71,8 +71,3 @@ RELEASES = {
         },
     ),
 }
-
-
-def number(release: str) -> tuple[int, ...]:
-    """A release as numbers, which compare: "4.57.6" -> (4, 57, 6)."""
-    return tuple(int(part) for part in release.removeprefix("v").split("."))

@@ -7,8 +7,8 @@ from typing import Any
 
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
+from memcalc.spec.programs import GROUPED_HEADS
 
-GROUPED_HEADS = "4.54"  # integrations/sdpa_attention.py: handed on as they are, where they were repeated before
 MAX_GRAD_NORM = 1.0  # training_args.py: what silence means
 # Liger's kernels, by Liger's words for them and by axolotl's (integrations/liger/args.py).
 LIGERS = {
@@ -40,8 +40,8 @@ def place_trainers_loop(draft: Draft) -> None:
         draft.default("training.optimizer_options.embeddings_32bit", True)
     _place_liger(draft)
     _place_padding(draft)
-    if draft.given("training.dtype") == "fp32" and not draft.has("transformers", GROUPED_HEADS):
-        draft.default("training.attention", "memory-efficient")
+    if draft.given("training.dtype") == "fp32":
+        draft.has("transformers", GROUPED_HEADS)  # which decides the kernel: spec/defaults.py
     if draft.given("training.loss") in (None, "materialized") and not draft.has("transformers", "4.49"):
         draft.default("training.loss_shift", "logits")
     if is_on(facts.get("cut_cross_entropy")):

@@ -9,6 +9,7 @@ from memcalc.errors import InputError
 from memcalc.spec.families import attends_eagerly
 from memcalc.spec.finetuning import default_finetuning
 from memcalc.spec.optimizers import default_optimizer
+from memcalc.spec.programs import GROUPED_HEADS, is_release, number
 from memcalc.spec.recipes import ALIASES
 
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -70,6 +71,10 @@ def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
         return
     grouped = model.get("num_key_value_heads") != model.get("num_attention_heads")
     math = implementation == "huggingface" and grouped and training.get("padding_mask", "none") == "none"
+    versions = training.get("versions")
+    release = versions.get("transformers") if isinstance(versions, dict) else None
+    if isinstance(release, str) and is_release(release) and number(release) < number(GROUPED_HEADS):
+        math = False
     training.setdefault("attention", "eager" if math else "memory-efficient")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
@@ -77,7 +78,16 @@ def _written(release: object) -> object:
     return release.removeprefix("v") if isinstance(release, str) else release
 
 
-Release = Annotated[str, BeforeValidator(_written), Field(pattern=r"^[0-9]{1,5}(\.[0-9]{1,5}){0,3}$")]
+_RELEASE = r"^[0-9]{1,5}(\.[0-9]{1,5}){0,3}$"
+Release = Annotated[str, BeforeValidator(_written), Field(pattern=_RELEASE)]
+
+
+def is_release(text: str) -> bool:
+    """Whether a text is a release, such as "4.57.6" or "v4.57.6"."""
+    return re.fullmatch(_RELEASE, text.removeprefix("v")) is not None
+
+
+GROUPED_HEADS = "4.54"  # of transformers, integrations/sdpa_attention.py: handed on as they are, repeated before
 
 
 class VersionsSpec(Block):
@@ -90,3 +100,8 @@ class VersionsSpec(Block):
     bitsandbytes: Release | None = Field(None, description="release of bitsandbytes")
     deepspeed: Release | None = Field(None, description="release of DeepSpeed")
     transformer_engine: Release | None = Field(None, description="release of Transformer Engine")
+
+
+def number(release: str) -> tuple[int, ...]:
+    """A release as numbers, which compare: "4.57.6" -> (4, 57, 6)."""
+    return tuple(int(part) for part in release.removeprefix("v").split("."))

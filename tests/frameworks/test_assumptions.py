@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import memcalc
-from memcalc.frameworks.releases import RELEASES, number
+from memcalc.frameworks.releases import RELEASES
 from memcalc.spec.origin import Assumption
+from memcalc.spec.programs import number
 
 FILE = """\
 model_name_or_path: meta-llama/Llama-3.2-1B

@@ -58,6 +58,7 @@ def test_a_silent_file_has_these_values() -> None:
         "offload_activations": "none",
         "attention": "flash",
         "attention_windows": "kernel",
+        "padding_free": False,
         "padding_mask": "none",
         "dropout": None,
         "loss": "materialized",
