@@ -1,0 +1,77 @@
+"""axolotl: `axolotl train FILE`, on one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.programs.environments import AXOLOTL
+from benchmarks.programs.huggingface import ADAPTERS, CARDS, draw_batch, draw_model
+from benchmarks.programs.program import Draw, Family, Program, Sized, written_yaml
+
+FILE = "config.yaml"
+PRECISIONS: tuple[Mapping[str, Any], ...] = (
+    {"bf16": "auto"},
+    {"bf16": True},
+    {"bf16": "auto", "tf32": False},
+    {"bf16": True, "tf32": True},  # with fp16 axolotl loads fp16 weights, which its scaler refuses
+)
+CHECKPOINTING: tuple[Mapping[str, Any], ...] = (
+    {"gradient_checkpointing": True},
+    {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    {},
+)
+OPTIMIZERS = ("adamw_torch_fused", "adamw_bnb_8bit", "adamw_torch", "paged_adamw_8bit")
+
+
+def draw_program(draw: Draw) -> Program:
+    """A program on one GPU."""
+    adapters = draw.of("adapters", ADAPTERS)
+    model = draw_model(draw, adapters)
+    batch = draw_batch(draw, model)
+    packing = draw.of("packing", (None, True, False))
+    fields: dict[str, Any] = {
+        "base_model": model.hub_id,
+        **({"load_in_4bit": True} if adapters == "qlora" else {}),
+        "datasets": [{"path": "data/train.jsonl", "ds_type": "json", "type": "alpaca"}],
+        "val_set_size": 0.0,
+        "output_dir": "./outputs/out",
+        **(
+            {
+                "adapter": adapters,
+                "lora_r": draw.of("rank", (8, 16, 32)),
+                "lora_alpha": 16,
+                "lora_dropout": draw.of("lora dropout", (0.05, 0.0)),
+                "lora_target_linear": True,
+            }
+            if adapters != "full"
+            else {}
+        ),
+        "sequence_len": batch.length,
+        "sample_packing": packing,
+        "gradient_accumulation_steps": draw.of("accumulation", (1, 4, 2)),
+        "micro_batch_size": batch.size,
+        "num_epochs": 1,
+        "optimizer": draw.of("optimizer", OPTIMIZERS),
+        "lr_scheduler": "cosine",
+        "learning_rate": 0.0002,
+        **({"bf16": "auto"} if adapters == "qlora" else draw.of("precision", PRECISIONS)),
+        **draw.of("checkpointing", CHECKPOINTING),
+        "logging_steps": 1,
+        "sdp_attention": True,
+        "warmup_steps": 10,
+        "save_strategy": "no",
+        "weight_decay": 0.0,
+        "special_tokens": {"pad_token": "<pad>"},
+    }
+    return Program(
+        files={FILE: written_yaml(fields)},
+        command=f"axolotl train {FILE}",
+        card=draw.of("card", CARDS),
+        sized=Sized(FILE, framework="axolotl"),
+        models=(model.hub_id,),
+        data="alpaca",
+    )
+
+
+FAMILIES = (Family("axolotl", AXOLOTL, draw_program),)

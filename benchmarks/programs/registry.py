@@ -1,0 +1,38 @@
+"""All families of programs."""
+
+from __future__ import annotations
+
+from benchmarks.programs import (
+    accelerated,
+    axolotl,
+    deepspeeds,
+    lightnings,
+    litgpt,
+    llama_factory,
+    loop,
+    megatron,
+    ranks,
+    torchtitan,
+    torchtune,
+    trainer,
+    trl,
+)
+from benchmarks.programs.program import Family
+
+_MODULES = (
+    trainer,
+    trl,
+    accelerated,
+    axolotl,
+    ranks,
+    loop,
+    deepspeeds,
+    lightnings,
+    litgpt,
+    llama_factory,
+    torchtune,
+    torchtitan,
+    megatron,
+)
+
+FAMILIES: dict[str, Family] = {family.name: family for module in _MODULES for family in module.FAMILIES}

@@ -1,0 +1,85 @@
+"""torchtitan: `python -m torchtitan.train --job.config_file FILE`, one rank of many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.programs.environments import TITAN
+from benchmarks.programs.huggingface import CARDS
+from benchmarks.programs.program import STEPS, Draw, Family, Program, Sized
+
+FILE = "train.toml"
+# name, flavor, and the hub id whose tokenizer it reads.
+MODELS = (
+    ("llama3", "8B", "meta-llama/Llama-3.1-8B"),
+    ("qwen3", "8B", "Qwen/Qwen3-8B"),
+    ("llama3", "8B", "meta-llama/Llama-3.1-8B"),
+    ("qwen3", "14B", "Qwen/Qwen3-14B"),
+    ("llama3", "70B", "meta-llama/Llama-3.1-8B"),
+)
+CHECKPOINTING: tuple[Mapping[str, Any], ...] = (
+    {"mode": "selective", "selective_ac_option": "op"},
+    {"mode": "none"},
+    {"mode": "full"},
+    {"mode": "selective", "selective_ac_option": "2"},
+)
+
+
+def draw_program(draw: Draw) -> Program:
+    """A program of 2 to 64 ranks, of which one is run by itself."""
+    name, flavor, assets = draw.of("model", MODELS)
+    gpus = draw.of("gpus", (8, 4, 16, 8)) * (8 if flavor == "70B" else 1)
+    tensor = draw.of("tensor parallel", (1, 1, 2, 1)) if name == "llama3" else 1
+    tables: dict[str, dict[str, Any]] = {
+        "job": {"dump_folder": "./outputs", "description": f"{name} {flavor} training"},
+        "metrics": {"log_freq": 10, "enable_tensorboard": False},
+        "model": {"name": name, "flavor": flavor, "hf_assets_path": f"./{assets}"},
+        "optimizer": {"name": "AdamW", "lr": 3e-4, "eps": 1e-8},
+        "lr_scheduler": {"warmup_steps": 200},
+        "training": {
+            "local_batch_size": draw.of("batch", (1, 2, 1, 4)),
+            "seq_len": draw.of("length", (8192, 4096, 2048, 4096)),
+            "max_norm": 1.0,
+            "steps": 1000,
+            "dataset": "c4_test",
+            "dataset_path": "data",
+        },
+        "parallelism": {
+            "data_parallel_replicate_degree": draw.of("replicas", (1, 1, 2)),
+            "data_parallel_shard_degree": -1,
+            "tensor_parallel_degree": tensor,
+            "pipeline_parallel_degree": 1,
+            "context_parallel_degree": 1,
+            "fsdp_reshard_after_forward": draw.of("reshard", ("default", "default", "never")),
+        },
+        "checkpoint": {"enable": False},
+        "activation_checkpoint": dict(draw.of("checkpointing", CHECKPOINTING)),
+        "compile": {"enable": False},
+    }
+    machine = min(gpus, 8)
+    return Program(
+        files={FILE: written_toml(tables)},
+        command=f"python -m torchtitan.train --job.config_file ./{FILE}",
+        card=draw.of("card", CARDS),
+        gpus=machine,
+        sized=Sized(FILE, (f"gpus={gpus}",), "torchtitan"),
+        models=(assets,),
+        data="texts",
+        options={"steps": STEPS, "world_size": gpus},
+    )
+
+
+def written_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """A user's TOML file."""
+    lines = []
+    for table, fields in tables.items():
+        lines.append(f"[{table}]")
+        for name, value in fields.items():
+            word = f'"{value}"' if isinstance(value, str) else str(value).lower()
+            lines.append(f"{name} = {word}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+FAMILIES = (Family("torchtitan", TITAN, draw_program),)

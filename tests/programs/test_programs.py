@@ -1,0 +1,71 @@
+"""The programs that frameworks run: drawn by seed, each sized from its user's own file, each record complete."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.programs.compare import settings, sized
+from benchmarks.programs.program import Draw
+from benchmarks.programs.record import RECORDINGS, described, read_records, without_places
+from benchmarks.programs.registry import FAMILIES
+from memcalc.catalogue.shipped import find_shipped
+from memcalc.nullcuda.result import WHOLE
+
+RECORDS = {path: read_records(path) for path in sorted(RECORDINGS.glob("*/*.jsonl"))}
+A_FEW = range(2)
+
+
+def test_a_deck_deals_each_choice_equally_often():
+    dealt = [Draw("seed", number).of("model", ("a", "b", "c", "d")) for number in range(8)]
+    assert {choice: dealt.count(choice) for choice in dealt} == dict.fromkeys("abcd", 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_programs_are_drawn_by_seed(family):
+    drawn = [described(family.program("development", number)) for number in range(8)]
+    assert drawn == [described(family.program("development", number)) for number in range(8)]
+    assert drawn != [described(family.program("held-out", number)) for number in range(8)]
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_estimate_reads_the_file_of_each_program(family):
+    for number in A_FEW:
+        program = family.program("development", number)
+        record = {**described(program), "number": number, "versions": {}, "ranks": []}
+        line = sized(record, named=False)
+        assert not line.problem
+        assert line.allocated > 0
+        assert all(find_shipped(model) is not None for model in program.models)
+
+
+def test_the_framework_is_named_where_it_is_asked_for():
+    program = described(next(iter(FAMILIES.values())).program("development", 0))
+    assert settings(program | {"versions": {}}, named=False) == tuple(program["sized"]["settings"])
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_recorded_programs_are_those_that_are_drawn(path):
+    """Nobody chose them, and nobody mended one after it ran."""
+    for record in RECORDS[path]:
+        program = FAMILIES[record["family"]].program(record["seed"], record["number"])
+        if record["good"]:
+            drawn = json.loads(json.dumps(described(program)))
+            assert {key: record[key] for key in drawn} == drawn
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_records_are_complete(path):
+    records = RECORDS[path]
+    assert without_places(records) == records
+    assert [record["number"] for record in records] == sorted({record["number"] for record in records})
+    for record in records:
+        assert (record["family"], record["seed"]) == (path.stem, path.parent.name)
+        assert record["sized"]["file"] in record["files"]
+        assert record["versions"]["torch"]
+        if record["good"]:
+            assert len(record["ranks"]) >= 1
+            assert all(0 < rank["allocated_bytes"] <= rank["reserved_bytes"] for rank in record["ranks"])
+        else:
+            assert record["outcome"] not in WHOLE or record["verdict"] is None
