@@ -79,6 +79,10 @@ def place_trl(draft: Draft, program: str) -> None:
         _place_sfts_loss(draft)
     elif program == "dpo":
         _place_dpo(draft)
+    if program in ("dpo", "reward") and draft.said.get("disable_dropout") not in (False, "false"):
+        draft.values["training.dropout"] = 0.0  # {dpo,reward}_config.py: disable_dropout
+        if is_on(facts.get("peft")):
+            draft.values["training.lora.dropout"] = 0.0
 
 
 def _place_dpo(draft: Draft) -> None:

@@ -161,6 +161,8 @@ def finish_trainer(
     if weights == "auto":
         weights = published_dtype(draft, half)
     low = weights in ("bfloat16", "float16", "bf16", "fp16") or (weights_follow and half is not None and not upcast)
+    if half is None and draft.facts.get("deepspeed"):  # integrations/deepspeed.py: what is auto is off
+        low = False
     if half is None and low:
         half = "bf16" if weights.startswith("b") else "fp16"
     draft.default("training.dtype", half or "fp32")

@@ -130,6 +130,8 @@ def _finish(draft: Draft) -> None:
             draft.default("training.optimizer_options.paged", True)
     if facts.get("fused") is True:
         draft.default("training.optimizer_implementation", "fused")
+    elif facts.get("fused") is False:  # torch/optim/adam.py: foreach is the default where neither is said
+        draft.default("training.optimizer_implementation", "for-loop")
     if kind is not None:
         _adapters(draft, quantized=kind == "qlora" or facts.get("quantized") is True)
     _sharding(draft)
