@@ -19,7 +19,8 @@ from memcalc.spec.spec import Spec
 
 # What a program may leave to whoever starts it, without which a file is not read.
 _FIRST = (("parallelism", "data_parallel"), ("parallelism", "zero_stage"), ("parallelism", "engine"))
-_TIED = ("training", "global_batch_size")  # follows from fields that are compared
+# What follows from fields that are compared, and whose defaults the fields had before they were resolved.
+_NO_MEMORY = (("training", "global_batch_size"), ("training", "framework"))
 _ROUNDS = 6  # a setting may change what other fields default to
 
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")  # what YAML reads as the text that it is, but for its own words
@@ -140,7 +141,7 @@ def _leaves(spec: Spec) -> Iterator[tuple[Place, Any]]:
     """Every field of a run that memory follows from, but its GPU, by its path; an absent block is one."""
     document = spec.model_dump(mode="json")
     for block in ("model", "training", "parallelism"):
-        yield from (leaf for leaf in _fields((block,), document[block]) if leaf[0] != _TIED)
+        yield from (leaf for leaf in _fields((block,), document[block]) if leaf[0] not in _NO_MEMORY)
 
 
 def _no_rules(*_: object) -> None:
