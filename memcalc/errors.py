@@ -112,3 +112,18 @@ class OutOfMemory(MemcalcError):
     """A measured run ran out of memory."""
 
     exit_code = 4
+
+
+class Terminated(SystemExit):
+    """A signal ended the process; open files are closed on the way out.
+
+    Args:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+
+
+# What code of the user's must not keep from ending a command; whatever else it raises, it stops with.
+ENDINGS = (KeyboardInterrupt, Terminated)

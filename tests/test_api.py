@@ -1,5 +1,6 @@
 """The public names: what `import memcalc` offers, and that it costs nothing until it is used."""
 
+import re
 import subprocess
 import sys
 
@@ -60,3 +61,17 @@ def test_every_kind_of_source_gives_the_same() -> None:
     }
 
     assert len(peaks) == 1
+
+
+def test_results_show_themselves_in_one_line() -> None:
+    """A notebook prints what its last line returns: a ledger would fill pages."""
+    result = memcalc.estimate({"name": "a\nb", "preset": "gpt2"}, gpu="t4")
+    shown = {
+        repr(result): r"<Result a\\x0ab: peak 2\.83 GiB in optimizer_step_1; t4: fits>",
+        repr(memcalc.fit("gpt2", gpu="t4")): r"<Fit gpt2 on 1 t4: fits; \d+ layouts fit>",
+        repr(memcalc.diff("gpt2", "gpt2-medium")): r"<Comparison of <Result gpt2: .+>, <Result gpt2-medium: .+>>",
+        repr(memcalc.oom("docs/examples/oom.log")): r"<Diagnosis of docs/examples/oom\.log: 1 reports; line 7>",
+    }
+    for text, pattern in shown.items():
+        assert re.fullmatch(pattern, text), text
+        assert len(text) < 200

@@ -6,11 +6,16 @@ import importlib.util
 import os
 from pathlib import Path
 
-from memcalc.errors import InputError, MemcalcError, Unavailable
+from memcalc.errors import InputError, Unavailable
 
 _ON = ("1", "on", "yes", "true")  # huggingface_hub 2.4, constants.py, ENV_VARS_TRUE_VALUES
 _PATIENCE_SECONDS = 10  # as huggingface_hub's HF_HUB_ETAG_TIMEOUT
+_MOST_BYTES = 4_000_000  # of a config.json; real ones have a few thousand
 _unreachable: list[str] = []  # why the hub could not be reached: asked once per process
+
+
+class HubUnreachable(Unavailable):
+    """Nobody answers at the hub's address."""
 
 
 def is_offline() -> bool:
@@ -29,14 +34,15 @@ def download_config(hub_id: str) -> Path:
     huggingface_hub takes the hub's address from HF_ENDPOINT and the token from HF_TOKEN or `hf auth login`.
 
     Raises:
-        InputError: the hub has no such model, or the model has no config.json.
-        Unavailable: the model is gated, or the hub cannot be reached.
+        InputError: the hub has no such model, or the model has no config.json, or one that is too large to be one.
+        Unavailable: the model is gated.
+        HubUnreachable: the hub cannot be reached.
     """
     if not _unreachable and (reason := _why_unreachable()):
         _unreachable.append(reason)
     if _unreachable:
         raise _not_reached(hub_id, _unreachable[0])
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -49,6 +55,10 @@ def download_config(hub_id: str) -> Path:
     disable_progress_bars()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
+        size = get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=_PATIENCE_SECONDS).size
+        if size is not None and size > _MOST_BYTES:
+            problem = f"its config.json has {size:,} bytes on the hub, and such a file has at most {_MOST_BYTES:,}."
+            raise InputError(problem, "Name the model that it was made from, or a config.json.", hub_id)
         return Path(hf_hub_download(hub_id, "config.json"))
     except GatedRepoError:
         raise Unavailable(
@@ -106,8 +116,8 @@ def _reason(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__).rstrip(".")
 
 
-def _not_reached(hub_id: str, reason: str) -> MemcalcError:
-    return Unavailable(
+def _not_reached(hub_id: str, reason: str) -> HubUnreachable:
+    return HubUnreachable(
         f"{hub_id} is not in memcalc's catalogue or in the local hub cache, and the hub cannot be reached: {reason}. "
         "Check the connection (HF_ENDPOINT names another hub), or name the model's config.json."
     )

@@ -8,7 +8,7 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
-from memcalc.catalogue.hub import can_download, download_config, is_offline
+from memcalc.catalogue.hub import HubUnreachable, can_download, download_config, is_offline
 from memcalc.catalogue.hub_cache import cached_config
 from memcalc.catalogue.shipped import CatalogueEntry, find_shipped, search_shipped, shipped_ids
 from memcalc.errors import InputError
@@ -85,6 +85,8 @@ def resolve(hub_id: str) -> PublishedModel:
         path = download_config(hub_id)
     except InputError as error:
         raise InputError(error.problem, _suggested(hub_id, error.remedy), hub_id) from None
+    except HubUnreachable as error:
+        raise HubUnreachable(f"{error} {_suggested(hub_id, '')}".rstrip()) from None
     return PublishedModel(hub_id, _parsed(read_text(path), hub_id), "the hub")
 
 

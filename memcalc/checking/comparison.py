@@ -51,6 +51,10 @@ class Comparison(NamedTuple):
     phases: tuple[Line, ...]
     without_cuda: bool = False  # estimates were relieved of what only CUDA has, since another one ran on a CPU
 
+    def __repr__(self) -> str:
+        """The results that are compared, in one line."""
+        return f"<Comparison of {', '.join(map(repr, self.results))}>"
+
     @property
     def a(self) -> Result:
         """The first result."""

@@ -5,18 +5,13 @@ from __future__ import annotations
 import signal
 from contextlib import suppress
 
+from memcalc.errors import Terminated
+
 # A terminal that closes sends SIGHUP; `timeout`, `kill`, CI runners and batch systems send SIGTERM.
 _ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 _received: list[int] = []  # the signals that ended the process
-
-
-class Terminated(SystemExit):
-    """A signal ended the process; open files are closed on the way out."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
 
 
 def end_by_signals() -> None:

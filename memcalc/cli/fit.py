@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, Units
 from memcalc.cli.shorthand import ShorthandCommand, takes_shorthands
+
+if TYPE_CHECKING:
+    from memcalc.exporters.completing import Export
+    from memcalc.fitting.answer import Fit
 
 GPUS_HELP = (
     "Number of GPUs; default: that of the configuration. With --minimize gpus: the most to try, by default 4,096."
@@ -52,6 +57,13 @@ def command(
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of layouts to show.")] = 5,
     why: Annotated[bool, typer.Option("--why", help="List excluded layouts, and why.")] = False,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the first layout that --as can run as its file.")
+    ] = None,
+    program: Annotated[
+        Literal["accelerate", "deepspeed", "torchtitan", "megatron", "axolotl", "trainer"] | None,
+        typer.Option("--as", help="The program whose file --write writes."),
+    ] = None,
     html: Html = None,
     accept_unknown: AcceptUnknown = False,
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
@@ -70,6 +82,8 @@ def command(
     from memcalc.cli.output import WrittenFiles
     from memcalc.report.progress import shown_progress
 
+    if write is not None or program is not None:
+        _check_target(write, program, searched=maximize or minimize)
     if html is not None:
         from memcalc.report.html_report import check_report
 
@@ -89,6 +103,12 @@ def command(
             top=top,
         )
     files = WrittenFiles()
+    written = None if write is None or program is None else _exported(answer, program, write, config)
+    if written is not None and write is not None:
+        from memcalc.files import write_text
+
+        with files.writing():
+            write_text(write, written.text)
     if html is not None:
         from memcalc.report.html_report import write_report
         from memcalc.report.views.runs import fit_view
@@ -99,12 +119,53 @@ def command(
         from memcalc.cli.output import print_json
         from memcalc.report.fit_document import fit_document
 
-        print_json(fit_document(answer))
+        print_json(fit_document(answer, written, write))
     else:
         from memcalc.report.fit import draw_fit
         from memcalc.report.screen import make_screen
 
         draw_fit(make_screen(), answer, units, why=why)
+        if written is not None and write is not None:
+            from memcalc.cli.output import print_text
+            from memcalc.report.written import written_text
+
+            print_text(written_text(written, write))
     files.complain()
     accepted = ("fits", "unknown") if accept_unknown else ("fits",)
     raise typer.Exit(0 if answer.verdict in accepted else 1)
+
+
+def _check_target(write: Path | None, program: str | None, *, searched: str | None) -> None:
+    """Refuse what cannot be written before anything is searched.
+
+    Raises:
+        InputError: one of the two options is missing, the file's suffix is wrong, or no layouts are searched.
+    """
+    from memcalc.errors import InputError
+    from memcalc.exporters.completing import named_program
+
+    if write is None or program is None:
+        raise InputError("--write and --as need each other.", "Write --write FILE --as accelerate.", "fit")
+    named_program(program, write)
+    if searched is not None:
+        raise InputError(
+            "--write writes a layout, and --maximize and --minimize list none.", "Leave them out.", "--write"
+        )
+
+
+def _exported(answer: Fit, program: str, file: Path, config: str) -> Export | None:
+    """The first layout of the table that the program can run, as its file; None, with a warning, if none fits.
+
+    Raises:
+        InputError: the program can run none of them.
+    """
+    from memcalc.cli.messages import show_warning
+    from memcalc.exporters.completing import export
+    from memcalc.exporters.programs import PROGRAMS
+
+    specs = [best.result.spec for best in answer.best]
+    if not specs:
+        show_warning(f"no layout fits, so {file} is not written.")
+        return None
+    chosen = next((spec for spec in specs if not PROGRAMS[program].refusal(spec)), specs[0])
+    return export(chosen, program, file, config)

@@ -11,7 +11,7 @@ import textwrap
 import typer
 
 from memcalc.cli.streams import exact
-from memcalc.text import LONGEST_TEXT, harmless, harmless_lines, shortened_in_the_middle
+from memcalc.text import LONGEST_PART, harmless, harmless_lines, shortened_in_the_middle
 
 
 def show_error(text: str) -> None:
@@ -78,7 +78,7 @@ def _field_set(name: str, value: str) -> str:
 def explain_usage(error: Exception) -> str:
     """Return a usage error in one line, with the remedy."""
     text = " ".join(harmless_lines(str(getattr(error, "format_message", error.__str__)())).split())
-    text = shortened_in_the_middle(text, LONGEST_TEXT)
+    text = shortened_in_the_middle(text, LONGEST_PART)
     text = text.replace("Value error, ", "")  # Pydantic's words, by way of Typer
     about = getattr(getattr(error, "param", None), "help", None)
     if about and type(error).__name__ == "MissingParameter":

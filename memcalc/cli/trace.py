@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -112,7 +114,8 @@ def command(
 
         without_compiler()
         gc.freeze()  # modules are no garbage
-    with shown_progress() as progress:
+    # What a user's own code prints is no part of the result.
+    with shown_progress() as progress, redirect_stdout(sys.stderr):
         traced = api.trace(source, progress=progress, **options)
     files = WrittenFiles()
     with files.writing():

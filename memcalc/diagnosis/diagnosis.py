@@ -17,6 +17,7 @@ from memcalc.diagnosis.scanning import Scanner
 from memcalc.diagnosis.settings import Advice
 from memcalc.diagnosis.streams import Readable
 from memcalc.errors import InputError
+from memcalc.text import harmless
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,10 @@ class Diagnosis:
     harmless: int
     chosen: int
     explained: Explained | None = None
+
+    def __repr__(self) -> str:
+        """The log and how many reports it has, in one line."""
+        return f"<Diagnosis of {harmless(self.log)}: {len(self.findings)} reports; line {self.finding.report.line}>"
 
     @property
     def finding(self) -> Finding:

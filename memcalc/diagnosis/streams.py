@@ -23,6 +23,7 @@ _KEPT = 2**14  # of a chunk without any report, what the next one may need: a tr
 MOST_UNPACKED = 300
 SUSPECT_BYTES = 2**28  # unpacked: up to here every ratio is read
 
+_NO_BREAK_SPACE = "\u00a0".encode()
 _GZIP = b"\x1f\x8b"
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -94,7 +95,8 @@ def chunks_worth_reading(stream: Readable, wanted: Callable[[bytes], bool]) -> I
     Memory is bounded by two chunks: a longer line comes in pieces.
     """
     number, kept = 1, b""
-    for chunk in _whole_lines(_plain(stream)):
+    for lines in _whole_lines(_plain(stream)):
+        chunk = lines.replace(_NO_BREAK_SPACE, b" ")  # what is copied from a web page has some
         if wanted(chunk):
             yield Chunk(number, chunk, kept)
             kept = b""

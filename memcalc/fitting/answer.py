@@ -17,6 +17,7 @@ from memcalc.ledger.verdict import Answer
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System
+from memcalc.text import harmless
 from memcalc.verdict.reasons import Reason
 
 
@@ -125,6 +126,11 @@ class Fit:
     least_recompute: LeastRecompute | None = None
     all_recomputed: Result | None = None
     reason: Reason | None = None
+
+    def __repr__(self) -> str:
+        """The verdict and how much was found, in one line."""
+        layouts = 0 if self.ranking is None else len(self.ranking.fitting)
+        return f"<Fit {harmless(self.name)} on {self.gpus} {self.card.name}: {self.verdict}; {layouts} layouts fit>"
 
     @property
     def notes(self) -> tuple[str, ...]:

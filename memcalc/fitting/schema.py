@@ -201,6 +201,14 @@ class FitTerm(Block):
     source: str
 
 
+class FitWritten(Block):
+    """A layout as another program's file."""
+
+    file: str
+    settings: list[str] = Field(description="what completes the file, as --set takes them")
+    command: str = Field(description="estimates the layout from the file and the settings")
+
+
 class FitDocument(Block):
     """What `fit --format json` prints."""
 
@@ -221,6 +229,7 @@ class FitDocument(Block):
     minima: FitMinima
     nearest: list[FitNearest]
     reason: FitReason | None = Field(description="if not even the smallest value fits, or no change helps")
+    written: FitWritten | None = Field(description="null: --write was not given, or nothing fits")
     notes: list[str]
     pruned: list[FitPruned]
     cost_terms: dict[str, FitTerm]

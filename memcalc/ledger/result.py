@@ -11,6 +11,8 @@ from memcalc.ledger.verdict import Answer, Interval, Verdict
 from memcalc.spec.cards import Card
 from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
+from memcalc.text import harmless
+from memcalc.units import Unit, format_bytes
 
 Source = Literal["estimate", "trace", "dry-run", "measure"]
 Confidence = Literal["formula", "replay", "allocator", "measured"]
@@ -193,6 +195,14 @@ class Result(Sizing):
     textbook: Textbook | None  # None for models that the published formulas do not describe
     generation: Generation | None = None  # of inference
     completion: Callable[[], Result] | None = None  # returns this result with the replay and its verdict
+
+    def __repr__(self) -> str:
+        """The peak and the verdict in one line: a ledger would fill pages."""
+        ledger = self.replayed.ledger
+        unit: Unit = "GiB" if ledger.peak_bytes >= 2**30 else "MiB"
+        peak = f"peak {format_bytes(ledger.peak_bytes, unit)} in {ledger.peak_phase}"
+        where = "" if self.card is None else f"; {self.card.name}: {self.verdict}"
+        return f"<Result {harmless(self.spec.name)}: {peak}{where}>"
 
     @property
     def name(self) -> str:

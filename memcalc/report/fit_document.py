@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Any
 
+from memcalc.exporters.completing import Export
 from memcalc.fitting.answer import Best, Fit, Nearest
 from memcalc.fitting.costs import TERMS, Costs
 from memcalc.fitting.maxima import Maximum
@@ -29,8 +32,14 @@ _SPREAD = (
 )
 
 
-def fit_document(answer: Fit) -> dict[str, Any]:
-    """Return the result with every layout that fits, the cheapest first."""
+def fit_document(answer: Fit, written: Export | None = None, file: Path | None = None) -> dict[str, Any]:
+    """Return the result with every layout that fits, the cheapest first.
+
+    Args:
+        answer: the result.
+        written: a layout as another program's file; None: none was written.
+        file: where that was written to.
+    """
     system = answer.system
     return {
         "schema_version": SCHEMA_VERSION,
@@ -58,6 +67,9 @@ def fit_document(answer: Fit) -> dict[str, Any]:
         "minima": _minima(answer),
         "nearest": [_nearest(found) for found in answer.nearest],
         "reason": None if answer.reason is None else _reason(answer.reason),
+        "written": None
+        if written is None or file is None
+        else {"file": str(file), "settings": list(written.settings), "command": shlex.join(written.command(file))},
         "notes": list(answer.notes),
         "pruned": [
             {"choice": choice or None, "reason": reason, "times": times}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.files import writing
 from memcalc.ledger.component import Component
 from memcalc.planning.planning import Planning
-from memcalc.report.plots.markup import drawable
+from memcalc.report.plots.markup import heading
 from memcalc.report.plots.palette import LIMIT, colour
 from memcalc.report.verdict import subject
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
@@ -60,7 +60,7 @@ def front_figure(planning: Planning, unit: Unit = "GiB") -> Figure:
     )  # fmt: skip
     budget = f"budget {format_bytes(planning.budget, unit)}"
     axes.axvline(planning.budget / size, color=LIMIT, linewidth=1.6, label=budget)
-    axes.set_title(drawable(subject(planning.result).partition("\n")[0]), loc="left", fontsize=12, fontweight="bold")
+    axes.set_title(heading(subject(planning.result).partition("\n")[0]), loc="left", fontsize=12, fontweight="bold")
     axes.set_xlabel(f"peak of allocated memory, {unit}")
     axes.set_ylabel("recomputed FLOPs, % of a forward")
     axes.margins(x=0.08, y=0.1)  # room for the labels at the ends

@@ -62,13 +62,14 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
         return {}
     fields = BLOCKS[block].model_fields
     result: dict[str, Any] = {}
+    words: dict[str, Any] = {}
     key: str
     for key, value in raw.items():
         name = SYMBOLS.get(block, {}).get(key, key)
         path: Path = (block, key)
         if name not in fields and not (block == "model" and name in MODEL_SOURCES):
             if is_word(key, block):
-                _put_word(result, key, value, path, source)
+                words[key] = value
             else:
                 source.faults.append(unknown_key(key, block, source.where(path)))
             continue
@@ -82,13 +83,16 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
         if value is None:
             continue
         result[name] = _nested(name, value, source) if HOME.get(name) == block else value
+    # After all fields of our own, so that a word adds to a nested block wherever that stands.
+    for key, value in words.items():
+        _put_word(result, key, value, (block, key), source)
     return result
 
 
 def _put_word(result: dict[str, Any], key: str, value: Any, path: Path, source: Source) -> None:
     """Put what another program's name of a field sets into the fields of its block.
 
-    What is wrong goes to `source.faults`: the value is unknown, or the field stands there already.
+    What is wrong goes to `source.faults`: the value is unknown, or the field has another value already.
     """
     try:
         found = {} if value is None else translated(key, value, source.where(path))
@@ -97,11 +101,13 @@ def _put_word(result: dict[str, Any], key: str, value: Any, path: Path, source: 
         return
     for place, ours in found.items():
         _, *outer, field = map(str, place)
-        target = result
+        target: Any = result
         for part in outer:
             target = target.setdefault(part, {})
+            if not isinstance(target, dict):  # such as `moe: 8`, which Pydantic refuses
+                return
         if field in target and target[field] != ours:
-            problem = f"{key} sets {field} = {describe(ours)}, which is {describe(target[field])} above."
+            problem = f"{key} sets {field} = {describe(ours)}, and another line sets it to {describe(target[field])}."
             source.faults.append(InputError(problem, "Keep one of the two.", source.where(path)))
             continue
         target[field] = ours

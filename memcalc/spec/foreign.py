@@ -34,6 +34,9 @@ NEUTRAL = ABSENT | {"num_layers": 1, "hidden_size": 1, "vocab_size": 1}
 NOTHING_FOLLOWS = {"head_dim": 1, "rotary_dim": 0, "position_embedding": "none"}
 DIFFUSERS = "_class_name"  # of a config.json of diffusers
 CAUSAL = ("ForCausalLM", "LMHeadModel", "WithLMHead")  # ends of names
+# Keys that choose code, none of which is run: of the model's repository, or a kernel ("ORG/NAME") that transformers
+# downloads from the hub where the package `kernels` is installed (modeling_utils.py, PreTrainedModel.__init__).
+CODE = ("auto_map", "attn_implementation", "experts_implementation", "_attn_implementation", "_experts_implementation")
 POSITIONS = ("max_position_embeddings", "max_target_positions", "n_positions")
 
 
@@ -144,22 +147,47 @@ def configuration(text: str, where: str) -> Any:
             "memcalc.trace(module, inputs).",
             where,
         )
-    if architecture is not None and not hasattr(getattr(transformers, architecture, None), "_from_config"):
+    if architecture is not None and not hasattr(_class_named(architecture, where), "_from_config"):
         raise InputError(
             f"architectures = {shown(architecture)} is not a model class of transformers {transformers.__version__}; "
             "memcalc runs no code of a model's repository.",
             "Name a class of transformers there, or trace the module: memcalc.trace(module, inputs).",
             where,
         )
-    config.pop("auto_map", None)  # names code of the model's repository
     try:
-        return transformers.AutoConfig.for_model(family, **config)
+        return transformers.AutoConfig.for_model(family, **_without_code(config))
     except Exception as error:
         raise InputError(
             f"transformers refuses the configuration: {' '.join(str(error).split()) or type(error).__name__}.",
             "Give the model's own config.json.",
             where,
         ) from error
+
+
+def _class_named(name: str, where: str) -> Any:
+    """The class of transformers; None: it has none of this name.
+
+    Raises:
+        InputError: the class is there, and something that it imports is missing or broken.
+    """
+    import transformers
+
+    try:
+        return getattr(transformers, name, None)
+    except Exception as error:
+        raise InputError(
+            f"transformers {transformers.__version__} cannot import {shown(name)}: {' '.join(str(error).split())}",
+            "Check the packages that are installed beside it.",
+            where,
+        ) from error
+
+
+def _without_code(config: Any) -> Any:
+    """The configuration without keys that choose code, at any depth."""
+    if isinstance(config, dict):
+        kept = (key for key in config if key.removesuffix("_internal") not in CODE)
+        return {key: _without_code(config[key]) for key in kept}
+    return [_without_code(each) for each in config] if isinstance(config, list) else config
 
 
 def sizes_of(config: Any, text: str, where: str) -> dict[str, object]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from memcalc.errors import InputError, MemcalcError
+from memcalc.errors import ENDINGS, InputError, MemcalcError
 from memcalc.ledger.component import Component
 from memcalc.step.loop import Observer
 from memcalc.step.placing import place_inputs, place_module, tensors_in
@@ -159,9 +159,9 @@ class ModuleRun:
         """
         try:
             return _called(module, self.inputs)
-        except (MemcalcError, torch.OutOfMemoryError):
+        except (MemcalcError, torch.OutOfMemoryError, *ENDINGS):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise InputError(
                 f"forward stops with {type(error).__name__}: {error} ({own_line(error)})",
                 "Run it once on real tensors: memcalc needs a module and inputs that work.",

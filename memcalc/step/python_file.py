@@ -16,7 +16,7 @@ from unittest import mock
 
 from torch import nn
 
-from memcalc.errors import InputError, MemcalcError
+from memcalc.errors import ENDINGS, InputError, MemcalcError
 from memcalc.spec.python_target import NAME_REMEDY, split_target
 
 INPUTS = "make_inputs"  # the function that is looked for in the module's file where no other is named
@@ -104,9 +104,9 @@ def _load(file: Path) -> ModuleType:
     sys.modules[file.stem] = module  # dataclasses and pickles of the file look their module up
     try:
         spec.loader.exec_module(module)
-    except MemcalcError:
+    except (MemcalcError, *ENDINGS):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise _stopped(error, "importing it", str(file)) from error
     return module
 
@@ -119,7 +119,9 @@ def _module(source: ModuleType, file: Path, name: str) -> nn.Module:
     try:
         with parameters_without_memory():
             made = found()
-    except Exception:  # noqa: BLE001 -- code that reads its parameters' values while it builds them needs the values
+    except ENDINGS:
+        raise
+    except BaseException:  # noqa: BLE001 -- code that reads its parameters' values while it builds them needs the values
         made = _called(found, file, name)
     if not isinstance(made, nn.Module):
         raise InputError(f"it returns {type(made).__name__}, not a torch.nn.Module.", "", f"{file}:{name}")
@@ -145,9 +147,9 @@ def _attribute(source: ModuleType, file: Path, name: str) -> Any:
 def _called(function: Any, file: Path, name: str) -> Any:
     try:
         return function()
-    except MemcalcError:
+    except (MemcalcError, *ENDINGS):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise _stopped(error, f"{name}()", f"{file}:{name}") from error
 
 

@@ -110,7 +110,8 @@ class Hub(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("ETag", '"1"')
-        self.send_header("Content-Length", str(len(content)))
+        size = 10**10 if name == "me/huge" else len(content)
+        self.send_header("Content-Length", str(size))
         if code:
             self.send_header("X-Error-Code", code)
         self.end_headers()
@@ -154,15 +155,22 @@ for name in sys.argv[1:]:
 
 def test_the_hub_is_asked_last_and_its_answer_is_kept(hub: str, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
-    found, gated, empty, none = asked(hub, tmp_path, "me/mine", "me/gated", "me/empty", "me/none")
+    names = ("me/mine", "me/gated", "me/empty", "me/none", "me/huge")
+    found, gated, empty, none, huge = asked(hub, tmp_path, *names)
 
     assert found == "the hub 64"
     assert gated.startswith("3 me/gated is gated: ")
     assert "hf auth login" in gated
     assert empty.startswith("2 me/empty: this model has no config.json on the hub.")
     assert none.startswith("2 me/none: the hub has no public model of this id.")
+    assert huge.startswith(
+        "2 me/huge: its config.json has 10,000,000,000 bytes on the hub, and such a file has at most"
+    )
     nobody = "http://127.0.0.1:9"  # the port of "discard", where no server is
-    kept, lost, again = asked(nobody, tmp_path, "me/mine", "me/lost", "me/again")
+    kept, lost, again, close = asked(
+        nobody, tmp_path, "me/mine", "me/lost", "me/again", "meta-llama/Llama-3.1-8B-Instrct"
+    )
     assert kept == "the local hub cache 64"
     assert lost.startswith("3 me/lost is not in memcalc's catalogue or in the local hub cache, and the hub cannot be ")
     assert again.startswith("3 me/again is not in")
+    assert "Did you mean meta-llama/Llama-3.1-8B-Instruct or " in close

@@ -1,13 +1,17 @@
 """`memcalc fit`: its answers, its document, its messages and exit codes."""
 
 import json
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 import memcalc
 from memcalc.fitting.layouts import HOLDABLE
+from memcalc.report.schema import result_schema
 from tests.cli.conftest import Run
 
 SMALL = ("gpt2", "--set", "recipe=amp", "--gpu", "t4")
@@ -212,3 +216,61 @@ def test_offloads_say_what_the_host_holds(run: Callable[..., Run]) -> None:
     for change in found["nearest"]:
         assert (change["host_bytes"] > 0) == (change in offloads)
         assert change["node_host_bytes"] >= change["host_bytes"]
+
+
+def test_a_layout_is_written_as_another_programs_file(
+    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that is printed gives the layout's own memory."""
+    monkeypatch.chdir(tmp_path)
+    words = (*SMALL, "--gpus", "4", "--write", "run.yaml", "--as", "accelerate")
+
+    screen = run("fit", *words).out
+    code, found = document(run, *words)
+
+    assert code == 0
+    jsonschema.validate(found, result_schema())
+    assert "Wrote run.yaml for Accelerate. What it cannot hold is set beside it:" in screen
+    command = shlex.split(screen.partition("beside it:\n")[2].replace("\\\n", " "))
+    assert command == shlex.split(found["written"]["command"])
+    assert command[:5] == ["memcalc", "estimate", "run.yaml", "--gpu", "t4"]
+    again = json.loads(run(*command[1:], "--format", "json").out)
+    kinds = ("data_parallel", "tensor_parallel", "pipeline_parallel", "zero_stage", "engine")
+    spread = {kind: again["spec"]["parallelism"][kind] for kind in kinds}
+    (layout,) = (each for each in found["layouts"]["best"] if {kind: each[kind] for kind in kinds} == spread)
+    assert again["peak"]["allocated_bytes"] == layout["allocated_bytes"]
+    assert spread["pipeline_parallel"] == 1  # which Accelerate has not
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--write", "run.yaml"), "--write and --as need each other. Write --write FILE --as accelerate."),
+        (("--as", "axolotl"), "--write and --as need each other."),
+        (
+            ("--write", "run.json", "--as", "axolotl"),
+            "run.json: a file of axolotl ends in .yaml or .yml. Write run.yaml.",
+        ),
+        (("--write", "run.yaml", "--as", "axolotl", "--maximize", "layers"), "--maximize and --minimize list none."),
+        (("--write", "run.yaml", "--as", "nemo"), "'nemo' is not one of"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_first(
+    run: Callable[..., Run], words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("fit", *SMALL, *words)
+
+    assert (code, out) == (2, "")
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_where_nothing_fits(
+    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run("fit", "llama-3-70b", "--gpu", "t4", "--gpus", "2", "--write", "run.toml", "--as", "torchtitan")
+
+    assert (code, err) == (1, "warning: no layout fits, so run.toml is not written.\n")
+    assert list(tmp_path.iterdir()) == []

@@ -209,3 +209,48 @@ def test_what_is_wrong_is_said_in_one_line(
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+ONE_LAYER = """
+import sys, torch
+class Stop(BaseException): pass
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+    def forward(self, x):
+        return self.layer(x)
+def make_inputs():
+    return (torch.ones(4, 8),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("import sys, torch\n", "import sys, torch\nsys.exit(0)\n", "importing it stops with SystemExit: 0"),
+        ("def make_inputs", "raise Stop('here')\ndef make_inputs", "importing it stops with Stop: here"),
+        ("super().__init__()", "super().__init__(); sys.exit(3)", "Net() stops with SystemExit: 3"),
+        ("return self.layer(x)", "sys.exit(3)", "forward stops with SystemExit: 3"),
+        ("return self.layer(x)", "raise Stop('\\x1b[1m\\n::error::x')", r"Stop: \x1b[1m\x0a::error::x"),
+    ],
+    ids=["import", "import-base", "init", "forward", "forward-base"],
+)
+def test_code_that_ends_the_program_is_reported(old: str, new: str, what: str, tmp_path: Path, run: Any) -> None:
+    (tmp_path / "own.py").write_text(ONE_LAYER.replace(old, new, 1))
+
+    code, out, err = run("trace", f"{tmp_path / 'own.py'}:Net", "--steps", "1")
+
+    assert (code, out) == (2, "")
+    assert what in err
+    assert err.count("\n") == 1
+
+
+def test_what_own_code_prints_is_no_part_of_the_result(tmp_path: Path, run: Any) -> None:
+    (tmp_path / "talks.py").write_text(ONE_LAYER.replace("return self", "print('forward'); return self"))
+
+    code, out, err = run("trace", f"{tmp_path / 'talks.py'}:Net", "--steps", "1", "--format", "json")
+
+    assert code == 0
+    assert json.loads(out)["name"] == "talks.py:Net"
+    assert "forward" in err

@@ -1,4 +1,4 @@
-"""docs/questions.md: fourteen questions, each with at most two sections that answer it; and every anchor of a link."""
+"""docs/questions.md: fourteen questions, each with a command and at most two sections; and every anchor of a link."""
 
 import re
 from pathlib import Path
@@ -44,10 +44,14 @@ def test_links_lead_to_sections(page: Path) -> None:
     assert lost == []
 
 
-def test_each_of_the_fourteen_questions_has_one_or_two_sections() -> None:
+def test_each_of_the_fourteen_questions_has_a_command_and_one_or_two_sections() -> None:
     questions = re.findall(r"^(\d+)\. \*\*[^*]+\?\*\*(.+)$", QUESTIONS, re.MULTILINE)
     links = [LINK.findall(answer) for _, answer in questions]
 
+    shown = re.findall(r"^```console\n\$ (memcalc [^\n]+)\n(.+?)^```$", QUESTIONS, re.MULTILINE | re.DOTALL)
+
     assert [int(number) for number, _ in questions] == list(range(1, 15))
+    assert len(shown) == 14
+    assert all(output.strip() for _, output in shown)  # which tests/docs/test_docs.py runs again
     assert all(1 <= len(targets) <= 2 for targets in links)
     assert all("#" in target for targets in links for target in targets)

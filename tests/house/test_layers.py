@@ -31,6 +31,7 @@ LAYERS = (
     ("sharding",),
     ("stream",),
     ("changes",),
+    ("exporters",),
     ("importers",),
     ("estimation", "tracing", "nullcuda", "measuring"),
     ("recorder",),

@@ -34,6 +34,7 @@ SAME_AS_BASH = {
     "subshells": "A=1; (A=2; run $A); run $A; { A=3; }; run $A",
     "ends": "run a; exit 0; run b",
     "eval": 'A="run \'b c\' d"; eval $A; eval "run \\$A"',
+    "other blanks": "run a\u00a0b \u2028c d\u3000 \u2003 e\x0bf\n",
     "redirections": "run a 2>&1 >/dev/stdout; run b > /dev/stdout 2>/dev/null",
 }
 
@@ -137,3 +138,9 @@ def test_conditions(words: str, holds: bool | None) -> None:
 def test_what_is_no_script_is_refused(text: str) -> None:
     with pytest.raises(ShellError):
         parse(text)
+
+
+def test_lines_of_dos_end_as_others() -> None:
+    assert shown("A=1 \\\r\n  B=2\r\npython pretrain.py --a $A\r\n") == shown(
+        "A=1 \\\n  B=2\npython pretrain.py --a $A\n"
+    )

@@ -15,6 +15,9 @@ from memcalc.spec.loading import load
 from memcalc.spec.overrides import parse_overrides
 from memcalc.spec.words import BUDGET, GPUS, advice_for, field_of, is_word, words
 
+SIZES = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 64, "intermediate_size": 64}
+SIZES |= {"max_position_embeddings": 64}
+
 
 def settings(*assignments: str) -> dict[str, Any]:
     return {".".join(map(str, path)): value for path, value in parse_overrides(assignments).items()}
@@ -117,7 +120,7 @@ def test_words_stand_in_blocks_with_their_lines(tmp_path: Path) -> None:
         load(path)
     path.write_text("model: gpt2\ntraining: {b: 2, batch_size: 3}\n")
     with pytest.raises(
-        InputError, match=r"batch_size sets micro_batch_size = 3, which is 2 above. Keep one of the two"
+        InputError, match=r"batch_size sets micro_batch_size = 3, and another line sets it to 2. Keep one of the two"
     ):
         load(path)
     path.write_text("model: gpt2\nbatch_size: 3\n")
@@ -188,3 +191,15 @@ def test_fields_may_be_keywords() -> None:
     assert memcalc.estimate("gpt2", per_device_train_batch_size=2).spec.training.micro_batch_size == 2
     with pytest.raises(InputError, match="micro_batch_size: a object is no value of a field"):
         memcalc.load("gpt2", micro_batch_size=object())
+
+
+def test_a_word_adds_to_a_block_that_is_given_below_it() -> None:
+    experts = {"num_experts": 8, "expert_intermediate_size": 64}
+    spec = load({"model": {"num_experts_per_tok": 2, "architecture": "mixtral", **SIZES, "moe": experts}})
+
+    assert spec.model.moe is not None
+    assert (spec.model.moe.num_experts, spec.model.moe.num_experts_per_token) == (8, 2)
+    with pytest.raises(InputError, match=r"num_experts sets num_experts = 4, and another line sets it to 8\. Keep one"):
+        load({"model": {"num_experts": 4, "architecture": "mixtral", **SIZES, "moe": experts}})
+    with pytest.raises(InputError, match=r"moe = 5 is not a block"):
+        load({"model": {"num_experts": 4, "architecture": "mixtral", **SIZES, "moe": 5}})

@@ -238,3 +238,31 @@ def test_formulas_read_the_language_model_and_a_trace_the_whole(tmp_path: Path) 
     assert memcalc.load(source).model.architecture == "llama"
     assert load_to_run(source).model.transformers_config is not None
     assert load_to_run("gpt2") == memcalc.load("gpt2")
+
+
+def test_a_configuration_chooses_no_code() -> None:
+    """`ORG/NAME` as a kernel would be downloaded from the hub and run, where the package `kernels` is installed."""
+    evil = {"attn_implementation": "evil/kernel", "_attn_implementation_internal": "evil/kernel"}
+    evil |= {"auto_map": {"AutoModel": "evil--model.Model"}, "experts_implementation": "evil/kernel"}
+    text = LLAMA | evil
+    file = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": text} | evil
+
+    built = foreign.configuration(json.dumps(file), "config.json")
+
+    assert "evil" not in json.dumps(built.to_dict(), default=str)
+    assert built._attn_implementation is None
+    assert built.text_config._attn_implementation is None
+
+
+def test_a_class_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = type(transformers)
+    ours = module.__getattr__
+
+    def broken(self: Any, name: str) -> Any:
+        if name == "BertBroken":
+            raise ModuleNotFoundError(f"Could not import module {name!r}")
+        return ours(self, name)
+
+    monkeypatch.setattr(module, "__getattr__", broken)
+    with pytest.raises(InputError, match="cannot import 'BertBroken': Could not import module 'BertBroken'"):
+        foreign.configuration(json.dumps(BERT | {"architectures": ["BertBroken"]}), "config.json")

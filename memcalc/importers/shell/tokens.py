@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_PLAIN = re.compile(r"[^\s;&|<>()'\"\\$`]+")
+# Only these end a word: any other blank of Unicode is part of one, as in a shell; a carriage return ends a line of DOS.
+_BLANKS = " \t\r"
+_PLAIN = re.compile(r"[^ \t\r\n;&|<>()'\"\\$`]+")
 _OPERATOR = re.compile(r"\n|;;&?|;&|;|&&|&>>|&>|&|\|\||\|&|\||<<<|<<-|<<|<&|<|>>|>&|>\||>|\(|\)")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=$")
 _BEFORE_SUMS = ("if", "elif", "while", "until", "for", "!")
@@ -39,7 +41,7 @@ def tokens(text: str) -> list[Token]:
         char = text[at]
         if text.startswith("\\\n", at):
             at += 2
-        elif char in " \t":
+        elif char in _BLANKS:
             at += 1
         elif char == "#":
             at = _end_of_line(text, at)

@@ -12,6 +12,7 @@ from memcalc.events.course import Course
 from memcalc.extras import installation
 from memcalc.files import write_text
 from memcalc.report.grid import Grid
+from memcalc.text import json_safe
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def write_plot(
 
         from memcalc.events.document import timeline_document
 
-        write_text(path, json.dumps(timeline_document(course, title, source), ensure_ascii=False) + "\n")
+        write_text(path, json_safe(json.dumps(timeline_document(course, title, source), ensure_ascii=False)) + "\n")
     elif path.suffix.lower() == ".html":
         from memcalc.report.plots.html import course_page
 

@@ -10,7 +10,7 @@ from memcalc.events.course import Course
 from memcalc.events.outline import Outline
 from memcalc.files import writing
 from memcalc.report.labels import plural
-from memcalc.report.plots.markup import drawable
+from memcalc.report.plots.markup import drawable, heading
 from memcalc.report.plots.palette import LIMIT, RESERVED, colour, name
 from memcalc.report.plots.steps import Mark, phase_marks, step_marks
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes, format_number
@@ -50,7 +50,7 @@ def course_figure(course: Course, title: str, unit: Unit = "GiB") -> Figure:
     if outline.stretches:
         _stack(axes, outline, size)
         _peak(axes, course, outline, unit)
-    axes.set_title(drawable(title), loc="left", fontsize=12, fontweight="bold")
+    axes.set_title(heading(title), loc="left", fontsize=12, fontweight="bold")
     what = "requested" if course.allocated is None else "allocated"
     axes.set_ylabel(f"{unit} {what}")
     axes.set_xlim(0, max(outline.length, 1))

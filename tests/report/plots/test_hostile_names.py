@@ -17,7 +17,7 @@ import pytest
 from memcalc.cli.app import main
 from memcalc.events import write_events
 from memcalc.events.event import Event, Kind
-from memcalc.text import harmless
+from memcalc.text import harmless, json_safe
 
 OWNED = "owned-by-a-name"
 NAMES = (
@@ -137,3 +137,19 @@ def test_no_name_runs_in_a_browser(every_drawing: dict[tuple[str, str], Path], t
     for (name, _), path in every_drawing.items():
         if OWNED in name:  # the others cannot run anything
             assert title(path) != OWNED
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_name_of_thousands_of_signs_leaves_room_for_the_picture(tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text(json.dumps({"name": "long " * 600, "preset": "gpt2"}))
+
+    assert main(["estimate", str(tmp_path / "long.yaml"), "--plot", str(tmp_path / "long.svg")]) == 0
+
+
+def test_data_of_a_plot_has_no_control_characters(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(json.dumps({"name": "\u202eevil\x1b[31m##[x]", "preset": "gpt2"}))
+
+    assert main(["estimate", str(tmp_path / "run.yaml"), "--plot", str(tmp_path / "run.json")]) == 0
+    text = (tmp_path / "run.json").read_text()
+    assert json_safe(text) == text
+    assert "evil" in text

@@ -1,0 +1,146 @@
+"""Written layouts: the file and its settings, read back, are the same run: every row of the ledger, to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memcalc.api import estimate, load
+from memcalc.errors import InputError
+from memcalc.exporters.completing import export, named_program
+from memcalc.exporters.programs import DEGREES, PROGRAMS
+from memcalc.importers.loading import import_file
+from memcalc.spec.spec import Spec
+
+SMALL = {"num_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000}
+RUNS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "one GPU": ("gpt2", ("b=4",)),
+    "DDP": ("gpt2-large", ("dtype=fp16", "recipe=amp", "data_parallel=2", "gradient_accumulation_steps=7")),
+    "fp32": ("gpt2-large", ("dtype=fp32", "recipe=fp32")),
+    "FSDP2": ("llama-3-8b", ("zero_stage=3", "data_parallel=8", "b=2", "recompute=full")),
+    "HSDP": ("llama-3-8b", ("zero_stage=3", "data_parallel=16", "data_parallel_replicate=2", "recompute=every-2")),
+    "FSDP2 and tensors": (
+        "llama-3-8b",
+        ("zero_stage=3", "data_parallel=4", "tensor_parallel=2", "sequence_parallel=true"),
+    ),
+    "FSDP2 and contexts": ("llama-3-8b", ("zero_stage=3", "data_parallel=2", "context_parallel=4", "s=8192")),
+    "ZeRO 2": ("qwen2.5-7b", ("engine=deepspeed", "zero_stage=2", "data_parallel=8", "offload=optimizer")),
+    "ZeRO 3": ("qwen2.5-7b", ("zero_stage=3", "engine=deepspeed", "data_parallel=8", "offload=all", "max_grad_norm=1")),
+    "LoRA": ("mistral-7b", ("lora_r=16", "finetune=lora", "b=4", "recipe=amp", "implementation=huggingface")),
+    "QLoRA": ("llama-3-8b", ("finetune=qlora", "lora.rank=8", "optimizer=adam-8bit", "optimizer_options.paged=true")),
+    "a hub id": ("meta-llama/Llama-3.1-8B", ("b=2", "gradient_checkpointing=true")),
+    "a hub id, sharded": ("Qwen/Qwen3-8B", ("gpus=8", "zero_stage=3")),
+    "Megatron": (
+        "llama-3-70b",
+        (
+            *("tensor_parallel=8", "pipeline_parallel=4", "data_parallel=2", "sequence_parallel=true"),
+            *("implementation=megatron", "recipe=megatron"),
+        ),
+    ),
+    "Megatron's experts": (
+        "mixtral-8x7b",
+        ("data_parallel=8", "expert_parallel=8", "implementation=megatron", "recipe=megatron", "zero_stage=1"),
+    ),
+    "pipeline": ("llama-3-8b", ("pipeline_parallel=4", "data_parallel=2", "gradient_accumulation_steps=8")),
+    "a plan": ("llama-3-8b", ('recompute=[0, 1, "2-5"]',)),
+    "no known model": ({"name": "\x1b[31m\n::error::x: {[", "model": SMALL}, ("zero_stage=3", "data_parallel=2")),
+}
+
+
+def run(name: str) -> tuple[Spec, str | None]:
+    source, words = RUNS[name]
+    return load(source, *words, gpu="h100-80gb"), source if isinstance(source, str) else None
+
+
+QUICK = {"one GPU", "FSDP2", "ZeRO 2", "LoRA", "a hub id", "Megatron", "no known model"}
+
+
+def pairs() -> list[tuple[str, str]]:
+    return [(name, program) for name in RUNS for program in PROGRAMS if not PROGRAMS[program].refusal(run(name)[0])]
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [pytest.param(*pair, marks=() if pair[0] in QUICK else pytest.mark.long) for pair in pairs()],
+)
+def test_a_file_and_its_settings_are_the_run(name: str, program: str, tmp_path: Path) -> None:
+    spec, model = run(name)
+    path = tmp_path / f"run{PROGRAMS[program].suffixes[0]}"
+
+    written = export(spec, program, path, model)
+    path.write_text(written.text)
+    back = load(path, *written.settings, gpu=written.gpu)
+
+    imported = import_file(path, written.settings)
+    assert imported is not None
+    assert imported.unknown == ()
+    expected, found = estimate(spec), estimate(back)
+    assert found.ledger.rows == expected.ledger.rows
+    assert found.ledger.totals == expected.ledger.totals
+    assert back.parallelism == spec.parallelism
+
+
+def test_every_program_has_runs_of_each_kind_that_it_can_run() -> None:
+    written = pairs()
+    for name, program in PROGRAMS.items():
+        specs = [run(each)[0] for each, of in written if of == name]
+        assert {spec.parallelism.engine for spec in specs} >= set(program.engines) - {"fsdp1"}
+        assert {each for each in DEGREES if any(getattr(spec.parallelism, each) > 1 for spec in specs)} >= set(
+            program.degrees
+        ) - {"expert_parallel", "context_parallel", "pipeline_parallel"}
+
+
+def test_what_a_file_holds_is_not_set_beside_it(tmp_path: Path) -> None:
+    """The Trainer's own run needs nothing; Megatron-LM's script has model, layout and batch."""
+    spec, model = run("a hub id")
+    assert export(spec, "trainer", tmp_path / "run.yaml", model).settings == ()
+    script = export(run("Megatron")[0], "megatron", tmp_path / "run.sh", None)
+    assert script.settings == ("preset=llama-3-70b", "dropout=null")
+    for words in (
+        "--tensor-model-parallel-size 8",
+        "--pipeline-model-parallel-size 4",
+        "--nnodes 8",
+        "--num-layers 80",
+    ):
+        assert words in script.text
+    assert script.command("run.sh")[:5] == ["memcalc", "estimate", "run.sh", "--gpu", "h100-80gb"]
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "file", "message"),
+    [
+        (
+            "one GPU",
+            "nemo",
+            "run.yaml",
+            "'nemo' is not a program whose file can be written. Use accelerate, deepspeed,",
+        ),
+        ("one GPU", "torchtitan", "run.yaml", "a file of torchtitan ends in .toml. Write run.toml."),
+        ("one GPU", "deepspeed", ".hidden", "a file of DeepSpeed ends in .json. Write .hidden.json."),
+        (
+            "Megatron",
+            "accelerate",
+            "run.yaml",
+            "Accelerate does not shard as engine = megatron does. Use --as megatron.",
+        ),
+        (
+            "pipeline",
+            "trainer",
+            "run.yaml",
+            "transformers' Trainer has no pipeline_parallel = 4 with engine = ddp. Use",
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_refused(name: str, program: str, file: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        export(run(name)[0], program, file)
+
+    assert message in str(caught.value)
+
+
+def test_generation_has_no_file() -> None:
+    with pytest.raises(InputError, match="describes training, and this is generation"):
+        export(load("gpt2", "inference.batch_size=2"), "trainer", "run.yaml")
+    assert named_program("trainer", "run.yml").label == "transformers' Trainer"
