@@ -101,7 +101,7 @@ class Watch:
             torch._C._set_sdp_use_cudnn = lambda _: switch(False)  # noqa: SLF001 -- likewise
             switch(False)
         masks.take_masks_as_full(torch, self.library)
-        values.begin(self.library, FOLDER, same_for_all=WORST_ROUTING)
+        values.begin(torch, self.library, FOLDER, same_for_all=WORST_ROUTING)
         torch.cuda._lazy_call(self.begin)  # noqa: SLF001 -- what torch itself calls to be told
         self.keep_peaks()
         optimizers = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the name
