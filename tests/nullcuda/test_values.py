@@ -245,6 +245,26 @@ def test_tensors_make_others_of_their_type(dry_run: Script) -> None:
     assert dry_run(LEGACY).outcome == DONE
 
 
+MAPPED = """
+import torch
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+def padded(device):
+    mask = torch.ones(2, 8, dtype=torch.long, device=device).tril(5).bool()
+    batch, key = torch.arange(2, device=device), torch.arange(8, device=device)
+    over_keys = torch.vmap(lambda b, k: mask[b, k], in_dims=(None, 0))
+    with TransformGetItemToIndex():
+        return torch.vmap(over_keys, in_dims=(0, None))(batch, key).tolist()
+
+assert padded("cuda") == padded("cpu")
+"""
+
+
+def test_masks_that_vmap_makes_are_known(dry_run: Script) -> None:
+    """transformers 4.53 to 4.57 make a padded mask so, with a higher-order operator."""
+    assert dry_run(MAPPED).outcome == DONE
+
+
 STALE = """
 import torch
 big = torch.randn(300, device="cuda")
