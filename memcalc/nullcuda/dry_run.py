@@ -73,7 +73,10 @@ def run(
         keep_room(reports)
         variables = environment(card, gpus, pythons=pythons, reports=reports, **options)
         start = time.monotonic()
-        ending = run_to_end(words, os.environ | variables, str(reports), timeout=timeout, stdout=stdout)
+        try:
+            ending = run_to_end(words, os.environ | variables, timeout=timeout, stdout=stdout)
+        finally:
+            end_all(str(reports))  # nothing, unless the supervisor was killed
         seconds = time.monotonic() - start
         processes = read_reports(reports, found)
         lost = len(list(reports.glob("*.lost")))
@@ -88,7 +91,7 @@ def run(
 def end_abandoned() -> None:
     """End what dry runs that were killed have left running; their directories go with the next one that is made."""
     for folder in stale_folders(REPORTS, Path(tempfile.gettempdir())):
-        end_all(str(folder), signal.SIGTERM)
+        end_all(str(folder))
 
 
 def keep_room(folder: Path) -> None:
@@ -122,11 +125,11 @@ def read_reports(folder: Path, card: Card) -> list[tuple[Process, bool]]:
 def read_books(path: Path) -> Books | None:
     """The figures of `struct books` in src/device.c; None: the process has none."""
     try:
-        numbers = struct.unpack(f"<{2 + MOST_DEVICES}q", path.read_bytes())
+        numbers = struct.unpack(f"<{3 + MOST_DEVICES}q", path.read_bytes())
     except (OSError, struct.error):
         return None
-    devices, communicator_bytes, *most = numbers
-    return Books(tuple(most[:devices]), communicator_bytes)
+    devices, communicator_bytes, steps, *most = numbers
+    return Books(tuple(most[:devices]), communicator_bytes, steps)
 
 
 def _outcome(ending: Ending, processes: tuple[Process, ...], *, stopped: bool) -> str:

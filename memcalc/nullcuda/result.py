@@ -66,10 +66,12 @@ class Books:
     Args:
         most_bytes: the most that each card held, context and loaded kernels included.
         communication_bytes: of these, NCCL's.
+        steps: optimizer steps that the process had taken.
     """
 
     most_bytes: tuple[int, ...]
     communication_bytes: int
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +386,7 @@ def process_from_report(report: Mapping[str, Any], books: Books | None = None, c
         rank=rank,
         arguments=tuple(report["arguments"]),
         torch=report["torch"],
-        steps=report["steps"],
+        steps=max(report["steps"], 0 if books is None else books.steps),
         failure=None if report["failure"] is None else (report["failure"][0], report["failure"][1]),
         usages=tuple(usages),
         allocations=tuple(Allocation(process=number, **allocation) for allocation in report["allocations"]),

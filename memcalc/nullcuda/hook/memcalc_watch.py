@@ -208,6 +208,7 @@ class Watch:
     def after_step(self, optimizer: Any, *_: Any) -> None:
         """Called after each step of any optimizer."""
         steps = self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
+        self.library.null_note_steps(ctypes.c_int64(max(self.steps.values())))
         if STEPS and steps >= STEPS:
             self.stopped = True
             self.report()

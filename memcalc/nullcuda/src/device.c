@@ -60,7 +60,7 @@ static struct {
 
 /* The same figures in a file, where they are as they were when the process was killed, in whatever it was doing. */
 struct books {
-    int64_t devices, communicator_bytes;
+    int64_t devices, communicator_bytes, steps;
     int64_t most[MOST_DEVICES];
 };
 static struct books *books; /* NULL: none is kept */
@@ -209,6 +209,13 @@ API int null_keep_books(const char *path) {
     books = made;
     pthread_mutex_unlock(&lock);
     return 1;
+}
+
+/* The optimizer steps that the process has taken; the hook counts them. */
+API void null_note_steps(int64_t steps) {
+    lock_books();
+    if (books != NULL) books->steps = steps;
+    pthread_mutex_unlock(&lock);
 }
 
 int null_commit(int device, size_t size) {
