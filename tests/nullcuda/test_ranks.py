@@ -11,7 +11,7 @@ from memcalc.errors import InputError
 from memcalc.nullcuda import environment, run
 from memcalc.nullcuda.cards import NCCL_FIRST_BYTES, NCCL_FURTHER_BYTES
 from memcalc.nullcuda.result import DONE
-from tests.nullcuda.scripts import TWO_STEPS_OF_DDP
+from tests.nullcuda.scripts import TWO_STEPS_OF_DDP, Script
 
 TALKS = """
 import json, multiprocessing, os, sys, time, torch, torch.distributed as dist
