@@ -265,6 +265,25 @@ def test_masks_that_vmap_makes_are_known(dry_run: Script) -> None:
     assert dry_run(MAPPED).outcome == DONE
 
 
+FINITE = """
+import torch
+gradient = torch.randn(1000, device="cuda", dtype=torch.bfloat16)
+norm = gradient.float().norm()
+known = torch.tensor([1.0, float("inf"), float("nan")], device="cuda")
+overflows = torch.isfinite(gradient.amax()).logical_and(torch.isfinite(gradient.amin())).logical_not()
+print(overflows.item(), (~norm.isfinite()).any().item(), gradient.isfinite().all().item(), known.isfinite().tolist(),
+      torch.isinf(norm).item(), torch.isnan(norm).item(), torch.arange(2, device="cuda").isfinite().tolist())
+"""
+
+
+def test_what_no_kernel_computed_is_finite(dry_run: Script, dry_run_here: Path) -> None:
+    """DeepSpeed skips each step with a gradient that is not, and would come to none."""
+    assert dry_run(FINITE).outcome == DONE
+
+    out = (dry_run_here / "out").read_text().strip()
+    assert out == "False False True [True, False, False] False False [True, True]"
+
+
 STALE = """
 import torch
 big = torch.randn(300, device="cuda")

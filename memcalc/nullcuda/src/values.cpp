@@ -33,6 +33,7 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -205,7 +206,7 @@ struct Rules {
     bool view = false;      /* its results lie in the storage of its inputs */
     bool overwrites = false; /* what was in `self` before is not read */
     bool dynamic = false;   /* how large its results are depends on values */
-    bool ruled = false;     /* what it gives for unknown values is decided elsewhere (hook/memcalc_masks.py) */
+    bool ruled = false;     /* what it gives for unknown values is decided by its kernel (hook/memcalc_masks.py) */
     bool seeded = false;
     bool chooses = false;   /* its last result are indices */
 };
@@ -230,7 +231,7 @@ const Rules &rules_of(const OperatorHandle &op) {
     rules.leaf = (op.hasKernelForDispatchKey(DispatchKey::CUDA) || rules.overwrites) && name != "aten::record_stream";
     for (const std::string chooser : CHOOSING)
         rules.chooses |= "aten::" + chooser == name + (schema->overload_name().empty() ? "" : "." + schema->overload_name());
-    rules.ruled = name == "aten::all" || name == "aten::nonzero";
+    rules.ruled = name == "aten::all" || name == "aten::nonzero" || name == "aten::isfinite";
     for (const auto &result : schema->returns())
         rules.view |= result.alias_info() != nullptr && !result.alias_info()->isWrite();
     for (auto tag : op.getTags()) {
@@ -552,6 +553,22 @@ void choose(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
     choices += depth == 1;
 }
 
+/* What no kernel has computed is finite: programs skip the step of a gradient that is not. The same operators as
+ * PyTorch's own (aten/src/ATen/native/TensorCompare.cpp), which has none for CUDA. */
+Tensor isfinite(const Tensor &self) {
+    if (!c10::isFloatingType(self.scalar_type())) return self.eq(self);
+    const auto found = self.eq(self).mul(self.abs().ne(std::numeric_limits<double>::infinity()));
+    if (!keepable(found)) return found;
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        const Shadow *shadow = find(found);
+        if (shadow != nullptr && shadow->level != UNKNOWN) return found;
+    }
+    mark(found);
+    remember(found, at::zeros(found.sizes(), at::TensorOptions().dtype(at::kBool)).fill_(true), ASSUMED);
+    return found;
+}
+
 void assume_choices(torch::Library &library) {
     for (const char *name : CHOOSING) {
         const auto op = c10::Dispatcher::singleton().findSchema(
@@ -572,6 +589,8 @@ EXPORT int values_begin(int same_for_all) {
     c10::WarningUtils::WarningHandlerGuard quiet(&silent); /* of kernels that are overridden */
     crowded = same_for_all != 0;
     try {
+        registered.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", DispatchKey::CUDA, __FILE__, __LINE__));
+        registered.back()->impl("isfinite", TORCH_FN(isfinite));
         registered.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "_", KEY, __FILE__, __LINE__));
         registered.back()->fallback(torch::CppFunction::makeFromBoxedFunction<&handle_high>());
         registered.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "_", LOW_KEY, __FILE__, __LINE__));
