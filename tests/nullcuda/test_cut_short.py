@@ -79,7 +79,7 @@ ctypes.PyDLL(None).sleep(600)
         """
 import torch.distributed as dist
 if "RANK" not in os.environ:
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", __file__]
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
     os.execv(words[0], words)
 rank = int(os.environ["RANK"])
 torch.cuda.set_device(rank)
