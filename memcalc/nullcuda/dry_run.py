@@ -36,6 +36,7 @@ from memcalc.spec.cards import Card
 REPORTS = "memcalc-dry-run-"  # how the directories of reports are called
 RESERVE = "reserve"  # as hook/memcalc_watch.py has it
 MOST_DEVICES = 64  # as src/device.c has it
+SIGNALS = 128  # exit codes above it are those of signals
 RESERVED = 1 << 20  # bytes; a report has some thousand, with the history of allocations a hundred times that
 
 
@@ -125,11 +126,12 @@ def read_reports(folder: Path, card: Card) -> list[tuple[Process, bool]]:
 def read_books(path: Path) -> Books | None:
     """The figures of `struct books` in src/device.c; None: the process has none."""
     try:
-        numbers = struct.unpack(f"<{3 + MOST_DEVICES}q", path.read_bytes())
+        numbers = struct.unpack(f"<{3 + 2 * MOST_DEVICES}q", path.read_bytes())
     except (OSError, struct.error):
         return None
     devices, communicator_bytes, steps, *most = numbers
-    return Books(tuple(most[:devices]), communicator_bytes, steps)
+    ooms = most[MOST_DEVICES:][:devices]
+    return Books(tuple(most[:devices]), communicator_bytes, steps, tuple(ooms))
 
 
 def _outcome(ending: Ending, processes: tuple[Process, ...], *, stopped: bool) -> str:
@@ -141,8 +143,13 @@ def _outcome(ending: Ending, processes: tuple[Process, ...], *, stopped: bool) -
         return STOPPED if stopped else DONE
     if any(process.died_of_memory for process in processes):
         return OUT_OF_MEMORY
-    # A worker that passes its exception on to its parent ends without one of its own.
-    if all(process.failure is None for process in processes) and any(process.ran_out for process in processes):
+    # A worker that passes its exception on to its parent ends without one of its own; a killed one may have caught it.
+    by_signal = ending.code > SIGNALS
+    if (
+        not by_signal
+        and all(process.failure is None for process in processes)
+        and any(process.ran_out for process in processes)
+    ):
         return OUT_OF_MEMORY
     if ending.code == 128 + signal.SIGINT:
         return INTERRUPTED

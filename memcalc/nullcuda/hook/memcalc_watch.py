@@ -145,6 +145,10 @@ class Watch:
         self.choose_kernels()  # not before: asking PyTorch for its architectures forbids CUDA after a fork
         if REPORTS:
             self.library.null_keep_books(f"{self.path()}.books".encode())
+            # In the books at once: the program may catch the error, and be killed before the next report.
+            self.torch._C._cuda_attach_out_of_memory_observer(  # noqa: SLF001 -- as PyTorch's guide to snapshots does
+                lambda device, *_: self.library.null_note_oom(device)
+            )
             self.report(allocations=False)
             threading.Thread(target=self.report_while_running, name="memcalc", daemon=True).start()
         if HISTORY:

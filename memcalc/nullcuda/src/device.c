@@ -62,6 +62,7 @@ static struct {
 struct books {
     int64_t devices, communicator_bytes, steps;
     int64_t most[MOST_DEVICES];
+    int64_t ooms[MOST_DEVICES]; /* out-of-memory errors of PyTorch's allocator */
 };
 static struct books *books; /* NULL: none is kept */
 
@@ -215,6 +216,13 @@ API int null_keep_books(const char *path) {
 API void null_note_steps(int64_t steps) {
     lock_books();
     if (books != NULL) books->steps = steps;
+    pthread_mutex_unlock(&lock);
+}
+
+/* An out-of-memory error has been raised; the hook learns of it. */
+API void null_note_oom(int device) {
+    lock_books();
+    if (books != NULL && device >= 0 && device < visible) books->ooms[device]++;
     pthread_mutex_unlock(&lock);
 }
 
