@@ -122,7 +122,7 @@ $(LIGHT): pyproject.toml constraints.txt | $(BIN)/python
 # torch is pinned by constraints.txt: unpinned, pip takes the newest build, on Linux with gigabytes of CUDA libraries,
 # and tests that count saved tensors to the byte would run against a release nobody has looked at.
 $(FULL): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) -e ".[dev,hf,peft,null,parquet,plan,plot]"
+	$(PIP_INSTALL) -e ".[dev,hf,peft,null,parquet,plan,plot,cluster]"
 	@touch $(LIGHT) $@
 
 # PyTorch's CUDA build without NVIDIA's libraries, for the tests of the null device. `===` takes PyPI's own build, also

@@ -17,6 +17,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "plan": ("scipy>=1.11",),
     "plot": ("matplotlib>=3.8",),
     "browser": ("playwright>=1.45",),
+    "cluster": ("dask>=2025.1", "distributed>=2025.1"),
     "parquet": ("pyarrow>=15",),
 }
 

@@ -11,7 +11,7 @@ from memcalc.api.diagnosing import oom
 from memcalc.api.measuring import beside, compare_records, measure, measure_suite
 from memcalc.api.recomputing import describes_chain, recompute, recompute_chain, verified
 from memcalc.api.running import dry_run, replay, trace
-from memcalc.api.searching import check, checked_results, fit, sweep
+from memcalc.api.searching import check, checked_results, fit, sweep, sweep_command, sweep_runs
 from memcalc.api.sizing import diff, estimate
 from memcalc.api.sources import Source, load, load_to_run
 
@@ -35,6 +35,8 @@ __all__ = [
     "recompute_chain",
     "replay",
     "sweep",
+    "sweep_command",
+    "sweep_runs",
     "trace",
     "verified",
 ]

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from memcalc.api.sources import Source, assignments, run_of
+from memcalc.api.sources import Source, assignments, load_to_run, run_of
 from memcalc.progress import Progress, silent
 
 if TYPE_CHECKING:
+    from memcalc.cells.cell import Cells
+    from memcalc.cells.sweep import Told
     from memcalc.checking.report import CheckReport
     from memcalc.engine import Grid, Table
     from memcalc.fitting.answer import Fit
     from memcalc.ledger.result import Result
+    from memcalc.nullcuda.options import Options
+    from memcalc.spec.spec import Spec
 
 _T = TypeVar("_T")
+
+
+def _told_nobody(*_: object) -> None:
+    pass
 
 
 def sweep(
@@ -48,6 +56,83 @@ def sweep(
 
     table = evaluate(source, axes, *overrides, gpu=gpu, gpus_per_node=gpus_per_node, progress=progress)
     return replayed(table, replay, progress)
+
+
+def sweep_runs(  # noqa: PLR0913 -- what the command has options for
+    source: Source,
+    axes: Mapping[Any, Iterable[object]] | Grid,
+    *overrides: str,
+    cells: str | Path,
+    by: str = "trace",
+    gpu: str | None = None,
+    steps: int = 3,
+    python: str | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    tell: Told = _told_nobody,
+) -> Cells:
+    """Trace every configuration of a grid, each in a process of its own. Loads NumPy; its processes load torch.
+
+    Args:
+        source: as for `load`.
+        axes: as for `sweep`.
+        overrides: as for `load`, applied to all.
+        cells: the file in which each answer is kept when its run ends. Runs that it has an answer of are not repeated.
+        by: "trace": on fake tensors; "null": on the null device.
+        gpu: as for `load`.
+        steps: optimizer steps of each run.
+        python: as for `trace`.
+        workers: processes at a time; None: as many as there are cores.
+        scheduler: address of an existing Dask cluster, whose workers run the processes; None: this machine.
+        tell: called for each cell that has ended, with how many have, and how many there are.
+    """
+    from memcalc.api.sources import load
+    from memcalc.cells.requests import traced_cells
+    from memcalc.cells.sweep import run_cells
+    from memcalc.engine.grid import Grid
+
+    grid = axes if isinstance(axes, Grid) else Grid(axes)
+
+    def loaded(values: tuple[str, ...]) -> Spec:
+        return load_to_run(source, *overrides, *values, gpu=gpu)
+
+    found = traced_cells(by, grid, loaded, steps, python)
+    name = load(source, *overrides, gpu=gpu).name
+    return run_cells(name, found, Path(cells), workers=workers, scheduler=scheduler, tell=tell)
+
+
+def sweep_command(
+    command: Sequence[str],
+    axes: Mapping[str, Sequence[object]],
+    *,
+    cells: str | Path,
+    gpu: str | None = None,
+    gpus: int = 1,
+    timeout: float | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    tell: Told = _told_nobody,
+    **options: Unpack[Options],
+) -> Cells:
+    """Dry-run a command for every combination of values, each of which takes the place of its {name} in the command.
+
+    Args:
+        command: the program and its arguments.
+        axes: the values of each name; those of "gpu" are the GPUs that it runs on.
+        cells: as for `sweep_runs`.
+        gpu: as for `dry_run`.
+        gpus: as for `dry_run`.
+        timeout: seconds for each run.
+        workers: as for `sweep_runs`.
+        scheduler: as for `sweep_runs`.
+        tell: as for `sweep_runs`.
+        options: see `memcalc.nullcuda.options.Options`.
+    """
+    from memcalc.cells.requests import command_cells
+    from memcalc.cells.sweep import run_cells
+
+    found = command_cells(command, axes, gpu, gpus=gpus, timeout=timeout, options=options)
+    return run_cells(" ".join(command), found, Path(cells), workers=workers, scheduler=scheduler, tell=tell)
 
 
 def fit(  # noqa: PLR0913 -- what the command has options for

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import Config, Gpu, Set, Units
+from memcalc.cli.options import Gpu, Set, Units, complete_config
+from memcalc.units import Unit
 
 VARY_HELP = "A field and its values: b=1..64, s=1024..8192..1024, recompute=none,selective,full. Repeatable."
 NODE_HELP = "Exclude layouts with tensor parallelism over more GPUs than a node has."
 REPLAY_HELP = "Also replay the N configurations closest to the GPU's usable memory."
 OUTPUT_HELP = "Also write every configuration: .csv, .json, or .parquet (needs pyarrow). Repeatable."
+CONFIG_HELP = "A configuration as for `memcalc estimate`; with --by dry-run: -- COMMAND, with {FIELD} in it."
+BY_HELP = (
+    "formulas: estimate each cell. trace: run it on fake tensors; null: on the null device; dry-run: run COMMAND. Each "
+    "of these runs in a process of its own."
+)
+CELLS_HELP = "Keep the result of each run in this file, and do not repeat the runs that it has."
+WORKERS_HELP = "Processes at a time; default: the cores of this machine."
+SCHEDULER_HELP = "Run on an existing Dask cluster, such as tcp://10.0.0.1:8786."
+STEPS_HELP = "Optimizer steps of each run; default: 3 for traces, all for commands."
 PLOT_HELP = "Draw the maps with the boundary of what fits: .svg or .html. Repeatable."
+
+CELLS = Path("memcalc-cells.jsonl")
 
 
 def command(
-    config: Config,
+    words: Annotated[list[str], typer.Argument(metavar="CONFIG", help=CONFIG_HELP, autocompletion=complete_config)],
     *,
+    by: Annotated[Literal["formulas", "trace", "null", "dry-run"], typer.Option(help=BY_HELP)] = "formulas",
     vary: Annotated[list[str] | None, typer.Option("--vary", metavar="FIELD=VALUES", help=VARY_HELP)] = None,
     overrides: Set = None,
     gpu: Gpu = None,
@@ -31,14 +45,75 @@ def command(
     ] = False,
     output: Annotated[list[Path] | None, typer.Option("--output", "-o", metavar="FILE", help=OUTPUT_HELP)] = None,
     plot: Annotated[list[Path] | None, typer.Option("--plot", metavar="FILE", help=PLOT_HELP)] = None,
+    cells: Annotated[Path, typer.Option(metavar="FILE", help=CELLS_HELP)] = CELLS,
+    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help=WORKERS_HELP)] = None,
+    scheduler: Annotated[str | None, typer.Option(metavar="ADDRESS", help=SCHEDULER_HELP)] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help=STEPS_HELP)] = None,
+    python: Annotated[
+        str | None, typer.Option(metavar="PYTHON", help="With --by null: a Python with a CUDA build of torch.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(metavar="N", min=1, help="Of a command: GPUs of the simulated machine.")] = 1,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="S", min=0.1, help="Of a command: end each run after S seconds.")
+    ] = None,
+    skip_init: Annotated[bool, typer.Option("--skip-init", help="Of a command: as for `memcalc dry-run`.")] = False,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Of a command: as for `memcalc dry-run`.")
+    ] = False,
 ) -> None:
-    """Estimate a grid of configurations and show what fits.
+    """Estimate or run a grid of configurations, and show what fits.
 
     Each has the allocated memory of `memcalc estimate`. Bounds decide what fits and what does not; the rest is close.
     The Pareto front is replayed, as `estimate` replays every run. What is invalid is excluded, with the reason.
 
+    With --by trace, null or dry-run each cell is a run. Its result is kept when it ends: the same command goes on where
+    an interrupted sweep was.
+
     Example: memcalc sweep llama-3-8b --gpu h100-80gb --vary b=1..32 --vary recompute=none,full
+
+    Example: memcalc sweep --by dry-run --gpu h100-80gb --vary batch=1,2,4 -- python train.py --batch-size {batch}
     """
+    from memcalc.cli.cells import of_formulas, of_runs, run_cells, show_cells, single
+
+    traced = {"steps": steps, "python": python}
+    dry = {"steps": steps, "gpus": gpus, "timeout": timeout, "skip_init": skip_init, "random_weights": random_weights}
+    place = {"workers": workers, "scheduler": scheduler}
+    if by == "formulas":
+        of_runs(traced | dry | place | {"cells": cells if cells != CELLS else None})
+        files = {"output": output or (), "plot": plot or ()}
+        _estimate(
+            single(words),
+            vary or (),
+            overrides or (),
+            gpu,
+            **files,
+            form=form,
+            units=units,
+            listed=listed,
+            replay=replay,
+            gpus_per_node=gpus_per_node,
+        )
+        return
+    of_formulas({"replay": replay, "gpus_per_node": gpus_per_node, "plot": plot}, output or ())
+    found = run_cells(by, words, vary or (), overrides or (), gpu, file=cells, traced=traced, dry=dry, place=place)
+    show_cells(found, cells, form, units, output or (), listed=listed)
+
+
+def _estimate(
+    config: str,
+    vary: Sequence[str],
+    overrides: Sequence[str],
+    gpu: str | None,
+    output: Sequence[Path],
+    plot: Sequence[Path],
+    *,
+    form: str,
+    units: Unit,
+    listed: bool,
+    replay: int,
+    gpus_per_node: int | None,
+) -> None:
+    """A grid of estimates."""
     from memcalc import api
     from memcalc.cli.output import WrittenFiles
     from memcalc.engine.varying import parse_axes
@@ -47,14 +122,14 @@ def command(
     from memcalc.report.progress import shown_progress
     from memcalc.report.sweeps.files import PICTURES, check_output, write_output, write_picture
 
-    for path in output or ():
+    for path in output:
         check_output(path)
-    for path in plot or ():
+    for path in plot:
         check_place(path, PICTURES)
-    grid = parse_axes(vary or ())
+    grid = parse_axes(vary)
     with shown_progress() as progress:
         table = api.sweep(
-            config, grid, *(overrides or ()), gpu=gpu, gpus_per_node=gpus_per_node, replay=replay, progress=progress
+            config, grid, *overrides, gpu=gpu, gpus_per_node=gpus_per_node, replay=replay, progress=progress
         )
     if not table.possible.any():
         several = f"none of {len(table):,} configurations is valid; the first"
@@ -62,11 +137,11 @@ def command(
     first = table.spec(int(table.possible.argmax()))
     name = first.name
     files = WrittenFiles()
-    for path in output or ():
+    for path in output:
         with files.writing():
             write_output(path, table, name, first.origin.notes)
     card = None if "hardware.gpu" in table.grid.fields else first.hardware.gpu
-    for path in plot or ():
+    for path in plot:
         with files.writing():
             write_picture(path, table, f"{name} on {card}" if card else name, units)
     if form == "json":

@@ -17,11 +17,11 @@ MOST_STRUCTURES = 50_000  # that differ in more than their batches: some 5 milli
 _RANGE = re.compile(r"([0-9]{1,30})\.\.([0-9]{1,30})(?:\.\.([0-9]{1,30}))?")
 
 
-def parse_axes(texts: Iterable[str]) -> Grid:
-    """The grid of some `--vary` texts.
+def parse_values(texts: Iterable[str]) -> dict[str, list[Value]]:
+    """The values of each name of some `--vary` texts.
 
     Raises:
-        InputError: a text that is no axis, an unknown field, or more configurations than a sweep takes.
+        InputError: a text that is no axis.
     """
     axes: dict[str, list[Value]] = {}
     for text in texts:
@@ -34,6 +34,16 @@ def parse_axes(texts: Iterable[str]) -> Grid:
         axes[name.strip()] = _values(values, where)
     if not axes:
         raise InputError("nothing is varied.", "Name a field: --vary micro_batch_size=1..64", "--vary")
+    return axes
+
+
+def parse_axes(texts: Iterable[str]) -> Grid:
+    """The grid of some `--vary` texts.
+
+    Raises:
+        InputError: a text that is no axis, an unknown field, or more configurations than a sweep takes.
+    """
+    axes = parse_values(texts)
     try:
         grid = Grid(axes)
     except InputError as error:

@@ -18,7 +18,11 @@ from memcalc.spec.reading import names_hub_id
 from memcalc.spec.spec import Spec
 
 # What a program may leave to whoever starts it, without which a file is not read.
-_FIRST: tuple[tuple[str, ...], ...] = (("parallelism", "data_parallel"), ("parallelism", "zero_stage"), ("parallelism", "engine"))
+_FIRST: tuple[tuple[str, ...], ...] = (
+    ("parallelism", "data_parallel"),
+    ("parallelism", "zero_stage"),
+    ("parallelism", "engine"),
+)
 # What follows from fields that are compared, and whose defaults the fields had before they were resolved.
 _NO_MEMORY = (("training", "global_batch_size"), ("training", "framework"))
 _ROUNDS = 6  # a setting may change what other fields default to

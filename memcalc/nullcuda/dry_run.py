@@ -36,6 +36,7 @@ from memcalc.spec.cards import Card
 REPORTS = "memcalc-dry-run-"  # how the directories of reports are called
 RESERVE = "reserve"  # as hook/memcalc_watch.py has it
 MOST_DEVICES = 64  # as src/device.c has it
+SIGNALS = 128  # exit codes above it are those of signals
 RESERVED = 1 << 20  # bytes; a report has some thousand, with the history of allocations a hundred times that
 
 
@@ -73,7 +74,10 @@ def run(
         keep_room(reports)
         variables = environment(card, gpus, pythons=pythons, reports=reports, **options)
         start = time.monotonic()
-        ending = run_to_end(words, os.environ | variables, str(reports), timeout=timeout, stdout=stdout)
+        try:
+            ending = run_to_end(words, os.environ | variables, timeout=timeout, stdout=stdout)
+        finally:
+            end_all(str(reports))  # nothing, unless the supervisor was killed
         seconds = time.monotonic() - start
         processes = read_reports(reports, found)
         lost = len(list(reports.glob("*.lost")))
@@ -88,7 +92,7 @@ def run(
 def end_abandoned() -> None:
     """End what dry runs that were killed have left running; their directories go with the next one that is made."""
     for folder in stale_folders(REPORTS, Path(tempfile.gettempdir())):
-        end_all(str(folder), signal.SIGTERM)
+        end_all(str(folder))
 
 
 def keep_room(folder: Path) -> None:
@@ -122,11 +126,12 @@ def read_reports(folder: Path, card: Card) -> list[tuple[Process, bool]]:
 def read_books(path: Path) -> Books | None:
     """The figures of `struct books` in src/device.c; None: the process has none."""
     try:
-        numbers = struct.unpack(f"<{2 + MOST_DEVICES}q", path.read_bytes())
+        numbers = struct.unpack(f"<{3 + 2 * MOST_DEVICES}q", path.read_bytes())
     except (OSError, struct.error):
         return None
-    devices, communicator_bytes, *most = numbers
-    return Books(tuple(most[:devices]), communicator_bytes)
+    devices, communicator_bytes, steps, *most = numbers
+    ooms = most[MOST_DEVICES:][:devices]
+    return Books(tuple(most[:devices]), communicator_bytes, steps, tuple(ooms))
 
 
 def _outcome(ending: Ending, processes: tuple[Process, ...], *, stopped: bool) -> str:
@@ -138,8 +143,13 @@ def _outcome(ending: Ending, processes: tuple[Process, ...], *, stopped: bool) -
         return STOPPED if stopped else DONE
     if any(process.died_of_memory for process in processes):
         return OUT_OF_MEMORY
-    # A worker that passes its exception on to its parent ends without one of its own.
-    if all(process.failure is None for process in processes) and any(process.ran_out for process in processes):
+    # A worker that passes its exception on to its parent ends without one of its own; a killed one may have caught it.
+    by_signal = ending.code > SIGNALS
+    if (
+        not by_signal
+        and all(process.failure is None for process in processes)
+        and any(process.ran_out for process in processes)
+    ):
         return OUT_OF_MEMORY
     if ending.code == 128 + signal.SIGINT:
         return INTERRUPTED

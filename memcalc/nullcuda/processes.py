@@ -1,7 +1,8 @@
-"""A command with all that it starts: run in a session of its own, and ended without leaving anything behind.
+"""A command with all that it starts: run under a supervisor, and ended without leaving anything behind.
 
-Launchers give their workers sessions of their own, so the command's session does not hold them all. Every process of
-a dry run carries the folder of its reports in its environment, and by that it is found in /proc too.
+The supervisor (`supervisor.py`) finds every process of the command, and ends them when this process is killed, too.
+Where it was killed itself, what is left is found by its environment, in which every process of a dry run has the
+directory of its reports, unless it was started without one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +21,8 @@ from typing import IO
 GRACE = 3.0  # seconds between asking a process to end, when it writes its report, and killing it
 LEFT_BEHIND = 1.0  # seconds that helpers of a command get to end by themselves after it has ended
 PAUSE = 0.02  # seconds between two looks
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,6 @@ class Ending:
 def run_to_end(
     command: Sequence[str],
     environment: dict[str, str],
-    marker: str,
     *,
     timeout: float | None = None,
     stdout: int | IO[str] | None = None,
@@ -42,65 +45,76 @@ def run_to_end(
 
     Args:
         command: what to run.
-        environment: all of it; `marker` is one of its values, and no other process has it.
-        marker: by which the processes are found.
+        environment: all of it.
         timeout: seconds; None: as long as it takes.
         stdout: where its output goes; None: where ours does.
+
+    Raises:
+        OSError: the command cannot be started.
     """
     timed_out = interrupted = False
-    with subprocess.Popen(command, env=environment, stdout=stdout, start_new_session=True) as child:  # noqa: S603 -- the user's own command
+    orders, ordering = os.pipe()
+    status, writing = os.pipe()
+    words = [str(SUPERVISOR), str(orders), str(writing), str(GRACE), str(LEFT_BEHIND), *command]
+    try:
+        child = subprocess.Popen(  # noqa: S603 -- the user's own command
+            [sys.executable, "-I", "-S", *words],
+            env=environment,
+            stdout=stdout,
+            pass_fds=(orders, writing),
+            start_new_session=True,
+        )
+    finally:
+        os.close(orders)
+        os.close(writing)
+    try:
         try:
             child.wait(timeout)
         except subprocess.TimeoutExpired:
             timed_out = True
-            end_all(marker, signal.SIGTERM, child.pid)
+            _order(ordering, signal.SIGTERM)
         except KeyboardInterrupt:
             interrupted = True
-            end_all(marker, signal.SIGINT, child.pid)
-        finally:
-            _wait(lambda: not marked(marker, child.pid), LEFT_BEHIND)
-            end_all(marker, signal.SIGTERM, child.pid)
-        code = child.wait()
-    return Ending(128 - code if code < 0 else code, timed_out, interrupted)
+            _order(ordering, signal.SIGINT)
+        child.wait()
+        kind, _, number = os.read(status, 64).decode().partition(" ")
+    finally:
+        os.close(ordering)  # which ends the command where we end without waiting for it
+        os.close(status)
+    if kind == "errno":
+        raise OSError(int(number), os.strerror(int(number)), command[0])
+    code = int(number) if kind == "exit" else 128 + signal.SIGKILL  # the supervisor was killed
+    return Ending(code, timed_out, interrupted)
 
 
-def end_all(marker: str, number: signal.Signals, session: int | None = None) -> None:
-    """Send a signal to every marked process and to a session; kill those that do not end of it in time.
+def _order(ordering: int, number: signal.Signals) -> None:
+    with suppress(BrokenPipeError):  # it has ended meanwhile
+        os.write(ordering, bytes([number]))
+
+
+def end_all(marker: str) -> None:
+    """End every marked process: those that do not end in time of SIGTERM are killed.
 
     Args:
         marker: see `marked`.
-        number: the signal.
-        session: see `marked`.
     """
-    for pid in marked(marker, session):
-        _send(pid, number)
-    if not _wait(lambda: not marked(marker, session), GRACE):
-        for pid in marked(marker, session):
+    for pid in marked(marker):
+        _send(pid, signal.SIGTERM)
+    if not _wait(lambda: not marked(marker), GRACE):
+        for pid in marked(marker):
             _send(pid, signal.SIGKILL)
 
 
-def marked(marker: str, session: int | None = None) -> list[int]:
-    """Return the living processes that belong to a command, this one excepted.
-
-    Args:
-        marker: a value that their environment has.
-        session: id of the command's session; its processes belong to it whatever their environment is.
-    """
+def marked(marker: str) -> list[int]:
+    """Return the living processes that have a value in their environment, this one excepted."""
     found = []
     needle = f"={marker}\0".encode()
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-            continue
-        with suppress(OSError):  # another user's, or gone
-            if (session is not None and _session_of(entry) == session) or needle in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            with suppress(OSError):  # another user's, or gone
+                if needle in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
     return found
-
-
-def _session_of(process: Path) -> int | None:
-    """The session of a living process; None for a zombie. See proc_pid_stat(5)."""
-    state, _, _, session = (process / "stat").read_text().rpartition(")")[2].split()[:4]
-    return None if state in {"Z", "X"} else int(session)
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -66,10 +66,14 @@ class Books:
     Args:
         most_bytes: the most that each card held, context and loaded kernels included.
         communication_bytes: of these, NCCL's.
+        steps: optimizer steps that the process had taken.
+        ooms: requests of each card that failed.
     """
 
     most_bytes: tuple[int, ...]
     communication_bytes: int
+    steps: int = 0
+    ooms: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +368,10 @@ def process_from_report(report: Mapping[str, Any], books: Books | None = None, c
             if most > last["device_bytes"] and reserved > last["reserved_bytes"]:
                 devices[device] = last | {"device_bytes": most, "reserved_bytes": reserved}
                 unreported = True
+        for device, ooms in enumerate(books.ooms):
+            last = devices.get(device, none)
+            if ooms > last["ooms"]:
+                devices[device] = last | {"ooms": ooms}
     usages = [
         Usage(
             process=number,
@@ -384,7 +392,7 @@ def process_from_report(report: Mapping[str, Any], books: Books | None = None, c
         rank=rank,
         arguments=tuple(report["arguments"]),
         torch=report["torch"],
-        steps=report["steps"],
+        steps=max(report["steps"], 0 if books is None else books.steps),
         failure=None if report["failure"] is None else (report["failure"][0], report["failure"][1]),
         usages=tuple(usages),
         allocations=tuple(Allocation(process=number, **allocation) for allocation in report["allocations"]),

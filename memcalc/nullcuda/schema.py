@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from memcalc.ledger.schema import Gpu, LimitRow, OutsideAllocated
+from memcalc.ledger.schema import AssumptionRow, Gpu, LimitRow, OutsideAllocated
 from memcalc.ledger.verdict import Answer
 from memcalc.spec.model import Block
 
@@ -98,6 +98,7 @@ class DryRunDocument(Block):
     fits: bool | None
     headroom_bytes: int | None
     interval: None
+    assumptions: list[AssumptionRow]
     limits: list[LimitRow]
     not_modelled: list[str]
     notes: list[str]

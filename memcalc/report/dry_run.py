@@ -173,6 +173,7 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
         "fits": run.fits,
         "headroom_bytes": run.headroom_bytes,
         "interval": None,  # what the allocator held is known
+        "assumptions": [],  # the command is what it is
         "limits": [{"what": what, "holds_memory": False, "at_least_bytes": 0} for what in NOT_MODELLED],
         "not_modelled": list(NOT_MODELLED),
         "notes": [],

@@ -59,6 +59,7 @@ def result_schema() -> dict[str, Any]:
 
 def documents() -> dict[str, type[Block]]:
     """What commands print as JSON, by command; a run that is sized or traced is a plain `estimate`."""
+    from memcalc.cells.schema import CellsDocument
     from memcalc.checking.schema import CheckDocument
     from memcalc.engine.schema import SweepDocument
     from memcalc.events.schema import TimelineDocument
@@ -74,6 +75,7 @@ def documents() -> dict[str, type[Block]]:
         "check": CheckDocument,
         "fit": FitDocument,
         "sweep": SweepDocument,
+        "sweep --by": CellsDocument,
         "recompute": RecomputeDocument,
         "timeline": TimelineDocument,
     }

@@ -253,3 +253,57 @@ def test_a_card_that_is_named_twice(run: Callable[..., Run], tmp_path: Path, ver
 
 def test_a_card_that_is_set_is_named_above_the_map(run: Callable[..., Run]) -> None:
     assert "on Tesla T4" in run("sweep", "gpt2", "--set", "gpu=t4", "--vary", "b=1,2").out
+
+
+CELLS = """\
+gpt2: 4 cells traced on fake tensors: 1 fit, 1 do not fit, 2 invalid
+
+Cells
+  micro_batch_size  num_attention_heads  allocated GiB  reserved  device  headroom
+                 4                   12           4.00      4.00    4.00      0.00  fits
+                 4                    5              -         -       -         -  invalid
+                 5                   12           5.00      5.00    5.00     -1.00  does not fit
+                 5                    5              -         -       -         -  invalid
+"""
+
+
+def test_cells_that_are_run(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The runs are those of tests/cells/stub_child.py, in processes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("memcalc.cells.local.CHILD", "tests.cells.stub_child")
+    words = ("sweep", "gpt2", "--by", "trace", "--gpu", "t4", "--vary", "b=4,5", "--vary", "num_attention_heads=12,5")
+
+    code, out, err = run(*words, "--output", "cells.csv")
+    again = run(*words, "--format", "json")
+
+    assert code == 0
+    assert out.startswith(CELLS)
+    assert "4 cells in memcalc-cells.jsonl." in out
+    assert sorted(line.split(": ", 1)[1] for line in err.splitlines()) == [
+        "micro_batch_size=4, num_attention_heads=12: measured, 4.00 GiB",
+        "micro_batch_size=5, num_attention_heads=12: measured, 5.00 GiB",
+    ]
+    document = json.loads(again.out)
+    assert [cell["verdict"] for cell in document["cells"]] == ["fits", None, "does-not-fit", None]
+    assert again.err == ""  # nothing was run
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "cells.csv").read_text())))
+    assert [row["allocated_bytes"] for row in rows] == [str(4 << 30), "", str(5 << 30), ""]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("gpt2", "--vary", "b=1", "--workers", "2"), "--workers: options of runs"),
+        (("gpt2", "--vary", "b=1", "--by", "trace", "--replay", "2"), "--replay: options of --by formulas"),
+        (("gpt2", "--vary", "b=1", "--by", "trace", "--timeout", "2"), "--timeout: options of a command"),
+        (("gpt2", "llama-7b", "--vary", "b=1"), "a sweep has one configuration"),
+        (("--by", "dry-run", "--gpu", "t4", "--set", "b=1", "--vary", "b=1", "--", "true"), "--set: options of traces"),
+        (("gpt2", "--by", "trace"), "nothing is varied"),
+        (("gpt2", "--by", "trace", "--vary", "num_attention_heads=5,7"), "none of 2 configurations is valid"),
+    ],
+)
+def test_options_that_do_not_go_together(run: Callable[..., Run], words: tuple[str, ...], message: str) -> None:
+    code, _, err = run("sweep", *words)
+
+    assert code == 2
+    assert message in " ".join(err.split())

@@ -23,6 +23,9 @@ SECTION = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
 # The modules that end a command with exit code 3, each with the words of the reference that stand for its reason.
 REASONS = {
     "catalogue/hub.py": "The Hugging Face hub gives no `config.json`",
+    "cells/cluster.py": "No Dask scheduler answers",
+    "cells/kept.py": "A result could not be written",
+    "cells/local.py": "an extra of memcalc",
     "cli/app.py": "too little memory for the command",
     "cli/dry_run.py": "temporary report of a process of a dry run",
     "files.py": "A result could not be written",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ def run(tmp_path: Path) -> Callable[..., Ending]:
     marker = str(tmp_path / "reports")
 
     def call(code: str, **named: Any) -> Ending:
-        ending = run_to_end([sys.executable, "-c", code], os.environ | {"MARK": marker}, marker, **named)
+        ending = run_to_end([sys.executable, "-c", code], os.environ | {"MARK": marker}, **named)
         assert marked(marker) == []
         return ending
 
@@ -74,20 +75,66 @@ def test_an_interrupt_ends_all_of_it(run: Callable[..., Ending]) -> None:
     assert ending.interrupted
 
 
+# Two more processes: one in the command's session, and one in a session of its own. Their ids are in files.
+UNMARKED = """
+sleep 60 & echo $! > {here}/same
+setsid sh -c 'echo $$ > {here}/other; exec sleep 60' &
+exec sleep 60
+"""
+
+
+def lives(file: Path) -> bool:
+    """Whether the process lives that has the id in a file."""
+    stat = Path("/proc", file.read_text().strip(), "stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture
+def unmarked(tmp_path: Path) -> list[str]:
+    """A command whose processes have nothing of our environment."""
+    (tmp_path / "script.sh").write_text(UNMARKED.format(here=tmp_path))
+    return ["env", "-i", f"PATH={os.environ['PATH']}", "/bin/sh", str(tmp_path / "script.sh")]
+
+
 @pytest.mark.parametrize("how", ["time-out", "Ctrl-C"])
-def test_a_command_without_any_environment_is_ended_with_its_group(tmp_path: Path, how: str) -> None:
-    """Its processes do not have the marker: they are known by the command's session."""
-    script = tmp_path / "script.sh"
-    script.write_text(f"sleep 60 & echo $! > {tmp_path}/pid; exec sleep 60\n")
-    command = ["env", "-i", "/bin/sh", str(script)]
+def test_a_command_without_any_environment_is_ended_with_all_its_sessions(
+    tmp_path: Path, unmarked: list[str], how: str
+) -> None:
     if how == "Ctrl-C":
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     start = time.monotonic()
-    ending = run_to_end(command, dict(os.environ), str(tmp_path), timeout=1.0 if how == "time-out" else None)
+    ending = run_to_end(unmarked, dict(os.environ), timeout=1.0 if how == "time-out" else None)
 
     assert time.monotonic() - start < 10
     assert (ending.timed_out, ending.interrupted) == (how == "time-out", how == "Ctrl-C")
     assert ending.code == 128 + (signal.SIGTERM if how == "time-out" else signal.SIGINT)
-    child = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
-    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert not lives(tmp_path / "same")
+    assert not lives(tmp_path / "other")
+
+
+def test_a_command_ends_with_the_process_that_ran_it(tmp_path: Path, unmarked: list[str]) -> None:
+    """Killed, that process can end nothing; its supervisor does."""
+    code = f"from memcalc.nullcuda.processes import run_to_end; run_to_end({unmarked!r}, {{}})"
+    with subprocess.Popen([sys.executable, "-c", code]) as runner:
+        await_that((tmp_path / "other").exists)
+        runner.kill()
+
+    assert runner.returncode == -signal.SIGKILL
+    await_that(lambda: not lives(tmp_path / "same") and not lives(tmp_path / "other"))
+
+
+def await_that(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait until it is so; fail if it does not come."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_command_that_cannot_be_started_is_an_error_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("#!/nowhere/python\n")
+    (tmp_path / "script").chmod(0o755)
+
+    with pytest.raises(FileNotFoundError, match="script"):
+        run_to_end([str(tmp_path / "script")], dict(os.environ))

@@ -11,7 +11,7 @@ from memcalc.errors import InputError
 from memcalc.nullcuda import environment, run
 from memcalc.nullcuda.cards import NCCL_FIRST_BYTES, NCCL_FURTHER_BYTES
 from memcalc.nullcuda.result import DONE
-from tests.nullcuda.scripts import TWO_STEPS_OF_DDP
+from tests.nullcuda.scripts import TWO_STEPS_OF_DDP, Script
 
 TALKS = """
 import json, multiprocessing, os, sys, time, torch, torch.distributed as dist
@@ -140,3 +140,28 @@ def test_a_rank_that_is_none_is_refused(null_python: str) -> None:
         environment("h100-80gb", pythons=[null_python], world_size=8, rank=8)
     with pytest.raises(InputError, match="rank = 1, but of how many"):
         environment("h100-80gb", pythons=[null_python], rank=1)
+
+
+BUCKETS = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(0)
+layers = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(8))).cuda()
+model = torch.nn.parallel.DistributedDataParallel(layers, gradient_as_bucket_view=True)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    model(torch.zeros(1, 2048, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(torch.cuda.memory_allocated() >> 20)
+"""
+
+
+def test_the_first_bucket_of_ddp_is_freed_before_the_second_step(dry_run: Script, dry_run_here: Path) -> None:
+    """8 weights of 2048 x 2048 x 4 bytes = 16 MiB each, and buckets of as many bytes: 256 MiB, and 64 of workspaces.
+
+    NCCL's watchdog, which looks ten times per second, has to see the end of the first bucket's all-reduce.
+    """
+    dry_run(BUCKETS, world_size=2)
+
+    assert (dry_run_here / "out").read_text().split() == ["320"] * 3

@@ -203,6 +203,8 @@ def test_the_devices_books_go_beyond_a_killed_processs_last_report() -> None:
         "device counted"
     )
     assert process_from_report(report, Books((GIB, 4 * GIB), 0), GIB).usages == found.usages[1:]
+    assert process_from_report(report, Books((GIB,), 0, steps=2), GIB).steps == 2
+    assert [usage.ooms for usage in process_from_report(report, Books((GIB, GIB), 0, ooms=(0, 3)), GIB).usages] == [3]
 
 
 def test_weights_that_are_missing_and_checkpoints_of_zeros_are_said() -> None:

@@ -7,6 +7,7 @@ neighbouring releases come where PyTorch itself leaves it to addresses: autocast
 from __future__ import annotations
 
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
@@ -168,3 +169,26 @@ def test_what_the_step_refuses_is_refused_from_there(null_python: str) -> None:
     """One message, from the child."""
     with pytest.raises(InputError, match="memory-efficient has no kernel for bf16"):
         memcalc.trace("gpt2", "attention=memory-efficient", "l=1", "s=64", gpu="t4", device="null", python=null_python)
+
+
+SEES = {
+    "llava-1.5-7b": ("recipe=pure", "b=1", "s=640", "optimizer=sgd"),
+    "qwen2.5-vl-7b": ("recipe=pure", "b=2", "s=320", "optimizer=sgd"),
+    "t5-base": ("recipe=pure", "b=1", "s=128"),
+    "whisper-small": ("recipe=pure", "b=1", "s=128"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("config", SEES)
+def test_models_that_read_values_are_traced(config: str, null_python: str) -> None:
+    """Which tokens stand for an image, and how large images are: read under the recorder, which is a mode.
+
+    On fake tensors the same values are known: both are within 1 %.
+    """
+    run = (str(Path(__file__).parents[2] / "benchmarks" / "any_models" / f"{config}.json"), *SEES[config])
+    fake = memcalc.trace(*run, gpu="h200", steps=2)
+    null = memcalc.trace(*run, gpu="h200", steps=2, device="null", python=null_python)
+
+    assert null.result.ledger.peak_bytes == pytest.approx(fake.result.ledger.peak_bytes, rel=0.01)
+    assert null.result.device == "null:h200"

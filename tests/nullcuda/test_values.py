@@ -70,19 +70,33 @@ def values(device):
     yield lengths.float().mean().item(), (rewards - rewards.mean()).tolist(), bool((rewards > 4).any())
     yield (torch.tensor(True, device=device) | (rows.sum() > 0)).item(), [int(number) for number in torch.arange(3, device=device)]
 
+class Watching(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        return operator(*args, **(kwargs or {}))
+
 kept = torch.cuda.memory_allocated()
-print(json.dumps([list(values("cpu")), list(values("cuda"))]))
+on_cpu, on_card = list(values("cpu")), list(values("cuda"))
+with Watching(), Watching():
+    watched = list(values("cuda"))
+with torch.inference_mode():
+    inferred = list(values("cuda"))
+print(json.dumps([on_cpu, on_card, watched, inferred]))
 assert torch.cuda.memory_allocated() == kept
 """
 
 
 def test_small_integers_have_the_values_that_a_cpu_computes(dry_run: Script, dry_run_here: Path) -> None:
-    """The same program on both: masks, image sizes, sequence lengths, counts of experts, labels, writes into views."""
+    """The same program on both: masks, image sizes, sequence lengths, counts of experts, labels, writes into views.
+
+    Again where modes of Python see every operator, and in inference mode.
+    """
     result = dry_run(SAME)
 
     assert result.outcome == DONE
-    on_cpu, on_card = json.loads((dry_run_here / "out").read_text())
+    on_cpu, on_card, watched, inferred = json.loads((dry_run_here / "out").read_text())
     assert on_card == on_cpu
+    assert watched == on_cpu
+    assert inferred == on_cpu
     assert result.warnings == ()
 
 
@@ -92,27 +106,38 @@ experts = torch.randn(64, 8, device="cuda").topk(2, dim=-1).indices
 counts = torch.bincount(experts.flatten(), minlength=8)
 token = torch.softmax(torch.randn(3, 1000, device="cuda"), -1).multinomial(1)
 order = torch.randn(100, 6, device="cuda").sort(dim=0).indices
-print(json.dumps([counts.tolist(), token.tolist(), sorted(order[:, 0].tolist()), experts[0].tolist()]))
+few = (torch.randn(300, 8, device="cuda").mean(0, keepdim=True) * torch.ones(6, 8, device="cuda")).topk(2).indices
+given = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2]], device="cuda").topk(1).indices
+print(json.dumps([counts.tolist(), token.tolist(), sorted(order[:, 0].tolist()), experts[0].tolist(),
+                  few.flatten().bincount(minlength=8).tolist(), given.tolist()]))
 """
 
 
 @pytest.mark.parametrize(
-    ("routing", "counts", "tokens"),
+    ("routing", "counts", "tokens", "few"),
     [
-        ("balanced", [16] * 8, [[500], [501], [502]]),
-        ("worst-case", [0, 0, 0, 0, 64, 64, 0, 0], [[500]] * 3),
+        ("balanced", [16] * 8, [[500], [501], [502]], [1, 1, 1, 1, 2, 2, 2, 2]),
+        ("worst-case", [0, 0, 0, 0, 64, 64, 0, 0], [[500]] * 3, [0, 0, 0, 0, 6, 6, 0, 0]),
     ],
 )
 def test_unknown_scores_choose_by_rule(
-    dry_run: Script, dry_run_here: Path, routing: str, counts: list[int], tokens: list[list[int]]
+    dry_run: Script,
+    dry_run_here: Path,
+    routing: str,
+    counts: list[int],
+    tokens: list[list[int]],
+    few: list[int],
 ) -> None:
-    """64 tokens with 2 of 8 experts each: 16 for each expert, or all 64 for the same two."""
+    """64 tokens with 2 of 8 experts each: 16 for each expert, or all 64 for the same two.
+
+    Also where the scores are as few as tensors with values have: 6 tokens, 12 choices among 8. Known scores choose.
+    """
     result = dry_run(ROUTED, routing=routing)
 
     found = json.loads((dry_run_here / "out").read_text())
-    assert found == [counts, tokens, list(range(100)), [4, 5]]
+    assert found == [counts, tokens, list(range(100)), [4, 5], few, [[1], [0]]]
     assert [warning.partition(":")[0] for warning in result.warnings] == [
-        "experts or tokens were chosen by unknown scores 3 times"
+        "experts or tokens were chosen by unknown scores 4 times"
     ]
 
 
@@ -205,23 +230,99 @@ def test_sorts_run_on_cards_without_kernels_of_their_own(dry_run_here: Path, nul
     assert run([null_python, "script.py"], card).outcome == DONE
 
 
+LEGACY = """
+import torch
+for like in (torch.arange(3, device="cuda"), torch.zeros(4, device="cuda"), torch.zeros(999, device="cuda")):
+    made = (like.new_tensor([1, 2]), like.new([1, 2]), like.new(2, 3), like.new_zeros(2))
+    assert all(each.is_cuda and each.dtype == like.dtype for each in made)
+    assert made[0].tolist() == made[1].tolist() == [1, 2]
+    assert like.new_tensor([1.5], dtype=torch.float64, device="cpu").item() == 1.5
+"""
+
+
+def test_tensors_make_others_of_their_type(dry_run: Script) -> None:
+    """Those methods of PyTorch look at the highest dispatch key, which must not be the one that values have."""
+    assert dry_run(LEGACY).outcome == DONE
+
+
+MAPPED = """
+import torch
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+def padded(device):
+    mask = torch.ones(2, 8, dtype=torch.long, device=device).tril(5).bool()
+    batch, key = torch.arange(2, device=device), torch.arange(8, device=device)
+    over_keys = torch.vmap(lambda b, k: mask[b, k], in_dims=(None, 0))
+    with TransformGetItemToIndex():
+        return torch.vmap(over_keys, in_dims=(0, None))(batch, key).tolist()
+
+assert padded("cuda") == padded("cpu")
+"""
+
+
+def test_masks_that_vmap_makes_are_known(dry_run: Script) -> None:
+    """transformers 4.53 to 4.57 make a padded mask so, with a higher-order operator."""
+    assert dry_run(MAPPED).outcome == DONE
+
+
+FINITE = """
+import torch
+gradient = torch.randn(1000, device="cuda", dtype=torch.bfloat16)
+norm = gradient.float().norm()
+known = torch.tensor([1.0, float("inf"), float("nan")], device="cuda")
+overflows = torch.isfinite(gradient.amax()).logical_and(torch.isfinite(gradient.amin())).logical_not()
+print(overflows.item(), (~norm.isfinite()).any().item(), gradient.isfinite().all().item(), known.isfinite().tolist(),
+      torch.isinf(norm).item(), torch.isnan(norm).item(), torch.arange(2, device="cuda").isfinite().tolist())
+"""
+
+
+def test_what_no_kernel_computed_is_finite(dry_run: Script, dry_run_here: Path) -> None:
+    """DeepSpeed skips each step with a gradient that is not, and would come to none."""
+    assert dry_run(FINITE).outcome == DONE
+
+    out = (dry_run_here / "out").read_text().strip()
+    assert out == "False False True [True, False, False] False False [True, True]"
+
+
+STALE = """
+import torch
+big = torch.randn(300, device="cuda")
+for make in (lambda: torch.randn(300).cuda(), lambda: torch.tensor(7.0).cuda(), lambda: torch.arange(9).cuda()):
+    given = make()
+    address = given.data_ptr()
+    del given
+    total = big.sum()
+    assert total.data_ptr() == address
+    print(total.item())
+"""
+
+
+def test_what_the_host_wrote_goes_with_its_tensor(dry_run: Script, dry_run_here: Path) -> None:
+    """The sum takes the memory of what was freed, and has nothing of its bytes."""
+    result = dry_run(STALE)
+
+    assert (dry_run_here / "out").read_text().split() == ["0.0"] * 3
+    assert sum(read.count for read in result.processes[0].unknown_reads) == 3
+
+
 OTHERS = """
 import torch
 
 @torch.library.custom_op("others::update", mutates_args=("state", "parts"))
 def update(gradient: torch.Tensor, state: torch.Tensor, parts: list[torch.Tensor]) -> None:
-    state.fill_(7)
-    parts[0].fill_(7)
+    pass  # launches a kernel
 
-state, part = torch.ones(2, 4, dtype=torch.long, device="cuda"), torch.ones(4, dtype=torch.long, device="cuda")
-update(torch.randn(4, device="cuda"), state, [part])
-print(state[0, 0].item(), part[0].item())
+for dtype in (torch.long, torch.float32):
+    for n in (4, 300):
+        state, part = torch.ones(2, n, dtype=dtype, device="cuda"), torch.ones(n, dtype=dtype, device="cuda")
+        update(torch.randn(4, device="cuda"), state, [part])
+        print(state.sum().item(), part[0].item(), (state > 1).any().item())
 """
 
 
 def test_what_operators_of_other_packages_write_is_unknown(dry_run: Script) -> None:
-    """bitsandbytes' 8-bit optimizers are such an operator."""
+    """bitsandbytes' 8-bit optimizers are such an operator. What is computed from it is unknown, too."""
     result = dry_run(OTHERS)
 
     assert result.outcome == DONE
-    assert sum(read.count for read in result.processes[0].unknown_reads) == 2
+    assert sum(read.count for read in result.processes[0].unknown_reads) == 3 * 4

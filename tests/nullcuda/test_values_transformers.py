@@ -61,6 +61,87 @@ def test_a_full_mask_is_none_and_generation_ends(dry_run: Script, dry_run_here: 
     assert [read.where for process in result.processes for read in process.unknown_reads] == []
 
 
+# Bytes of the tensors that live, as operators give them: what kernels take inside differs between devices.
+LIVE = (
+    PRELUDE
+    + """
+import weakref
+from torch.utils._python_dispatch import TorchDispatchMode
+device = sys.argv[1]
+
+class Live(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.now, self.most, self.known = 0, 0, set()
+    def forget(self, key, size):
+        self.now -= size
+        self.known.discard(key)
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        found = operator(*args, **(kwargs or {}))
+        for each in torch.utils._pytree.tree_leaves(found):
+            if isinstance(each, torch.Tensor) and each.device.type == device:
+                storage = each.untyped_storage()
+                if storage._cdata not in self.known:
+                    self.known.add(storage._cdata)
+                    self.now += storage.nbytes()
+                    self.most = max(self.most, self.now)
+                    weakref.finalize(storage, self.forget, storage._cdata, storage.nbytes())
+        return found
+
+config = transformers.LlamaConfig(eos_token_id=None, pad_token_id=0, attn_implementation="eager", **SIZES)
+model = transformers.LlamaForCausalLM(config).to(device)
+prompt = torch.randint(3, 1000, (4, 16)).to(device)
+
+def generated():
+    return model.generate(prompt, max_new_tokens=32, do_sample=True)
+
+def grpo(optimizer):
+    for _ in range(2):
+        with torch.no_grad():
+            tokens = generated()
+            rewards = (tokens[:, 16:] % 2 == 0).float().mean(-1)
+            advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+        if not torch.isfinite(advantages).all():
+            raise ValueError("rewards")
+        scores = model(input_ids=tokens).logits[:, 15:-1].log_softmax(-1)
+        chosen = scores.gather(-1, tokens[:, 16:, None]).squeeze(-1)
+        ended = (tokens[:, 16:] == 0).int().cumsum(-1) > 0
+        (-(chosen * advantages[:, None])[~ended]).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def evaluated():
+    model.eval()
+    words = [row.tolist() for row in generated()]
+    assert all(len(row) == 48 for row in words)
+    with torch.no_grad():
+        return model(input_ids=torch.tensor(words, device=device)).logits.argmax(-1).eq(prompt[0, 0]).sum().item()
+
+peaks = {}
+for name, call in (("generate", generated), ("grpo", lambda: grpo(torch.optim.AdamW(model.parameters(), foreach=False))), ("evaluate", evaluated)):
+    with Live() as live:
+        call()
+    peaks[name] = live.most
+print(json.dumps(peaks))
+"""
+)
+
+
+def test_programs_that_generate_hold_what_they_hold_with_values(dry_run: Script, dry_run_here: Any) -> None:
+    """Generation of 32 tokens, two steps of GRPO, evaluation with generation: on the null device and on the CPU.
+
+    On the CPU every value is real. The tokens differ, and so do the few that end a sequence: 0.1 %.
+    """
+    result = dry_run(LIVE, "cuda")
+    on_card = json.loads((dry_run_here / "out").read_text())
+    assert dry_run(LIVE, "cpu").outcome == DONE
+    on_cpu = json.loads((dry_run_here / "out").read_text())
+
+    assert result.outcome == DONE
+    assert on_card == pytest.approx(on_cpu, rel=0.001)
+    assert min(on_card.values()) > 500_000  # weights of 64 x 1000 x 4 bytes and more are read, caches are held
+
+
 IMAGES = (
     PRELUDE
     + """

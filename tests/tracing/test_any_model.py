@@ -242,7 +242,7 @@ def test_formulas_read_the_language_model_and_a_trace_the_whole(tmp_path: Path) 
 
 def test_a_configuration_chooses_no_code() -> None:
     """`ORG/NAME` as a kernel would be downloaded from the hub and run, where the package `kernels` is installed."""
-    evil = {"attn_implementation": "evil/kernel", "_attn_implementation_internal": "evil/kernel"}
+    evil: dict[str, Any] = {"attn_implementation": "evil/kernel", "_attn_implementation_internal": "evil/kernel"}
     evil |= {"auto_map": {"AutoModel": "evil--model.Model"}, "experts_implementation": "evil/kernel"}
     text = LLAMA | evil
     file = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": text} | evil

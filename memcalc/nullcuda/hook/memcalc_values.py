@@ -6,9 +6,11 @@ src/values.cpp computes them; it is built where there is a C++ compiler, and els
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, Optional
 
 # ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
@@ -18,6 +20,8 @@ peak = importlib.import_module("memcalc_peak")
 
 FILE = "libmemcalcvalues.so"  # as memcalc/nullcuda/build.py has it
 MOST_LINES = 100  # of the program, each with its reads
+KEYS = ("TESTING_ONLY_GenericWrapper", "CustomRNGKeyId")  # that src/values.cpp gives its tensors
+BY_TYPE = ("new", "new_tensor")  # methods of tensors that ask the highest key for the device: legacyExtractDispatchKey
 MOST_FRAMES = 60  # above the read
 
 library: Optional[Any] = None
@@ -25,10 +29,11 @@ lines: dict[str, int] = {}  # reads of unknown values, by line of the program
 kept: list[Any] = []  # what C calls must stay alive
 
 
-def begin(core: Any, folder: str, *, same_for_all: bool) -> None:
+def begin(torch: Any, core: Any, folder: str, *, same_for_all: bool) -> None:
     """Called when torch has been imported.
 
     Args:
+        torch: the module.
         core: libmemcalcnull.so.
         folder: of the device.
         same_for_all: unknown scores choose the same for every row.
@@ -40,9 +45,39 @@ def begin(core: Any, folder: str, *, same_for_all: bool) -> None:
         found.values_choices.restype = ctypes.c_longlong
         if found.values_begin(int(same_for_all)):
             library = found
+            pass_over_keys(torch)
+            found.values_carry.argtypes = (ctypes.c_void_p, ctypes.c_int)
+            for name in BY_TYPE:
+                setattr(torch.Tensor, name, without_keys(getattr(torch.Tensor, name), found.values_carry))
     call = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(note)
     kept.append(call)
     core.null_on_unknown_read(call)
+
+
+def pass_over_keys(torch: Any) -> None:
+    """Higher-order operators (vmap of an autograd.Function) are dispatched in Python, by the tensors' highest key."""
+    operators = importlib.import_module("torch._ops")
+    for name in KEYS:
+        key = torch._C._dispatch_key_parse(name)  # noqa: SLF001 -- no public name
+        operators._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)  # noqa: SLF001 -- of operators to come
+        for operator in operators._higher_order_ops.values():  # noqa: SLF001 -- as torch looks them up
+            operator.fallthrough(key)
+
+
+def without_keys(method: Callable[..., Any], carry: Callable[[int, int], int]) -> Callable[..., Any]:
+    """Return a method of tensors that sees a tensor without the keys of src/values.cpp."""
+
+    @functools.wraps(method)
+    def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        address = tensor._cdata  # noqa: SLF001 -- no public name
+        carried = carry(address, 0)
+        try:
+            return method(tensor, *args, **kwargs)
+        finally:
+            if carried:
+                carry(address, 1)
+
+    return call
 
 
 def note(_: int) -> None:

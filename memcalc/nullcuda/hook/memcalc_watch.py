@@ -45,6 +45,9 @@ WORST_ROUTING = os.environ.get("MEMCALC_NULL_ROUTING") == "worst-case"
 RESERVE = "reserve"  # file in it that takes the room of some reports
 REPORT_EVERY = 0.5  # seconds between the reports that a process writes while it runs, for the case that it is killed
 HISTORY_ENTRIES = 1_000_000  # events of the allocator; older ones are forgotten
+# NCCL's watchdog looks ten times per second which collectives are over, and only then are their tensors freed. A real
+# step takes longer than that; without a pause the first buckets of DDP would be kept next to those of the next step.
+FIRST_STEPS, WATCHDOG = 2, 0.25  # seconds after each of the first optimizer steps, in a process with communicators
 LAST_GRAPH = 0.05  # seconds that autograd's thread gets at the end
 
 COUNTS = ("launches", "reads", "small_reads", "read_bytes", "communicators", "communicator_bytes")
@@ -101,7 +104,7 @@ class Watch:
             torch._C._set_sdp_use_cudnn = lambda _: switch(False)  # noqa: SLF001 -- likewise
             switch(False)
         masks.take_masks_as_full(torch, self.library)
-        values.begin(self.library, FOLDER, same_for_all=WORST_ROUTING)
+        values.begin(torch, self.library, FOLDER, same_for_all=WORST_ROUTING)
         torch.cuda._lazy_call(self.begin)  # noqa: SLF001 -- what torch itself calls to be told
         self.keep_peaks()
         optimizers = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the name
@@ -142,6 +145,10 @@ class Watch:
         self.choose_kernels()  # not before: asking PyTorch for its architectures forbids CUDA after a fork
         if REPORTS:
             self.library.null_keep_books(f"{self.path()}.books".encode())
+            # In the books at once: the program may catch the error, and be killed before the next report.
+            self.torch._C._cuda_attach_out_of_memory_observer(  # noqa: SLF001 -- as PyTorch's guide to snapshots does
+                lambda device, *_: self.library.null_note_oom(device)
+            )
             self.report(allocations=False)
             threading.Thread(target=self.report_while_running, name="memcalc", daemon=True).start()
         if HISTORY:
@@ -208,6 +215,9 @@ class Watch:
     def after_step(self, optimizer: Any, *_: Any) -> None:
         """Called after each step of any optimizer."""
         steps = self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
+        self.library.null_note_steps(ctypes.c_int64(max(self.steps.values())))
+        if steps <= FIRST_STEPS and self.counts()["communicators"]:
+            time.sleep(WATCHDOG)
         if STEPS and steps >= STEPS:
             self.stopped = True
             self.report()
@@ -271,10 +281,14 @@ class Watch:
             if taken:
                 self.reporting.release()
 
-    def document(self, *, allocations: bool) -> dict[str, Any]:
-        """The report."""
+    def counts(self) -> dict[str, int]:
+        """What the device has counted, by name."""
         numbers = (ctypes.c_longlong * len(COUNTS))()
         self.library.null_read_counts(numbers)
+        return dict(zip(COUNTS, numbers))
+
+    def document(self, *, allocations: bool) -> dict[str, Any]:
+        """The report."""
         return {
             "pid": os.getpid(),
             "started": self.started,
@@ -287,7 +301,7 @@ class Watch:
             "failure": self.failure,
             "cuda": self.cuda_process == os.getpid(),
             "devices": {str(device): peaks for device, peaks in self.peaks.items()},
-            "counts": dict(zip(COUNTS, numbers)),
+            "counts": self.counts(),
             "checkpoints": {"count": checkpoints.count, "first": checkpoints.first},
             "masks": masks.count,
             "values": values.library is not None,

@@ -60,8 +60,9 @@ static struct {
 
 /* The same figures in a file, where they are as they were when the process was killed, in whatever it was doing. */
 struct books {
-    int64_t devices, communicator_bytes;
+    int64_t devices, communicator_bytes, steps;
     int64_t most[MOST_DEVICES];
+    int64_t ooms[MOST_DEVICES]; /* out-of-memory errors of PyTorch's allocator */
 };
 static struct books *books; /* NULL: none is kept */
 
@@ -209,6 +210,20 @@ API int null_keep_books(const char *path) {
     books = made;
     pthread_mutex_unlock(&lock);
     return 1;
+}
+
+/* The optimizer steps that the process has taken; the hook counts them. */
+API void null_note_steps(int64_t steps) {
+    lock_books();
+    if (books != NULL) books->steps = steps;
+    pthread_mutex_unlock(&lock);
+}
+
+/* An out-of-memory error has been raised; the hook learns of it. */
+API void null_note_oom(int device) {
+    lock_books();
+    if (books != NULL && device >= 0 && device < visible) books->ooms[device]++;
+    pthread_mutex_unlock(&lock);
 }
 
 int null_commit(int device, size_t size) {

@@ -5,9 +5,12 @@
  * Programs put a number on the device and read it back through a collective: the sizes that DDP compares, pickled
  * objects, token counts. With the real bytes they go their real way. But kernels compute nothing here, and the memory
  * of such a number is soon used for results, so bytes are forgotten after FORGET kernels: what is read then is zero.
+ * They are forgotten at once where PyTorch's allocator gives their memory to another tensor.
  */
+#define _GNU_SOURCE
 #include "null.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -199,3 +202,22 @@ void null_clear(void *address, size_t size) {
 }
 
 void null_launch(void) { __atomic_add_fetch(&null_counts.launches, 1, __ATOMIC_RELAXED); }
+
+/* PyTorch's allocator reports each block that it allocates or frees to the profiler, through this function of libc10.so:
+ * c10::reportMemoryUsageToProfiler(void *, int64_t, size_t, size_t, c10::Device) (c10/core/Allocator.h, torch 2.6 to
+ * 2.15; a device is two bytes). The loader takes ours, because libmemcalcnull.so is loaded before torch. */
+typedef void report(void *address, int64_t size, size_t allocated, size_t reserved, int16_t device);
+API report null_report __asm__("_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
+
+void null_report(void *address, int64_t size, size_t allocated, size_t reserved, int16_t device) {
+    static report *original;
+    report *next_one = __atomic_load_n(&original, __ATOMIC_RELAXED);
+    if (size > 0) null_clear(address, (size_t)size); /* what was there is not the new tensor's */
+    if (next_one == NULL) {
+        void *library = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
+        next_one = library == NULL ? NULL : (report *)dlsym(library, "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
+        if (next_one == NULL) return;
+        __atomic_store_n(&original, next_one, __ATOMIC_RELAXED);
+    }
+    next_one(address, size, allocated, reserved, device);
+}

@@ -6,13 +6,18 @@
  * ever, so that the requests to the allocator stay as they are; then its CPU kernel runs on the shadows, and what comes
  * out is the shadow of the result.
  *
+ * Inside of `__torch_dispatch__`, of a mode or of a tensor subclass, PyTorch switches off every key above its own, KEY
+ * too (torch/csrc/utils/python_arg_parser.cpp). So the tensors carry a second one, LOW_KEY, which lies below: what was
+ * handled at KEY does not come to it, all else does.
+ *
  * Three levels say how far a value can be believed:
  *   known    the host wrote it, or it was computed from such values;
  *   assumed  an index into scores that nobody knows, as of routed experts, and what was computed from it (see choose);
  *   unknown  computed from scores by other ways: 0, and a read is reported (src/kept.c).
  *
  * Built against the headers of torch: c10/core/DispatchKey.h has the order of the keys, of which
- * TESTING_ONLY_GenericWrapper is the highest that a tensor can carry (torch 2.6 to 2.15).
+ * TESTING_ONLY_GenericWrapper is the highest that a tensor can carry, and CustomRNGKeyId one of those between Python's
+ * and the devices' own (torch 2.6 to 2.15).
  */
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -28,6 +33,7 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -58,7 +64,9 @@ constexpr int64_t LARGEST = 1 << 20;       /* elements of a tensor of integers o
 constexpr int64_t LARGEST_VIEW = 1 << 26;  /* elements of a view of one, where they are repeated: an expanded mask */
 constexpr int64_t LARGEST_FLOATS = 256;    /* of a tensor of floats: a number, a short list */
 constexpr auto KEY = DispatchKey::TESTING_ONLY_GenericWrapper;
+constexpr auto LOW_KEY = DispatchKey::CustomRNGKeyId;
 const DispatchKeySet BELOW_KEY(DispatchKeySet::FULL_AFTER, KEY);
+const DispatchKeySet BELOW_LOW_KEY(DispatchKeySet::FULL_AFTER, LOW_KEY);
 const DispatchKeySet BELOW_SELECT(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect);
 
 /* While one of these is at work (a mode, a tensor subclass, functorch), the operator comes back without it. */
@@ -106,7 +114,7 @@ bool countable(const Tensor &tensor) {
 
 void mark(const Tensor &tensor) {
     auto &keys = keys_of(tensor.unsafeGetTensorImpl());
-    keys = keys.add(KEY);
+    keys = keys.add(KEY).add(LOW_KEY);
 }
 
 Shadow *find(const Tensor &tensor) { /* under the lock */
@@ -198,9 +206,13 @@ struct Rules {
     bool view = false;      /* its results lie in the storage of its inputs */
     bool overwrites = false; /* what was in `self` before is not read */
     bool dynamic = false;   /* how large its results are depends on values */
-    bool ruled = false;     /* what it gives for unknown values is decided elsewhere (hook/memcalc_masks.py) */
+    bool ruled = false;     /* what it gives for unknown values is decided by its kernel (hook/memcalc_masks.py) */
     bool seeded = false;
+    bool chooses = false;   /* its last result are indices */
 };
+
+constexpr const char *CHOOSING[] = {"topk",    "sort",        "sort.stable", "argmax",     "argmin", "max.dim",
+                                   "min.dim", "multinomial", "kthvalue",    "median.dim", "mode"};
 
 const Rules &rules_of(const OperatorHandle &op) {
     static std::unordered_map<const c10::FunctionSchema *, Rules> known;
@@ -217,7 +229,9 @@ const Rules &rules_of(const OperatorHandle &op) {
     rules.overwrites = overwriting.count(name) > 0;
     /* copy_ has one kernel for every device (aten/src/ATen/native/native_functions.yaml). */
     rules.leaf = (op.hasKernelForDispatchKey(DispatchKey::CUDA) || rules.overwrites) && name != "aten::record_stream";
-    rules.ruled = name == "aten::all" || name == "aten::nonzero";
+    for (const std::string chooser : CHOOSING)
+        rules.chooses |= "aten::" + chooser == name + (schema->overload_name().empty() ? "" : "." + schema->overload_name());
+    rules.ruled = name == "aten::all" || name == "aten::nonzero" || name == "aten::isfinite";
     for (const auto &result : schema->returns())
         rules.view |= result.alias_info() != nullptr && !result.alias_info()->isWrite();
     for (auto tag : op.getTags()) {
@@ -358,11 +372,13 @@ bool small(const Stack &results) {
     return true;
 }
 
-/* Operators on tensors that carry the key. */
-void handle(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
+thread_local bool chosen_by_known = false; /* the operator under way has known scores */
+
+/* Operators on tensors that carry the keys. below: those that come after the one that brought the operator here. */
+void handle(const OperatorHandle &op, DispatchKeySet below, Stack *stack) {
     const Rules &rules = rules_of(op);
-    if (keys.has_any(INTERPRETERS) || rules.view || (rules.aten && !rules.leaf)) {
-        op.redispatchBoxed(keys & BELOW_KEY, stack);
+    if (rules.view || (rules.aten && !rules.leaf)) {
+        op.redispatchBoxed(below, stack);
         return;
     }
     Call call(op, rules, *stack);
@@ -381,7 +397,7 @@ void handle(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
             if (Shadow *shadow = find(tensor))
                 null_copy(tensor.storage().mutable_data(), shadow->bytes.data_ptr(), shadow->bytes.numel());
         }
-        op.redispatchBoxed(keys & BELOW_KEY, stack);
+        op.redispatchBoxed(below, stack);
         if (rules.collective) for (const Tensor &tensor : given) if (tensor.defined() && on_device(tensor)) forget(tensor);
         call.each_written([&](const Tensor &tensor, const IValue &) {
             if (!tensor.defined() || !on_device(tensor)) return;
@@ -406,14 +422,13 @@ void handle(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
         return;
     }
     const size_t bottom = stack->size() - call.arguments.size();
-    null_reads_are_known(known);
-    try {
-        op.redispatchBoxed(keys & BELOW_KEY, stack);
-    } catch (...) {
-        null_reads_are_known(false);
-        throw;
+    {
+        struct Known {
+            explicit Known(bool known) { null_reads_are_known(chosen_by_known = known); }
+            ~Known() { null_reads_are_known(chosen_by_known = false); }
+        } guard(known);
+        op.redispatchBoxed(below, stack);
     }
-    null_reads_are_known(false);
     const Stack real(stack->begin() + static_cast<long>(bottom), stack->end());
     const bool done = call.possible && !(rules.ruled && !known) && !rules.dynamic && small(real) &&
                       (call.compute(results) || call.compute_in_floats(results));
@@ -425,13 +440,10 @@ void handle(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
             forget(tensor);
     });
     if (!done) return;
-    if (call.level == UNKNOWN) /* what the stubs have kept of the tensor whose place it took is not its value */
-        for (const IValue &result : real)
-            if (result.isTensor() && keepable(result.toTensor()))
-                null_clear(result.toTensor().mutable_data_ptr(), result.toTensor().nbytes());
     for (size_t i = 0; i < real.size() && i < results.size(); i++) {
         const auto *alias = op.schema().returns()[i].alias_info();
         if (alias != nullptr) continue; /* one of its arguments */
+        if (rules.chooses && !known && i + 1 == real.size()) continue; /* indices: see choose */
         if (real[i].isTensor()) {
             if (results[i].isTensor()) keep(real[i].toTensor(), results[i].toTensor(), call.level);
         } else if (real[i].isTensorList()) {
@@ -440,6 +452,27 @@ void handle(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
             for (size_t k = 0; k < theirs.size() && k < ours.size(); k++) keep(theirs[k], ours[k], call.level);
         } else
             (*stack)[bottom + i] = results[i]; /* a number: what was read in its place may be older */
+    }
+}
+
+void handle_high(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
+    if (keys.has_any(INTERPRETERS))
+        op.redispatchBoxed(keys & BELOW_KEY, stack);
+    else
+        handle(op, (keys & BELOW_KEY).remove(LOW_KEY), stack);
+}
+
+void handle_low(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) { handle(op, keys & BELOW_LOW_KEY, stack); }
+
+/* For LOW_KEY the dispatcher takes an operator's kernel for every backend (CompositeExplicitAutograd) rather than what
+ * is registered for all operators, even where there is one for the device: these get a registration each. */
+void handle_kernels_of_the_device(torch::Library &library) {
+    for (const auto &name : c10::Dispatcher::singleton().getAllOpNames()) {
+        if (name.name.rfind("aten::", 0) != 0) continue;
+        const auto op = c10::Dispatcher::singleton().findOp(name);
+        if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(LOW_KEY) || !rules_of(*op).leaf) continue;
+        const auto overload = name.overload_name.empty() ? "" : "." + name.overload_name;
+        library.impl((name.name.substr(6) + overload).c_str(), torch::CppFunction::makeFromBoxedFunction<&handle_low>());
     }
 }
 
@@ -505,9 +538,14 @@ void choose(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
     } inside;
     op.redispatchBoxed(keys & BELOW_SELECT, stack);
     const Tensor found = stack->back().toTensor();
-    if (keys.has_any(INTERPRETERS) || !on_device(input) || input.key_set().has(KEY) || !on_device(found) || found.scalar_type() != at::kLong ||
+    if (keys.has_any(INTERPRETERS) || chosen_by_known || !on_device(input) || !on_device(found) || found.scalar_type() != at::kLong ||
         found.numel() > LARGEST || input.dim() == 0)
         return;
+    if (input.key_set().has(LOW_KEY)) { /* handled further down, where a mode is at work */
+        std::lock_guard<std::mutex> guard(lock);
+        const Shadow *shadow = find(found);
+        if (shadow != nullptr && shadow->level != UNKNOWN) return;
+    }
     if (dim < 0) dim += input.dim();
     const bool has_dim = keeps && !flat && found.dim() == input.dim();
     mark(found);
@@ -515,9 +553,24 @@ void choose(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
     choices += depth == 1;
 }
 
+/* What no kernel has computed is finite: programs skip the step of a gradient that is not. The same operators as
+ * PyTorch's own (aten/src/ATen/native/TensorCompare.cpp), which has none for CUDA. */
+Tensor isfinite(const Tensor &self) {
+    if (!c10::isFloatingType(self.scalar_type())) return self.eq(self);
+    const auto found = self.eq(self).mul(self.abs().ne(std::numeric_limits<double>::infinity()));
+    if (!keepable(found)) return found;
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        const Shadow *shadow = find(found);
+        if (shadow != nullptr && shadow->level != UNKNOWN) return found;
+    }
+    mark(found);
+    remember(found, at::zeros(found.sizes(), at::TensorOptions().dtype(at::kBool)).fill_(true), ASSUMED);
+    return found;
+}
+
 void assume_choices(torch::Library &library) {
-    for (const char *name : {"topk", "sort", "sort.stable", "argmax", "argmin", "max.dim", "min.dim", "multinomial",
-                             "kthvalue", "median.dim", "mode"}) {
+    for (const char *name : CHOOSING) {
         const auto op = c10::Dispatcher::singleton().findSchema(
             {std::string("aten::") + std::string(name).substr(0, std::string(name).find('.')),
              std::string(name).find('.') == std::string::npos ? "" : std::string(name).substr(std::string(name).find('.') + 1)});
@@ -536,8 +589,14 @@ EXPORT int values_begin(int same_for_all) {
     c10::WarningUtils::WarningHandlerGuard quiet(&silent); /* of kernels that are overridden */
     crowded = same_for_all != 0;
     try {
+        registered.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", DispatchKey::CUDA, __FILE__, __LINE__));
+        registered.back()->impl("isfinite", TORCH_FN(isfinite));
         registered.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "_", KEY, __FILE__, __LINE__));
-        registered.back()->fallback(torch::CppFunction::makeFromBoxedFunction<&handle>());
+        registered.back()->fallback(torch::CppFunction::makeFromBoxedFunction<&handle_high>());
+        registered.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "_", LOW_KEY, __FILE__, __LINE__));
+        registered.back()->fallback(torch::CppFunction::makeFromBoxedFunction<&handle_low>());
+        registered.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", LOW_KEY, __FILE__, __LINE__));
+        handle_kernels_of_the_device(*registered.back());
         registered.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", DispatchKey::BackendSelect, __FILE__, __LINE__));
         registered.back()->impl("empty.memory_format", TORCH_FN(empty));
         registered.back()->impl("empty_strided", TORCH_FN(empty_strided));
@@ -550,3 +609,11 @@ EXPORT int values_begin(int same_for_all) {
 }
 
 EXPORT long long values_choices(void) { return choices; }
+
+/* Take the keys off a tensor, or put them back. Returns whether it had them. */
+EXPORT int values_carry(void *tensor, int carries) {
+    auto &keys = keys_of(static_cast<c10::TensorImpl *>(tensor));
+    const bool had = keys.has(KEY);
+    keys = carries ? keys.add(KEY).add(LOW_KEY) : keys.remove(KEY).remove(LOW_KEY);
+    return had;
+}

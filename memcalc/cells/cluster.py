@@ -1,0 +1,69 @@
+"""Cells on an existing Dask cluster: each worker runs a cell in a process of its own, as `local.py` does here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+from memcalc.cells.cell import Answer, Request
+from memcalc.cells.local import run_request
+from memcalc.errors import MemcalcError, Unavailable
+from memcalc.extras import installation
+
+PATIENCE = 10  # seconds that the scheduler gets to answer
+
+
+def run_on_cluster(requests: Sequence[Request], address: str) -> Iterator[tuple[int, Answer]]:
+    """Run cells on the workers of a cluster, and yield each one's number and answer as it ends.
+
+    A worker that is killed loses the cells that it was running; the scheduler gives them to others. A cell that has
+    lost as many workers as the scheduler allows (Dask's `allowed-failures`) is lost.
+
+    Args:
+        requests: of the cells.
+        address: of the scheduler, such as "tcp://10.0.0.1:8786".
+
+    Raises:
+        Unavailable: Dask is not installed, nobody answers at the address, or a worker lacks what the cells need.
+    """
+    distributed = _distributed()
+    try:
+        client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"there is no Dask scheduler at {address}: {error}") from None
+    try:
+        futures = {client.submit(run_request, request, pure=False): n for n, request in enumerate(requests)}
+        for future in distributed.as_completed(futures):
+            yield futures[future], _answer(future, distributed)
+    finally:
+        with suppress(Exception):  # the connection may be what has ended
+            client.cancel([future for future in futures if not future.done()], force=True)
+        client.close()
+
+
+def _answer(future: Any, distributed: Any) -> Answer:
+    if future.status == "finished":
+        found: Answer = future.result()
+        return found
+    if future.status != "error":
+        raise Unavailable("the connection to the Dask scheduler ended. The cells until then are kept.")
+    error = future.exception()
+    if isinstance(error, distributed.KilledWorker):
+        return Answer("lost", reason=f"its workers were killed: {error}".partition("\n")[0])
+    if isinstance(error, MemcalcError):
+        raise Unavailable(f"on a worker: {error}")
+    if isinstance(error, ImportError):
+        raise Unavailable(f"a worker cannot run memcalc: {error}. Install this version of it in their environment.")
+    return Answer("failed", reason=f"{type(error).__name__}: {error}".partition("\n")[0])
+
+
+def _distributed() -> Any:
+    try:
+        return import_module("distributed")
+    except ImportError:
+        raise Unavailable(
+            f"--scheduler needs Dask, which is not installed: {installation('cluster')}. Without --scheduler cells run "
+            "in processes of this machine."
+        ) from None

@@ -1,0 +1,137 @@
+"""Cells in processes of this machine, each in one of its own, some at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from memcalc.cells.cell import Answer, Request
+from memcalc.cells.child import UNAVAILABLE
+from memcalc.errors import Unavailable
+from memcalc.folders import temporary_folder
+
+CHILD = "memcalc.cells.child"  # the module that each process runs
+KIND = "memcalc-cells-"  # of the directories of requests and answers
+PATIENCE = 5.0  # seconds that a process gets to end by itself
+PAUSE = 0.05  # seconds between two looks at the processes
+LAST_WORDS = 300  # characters of a failed run's last line that are kept as its reason
+
+PACKAGE = Path(__file__).parents[2]
+
+
+class Run:
+    """The process that runs a cell.
+
+    Args:
+        request: of the cell.
+        folder: for its files; it must live as long as the process.
+        number: names the files.
+    """
+
+    def __init__(self, request: Request, folder: Path, number: int = 0) -> None:
+        files = [folder / f"{number}.{kind}" for kind in ("request", "answer", "output")]
+        self._request, self._answer, self._output = files
+        self._request.write_text(json.dumps(request))
+        words = [sys.executable, "-P", "-m", CHILD, str(self._request), str(self._answer)]
+        # The package as this process has it: a worker may have memcalc on its path alone.
+        path = os.pathsep.join(filter(None, (str(PACKAGE), os.environ.get("PYTHONPATH"))))
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(  # noqa: S603 -- our own module
+                words,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"PYTHONPATH": path},
+                start_new_session=True,
+            )
+
+    def end(self) -> None:
+        """End the process, if it still runs, with all that it has started."""
+        with suppress(OSError):
+            if self.process.stdin is not None:
+                self.process.stdin.close()  # see child.end_with_parent
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:  # it is in a call that holds Python's lock
+            self.process.kill()
+            self.process.wait()
+
+    def answer(self) -> Answer:
+        """Return the answer of a process that has ended.
+
+        Raises:
+            Unavailable: something that every cell needs is missing.
+        """
+        code = self.process.wait()
+        self.end()
+        try:
+            found: dict[str, Any] = json.loads(self._answer.read_bytes())
+        except (OSError, ValueError):
+            return self._without_answer(code)
+        if UNAVAILABLE in found:
+            raise Unavailable(found[UNAVAILABLE])
+        answer = Answer(**found)
+        if answer.outcome == "failed" and not answer.verdict:
+            return Answer("failed", seconds=answer.seconds, reason=self._last_line() or answer.reason)
+        return answer
+
+    def _without_answer(self, code: int) -> Answer:
+        if code < 0:
+            name = signal.Signals(-code).name
+            return Answer("lost", reason=f"the process that ran the cell was ended by {name}")
+        return Answer("failed", reason=self._last_line() or f"exit code {code}")
+
+    def _last_line(self) -> str:
+        lines = [line for line in self._output.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1].strip()[:LAST_WORDS] if lines else ""
+
+
+def run_request(request: Request) -> Answer:
+    """Run one cell and wait for it.
+
+    Raises:
+        Unavailable: something that every cell needs is missing.
+    """
+    with temporary_folder(KIND) as folder:
+        run = Run(request, folder)
+        try:
+            return run.answer()
+        finally:
+            run.end()
+
+
+def run_here(requests: Sequence[Request], workers: int) -> Iterator[tuple[int, Answer]]:
+    """Run cells, so many at a time, and yield each one's number and answer as it ends.
+
+    Args:
+        requests: of the cells.
+        workers: processes at a time.
+
+    Raises:
+        Unavailable: something that every cell needs is missing.
+    """
+    waiting = deque(enumerate(requests))
+    running: dict[int, Run] = {}
+    with temporary_folder(KIND) as folder:
+        try:
+            while waiting or running:
+                while waiting and len(running) < workers:
+                    number, request = waiting.popleft()
+                    running[number] = Run(request, folder, number)
+                ended = [number for number, run in running.items() if run.process.poll() is not None]
+                for number in ended:
+                    yield number, running.pop(number).answer()
+                if not ended:
+                    time.sleep(PAUSE)
+        finally:
+            for run in running.values():
+                run.end()

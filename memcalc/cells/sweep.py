@@ -1,0 +1,76 @@
+"""Runs the cells of a grid that have no answer yet, and keeps each answer as it comes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from memcalc.cells.cell import Answer, Cell, Cells, Request
+from memcalc.cells.kept import Kept
+
+Told = Callable[[Cell | None, int, int], None]  # a cell that has ended, how many have, and how many there are
+
+
+def run_cells(
+    name: str,
+    cells: Sequence[Cell],
+    file: Path,
+    *,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    tell: Told = lambda *_: None,
+) -> Cells:
+    """Run what is not in the file yet.
+
+    Args:
+        name: of what is run.
+        cells: of the grid; those that have an answer are not run.
+        file: where answers are kept, and where those of earlier sweeps are found.
+        workers: processes at a time; None: as many as this process may use cores.
+        scheduler: address of a Dask cluster; None: processes of this machine.
+        tell: called first with None and the cells that need no run, then for each that has ended.
+
+    Raises:
+        Unavailable: something that every cell needs is missing.
+        NotWritten: an answer cannot be kept.
+    """
+    kept = Kept(file)
+    with closing(kept):
+        found = [cell if cell.answer is not None else replace(cell, answer=kept.find(cell)) for cell in cells]
+        used = sum(cell.answer is not None and not before.answer for cell, before in zip(found, cells, strict=True))
+        waiting = [number for number, cell in enumerate(found) if cell.answer is None]
+        done = len(found) - len(waiting)
+        tell(None, done, len(found))
+        with closing(_run([found[number].request for number in waiting], workers, scheduler)) as answers:
+            for number, answer in answers:
+                cell = found[waiting[number]]
+                kept.add(cell, answer)
+                found[waiting[number]] = cell = replace(cell, answer=answer)
+                done += 1
+                tell(cell, done, len(found))
+    fields = tuple(found[0].values) if found else ()
+    by = found[0].request["by"] if found else ""
+    return Cells(name, by, fields, tuple(found), used)
+
+
+def _run(
+    requests: Sequence[Request], workers: int | None, scheduler: str | None
+) -> Generator[tuple[int, Answer], None, None]:
+    if not requests:
+        return
+    if scheduler is not None:
+        from memcalc.cells.cluster import run_on_cluster
+
+        yield from run_on_cluster(requests, scheduler)
+    else:
+        from memcalc.cells.local import run_here
+
+        yield from run_here(requests, workers or cores())
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,117 @@
+"""Report of a sweep by runs: every cell, why some have no figures, and the same for other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from typing import Any
+
+from memcalc.cells.cell import Answer, Cell, Cells
+from memcalc.engine.grid import written
+from memcalc.report.grid import Column, Grid
+from memcalc.report.labels import plural
+from memcalc.report.screen import Screen
+from memcalc.report.terminal import draw_grid, draw_line
+from memcalc.units import Unit, format_number
+
+SCHEMA_VERSION = 2
+FEW = 32  # cells that are listed one by one
+FULLEST = 12  # that are listed, where there are more
+MOST_REASONS = 8
+HOW = {"trace": "traced on fake tensors", "null": "traced on the null device", "dry-run": "run on the null device"}
+WORDS = {"fits": "fit", "does-not-fit": "do not fit", "unknown": "close"}
+SHOWN = {"fits": "fits", "does-not-fit": "does not fit", "unknown": "cannot say", None: ""}
+
+
+def draw_cells(screen: Screen, cells: Cells, file: str, unit: Unit, *, listed: bool = False) -> None:
+    """The whole report.
+
+    Args:
+        screen: where to.
+        cells: of the sweep, each with its answer.
+        file: in which they are kept.
+        unit: of all numbers.
+        listed: list every cell, however many there are.
+    """
+    screen.line((_headline(cells), "bold"))
+    screen.line()
+    if listed or len(cells.cells) <= FEW:
+        draw_grid(screen, cells_grid("Cells", cells, cells.cells, unit))
+    else:
+        fits = [cell for cell in cells.cells if _answer(cell).verdict in ("fits", None) and _answer(cell).device_bytes]
+        fullest = sorted(fits, key=lambda cell: -(_answer(cell).device_bytes or 0))[:FULLEST]
+        draw_grid(screen, cells_grid("The fullest that fit", cells, fullest, unit))
+        draw_line(screen, f"--all lists all {len(cells.cells):,} cells, and so does --format csv.", 0)
+        screen.line()
+    reasons = Counter((_answer(cell).outcome, _answer(cell).reason) for cell in cells.cells)
+    told = [(outcome, reason, count) for (outcome, reason), count in reasons.most_common() if reason]
+    for outcome, reason, count in told[:MOST_REASONS]:
+        draw_line(screen, f"{plural(count, 'cell')} {outcome}: {reason}", 0)
+    if len(told) > MOST_REASONS:
+        draw_line(screen, f"and {len(told) - MOST_REASONS} more reasons: see --format csv.", 0)
+    before = f", {cells.used:,} of them from before" if cells.used else ""
+    draw_line(screen, f"{plural(len(cells.cells), 'cell')} in {file}{before}.", 0)
+    lost = sum(_answer(cell).outcome == "lost" for cell in cells.cells)
+    if lost:
+        draw_line(screen, f"The same command runs the {plural(lost, 'lost cell')} again.", 0)
+
+
+def _answer(cell: Cell) -> Answer:
+    assert cell.answer is not None
+    return cell.answer
+
+
+def _headline(cells: Cells) -> str:
+    counts: Counter[str] = Counter()
+    for cell in cells.cells:
+        answer = _answer(cell)
+        counts[WORDS.get(answer.verdict or "", "measured") if answer.outcome == "measured" else answer.outcome] += 1
+    order = ("fit", "close", "do not fit", "measured", "invalid", "failed", "lost")
+    found = ", ".join(f"{counts[word]:,} {word}" for word in order if counts[word])
+    return f"{cells.name}: {plural(len(cells.cells), 'cell')} {HOW[cells.by]}: {found}"
+
+
+def cells_grid(title: str, cells: Cells, shown: Iterable[Cell], unit: Unit) -> Grid:
+    """Return one row for each cell."""
+    axes = [Column(field, right=True) for field in cells.fields]
+    figures = (f"allocated {unit}", "reserved", "device", "headroom")
+    columns = (*axes, *(Column(head, right=True) for head in figures), Column(""))
+    rows, strong = [], set()
+    for number, cell in enumerate(shown):
+        answer = _answer(cell)
+        sizes = (answer.allocated_bytes, answer.reserved_bytes, answer.device_bytes, answer.headroom_bytes)
+        numbers = ["-" if size is None else format_number(size, unit) for size in sizes]
+        words = SHOWN[answer.verdict] if answer.outcome == "measured" else answer.outcome
+        if answer.verdict == "does-not-fit":
+            strong.add(number)
+        rows.append((*map(written, cell.values.values()), *numbers, words))
+    return Grid(title, columns, rows, frozenset(strong))
+
+
+def cells_document(cells: Cells) -> dict[str, Any]:
+    """Return the JSON document."""
+    rows = [{"values": dict(cell.values), **asdict(_answer(cell))} for cell in cells.cells]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "source": "sweep",
+        "by": cells.by,
+        "name": cells.name,
+        "fields": list(cells.fields),
+        "cells": rows,
+    }
+
+
+def cells_csv(cells: Cells) -> str:
+    """Return one line for each cell, without a final line break."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = [each.name for each in fields(Answer)]
+    writer.writerow([*cells.fields, *names])
+    for cell in cells.cells:
+        found = asdict(_answer(cell))
+        values = [*cell.values.values(), *(found[name] for name in names)]
+        writer.writerow(["" if value is None else written(value) for value in values])
+    return text.getvalue().rstrip("\n")
