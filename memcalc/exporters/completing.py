@@ -17,20 +17,16 @@ from memcalc.spec.presets import preset_names
 from memcalc.spec.reading import names_hub_id
 from memcalc.spec.spec import Spec
 
+Place = tuple[str, ...]
+
 # What a program may leave to whoever starts it, without which a file is not read.
-_FIRST: tuple[tuple[str, ...], ...] = (
-    ("parallelism", "data_parallel"),
-    ("parallelism", "zero_stage"),
-    ("parallelism", "engine"),
-)
+_FIRST: tuple[Place, ...] = tuple(("parallelism", name) for name in ("data_parallel", "zero_stage", "engine"))
 # What follows from fields that are compared, and whose defaults the fields had before they were resolved.
 _NO_MEMORY = (("training", "global_batch_size"), ("training", "framework"))
 _ROUNDS = 6  # a setting may change what other fields default to
 
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")  # what YAML reads as the text that it is, but for its own words
 _YAMLS_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
-
-Place = tuple[str, ...]
 
 
 class Export(NamedTuple):
