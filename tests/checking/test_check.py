@@ -284,6 +284,7 @@ base_model: meta-llama/Llama-3.2-1B
 sequence_len: 512
 micro_batch_size: 1
 bf16: true
+flash_attention: true
 a_field_of_tomorrow: 3
 """
 

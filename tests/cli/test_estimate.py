@@ -141,9 +141,20 @@ def test_settings_of_the_allocator(run) -> None:
     assert "has no allocator option 'expandable'" in err
 
 
-def test_what_holds_memory_and_is_not_modelled_stands_in_the_headline(run) -> None:
-    """Of a DPO file of TRL's: the reference model alone is another 15 GiB."""
-    line = ("docs/examples/dpo.yaml", "--gpu", "a100-80gb")
+def test_a_dpo_file_is_sized_with_its_reference_model(run) -> None:
+    """The reference alone is another 15 GiB; it was a note once, below a bold FITS."""
+    text = " ".join(run("estimate", "docs/examples/dpo.yaml", "--gpu", "a100-80gb", "--full").out.split())
+
+    assert "TRL 1.16.0 DPO" in text
+    assert "FITS: needs 77.0" in text
+    assert "Not modelled: the reference model" not in text
+
+
+def test_what_holds_memory_and_is_not_modelled_stands_in_the_headline(run, tmp_path: Path) -> None:
+    """Of a KTO file of TRL's: the reference model alone is another 15 GiB."""
+    path = tmp_path / "kto.yaml"
+    path.write_text(Path("docs/examples/dpo.yaml").read_text().replace("beta: 0.1", "desirable_weight: 1.5"))
+    line = (str(path), "--gpu", "a100-80gb")
     text = " ".join(run("estimate", *line).out.split())
 
     assert "CANNOT SAY: needs at least 75" in text
