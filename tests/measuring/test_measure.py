@@ -216,7 +216,7 @@ def test_attention_without_a_kernel_is_wrong_input(run: Any, monkeypatch: pytest
 
     monkeypatch.setattr("memcalc.step.loop.TrainingRun._micro_batch", refuse)
 
-    with pytest.raises(InputError, match="attention = flash has no kernel for fp32, head_dim = 8"):
+    with pytest.raises(InputError, match="attention = memory-efficient has no kernel for fp32, head_dim = 8"):
         run(spec(dtype="fp32", recipe="fp32"))
 
 
