@@ -25,6 +25,8 @@ from memcalc.nullcuda.dry_run import REPORTS
 KIND = "memcalc-test-"
 PACKAGE = Path(__file__).parents[1] / "memcalc"
 KINDS = {
+    "memcalc-cells-",
+    "memcalc-export-",
     "memcalc-compiled-",
     "memcalc-dry-run-",
     "memcalc-measure-",
@@ -133,7 +135,7 @@ def test_every_temporary_directory_is_of_a_kind_that_is_cleaned() -> None:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_the_next_directory_of_a_kind_removes_what_killed_processes_left(kind: str, tmp_path: Path) -> None:
     """Whole directories, those that have no lock yet, and of this kind alone: another one's is its own to clean."""
-    begun, held = tmp_path / f"{'memcalc-cells-', 'memcalc-export-', kind}begun", tmp_path / f"{kind}held"
+    begun, held = tmp_path / f"{kind}begun", tmp_path / f"{kind}held"
     others = {tmp_path / f"{each}other" for each in KINDS - {kind}}
     for folder in (begun, held, *others):
         (folder / "inside").mkdir(parents=True)
