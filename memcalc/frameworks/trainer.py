@@ -54,22 +54,17 @@ def _place_padding(draft: Draft) -> None:
 
     Texts that are joined and cut, and batches of one sequence, are not padded; flash_attention_2 needs no mask.
     """
-    batch, attention = draft.given("training.micro_batch_size"), draft.given("training.attention")
-    if (
-        (batch == 1 and not is_on(draft.said.get("packing")))
-        or attention == "eager"
-        or draft.given("training.attention_windows") == "kernel"
-    ):
+    packs = is_on(draft.said.get("packing"))
+    alone = draft.given("training.micro_batch_size") == 1 and not draft.values.get("training.pairs")
+    masks = draft.given("training.attention") != "eager" and draft.given("training.attention_windows") != "kernel"
+    if not masks or (alone and not packs) or is_on(draft.said.get("sample_packing")) or "block_size" in draft.said:
         return
-    if is_on(draft.said.get("sample_packing")) or "block_size" in draft.said:
-        return
-    if is_on(draft.said.get("packing")):
-        strategy = draft.said.get("packing_strategy", "bfd")
-        if (
-            draft.values.get(FRAMEWORK) == "sft" and strategy == "bfd"
-        ):  # trl/trainer/sft_trainer.py: padding-free batches
+    if packs:
+        # trl/trainer/sft_trainer.py: this strategy packs into padding-free batches, and masking_utils.py masks the blocks.
+        if draft.values.get(FRAMEWORK) == "sft" and draft.said.get("packing_strategy", "bfd") == "bfd":
             draft.default("training.padding_free", True)
-            draft.default("training.padding_mask", "boolean")  # of the row's blocks, by masking_utils.py
+            what = "whether a packed row has several texts"
+            draft.default("training.padding_mask", draft.choose("training.padding_mask", what, ("none", "boolean")))
         return
     kind = "boolean" if draft.has("transformers", "4.53") else "additive"  # masking_utils.py since 4.53
     answer = draft.choose("training.padding_mask", "whether sequences are padded", ("none", kind))

@@ -106,7 +106,7 @@ def _place_dpo(draft: Draft) -> None:
 def _place_sfts_loss(draft: Draft) -> None:
     """How SFTTrainer computes its loss, by the release of TRL: trl/trainer/sft_trainer.py, sft_config.py."""
     loss = draft.facts.get("loss_type")
-    if "training.loss" in draft.overridden or loss not in (None, "nll", "chunked_nll"):
+    if "training.loss" in draft.overridden or loss not in (None, "nll", "chunked_nll", "dft"):
         return
     if draft.has("trl", "1.15"):
         draft.default("training.loss", "tiled")

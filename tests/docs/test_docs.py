@@ -26,6 +26,7 @@ SLOW = {
         "accuracy-ranks.md",
         "accuracy-traces.md",
         "verdicts.md",
+        "programs.md",
     ),
     *("trace.md", "replay.md", "recompute.md", "recomputation.md"),
 }
