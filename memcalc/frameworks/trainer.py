@@ -60,7 +60,7 @@ def _place_padding(draft: Draft) -> None:
     if not masks or (alone and not packs) or is_on(draft.said.get("sample_packing")) or "block_size" in draft.said:
         return
     if packs:
-        # trl/trainer/sft_trainer.py: this strategy packs into padding-free batches, and masking_utils.py masks the blocks.
+        # trl/trainer/sft_trainer.py: this strategy packs into padding-free batches; masking_utils.py masks the blocks.
         if draft.values.get(FRAMEWORK) == "sft" and draft.said.get("packing_strategy", "bfd") == "bfd":
             draft.default("training.padding_free", True)
             what = "whether a packed row has several texts"
