@@ -200,14 +200,13 @@ def _tell_stage(draft: Draft) -> None:
 def _precision(draft: Draft) -> None:
     """model/patcher.py, model/adapter.py: weights where neither bf16 nor fp16 casts a step.
 
-    pure_bf16 keeps all that trains in bf16. Where nothing is said a base below adapters is in the checkpoint's dtype,
+    pure_bf16 keeps all that trains in bf16, but for adapters, which PEFT casts to fp32 (peft/tuners/tuners_utils.py,
+    cast_adapter_dtype). Where nothing is said a base below adapters is in the checkpoint's dtype,
     and what trains is cast up to fp32.
     """
     facts, adapted = draft.facts, draft.values["training.finetune"] in ("lora", "qlora")
     if facts.get("pure") is True:
         facts["weights"] = "bfloat16"
-        if adapted:
-            draft.default("training.lora.adapter_dtype", "compute")
     elif adapted and not is_on(facts.get("bf16")) and not is_on(facts.get("fp16")):
         facts.setdefault("weights", "auto")
 

@@ -376,7 +376,7 @@ FACTORY = LLAMA + "cutoff_len: 1024\nper_device_train_batch_size: 1\n"
         ("finetuning_type: full\npure_bf16: true\n", {"dtype": "bf16", "recipe": "pure"}),
         ("finetuning_type: full\n", {"dtype": "fp32", "recipe": "fp32"}),  # cast up, and nothing casts down
         ("finetuning_type: lora\n", {"dtype": "bf16", "recipe": "pure", "adapter_dtype": "fp32"}),
-        ("finetuning_type: lora\npure_bf16: true\n", {"dtype": "bf16", "recipe": "pure", "adapter_dtype": "compute"}),
+        ("finetuning_type: lora\npure_bf16: true\n", {"dtype": "bf16", "recipe": "pure", "adapter_dtype": "fp32"}),
         ("finetuning_type: lora\nbf16: true\n", {"dtype": "bf16", "recipe": "amp", "adapter_dtype": "fp32"}),
         ("finetuning_type: full\nbf16: true\nuse_muon: true\n", {"optimizer": "muon", "recipe": "amp"}),
     ],
