@@ -14,6 +14,7 @@ from memcalc.importers.file_format import FileFormat, Meaning
 from memcalc.spec.defaults import DEFAULT_SEQUENCE_LENGTH
 from memcalc.spec.limits import Limit
 from memcalc.spec.origin import Assumption, Origin
+from memcalc.spec.programs import program_name
 from memcalc.units import whole_number
 
 _REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,200})\}")  # of OmegaConf
@@ -60,7 +61,9 @@ class Imported:
 
     def origin(self) -> Origin:
         """Where a run that is loaded from it comes from."""
-        return Origin(self.program, self.sentences(), self.limits, self.assumptions)
+        training = self.blocks.get("training", {})
+        named = program_name(str(training.get("framework")), training.get("versions", {}))
+        return Origin(self.program or named, self.sentences(), self.limits, self.assumptions)
 
     def sentences(self) -> tuple[str, ...]:
         """All of it, for the notes of a result."""

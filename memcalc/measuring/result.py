@@ -15,6 +15,7 @@ from memcalc.recorder.judged import Judged, judge
 from memcalc.recorder.ledger import traced_ledger
 from memcalc.recorder.recording import Recording
 from memcalc.spec.cards import Card, all_cards, find_card
+from memcalc.spec.not_run import not_run
 
 CITATION = "measured"
 
@@ -57,6 +58,7 @@ def to_result(measurement: Measurement) -> Result:
     notes = list(outside_notes(measurement))
     if measurement.outcome == OUT_OF_MEMORY:
         notes.append("The run ended out of memory: later phases are missing.")
+    limits = not_run(measurement.spec)
     return Result(
         source="measure",
         device=measurement.device.identifier,
@@ -68,11 +70,11 @@ def to_result(measurement: Measurement) -> Result:
         ranks=(RankResult({"pipeline_stage": 0}, ledger, known(DeviceMemory(reserved, on_device, outside))),),
         confidence="measured",
         card=card,
-        limits=(),
+        limits=limits,
         notes=tuple(notes),
         judgement=None
         if card is None or on_device is None
-        else observed(measurement.outcome != OUT_OF_MEMORY, on_device, card.usable_bytes, ()),
+        else observed(measurement.outcome != OUT_OF_MEMORY, on_device, card.usable_bytes, limits),
     )
 
 

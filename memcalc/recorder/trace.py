@@ -16,6 +16,7 @@ from memcalc.recorder.recording import Recording
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.foreign import has_published_formulas
 from memcalc.spec.limits import Limit
+from memcalc.spec.not_run import not_run
 from memcalc.spec.spec import Spec
 
 
@@ -75,7 +76,7 @@ def make_trace(
     result = Result(
         spec=spec,
         textbook=_published(spec),
-        **_sizing(judged, spec.origin.limits),
+        **_sizing(judged, (*spec.origin.limits, *not_run(spec))),
     )
     return Trace(**_fields(judged), result=result)
 

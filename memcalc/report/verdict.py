@@ -8,10 +8,8 @@ from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import count, label, listed, plural, rank_text
 from memcalc.spec.foreign import architecture_of
 from memcalc.spec.inference import InferenceSpec
-from memcalc.spec.programs import PROGRAMS
 from memcalc.spec.segments import words
 from memcalc.spec.spec import Spec
-from memcalc.spec.training import TrainingSpec
 from memcalc.units import Unit, format_bytes, format_number
 from memcalc.verdict.other_modules import OtherModules
 from memcalc.verdict.reasons import Reason
@@ -43,19 +41,10 @@ def subject(result: Result | ModuleResult) -> str:
     how = f"{training.optimizer}, {training.attention} attention, recompute {words(training.recompute)}"
     if training.lora is not None:
         how = f"{'QLoRA' if training.finetune == 'qlora' else 'LoRA'} of rank {training.lora.rank}, {how}"
-    program = spec.origin.program or _program(training) or _MODULES[training.implementation]
+    program = spec.origin.program or _MODULES[training.implementation]
     if (text := spec.model.transformers_config) is not None:
         program = architecture_of(text) or program
     return f"{spec.name}: {count(result.parameters)} parameters; {step}\n{how}, as {program}; {_spread(spec)}"
-
-
-def _program(training: TrainingSpec) -> str:
-    """The framework whose program runs, with the release of its package where that is known; "": none is named."""
-    if training.framework is None:
-        return ""
-    program = PROGRAMS[training.framework]
-    release = getattr(training.versions, program.package, None) if program.package else None
-    return f"{program.before} {release or ''} {program.after}".replace("  ", " ").strip()
 
 
 def _generation(result: Result, inference: InferenceSpec) -> str:

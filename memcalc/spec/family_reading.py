@@ -58,7 +58,7 @@ def _computed(family: Family, field: str, rule: Rule, config: dict[str, object],
             hidden, heads = (value_of(family, name, config, where) for name in ("hidden_size", "num_attention_heads"))
             assert isinstance(hidden, int) and isinstance(heads, int)  # noqa: PT018 - both are checked sizes
             head = hidden // heads
-        assert isinstance(share, float) and isinstance(head, int)  # noqa: PT018 - likewise
+        assert isinstance(share, float) and isinstance(head, int)  # noqa: PT018 - both are checked sizes
         return int(head * share)
     if rule.how in ("every", "others"):
         interval, layers = _whole_layers(key, value, where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
@@ -69,6 +70,14 @@ PROGRAMS: dict[str, Program] = {
     "nemo": Program("NeMo"),
     "gpt-neox": Program("GPT-NeoX"),
 }
+
+
+def program_name(framework: str, versions: Mapping[str, str]) -> str:
+    """A framework's program with the release of its package, where that is known: "TRL 1.16.0 SFT"; "": no such one."""
+    program = PROGRAMS.get(framework)
+    if program is None:
+        return ""
+    return " ".join(part for part in (program.before, versions.get(program.package), program.after) if part)
 
 
 def _written(release: object) -> object:

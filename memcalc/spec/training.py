@@ -143,7 +143,9 @@ class TrainingSpec(Block):
     )
     finetune: Literal["full", "lora", "qlora"] = Field("full", description="which parameters train")
     framework: Framework | None = Field(
-        None, description="whose program runs: fields that are silent have its defaults (docs/reference/frameworks)"
+        None,
+        description="whose program runs a file of another framework, which decides its defaults "
+        "(docs/reference/frameworks); a configuration of memcalc's own says each field itself",
     )
     versions: VersionsSpec | None = Field(None, description="releases of packages that decide memory")
     lora: LoraSpec | None = Field(None, description="adapters; with finetune lora or qlora")

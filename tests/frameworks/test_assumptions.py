@@ -120,3 +120,30 @@ def test_a_run_that_may_be_a_smaller_one_is_not_said_not_to_fit(gpu: str, answer
     judged = size_against(spec, find_card(gpu).usable_bytes).judgement
     assert judged is not None
     assert judged.answer == answer
+
+
+def test_a_configuration_of_our_own_is_no_program_s_run() -> None:
+    """Its fields say what runs; a name alone brings no defaults, so the headline does not claim them."""
+    from memcalc.report.verdict import subject
+
+    named = memcalc.estimate({"preset": "llama-3.2-1b", "training": {"framework": "sft"}})
+    assert "as plain modules" in subject(named)
+    assert named.ledger.totals == memcalc.estimate("llama-3.2-1b").ledger.totals
+
+
+@pytest.mark.parametrize(
+    ("setting", "what"),
+    [
+        ("pairs=true", "the second sequence of each pair"),
+        ("reference_model=true", "the reference model"),
+        ("evaluation_batch_size=2", "evaluation during training"),
+        ("padding_free=true", "padding-free batches"),
+        ("padding_mask=boolean", "the mask of padded sequences"),
+        ("loss_shift=logits", "logits that are shifted"),
+    ],
+)
+def test_what_the_step_does_not_run_makes_a_trace_a_lower_bound(setting: str, what: str) -> None:
+    from memcalc.spec.not_run import not_run
+
+    assert [(limit.what, limit.holds_memory) for limit in not_run(memcalc.load("gpt2", setting))] == [(what, True)]
+    assert not_run(memcalc.load("gpt2")) == ()

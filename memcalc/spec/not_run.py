@@ -1,0 +1,20 @@
+"""What a run's program does beside the training step that memcalc itself traces and measures."""
+
+from __future__ import annotations
+
+from memcalc.spec.limits import Limit
+from memcalc.spec.spec import Spec
+
+
+def not_run(spec: Spec) -> tuple[Limit, ...]:
+    """Return what the run asks for and memcalc's own step does not run; a dry run of its program does."""
+    training = spec.training
+    asked = {
+        "the second sequence of each pair": training.pairs,
+        "the reference model": training.reference_model,
+        "evaluation during training": training.evaluation_batch_size is not None,
+        "padding-free batches": training.padding_free,
+        "the mask of padded sequences": training.padding_mask != "none",
+        "logits that are shifted": training.loss_shift != "labels",
+    }
+    return tuple(Limit(what, holds_memory=True) for what, is_so in asked.items() if is_so)
