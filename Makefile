@@ -79,7 +79,7 @@ bench: $(FULL) .venv-null ## How quick the program is: start-up, estimates a sec
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/trace.py
 	$(BIN)/python benchmarks/check.py
-	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/grids.py
 	$(BIN)/python benchmarks/nullcuda.py $(NULL_VENV)/bin/python
 
 DEVICE ?= cuda

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from memcalc.cells.cell import Cells
     from memcalc.cells.sweep import Told
     from memcalc.checking.report import CheckReport
-    from memcalc.engine import Grid, Table
     from memcalc.fitting.answer import Fit
     from memcalc.ledger.result import Result
     from memcalc.nullcuda.options import Options
     from memcalc.spec.spec import Spec
+    from memcalc.sweeping import Grid, Table
 
 _T = TypeVar("_T")
 
@@ -51,8 +51,8 @@ def sweep(
         progress: called with how many of the runs are done that differ in more than their batches, and how many
             replays were made.
     """
-    from memcalc.engine import evaluate
-    from memcalc.engine.replays import replay as replayed
+    from memcalc.sweeping import evaluate
+    from memcalc.sweeping.replays import replay as replayed
 
     table = evaluate(source, axes, *overrides, gpu=gpu, gpus_per_node=gpus_per_node, progress=progress)
     return replayed(table, replay, progress)
@@ -89,7 +89,7 @@ def sweep_runs(  # noqa: PLR0913 -- what the command has options for
     from memcalc.api.sources import load
     from memcalc.cells.requests import traced_cells
     from memcalc.cells.sweep import run_cells
-    from memcalc.engine.grid import Grid
+    from memcalc.sweeping.grid import Grid
 
     grid = axes if isinstance(axes, Grid) else Grid(axes)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
-from memcalc.engine.grid import Value, written
 from memcalc.errors import InputError
+from memcalc.sweeping.grid import Value, written
 
 Request = dict[str, Any]  # what `memcalc.cells.child` runs: ready for JSON
 Outcome = Literal["measured", "invalid", "failed", "lost"]

@@ -11,13 +11,13 @@ from typing import Any
 
 from memcalc import __version__
 from memcalc.cells.cell import Answer, Cell, check_size, points
-from memcalc.engine.grid import Grid, Value, assignments, written
 from memcalc.errors import InputError
 from memcalc.nullcuda.cards import find_null_card
 from memcalc.nullcuda.interpreters import interpreters
 from memcalc.nullcuda.torch_build import find_torch
 from memcalc.nullcuda.tracing import interpreter
 from memcalc.spec.spec import Spec
+from memcalc.sweeping.grid import Grid, Value, assignments, written
 
 GPU = "gpu"  # the name that varies the GPU of a dry run
 

@@ -75,7 +75,7 @@ def run_cells(
         place: where they run.
     """
     from memcalc import api
-    from memcalc.engine.varying import parse_axes, parse_values
+    from memcalc.sweeping.varying import parse_axes, parse_values
 
     options: dict[str, Any] = {"cells": file, "gpu": gpu, **place}
     with _told(file) as tell:

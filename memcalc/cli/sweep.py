@@ -116,11 +116,11 @@ def _estimate(
     """A grid of estimates."""
     from memcalc import api
     from memcalc.cli.output import WrittenFiles
-    from memcalc.engine.varying import parse_axes
     from memcalc.errors import InputError
     from memcalc.report.plots.files import check_place
     from memcalc.report.progress import shown_progress
     from memcalc.report.sweeps.files import PICTURES, check_output, write_output, write_picture
+    from memcalc.sweeping.varying import parse_axes
 
     for path in output:
         check_output(path)

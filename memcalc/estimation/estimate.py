@@ -20,9 +20,9 @@ from memcalc.estimation.parameters import buffer_elements
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.recipe_copies import gradients_exist
 from memcalc.estimation.rows import write_rows
+from memcalc.estimation.sized import run_sizer
 from memcalc.estimation.stages import Stage, stages_of
 from memcalc.estimation.states import state_rows
-from memcalc.estimation.symbols import symbol_values
 from memcalc.estimation.windows import window_notes
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import DeviceMemory, Outside, RankResult, Result, known
@@ -127,7 +127,7 @@ def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
     gradients = gradients_on_arrival(
         spec, exist=gradients_exist(choice_of(spec), STEPS), sharded=bool(around.layer_share)
     )
-    return PlannedTimeline(spec, stage, symbol_values(spec, card), gradients, around), around != Around()
+    return PlannedTimeline(spec, stage, run_sizer(spec, card), gradients, around), around != Around()
 
 
 def family_notes(spec: Spec) -> Iterator[str]:

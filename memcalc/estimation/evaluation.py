@@ -6,18 +6,13 @@ torch/csrc/autograd/functions/utils.h, compute_requires_grad). Modules are in ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from memcalc.estimation.blocks.structure import Structure, structure_of
 from memcalc.estimation.engines.buffers import Around
-from memcalc.estimation.items import EVALUATION, mask_of
-from memcalc.estimation.moments import Highest
 from memcalc.estimation.passes import beside, pieces_of
 from memcalc.estimation.planned import PlannedTimeline
+from memcalc.estimation.sized import Sizer
 from memcalc.estimation.stages import Stage
-from memcalc.estimation.symbols import symbol_values
 from memcalc.estimation.timeline import Timeline
-from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 
 
@@ -61,17 +56,14 @@ def without_gradients(structure: Structure) -> Structure:
     return structure._replace(evaluates=True, checkpoints_layers=False)
 
 
-def evaluation_moments(
-    spec: Spec, stage: Stage, card: Card | None, around: Around
-) -> Iterator[tuple[Timeline, list[tuple[Highest, int]]]]:
-    """The highest moment of an evaluation, with the mask of its phase and the timeline that it is in."""
-    if spec.training.evaluation_batch_size is None:
-        return
-    run, mask = evaluated(spec), mask_of(EVALUATION)
-    values, surroundings = symbol_values(run, card), beside(run, around, exist=False)
-    found: list[tuple[Timeline, Highest]] = []
-    for piece in pieces_of(run, stage):
-        of_piece = WithoutGradients(run, piece, values, *surroundings)
-        found += [(of_piece, of_piece.highest(stream)) for stream in ("forward", "loss")]
-    timeline, most = max(found, key=lambda each: each[1].bytes)
-    yield timeline, [(most, mask)]
+def evaluation_timelines(run: Spec, stage: Stage, sizer: Sizer, around: Around) -> list[WithoutGradients]:
+    """The evaluation of each chunk of a stage.
+
+    Args:
+        run: as `evaluated` gives it.
+        stage: the pipeline stage.
+        sizer: of the run.
+        around: the engine's buffers around the layers.
+    """
+    surroundings = beside(run, around, exist=False)
+    return [WithoutGradients(run, piece, sizer, *surroundings) for piece in pieces_of(run, stage)]

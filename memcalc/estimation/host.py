@@ -16,8 +16,8 @@ from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import STEPS, Item, mask_of
 from memcalc.estimation.rows import write_rows
 from memcalc.estimation.sharding import Parameters, stage_parameters
+from memcalc.estimation.sized import run_sizer
 from memcalc.estimation.stages import Stage
-from memcalc.estimation.symbols import symbol_values
 from memcalc.estimation.timeline import Timeline
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Rows
@@ -63,7 +63,7 @@ def _host_rows(parameters: Parameters, choice: Choice) -> Rows:
 
 def activation_rows(spec: Spec, stage: Stage) -> Rows:
     """What autograd has saved on the host, from forward until backward has come to it: most at the end of forward."""
-    timeline = Timeline(spec, stage, symbol_values(spec, None), Gradients(kept=True, main_dtype=None), Around())
+    timeline = Timeline(spec, stage, run_sizer(spec, None), Gradients(kept=True, main_dtype=None), Around())
     phases = mask_of(*(f"{phase}_{step}" for phase in ("forward", "loss", "backward") for step in range(1, STEPS + 1)))
     items = []
     for block in timeline.blocks:

@@ -13,7 +13,8 @@ from memcalc.errors import InputError
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.moments import Candidate, Holding, held, is_before_product, place
-from memcalc.estimation.program import Stream, highest
+from memcalc.estimation.program import Stream
+from memcalc.estimation.sized import Sizer
 from memcalc.estimation.stages import Kind, Stage, starts_detached
 from memcalc.estimation.timeline import Timeline
 from memcalc.spec.layers import has_mask, turns_nothing
@@ -27,7 +28,7 @@ class PlannedTimeline(Timeline):
     Args:
         spec: the run.
         stage: the pipeline stage.
-        values: symbols and their values.
+        sizer: sizes of its blocks.
         gradients: what happens to each parameter's gradient on arrival.
         around: the engine's buffers around a layer, of which there may be none where layers share a checkpoint segment.
 
@@ -35,7 +36,7 @@ class PlannedTimeline(Timeline):
         InputError: layers share a checkpoint segment under an engine that shards or buckets around each layer.
     """
 
-    def __init__(self, spec: Spec, stage: Stage, values: dict[str, int], gradients: Gradients, around: Around) -> None:
+    def __init__(self, spec: Spec, stage: Stage, sizer: Sizer, gradients: Gradients, around: Around) -> None:
         if around != Around() and has_segments(spec.training.recompute):
             raise InputError(
                 f"recompute has segments of several layers, but engine = {spec.parallelism.engine} has "
@@ -43,7 +44,7 @@ class PlannedTimeline(Timeline):
                 "Recompute layers one by one: full, every-k or a list of numbers.",
                 "training.recompute",
             )
-        super().__init__(spec, stage, values, gradients, around)
+        super().__init__(spec, stage, sizer, gradients, around)
         self.inside: dict[int, int] = {}  # from the block of a layer that is kept to that of one inside a segment
         head = self.blocks.pop()
         for number, block in enumerate(tuple(self.blocks)):
@@ -91,7 +92,7 @@ class PlannedTimeline(Timeline):
         walk = _Walk(self)
         walk.forward()
         walk.phase = "loss"
-        yield walk.moment(len(self.blocks) - 1, "loss")
+        yield from walk.at(len(self.blocks) - 1, "loss")
 
     def _forward_moments(self) -> Iterator[Candidate]:
         return iter(_Walk(self).forward())
@@ -119,11 +120,11 @@ class _Walk:
         """All of forward; then what the loss and backward start from is held."""
         for number, block in enumerate(self.blocks):
             if block.opens:
-                self.moments.append(self.moment(number, "forward"))
+                self.moments += self.at(number, "forward")
                 self.saved[number, False] += 1
         for item in self.timeline.plan:
             self.run(item)
-        self.moments.append(self.moment(len(self.blocks) - 1, "forward"))
+        self.moments += self.at(len(self.blocks) - 1, "forward")
         return self.moments
 
     def backward(self) -> list[Candidate]:
@@ -146,7 +147,7 @@ class _Walk:
         """The forward of a layer that keeps what it saves, or of a segment, which keeps its first input."""
         for index, layer in enumerate(leaves(item)):
             number = self.block_of(layer, item, inside=bool(beside))
-            self.moments.append(self.moment(number, "forward", *beside))
+            self.moments += self.at(number, "forward", *beside)
             self.saved[number, index > 0] += 1
 
     def reverse(self, items: Segment, *, inside: bool = False) -> None:
@@ -191,15 +192,21 @@ class _Walk:
 
     def turn(self, number: int) -> None:
         """The backward of a block."""
-        self.moments.append(self.moment(number, "backward"))
+        self.moments += self.at(number, "backward")
         self.left[number] += 1
 
-    def moment(self, number: int, stream: Stream, *beside: Holding) -> Candidate:
-        """The highest moment of one of a block's streams, with all that is held around it."""
+    def at(self, number: int, stream: Stream, *beside: Holding) -> Iterator[Candidate]:
+        """What may be the highest moment of one of a block's streams, with all that is held around it."""
         block = self.blocks[number]
         events = block.program.stream(stream)
-        top = highest(events, block.sizes)
-        holdings: list[Holding] = [(number, block.program.alive(stream, top.position), 1), *beside]
+        around = [*beside, *self.held_around()]
+        for position in block.sized.highest(stream):
+            holdings = [(number, block.program.alive(stream, position), 1), *around]
+            early = stream == "backward" and is_before_product(block, position)
+            yield Candidate(holdings, (), place(block, events, position), early)
+
+    def held_around(self) -> Iterator[Holding]:
+        """What blocks hold while one is at work."""
         for (other, dropped), count in self.saved.items():
             program = self.blocks[other].program
             storages = held(program, self.phase)
@@ -208,10 +215,10 @@ class _Walk:
             if dropped:
                 storages = tuple(storage for storage in storages if storage not in program.kept)
             if count and storages:
-                holdings.append((other, storages, count))
-        holdings += [
-            (other, (self.blocks[other].program.entry,), count) for other, count in self.given.items() if count
-        ]
-        holdings += [(other, self.blocks[other].left, count) for other, count in self.left.items() if count]
-        early = stream == "backward" and is_before_product(block, top.position)
-        return Candidate(holdings, (), place(block, events, top.position), early)
+                yield other, storages, count
+        for other, count in self.given.items():
+            if count:
+                yield other, (self.blocks[other].program.entry,), count
+        for other, count in self.left.items():
+            if count:
+                yield other, self.blocks[other].left, count

@@ -229,7 +229,7 @@ class Program:
         return [of_kind[kind] for kind in self.kind_of]
 
     @cached_property
-    def findings(self) -> dict[str, Any]:
+    def findings(self) -> dict[object, Any]:
         """What others have found out about it, kept as long as it is."""
         return {}
 

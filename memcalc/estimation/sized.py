@@ -5,12 +5,15 @@ Many runs share both: layouts that differ in data parallelism or in pipeline sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.program import Program, Stream, highest, highest_among
+from memcalc.estimation.symbols import symbol_values
 from memcalc.estimation.workspaces import script_of
+from memcalc.spec.cards import Card
+from memcalc.spec.spec import Spec
 from memcalc.workspaces import Script
 
 
@@ -56,23 +59,25 @@ class Sized:
             self._sums[storages] = sum([sizes[storage] for storage in storages])
         return self._sums[storages]
 
-    def highest_since(self, stream: Stream, since: int = 0) -> int:
-        """The position at which a stream is at its highest, at event `since` or later."""
+    def highest(self, stream: Stream, since: int = 0) -> tuple[int, ...]:
+        """The positions at which a stream may be at its highest, at event `since` or later: one, for known sizes."""
         key = (stream, since)
         if key not in self._positions:
             self._positions[key] = highest(self.program.stream(stream), self.sizes, since).position
-        return self._positions[key]
+        return (self._positions[key],)
 
-    def highest_among(self, stream: Stream, positions: frozenset[int]) -> int:
-        """The highest of some positions of a stream, of which there is at least one."""
+    def highest_among(self, stream: Stream, positions: frozenset[int]) -> tuple[int, ...]:
+        """Those of some positions of a stream, of which there is at least one, that may be the highest."""
         key = (stream, positions)
         if key not in self._positions:
             self._positions[key] = highest_among(self.program.stream(stream), self.sizes, positions).position
-        return self._positions[key]
+        return (self._positions[key],)
 
 
 class Sizer:
-    """The programs that have been asked for with the same symbols.
+    """The programs that have been asked for with the same symbols, and comparisons of their sizes.
+
+    `memcalc.sweeping` has another one, for symbols with a value for each of many batches.
 
     Args:
         values: symbols and their values.
@@ -88,10 +93,19 @@ class Sizer:
             self._known[program] = Sized(program, self._values)
         return self._known[program]
 
+    def largest(self, sums: Sequence[int]) -> tuple[int, ...]:
+        """Which of some sums may be the largest, by their indices: one, the first of equal ones, for known sizes."""
+        return (sums.index(max(sums)),)
+
 
 def sizer_of(values: Mapping[str, int]) -> Sizer:
     """What knows the sizes for some symbols; kept for the next who asks with the same ones."""
     return _sizer_of(tuple(values.items()))
+
+
+def run_sizer(spec: Spec, card: Card | None) -> Sizer:
+    """The sizer of a run."""
+    return sizer_of(symbol_values(spec, card))
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,7 @@ from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.items import Item
 from memcalc.estimation.moments import Block, Holding, held, is_before_product, layer_name, others_of
 from memcalc.estimation.program import Stream
-from memcalc.estimation.sized import sizer_of
+from memcalc.estimation.sized import Sizer
 from memcalc.estimation.stages import Kind, Stage, count_between, first_that_runs_again, kinds_of
 from memcalc.spec.spec import Spec
 
@@ -29,20 +29,19 @@ class StageBlocks:
     Args:
         spec: the run.
         stage: the pipeline stage.
-        values: symbols and their values.
+        sizer: sizes of its blocks.
         gradients: what happens to each parameter's gradient on arrival.
         around: the engine's buffers around a layer; with shares, a layer leaves only its share of gradients behind.
     """
 
-    def __init__(self, spec: Spec, stage: Stage, values: dict[str, int], gradients: Gradients, around: Around) -> None:
+    def __init__(self, spec: Spec, stage: Stage, sizer: Sizer, gradients: Gradients, around: Around) -> None:
         self.spec = spec
         structure = self.structure()
         self.stage = stage
-        self.values = values
+        self.sizer = sizer
         self.around = around
         self.delivers = spec.parallelism.engine == "deepspeed" and not gradients.kept  # each to a bucket, as it arrives
         self.blocks: list[Block] = []
-        sizer = sizer_of(values)
 
         def add(name: str, part: Part, kind: Kind | None) -> None:
             written = structure if kind is None else structure.of_layers(kind)
@@ -87,18 +86,18 @@ class StageBlocks:
     ) -> Iterable[int]:
         """Where in one of its streams a block is at its highest: at event `since` or later, or at one of some events.
 
-        One position, where sizes are known; else there are as many as may be (memcalc/engine). The head's backward has
-        a second one, if the first comes before its first matrix product: a lower one may stand beside a workspace.
+        The head's backward has further positions, if one comes before its first matrix product: a lower one may stand
+        beside a workspace.
         """
-        events = block.program.stream(stream)
         if among is not None:
-            return (block.sized.highest_among(stream, among),)
-        position = block.sized.highest_since(stream, since)
+            return block.sized.highest_among(stream, among)
+        positions = block.sized.highest(stream, since)
         first = block.program.first_product
-        if stream == "backward" and is_before_product(block, position) and first <= len(events):
+        early = any(is_before_product(block, position) for position in positions)
+        if stream == "backward" and early and first <= len(block.program.backward):
             # Before it cuBLAS has no workspace in autograd's thread.
-            return position, block.sized.highest_since(stream, first)
-        return (position,)
+            return dict.fromkeys((*positions, *block.sized.highest(stream, first)))
+        return positions
 
     def _saved(self, until: int, layer: int, phase: str) -> list[Holding]:
         """What the blocks before block `until` (layers: before `layer`) hold in a phase, plus other micro-batches."""

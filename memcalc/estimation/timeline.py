@@ -37,10 +37,11 @@ class Timeline(ForwardMoments, BackwardMoments):
         return self._forward_moments() if stream == "forward" else self._loss_moments()
 
     def _best(self, moments: Iterable[Candidate]) -> Highest:
-        total, best = max(((self._weight(moment), moment) for moment in moments), key=itemgetter(0))
+        total, best = max(((self.bytes(moment), moment) for moment in moments), key=itemgetter(0))
         return Highest(total, best)
 
-    def _weight(self, moment: Candidate) -> int:
+    def bytes(self, moment: Candidate) -> int:
+        """What is alive at a moment, rounded to blocks."""
         blocks = sum([self._bytes(block, storages) * count for block, storages, count in moment.holdings])
         return blocks + sum([item.block * count for item, count in moment.engine])
 

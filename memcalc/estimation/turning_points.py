@@ -52,10 +52,7 @@ class TurningPoints(StageBlocks):
         return tuple(sorted(points, reverse=True))
 
     def highest_layers(self, kind: Kind, stage: Stage) -> Iterable[int]:
-        """The layer of a kind around which most is alive: a plan that names layers lets the sum rise and fall.
-
-        One layer, as in `highest_positions`.
-        """
+        """The layers of a kind around which most may be alive: a plan that names layers lets the sum rise and fall."""
         weights = {}
         for index, block in enumerate(self.blocks):
             if block.kind is not None:
@@ -63,12 +60,14 @@ class TurningPoints(StageBlocks):
                 left = self._bytes(index, block.left) + (share.block if share is not None else 0)
                 weights[block.kind.traits] = (self._bytes(index, block.program.kept), left)
         height = before = 0
-        found: list[tuple[int, int]] = []
+        sums: list[int] = []
+        layers: list[int] = []
         for run in runs_of(self.spec, stage):
             saved, left = weights[run.traits]
             height += before - left  # one layer further, one more has saved its tensors and one less left its gradients
             top = height + (run.count - 1) * (saved - left)
             if run.traits == kind.traits:
-                found += [(height, run.first), (top, run.last)]
+                sums += [height, top]
+                layers += [run.first, run.last]
             height, before = top, saved
-        return (max(found)[1],)
+        return {layers[-1 - index] for index in self.sizer.largest(sums[::-1])}  # of equal ones the last

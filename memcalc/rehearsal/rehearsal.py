@@ -18,6 +18,7 @@ from memcalc.estimation.items import BIT, EVALUATION, PHASES, STEPS
 from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.sharding import Held, stage_parameters
+from memcalc.estimation.sized import run_sizer, sizer_of
 from memcalc.estimation.stages import recomputed_count, stages_of
 from memcalc.estimation.standing import workspace
 from memcalc.estimation.symbols import symbol_values
@@ -178,7 +179,7 @@ class Rehearsal:
             arriving = gradients_on_arrival(self.spec, exist=exist and not sharded, sharded=sharded)
             if self.engine.hooks_gradients and sharded:
                 arriving = arriving._replace(kept=True)  # until the engine takes it
-            timeline = PlannedTimeline(self.spec, self.stage, self.values, arriving, Around())
+            timeline = PlannedTimeline(self.spec, self.stage, sizer_of(self.values), arriving, Around())
             known = self.kinds.get(exist)
             passing = (
                 known.passing
@@ -205,7 +206,7 @@ class Rehearsal:
         run = evaluated(self.spec)
         card = None if run.hardware.gpu is None else find_card(run.hardware.gpu)
         arriving = gradients_on_arrival(run, exist=False, sharded=False)
-        timeline = PlannedWithoutGradients(run, self.stage, symbol_values(run, card), arriving, Around())
+        timeline = PlannedWithoutGradients(run, self.stage, run_sizer(run, card), arriving, Around())
         plan = items_of((), run.model.num_layers)
         evaluation = self.passing_type(
             self.requests, timeline, plan, self.engine, self.parameters, self.workspace.each, self.threads

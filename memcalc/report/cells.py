@@ -10,11 +10,11 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from memcalc.cells.cell import Answer, Cell, Cells
-from memcalc.engine.grid import written
 from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import plural
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line
+from memcalc.sweeping.grid import written
 from memcalc.units import Unit, format_number
 
 SCHEMA_VERSION = 2

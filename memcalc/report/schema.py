@@ -61,12 +61,12 @@ def documents() -> dict[str, type[Block]]:
     """What commands print as JSON, by command; a run that is sized or traced is a plain `estimate`."""
     from memcalc.cells.schema import CellsDocument
     from memcalc.checking.schema import CheckDocument
-    from memcalc.engine.schema import SweepDocument
     from memcalc.events.schema import TimelineDocument
     from memcalc.fitting.schema import FitDocument
     from memcalc.ledger.schema import ComparedDocument, Document
     from memcalc.nullcuda.schema import DryRunDocument
     from memcalc.planning.schema import RecomputeDocument
+    from memcalc.sweeping.schema import SweepDocument
 
     return {
         "estimate": Document,

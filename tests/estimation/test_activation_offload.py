@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.engine import evaluate
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
 from memcalc.ledger.document import document
 from memcalc.ledger.schema import Document
 from memcalc.rehearsal.rehearsal import why_not
+from memcalc.sweeping import evaluate
 from memcalc.workspaces.pinned import pinned_block
-from tests.engine.test_evaluation import assert_same
+from tests.sweeping.test_evaluation import assert_same
 from tools.offload import OffloadedRun, activation_runs
 
 B, S, D, H, V, LAYERS = 2, 128, 768, 12, 50257, 12  # gpt2, two short sequences

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.engine import batches, evaluate
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
+from memcalc.sweeping import evaluate
 from memcalc.workspaces.pinned import pinned_block
-from tests.engine.test_evaluation import assert_same
 from tests.properties.specs import examples
+from tests.sweeping.test_evaluation import assert_same
 from tools.offload import OffloadedRun, offloaded_runs
 
 RUNS = offloaded_runs()
@@ -135,7 +135,6 @@ def test_offload_never_costs_the_device_memory_and_hosts_hold_the_whole(
 
 
 def test_tables_equal_single_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "FEW", 0)
     axes: dict[Any, Any] = {
         ("offload", "engine", "zero_stage"): [("none", "fsdp2", 3), ("all", "fsdp2", 3), ("all", "fsdp2", 2)],
         "data_parallel": [1, 4],

@@ -25,7 +25,7 @@ LAYERS = (
     ("report",),
     ("proving",),
     ("checking", "search", "planning", "diagnosis", "replaying", "fitting", "cells"),
-    ("engine",),
+    ("sweeping",),
     ("verdict",),
     ("rehearsal",),
     ("sharding",),

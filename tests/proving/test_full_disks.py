@@ -97,7 +97,7 @@ def test_a_machine_without_memory_is_no_bug(
     def large(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("memcalc.engine.varying.parse_axes", large)
+    monkeypatch.setattr("memcalc.sweeping.varying.parse_axes", large)
     code = main(["sweep", "gpt2", "--vary", "b=1..4"])
 
     assert code == 3

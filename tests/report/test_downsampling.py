@@ -5,10 +5,10 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from memcalc.engine import evaluate
 from memcalc.report.sweeps.downsampling import MOST_CELLS, factors, merged
 from memcalc.report.sweeps.heatmaps import Landscape
 from memcalc.report.sweeps.svg import heat_maps
+from memcalc.sweeping import evaluate
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1_000, 1_000), (1, 4_000_000), (3, 50_000), (100_000, 10)])

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 import memcalc
-from memcalc.engine.varying import parse_axes
 from memcalc.report.screen import Screen
 from memcalc.report.sweeps.screen import draw_sweep
 from memcalc.report.sweeps.svg import cell_of, heat_maps
+from memcalc.sweeping.varying import parse_axes
 from tests.records import pin_records
 
 Golden = Callable[[str, str], None]

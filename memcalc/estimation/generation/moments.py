@@ -39,7 +39,7 @@ class Block:
     @property
     def top(self) -> tuple[int, tuple[int, ...]]:
         """Its highest moment: bytes, and what is alive."""
-        alive = self.program.alive("forward", self.sized.highest_since("forward"))
+        alive = self.program.alive("forward", self.sized.highest("forward")[0])
         return self.sized.bytes_of(alive), alive
 
 

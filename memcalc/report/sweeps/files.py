@@ -8,15 +8,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from memcalc.engine.front import Front
-from memcalc.engine.grid import written
-from memcalc.engine.table import Table
-from memcalc.engine.terms import ANSWERS
 from memcalc.errors import Unavailable
 from memcalc.extras import installation
 from memcalc.files import write_text, writing
 from memcalc.report.plots.files import check_place
 from memcalc.report.sweeps.svg import heat_map_page, heat_maps
+from memcalc.sweeping.front import Front
+from memcalc.sweeping.grid import written
+from memcalc.sweeping.table import Table
+from memcalc.sweeping.terms import ANSWERS
 from memcalc.text import json_safe
 from memcalc.units import Unit
 

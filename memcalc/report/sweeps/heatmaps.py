@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.engine.grid import Axis, written
-from memcalc.engine.table import Table
-from memcalc.engine.terms import DOES_NOT_FIT, FITS, UNJUDGED
+from memcalc.sweeping.grid import Axis, written
+from memcalc.sweeping.table import Table
+from memcalc.sweeping.terms import DOES_NOT_FIT, FITS, UNJUDGED
 
 
 class Boundary(NamedTuple):

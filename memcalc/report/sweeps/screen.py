@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memcalc.engine.front import Front
-from memcalc.engine.grid import written
-from memcalc.engine.table import TOO_LARGE, Table
-from memcalc.engine.terms import CLOSE, DOES_NOT_FIT, FITS
 from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import plural, shortened
 from memcalc.report.screen import Screen
 from memcalc.report.sweeps.heatmaps import Boundary, Landscape, Map
 from memcalc.report.sweeps.text import answer_text, verdict_notes
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.sweeping.front import Front
+from memcalc.sweeping.grid import written
+from memcalc.sweeping.table import TOO_LARGE, Table
+from memcalc.sweeping.terms import CLOSE, DOES_NOT_FIT, FITS
 from memcalc.units import Unit, format_number
 
 FEW = 32  # configurations that are listed one by one

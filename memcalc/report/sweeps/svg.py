@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memcalc.engine.table import Table
-from memcalc.engine.terms import CLOSE, FITS
 from memcalc.report.plots.markup import markup
 from memcalc.report.sweeps.downsampling import MOST_CELLS, MOST_MAPS, factors, merged
 from memcalc.report.sweeps.heatmaps import Landscape, Map
 from memcalc.report.sweeps.text import answer_text
+from memcalc.sweeping.table import Table
+from memcalc.sweeping.terms import CLOSE, FITS
 from memcalc.units import Unit, format_bytes, format_number
 
 LEFT, TOP, GAP = 150, 62, 64  # pixels

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.engine.front import Front
-from memcalc.engine.replays import MOST_OF_FRONT
-from memcalc.engine.table import Table
-from memcalc.engine.terms import ANSWERS, Terms
 from memcalc.report.labels import listed, plural
+from memcalc.sweeping.front import Front
+from memcalc.sweeping.replays import MOST_OF_FRONT
+from memcalc.sweeping.table import Table
+from memcalc.sweeping.terms import ANSWERS, Terms
 
 
 def answer_text(table: Table, number: int) -> str:

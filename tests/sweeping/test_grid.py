@@ -2,8 +2,8 @@
 
 import pytest
 
-from memcalc.engine import Grid
 from memcalc.errors import InputError
+from memcalc.sweeping import Grid
 
 
 def test_the_last_axis_runs_fastest_and_symbols_become_full_names():

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from memcalc.engine.front import Front
-from memcalc.engine.table import Table
-from memcalc.engine.terms import ANSWERS, CLOSE, DOES_NOT_FIT, FITS
 from memcalc.progress import Progress, silent
+from memcalc.sweeping.front import Front
+from memcalc.sweeping.table import Table
+from memcalc.sweeping.terms import ANSWERS, CLOSE, DOES_NOT_FIT, FITS
 from memcalc.verdict.judge import size
 
 MOST_OF_FRONT = 32  # replays that are made to find the front: each takes a tenth of a second to several seconds
@@ -39,13 +39,7 @@ class _Replays:
     """The replays of a table."""
 
     def __init__(self, table: Table, progress: Progress) -> None:
-        self.table = replace(
-            table,
-            reserved_bytes=table.reserved_bytes.copy(),
-            device_bytes=table.device_bytes.copy(),
-            verdict=table.verdict.copy(),
-            replayed=table.replayed.copy(),
-        )
+        self.table = replace(table, judgement=table.judgement.copy())
         self._progress, self._count = progress, 0
 
     def closest(self, count: int) -> None:

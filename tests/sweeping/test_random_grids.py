@@ -2,18 +2,12 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.engine import batches, evaluate
-from tests.engine.test_evaluation import assert_same
+from memcalc.sweeping import evaluate
 from tests.properties.specs import configs, examples
-
-
-@pytest.fixture(autouse=True)
-def arrays_for_all(monkeypatch):
-    monkeypatch.setattr(batches, "FEW", 0)
+from tests.sweeping.test_evaluation import assert_same
 
 
 @given(data=st.data())

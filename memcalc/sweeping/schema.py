@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from memcalc.engine.terms import SweepAnswer
 from memcalc.spec.model import Block
+from memcalc.sweeping.terms import SweepAnswer
 
 
 class SweepAxis(Block):

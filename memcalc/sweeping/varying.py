@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from memcalc.engine.grid import Grid, Value
-from memcalc.engine.reading import BATCH
 from memcalc.errors import InputError
 from memcalc.spec.yaml_source import parse_yaml
+from memcalc.sweeping.arrays import BATCH
+from memcalc.sweeping.grid import Grid, Value
 
 MOST_CONFIGURATIONS = 4_000_000  # of one sweep: a gigabyte of results
 MOST_STRUCTURES = 50_000  # that differ in more than their batches: some 5 milliseconds each
@@ -51,7 +51,7 @@ def parse_axes(texts: Iterable[str]) -> Grid:
     if grid.size > MOST_CONFIGURATIONS:
         raise InputError(
             f"{grid.size:,} configurations are more than {MOST_CONFIGURATIONS:,}.",
-            "Vary less at a time, or walk through them in Python with memcalc.engine.blocks.",
+            "Vary less at a time, or walk through them in Python with memcalc.sweeping.blocks.",
             "--vary",
         )
     batches = {f"training.{field}" for field in BATCH}

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 
 import memcalc
-from memcalc.engine import Table, evaluate
-from memcalc.engine import replays as module
-from memcalc.engine.front import Front
-from memcalc.engine.replays import replay
-from memcalc.engine.terms import CLOSE, DOES_NOT_FIT, FITS, UNJUDGED
+from memcalc.sweeping import Table, evaluate
+from memcalc.sweeping import replays as module
+from memcalc.sweeping.front import Front
+from memcalc.sweeping.replays import replay
+from memcalc.sweeping.terms import CLOSE, DOES_NOT_FIT, FITS, UNJUDGED
 from memcalc.verdict.judge import judge, size
 
 
 def table_with(axes: dict[Any, Any], verdict: list[int]) -> Table:
     table = evaluate("gpt2", axes, gpu="t4")
-    return replace(table, verdict=np.array(verdict, dtype=np.int8))
+    judgement = replace(table.judgement, verdict=np.array(verdict, dtype=np.int8))
+    return replace(table, judgement=judgement)
 
 
 def members(table: Table) -> list[dict[str, object]]:
@@ -66,7 +67,12 @@ def test_the_front_of_random_verdicts() -> None:
             and not any(larger(point, other) and answers[other] == DOES_NOT_FIT for other in points)
         }
         expected = [point in possible and not any(larger(other, point) for other in possible) for point in points]
-        assert Front(replace(table, verdict=verdict.astype(np.int8))).members().tolist() == expected
+        assert (
+            Front(replace(table, judgement=replace(table.judgement, verdict=verdict.astype(np.int8))))
+            .members()
+            .tolist()
+            == expected
+        )
 
 
 def test_a_piece_of_a_grid_has_no_front() -> None:

@@ -1,6 +1,5 @@
 """Tables of a grid beside estimates made one by one."""
 
-import gc
 from itertools import permutations
 from typing import Any
 
@@ -8,17 +7,17 @@ import numpy as np
 import pytest
 
 import memcalc
-from memcalc.engine import batches, blocks, evaluate
-from memcalc.engine.grid import assignments
-from memcalc.engine.points import Points
-from memcalc.engine.pruned import Pruned
-from memcalc.engine.table import COMPONENTS, Table
-from memcalc.engine.terms import CLOSE, DOES_NOT_FIT, FITS
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
 from memcalc.spec.limits import Limit
 from memcalc.spec.origin import Origin
+from memcalc.sweeping import blocks, evaluate
+from memcalc.sweeping.arrays import COMPONENTS
+from memcalc.sweeping.grid import assignments
+from memcalc.sweeping.reasons import Reasons
+from memcalc.sweeping.table import Table
+from memcalc.sweeping.terms import CLOSE, DOES_NOT_FIT, FITS
 from memcalc.verdict.judge import verdict_of
 from memcalc.verdict.needs import Need, can_replay, least_bytes, recorded_need
 
@@ -39,7 +38,7 @@ def assert_same(source, table: Table, *overrides: str, gpu: str | None = None) -
         need = recorded_need(result.spec, result.card, ledger.peak_bytes)
         assert table.reserved_bytes[index] == need.reserved_bytes
         assert table.can_replay[index] == can_replay(result.spec)
-        assert table.phase_bytes[index].tolist() == [ledger.totals[phase] for phase in table.phases], words
+        assert table.phase_bytes[index].tolist() == [ledger.totals.get(phase, 0) for phase in table.phases], words
         at_peak = ledger.components(ledger.peak_phase)
         assert table.component_bytes[index].tolist() == [at_peak.get(each, 0) for each in COMPONENTS], words
         if result.card is not None:
@@ -160,7 +159,6 @@ def test_what_cannot_be_is_pruned_with_the_message_of_loading_it():
 
 def test_stages_of_any_number_of_layers_follow_from_one(monkeypatch):
     """Stages of one and of two layers have no layer between their first and their last; of three on all are alike."""
-    monkeypatch.setattr(batches, "FEW", 0)
     axes: dict[Any, Any] = {"num_layers": [1, 2, 3, 4, 5, 30], "zero_stage": [0, 3], "b": [1, 2]}
     assert_same("llama-3-8b", evaluate("llama-3-8b", axes, "data_parallel=8"), "data_parallel=8")
 
@@ -168,7 +166,6 @@ def test_stages_of_any_number_of_layers_follow_from_one(monkeypatch):
 @pytest.mark.parametrize("zero_stage", [2, 3])
 def test_engines_that_count_parameters_layer_by_layer(monkeypatch, zero_stage):
     """DeepSpeed's bucket is full, and it has gathered most, in layers that depend on how large layers are."""
-    monkeypatch.setattr(batches, "FEW", 0)
     overrides = ("engine=deepspeed", "data_parallel=8", f"zero_stage={zero_stage}")
     axes: dict[Any, Any] = {"tensor_parallel": [1, 4], "num_layers": [2, 3, 32], "b": [1, 2]}
     assert_same("llama-3-8b", evaluate("llama-3-8b", axes, *overrides), *overrides)
@@ -176,12 +173,10 @@ def test_engines_that_count_parameters_layer_by_layer(monkeypatch, zero_stage):
 
 def test_recipes_that_drop_gradients_share_nothing_with_those_that_keep_them(monkeypatch):
     """mixed-16 keeps the gradients that backward makes, mixed-18 adds each to its main gradient and lets it go."""
-    monkeypatch.setattr(batches, "FEW", 0)
     assert_same("gpt2", evaluate("gpt2", {"recipe": ["mixed-16", "mixed-18", "mixed-20"], "b": [1, 3]}))
 
 
 def test_what_is_not_modelled_is_pruned_among_what_is(monkeypatch):
-    monkeypatch.setattr(batches, "FEW", 0)
     axes: dict[Any, Any] = {"implementation": ["plain", "huggingface"], "b": [1, 2]}
     table = evaluate("mpt-7b", axes)
     assert_same("mpt-7b", table)
@@ -209,18 +204,17 @@ def test_more_than_a_pebibyte_of_one_gpu_is_told_not_written(b):
 def asked_reasons(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of the configurations whose reason is asked for from now on."""
     asked: list[int] = []
-    ask = Pruned.reason
+    ask = Reasons.of
 
-    def reason(self: Pruned, number: int) -> str:
+    def reason(self: Reasons, number: int) -> str:
         asked.append(number)
         return ask(self, number)
 
-    monkeypatch.setattr(Pruned, "reason", reason)
+    monkeypatch.setattr(Reasons, "of", reason)
     return asked
 
 
 def test_reasons_are_asked_once_for_all_batches_that_break_the_same_rule(monkeypatch):
-    ask = Pruned.reason
     asked = asked_reasons(monkeypatch)
     table = evaluate("gpt2", {"tensor_parallel": [1, 5], "s": [1024, 4096, 8192], "b": range(1, 51)})
 
@@ -229,7 +223,7 @@ def test_reasons_are_asked_once_for_all_batches_that_break_the_same_rule(monkeyp
     # Of either layout two lengths exceed the positions, and heads are not five of the third.
     assert sorted(reasons.values()) == [50, 2 * 2 * 50]
     assert len(asked) == 2 + 1
-    assert set(reasons) == {ask(Pruned(Points("gpt2", table.grid, (), None, None)), number) for number in asked}
+    assert set(reasons) == {table.reason(number) for number in list(asked)}
 
 
 @pytest.mark.parametrize(
@@ -259,24 +253,6 @@ def test_words_that_are_the_same_are_asked_for_once(monkeypatch):
 def test_a_source_that_is_none_is_an_error():
     with pytest.raises(InputError, match="no-such-model"):
         evaluate("no-such-model", {"b": [1]})
-
-
-def test_a_grid_leaves_nothing_to_the_collector_of_cycles():
-    """It is off meanwhile, and what was made then is looked at when everything is."""
-    axes: dict[Any, Any] = {"tensor_parallel": [1, 2, 5], "recompute": ["none", "full"], "b": range(1, 9)}
-    frozen = gc.get_freeze_count()
-    list(blocks("gpt2", axes, size=16))  # what is made once is there
-    gc.collect()
-    gc.disable()
-    try:
-        list(blocks("gpt2", axes, size=16))
-        assert gc.collect() == 0
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-    list(blocks("gpt2", axes, size=16))
-    assert gc.isenabled()
-    assert gc.get_freeze_count() == frozen
 
 
 @pytest.mark.parametrize("ledger", [False, True])
@@ -332,3 +308,14 @@ def test_bytes_that_are_not_modelled_count_where_they_are_known():
 
     assert not table.fits.any()
     assert table.answers[table.verdict[0]] == "does-not-fit"
+
+
+def test_an_evaluation_is_a_phase_of_its_own():
+    """A batch of an evaluation does not vary with the micro-batch: it is the peak of the smaller ones."""
+    axes: dict[Any, Any] = {"evaluation_batch_size": [None, 4, 64], "b": [1, 8, 64], "s": [128, 512]}
+    table = evaluate("gpt2", axes, gpu="h100-80gb")
+
+    assert_same("gpt2", table, gpu="h100-80gb")
+    assert table.phases[-1] == "evaluation"
+    peaks = {tuple(table.point(at).values()): table.phases[table.peak_phase[at]] for at in range(len(table))}
+    assert peaks[64, 1, 512] == "evaluation" != peaks[64, 64, 512]

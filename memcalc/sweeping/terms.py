@@ -8,8 +8,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.engine.lanes import elementwise
-from memcalc.engine.reading import changed
 from memcalc.errors import InputError
 from memcalc.estimation.limits import limits_of
 from memcalc.estimation.stages import stages_of
@@ -17,6 +15,9 @@ from memcalc.estimation.states import state_sums
 from memcalc.ledger.verdict import Errors, holding_memory
 from memcalc.spec.foreign import refuse_foreign
 from memcalc.spec.spec import Spec
+from memcalc.sweeping.arrays import changed
+from memcalc.sweeping.lanes import Numbers as Batch
+from memcalc.sweeping.lanes import elementwise
 from memcalc.verdict.kinds import kinds_of
 from memcalc.verdict.needs import can_replay
 from memcalc.verdict.recorded import reserve_ratio
@@ -67,7 +68,7 @@ class TermsList:
         """The terms by their numbers."""
         return tuple(self._numbers)
 
-    def numbers(self, batches: Mapping[str, Integers], spec: Spec) -> int | Integers:
+    def numbers(self, batches: Mapping[str, Batch], spec: Spec) -> int | Integers:
         """Return the number of the terms of a run; an array where they differ from batch to batch.
 
         Args:
@@ -78,7 +79,8 @@ class TermsList:
         if not spec.origin.limits:  # those of the run itself are the same for all batches
             return self._number(_with_limits(whole, spec))
         found = elementwise(lambda some: {"": self._number(_with_limits(whole, changed(spec, **some)))}, batches)
-        return found[""]
+        numbers: int | Integers = found[""]
+        return numbers
 
     def _number(self, terms: Terms) -> int:
         return self._numbers.setdefault(terms, len(self._numbers))

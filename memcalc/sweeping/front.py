@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.engine.grid import Axis
-from memcalc.engine.table import Flags, Table
-from memcalc.engine.terms import CLOSE, DOES_NOT_FIT, FITS
+from memcalc.sweeping.grid import Axis
+from memcalc.sweeping.table import Flags, Table
+from memcalc.sweeping.terms import CLOSE, DOES_NOT_FIT, FITS
 
 Numbers = npt.NDArray[np.intp]
 

@@ -93,7 +93,7 @@ def main() -> None:
 
 def _rates(name: str) -> str:
     """Configurations a second in the first call, and in the next one, which finds what the first has kept."""
-    from memcalc.engine import blocks
+    from memcalc.sweeping import blocks
 
     source, axes = GRIDS[name]
     rates = []

@@ -4,16 +4,11 @@ from typing import Any
 
 import pytest
 
-from memcalc.engine import batches, evaluate
-from tests.engine.test_evaluation import assert_same
+from memcalc.sweeping import evaluate
+from tests.sweeping.test_evaluation import assert_same
 
 MEGATRON = "implementation=megatron"
 PIPELINE = ("pipeline_parallel=4", "gradient_accumulation_steps=8")
-
-
-@pytest.fixture(autouse=True)
-def arrays_for_all(monkeypatch):
-    monkeypatch.setattr(batches, "FEW", 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,319 @@
+"""One stage of a run over many batches: how much each phase needs, and what is alive at its peak.
+
+The blocks and the moments of a step are those of a single estimate (`memcalc.estimation.timeline`); sizes are `Lanes`.
+Where sizes are compared, a single estimate has one largest; here all count that are the largest for some batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from memcalc.estimation.items import EVALUATED, phases_of, run_phases
+from memcalc.estimation.moments import Candidate
+from memcalc.estimation.moving import spans, standing
+from memcalc.estimation.program import Kind, Program, Stream
+from memcalc.estimation.sized import Sized, Sizer
+from memcalc.estimation.stages import Stage
+from memcalc.estimation.states import state_sums
+from memcalc.estimation.symbols import symbol_values
+from memcalc.estimation.timeline import Timeline
+from memcalc.ledger.component import Component
+from memcalc.spec.cards import Card
+from memcalc.spec.spec import Spec
+from memcalc.sweeping.lanes import Indices, Lanes, Numbers, elementwise, plain
+
+Matrix = npt.NDArray[np.float64]
+
+COMPONENTS = tuple(Component)
+BATCH = ("micro_batch_size", "sequence_length")  # the fields that are `Lanes`
+
+_ROUNDING = COMPONENTS.index(Component.BLOCK_ROUNDING)
+_BLOCK = 512.0  # see memcalc.estimation.allocation
+
+
+def changed(spec: Spec, **training: Any) -> Spec:
+    """The run with other values of fields of `training`, `Lanes` among them; nothing is checked."""
+    return spec.model_copy(update={"training": spec.training.model_copy(update=training)})
+
+
+class ArraySized(Sized):
+    """A block's program for many batches.
+
+    Args:
+        program: the block.
+        values: symbols, of which some are `Lanes`.
+        count: of batches.
+        rules: what rules of workspaces gave before.
+    """
+
+    def __init__(self, program: Program, values: Mapping[str, Any], count: int, rules: Rules) -> None:
+        super().__init__(program, values)
+        exact = [rules.bytes(kind, values) for kind in program.kinds]
+        self.requested: Matrix = np.array([np.broadcast_to(size, count) for size in exact]).reshape(-1, count)
+        self.blocks: Matrix = np.ceil(self.requested / _BLOCK) * _BLOCK
+        self._amounts: dict[tuple[int, ...], Lanes] = {}
+        self._tops: dict[object, tuple[int, ...]] = {}
+
+    def bytes_of(self, storages: tuple[int, ...]) -> Any:
+        """Rounded bytes of some storages together."""
+        if storages not in self._amounts:
+            self._amounts[storages] = Lanes(_counts(self.program, ((each, 1) for each in storages)) @ self.blocks)
+        return self._amounts[storages]
+
+    def highest(self, stream: Stream, since: int = 0) -> tuple[int, ...]:
+        """The positions at which a stream is at its highest for some batch, at event `since` or later."""
+        return self._highest(stream, _local_tops(self.program, stream, since))
+
+    def highest_among(self, stream: Stream, positions: frozenset[int]) -> tuple[int, ...]:
+        """Those of some positions of a stream that are the highest for some batch."""
+        return self._highest(stream, tuple(sorted(positions)))
+
+    def _highest(self, stream: Stream, positions: tuple[int, ...]) -> tuple[int, ...]:
+        key = stream, positions
+        if key not in self._tops:
+            heights = _heights(self.program, stream)[list(positions)] @ self.blocks
+            self._tops[key] = tuple(positions[index] for index in _each_once(heights.argmax(axis=0)))
+        return self._tops[key]
+
+    def add_components(self, found: Matrix, storages: Iterable[tuple[int, int]], cells: Indices) -> None:
+        """Add the bytes of some storages by component.
+
+        Args:
+            found: bytes by component. [components, cells]
+            storages: each with how many there are.
+            cells: numbers of the batches that are asked for.
+        """
+        by_component: dict[Component, list[tuple[int, int]]] = {}
+        for storage, count in storages:
+            by_component.setdefault(self.program.labels[storage][0], []).append((storage, count))
+        for component, several in by_component.items():
+            counts = _counts(self.program, several)
+            requested = counts @ self.requested[:, cells]
+            found[COMPONENTS.index(component)] += requested
+            found[_ROUNDING] += counts @ self.blocks[:, cells] - requested
+
+
+def _counts(program: Program, storages: Iterable[tuple[int, int]]) -> Numbers:
+    """How many of some storages, each with how often it is there, have each of the program's sizes. [kinds]"""
+    found = np.zeros(len(program.kinds))
+    for storage, count in storages:
+        found[program.kind_of[storage]] += count
+    return found
+
+
+def _each_once(numbers: Indices) -> list[int]:
+    return np.flatnonzero(np.bincount(numbers)).tolist()
+
+
+def _heights(program: Program, stream: Stream) -> Matrix:
+    """How many storages of each size are alive after each event, beside those before the first. [events + 1, kinds]"""
+    key = "heights", stream
+    if key not in program.findings:
+        events = program.stream(stream)
+        found = np.zeros((len(events) + 1, len(program.kinds)))
+        for position, event in enumerate(events, 1):
+            found[position, program.kind_of[event.storage]] = event.sign
+        program.findings[key] = found.cumsum(axis=0)
+    return program.findings[key]  # type: ignore[no-any-return]
+
+
+def _local_tops(program: Program, stream: Stream, since: int) -> tuple[int, ...]:
+    """The positions from `since` on at which a storage is made, and the next event lets one go; or the beginning."""
+    key = "tops", stream, since
+    if key not in program.findings:
+        signs = pairwise([*(event.sign for event in program.stream(stream)), -1])
+        tops = tuple(at for at, (sign, after) in enumerate(signs, 1) if at >= since and sign > after)
+        program.findings[key] = tops if since and tops else (since, *tops)
+    return program.findings[key]  # type: ignore[no-any-return]
+
+
+class Rules:
+    """Bytes of kinds of storages, found once for all runs that agree in the symbols that a kind reads."""
+
+    def __init__(self) -> None:
+        self._known: dict[Kind, list[tuple[dict[str, Any], Any]]] = {}
+
+    def bytes(self, kind: Kind, values: Mapping[str, Any]) -> Any:
+        """The bytes of one storage for each batch; a single number where they are the same for all."""
+        if kind.rule is None:
+            return plain(kind.bytes(values))
+        several = self._known.setdefault(kind, [])
+        for read, found in several:
+            if all(_same(values[name], value) for name, value in read.items()):
+                return found
+        watched = _Watched(values)
+        lanes = {name: value.values for name, value in values.items() if isinstance(value, Lanes)}
+        found = elementwise(lambda some: {"": kind.bytes(watched.with_values(some))}, lanes)[""]
+        several.append((watched.read, found))
+        return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two numbers, or two arrays of them, are equal."""
+    if isinstance(one, Lanes) and isinstance(other, Lanes):
+        return one is other or np.array_equal(one.values, other.values)
+    return not isinstance(one, Lanes) and not isinstance(other, Lanes) and bool(one == other)
+
+
+class _Watched(dict[str, Any]):
+    """Symbols of which it is noted which are read: a rule that reads equal ones again gives the same."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: dict[str, Any] = {}
+        self._whole = values
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.setdefault(name, self._whole[name])
+        return super().__getitem__(name)
+
+    def with_values(self, values: Mapping[str, Any]) -> _Watched:
+        """The same with other values of some symbols."""
+        self.update(values)
+        return self
+
+
+class ArraySizer(Sizer):
+    """The programs that have been asked for with the same symbols.
+
+    Args:
+        values: symbols, of which some are `Lanes`.
+        count: of batches.
+        rules: what rules of workspaces gave before.
+    """
+
+    def __init__(self, values: Mapping[str, Any], count: int, rules: Rules) -> None:
+        super().__init__(values)
+        self._count, self._rules = count, rules
+
+    def sized(self, program: Program) -> Sized:
+        """The program with these sizes."""
+        if program not in self._known:
+            self._known[program] = ArraySized(program, self._values, self._count, self._rules)
+        return self._known[program]
+
+    def largest(self, sums: Sequence[Any]) -> tuple[int, ...]:
+        """Which of some sums are the largest for some batch, by their indices."""
+        rows = np.array([np.broadcast_to(plain(each), self._count) for each in sums])
+        return tuple(_each_once(rows.argmax(axis=0)))
+
+
+class Sizers:
+    """The sizers of runs over many batches; those of the last runs are kept, as runs that follow often share them."""
+
+    FEW = 4
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], ArraySizer] = {}
+        self._rules = Rules()
+
+    def sizer_of(self, spec: Spec, card: Card | None) -> ArraySizer:
+        """The sizer of a run with `Lanes`."""
+        lanes = {name: value.values for name in BATCH if isinstance(value := getattr(spec.training, name), Lanes)}
+        found = elementwise(lambda some: symbol_values(changed(spec, **some), card), lanes)
+        values = {name: Lanes(value) if isinstance(value, np.ndarray) else value for name, value in found.items()}
+        key = tuple(values.items())
+        if key not in self._known:
+            count = len(next(iter(lanes.values())))
+            while len(self._known) >= self.FEW:
+                del self._known[next(iter(self._known))]
+            self._known[key] = ArraySizer(values, count, self._rules)
+        return self._known[key]
+
+
+class _Highest(NamedTuple):
+    """The highest moments of a span.
+
+    Args:
+        candidates: the moments that are the highest for some batch.
+        chosen: which of them is for each batch. [n]
+    """
+
+    candidates: list[tuple[Timeline, Candidate]]
+    chosen: Indices
+
+
+class StageSums:
+    """What the ranks of one stage allocate, phase by phase, over many batches.
+
+    Args:
+        spec: the run, with `Lanes`.
+        stage: the pipeline stage.
+        card: for the scratch of kernels that depends on it.
+        sizers: of runs with these batches.
+        count: of batches.
+
+    Attributes:
+        index: of the stage.
+        totals: bytes at the peak of each phase; none in an evaluation where the run has none. [phases, n]
+    """
+
+    def __init__(self, spec: Spec, stage: Stage, card: Card | None, sizers: Sizers, count: int) -> None:
+        phases = run_phases(spec)
+        self.index = stage.index
+        self.totals: Matrix = np.zeros((len(EVALUATED), count))
+        self._steady: list[list[tuple[Component, Any]]] = [[] for _ in EVALUATED]  # by phase, beside what moves
+        self._highest: list[_Highest | None] = [None] * len(EVALUATED)
+        for (phase, component), amount in state_sums(spec, stage).items():
+            self._add(phases.index(phase), component, amount)
+        items, around = standing(spec, stage, card)
+        for item in items:
+            for phase in phases_of(item.mask, phases):
+                self._add(phases.index(phase), item.component, item.count * item.each)
+                self._add(phases.index(phase), Component.BLOCK_ROUNDING, item.count * (item.block - item.each))
+        for span in spans(spec, stage, card, around, sizers.sizer_of):
+            candidates = [*span.candidates]
+            rows = np.array([np.broadcast_to(plain(of.bytes(moment)), count) for of, moment in candidates])
+            found = _Highest(candidates, rows.argmax(axis=0))
+            for phase in phases_of(span.mask, phases):
+                self.totals[phases.index(phase)] += rows.max(axis=0)
+                self._highest[phases.index(phase)] = found
+
+    def _add(self, phase: int, component: Component, amount: Any) -> None:
+        self._steady[phase].append((component, plain(amount)))
+        self.totals[phase] += plain(amount)
+
+    def components(self, phase: int, cells: Indices) -> Matrix:
+        """Bytes by component at the peak of a phase. [components, cells]
+
+        Args:
+            phase: its number.
+            cells: numbers of the batches that are asked for.
+        """
+        found = np.zeros((len(COMPONENTS), len(cells)))
+        for component, amount in self._steady[phase]:
+            found[COMPONENTS.index(component)] += _of(amount, cells)
+        highest = self._highest[phase]
+        if highest is not None:
+            chosen = highest.chosen[cells]
+            for number in _each_once(chosen):
+                where = np.flatnonzero(chosen == number)
+                found[:, where] += _components(*highest.candidates[number], cells[where])
+        return found
+
+
+def _of(amount: Any, cells: Indices) -> Any:
+    """The amount of some batches, where it has one for each."""
+    return amount[cells] if isinstance(amount, np.ndarray) else amount
+
+
+def _components(timeline: Timeline, moment: Candidate, cells: Indices) -> Matrix:
+    """Bytes by component at a moment. [components, cells]"""
+    found = np.zeros((len(COMPONENTS), len(cells)))
+    for item, count in moment.engine:
+        each, block = (plain(size) for size in (item.each, item.block))
+        found[COMPONENTS.index(item.component)] += _of(each * count, cells)
+        found[_ROUNDING] += _of((block - each) * count, cells)
+    storages: dict[int, list[tuple[int, int]]] = {}
+    for block, several, count in moment.holdings:
+        storages.setdefault(block, []).extend((storage, count) for storage in several)
+    for block, counted in storages.items():
+        sized = timeline.blocks[block].sized
+        assert isinstance(sized, ArraySized)
+        sized.add_components(found, counted, cells)
+    return found

@@ -1,0 +1,169 @@
+"""One number for each of many configurations, which formulas take in place of a single number.
+
+The formulas of `memcalc.estimation` are written for one configuration: "if the sequence fills the window". `Lanes` is
+an array that behaves as one number as long as all of its entries lead to the same decision; where they differ, `pieces`
+calls the function again for those that said yes and for those that said no.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.float64]  # whole numbers: float64 is exact up to 2^53, and does not wrap beyond
+Flags = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.intp]
+Result = TypeVar("Result")
+
+
+class Parted(Exception):
+    """Entries have come to different decisions.
+
+    Args:
+        chosen: those that said yes. [n]
+    """
+
+    def __init__(self, chosen: Flags) -> None:
+        super().__init__()
+        self.chosen = chosen
+
+
+def _decided(truth: Flags) -> bool:
+    first = bool(truth[0])
+    if (truth == first).all():
+        return first
+    raise Parted(truth)
+
+
+def plain(value: Any) -> Any:
+    """The array of `Lanes`; a single number as it is."""
+    return value.values if isinstance(value, Lanes) else value
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Lanes, Any], Lanes]:
+    return lambda self, other: Lanes(function(self.values, plain(other)))
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Lanes, Any], Lanes]:
+    return lambda self, other: Lanes(function(plain(other), self.values))
+
+
+def _comparison(function: Callable[[Any, Any], Any]) -> Callable[[Lanes, Any], bool]:
+    return lambda self, other: _decided(function(self.values, plain(other)))
+
+
+class Lanes:
+    """A whole number for each of several configurations. Comparisons are single truth values, or raise `Parted`.
+
+    Args:
+        values: the numbers. [n]
+    """
+
+    __slots__ = ("_hash", "values")
+
+    def __init__(self, values: Numbers) -> None:
+        self.values = values
+        self._hash: int | None = None
+
+    __add__ = __radd__ = _binary(operator.add)
+    __sub__, __rsub__ = _binary(operator.sub), _reflected(operator.sub)
+    __mul__ = __rmul__ = _binary(operator.mul)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _reflected(operator.floordiv)
+    __truediv__, __rtruediv__ = _binary(operator.truediv), _reflected(operator.truediv)
+    __mod__, __rmod__ = _binary(operator.mod), _reflected(operator.mod)
+    __lt__, __le__ = _comparison(operator.lt), _comparison(operator.le)
+    __gt__, __ge__ = _comparison(operator.gt), _comparison(operator.ge)
+    __eq__, __ne__ = _comparison(operator.eq), _comparison(operator.ne)
+
+    def __hash__(self) -> int:
+        """By content: what is remembered for some numbers holds for equal ones."""
+        if self._hash is None:
+            self._hash = hash(self.values.tobytes())
+        return self._hash
+
+    def __neg__(self) -> Lanes:
+        """The negative of each."""
+        return Lanes(-self.values)
+
+    def __bool__(self) -> bool:
+        """Whether they are other than zero."""
+        return _decided(self.values != 0)
+
+    def __index__(self) -> int:
+        """The number, where all have the same."""
+        same = self.values == self.values[0]
+        if not same.all():
+            raise Parted(same)
+        return int(self.values[0])
+
+    __int__ = __index__
+
+    def __rlshift__(self, other: int) -> Lanes:
+        """As of an integer: other·2^n."""
+        return Lanes(other * np.exp2(self.values))
+
+    def bit_length(self) -> Lanes:
+        """As of an integer that is not negative."""
+        return Lanes(np.frexp(self.values)[1].astype(np.float64))
+
+    def __format__(self, form: str) -> str:
+        """As of an integer: texts that name a number are for those with this number."""
+        return format(int(self), form)
+
+    def __str__(self) -> str:
+        """As of an integer."""
+        return str(int(self))
+
+
+def pieces(
+    function: Callable[[dict[str, Any]], Result], arguments: Mapping[str, Numbers]
+) -> Iterator[tuple[Any, Result]]:
+    """Yield the results of a function of whole numbers for arrays of arguments, with the entries that each is for.
+
+    Args:
+        function: gets `Lanes` for each argument; called again for parts of them where a decision differs.
+        arguments: the arrays. [n] each
+    """
+    members = np.arange(len(next(iter(arguments.values()))))
+    waiting: list[Any] = [slice(None)]  # all: arrays are then not copied
+    while waiting:
+        where = waiting.pop()
+        try:
+            found = function({name: Lanes(values[where]) for name, values in arguments.items()})
+        except Parted as parted:
+            some = members[where]
+            waiting += [some[~parted.chosen], some[parted.chosen]]
+        else:
+            yield where, found
+
+
+def elementwise(
+    function: Callable[[dict[str, Any]], Mapping[str, Any]], arguments: Mapping[str, Numbers]
+) -> dict[str, Any]:
+    """Return the numbers that a function gives, by name, for arrays of arguments; see `pieces`.
+
+    A number that is the same for all stays a single one.
+
+    Args:
+        function: see `pieces`; it gives the same names for all entries.
+        arguments: the arrays. [n] each
+    """
+    found = [*pieces(function, arguments)]
+    if len(found) == 1:
+        return {name: plain(value) for name, value in found[0][1].items()}
+    count = len(next(iter(arguments.values())))
+    return {name: _joined(count, [(where, values[name]) for where, values in found]) for name in found[0][1]}
+
+
+def _joined(count: int, found: list[tuple[Any, Any]]) -> Any:
+    first = found[0][1]
+    if not any(isinstance(value, Lanes) or value != first for _, value in found):
+        return first
+    joined = np.empty(count)
+    for where, value in found:
+        joined[where] = plain(value)
+    return joined
