@@ -64,8 +64,8 @@ def _estimate(source, overrides: tuple[str, ...], gpu: str | None) -> tuple[Resu
     """A result by formula, or why there is none: `memcalc.estimate` would trace some runs instead."""
     try:
         return estimate(memcalc.load(source, *overrides, gpu=gpu)), ""
-    except InputError as error:
-        return None, str(error)
+    except InputError as error:  # of several faults a configuration has the first as its reason
+        return None, str(InputError(error.problem, error.remedy, error.where))
 
 
 def test_a_grid_of_everything_equals_the_scalar_estimates():
