@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 # C0 and C1 control characters and DEL, and Unicode's own: direction marks and overrides (U+061C, U+200E, U+200F, U+202A
 # to U+202E, U+2066 to U+2069, "Trojan Source", CVE-2021-42574) with the older ones that follow them (U+206A to U+206F),
-# line and paragraph separators (U+2028, U+2029).
-_CONTROL = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f"
+# line and paragraph separators (U+2028, U+2029). With them lone surrogates (U+D800 to U+DFFF), which stand for bytes of
+# file names that are not UTF-8 and which JSON can hold: no encoding has them.
+_CONTROL = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff"
 CONTROLS = re.compile(f"[{_CONTROL}]")
 _CONTROLS_BUT_LINE_BREAKS = re.compile(f"(?!\n)[{_CONTROL}]")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memcalc.errors import InputError, MemcalcError
-from memcalc.page.request import Run, parsed, run_of
+from memcalc.page.request import Request, Run, parsed, run_of
 from memcalc.progress import Progress, silent
 from memcalc.text import json_safe
 from memcalc.units import Unit
@@ -22,17 +22,16 @@ def parts(request: str, tell: Tell | None = None) -> Iterator[str]:
     """Answer a request; each part is JSON with its `part`.
 
     Args:
-        request: JSON with `kind` ("estimate", "fit" or "diff"), `run` as for `run_of`, for a diff `other`, and for a
-            fit what to `maximize` or `minimize`.
+        request: a `Request` as JSON.
         tell: called with how far a search is.
 
     Yields:
         "answer": the `document` as `--format json` prints it, the `view`, and the run as a `command` and as `yaml`;
         then "section": a section in place of that of the same `place`; or "error": a message.
     """
-    asked = parsed(request)
     try:
-        yield from map(_dumped, _ANSWERS[asked["kind"]](asked, tell))
+        asked = parsed(request)
+        yield from map(_dumped, _ANSWERS[asked.kind](asked, tell))
     except MemcalcError as error:
         yield _dumped({"part": "error", "message": str(error)})
 
@@ -46,14 +45,14 @@ def _dumped(part: Part) -> str:
     return json.dumps(part, ensure_ascii=False)
 
 
-def _estimate(asked: Part, tell: Tell | None) -> Iterator[Part]:
+def _estimate(asked: Request, tell: Tell | None) -> Iterator[Part]:
     from memcalc.api.sizing import estimate
     from memcalc.ledger.document import document
     from memcalc.report.views.estimate import estimate_view, verdict_section
     from memcalc.report.views.timeline import memory_section
 
     del tell  # an estimate is quick
-    run = run_of(asked["run"])
+    run = run_of(asked.run)
     result = estimate(run.spec).replayed
     waiting = {"kind": "waiting", "title": "Memory over the run", "place": "timeline"}
     view = estimate_view(result, UNIT, [waiting])
@@ -67,19 +66,17 @@ def _estimate(asked: Part, tell: Tell | None) -> Iterator[Part]:
         yield {"part": "section", "section": section | {"place": "verdict"}}
 
 
-def _fit(asked: Part, tell: Tell | None) -> Iterator[Part]:
+def _fit(asked: Request, tell: Tell | None) -> Iterator[Part]:
     from memcalc.api.searching import fit
     from memcalc.report.fit_document import fit_document
     from memcalc.report.views.runs import fit_view
 
-    run = run_of({**asked["run"], "gpus": ""})
-    wanted = {name: value for name in ("maximize", "minimize") if (value := asked.get(name))}
-    gpus = str(asked["run"].get("gpus") or "")
-
-    cards = int(gpus) if gpus.isdecimal() else None
-    answer = fit(run.source, *run.overrides, gpu=run.gpu, gpus=cards, progress=_progress(tell), **wanted)
+    run = run_of(asked.run.model_copy(update={"gpus": ""}))
+    wanted = {name: value for name in ("maximize", "minimize") if (value := getattr(asked, name))}
+    gpus = asked.run.whole_gpus
+    answer = fit(run.source, *run.overrides, gpu=run.gpu, gpus=gpus, progress=_progress(tell), **wanted)
     more = [word for name, value in wanted.items() for word in (f"--{name}", value)]
-    more += ["--gpus", gpus] if gpus else []
+    more += [] if gpus is None else ["--gpus", str(gpus)]
     yield {
         "part": "answer",
         "document": text_of(fit_document(answer)),
@@ -88,15 +85,15 @@ def _fit(asked: Part, tell: Tell | None) -> Iterator[Part]:
     }
 
 
-def _diff(asked: Part, tell: Tell | None) -> Iterator[Part]:
+def _diff(asked: Request, tell: Tell | None) -> Iterator[Part]:
     from memcalc.api.sizing import diff
     from memcalc.report.diff import difference_document
     from memcalc.report.views.runs import difference_view
     from memcalc.report.views.timeline import memory_section
 
     del tell
-    first = run_of(asked["other"]).spec  # read before the other's text takes the place of its file
-    second = run_of(asked["run"])
+    first = run_of(asked.other).spec  # read before the other's text takes the place of its file
+    second = run_of(asked.run)
     difference = diff(first, second.spec)
     timelines = [memory_section(result, UNIT) for result in difference.results]
     yield {
@@ -126,7 +123,7 @@ def _copies(run: Run, verb: str, *more: str) -> Part:
     return {"command": run.command(verb, *more), "yaml": text}
 
 
-_ANSWERS: dict[str, Callable[[Part, Tell | None], Iterator[Part]]] = {
+_ANSWERS: dict[str, Callable[[Request, Tell | None], Iterator[Part]]] = {
     "estimate": _estimate,
     "fit": _fit,
     "diff": _diff,

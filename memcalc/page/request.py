@@ -2,24 +2,92 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import shlex
 import tempfile
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from memcalc.api.sources import load
 from memcalc.errors import InputError
-from memcalc.files import write_text
+from memcalc.files import MOST_CONFIG_BYTES, plain_json, write_text
+from memcalc.spec.fields import describe
 from memcalc.spec.overrides import parse_overrides
 from memcalc.spec.spec import Spec
+from memcalc.text import harmless
 
 CONFIG_JSON, CONFIG_YAML = "config.json", "config.yaml"  # what pasted text is called, by its first letter
+# Twice a configuration of the largest size, whose characters are escaped in part, and the form's fields.
+_MOST_CHARACTERS = 3 * MOST_CONFIG_BYTES
+_RULES = {
+    "missing": "is missing",
+    "extra_forbidden": "is unknown",
+    "string_type": "is not text",
+    "dict_type": "is not a block",
+    "model_type": "is not a block",
+    "literal_error": "is not known",
+}
+
+
+class FormRun(BaseModel):
+    """A run as the form sends it: text as it was typed, empty where nothing was.
+
+    Args:
+        model: a name; unused where `text` is given.
+        text: a pasted configuration.
+        gpu: the GPU.
+        gpus: how many GPUs.
+        fields: values of the configuration by the path of their field.
+        more: one "field=value" on each line.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    model: str = ""
+    text: str = ""
+    gpu: str = ""
+    gpus: str = ""
+    fields: dict[str, str] = {}
+    more: str = ""
+
+    @property
+    def whole_gpus(self) -> int | None:
+        """How many GPUs; None: as many as the configuration is spread over.
+
+        Raises:
+            InputError: it is no whole number.
+        """
+        text = self.gpus.strip()
+        if not text:
+            return None
+        if not re.fullmatch(r"[0-9]{1,18}", text):
+            raise InputError(f"gpus = {describe(text)} is not a positive whole number.", "Write digits, such as 8.")
+        return int(text)
+
+
+class Request(BaseModel):
+    """What the page asks for.
+
+    Args:
+        kind: of answer.
+        run: the form's run.
+        other: the run that a diff compares it with.
+        maximize: the quantity that a fit maximizes; empty: none.
+        minimize: the quantity that a fit minimizes; empty: none.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    kind: Literal["estimate", "fit", "diff"]
+    run: FormRun
+    other: FormRun = FormRun()
+    maximize: str = ""
+    minimize: str = ""
 
 
 class Run(NamedTuple):
@@ -54,7 +122,7 @@ class Run(NamedTuple):
     def command(self, verb: str, *more: str) -> str:
         """The command line that gives the same result."""
         words = ["memcalc", verb, self.shown, *(("--gpu", self.gpu) if self.gpu else ()), *more]
-        return shlex.join([*words, *(word for override in self.overrides for word in ("--set", override))])
+        return harmless(shlex.join([*words, *(word for override in self.overrides for word in ("--set", override))]))
 
     def as_yaml(self) -> str:
         """The run as a YAML file that `memcalc estimate` reads.
@@ -93,31 +161,28 @@ class Run(NamedTuple):
         return found
 
 
-def run_of(asked: Mapping[str, Any]) -> Run:
+def run_of(asked: FormRun) -> Run:
     """The run that the form asks for.
 
-    Args:
-        asked: `model` (a name) or `text` (a pasted configuration), `gpu`, `gpus`, `fields` by their path, and `more`,
-            which has one "field=value" on each line.
-
     Raises:
-        InputError: nothing is named.
+        InputError: nothing is named, or standard input is.
     """
-    text, name = str(asked.get("text") or ""), str(asked.get("model") or "").strip()
-    if not text.strip() and not name:
-        raise InputError("no model is named.", "Choose one, or paste a config.json or a YAML.", "model")
-    fields = {path: str(value).strip() for path, value in (asked.get("fields") or {}).items()}
+    name = asked.model.strip()
+    if not asked.text.strip() and name in ("", "-"):
+        problem = "'-' is standard input, which a page does not have." if name else "no model is named."
+        raise InputError(problem, "Choose one, or paste a config.json or a YAML.", "model")
+    fields = {path: value.strip() for path, value in asked.fields.items()}
     overrides = [
         f"{path.rpartition('.')[2] if path.count('.') == 1 else path.partition('.')[2]}={value}"
         for path, value in fields.items()
         if value
     ]
-    overrides += [line.strip() for line in str(asked.get("more") or "").splitlines() if line.strip()]
-    gpus = str(asked.get("gpus") or "").strip()
+    overrides += [line.strip() for line in asked.more.splitlines() if line.strip()]
+    gpus = asked.gpus.strip()
     if gpus:
         overrides.append(f"parallelism.gpus={gpus}")
-    source = _written(text) if text.strip() else name
-    return Run(source, tuple(overrides), str(asked.get("gpu") or "") or None, text)
+    source = _written(asked.text) if asked.text.strip() else name
+    return Run(source, tuple(overrides), asked.gpu or None, asked.text)
 
 
 @cache
@@ -135,7 +200,22 @@ def _written(text: str) -> str:
     return str(path)
 
 
-def parsed(request: str) -> dict[str, Any]:
-    """The request as the page sends it."""
-    found: dict[str, Any] = json.loads(request)
-    return found
+def parsed(request: str) -> Request:
+    """The request as the page sends it.
+
+    Raises:
+        InputError: no form sends such a request.
+    """
+    remedy = "Reload the page."
+    if len(request) > _MOST_CHARACTERS:
+        raise InputError(
+            f"the request has {len(request):,} characters, and the limit is {_MOST_CHARACTERS:,}.",
+            "Paste a smaller configuration.",
+        )
+    try:
+        return Request.model_validate(plain_json(request, "the request", remedy))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        rule = _RULES.get(first["type"], f"cannot stand there ({first['msg'].lower()})")
+        value = "" if first["type"] == "missing" else f" = {describe(first['input'])}"
+        raise InputError(f"{'.'.join(map(str, first['loc'])) or 'the request'}{value} {rule}.", remedy) from None

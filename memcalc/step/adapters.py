@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from memcalc.errors import Unavailable
 from memcalc.extras import installation
 from memcalc.spec.finetuning import LoraSpec, adapted_modules
 from memcalc.spec.spec import Spec
+from memcalc.step.packages import import_package
 
 # What transformers' classes call the layers that the table of parameters names; the others have the same names.
 FAMILY_NAMES = {
@@ -102,7 +102,9 @@ def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:
     assert lora is not None
     if importlib.util.find_spec("peft") is None:
         raise Unavailable(f"finetune = lora runs PEFT's adapters: {installation('peft')}")
-    peft: Any = importlib.import_module("peft")
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        import_package("bitsandbytes")  # which PEFT imports when it makes an adapter
+    peft: Any = import_package("peft")
     targets = adapted_modules(lora, spec.model, spec.training.implementation)
     config = peft.LoraConfig(
         r=lora.rank,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ from memcalc.spec.optimizers import (
 )
 from memcalc.spec.training import TrainingSpec
 from memcalc.step.lion import Lion
+from memcalc.step.packages import import_package
 
 LEARNING_RATE = 1e-5
 
@@ -129,7 +129,7 @@ def _keep_wide(optimizer: torch.optim.Optimizer, tables: Sequence[nn.Embedding])
 
     Its manager is the process's, and knows parameters by their place in an optimizer: of earlier ones nothing may stay.
     """
-    manager = importlib.import_module("bitsandbytes.optim").GlobalOptimManager.get_instance()
+    manager = import_package("bitsandbytes.optim").GlobalOptimManager.get_instance()
     manager.initialize()
     for table in tables:
         manager.register_module_override(table, "weight", {"optim_bits": 32})
@@ -226,7 +226,7 @@ def _of(module: str, name: str, training: TrainingSpec) -> Factory:
     if importlib.util.find_spec(package) is None:
         raise Unavailable(f"{what}: pip install {package.replace('_', '-')}")
     try:
-        factory: Factory = getattr(importlib.import_module(module), name)
+        factory: Factory = getattr(import_package(module), name)
     except (ImportError, AttributeError, RuntimeError) as error:
         raise Unavailable(f"{what}, which cannot be loaded here: {error}") from error
     return factory

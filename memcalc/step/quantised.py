@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from memcalc.spec.finetuning import adaptable_modules, packing_dtype
 from memcalc.spec.spec import Spec
 from memcalc.step.adapters import linear_layers
 from memcalc.step.dtypes import DTYPES, compute_dtype
+from memcalc.step.packages import import_package
 
 
 def quantise(module: nn.Module, spec: Spec, device: torch.device) -> None:
@@ -62,7 +62,7 @@ PACKED = DTYPES | {"uint8": torch.uint8}
 
 
 def _in_4_bits(part: nn.Module, spec: Spec, device: torch.device) -> nn.Module:
-    bitsandbytes: Any = importlib.import_module("bitsandbytes")
+    bitsandbytes: Any = import_package("bitsandbytes")
     qlora = spec.training.qlora
     assert qlora is not None
     weight = part.weight

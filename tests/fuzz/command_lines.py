@@ -12,7 +12,8 @@ from memcalc.cli.tree import command_tree
 
 # Formats of tests/fuzz/formats.py whose whole files the lines name.
 FILES = ("config", "hf config", "chain", "events", "snapshot", "log", "settings", "baseline")
-# Commands that run nobody's program, and torch only with options that no line here has.
+# Commands that run nobody's program. Only `replay` loads torch here, of a configuration as small as TINY: the trace of
+# a large model takes a minute, shows its progress, and ends at Ctrl-C (test_endings.py).
 COMMANDS = "estimate fit sweep recompute replay oom check diff models gpus schema".split()
 _WITH_TORCH = {"--measure", "--device", "--verify", "--python", "--trace"}
 # Searches of this many seconds are bounded, and long: tests/fuzz has thousands of lines.
@@ -26,25 +27,30 @@ HOSTILE = (
     "/dev/zero", "/dev/full", "/proc/self/mem", "/", ".", "missing/folder/file.json", "file.unknown", "~", "$(id)", "`id`",
     "<script>alert(1)</script>", "100%", "-5%", "1e9%", "5 apples", "12", "12GiB", "0GiB", "-1GiB", "1e30GiB", "12gb", "12 G",
 )  # fmt: skip
-_CONFIGS = (
+CONFIGS = (
     *("gpt2 llama-3-8b run.yaml".split() * 8),
     *"gpt2 gpt3 gpt3.yaml llama-3-8b mixtral-8x7b deepseek-v3 codegen-350m Qwen/Qwen3-0.6B chain.yaml run.yaml".split(),
     *"config.json events.jsonl train.log snapshot.pickle main.json memcalc.toml folder pipe nope meta-llama/Nope-8B".split(),
     *"https://huggingface.co/gpt2 model.py:Net model.py".split(),
 )
-_SETTINGS = (
+OVERRIDES = (
     *"b=4 s=512 l=2 zero_stage=3 data_parallel=8 t=2 p=2 recompute=full recompute=every-2 dtype=fp16 engine=fsdp2".split(),
     *"optimizer=muon finetune=lora lora.rank=8 inference.batch=4 attention=eager loss=fused micro_batch_size=2".split(),
     *"b=4294967296 s=9223372036854775807 num_layers=2000000 d=1 h=0 V=1e6 gradient_checkpointing=true bf16=true".split(),
     *"num_hidden_layers=3 per_device_train_batch_size=2 alloc_conf=expandable_segments:True hardware.gpu=t4".split(),
 )
 _NEEDED = {"sweep": ("--vary=b=1..4",), "check": ("--gpu=h100-80gb",), "fit": ("--gpu=a100-80gb", "--gpus=4")}
+TINY = """\
+model: {num_layers: 1, hidden_size: 32, num_attention_heads: 2, vocab_size: 64, max_position_embeddings: 64}
+training: {micro_batch_size: 1, sequence_length: 8, attention: eager}
+"""
+GPUS = "h100-80gb 4090 a100 H100 t4 auto mi300x v100 nope".split()
 # By what stands for an option's value in the help.
 _VALUES: dict[str, Sequence[str]] = {
-    "CARD": "h100-80gb 4090 a100 H100 t4 auto mi300x v100 nope".split(),
+    "CARD": GPUS,
     "SIZE": "12GiB 80GB 1 0 1TiB 79.1GiB".split(),
     "N": "1 2 3 8 64 0 -1 1000003 4294967296".split(),
-    "FIELD=VALUE": _SETTINGS,
+    "FIELD=VALUE": OVERRIDES,
     "FIELD=VALUES": "b=1..4 b=1,2,4 s=128..512..128 recompute=none,full num_layers=1..20 zero_stage=0..3 l=1..2000000".split(),
     "FIELD": "tensor_parallel b zero_stage engine nope".split(),
     "FILE": "out.json out.csv out.html out.svg out out.yaml folder pipe run.yaml main.json".split(),
@@ -81,8 +87,8 @@ def command_line(rng: random.Random, command: str) -> list[str]:
 
 
 def _argument(rng: random.Random, name: str) -> str:
-    if name == "source":  # a configuration would be traced, which takes seconds
-        return rng.choice(("events.jsonl", "snapshot.pickle", "train.log", "missing.pickle", "pipe"))
+    if name == "source":
+        return rng.choice(("events.jsonl", "snapshot.pickle", "train.log", "missing.pickle", "pipe", "tiny.yaml"))
     if rng.random() < 0.05:
         return rng.choice(HOSTILE)
     if name == "log" and rng.random() < 0.7:
@@ -91,7 +97,7 @@ def _argument(rng: random.Random, name: str) -> str:
         return rng.choice(("config", "result", "nope"))
     if name == "query":
         return rng.choice("llama 8b qwen3 mistral zzz".split())
-    return rng.choice(_CONFIGS)
+    return rng.choice(CONFIGS)
 
 
 def _value(rng: random.Random, option: Any) -> str:

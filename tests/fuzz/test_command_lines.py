@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.command_lines import COMMANDS, FILES, command_line
+from tests.fuzz.command_lines import COMMANDS, FILES, TINY, command_line
 from tests.fuzz.formats import FORMATS, HF_CONFIG, invoked
 from tests.fuzz.test_formats import SECONDS, complaint
 from tests.fuzz.test_fuzz import NoAnswer, time_limit
@@ -24,6 +24,7 @@ def _filled(folder: Path) -> None:
         (folder / FORMATS[name].name).write_bytes(FORMATS[name].content)
     (folder / "folder").mkdir()
     (folder / "folder" / "config.json").write_bytes(HF_CONFIG)
+    (folder / "tiny.yaml").write_text(TINY)
     (folder / "model.py").write_text("class Net: pass\n")
     os.mkfifo(folder / "pipe")
 

@@ -13,7 +13,7 @@ from memcalc.api import load
 from memcalc.cli.app import main
 from memcalc.page.engine import parts
 from memcalc.page.form import choices
-from memcalc.page.request import run_of
+from memcalc.page.request import FormRun, run_of
 
 CONFIG_JSON = {
     "architectures": ["LlamaForCausalLM"],
@@ -81,7 +81,7 @@ def test_the_copied_yaml_is_the_same_run(run: dict[str, Any], tmp_path: Path) ->
         (tmp_path / "config.json").write_text(run["text"])
     path = tmp_path / "copied.yaml"
     path.write_text(first["yaml"])
-    there, here = load(path), run_of(run).spec
+    there, here = load(path), run_of(FormRun(**run)).spec
     assert there.model_dump(exclude={"name"}) == here.model_dump(exclude={"name"})
 
 
