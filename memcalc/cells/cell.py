@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
-from memcalc.errors import InputError
+from memcalc.errors import InputError, NotWritten
 from memcalc.sweeping.grid import Value, written
 
 Request = dict[str, Any]  # what `memcalc.cells.child` runs: ready for JSON
@@ -73,7 +73,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """All cells of a sweep, in the order of the grid.
+    """The cells of a sweep that have an answer, in the order of the grid.
 
     Args:
         name: of what is run.
@@ -81,6 +81,7 @@ class Cells:
         fields: what is varied.
         cells: each with its answer.
         used: how many of the answers are of an earlier sweep.
+        unkept: why the last answer could not be written, after which no other cell was run; None: all are kept.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Cells:
     fields: tuple[str, ...]
     cells: tuple[Cell, ...]
     used: int = 0
+    unkept: NotWritten | None = None
 
 
 def points(axes: Mapping[str, Sequence[Value]]) -> list[dict[str, Value]]:

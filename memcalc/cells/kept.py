@@ -2,55 +2,45 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+import math
+from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any, get_args
 
-from memcalc.cells.cell import Answer, Cell
-from memcalc.errors import InputError, NotWritten
+from memcalc.cells.cell import Answer, Cell, Outcome
+from memcalc.errors import InputError
+from memcalc.lines import Lines
+from memcalc.text import message_part
 
-SCHEMA_VERSION = 1
+CELLS = Lines("cell", 1, "cell of a sweep", "cells", "--cells", "sweep --by")
+
+_VERDICTS = ("fits", "does-not-fit", "unknown", None)
+_MOST_BYTES = 2**63  # of a figure: what no memory has
 
 
 class Kept:
     """The file of a sweep's answers.
 
-    Lines that are not whole, as of a full disk or a power failure, are ignored.
-
     Args:
         path: the file; it need not exist.
 
     Raises:
-        InputError: the file is something else.
-        NotWritten: it cannot be written.
+        InputError: the file is something else, or cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
+        CELLS.check(path)
         self.path = path
         self.answers: dict[str, Answer] = {}  # by the digests of their cells
-        names = {each.name for each in fields(Answer)}
-        try:
-            lines = path.read_bytes().splitlines()
-        except FileNotFoundError:
-            lines = []
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}.", "Name a file.", "--cells") from None
-        for number, line in enumerate(lines):
-            try:
-                found = json.loads(line)
-                digest = found["digest"]
-                self.answers[digest] = Answer(**{name: found[name] for name in names})
-            except (ValueError, KeyError, TypeError):
-                if number == 0 and len(lines) > 1:
-                    raise InputError(f"{path} has no cells of a sweep.", "Name another file.", "--cells") from None
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise NotWritten(str(path), error.strerror or str(error), "Name another file with --cells.") from None
-        if lines and not path.read_bytes().endswith(b"\n"):
-            os.write(self._file, b"\n")
+        for number, line in enumerate(CELLS.read(path) if path.is_file() else (), start=1):
+            digest, answer = line.get("digest"), _answer(line)
+            if answer is None or not isinstance(digest, str):
+                raise InputError(
+                    f"this line is not a {CELLS.one}: a value is missing or wrong.",
+                    f"Name a file that `{CELLS.writer}` wrote.",
+                    f"{path}:{number}",
+                )
+            self.answers[digest] = answer
 
     def find(self, cell: Cell) -> Answer | None:
         """Return the kept answer of a cell; None: there is none, or its process was killed."""
@@ -63,19 +53,28 @@ class Kept:
         Raises:
             NotWritten: the disk is full.
         """
-        line: Mapping[str, object] = {
-            "schema_version": SCHEMA_VERSION,
+        line = {
+            CELLS.key: CELLS.version,
             "digest": cell.digest,
             "by": cell.request["by"],
             "values": dict(cell.values),
             **asdict(answer),
         }
-        try:
-            os.write(self._file, json.dumps(line).encode() + b"\n")
-            os.fsync(self._file)
-        except OSError as error:
-            raise NotWritten(str(self.path), error.strerror or str(error), "Free space there.") from None
+        CELLS.append((line,), self.path)
 
-    def close(self) -> None:
-        """The sweep has ended."""
-        os.close(self._file)
+
+def _answer(line: dict[str, Any]) -> Answer | None:
+    """The answer of a line; None where it has none."""
+    values = {each.name: line.get(each.name) for each in fields(Answer)}
+    sizes = (value for name, value in values.items() if name.endswith("_bytes"))
+    phase, seconds, reason = values["peak_phase"], values["seconds"], values["reason"]
+    if (
+        values["outcome"] not in get_args(Outcome)
+        or values["verdict"] not in _VERDICTS
+        or not all(size is None or (type(size) is int and abs(size) < _MOST_BYTES) for size in sizes)
+        or not isinstance(phase, str | None)
+        or not (type(seconds) in (int, float) and math.isfinite(seconds))
+        or not isinstance(reason, str)
+    ):
+        return None
+    return replace(Answer(**values), reason=message_part(reason))

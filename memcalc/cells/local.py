@@ -23,6 +23,7 @@ CHILD = "memcalc.cells.child"  # the module that each process runs
 KIND = "memcalc-cells-"  # of the directories of requests and answers
 PATIENCE = 5.0  # seconds that a process gets to end by itself
 PAUSE = 0.05  # seconds between two looks at the processes
+LAST_OUTPUT = 1 << 16  # bytes of a failed run's output in which its last line is looked for
 LAST_WORDS = 300  # characters of a failed run's last line that are kept as its reason
 
 PACKAGE = Path(__file__).parents[2]
@@ -91,7 +92,9 @@ class Run:
         return Answer("failed", reason=self._last_line() or f"exit code {code}")
 
     def _last_line(self) -> str:
-        lines = [line for line in self._output.read_text(errors="replace").splitlines() if line.strip()]
+        with self._output.open("rb") as file:
+            file.seek(max(0, self._output.stat().st_size - LAST_OUTPUT))
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         return lines[-1].strip()[:LAST_WORDS] if lines else ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from memcalc import __version__
 from memcalc.cells.cell import Answer, Cell, check_size, points
 from memcalc.errors import InputError
+from memcalc.files import MOST_CONFIG_BYTES, is_file, read_bytes
 from memcalc.nullcuda.cards import find_null_card
 from memcalc.nullcuda.interpreters import interpreters
 from memcalc.nullcuda.torch_build import find_torch
@@ -102,6 +104,7 @@ def command_cells(
         raise InputError("a dry run needs a GPU.", "Name one: --gpu h100-80gb, or vary it: --vary gpu=...", "--gpu")
     found = []
     versions = {"memcalc": __version__, "torch": find_torch(interpreters(tuple(command))).version}
+    content = cache(_content)  # of this sweep: the next one may find another
     for values in points(axes):
         words = [_filled(word, values) for word in command]
         card = find_null_card(str(values.get(GPU, gpu))).name
@@ -115,7 +118,7 @@ def command_cells(
             "directory": str(Path.cwd()),
             "versions": versions,
             # A script that was changed is another program.
-            "files": {word: _content(word) for word in words if Path(word).is_file()},
+            "files": {word: content(word) for word in words if is_file(word)},
         }
         found.append(Cell(values, request))
     return found
@@ -128,8 +131,11 @@ def _filled(word: str, values: Mapping[str, Value]) -> str:
 
 
 def _content(path: str) -> str:
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """What names the content of a file: its hash; of one as large as data and weights, its size and time."""
+    about = Path(path).stat()
+    if about.st_size > MOST_CONFIG_BYTES:
+        return f"{about.st_size} bytes of {about.st_mtime_ns}"
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def _version(package: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from memcalc.cells.cell import Answer, Cell, Cells, Request
 from memcalc.cells.kept import Kept
+from memcalc.errors import NotWritten
 
 Told = Callable[[Cell | None, int, int], None]  # a cell that has ended, how many have, and how many there are
 
@@ -34,26 +35,30 @@ def run_cells(
         tell: called first with None and the cells that need no run, then for each that has ended.
 
     Raises:
+        InputError: the file holds something other than cells, or cannot be written.
         Unavailable: something that every cell needs is missing.
-        NotWritten: an answer cannot be kept.
     """
     kept = Kept(file)
-    with closing(kept):
-        found = [cell if cell.answer is not None else replace(cell, answer=kept.find(cell)) for cell in cells]
-        used = sum(cell.answer is not None and not before.answer for cell, before in zip(found, cells, strict=True))
-        waiting = [number for number, cell in enumerate(found) if cell.answer is None]
-        done = len(found) - len(waiting)
-        tell(None, done, len(found))
-        with closing(_run([found[number].request for number in waiting], workers, scheduler)) as answers:
-            for number, answer in answers:
-                cell = found[waiting[number]]
+    found = [cell if cell.answer is not None else replace(cell, answer=kept.find(cell)) for cell in cells]
+    used = sum(cell.answer is not None and not before.answer for cell, before in zip(found, cells, strict=True))
+    waiting = [number for number, cell in enumerate(found) if cell.answer is None]
+    done = len(found) - len(waiting)
+    unkept: NotWritten | None = None
+    tell(None, done, len(found))
+    with closing(_run([found[number].request for number in waiting], workers, scheduler)) as answers:
+        for number, answer in answers:
+            found[waiting[number]] = cell = replace(found[waiting[number]], answer=answer)
+            try:
                 kept.add(cell, answer)
-                found[waiting[number]] = cell = replace(cell, answer=answer)
-                done += 1
-                tell(cell, done, len(found))
+            except NotWritten as error:
+                unkept = error
+                break
+            done += 1
+            tell(cell, done, len(found))
     fields = tuple(found[0].values) if found else ()
     by = found[0].request["by"] if found else ""
-    return Cells(name, by, fields, tuple(found), used)
+    answered = tuple(cell for cell in found if cell.answer is not None)
+    return Cells(name, by, fields, answered, used, unkept)
 
 
 def _run(

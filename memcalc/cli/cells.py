@@ -145,4 +145,6 @@ def show_cells(cells: Cells, file: Path, form: str, unit: Unit, outputs: Sequenc
         print_text(cells_csv(cells))
     else:
         draw_cells(make_screen(), cells, str(file), unit, listed=listed)
+    if cells.unkept is not None:
+        raise cells.unkept
     files.complain()

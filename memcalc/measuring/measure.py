@@ -15,7 +15,7 @@ from memcalc.events.files import event_from
 from memcalc.measuring.client import Worker
 from memcalc.measuring.job import Job
 from memcalc.measuring.measurement import OUT_OF_MEMORY, Device, Measurement, phase_from
-from memcalc.measuring.records import append_all, check_records
+from memcalc.measuring.records import RECORDS
 from memcalc.spec.spec import Spec
 from memcalc.step.packages import require
 from memcalc.text import masked
@@ -71,7 +71,7 @@ def measure(
         NotKept: the record could not be written.
     """
     if record is not None:
-        check_records(Path(record))
+        RECORDS.check(Path(record))
     if worker is None:
         require("measure", spec)
         with Worker() as own:
@@ -113,7 +113,7 @@ def keep(measurement: Measurement, record: str | Path | None) -> None:
 def unwritten(records: Iterable[dict[str, Any]], file: str | Path) -> NotWritten | None:
     """Append records to a file; what went wrong is returned, since the result is still to be shown."""
     try:
-        append_all(records, Path(file))
+        RECORDS.append(records, Path(file))
     except NotWritten as error:
         return error
     return None

@@ -15,7 +15,7 @@ from memcalc.folders import temporary_compiler_cache, temporary_folder
 from memcalc.measuring.job import Job
 from memcalc.measuring.measure import NotKept, keep, measured, typed, unwritten
 from memcalc.measuring.measurement import Measurement
-from memcalc.measuring.records import check_records
+from memcalc.measuring.records import RECORDS
 from memcalc.spec.spec import Spec
 
 LETTING_GO = 0.005  # seconds, in which the thread gets to run on a machine that others use, too
@@ -69,7 +69,7 @@ def measure_rank(
     from memcalc.measuring.child import perform
 
     if record is not None:
-        check_records(Path(record))
+        RECORDS.check(Path(record))
     # What is offloaded is reduced on the host, too: norms of gradients, where they are clipped.
     on_device = "cpu:gloo,cuda:nccl" if spec.parallelism.weights_on_host else "nccl"
     backend = "gloo" if device == "cpu" else on_device

@@ -10,7 +10,7 @@ from typing import Any
 from memcalc.errors import InputError, MemcalcError, NotWritten
 from memcalc.ledger.result import Result
 from memcalc.measuring.measurement import DONE
-from memcalc.measuring.records import RECORD_VERSION, append, by_operator, check_records, read, read_measured
+from memcalc.measuring.records import RECORD_VERSION, RECORDS, by_operator, read_measured
 from memcalc.measuring.result import allocator_conf, card_named
 from memcalc.progress import Progress, silent
 from memcalc.proving.beside import check_traces, traced
@@ -78,12 +78,12 @@ def compare_records(
         InputError: a file holds something else than records.
     """
     check_traces(traces)
-    check_records(kept)
+    RECORDS.check(kept)
     if not records.is_file():
         raise InputError("no records.", "Name a file that `memcalc measure --record` wrote.", str(records))
     by_rank = {key_of_record(record) + str(record.get("rank")): record for record in read_measured(records)}
     measured = tuple(by_rank.values())
-    made = {(str(line["trace"]), str(line.get("of"))): line for line in read(kept) if "trace" in line}
+    made = {(str(line["trace"]), str(line.get("of"))): line for line in RECORDS.read(kept) if "trace" in line}
     missing: list[tuple[str, str]] = []
     unkept: NotWritten | None = None
     fresh = 0
@@ -101,7 +101,7 @@ def compare_records(
         made[trace, key] = line
         fresh += 1
         try:
-            append(line, kept)
+            RECORDS.append((line,), kept)
         except NotWritten as error:
             unkept = error
             break

@@ -10,7 +10,7 @@ from typing import Any
 from memcalc.measuring.measure import RanOut, measure
 from memcalc.measuring.measurement import Device, Measurement
 from memcalc.measuring.ranks import Place, device_of_rank, measure_rank, refuse_other_ranks
-from memcalc.measuring.records import check_records
+from memcalc.measuring.records import RECORDS
 from memcalc.proving import headroom as room
 from memcalc.proving.shortage import opinion
 from memcalc.proving.workers import worker_for
@@ -53,7 +53,7 @@ def measure_one(spec: Spec, how: How) -> Measurement:
         NotKept: the record could not be written.
     """
     if how.record is not None:
-        check_records(Path(how.record))
+        RECORDS.check(Path(how.record))
     if how.device is None or not how.device.startswith("null"):
         require("measure", spec)
     with worker_for(how.device, how.python) as (worker, device):
@@ -81,7 +81,7 @@ def measure_one_rank(spec: Spec, how: How, here: Place) -> tuple[Measurement, tu
         Unavailable, InputError, OutOfMemory: see `measure_one`.
     """
     if how.record is not None:
-        check_records(Path(how.record))
+        RECORDS.check(Path(how.record))
     device = device_of_rank(how.device, here)
     refuse_other_ranks(spec, here.ranks)
     require("measure", spec)

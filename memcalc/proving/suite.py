@@ -17,7 +17,7 @@ from memcalc.measuring.client import Worker
 from memcalc.measuring.job import Job
 from memcalc.measuring.measure import measured
 from memcalc.measuring.measurement import Device
-from memcalc.measuring.records import append, check_records, read_measured
+from memcalc.measuring.records import RECORDS, read_measured
 from memcalc.measuring.result import allocator_conf
 from memcalc.progress import Progress, silent
 from memcalc.proving.largest import Search
@@ -178,7 +178,7 @@ class Sitting:
             measurement = measured(job, self.worker.run(job), run.command(*overrides))
             self.known[key] = measurement.to_record()
             self.fresh += 1
-            append(self.known[key], self.records)
+            RECORDS.append((self.known[key],), self.records)
         return self.known[key]
 
     @staticmethod
@@ -193,7 +193,7 @@ def run_suite(suite: Suite, worker: Worker, device: str | None, records: Path, p
         Unavailable: there is no such device, or somebody else goes through a suite with the same file.
         InputError: the file holds something else than records.
     """
-    check_records(records)
+    RECORDS.check(records)
     with alone_with(records):
         sitting = Sitting(worker, device, records)
         found: list[dict[str, Any]] = []

@@ -53,7 +53,8 @@ def draw_cells(screen: Screen, cells: Cells, file: str, unit: Unit, *, listed: b
     if len(told) > MOST_REASONS:
         draw_line(screen, f"and {len(told) - MOST_REASONS} more reasons: see --format csv.", 0)
     before = f", {cells.used:,} of them from before" if cells.used else ""
-    draw_line(screen, f"{plural(len(cells.cells), 'cell')} in {file}{before}.", 0)
+    kept = plural(len(cells.cells) - (cells.unkept is not None), "cell")
+    draw_line(screen, f"{kept} in {file}{before}.{' No others were run.' if cells.unkept else ''}", 0)
     lost = sum(_answer(cell).outcome == "lost" for cell in cells.cells)
     if lost:
         draw_line(screen, f"The same command runs the {plural(lost, 'lost cell')} again.", 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -108,11 +110,69 @@ def test_a_line_that_is_not_whole_is_run_again(sweep: Sweep) -> None:
 
 
 def test_a_file_of_something_else_is_not_written_to(sweep: Sweep) -> None:
-    FILE.write_text("to do:\n- laundry\n")
+    for content in ("to do:\n- laundry\n", "preset: gpt2", '{"model_type": "llama"}', '{\n "schema_version": 2\n}\n'):
+        FILE.write_text(content)
 
-    with pytest.raises(InputError, match=r"cells\.jsonl has no cells of a sweep"):
+        with pytest.raises(InputError, match=r"--cells cells\.jsonl: holds something other than cells\. Name a file"):
+            sweep({"b": [1]})
+        assert FILE.read_text() == content
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("allocated_bytes", "4"),
+        ("allocated_bytes", 10**400),
+        ("device_bytes", True),
+        ("outcome", ["measured"]),
+        ("verdict", "maybe"),
+        ("seconds", float("nan")),
+        ("reason", None),
+        ("digest", {}),
+        ("peak_phase", 1),
+    ],
+)
+def test_a_line_with_a_value_of_something_else_is_named(name: str, value: object, sweep: Sweep) -> None:
+    sweep({"b": [1, 2]})
+    first, second = FILE.read_text().splitlines()
+    FILE.write_text(f"{first}\n{json.dumps(json.loads(second) | {name: value})}\n")
+
+    with pytest.raises(InputError, match=r"cells\.jsonl:2: this line is not a cell of a sweep: a value is"):
+        sweep({"b": [3]})
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a system without /dev/full")
+def test_an_answer_that_cannot_be_kept_is_shown_and_ends_the_sweep(sweep: Sweep) -> None:
+    FILE.symlink_to("/dev/full")
+    found = sweep({"b": [1, 2, 3]}, workers=1)
+
+    assert [cell.answer and cell.answer.allocated_bytes for cell in found.cells] == [GIB]
+    assert str(found.unkept).startswith("cells.jsonl could not be written: No space left on device. The result is")
+
+
+def test_a_pipe_is_not_waited_for(sweep: Sweep) -> None:
+    os.mkfifo(FILE)
+
+    with pytest.raises(InputError, match=r"--cells cells\.jsonl: is a pipe, not a file"):
         sweep({"b": [1]})
-    assert FILE.read_text() == "to do:\n- laundry\n"
+
+
+def test_words_of_a_command_that_no_file_can_be_named_by_and_large_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program on the command line is longer than a file's name; weights are not read for each cell."""
+    from memcalc.cells.requests import command_cells
+
+    monkeypatch.setattr("memcalc.cells.requests.find_torch", lambda _: type("Torch", (), {"version": "2.13.0"}))
+    weights = tmp_path / "model.safetensors"
+    with weights.open("wb") as file:
+        file.truncate(1 << 40)  # takes no space on the disk
+    words = ("python", "-c", "pass  # " + "x" * 5_000, str(weights), "{b}")
+    found = [cell.request["files"] for cell in command_cells(words, {"b": [1, 2]}, "t4", options={})]
+
+    assert [[*files] for files in found] == [[str(weights)]] * 2
+    assert found[0][str(weights)].startswith(f"{1 << 40} bytes of ")
 
 
 def test_what_differs_is_run(sweep: Sweep) -> None:

@@ -11,6 +11,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
+from memcalc.cells.kept import Kept
 from memcalc.cli.app import main
 from memcalc.cli.messages import show_error
 from memcalc.cli.streams import guarded_streams
@@ -59,10 +60,14 @@ def command(*words: str) -> Callable[[Path], Answer]:
 
 def _suite(path: Path) -> Answer:
     """A suite is read, and nothing is measured: that takes seconds a run."""
+    return _read(lambda: load_suite(path))
+
+
+def _read(read: Callable[[], object]) -> Answer:
     err = io.StringIO()
     with redirect_stderr(err), guarded_streams():
         try:
-            load_suite(path)
+            read()
         except MemcalcError as error:
             show_error(str(error))
             return Answer(error.exit_code, "", err.getvalue())
@@ -74,6 +79,11 @@ def measured_records() -> bytes:
     lines = (ROOT / "benchmarks/recordings/measured/null-h100-80gb-torch-2.13.0.jsonl").read_text().splitlines()[:2]
     records = [json.loads(line) for line in lines]
     return b"".join(json.dumps(record | {"phases": record["phases"][-3:]}).encode() + b"\n" for record in records)
+
+
+def _cells(path: Path) -> Answer:
+    """The cells of an earlier sweep are read, and none is run."""
+    return _read(lambda: Kept(path))
 
 
 def _settings(path: Path) -> Answer:
@@ -106,6 +116,14 @@ EVENTS = b"""\
 ["phase",-1,0,0,null,"backward_1"]
 ["alloc",3,2097152,0,"gradients","backward_1"]
 ["oom",-1,99999999999]
+"""
+CELLS = b"""\
+{"cell":1,"digest":"70d9","by":"trace","values":{"micro_batch_size":1},"outcome":"measured","verdict":"fits",\
+"allocated_bytes":3036676096,"reserved_bytes":3799,"device_bytes":46,"headroom_bytes":-1,"peak_phase":"backward_1",\
+"seconds":5.12,"reason":""}
+{"cell":1,"digest":"71aa","by":"trace","values":{"micro_batch_size":2},"outcome":"failed","verdict":null,\
+"allocated_bytes":null,"reserved_bytes":null,"device_bytes":null,"headroom_bytes":null,"peak_phase":null,\
+"seconds":1,"reason":"ValueError: four"}
 """
 SETTINGS = b"""\
 gpu = "h100-80gb"
@@ -160,6 +178,7 @@ FORMATS: dict[str, Format] = {
     "chain": Format("chain.yaml", CHAIN, command("recompute", "FILE", "--budget", "1200KiB")),
     "suite": Format("suite.yaml", SUITE, _suite),
     "records": Format("records.jsonl", measured_records(), command("measure", "--compare", "FILE", "--trace", "none")),
+    "cells": Format("cells.jsonl", CELLS, _cells),
     "events": Format("events.jsonl", EVENTS, command("replay", "FILE", "--gpu", "h100-80gb")),
     "snapshot": Format("snapshot.pickle", pickle.dumps(snapshot()), command("replay", "FILE")),
     "settings": Format("memcalc.toml", SETTINGS, _settings),

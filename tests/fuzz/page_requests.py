@@ -34,6 +34,8 @@ def request(rng: random.Random) -> str:
         asked["other"] = _run(rng, False)
     if kind == "fit":
         quantities = ("", "micro_batch_size", "sequence_length", *(HOSTILE if hostile else ()))
+        asked["run"]["model"] = "gpt2"  # searches over large models are long, show their progress, and can be stopped
+        asked["run"].pop("text", None)
         asked |= {"maximize": rng.choice(quantities), "minimize": rng.choice(("", "gpus", *quantities[3:]))}
     if not hostile:
         return json.dumps(asked)

@@ -47,6 +47,7 @@ LAYERS = (
     ("workspaces",),
     ("progress",),
     ("units",),
+    ("lines",),
     ("files", "folders"),
     ("errors",),
     ("text", "extras"),
@@ -56,7 +57,7 @@ HEIGHT = {name: -i for i, layer in enumerate(LAYERS) for name in layer}
 
 TORCH_SIDE = {"step", "recorder", "tracing", "nullcuda", "measuring"}
 EVERYWHERE = set(HEIGHT)
-BASE = {"cli", "units", "files", "folders", "errors", "text", "extras", "startup"}
+BASE = {"cli", "units", "lines", "files", "folders", "errors", "text", "extras", "startup"}
 THIRD_PARTY = {
     "torch": TORCH_SIDE,
     "transformers": TORCH_SIDE | {"spec"},  # what a config.json of a family without formulas means, only it knows

@@ -20,7 +20,7 @@ from memcalc.measuring.child import answer, refuse_busy
 from memcalc.measuring.driver import SOMEBODYS_BYTES, View
 from memcalc.measuring.job import Job, encoded, job_from
 from memcalc.measuring.measure import RanOut, measured, refuse_death
-from memcalc.measuring.records import append, read
+from memcalc.measuring.records import RECORDS
 from memcalc.spec.loading import load
 
 TINY = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "max_position_embeddings": 16}
@@ -125,8 +125,8 @@ def test_a_record_has_all_that_a_figure_depends_on(run: Any, tmp_path: Path) -> 
     file = tmp_path / "new" / "records.jsonl"
     measurement = run(spec(recipe="pure"))
     for _ in range(2):
-        append(measurement.to_record(), file)
-    first, second = read(file)
+        RECORDS.append((measurement.to_record(),), file)
+    first, second = RECORDS.read(file)
 
     assert first == second
     assert first["record"] == 2

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.errors import InputError, NotWritten
-from memcalc.measuring.records import TAIL, append, check_records, read
+from memcalc.lines import TAIL
+from memcalc.measuring.records import RECORDS
 
 
 def record(number: int, size: int = 0) -> dict[str, object]:
@@ -24,39 +25,39 @@ def test_a_line_that_was_cut_off_is_left_out_and_then_replaced(cut: int) -> None
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "records.jsonl"
-        append(record(1), path)
-        append(record(2), path)
+        RECORDS.append((record(1),), path)
+        RECORDS.append((record(2),), path)
         whole = path.read_bytes()
         last = len(whole) - whole[:-1].rindex(b"\n") - 1
         path.write_bytes(whole[: len(whole) - min(cut, last)])
         kept = [1, 2] if cut == 1 else [1]  # a record that lacks its line break alone is whole
 
-        assert [found["number"] for found in read(path)] == kept
-        append(record(3), path)
+        assert [found["number"] for found in RECORDS.read(path)] == kept
+        RECORDS.append((record(3),), path)
         assert [json.loads(line)["number"] for line in path.read_text().splitlines()] == [*kept, 3]
 
 
 def test_half_a_line_longer_than_the_tail_that_is_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    append(record(1, 3 * TAIL), path)
+    RECORDS.append((record(1, 3 * TAIL),), path)
     with path.open("a") as file:
         file.write('{"record":2,"filling":"' + "x" * (2 * TAIL + 5))
-    append(record(2), path)
+    RECORDS.append((record(2),), path)
 
-    assert [found["number"] for found in read(path)] == [1, 2]
+    assert [found["number"] for found in RECORDS.read(path)] == [1, 2]
 
 
 def test_a_file_without_any_line_end_holds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text('{"record": 2')
 
-    assert list(read(path)) == []
-    append(record(1), path)
-    assert [found["number"] for found in read(path)] == [1]
+    assert list(RECORDS.read(path)) == []
+    RECORDS.append((record(1),), path)
+    assert [found["number"] for found in RECORDS.read(path)] == [1]
 
 
 def test_no_file_no_records(tmp_path: Path) -> None:
-    assert list(read(tmp_path / "none.jsonl")) == []
+    assert list(RECORDS.read(tmp_path / "none.jsonl")) == []
 
 
 @pytest.mark.parametrize(
@@ -68,12 +69,12 @@ def test_no_file_no_records(tmp_path: Path) -> None:
 )
 def test_what_is_no_record_is_told_with_its_line(line: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    append(record(1), path)
+    RECORDS.append((record(1),), path)
     with path.open("a") as file:
         file.write(line + "\n")
 
     with pytest.raises(InputError, match=message):
-        list(read(path))
+        list(RECORDS.read(path))
 
 
 # What people have named by mistake: their config, their log, a picture, a file that another program wrote.
@@ -103,9 +104,9 @@ def test_a_file_that_holds_something_else_is_refused_and_stays(name: str, tmp_pa
     path.write_bytes(OTHERS[name])
 
     with pytest.raises(InputError, match=r"--record .*: (holds|ends in) something other than"):
-        check_records(path)
+        RECORDS.check(path)
     with pytest.raises(NotWritten):
-        append(record(1), path)
+        RECORDS.append((record(1),), path)
     assert path.read_bytes() == OTHERS[name]
 
 
@@ -116,33 +117,33 @@ def test_a_line_longer_than_any_record_is_refused_unread(tmp_path: Path) -> None
         file.truncate(1 << 34)  # takes no space on the disk
 
     with pytest.raises(InputError, match=r"ends in a line that is longer than any record\."):
-        check_records(path)
+        RECORDS.check(path)
     assert path.stat().st_size == 1 << 34
 
 
 def test_a_lock_that_is_kept_is_not_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
-    monkeypatch.setattr("memcalc.measuring.records.PATIENCE", 0.1)
+    monkeypatch.setattr("memcalc.lines.PATIENCE", 0.1)
     path = tmp_path / "records.jsonl"
-    append(record(1), path)
+    RECORDS.append((record(1),), path)
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(InputError, match=r"--record .*: is locked by another process"):
-            check_records(path)
+            RECORDS.check(path)
         with pytest.raises(NotWritten, match=r"could not be written: is locked by another process.*not kept"):
-            append(record(2), path)
-    append(record(3), path)
-    assert [found["number"] for found in read(path)] == [1, 3]
+            RECORDS.append((record(2),), path)
+    RECORDS.append((record(3),), path)
+    assert [found["number"] for found in RECORDS.read(path)] == [1, 3]
 
 
 def test_a_link_to_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     link = tmp_path / "records.jsonl"
     link.symlink_to(tmp_path / "new" / "records.jsonl")
-    check_records(link)
-    append(record(1), link)
+    RECORDS.check(link)
+    RECORDS.append((record(1),), link)
 
-    assert [found["number"] for found in read(link)] == [1]
+    assert [found["number"] for found in RECORDS.read(link)] == [1]
 
 
 def test_what_cannot_take_records_is_refused_before_the_run(tmp_path: Path) -> None:
@@ -158,8 +159,8 @@ def test_what_cannot_take_records_is_refused_before_the_run(tmp_path: Path) -> N
         ("file/records.jsonl", "cannot be used: Not a directory"),
     ):
         with pytest.raises(InputError, match=why):
-            check_records(tmp_path / name)
-    check_records(tmp_path / "new" / "records.jsonl")
+            RECORDS.check(tmp_path / name)
+    RECORDS.check(tmp_path / "new" / "records.jsonl")
     assert not (tmp_path / "new").exists()
 
 
@@ -169,7 +170,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
     import os
 
     path = tmp_path / "records.jsonl"
-    append(record(1), path)
+    RECORDS.append((record(1),), path)
     before = path.read_bytes()
     write, calls = os.write, 0
 
@@ -180,32 +181,32 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(descriptor, content[:7])
 
-    monkeypatch.setattr("memcalc.measuring.records.os.write", full)
+    monkeypatch.setattr("memcalc.lines.os.write", full)
     with pytest.raises(NotWritten, match=r"records\.jsonl could not be written: No space left on device"):
-        append(record(2), path)
+        RECORDS.append((record(2),), path)
     assert path.read_bytes() == before
 
 
 def test_dev_full_is_named(tmp_path: Path) -> None:
-    check_records(Path("/dev/full"))
+    RECORDS.check(Path("/dev/full"))
     with pytest.raises(NotWritten, match="/dev/full could not be written: No space left on device"):
-        append(record(1), Path("/dev/full"))
+        RECORDS.append((record(1),), Path("/dev/full"))
 
 
 def test_names_that_are_no_unicode_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    append({"record": 2, "command": "memcalc measure \udcff.yaml"}, path)
+    RECORDS.append(({"record": 2, "command": "memcalc measure \udcff.yaml"},), path)
 
-    assert next(read(path))["command"] == "memcalc measure \udcff.yaml"
+    assert next(RECORDS.read(path))["command"] == "memcalc measure \udcff.yaml"
 
 
 WRITES = """
 import sys
 from pathlib import Path
-from memcalc.measuring.records import append
+from memcalc.measuring.records import RECORDS
 writer, first, path = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 for number in range(first, first + 400):
-    append({"record": 2, "writer": writer, "number": number, "filling": "x" * (number * 37 % 50_000)}, path)
+    RECORDS.append(({"record": 2, "writer": writer, "number": number, "filling": "x" * (number * 37 % 50_000)},), path)
     print(number, flush=True)
 """
 
@@ -238,8 +239,8 @@ def test_two_writers_that_are_killed_lose_no_record(kills: int, tmp_path: Path) 
             said[name] += [int(line) for line in process.stdout.read().splitlines(keepends=True) if line[-1:] == "\n"]
             process.wait()
             process.stdout.close()
-    append(record(0), path)
-    found = list(read(path))
+    RECORDS.append((record(0),), path)
+    found = list(RECORDS.read(path))
     for name, numbers in said.items():
         kept = [each["number"] for each in found if each.get("writer") == name]
 

@@ -14,7 +14,7 @@ from memcalc.errors import InputError
 from memcalc.measuring.child import answer
 from memcalc.measuring.job import Job
 from memcalc.measuring.measure import measured
-from memcalc.measuring.records import append, read
+from memcalc.measuring.records import RECORDS
 from memcalc.proving.afterwards import operators_apart
 from memcalc.proving.summary import errors_of
 from memcalc.report.record_comparison import compared_document
@@ -34,7 +34,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def file_of(folder: Path, *records: dict[str, Any]) -> Path:
     path = folder / "records.jsonl"
     for each in records:
-        append(each, path)
+        RECORDS.append((each,), path)
     return path
 
 
@@ -44,7 +44,7 @@ def test_a_trace_is_the_measured_run_and_is_made_once(record: dict[str, Any], tm
     (run,) = first.of("fake")
 
     assert (first.fresh, second.fresh) == (1, 0)
-    assert len(list(read(tmp_path / "records-traces.jsonl"))) == 1
+    assert len(list(RECORDS.read(tmp_path / "records-traces.jsonl"))) == 1
     assert [run.line for run in second.of("fake")] == [run.line]
     assert run.predicted.ledger.peak_bytes == run.measured.ledger.peak_bytes
     assert {each.name: each.exact for each in errors_of([run])}["allocated"] == 1

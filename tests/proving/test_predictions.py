@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import memcalc
-from memcalc.measuring.records import read
+from memcalc.measuring.records import RECORDS
 from memcalc.proving.predictions import under
 from memcalc.proving.summary import predicted
 from tools.measured import of_gpus
@@ -23,7 +23,7 @@ def test_the_release_that_ran_takes_the_place_of_the_configurations(torch: str, 
 def test_what_an_h200_reserved_under_2_11_is_rehearsed_to_the_byte() -> None:
     """PyTorch 2.13 breaks ties between blocks otherwise: 9,321,840,640 bytes, a tenth less."""
     words = "llama-3.2-1b --set b=1 --set s=2048 --set lora.rank=8"
-    (record,) = (each for path in of_gpus("finetune") for each in read(path) if words in each["command"])
+    (record,) = (each for path in of_gpus("finetune") for each in RECORDS.read(path) if words in each["command"])
     found = predicted(record)
 
     assert found is not None
