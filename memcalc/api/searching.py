@@ -128,11 +128,14 @@ def sweep_command(
         tell: as for `sweep_runs`.
         options: see `memcalc.nullcuda.options.Options`.
     """
+    import shlex
+
     from memcalc.cells.requests import command_cells
     from memcalc.cells.sweep import run_cells
+    from memcalc.text import masked
 
     found = command_cells(command, axes, gpu, gpus=gpus, timeout=timeout, options=options)
-    return run_cells(" ".join(command), found, Path(cells), workers=workers, scheduler=scheduler, tell=tell)
+    return run_cells(shlex.join(masked(command)), found, Path(cells), workers=workers, scheduler=scheduler, tell=tell)
 
 
 def fit(  # noqa: PLR0913 -- what the command has options for

@@ -11,6 +11,7 @@ from memcalc.cells.cell import Answer, Request
 from memcalc.cells.local import run_request
 from memcalc.errors import MemcalcError, Unavailable
 from memcalc.extras import installation
+from memcalc.text import message_part
 
 PATIENCE = 10  # seconds that the scheduler gets to answer
 
@@ -31,8 +32,9 @@ def run_on_cluster(requests: Sequence[Request], address: str) -> Iterator[tuple[
     distributed = _distributed()
     try:
         client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise Unavailable(f"there is no Dask scheduler at {address}: {error}") from None
+    except Exception as error:  # noqa: BLE001 -- each kind of address has its own, such as of a missing package
+        reason = str(error) or type(error).__name__
+        raise Unavailable(f"there is no Dask scheduler at {message_part(address)}: {reason}") from None
     try:
         futures = {client.submit(run_request, request, pure=False): n for n, request in enumerate(requests)}
         for future in distributed.as_completed(futures):

@@ -103,12 +103,14 @@ def command(
             top=top,
         )
     files = WrittenFiles()
-    written = None if write is None or program is None else _exported(answer, program, write, config)
-    if written is not None and write is not None:
+    exported = None if write is None or program is None else _exported(answer, program, write, config)
+    written: Export | None = None
+    if exported is not None and write is not None:
         from memcalc.files import write_text
 
         with files.writing():
-            write_text(write, written.text)
+            write_text(write, exported.text)
+            written = exported
     if html is not None:
         from memcalc.report.html_report import write_report
         from memcalc.report.views.runs import fit_view
@@ -143,10 +145,12 @@ def _check_target(write: Path | None, program: str | None, *, searched: str | No
     """
     from memcalc.errors import InputError
     from memcalc.exporters.completing import named_program
+    from memcalc.report.plots.files import check_place
 
     if write is None or program is None:
         raise InputError("--write and --as need each other.", "Write --write FILE --as accelerate.", "fit")
     named_program(program, write)
+    check_place(write, (write.suffix.lower(),))
     if searched is not None:
         raise InputError(
             "--write writes a layout, and --maximize and --minimize list none.", "Leave them out.", "--write"

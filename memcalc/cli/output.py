@@ -43,6 +43,11 @@ class WrittenFiles:
             yield
         except NotWritten as error:
             self._failed = self._failed or error
+        except OSError as error:  # a directory that takes no files, a pipe that nobody reads
+            if error.filename is None:
+                raise
+            reason = error.strerror or str(error)
+            self._failed = self._failed or NotWritten(error.filename, reason, "Name another file.")
 
     def complain(self) -> None:
         """Report the first file that could not be written.

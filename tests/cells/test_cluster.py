@@ -47,8 +47,9 @@ def test_a_worker_that_is_killed_loses_no_other_cell(tmp_path: Path) -> None:
     assert len((tmp_path / "far").read_text().splitlines()) == len(axes["b"])
 
 
-def test_an_address_without_a_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "ucx://127.0.0.1:9", "inproc://a", "nope", ""])
+def test_an_address_without_a_scheduler(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memcalc.cells.cluster.PATIENCE", 0.3)
 
-    with pytest.raises(Unavailable, match=r"there is no Dask scheduler at tcp://127\.0\.0\.1:9"):
-        api.sweep_runs("gpt2", {"b": [1]}, cells=tmp_path / "cells", scheduler="tcp://127.0.0.1:9")
+    with pytest.raises(Unavailable, match=rf"there is no Dask scheduler at {address}: ."):
+        api.sweep_runs("gpt2", {"b": [1]}, cells=tmp_path / "cells", scheduler=address)

@@ -256,6 +256,15 @@ def test_the_values_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not {cell.digest for cell in cells()} & {cell.digest for cell in found}
 
 
+def test_secrets_of_a_command_are_not_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memcalc.cells.requests.find_torch", lambda _: type("Torch", (), {"version": "2.13.0"}))
+    monkeypatch.setattr("memcalc.cells.sweep.run_cells", lambda name, *_, **__: name)
+    command = [sys.executable, "train.py", "--hf-token", "hf_abcdefghijklmnop", "--batch", "{b}"]
+
+    name = str(api.sweep_command(command, {"b": [1]}, gpu="t4", cells=FILE))
+    assert name.endswith("train.py --hf-token '***' --batch '{b}'")
+
+
 def test_dask_that_is_not_installed_is_said(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
 

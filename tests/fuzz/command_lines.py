@@ -16,8 +16,9 @@ FILES = ("config", "hf config", "chain", "events", "snapshot", "log", "settings"
 # a large model takes a minute, shows its progress, and ends at Ctrl-C (test_endings.py).
 COMMANDS = "estimate fit sweep recompute replay oom check diff models gpus schema".split()
 _WITH_TORCH = {"--measure", "--device", "--verify", "--python", "--trace"}
-# Searches of this many seconds are bounded, and long: tests/fuzz has thousands of lines.
-_SLOW = {"--maximize", "--minimize", "--replay", "--sweep", "--compare", "--jobs"}
+# Searches of this many seconds are bounded, and long: tests/fuzz has thousands of lines. `--by` runs a grid of TINY.
+_SLOW = {"--maximize", "--minimize", "--replay", "--sweep", "--compare", "--jobs", "--by"}
+_TOGETHER = {"--write": ("--as", ("axolotl", "trainer", "deepspeed", "torchtitan", "megatron", "accelerate", "nope"))}
 
 HOSTILE = (
     "", " ", "-", "--", "-1", "0", "1e400", "NaN", "inf", "-inf", "9" * 5_000, "x" * 5_000, "2**63", "\x1b[31mred\x1b[0m",
@@ -71,6 +72,16 @@ def command_line(rng: random.Random, command: str) -> list[str]:
     """The command with its arguments and some of its options, of which a few have values that nothing should have."""
     words = [command, *_NEEDED.get(command, ())]
     options, arguments = _parameters(command)
+    if command == "sweep" and rng.random() < 0.03:
+        words = [
+            command,
+            "--by",
+            rng.choice(("trace", "trace", "null", "dry-run", *HOSTILE)),
+            "--vary=b=1,2",
+            "tiny.yaml",
+        ]
+        options = [option for option in options if "--vary" not in option.opts]
+        arguments = []
     for name, variadic in arguments:
         words += [_argument(rng, name) for _ in range(rng.choice((1, 1, 2)) if variadic else 1)]
     for option in rng.sample(options, min(len(options), rng.choice((0, 1, 1, 2, 3, 5)))):
@@ -81,6 +92,9 @@ def command_line(rng: random.Random, command: str) -> list[str]:
             words.append(f"{name}={_value(rng, option)}")
         else:
             words += [name, _value(rng, option)]
+        if name in _TOGETHER and rng.random() < 0.8:
+            other, values = _TOGETHER[name]
+            words += [other, rng.choice(values)]
     if rng.random() < 0.05:
         words.insert(rng.randrange(1, len(words) + 1), rng.choice(HOSTILE))
     return words
@@ -96,7 +110,7 @@ def _argument(rng: random.Random, name: str) -> str:
     if name == "document":
         return rng.choice(("config", "result", "nope"))
     if name == "query":
-        return rng.choice("llama 8b qwen3 mistral zzz".split())
+        return rng.choice((*"llama 8b qwen3 mistral zzz".split() * 5, *HOSTILE))
     return rng.choice(CONFIGS)
 
 

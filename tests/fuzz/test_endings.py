@@ -55,6 +55,8 @@ COMMANDS = (
     _command("check configs --gpu h100-80gb --report json=report.json", 1),
     _command("fit gpt2 --gpu h100-80gb"),
     _command("sweep gpt2 --vary b=1..8 --vary num_layers=1..20 --output all.csv"),
+    _command("fit gpt2 --gpu h100-80gb --gpus 2 --write written.yml --as axolotl"),
+    _command("estimate gpt2 --gpu t4 --html report.html"),
     _command("recompute chain.yaml --budget 1200KiB"),
     _command("recompute gpt2 --gpu t4 --write planned.yaml"),
     _command("replay events.jsonl --gpu h100-80gb --picture space.html", 0, 1),
@@ -86,12 +88,15 @@ WITH_TORCH = (
     _command("measure --compare measured.jsonl --record compared.jsonl"),
     _command("dry-run --gpu h100-80gb --record dry.json -- NULL step.py"),
     _command("dry-run --gpu h100-80gb --format json -- NULL both.py"),
+    _command(f"replay gpt2 {TINY} --plot timeline.html"),
+    _command(f"sweep gpt2 {TINY} --by trace --vary s=8,16 --workers 2 --cells cells.jsonl --output cells.csv"),
+    _command("sweep --by dry-run --gpu h100-80gb --vary n=1,2 --workers 1 --cells cells.jsonl -- NULL step.py {n}"),
 )
 MOMENTS_WITH_TORCH = 2
 NULL_PYTHON = Path(os.environ.get("MEMCALC_NULL_PYTHON") or ROOT / ".venv-null" / "bin" / "python")
 SUITE = "{runs: [gpt2 l=1 d=32 h=2 V=64 s=8 attention=eager, gpt2 l=2 d=32 h=2 V=64 s=8 attention=eager], steps: 1}"
 
-OUTPUTS = {"report.json", "all.csv", "planned.yaml", "space.html"}
+OUTPUTS = {"report.json", "all.csv", "planned.yaml", "space.html", "written.yml", "report.html"}
 OUTPUTS_WITH_TORCH = {
     "events-made.jsonl",
     "timeline.html",
@@ -99,6 +104,8 @@ OUTPUTS_WITH_TORCH = {
     "records.jsonl",
     "compared.jsonl",
     "dry.json",
+    "cells.jsonl",
+    "cells.csv",
 }
 INPUTS = {"configs", "chain.yaml", "events.jsonl", "oom.log", "suite.yaml", "step.py", "both.py", "measured.jsonl"}
 
@@ -160,11 +167,11 @@ def left_behind(folder: Path) -> list[str]:
 def lost_records(folder: Path) -> list[str]:
     """What is wrong with the records that were kept: each line but a last one that was cut off is a whole record."""
     found = []
-    for name in ("records.jsonl", "compared.jsonl"):
+    for name, key in (("records.jsonl", "record"), ("compared.jsonl", "record"), ("cells.jsonl", "cell")):
         path = folder / name
         *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
         try:
-            found += [f"{name}: {line[:80]!r}" for line in whole if "record" not in json.loads(line)]
+            found += [f"{name}: {line[:80]!r}" for line in whole if key not in json.loads(line)]
         except ValueError as error:
             found.append(f"{name}: {error}")
     return found
@@ -288,6 +295,27 @@ def test_commands_with_torch_that_cannot_print(command: Command, folder: Path) -
 def test_commands_with_torch_ended_at_random_moments(command: Command, folder: Path) -> None:
     """Drawn anew by every run of the tests; what it prints says how to draw the same again."""
     assert interrupted((command,), MOMENTS_WITH_TORCH, random.SystemRandom().randrange(2**32), folder) == []
+
+
+@pytest.mark.long
+def test_a_long_trace_shows_its_progress_and_ends_at_ctrl_c(folder: Path) -> None:
+    """A model of 70 B parameters in PyTorch, on a terminal, for tens of seconds."""
+    terminal, other = os.openpty()
+    words = [*MEMCALC, "replay", "llama-3-70b"]
+    with subprocess.Popen(words, stdout=other, stderr=other, cwd=folder, env=environment(folder)) as process:
+        os.close(other)
+        shown = b""
+        while b"forward_1" not in shown:
+            shown += os.read(terminal, 4096)
+        process.send_signal(signal.SIGINT)
+        until = time.monotonic() + SECONDS
+        with suppress(OSError):  # of a terminal that nobody else has open
+            while os.read(terminal, 4096):
+                assert time.monotonic() < until
+        os.close(terminal)
+
+        assert process.wait(SECONDS) == 130
+    assert left_behind(folder) == []
 
 
 @pytest.mark.long
