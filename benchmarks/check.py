@@ -1,8 +1,8 @@
 """How long `memcalc check` takes: over many configs, with one broken among them, and over one, beside `estimate`.
 
 The configs all differ: our own YAML over several presets, files of axolotl, TrainingArguments, torchtune and
-torchtitan, and Hugging Face config.json files. The commands for one config take turns, so that whatever else the
-machine does falls on both alike.
+torchtitan, and Hugging Face config.json files. One of nine needs nearly all of its GPU, so that no bound decides. The
+commands for one config take turns, so that other programs on the machine slow both equally.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 MEMCALC = [sys.executable, "-m", "memcalc"]
 PRESETS = ("gpt2", "gpt3", "llama-3-8b", "llama-3-70b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3")
+CLOSE_PRESETS = {"llama-3-8b": 2, "mistral-7b": 3, "qwen2.5-7b": 2}  # with micro-batches that nearly fill the GPU
+NEAR = 0.1  # of the GPU's usable memory
 LARGEST = 16  # micro-batch
 BROKEN = "model:\n  num_layers: 2\n  hiden_size: 64\n"
 
@@ -31,6 +33,12 @@ def own(number: int) -> tuple[str, str]:
     sharded = "parallelism: {data_parallel: 8, zero_stage: 3}\n" if number % 2 else ""
     preset = PRESETS[number % len(PRESETS)]
     return f"{number}.yaml", f"preset: {preset}\ntraining: {{b: {b}, s: {min(s, 1024)}, recipe: mixed-16}}\n{sharded}"
+
+
+def close(number: int) -> tuple[str, str]:
+    """One of our own files, within NEAR of its GPU."""
+    preset, b = sorted(CLOSE_PRESETS.items())[number % len(CLOSE_PRESETS)]
+    return f"{number}.yaml", f"preset: {preset}\ntraining: {{b: {b}, s: {850 + number // 2}, recipe: pure}}\n"
 
 
 def axolotl(number: int) -> tuple[str, str]:
@@ -71,7 +79,7 @@ def config_json(number: int) -> tuple[str, str]:
     return f"{number}-config.json", json.dumps(rest | sizes)
 
 
-KINDS = (own, own, own, axolotl, trainer, torchtune, torchtitan, config_json)
+KINDS = (own, own, own, axolotl, trainer, torchtune, torchtitan, config_json, close)
 
 
 def write(folder: Path, count: int) -> None:
@@ -110,8 +118,10 @@ def main() -> None:
         folder = Path(name)
         write(folder, options.count)
         check = [*MEMCALC, "check", name, "--gpu", "h100-80gb"]
-        output = subprocess.run(check, capture_output=True, text=True, check=False).stdout
-        print(output.splitlines()[-1])
+        output = subprocess.run([*check, "--format", "json"], capture_output=True, text=True, check=False).stdout
+        sized = [config for config in json.loads(output)["configs"] if config["needed_bytes"] is not None]
+        near = [config for config in sized if abs(config["needed_bytes"] / config["limit_bytes"] - 1) <= NEAR]
+        print(f"{len(sized)} configs and a broken one; {len(near)} within {NEAR:.0%} of their GPU")
         for jobs in (["--jobs", "1"], []):
             found = [took([*check, *jobs], 2) for _ in range(options.rounds)]
             wall, processors = (statistics.median(column) for column in zip(*found, strict=True))

@@ -158,8 +158,9 @@ def size_against(spec: Spec, limit: int) -> Result:
     """
     least = least_bytes(spec, card_of(spec), limit)
     known = _decided(least, limit, limits_of(spec))
-    if known is None or spec.origin.assumptions:  # of which the bound says too little
-        return size(spec, limit)
+    known = None if known is None else as_assumed(known, spec)
+    if known is None or known.answer != "does-not-fit":
+        return size(spec, limit, least)
     return replace(estimate(spec), judgement=known)
 
 

@@ -29,7 +29,7 @@ class Gradients(NamedTuple):
     main_dtype: str | None  # dtype of a second copy made on arrival
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=1024)
 def program(
     structure: Structure, part: Part, recomputed: bool, gradients: Gradients, runs_again: bool = False
 ) -> Program:
@@ -45,6 +45,9 @@ def program(
     Raises:
         InputError: the implementation of this family is not modelled.
     """
+    unread = {"padding_mask": "none"} if part == "head" else {"loss_chunks": 1}  # compiled once, whatever these are
+    if any(getattr(structure, field) != value for field, value in unread.items()):
+        return program(structure._replace(**unread), part, recomputed, gradients, runs_again)
     if part == "tables":
         return _split(structure, _tables(structure))
     if structure.implementation == "huggingface" and has_own_tape(structure):
