@@ -16,14 +16,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import memcalc
 from memcalc.estimation.moments import Block
 from memcalc.estimation.program import Event as Change
 from memcalc.events.event import Event, Kind
 from memcalc.ledger.component import Component
-from memcalc.rehearsal.passing import Frame, Passing
+from memcalc.rehearsal.passing import Frame, Passing, Step
 from memcalc.rehearsal.rehearsal import Rehearsal
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import Requests
@@ -154,6 +154,9 @@ class _LoggedRequests(Requests):
 
 class _NamedPassing(Passing):
     """Names each request by the block, the operator and the storage."""
+
+    def _steps(self, number: int, stream: Literal["forward", "backward"]) -> list[Step]:
+        return [(event, at, 0, False) for event, at, *_ in super()._steps(number, stream)]  # all of them by `_play`
 
     def _play(self, block: Block, frame: Frame, event: Change) -> None:
         requests = self.requests

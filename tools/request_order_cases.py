@@ -57,6 +57,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "every second recomputed": ("recipe=amp", "recompute=every-2", "attention=eager"),
     "fused": (*PURE, "optimizer_implementation=fused"),
     "for-loop": (*PURE, "optimizer_implementation=for-loop"),
+    "chunked": (*PURE, "loss=chunked"),
+    "chunked, amp": ("recipe=amp", "loss=chunked"),
     "accumulated": (*PURE, "gradient_accumulation_steps=3"),
     "sgd": (*PURE, "optimizer=sgd"),
     "lion": (*PURE, "optimizer=lion", "optimizer_implementation=for-loop"),
@@ -70,7 +72,7 @@ DIFFERING = {
         *("ernie4_5_moe", "glm4_moe", "granitemoe", "llama4_text", "minimax_m2", "mixtral", "olmoe", "phimoe"),
         *("qwen2_moe", "qwen3_moe", "bloom", "falcon", "gpt_bigcode", "mpt"),
     },
-    "huggingface": set(WRITTEN) - {"gemma", "gpt2", "llama", "mistral", "qwen2", "qwen3"},
+    "huggingface": set(WRITTEN) - {"gemma", "gpt2", "llama", "mistral", "phi", "qwen2", "qwen3"},
 }
 
 

@@ -180,8 +180,12 @@ class Backward:
             return
         outgoing = self.results(node, incoming, takes=takes or bool(node.fetched))
         self.let_go(incoming)
-        for index, tensor in outgoing:  # into the buffers of the operators before, then leaves' turn comes
-            self.deposit(index, tensor)
+        # Into the buffers of the operators before, then leaves' turn comes. With a bias the input is flattened before
+        # the weight is transposed, so that its view comes after the weight (ATen native/Linear.cpp).
+        later = [(index, tensor) for index, tensor in outgoing if node.summed and index in self.views]
+        for index, tensor in outgoing:
+            if (index, tensor) not in later:
+                self.deposit(index, tensor)
         for index in node.parameters[:: -1 if node.last_arrives_first else 1]:
             if index not in self.tape.deferred:
                 self.parameter_arrived(index)
@@ -192,6 +196,8 @@ class Backward:
         self.let_go(node.drops)
         for index in node.completes:
             self.parameter_arrived(index)
+        for index, tensor in later:
+            self.deposit(index, tensor)
 
     def results(self, node: Node, incoming: list[int], *, takes: bool) -> list[tuple[int, Tensor]]:
         """The gradients of an operator's inputs, in their dtypes and shapes, and of its parameters."""
@@ -206,7 +212,7 @@ class Backward:
         self.let_go(node.backward_temporaries)
         if takes:
             self.let_go_of_saved(node)
-        outgoing = [(self.gradient_of(t) if index < 0 else index, t) for index, t in outgoing]
+        outgoing = [(self.sum_of(t) if index < 0 else index, t) for index, t in outgoing]
         for index in (*node.summed, *node.summed_later):
             self.allocate(index)
         self.let_go((*node.summed_later, *_left(node)))
@@ -284,6 +290,12 @@ class Backward:
         index = self.tape.store(name, shape, dtype or tensor.dtype, citation)
         self.allocate(index)
         return index
+
+    def sum_of(self, tensor: Tensor) -> int:
+        """A new storage for a gradient that the engine sums over leading axes, of which it hands on a view."""
+        made = self.gradient_of(tensor)
+        self.views.add(made)
+        return made
 
     def parameter_arrived(self, index: int) -> None:
         """A parameter's gradient is complete: copy it, keep it or drop it, as the recipe says."""

@@ -16,6 +16,11 @@ QUICK = [
     ("mistral", "huggingface", "accumulated"),
     ("codegen", "huggingface", "recomputed"),
     ("gemma2", "huggingface", "mixed-18"),
+    ("qwen2", "huggingface", "mixed-20"),
+    ("phi", "huggingface", "eager, amp"),
+    ("phi", "plain", "chunked, amp"),
+    ("arcee", "plain", "recomputed, amp"),
+    ("olmo2", "plain", "eager, amp"),
 ]
 NO_OPERATORS = ("LoRA",)  # the frozen norm's weight gradient, which the fake kernel makes in vain
 

@@ -15,7 +15,7 @@ from memcalc.estimation.blocks.structure import Structure, structure_of
 from memcalc.estimation.compilation import compiled
 from memcalc.estimation.program import END, START, Event, Program
 from memcalc.estimation.saving import save_on_host
-from memcalc.estimation.tape import Tape
+from memcalc.estimation.tape import Tape, Tensor
 from memcalc.spec.spec import Spec
 
 # "tables" is what all layers share, on a stage that has no embedding to make it.
@@ -45,29 +45,12 @@ def program(
     Raises:
         InputError: the implementation of this family is not modelled.
     """
-    unread = {"padding_mask": "none"} if part == "head" else {"loss_chunks": 1}  # compiled once, whatever these are
-    if any(getattr(structure, field) != value for field, value in unread.items()):
-        return program(structure._replace(**unread), part, recomputed, gradients, runs_again)
+    read = structure.as_read_by_head() if part == "head" else structure.as_read_by_others()
+    if read != structure:
+        return program(read, part, recomputed, gradients, runs_again)
     if part == "tables":
         return _split(structure, _tables(structure))
-    if structure.implementation == "huggingface" and has_own_tape(structure):
-        from memcalc.estimation.blocks.huggingface import catalogue as huggingface
-
-        tape, output = huggingface.write(structure, part)
-    elif structure.implementation == "torchtitan":
-        from memcalc.estimation.blocks import torchtitan
-
-        tape, output = torchtitan.write(structure, part)
-    elif structure.implementation == "megatron":
-        from memcalc.estimation.blocks import megatron
-
-        tape, output = megatron.write(structure, part)
-    elif part == "embedding":
-        tape, output = plain_embedding(structure)
-    elif part == "head":
-        tape, output = plain_head(structure)
-    else:
-        tape, output = PlainBlock(structure, experts=part == "expert layer").layer()
+    tape, output = _tape(structure, part)
     if recomputed:
         tape.recompute_all(tape.made_by(structure.recompute_keep))
     if tape.entry is not None and not tape.boundary and structure.cache is None:  # a layer
@@ -90,6 +73,27 @@ def program(
         holds_output=part == "embedding" and structure.embedding_stays,
     )
     return _split(structure, block)
+
+
+def _tape(structure: Structure, part: Part) -> tuple[Tape, Tensor | None]:
+    """The tape of a part, and its output (None: it is the head, whose output is the loss)."""
+    if structure.implementation == "huggingface" and has_own_tape(structure):
+        from memcalc.estimation.blocks.huggingface import catalogue as huggingface
+
+        return huggingface.write(structure, part)
+    if structure.implementation == "torchtitan":
+        from memcalc.estimation.blocks import torchtitan
+
+        return torchtitan.write(structure, part)
+    if structure.implementation == "megatron":
+        from memcalc.estimation.blocks import megatron
+
+        return megatron.write(structure, part)
+    if part == "embedding":
+        return plain_embedding(structure)
+    if part == "head":
+        return plain_head(structure)
+    return PlainBlock(structure, experts=part == "expert layer").layer()
 
 
 def has_formulas(spec: Spec) -> bool:

@@ -31,7 +31,11 @@ class Attention(Part):
             v = ops.seen(v, "v") if self.sums_shared_heads or c.attention == "eager" else v
             projected = (q, k)
             q = self.head_norm(q, "attention.q_norm", self.axis("d" if c.square else "h·d_h"), by_head[0])
+            if c.qk_norm_width == "all-heads" and (c.attention == "eager" or c.pads_heads):
+                q = ops.seen(q, "q")
             k = self.head_norm(k, "attention.k_norm", self.axis("h_kv·d_h"), by_head[1])
+            if c.qk_norm_width == "all-heads":
+                k = self.keys_by_head(k)
             self.tape.still_named(*projected)
         else:
             q, k, v = self.by_head(q, k, v)
@@ -80,7 +84,13 @@ class Attention(Part):
         if c.attention != "eager" and not c.pads_heads:
             return q, k, v
         v, q = ops.seen(v, "v"), ops.seen(q, "q")
-        return q, ops.seen(k, "k") if c.grouped or c.pads_heads else k, v
+        return q, self.keys_by_head(k), v
+
+    def keys_by_head(self, k: Tensor) -> Tensor:
+        """Keys seen head by head, as `by_head`."""
+        c = self.c
+        copied = self.sums_shared_heads or c.pads_heads or (c.attention == "eager" and c.grouped)
+        return self.ops.seen(k, "k") if copied else k
 
     @property
     def sums_shared_heads(self) -> bool:

@@ -18,6 +18,8 @@ from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import LIGER_FAMILIES, TOKENWISE, ParallelismSpec, TrainingSpec
 
+SEVERAL = 2  # chunks of a loss
+
 
 class Cached(NamedTuple):
     """How one forward of generation finds and leaves the keys and values of a layer.
@@ -137,6 +139,14 @@ class Structure(NamedTuple):
         if not (kind.detached or kind.masked or kind.unturned):
             return self
         return self._replace(detached=self.detached or kind.detached, masked=kind.masked, unturned=kind.unturned)
+
+    def as_read_by_head(self) -> Structure:
+        """The structure without what the head does not depend on, so that its tape is compiled once."""
+        return self if self.padding_mask == "none" else self._replace(padding_mask="none", masked=False)
+
+    def as_read_by_others(self) -> Structure:
+        """The structure of other parts: they depend on whether the loss has several chunks, not on how many."""
+        return self if self.loss_chunks <= SEVERAL else self._replace(loss_chunks=SEVERAL)
 
     @property
     def keys(self) -> str:

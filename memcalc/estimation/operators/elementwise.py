@@ -191,6 +191,7 @@ class Elementwise(Base):
         (torch 2.13 torch/csrc/autograd/FunctionsManual.cpp, pow_backward).
         """
         y = self.pointwise(self.cast(x, "fp32") if self.autocast else x, name)
+        self.tape.still_named(x)  # the argument, of which the cast is made inside
         node = self.tape.nodes[-1]
         factors = (f"{name}: the lower power", f"{name}: times the exponent")
         node.prepares = tuple(

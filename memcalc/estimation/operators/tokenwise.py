@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from memcalc.estimation import workspaces
 from memcalc.estimation.operators.adapted import Adapted
 from memcalc.estimation.operators.loss import Loss
 from memcalc.estimation.program import HEAD
-from memcalc.estimation.tape import IN_PLACE, NEW, SAME, Node, Segment, Shape, Tensor
+from memcalc.estimation.tape import IN_PLACE, NEW, SAME, SUMMED, VIEW, Node, Segment, Shape, Tensor
 
 TRL = "TRL 1.16 trl/kernels/chunked_logprob.py"
 _SUMS = ("maximum", "sum", "weighted sum", "sum of squares", "sum of logits", "maximum before", "logit of the label")
@@ -54,19 +55,27 @@ class TokenwiseLoss(Adapted, Loss):
         The graph is that of forward, so all gradients come together at the one cast of each, in its precision. The
         weight is the last of `shared`.
         """
-        again = [Tensor(cast.storage, cast.shape, cast.dtype) for cast in shared]
-        for cast, read in zip(shared, again, strict=True):
-            self.tape.record(Node("lm_head cast", (cast,), (read,), (), (SAME,)))
+        for cast in shared:  # made again, but not by an operator of the graph: gradients are those of the first cast
+            again = Tensor(cast.storage, cast.shape, cast.dtype)
+            self.tape.record(Node("lm_head cast", (), (again,), (), ()))
         x = self.autocast_input(x, "lm_head")
         y = self.tape.new("lm_head output", out, self.compute, "torch.nn.functional.linear")
-        inputs = (x, *reversed(again))
+        # The gradient of a weight is the transpose of a product, and that of a bias a view of a sum, see `linear`.
+        inputs: tuple[Tensor, ...] = (*shared, x)
+        kinds: tuple[str, ...] = (VIEW, NEW)
+        sums: tuple[int, ...] = ()
+        if len(shared) > 1:
+            inputs, kinds = (x, *shared), (NEW, SUMMED, VIEW)
+            rule = workspaces.named(workspaces.column_sum, rows=out[:1], columns=out[1:])
+            sums = (self.tape.store("lm_head bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule),)
         self.tape.record(
             Node(
                 "lm_head",
                 inputs,
                 (y,),
-                (x.storage, again[-1].storage),
-                (NEW,) * len(inputs),
+                (x.storage, shared[-1].storage),
+                kinds,
+                summed_later=sums,
                 module=HEAD,
                 multiplies=True,
             )

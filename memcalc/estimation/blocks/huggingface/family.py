@@ -25,6 +25,7 @@ class Family:
     wide_tables = False  # which stay in fp32
     layers_take_positions = True  # among their arguments
     spreads_tables = False  # of which each layer makes its own, for pairs of neighbouring features
+    drops_between_tables = False  # embeddings, after the masks and before the rotary tables are made
     renames_embeddings = False  # inputs_embeds, once they have been dropped out, is what is left of them
     masks_windows = False  # the model makes an eager mask of its own for layers with windows
     window_mask: Shape = ("s", "s")
@@ -69,9 +70,13 @@ class Family:
             x = ops.broadcast_add(x, positions, "embedding sum")
         elif not self.renames_embeddings:
             self.tape.names.add(x.storage)  # inputs_embeds
-        if c.position != "learned" or not self.mask_first:
+        if self.drops_between_tables:
+            self.masks()
+        elif c.position != "learned" or not self.mask_first:
             self.shared_tables()
         x = ops.dropout(self.first_hidden(x), "embedding dropout", c.embedding_dropout)
+        if self.drops_between_tables:
+            self.write_rotary_tables()
         if self.renames_embeddings:
             self.tape.names.add(x.storage)
         return x
@@ -121,7 +126,12 @@ class Family:
         return ops.linear(x, "project_in", ("d", "d_e"), ("b", "s", "d"), bias=False) if c.own_embedding_width else x
 
     def shared_tables(self) -> None:
-        """The mask and the rotary tables, made once in each forward and shared by all layers."""
+        """The masks and the rotary tables, made once in each forward and shared by all layers."""
+        self.masks()
+        self.write_rotary_tables()
+
+    def masks(self) -> None:
+        """The positions, where they come first, and the masks."""
         c, tape = self.c, self.tape
         write_mask(tape, c)
         if c.cache is None and self.positions_first and c.position != "learned":
@@ -146,6 +156,10 @@ class Family:
         if c.window_mask:
             mask = self.window_truth("window mask", self.window_mask, Table("window mask", windows=True))
             self.name_mask(mask.storage, "windows")
+
+    def write_rotary_tables(self) -> None:
+        """The rotary tables of all layers, or one pair for each kind of layer."""
+        c = self.c
         if not self.rotates:
             return
         own = self.turns_windows and c.windows  # whether layers with a window have tables of their own

@@ -9,6 +9,7 @@ from memcalc.estimation.tape import Tensor
 class Phi(PartlyTurned):
     """PhiDecoderLayer."""
 
+    drops_between_tables = True
     renames_embeddings = True
 
     def layer(self) -> Tensor:

@@ -26,13 +26,12 @@ class Rotary(Family):
         if c.liger:
             return ops.liger_rope(q, "q"), ops.liger_rope(k, "k")
         tables = self.spread_tables()
-        given, turned, passed = {"q": q, "k": k}, {}, {}
+        given = {"q": q, "k": k}
         if self.casts_to_turn:
             given = {name: ops.cast(x, "fp32", f"{name} in fp32") for name, x in given.items()}
-        for name, x in given.items():
-            cut, passed[name] = self.cut(x, name)
-            turned[name] = self.turned(cut, name, tables)
-        turned = {name: self.joined(turned[name], passed[name], x, name) for name, x in given.items()}
+        cut = {name: self.cut(x, name) for name, x in given.items()}
+        turned = {name: self.turned(first, name, tables) for name, (first, _) in cut.items()}
+        turned = {name: self.joined(turned[name], rest, given[name], name) for name, (_, rest) in cut.items()}
         found = [ops.cast(turned[name], x.dtype) if self.wide else turned[name] for name, x in (("q", q), ("k", k))]
         if self.wide:  # until apply_rotary_pos_emb returns both
             self.tape.still_named(*turned.values(), *given.values())
