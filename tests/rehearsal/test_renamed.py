@@ -11,7 +11,7 @@ import pytest
 
 import memcalc
 from memcalc.estimation import tape as tapes
-from memcalc.estimation.blocks.catalogue import program
+from memcalc.estimation.blocks.catalogue import compiled_part
 from memcalc.estimation.copies import Copy
 from memcalc.estimation.program import Storage
 from memcalc.estimation.tape import Tape
@@ -76,9 +76,9 @@ def renamed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         Copy, "__new__", lambda kind, component, _, *rest, **more: make_copy(kind, component, any_name(), *rest, **more)
     )
-    program.cache_clear()
+    compiled_part.cache_clear()
     yield
-    program.cache_clear()
+    compiled_part.cache_clear()
 
 
 @pytest.mark.parametrize(("preset", "words"), RUNS, ids=[f"{preset} {words[0]}" for preset, words in RUNS])

@@ -29,7 +29,6 @@ class Gradients(NamedTuple):
     main_dtype: str | None  # dtype of a second copy made on arrival
 
 
-@lru_cache(maxsize=1024)
 def program(
     structure: Structure, part: Part, recomputed: bool, gradients: Gradients, runs_again: bool = False
 ) -> Program:
@@ -46,8 +45,14 @@ def program(
         InputError: the implementation of this family is not modelled.
     """
     read = structure.as_read_by_head() if part == "head" else structure.as_read_by_others()
-    if read != structure:
-        return program(read, part, recomputed, gradients, runs_again)
+    return compiled_part(read, part, recomputed, gradients, runs_again)
+
+
+@lru_cache(maxsize=1024)
+def compiled_part(
+    structure: Structure, part: Part, recomputed: bool, gradients: Gradients, runs_again: bool
+) -> Program:
+    """As `program`, of a structure that has no choices which the part does not depend on."""
     if part == "tables":
         return _split(structure, _tables(structure))
     tape, output = _tape(structure, part)
