@@ -3,8 +3,8 @@
     python benchmarks/record_sharded.py known h100-80gb PYTHON benchmarks/recordings/sharded/FILE.jsonl
     python benchmarks/record_sharded.py known cuda PYTHON benchmarks/recordings/gpu/new/FILE.jsonl
 
-`cuda` is the GPU that is there in place of a card. PYTHON is an interpreter with PyTorch's CUDA build (and DeepSpeed or
-torchao, for their cases). The other ranks are PyTorch's fake process group: collectives return at once, buffers are
+`cuda` is the GPU that is there in place of a card. PYTHON is an interpreter with PyTorch's CUDA build (and DeepSpeed, or
+torchao and Triton, for their cases). The other ranks are PyTorch's fake process group: collectives return at once, buffers are
 real. Cases are a list in sharded_cases.yaml; recorded ones are skipped. The step is the reference decoder's
 (memcalc/step); the engine is put around it as its documentation says.
 """
@@ -106,7 +106,7 @@ def run(case: str, card: str, recordings: Path) -> None:
         "versions": {
             "torch": torch.__version__,
             **({"deepspeed": version("deepspeed")} if runner is deepspeed else {}),
-            **({"torchao": version("torchao")} if spec.training.fp8 != "none" else {}),
+            **({"torchao": version("torchao")} if uses_torchao(spec.training) else {}),
         },
         "spec": spec.model_dump(mode="json"),
         "phases": phases.found,
@@ -118,6 +118,11 @@ def run(case: str, card: str, recordings: Path) -> None:
     recordings.parent.mkdir(parents=True, exist_ok=True)
     with recordings.open("a") as file:
         file.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def uses_torchao(training: Any) -> bool:
+    """Whether torchao multiplies in 8 bits, or updates parameters."""
+    return bool(training.fp8 != "none" or training.optimizer == "adam-4bit")
 
 
 def version(package: str) -> str:

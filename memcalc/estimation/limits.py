@@ -33,7 +33,6 @@ GENERATION = (
 
 # What memcalc does not know of a library's update: temporaries, which hold memory.
 OPTIMIZER_OMISSIONS: dict[str, tuple[str, ...]] = {
-    "adam-4bit": ("what torchao's compiled update makes and drops",),
     "galore": ("cuSOLVER's workspace when GaLore decomposes a gradient; GaLore was not compared with a run",),
 }
 

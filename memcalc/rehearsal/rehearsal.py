@@ -43,7 +43,8 @@ STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
 STEPS_PLAYED = (*PHASES, *STEADY)  # the steady step twice: where it finds its blocks settles with the first one
 # Of a step's micro-batches the first makes gradients, the second finds them, and the third finds its blocks as all do.
 MICRO_BATCHES = 3
-NOT_COMPARED = ("adam-4bit", "galore")  # with any recorded run
+NOT_COMPARED = ("galore",)  # with any recorded run: the null device refuses what cuSOLVER decomposes
+COMPARED_ALONE = ("adam-4bit",)  # with recorded runs of one GPU
 
 
 def requests_of(spec: Spec) -> Requests:
@@ -250,6 +251,8 @@ def why_not(spec: Spec) -> str:
         "Megatron's buffers": choice.engine == "megatron",
         "DeepSpeed's offload to the host": choice.engine == "deepspeed" and spec.parallelism.offload != "none",
         f"optimizer {choice.update.optimizer}": choice.update.optimizer in NOT_COMPARED,
+        f"optimizer {choice.update.optimizer} on several GPUs": choice.update.optimizer in COMPARED_ALONE
+        and spec.parallelism.ranks > 1,
         **_reasons_of_ranks(spec, choice),
     }
     return next((f"the order of requests is not known with {reason}" for reason, is_so in reasons.items() if is_so), "")

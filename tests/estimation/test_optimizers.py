@@ -261,6 +261,14 @@ def test_lamb_casts_16_bit_weights_to_take_their_norm() -> None:
     assert made("lamb", "for-loop", recipe="pure") == 4 * LARGEST
 
 
+def test_4_bit_adam_unpacks_both_moments_of_the_largest_tensor() -> None:
+    """Of each: 4 bytes an element in fp32, 8 of the codes as int64, and an fp32 scale for 128 elements: 24.0625."""
+    largest = 4 * D * D  # up, down; both tables are smaller
+
+    assert V * D < largest
+    assert made("adam-4bit", "for-loop", recipe="pure") == largest * 240_625 // 10_000
+
+
 def test_galore_decomposes_the_largest_matrix_in_fp32() -> None:
     """16-bit (256, 64): the matrix and what cuSOLVER destroys, U and V of 256 x 64 and 64 x 64, in fp32.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import NamedTuple
 
 from memcalc.estimation.allocation import blocks
@@ -20,6 +21,7 @@ from memcalc.workspaces.reductions import column_sum
 # Parts of a model, whose states are made one after the other by some optimizers.
 PARTS = ("embedding", "layer", "head")
 ALL = frozenset(PARTS)
+BLOCK_4BIT = 128  # elements that share a scale: torchao 0.18 optim/adam.py
 
 
 class Buffer(NamedTuple):
@@ -28,7 +30,8 @@ class Buffer(NamedTuple):
     Args:
         name: in rows.
         shape: of the parameter ("whole"), short side x short side ("gram"), long side x rank ("low"), a number for each
-            row ("rows"), or the staging buffer of a sum over the rows ("stage").
+            row ("rows"), a number for each block of 128 elements ("blocks"), or the staging buffer of a sum over the
+            rows ("stage").
         dtype: a dtype, or "update" for that of what is updated.
     """
 
@@ -70,6 +73,8 @@ def item_of(alive: Alive, update: Update, spread: Spread, card: Multiprocessors,
     dtype = update.dtype if buffer.dtype == "update" else buffer.dtype
     if buffer.shape == "rows":
         held, spread = held._replace(axes=held.axes[:-1]), UNSPREAD
+    elif buffer.shape == "blocks":
+        held, spread = held._replace(axes=(("n/128", prod(spread.shape(held)) // BLOCK_4BIT),)), UNSPREAD
     elif buffer.shape != "whole":
         short, long = sorted(held.axes, key=lambda axis: axis[1])
         axes: tuple[Axis, ...]

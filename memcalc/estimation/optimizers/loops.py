@@ -7,16 +7,18 @@ where it makes a tensor; all were compared with the allocator of the CUDA build.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import NamedTuple
 
 from memcalc.estimation.optimizers.buffers import ALL, PARTS, Alive, Buffer, Moment
 from memcalc.estimation.optimizers.lists import DECAYED
 from memcalc.estimation.optimizers.registered import registered
-from memcalc.estimation.optimizers.states import is_hidden_matrix
+from memcalc.estimation.optimizers.states import is_hidden_matrix, is_in_four_bits
 from memcalc.estimation.optimizers.update import Update
 from memcalc.estimation.sharding import Held, Parameters
 
 TEMPORARY = Buffer("temporary")
+MOMENTS = ("first", "second")
 
 
 class Assign(NamedTuple):
@@ -187,6 +189,17 @@ def _muon(update: Update, _: Held) -> Script:
     return (*ahead, Assign("ortho_grad"), *cast, *iteration * NEWTON_SCHULZ_STEPS, *returned)
 
 
+def _four_bit(_: Update, held: Held) -> Script:
+    """torchao 0.18 optim/adam.py, compiled: of each moment its new scales, its fp32 values and their 4-bit codes.
+
+    The codes are found as int64. What is not in 4 bits is updated in one kernel, which makes nothing.
+    """
+    if not is_in_four_bits(prod(held.shape)):
+        return ()
+    of_each = (Buffer("scales", "blocks", "fp32"), Buffer("moment", dtype="fp32"), Buffer("codes", dtype="int64"))
+    return (Assign("", None, tuple(buffer for buffer in of_each for _ in MOMENTS)),)
+
+
 def _galore(update: Update, held: Held) -> Script:
     """galore_torch 1.0 adamw.py; every 200 steps, the first included, the projector is made anew."""
     if not is_hidden_matrix(held):
@@ -223,4 +236,5 @@ SCRIPTS: dict[str, Callable[[Update, Held], Script]] = {
     "lamb": _lamb,
     "muon": _muon,
     "galore": _galore,
+    "adam-4bit": _four_bit,
 }

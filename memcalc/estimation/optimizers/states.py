@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from memcalc.estimation.copies import UNSPREAD, Copy, Spread, copy_item
 from memcalc.estimation.items import Item, from_phase
+from memcalc.estimation.optimizers.buffers import BLOCK_4BIT
 from memcalc.estimation.optimizers.update import Update
 from memcalc.estimation.parameters import Axis
 from memcalc.estimation.sharding import Held, Parameters
@@ -23,7 +24,6 @@ QUANTISATION_BLOCK = 256
 # Fewer elements than this stay on the GPU with a paged optimizer (bitsandbytes optim/optimizer.py, get_state_buffer).
 MIN_PAGED_ELEMENTS = 100_000
 # torchao 0.18 optim/adam.py: 4-bit states in blocks of 128; what is smaller than 4096 or does not divide is not packed.
-BLOCK_4BIT = 128
 VALUES_8BIT, VALUES_4BIT = 256, 16  # that a quantised state can have: the entries of its fp32 map
 
 ADAM = "Adam (arXiv 1412.6980); torch.optim: two moments in the parameter's dtype"
@@ -200,10 +200,15 @@ def shared_states(parameters: Parameters, update: Update, spread: Spread) -> Ite
         yield State(_copy(maps, "map", "fp32", BITSANDBYTES, update, UNSPREAD), False, maps)
 
 
+def is_in_four_bits(elements: int) -> bool:
+    """Whether torchao keeps the moments of so many elements in 4 bits (0.18 optim/adam.py, _new_buffer)."""
+    return elements >= MIN_8BIT_ELEMENTS and elements % BLOCK_4BIT == 0
+
+
 def _four_bit(held: Held, update: Update, spread: Spread) -> Iterator[State]:
     """Half a byte an element, an fp32 scale for each block of 128, and a map; what is small stays as it is."""
     elements = _share(held, spread)
-    packed = elements >= MIN_8BIT_ELEMENTS and elements % BLOCK_4BIT == 0
+    packed = is_in_four_bits(elements)
     for name in ("first moment", "second moment"):
         if not packed:
             yield State(_copy(held, name, update.moments, TORCHAO, update, spread), False, held)

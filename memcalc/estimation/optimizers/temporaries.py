@@ -30,6 +30,7 @@ CHUNK = 65536  # elements whose norm one block of threads sums (ATen native/cuda
 LIBRARIES = {
     "lamb": "bitsandbytes 0.50 optim/lamb.py",
     "galore": "galore_torch 1.0 adamw.py",
+    "adam-4bit": "torchao 0.18 optim/adam.py, compiled by torch 2.13",
     "lion": "step/lion.py",
     "adafactor-hf": "transformers 5.23 optimization.py",
 }
