@@ -3,10 +3,10 @@
     python benchmarks/record_sharded.py known h100-80gb PYTHON benchmarks/recordings/sharded/FILE.jsonl
     python benchmarks/record_sharded.py known cuda PYTHON benchmarks/recordings/gpu/new/FILE.jsonl
 
-`cuda` is the GPU that is there in place of a card. PYTHON is an interpreter with PyTorch's CUDA build (and DeepSpeed, or
-torchao and Triton, for their cases). The other ranks are PyTorch's fake process group: collectives return at once, buffers are
-real. Cases are a list in sharded_cases.yaml; recorded ones are skipped. The step is the reference decoder's
-(memcalc/step); the engine is put around it as its documentation says.
+`cuda` is the GPU that is there in place of a card. PYTHON is an interpreter with PyTorch's CUDA build (and DeepSpeed,
+or torchao and Triton, for their cases). The other ranks are PyTorch's fake process group: collectives return at once,
+buffers are real. Cases are a list in sharded_cases.yaml; recorded ones are skipped. The step is the reference
+decoder's (memcalc/step); the engine is put around it as its documentation says.
 """
 
 from __future__ import annotations

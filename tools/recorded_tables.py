@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from benchmarks.verdict_runs import loaded
@@ -16,6 +16,7 @@ from tools.markdown import table
 from tools.recorded_errors import RECORDINGS, Compared, compared, recorded_runs
 
 WORTH_A_ROW = 0.01  # error of reserved memory from which on a recorded run has a row of its own
+MICRO_BATCH = re.compile(r" b=\d+")
 NEAR = RECORDINGS / "near"  # of benchmarks/verdict_runs.py
 
 
@@ -97,8 +98,9 @@ def near_runs() -> tuple[tuple[dict[str, Any], Any], ...]:
 
     And ranks of DDP that were recorded without the memory of NCCL's buffers, which they have beside them.
     """
-    lines = [line for path in sorted(NEAR.glob("*.jsonl")) for line in Path(path).read_text().splitlines()]
-    ended = [record for record in map(json.loads, lines) if record["outcome"] in (DONE, OUT_OF_MEMORY)]
+    lines = [(path.stem, line) for path in sorted(NEAR.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    records = [json.loads(line) | {"list": name} for name, line in lines]
+    ended = [record for record in records if record["outcome"] in (DONE, OUT_OF_MEMORY)]
     right = [record for record in ended if "engine=ddp" not in record["case"] or "communication_bytes" in record]
     return tuple((record, size(loaded(record["case"]))) for record in right)
 
@@ -117,6 +119,47 @@ def near_summary() -> str:
         ["right by the replay alone, without its interval", by_replay],
     ]
     return table(["", ""], rows)
+
+
+def _largest() -> dict[str, list[tuple[int, bool, Any]]]:
+    """Runs that were tried at their largest micro-batch and one more: the batches, what PyTorch did, and the result."""
+    found: dict[str, list[tuple[int, bool, Any]]] = {}
+    for record, result in near_runs():
+        if record["list"].startswith("largest"):
+            run = MICRO_BATCH.sub("", record["case"])
+            batch = result.spec.training.micro_batch_size
+            found.setdefault(run, []).append((batch, record["outcome"] == DONE, result))
+    pairs = {run: sorted(tried, key=lambda each: each[0]) for run, tried in found.items()}
+    return {run: tried for run, tried in pairs.items() if len(tried) > 1}
+
+
+def largest_summary() -> str:
+    """How often the largest micro-batch is PyTorch's."""
+    pairs = _largest()
+    false_fits = sum(result.verdict == "fits" and not done for tried in pairs.values() for _, done, result in tried)
+    rows = [
+        ["runs tried at two neighboring micro-batches", len(pairs)],
+        ["said to fit and ran out of memory", false_fits],
+        ["largest micro-batch equal", sum(map(_is_equal, pairs.values()))],
+    ]
+    return table(["", ""], rows)
+
+
+def _is_equal(tried: list[tuple[int, bool, Any]]) -> bool:
+    """Whether the smaller batch got through and the larger did not, and the replay says both."""
+    outcomes = [done for _, done, _ in tried]
+    return outcomes == [True, False] and [each[2].judgement.expected for each in tried] == outcomes
+
+
+def largest_rest() -> str:
+    """The runs whose largest micro-batch is another one, or is not between the two that were tried."""
+    rows = []
+    for run, tried in _largest().items():
+        if not _is_equal(tried):
+            batches = ", ".join(str(batch) for batch, _, _ in tried)
+            outcomes = ", ".join("got through" if done else "out of memory" for _, done, _ in tried)
+            rows.append([f"`{run}`", batches, outcomes, ", ".join(result.verdict for *_, result in tried)])
+    return table(["run", "micro-batches", "PyTorch", "verdicts"], rows) if rows else "None.\n"
 
 
 def near_misses() -> str:
@@ -144,4 +187,6 @@ TABLES = {
     "recorded-misses": misses_table,
     "near-summary": near_summary,
     "near-misses": near_misses,
+    "largest-summary": largest_summary,
+    "largest-rest": largest_rest,
 }
