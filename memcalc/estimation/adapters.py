@@ -102,8 +102,13 @@ def _adapters(
     )
 
 
+def read_dtype(spec: Spec) -> str:
+    """The dtype of the weights that modules read: what FSDP2's policy gathers them in, else that of the weights."""
+    return spec.parallelism.fsdp.param_dtype or base_dtype(spec.training)
+
+
 def base_dtype(training: TrainingSpec) -> str:
-    """The dtype of the weights that forward reads: the recipe's, or what the frozen base is held in."""
+    """The dtype of the weights that are held: the recipe's, or what the frozen base is held in."""
     if training.lora is not None:
         return "fp32" if training.lora.base_dtype == "fp32" else training.dtype
     weights = RECIPES[training.recipe].weights

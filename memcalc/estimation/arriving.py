@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from memcalc.estimation.adapters import read_dtype
 from memcalc.estimation.blocks.catalogue import Gradients
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
+
+
+def _adds_in_place(spec: Spec) -> bool:
+    """Whether autograd adds to the unsharded gradients of earlier micro-batches, which FSDP2 has not reduced.
+
+    It puts those that it reduces in another dtype aside in that (torch 2.13 _fsdp_param.py, to_accumulated_grad...).
+    """
+    fsdp = spec.parallelism.fsdp
+    return fsdp.gradient_sync == "last" and fsdp.reduce_dtype in (None, read_dtype(spec))
 
 
 def gradients_on_arrival(spec: Spec, *, exist: bool, sharded: bool) -> Gradients:
@@ -12,6 +22,8 @@ def gradients_on_arrival(spec: Spec, *, exist: bool, sharded: bool) -> Gradients
 
     Sharded gradients are whole until their layer's backward has passed; copies are made of the share.
     """
+    if sharded and exist and _adds_in_place(spec):
+        return Gradients(kept=False, main_dtype=None)
     if sharded:
         # DeepSpeed's stage 2 copies each into its bucket and frees it at once; FSDP2 waits for the whole layer.
         return Gradients(kept=spec.parallelism.engine != "deepspeed", main_dtype=None)

@@ -51,6 +51,8 @@ class BackwardMoments(TurningPoints):
                 yield from self._on_gradients(index, block)
             if block.part == "embedding":
                 yield from self._after_embedding(index, block)
+            if block.part == "head" and self.around.after_head:
+                yield self._after_head(index, block)
             if block.part == "head" and self.around.backward_head:
                 yield from self._after_first_gradient(index, block)
             if block.part == "head" and self.around.second_of_head:
@@ -86,6 +88,14 @@ class BackwardMoments(TurningPoints):
             done = block.program.alive("backward", length)
             engine = self._engine_behind(block, before, after=True)
             yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
+
+    def _after_head(self, index: int, block: Block) -> Candidate:
+        """When all gradients of a head that is a unit are complete, which the engine then reduces."""
+        layer, length = self.stage.stop, len(block.program.backward)
+        holdings = self._saved(index, layer, "backward") + self._behind(index, layer)
+        done = block.program.alive("backward", length)
+        engine = self._engine_behind(block, layer, after=True)
+        return Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
 
     def _on_later_gradients(self, index: int, block: Block) -> Iterator[Candidate]:
         """When a gradient of the head's other than the first has just been made."""
@@ -136,11 +146,13 @@ class BackwardMoments(TurningPoints):
         if beside:
             pass
         elif block.part == "head":
-            buffers = self.around.loss_and_head
+            buffers = self.around.after_head if after else (*self.around.loss_and_head, *self.around.in_head_backward)
         elif block.part == "embedding":
             buffers = self.around.after_embedding if after else self.around.backward_embedding
         elif block.kind is not None:
             buffers = self._around(layer, after=after)
+        if block.part != "head":
+            buffers = (*buffers, *self.around.share_of_head)
         shares: dict[bool, int] = {}
         if self.around.layer_share:
             for other in self.blocks:

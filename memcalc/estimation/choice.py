@@ -39,7 +39,12 @@ class Choice(NamedTuple):
     base: str  # dtype of the weights that forward reads
     card: Multiprocessors
     torch: tuple[int, int] = (2, 13)
-    mixed_policy: bool = False  # FSDP2 gathers in the compute dtype what it holds in fp32, and reduces in fp32
+    gathered: str = ""  # dtype in which FSDP2 gathers parameters; "": their own
+    reduced: str = ""  # and in which it reduces gradients; "": their own
+    wraps_ends: bool = False  # the embedding is a unit, and so are final norm and head together
+    loss_in_model: bool = False  # the model's forward ends with the loss
+    gathers_last_layer_once: bool = False  # it is not resharded after forward
+    sums_unsharded: bool = False  # gradients of micro-batches but for the last one are not reduced
     late_adapters: bool = False  # adapters are made when the model is past its largest moment
     offloads: bool = False  # masters, gradients and the optimizer's states are on the host
     weights_on_host: bool = False  # the weights are
@@ -51,6 +56,11 @@ class Choice(NamedTuple):
     held_in: str = ""  # dtype of the weights that are held, where it is not `base`
     refers: bool = False  # a frozen copy of the model is kept beside it
     narrow_gather: Float8 | None = None  # torchao's layers, where FSDP2 gathers their weights in 8 bits
+
+    @property
+    def summed(self) -> str:
+        """The dtype in which FSDP2 sums unsharded gradients of micro-batches: that in which it reduces them."""
+        return self.reduced or self.gathered or self.base
 
     @property
     def partitions_gradients(self) -> bool:
@@ -82,7 +92,7 @@ class Choice(NamedTuple):
 @remembered
 def choice_of(spec: Spec) -> Choice:
     """The choice of a run."""
-    training, base = spec.training, base_dtype(spec.training)
+    training, base, fsdp = spec.training, base_dtype(spec.training), spec.parallelism.fsdp
     recipe, adapters = RECIPES[training.recipe], adapters_of(spec)
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     return Choice(
@@ -102,7 +112,15 @@ def choice_of(spec: Spec) -> Choice:
         base,
         multiprocessors(card),
         training.torch,
-        training.implementation == "torchtitan" and spec.parallelism.engine == "fsdp2",
+        fsdp.param_dtype or "",
+        fsdp.reduce_dtype or fsdp.param_dtype or "",
+        # Tied, they are one unit, which is gathered and reduced when the root is.
+        fsdp.wrap == "layers-and-ends" and not spec.model.tie_word_embeddings,
+        # transformers' own loss; memcalc's step, and a loop, may compute theirs of the logits.
+        training.implementation == "huggingface" and training.framework not in (None, "loop"),
+        # torchtitan at ba2469780; later ones wrap the ends.
+        training.implementation == "torchtitan" and fsdp.wrap == "layers",
+        fsdp.gradient_sync == "last" and training.gradient_accumulation_steps > 1,
         adapters_follow_the_head(spec),
         spec.parallelism.offload in ("optimizer", "all"),
         spec.parallelism.weights_on_host,

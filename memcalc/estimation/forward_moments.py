@@ -20,6 +20,7 @@ class ForwardMoments(StageBlocks):
             layer = self.stage.first if block.kind is None else block.kind.last
             if block.part == "head":
                 layer = self.stage.stop
+                yield from self._arrival_of_head(index, block)
             engine = self.around.forward_head if block.part == "head" else ()
             if block.kind is not None:
                 engine = self.around.forward_layer
@@ -75,6 +76,15 @@ class ForwardMoments(StageBlocks):
             items = (*((item, 1) for item in engine), *self._gathered(layer))
             yield Candidate(holdings, items, f"{block.name}: parameters arrive")
 
+    def _arrival_of_head(self, index: int, block: Block) -> Iterator[Candidate]:
+        """The moment before the head's forward, in which an engine copies its parameters out of what was gathered."""
+        if not self.around.before_head:
+            return
+        given = tuple(event.storage for event in block.program.forward if event.operator.when is When.START)
+        holdings = [*self._saved(index, self.stage.stop, "forward"), (index, given, 1)]
+        items = (*((item, 1) for item in self.around.before_head), *self._gathered(self.stage.stop))
+        yield Candidate(holdings, items, f"{block.name}: parameters arrive")
+
     def _loss_moments(self) -> Iterator[Candidate]:
         if not self.stage.has_head:
             saved = self._saved(len(self.blocks), self.stage.stop, "loss")
@@ -83,6 +93,7 @@ class ForwardMoments(StageBlocks):
         head = len(self.blocks) - 1
         block = self.blocks[head]
         saved = self._saved(head, self.stage.stop, "loss")
-        engine = (*((item, 1) for item in self.around.loss_and_head), *self._gathered(self.stage.stop))
+        beside = (*self.around.loss_and_head, *self.around.in_loss)
+        engine = (*((item, 1) for item in beside), *self._gathered(self.stage.stop))
         for position in self.highest_positions(block, "loss"):
             yield Candidate([*saved, (head, block.program.alive("loss", position), 1)], engine, "loss")

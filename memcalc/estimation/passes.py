@@ -79,7 +79,7 @@ def beside(spec: Spec, around: Around, *, exist: bool) -> tuple[Gradients, Aroun
             experts: share._replace(each=0, block=0) if share.component is Component.GRADIENTS else share
             for experts, share in around.layer_share.items()
         }
-        around = around._replace(layer_share=added)
+        around = around._replace(layer_share=added, share_of_head=())
     return gradients, around
 
 

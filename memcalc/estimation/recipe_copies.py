@@ -11,6 +11,7 @@ from memcalc.estimation.optimizers.averages import average
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import RECIPES
 
+NEVER = 4  # beyond ZeRO's last stage
 PASSES = mask_of(*(f"{phase}_{step}" for phase in ("forward", "loss", "backward") for step in (1, 2)))
 ZERO = "ZeRO (arXiv 1910.02054) section 3"
 
@@ -49,7 +50,7 @@ def kept_copies(choice: Choice, *, trains: bool) -> Iterator[Copy]:
             as_made=True,
             role=Role.GRADIENTS,
         )
-        yield from _whole_until_reduced(copy, choice)
+        yield from _unsharded_sums(copy, choice) if choice.sums_unsharded else _whole_until_reduced(copy, choice)
     if recipe.main_gradients is not None:
         yield from _main_gradients(choice, recipe.main_gradients, gradients_from)
     yield from average(choice.ema, choice.base, weights_from)
@@ -88,6 +89,17 @@ def _whole_until_reduced(copy: Copy, choice: Choice) -> Iterator[Copy]:
     yield copy._replace(mask=copy.mask & ~PASSES)
 
 
+def _unsharded_sums(copy: Copy, choice: Choice) -> Iterator[Copy]:
+    """FSDP2 without gradient sync sums micro-batches in whole gradients, and has its shards after the last one.
+
+    torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed. The last backward frees the
+    sums unit by unit: they are counted until it ends.
+    """
+    name = copy.name.replace("gradient", "unsharded gradient")
+    yield copy._replace(name=name, dtype=choice.summed, mask=copy.mask & PASSES, sharded_from_stage=NEVER)
+    yield copy if choice.zeroes_gradients else copy._replace(mask=copy.mask & ~PASSES)
+
+
 def _gradient_mask(choice: Choice) -> int:
     """Gradients that are held as a whole: in the optimizer step and at the next zero_grad, and in between if kept.
 
@@ -112,4 +124,6 @@ def gradients_exist(choice: Choice, step: int) -> bool:
 
 def is_made_in_backward(copy: Copy, choice: Choice) -> bool:
     """Whether a copy is of gradients that backward makes anew (timeline.py)."""
+    if copy.role is Role.GRADIENTS and choice.sums_unsharded:
+        return True
     return copy.component is Component.GRADIENTS and copy.mask == _gradient_mask(choice)

@@ -47,8 +47,10 @@ class StageBlocks:
             written = structure if kind is None else structure.of_layers(kind)
             compiled = program(written, part, kind is not None and kind.recomputed, gradients)
             left = compiled.left
-            if around.layer_share and not (part == "head" or self.delivers):
-                left = compiled.left_without_gradients  # FSDP2 reduces the root, head and embedding, at the very end
+            # FSDP2 reduces the root, head and embedding, at the very end, but for a head that is a unit.
+            stays = part == "head" and not around.after_head
+            if around.layer_share and not (stays or self.delivers):
+                left = compiled.left_without_gradients
             others = others_of(stage, part, compiled, kind)
             self.blocks.append(Block(name, part, compiled, sizer.sized(compiled), kind, left, others))
 

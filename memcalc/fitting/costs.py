@@ -233,9 +233,10 @@ def _exchanged_bytes(spec: Spec) -> tuple[int, int]:
     if training.finetune != "full":
         return 0, 0
     recipe, compute = RECIPES[training.recipe], DTYPE_BYTES[training.dtype]
-    weight = compute if recipe.weights == "compute" or training.implementation == "torchtitan" else 4
-    if training.implementation == "torchtitan":
-        return 4, weight  # reduced in fp32
+    fsdp = spec.parallelism.fsdp
+    weight = compute if recipe.weights == "compute" or fsdp.param_dtype is not None else 4
+    if reduced := fsdp.reduce_dtype or fsdp.param_dtype:
+        return DTYPE_BYTES[reduced], weight
     if training.gradient_dtype is not None:
         return DTYPE_BYTES[training.gradient_dtype], weight
     if recipe.main_gradients_live == "always":

@@ -11,7 +11,7 @@ from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.program import Event, Table, When
 from memcalc.estimation.sharding import Held
 from memcalc.ledger.component import Component
-from memcalc.sharding.engine import ROOT, Engine, Gradient
+from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient
 from memcalc.spec.segments import Segment, leaves
 from memcalc.stream.requests import Requests
 
@@ -76,16 +76,28 @@ class Passing:
         for number, block in enumerate(self.blocks):
             if block.opens:
                 self.openings.append(frame := Frame(number, {}))
+                if self.engine.wraps_ends:
+                    self.engine.before_forward(EMBEDDING)
                 hidden = self.run(frame, hidden)
+                if self.engine.wraps_ends:
+                    self.engine.after_forward(EMBEDDING)
                 tables = ((block.program.storages[at].table, each) for at, each in frame.held.items())
                 self.shared |= {table: each for table, each in tables if table is not None}
         for item in self.plan:
             hidden = self.forward_of(item, hidden)
         if self.timeline.spec.training.implementation == "plain":
             self._let_go("names")  # memcalc/step/recompute.py, run_plan: the layers have a function of their own
+        if self.engine.wraps_ends:
+            self.engine.before_forward(TAIL)
         self.run(self.head, hidden)
         self._let_go("names")  # where the head is a part of the loss
         self._take_over_name(None)
+        if not self.engine.output_is_loss:
+            self._end_of_forward()
+
+    def _end_of_forward(self) -> None:
+        if self.engine.wraps_ends:
+            self.engine.after_forward(TAIL)
         self.engine.after_forward(ROOT)
 
     def loss(self) -> None:
@@ -93,16 +105,31 @@ class Passing:
         block = self.blocks[self.head.number]
         for event in block.program.loss:
             self._play(block, self.head, event)
+        if self.engine.output_is_loss:
+            self._end_of_forward()
         self._let_go("region")
 
     def backward(self) -> list[int]:
         """Until all gradients are there, which are the answer."""
         self.last_readers = self._last_readers()
         self.gradients = []
-        gradient = self.back(self.head, -1, {self._arrival(): self._reach_model})
+        arrival = 0 if self.engine.output_is_loss else self._arrival()
+        gradient = self.back(self.head, -1, {arrival: self._reach_model})
+        if self.engine.wraps_ends:
+            self.gradients += self.engine.after_backward(TAIL, self._produced(self.head, TAIL))
         gradient = self.backward_of(self.plan, gradient)
+        if self.engine.wraps_ends:
+            self.engine.before_backward(EMBEDDING)
         for frame in reversed(self.openings):
             gradient = self.back(frame, gradient)
+        if self.engine.wraps_ends:  # the root may have other tables
+            own = set(self.parameters[EMBEDDING].values())
+            produced = [each for frame in self.openings for each in self._produced(frame, EMBEDDING, ROOT)]
+            self.gradients += self.engine.after_backward(
+                EMBEDDING, [each for each in produced if each.parameter in own]
+            )
+            self.gradients += self.engine.after_backward(ROOT, [e for e in produced if e.parameter not in own])
+            return self.gradients
         produced = [each for frame in (self.head, *self.openings) for each in self._produced(frame, ROOT)]
         self.gradients += self.engine.after_backward(ROOT, produced)
         return self.gradients
@@ -113,9 +140,10 @@ class Passing:
             self.requests.drop(frame.held.values())
             frame.held.clear()
 
-    def _produced(self, frame: Frame, unit: int) -> list[Gradient]:
+    def _produced(self, frame: Frame, *units: int) -> list[Gradient]:
         """The gradients that a block's backward has made, which its frame no longer holds."""
-        storages, known = self.blocks[frame.number].program.storages, self.parameters[unit]
+        storages = self.blocks[frame.number].program.storages
+        known = {name: held for unit in units for name, held in self.parameters[unit].items()}
         made = [at for at in frame.held if storages[at].component is Component.GRADIENTS]
         return [Gradient(frame.held.pop(at), known.get(storages[at].parameter)) for at in made]
 
@@ -295,6 +323,8 @@ class Passing:
             self.requests.drop((self.head.held[at],))
             self.head.held[at] = scaled
         self.engine.before_backward(ROOT)
+        if self.engine.wraps_ends:
+            self.engine.before_backward(TAIL)
 
     def _hooks(
         self,

@@ -91,14 +91,14 @@ class Rehearsal:
         self.built = [*built_before_training(spec, self.stage, self.choice)]
         self.requests = requests
         self.ordered = tuple(in_order(parameters, self.choice.update.family, layers_with_experts(spec)))
-        self.units = by_unit(self.ordered, spec.model.num_layers)
+        self.units = by_unit(self.ordered, spec.model.num_layers, ends=self.choice.wraps_ends)
         self.engine = engine_of(requests, self.ordered, self.units, spec)
         self.parameters = {
             unit: {_gradient_name(held, spec.training.implementation): held for held in found}
             for unit, found in self.units.items()
         }
         if spec.model.tie_word_embeddings:  # whose gradient has the head's name
-            self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])
+            self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])  # tied ends are the root's
         trained = [(parameters, own) for parameters, own, trains in parts if trains]
         self.step = OptimizerStep(requests, self.engine.updated(trained), layers_with_experts(spec), self.engine)
         self.repeats = requests.repeats and self.engine.repeats
@@ -164,20 +164,21 @@ class Rehearsal:
     def _pass(self, number: str) -> None:
         """A micro-batch that is not the last one."""
         self.requests.begin(f"forward_{number}")
-        self._forward()
+        self._forward(last=False)
         self.requests.begin(f"loss_{number}")
         self._loss()
         self.requests.begin(f"backward_{number}")
         self._backward(last=False)
         self.requests.begin(f"forward_{number}")
 
-    def _forward(self) -> None:
-        exist = bool(self.gradients)
+    def _forward(self, *, last: bool = True) -> None:
         self.engine.prepare()
-        self.engine.begin(have_gradients=exist)
+        self.engine.begin(have_gradients=bool(self.gradients), last=last)
+        exist = bool(self.gradients) or self.engine.has_unsharded_gradients
         if exist not in self.kinds or not self.repeats:
             sharded = not self.engine.keeps_gradients
-            arriving = gradients_on_arrival(self.spec, exist=exist and not sharded, sharded=sharded)
+            unsharded = self.engine.has_unsharded_gradients
+            arriving = gradients_on_arrival(self.spec, exist=unsharded or (exist and not sharded), sharded=sharded)
             if self.engine.hooks_gradients and sharded:
                 arriving = arriving._replace(kept=True)  # until the engine takes it
             timeline = PlannedTimeline(self.spec, self.stage, sizer_of(self.values), arriving, Around())

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from memcalc.estimation.choice import Choice
+from memcalc.estimation.engines.fsdp2 import is_embedding
 from memcalc.estimation.sharding import Held, Parameters
 from memcalc.stream.requests import Requests
 
-ROOT = -1  # the unit of embeddings, final norm and LM head; layers are units by their number
+# Layers are units by their number; the root has embeddings, final norm and LM head, unless the ends are units.
+ROOT, EMBEDDING, TAIL = -1, -2, -3
 
 
 class Gradient(NamedTuple):
@@ -31,11 +33,18 @@ class Engine:
     keeps_gradients = True  # whether gradients stay as autograd made them, and a later micro-batch is added to them
     hooks_gradients = False  # whether it takes each gradient as soon as its operator's backward has ended
     hooks_modules = False  # whether it has hooks around each module that has parameters, not only around units
+    wraps_ends = False  # whether the embedding is a unit, and final norm and LM head are one
+    output_is_loss = False  # whether the loss is part of the forward of the root
     repeats = True  # whether micro-batches and steps but for the first ask for the same, and drop what they are given
     scales_output_gradient = False  # whether a hook replaces the gradient of the model's output by a scaled one
 
     def __init__(self, requests: Requests) -> None:
         self.requests = requests
+
+    @property
+    def has_unsharded_gradients(self) -> bool:
+        """Whether gradients of earlier micro-batches are there that no engine has reduced."""
+        return False
 
     def wrap(self, weights: Sequence[int]) -> None:
         """Wrap the module, before the optimizer is built.
@@ -51,8 +60,13 @@ class Engine:
     def prepare(self) -> None:
         """Before each micro-batch: what is done only once."""
 
-    def begin(self, *, have_gradients: bool) -> None:
-        """Begin a micro-batch; `have_gradients`: earlier ones have left gradients, to which it adds."""
+    def begin(self, *, have_gradients: bool, last: bool) -> None:
+        """Begin a micro-batch.
+
+        Args:
+            have_gradients: whether earlier ones have left gradients, to which it adds.
+            last: whether the optimizer's step follows it.
+        """
 
     def before_forward(self, unit: int) -> None:
         """Before a unit's forward; that of the root spans the whole forward."""
@@ -119,15 +133,20 @@ class Engine:
         """After the optimizer's step."""
 
 
-def by_unit(ordered: Sequence[Held], layers: int) -> Mapping[int, tuple[Held, ...]]:
+def by_unit(ordered: Sequence[Held], layers: int, *, ends: bool = False) -> Mapping[int, tuple[Held, ...]]:
     """The parameters of each unit in the order in which modules register them.
 
     Args:
         ordered: all parameters, as `in_order` yields them.
         layers: how many layers there are.
+        ends: whether the embedding is a unit, and final norm and LM head are one.
     """
     inside = [held for held in ordered if held.where == "layer"]
-    units: dict[int, list[Held]] = {ROOT: [held for held in ordered if held.where != "layer"]}
+    units: dict[int, list[Held]] = {ROOT: []}
+    for held in ordered:
+        if held.where != "layer":
+            own = EMBEDDING if is_embedding(held) else TAIL if held.where == "head" else ROOT
+            units.setdefault(own if ends else ROOT, []).append(held)
     layer, seen, kind = -1, set[Held](), ""
     for held in inside:
         prefix = held.module.partition("*")[0]
@@ -135,5 +154,5 @@ def by_unit(ordered: Sequence[Held], layers: int) -> Mapping[int, tuple[Held, ..
             layer, seen, kind = layer + 1, set(), prefix
         seen.add(held)
         units.setdefault(layer, []).append(held)
-    assert len(units) == layers + 1
+    assert layer + 1 == layers
     return {unit: tuple(found) for unit, found in units.items()}

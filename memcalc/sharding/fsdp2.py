@@ -1,4 +1,4 @@
-"""FSDP2: fully_shard around each layer and around the root (torch 2.13 distributed/fsdp/_fully_shard/).
+"""FSDP2: fully_shard around each layer, the root, and the ends where they are units (torch 2.13 fsdp/_fully_shard/).
 
 Each unit's parameters are gathered into one buffer on the all-gather stream and copied out of it on the default stream.
 In forward that buffer stays until the next unit has been copied out, so that the copy overlaps with the next
@@ -15,16 +15,15 @@ from math import prod
 from typing import NamedTuple
 
 from memcalc.estimation.choice import Choice
-from memcalc.estimation.engines.fsdp2 import is_narrow
+from memcalc.estimation.engines.fsdp2 import HOLDS_BOTH_INPUTS, gathered_dtype
 from memcalc.estimation.sharding import Held, Parameters
 from memcalc.ledger.component import Component
-from memcalc.sharding.engine import ROOT, Engine, Gradient
+from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.stream.requests import Requests
 from memcalc.workspaces.sharding import chunk_cat, split_copy
 
 ALL_GATHER, REDUCE_SCATTER = 1, 2  # CUDA streams beside the default one (_fsdp_param_group.py, FSDPCommContext)
-HOLDS_BOTH_INPUTS = (2, 12)  # the release that frees a reduce-scatter's input only when the next one exists
 
 
 class Gather(NamedTuple):
@@ -51,12 +50,14 @@ class Reduce(NamedTuple):
     Args:
         source: the input of the reduce-scatter.
         output: the rank's share.
+        shards: the same in the dtype of the parameters' shards.
         table: scratch of the kernel that copies gradients in.
         last: the parameter whose gradient a loop variable holds until the output exists.
     """
 
     source: int
     output: int
+    shards: int
     table: tuple[int, ...]
     last: Held
 
@@ -75,66 +76,116 @@ class FSDP2(Engine):
     def __init__(self, requests: Requests, units: Mapping[int, Sequence[Held]], choice: Choice) -> None:
         super().__init__(requests)
         self.choice = choice
+        self.wraps_ends = choice.wraps_ends
+        self.output_is_loss = choice.loss_in_model
+        self.repeats = not choice.sums_unsharded  # the last micro-batch alone reduces
         known: dict[Sequence[Held], tuple[Gather, Reduce | None]] = {}
         for parameters in units.values():
-            if parameters not in known:
+            if parameters and parameters not in known:
                 known[parameters] = self._gather_of(parameters), self._reduce_of(parameters)
-        self.sizes = {unit: known[parameters] for unit, parameters in units.items()}
+        self.sizes = {unit: known[parameters] for unit, parameters in units.items() if parameters}
         self.last = max(units)
         self.gathering: dict[int, int] = {}  # all-gather outputs that are not copied out yet, by unit
         self.parameters: dict[int, list[int]] = {}  # gathered parameters, by unit
         self.copied: list[int] = []  # the last all-gather output of forward, which is copied out
         self.reducing: list[int] = []  # the input of the last reduce-scatter
         self.added_up: list[int] = []  # what HSDP's groups have added up, on its way to the host
+        self.unsharded: dict[int, list[Gradient]] = {}  # sums of earlier micro-batches, by unit
         self.have_gradients = False
+        self.reduces = True
+
+    @property
+    def has_unsharded_gradients(self) -> bool:
+        """Whether gradients of earlier micro-batches are there that no engine has reduced."""
+        return bool(self.unsharded)
 
     def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
         """What the optimizer updates: nothing on the device, where shards are on the host."""
         return () if self.choice.weights_on_host else groups
 
-    def begin(self, *, have_gradients: bool) -> None:
+    def begin(self, *, have_gradients: bool, last: bool) -> None:
         """Begin a micro-batch."""
         self.have_gradients = have_gradients
+        self.reduces = last or not self.choice.sums_unsharded
 
     def before_forward(self, unit: int) -> None:
         """Pre-forward: unshard, wait_for_unshard."""
+        if unit not in self.sizes:
+            return
         self._all_gather(unit)
         output = self._copy_out(unit)
         self.requests.drop(self.copied)
         self.copied = [output]
 
     def after_forward(self, unit: int) -> None:
-        """Post-forward: reshard; the root frees the last all-gather output."""
+        """Post-forward: reshard, but for the tail; the root frees the last all-gather output."""
         if unit == ROOT:
             self.requests.drop(self.copied)
             self.copied = []
-        elif self.choice.zero_stage > 2 and not (unit == self.last and self.choice.mixed_policy):
+        elif self.choice.zero_stage > 2 and not self._stays(unit) and unit in self.sizes:
             self.requests.drop(self.parameters.pop(unit))
+
+    def _stays(self, unit: int) -> bool:
+        """Whether a unit is not resharded after forward, where others are."""
+        return unit == TAIL or (unit == self.last and self.choice.gathers_last_layer_once)
 
     def before_backward(self, unit: int) -> None:
         """Pre-backward: unshard unless prefetched, wait_for_unshard, prefetch the unit that ran before."""
-        if unit not in self.parameters:
+        if unit not in self.parameters and unit in self.sizes:
             if unit not in self.gathering:
                 self._all_gather(unit)
             self.requests.drop((self._copy_out(unit),))
-        following = self.last if unit == ROOT else unit - 1
-        if following >= 0 and following not in self.parameters:
-            self._all_gather(following)
+        before = self._before(unit)
+        if before in self.sizes and before not in self.parameters:
+            self._all_gather(before)
+
+    def _before(self, unit: int) -> int | None:
+        """The unit whose forward ran before that of this one."""
+        if unit >= 0:
+            return unit - 1 if unit else EMBEDDING
+        return {TAIL: self.last, ROOT: TAIL if self.wraps_ends else self.last}.get(unit)
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Post-backward: reshard, free the last reduce-scatter's input, reduce; the root's is the final callback."""
-        self.requests.drop(self.parameters.pop(unit))
-        before, self.reducing = self.reducing, []
-        if self.choice.torch[:2] != HOLDS_BOTH_INPUTS:
+        self.requests.drop(self.parameters.pop(unit, ()))
+        kept: list[int] = []
+        if not self.reduces:
+            self._add_up(unit, gradients)
+        elif unit in self.sizes:
+            before, self.reducing = self.reducing, []
+            if self.choice.torch[:2] != HOLDS_BOTH_INPUTS:
+                self.requests.drop(before)
+                before = []
+            reduce = self.sizes[unit][1]
+            if sums := self.unsharded.pop(unit, []):  # accumulate_unsharded_grad_if_needed
+                self.requests.drop(each.storage for each in gradients)
+                gradients = sums
+            kept = self._reduce(reduce, gradients) if reduce is not None and gradients else []
             self.requests.drop(before)
-            before = []
-        reduce = self.sizes[unit][1]
-        kept = self._reduce(reduce, gradients) if reduce is not None and gradients else []
-        self.requests.drop(before)
         if unit == ROOT:
             self.requests.drop((*self.reducing, *self.added_up))
             self.reducing, self.added_up = [], []
         return kept
+
+    def _add_up(self, unit: int, gradients: Sequence[Gradient]) -> None:
+        """Put unsharded gradients aside in the dtype in which they are reduced, or add them to those of earlier ones.
+
+        Source: _fsdp_param.py, to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed.
+        """
+        if unit in self.unsharded:
+            self.requests.drop(each.storage for each in gradients)
+            return
+        sums: list[Gradient] = []
+        for gradient in gradients:
+            held = gradient.parameter
+            if held is None or gathered_dtype(held, self.choice) == self.choice.summed:
+                sums.append(gradient)
+                continue
+            size = held.elements * DTYPE_BYTES[self.choice.summed]
+            sums.append(Gradient(self.requests.take(size, 0, Component.GRADIENTS), held))
+            self.requests.drop((gradient.storage,))
+        if sums:
+            self.unsharded[unit] = sums
 
     def _all_gather(self, unit: int) -> None:
         """Source: _fsdp_collectives.py, foreach_all_gather."""
@@ -164,6 +215,9 @@ class FSDP2(Engine):
         self.requests.drop(each.storage for each in gradients if each.storage not in last)
         output = self.requests.take(reduce.output, REDUCE_SCATTER, Component.GRADIENTS)
         self.requests.drop(last)
+        if reduce.shards != reduce.output:  # _to_dtype_if_needed
+            reduced, output = output, self.requests.take(reduce.shards, REDUCE_SCATTER, Component.GRADIENTS)
+            self.requests.drop((reduced,))
         if not (self.have_gradients or self.choice.weights_on_host):
             return [output]
         if self.choice.weights_on_host and self.choice.replicates:  # _fsdp_param_group.py, _all_reduce_state
@@ -180,19 +234,18 @@ class FSDP2(Engine):
 
     def _gather_of(self, parameters: Sequence[Held]) -> Gather:
         choice = self.choice
-        usual = choice.compute if choice.mixed_policy else choice.base
-        dtypes = ["uint8" if is_narrow(held, choice) else held.dtype or usual for held in parameters]
-        parts = [
-            self._shard_elements(held) * DTYPE_BYTES[dtype] for held, dtype in zip(parameters, dtypes, strict=True)
-        ]
+        shards = [self._shard_elements(held) for held in parameters]
+        dtypes = [gathered_dtype(held, choice) for held in parameters]
+        held_in = [held.dtype or choice.base for held in parameters]
+        parts = [elements * DTYPE_BYTES[dtype] for elements, dtype in zip(shards, dtypes, strict=True)]
         ranks = choice.data_parallel
         gathered = tuple(part * ranks for part in parts)
         fetched: tuple[int, ...] = ()
-        copies: tuple[int, ...] = (sum(parts),) if choice.mixed_policy else ()
+        casts = [part for part, own, dtype in zip(parts, held_in, dtypes, strict=True) if dtype not in (own, "uint8")]
+        copies: tuple[int, ...] = (sum(casts),) if casts else ()
         if choice.weights_on_host:
-            held_in = [held.dtype or choice.base for held in parameters]
-            fetched = tuple(self._shard_elements(h) * DTYPE_BYTES[d] for h, d in zip(parameters, held_in, strict=True))
-            copies = tuple(parts) if choice.mixed_policy else ()
+            fetched = tuple(elements * DTYPE_BYTES[own] for elements, own in zip(shards, held_in, strict=True))
+            copies = tuple(parts) if casts else ()
         return Gather(fetched, copies, sum(gathered), gathered, tuple(split_copy(parts, ranks, choice.card)))
 
     def _reduce_of(self, parameters: Sequence[Held]) -> Reduce | None:
@@ -200,8 +253,8 @@ class FSDP2(Engine):
         if not trained:
             return None
         choice = self.choice
-        usual = choice.compute if choice.mixed_policy else choice.base
-        dtype = "fp32" if choice.mixed_policy else trained[-1].dtype or usual
-        parts = [self._shard_elements(held) * DTYPE_BYTES[dtype] for held in trained]
-        output = sum(parts)
-        return Reduce(output * choice.data_parallel, output, tuple(chunk_cat(parts)), trained[-1])
+        own = trained[-1].dtype or choice.base
+        elements = [self._shard_elements(held) for held in trained]
+        parts = [each * DTYPE_BYTES[choice.reduced or own] for each in elements]
+        shards = sum(elements) * DTYPE_BYTES[own]
+        return Reduce(sum(parts) * choice.data_parallel, sum(parts), shards, tuple(chunk_cat(parts)), trained[-1])

@@ -94,8 +94,9 @@ class ZeRO12(Engine):
 
     # -- backward ------------------------------------------------------------------------------------------------------
 
-    def begin(self, *, have_gradients: bool) -> None:
+    def begin(self, *, have_gradients: bool, last: bool) -> None:
         """Begin a micro-batch: the last parameter's gradient comes first."""
+        del last
         self.have_gradients = have_gradients
         self.positions = {}
         for position in reversed(range(len(self.trained))):

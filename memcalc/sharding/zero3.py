@@ -140,9 +140,9 @@ class ZeRO3(Engine):
 
     # -- gathering -----------------------------------------------------------------------------------------------------
 
-    def begin(self, *, have_gradients: bool) -> None:
+    def begin(self, *, have_gradients: bool, last: bool) -> None:
         """Source: partitioned_param_coordinator.py, reset_step."""
-        del have_gradients
+        del have_gradients, last
         for number in [*self.arriving]:
             self._wait(number)
             self._release(number)

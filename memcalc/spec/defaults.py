@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.spec.families import attends_eagerly
 from memcalc.spec.finetuning import default_finetuning
+from memcalc.spec.fsdp import computes_in, default_policy
 from memcalc.spec.optimizers import default_optimizer
 from memcalc.spec.programs import GROUPED_HEADS, is_release, number
 from memcalc.spec.recipes import ALIASES
 
 DEFAULT_SEQUENCE_LENGTH = 2048
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 # Megatron-LM megatron/training/arguments.py: what it does where its options are silent (--bf16 given).
 MEGATRON = {"recipe": "mixed-18", "optimizer_implementation": "fused", "loss": "vocab-parallel"}
@@ -20,10 +24,12 @@ MEGATRON = {"recipe": "mixed-18", "optimizer_implementation": "fused", "loss": "
 _ENGINE_OF_STAGE = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
 
 
-def default_training(training: dict[str, Any], model: dict[str, Any], offload: object = "none") -> dict[str, Any]:
+def default_training(
+    training: dict[str, Any], model: dict[str, Any], parallelism: Mapping[str, Any] = NOTHING
+) -> dict[str, Any]:
     """The training block with its derived defaults; values of a wrong type are left for validation to refuse."""
     filled = dict(training)
-    if offload == "all":  # torch.optim takes its lists by default on devices only
+    if parallelism.get("offload") == "all":  # torch.optim takes its lists by default on devices only
         filled.setdefault("optimizer_implementation", "for-loop")
     positions = model.get("max_position_embeddings", DEFAULT_SEQUENCE_LENGTH)
     if isinstance(positions, int):
@@ -39,6 +45,10 @@ def default_training(training: dict[str, Any], model: dict[str, Any], offload: o
         filled["torch_version"] = f"v{release}"
     if filled.get("implementation") == "torchtitan":
         filled.setdefault("recipe", "amp")  # fp32 shards, gathered and computed with in 16 bit
+    policy = computes_in(parallelism)
+    if isinstance(policy, str):  # shards in fp32, whatever modules compute in
+        filled.setdefault("dtype", policy)
+        filled.setdefault("recipe", "fp32")
     _default_attention(filled, model)
     # Their loops let go of the output before backward: schedules.py's forward_step, torchtitan's `del pred`.
     filled.setdefault(
@@ -66,7 +76,7 @@ def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
     implementation = training.get("implementation")
     if attends_eagerly(model.get("architecture"), implementation):
         training.setdefault("attention", "eager")
-    wide = "fp32" in (training.get("dtype"), training.get("recipe"))
+    wide = training.get("dtype", training.get("recipe")) == "fp32"
     if not wide or implementation in ("megatron", "torchtitan"):
         return
     grouped = model.get("num_key_value_heads") != model.get("num_attention_heads")
@@ -78,9 +88,17 @@ def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
     training.setdefault("attention", "eager" if math else "memory-efficient")
 
 
-def default_parallelism(parallelism: dict[str, Any], implementation: object) -> dict[str, Any]:
-    """The parallelism block with its derived engine: ddp, deepspeed or fsdp2 by ZeRO stage, megatron for Megatron."""
+def default_parallelism(parallelism: dict[str, Any], implementation: object, dtype: object = None) -> dict[str, Any]:
+    """The parallelism block with its derived engine: ddp, deepspeed or fsdp2 by ZeRO stage, megatron for Megatron.
+
+    Args:
+        parallelism: the block.
+        implementation: `training.implementation`.
+        dtype: `training.dtype`.
+    """
     filled = dict(parallelism)
+    if implementation == "torchtitan":
+        filled["fsdp"] = default_policy(filled.get("fsdp", {}), implementation, dtype)
     model_parallel = any(filled.get(f"{kind}_parallel", 1) != 1 for kind in ("tensor", "pipeline", "context", "expert"))
     if implementation == "megatron" and (model_parallel or filled.get("zero_stage") == 1):
         filled.setdefault("engine", "megatron")

@@ -7,6 +7,7 @@ from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.spec.finetuning import LoraSpec, QloraSpec
+from memcalc.spec.fsdp import FsdpSpec
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.model import Block, MlaSpec, ModelSpec, MoeSpec
 from memcalc.spec.optimizers import OptimizerOptions
@@ -34,10 +35,12 @@ NESTED: dict[str, type[Block]] = {
     "qlora": QloraSpec,
     "optimizer_options": OptimizerOptions,
     "versions": VersionsSpec,
+    "fsdp": FsdpSpec,
 }
 HOME = {
     **dict.fromkeys(("moe", "mla"), "model"),
     **dict.fromkeys(("lora", "qlora", "optimizer_options", "versions"), "training"),
+    "fsdp": "parallelism",
 }
 
 SYMBOLS: dict[str, dict[str, str]] = {

@@ -157,7 +157,7 @@ def load_parallelism(opened: Opened, changes: Mapping[Place, Any], training: Tra
     apply_overrides(blocks, {path: value for path, value in changes.items() if path[0] == "parallelism"})
     blocks["parallelism"] = split_gpus(blocks["parallelism"], "parallelism.gpus")
     try:
-        return ParallelismSpec(**default_parallelism(blocks["parallelism"], training.implementation))
+        return ParallelismSpec(**default_parallelism(blocks["parallelism"], training.implementation, training.dtype))
     except ValidationError as error:
         raise InputError(str(error), "See `memcalc schema`.", "parallelism") from None
 
@@ -268,8 +268,8 @@ def _resolve(
         given = forward_of(inference)
     parallelism = blocks.get("parallelism", {})
     parallelism = _noting(faults, lambda: split_gpus(parallelism, source.where(GPUS)), without_gpus(parallelism))
-    training = default_training(given, model, parallelism.get("offload"))
-    parallelism = default_parallelism(parallelism, training.get("implementation"))
+    training = default_training(given, model, parallelism)
+    parallelism = default_parallelism(parallelism, training.get("implementation"), training.get("dtype"))
     tied = source.where(("training", "global_batch_size"))
     training = _noting(faults, lambda: tie_batch(training, parallelism, tied), training)
     hardware = blocks.get("hardware", {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from memcalc.errors import InputError, raise_all
-from memcalc.spec import offload_rules, parallel_rules
+from memcalc.spec import fsdp_rules, offload_rules, parallel_rules
 from memcalc.spec.broken import Broken, divisors
 from memcalc.spec.cards import find_card
 from memcalc.spec.finetuning_rules import finetuning
@@ -138,7 +138,7 @@ def _sequence(spec: Spec) -> Iterator[Broken]:
 
 def _precision(spec: Spec) -> Iterator[Broken]:
     recipe, dtype = spec.training.recipe, spec.training.dtype
-    if recipe == "fp32" and dtype != "fp32":
+    if recipe == "fp32" and dtype not in ("fp32", spec.parallelism.fsdp.param_dtype):
         yield Broken(
             ("training", "recipe"),
             f"recipe fp32 computes in fp32, but dtype = {dtype}.",
@@ -269,6 +269,7 @@ RULES: tuple[Rule, ...] = (
     parallel_rules.experts,
     parallel_rules.replicas,
     parallel_rules.one_dtype,
+    fsdp_rules.policy,
     offload_rules.offload,
     offload_rules.activations,
     parallel_rules.schedule,

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from memcalc.spec.finetuning import LoraSpec, QloraSpec
+from memcalc.spec.fsdp import FsdpSpec
 from memcalc.spec.model import Block, Probability, Size
 from memcalc.spec.optimizers import Average, Norm, Optimizer, OptimizerImplementation, OptimizerOptions
 from memcalc.spec.programs import Framework, VersionsSpec
@@ -190,6 +191,7 @@ class ParallelismSpec(Block):
     virtual_stages: Size = Field(1, description="v: chunks of layers that each stage holds under interleaved")
     data_parallel_replicate: Size = Field(1, description="HSDP: groups of N/this ranks, each of which shards by itself")
     zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(0, description="1: optimizer, 2: + gradients, 3: + weights")
+    fsdp: FsdpSpec = Field(FsdpSpec(), description="FSDP2's mixed-precision policy, units and reductions")
     offload: Offload = Field(
         "none",
         description="in host memory: optimizer: master weights, gradients and states (ZeRO-Offload) | parameters: "

@@ -108,7 +108,11 @@ class TrainingRun:
             for step in range(1, steps + 1):
                 with observer.phase(f"zero_grad_{step}"):
                     copies.zero_grad(set_to_none=self.spec.training.zero_grad == "set_to_none")
-                for _ in range(self.spec.training.gradient_accumulation_steps):
+                for remaining in reversed(range(self.spec.training.gradient_accumulation_steps)):
+                    if self.spec.parallelism.fsdp.gradient_sync == "last" and self.engine in SHARDING:
+                        from memcalc.step.ranks import reduce_gradients
+
+                        reduce_gradients(model, reduces=not remaining)
                     self._micro_batch(model, self.inputs, step, observer)
                 with observer.phase(f"optimizer_step_{step}"):
                     self._update(copies, optimizer)

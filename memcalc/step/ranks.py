@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from memcalc.errors import InputError
+from memcalc.spec.fsdp import FsdpSpec
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
 from memcalc.step.causal_lm import CausalLM, build
+from memcalc.step.dtypes import DTYPES
 from memcalc.step.host import HOST
 
 
@@ -52,15 +55,47 @@ def _called(module: nn.Module) -> nn.Module:
 
 
 def _shard(module: nn.Module, spec: Spec, mesh: DeviceMesh) -> None:
-    """FSDP2: every layer a unit, the rest the root's."""
+    """FSDP2: every layer a unit, the rest the root's unless the ends are units."""
     parallelism = spec.parallelism
     ranks = mesh["replicate", "shard"] if parallelism.data_parallel_replicate > 1 else mesh["shard"]
     gathered_again = parallelism.zero_stage == 3
     policy = CPUOffloadPolicy(parallelism.offload_pin_memory) if parallelism.weights_on_host else OffloadPolicy()
+    wrap = partial(fully_shard, mesh=ranks, offload_policy=policy, mp_policy=_precision(parallelism.fsdp))
     for layer in layers_of(module):
-        fully_shard(layer, mesh=ranks, reshard_after_forward=gathered_again, offload_policy=policy)
+        wrap(layer, reshard_after_forward=gathered_again)
+    if parallelism.fsdp.wrap == "layers-and-ends" and not spec.model.tie_word_embeddings:
+        embedding, *tail = _ends(module)
+        wrap(embedding, reshard_after_forward=gathered_again)
+        wrap(tail, reshard_after_forward=False)
     # PyTorch's default for the root: what backward needs first is not let go.
-    fully_shard(module, mesh=ranks, reshard_after_forward=None if gathered_again else False, offload_policy=policy)
+    wrap(module, reshard_after_forward=None if gathered_again else False)
+
+
+def reduce_gradients(model: CausalLM, *, reduces: bool) -> None:
+    """Whether the next backward of a model that FSDP2 shards reduces its gradients."""
+    module = _called(model.module)
+    assert isinstance(module, FSDPModule)
+    module.set_requires_gradient_sync(reduces)
+
+
+def _precision(fsdp: FsdpSpec) -> MixedPrecisionPolicy:
+    """The policy in PyTorch's dtypes."""
+    dtypes = (fsdp.param_dtype, fsdp.reduce_dtype, fsdp.output_dtype)
+    return MixedPrecisionPolicy(*(None if dtype is None else DTYPES[dtype] for dtype in dtypes))
+
+
+def _ends(module: nn.Module) -> list[nn.Module]:
+    """The embedding, the final norm if there is one, and the LM head; of transformers' models as Accelerate finds them.
+
+    Source: Accelerate 1.15 utils/fsdp_utils.py, fsdp2_prepare_model and _find_final_norm.
+    """
+    find = getattr(module, "get_input_embeddings", None)
+    if find is None:
+        found = [getattr(module, name, None) for name in ("embed_tokens", "norm", "lm_head")]
+        return [each for each in found if each is not None]
+    base = getattr(module, module.base_model_prefix)
+    norms = [child for child in base.children() if "Norm" in type(child).__name__]
+    return [find(), *norms[-1:], module.get_output_embeddings()]
 
 
 def _give_memory(module: nn.Module, spec: Spec, device: torch.device) -> None:

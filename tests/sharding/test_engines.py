@@ -72,6 +72,54 @@ def test_stage_2_keeps_what_forward_has_gathered() -> None:
     assert found == [(2, LAYER // RANKS), (2, LAYER // RANKS), (2, ROOT_BYTES // RANKS)]
 
 
+@pytest.mark.parametrize(("reduce", "item_bytes"), [((), 2), (("fsdp.reduce_dtype=fp32",), 4)])
+def test_a_policy_casts_shards_before_they_are_gathered_and_gradients_before_they_are_reduced(
+    reduce: tuple[str, ...], item_bytes: int
+) -> None:
+    """fp32 shards: a rank's part in bf16, then all ranks'; a reduced part, and in fp32 where that is another dtype."""
+    fsdp2 = ("engine=fsdp2", "zero_stage=3", "recipe=fp32", "dtype=bf16", "fsdp.param_dtype=bf16", *reduce)
+    spec = small(*fsdp2)
+
+    gathered = [(1, LAYER // RANKS), (1, LAYER)]
+    assert on_streams(spec, "forward_1") == [(1, ROOT_BYTES // RANKS), (1, ROOT_BYTES), *gathered * LAYERS]
+
+    def reduced(size: int) -> list[tuple[int, int]]:
+        part = (2, size // 2 * item_bytes // RANKS)
+        return [part] if item_bytes == 4 else [part, (2, size // 2 * 4 // RANKS)]
+
+    backward = [*gathered * LAYERS, *reduced(LAYER) * LAYERS, *reduced(ROOT_BYTES)]
+    assert on_streams(spec, "backward_1") == backward
+
+
+def test_ends_that_are_units_are_gathered_and_reduced_when_they_run() -> None:
+    """The head is gathered once, and reduced before the layers; the embedding is gathered again in backward."""
+    spec = small("engine=fsdp2", "zero_stage=3", "fsdp.wrap=layers-and-ends")
+    table, tail = 2 * VOCAB * WIDTH, 2 * (VOCAB * WIDTH + WIDTH)
+
+    assert on_streams(spec, "forward_1") == [(1, table), *[(1, LAYER)] * LAYERS, (1, tail)]
+    reduced = [(2, LAYER // RANKS)]
+    expected = [(1, LAYER), (2, tail // RANKS), (1, LAYER), *reduced, (1, table), *reduced, (2, table // RANKS)]
+    assert on_streams(spec, "backward_1") == expected
+
+
+def test_gradients_are_reduced_once_where_they_accumulate_unsharded() -> None:
+    """Of three micro-batches the last one alone reduces."""
+    words = ("engine=fsdp2", "zero_stage=3", "gradient_accumulation_steps=3")
+    reduced = {
+        sync: sum(
+            (change >> STREAM_SHIFT) == 2
+            for stretch in requests_of(small(*words, f"fsdp.gradient_sync={sync}")).stretches
+            if stretch.phase == "backward_2"
+            for change in stretch.script
+            if change > 0
+        )
+        for sync in ("each", "last")
+    }
+
+    steps = 2  # the steady step is played twice
+    assert reduced == {"each": steps * 3 * (LAYERS + 1), "last": steps * (LAYERS + 1)}
+
+
 def test_ddp_has_no_streams_of_its_own_that_allocate() -> None:
     spec = small("engine=ddp")
 

@@ -88,6 +88,13 @@ def test_a_silent_file_has_these_values() -> None:
         "virtual_stages": 1,
         "data_parallel_replicate": 1,
         "zero_stage": 0,
+        "fsdp": {
+            "param_dtype": None,
+            "reduce_dtype": None,
+            "output_dtype": None,
+            "wrap": "layers",
+            "gradient_sync": "each",
+        },
         "offload": "none",
         "offload_pin_memory": False,
     }

@@ -319,3 +319,17 @@ def test_an_evaluation_is_a_phase_of_its_own():
     assert table.phases[-1] == "evaluation"
     peaks = {tuple(table.point(at).values()): table.phases[table.peak_phase[at]] for at in range(len(table))}
     assert peaks[64, 1, 512] == "evaluation" != peaks[64, 64, 512]
+
+
+def test_tables_over_fsdps_policy_equal_single_estimates() -> None:
+    axes: dict[str, Any] = {
+        "parallelism.fsdp.param_dtype": ["bf16", None],
+        "parallelism.fsdp.wrap": ["layers", "layers-and-ends"],
+        "parallelism.fsdp.gradient_sync": ["each", "last"],
+        "gradient_accumulation_steps": [1, 3],
+        "b": [1, 4],
+        "zero_stage": [2, 3],
+    }
+    model = {"l": 3, "d": 64, "h": 4, "V": 1000, "tie_word_embeddings": False}
+    config = {"model": model, "training": {"s": 64}, "parallelism": {"engine": "fsdp2", "data_parallel": 2}}
+    assert_same(config, evaluate(config, axes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from memcalc.estimation.adapters import Adapters, adapters_of, base_dtype, replaces_linears
+from memcalc.estimation.adapters import Adapters, adapters_of, read_dtype, replaces_linears
 from memcalc.estimation.operators.float8 import Float8
 from memcalc.estimation.remembered import remembered
 from memcalc.estimation.stages import Kind, windows_run_again
@@ -217,7 +217,7 @@ def structure_of(spec: Spec) -> Structure:
         embedding_dropout=huggingface and dropout("embedding_dropout"),
         batched=training.sequences > 1,
         compute=training.dtype,
-        parameters=base_dtype(training),
+        parameters=read_dtype(spec),
         autocast=recipe.autocast and training.implementation != "torchtitan",  # FSDP2 casts what it gathers
         selective=training.recompute == "selective",
         split=parallelism.tensor_parallel > 1,
@@ -233,7 +233,7 @@ def structure_of(spec: Spec) -> Structure:
         loss_chunks=training.loss_chunks if training.loss == "chunked" else 1,
         composite_norms=training.torch < (2, 9) or theirs,
         fused_qkv=model.fused_qkv or (training.lora is None and not huggingface),
-        adapters=adapters_of(spec),
+        adapters=_adapters_read(spec),
         recompute_keep=training.recompute_keep,
         detached=spec.inference is not None,
         fused_gate_up=huggingface and model.fused_gate_up,
@@ -255,6 +255,12 @@ def structure_of(spec: Spec) -> Structure:
         windows_again=windows_again,
         others_again=others_again,
     )
+
+
+def _adapters_read(spec: Spec) -> Adapters | None:
+    """The adapters, in the dtype that modules read them in."""
+    found, gathered = adapters_of(spec), spec.parallelism.fsdp.param_dtype
+    return found if found is None or gathered is None else found._replace(dtype=gathered)
 
 
 def _dropout(model: ModelSpec, training: TrainingSpec, field: str) -> bool:

@@ -26,7 +26,12 @@ class Around(NamedTuple):
     forward_head: tuple[Item, ...] = ()
     before_layer: tuple[Item, ...] = ()  # in the moment before a layer's forward, when its parameters arrive
     before_first_layer: tuple[Item, ...] = ()
+    before_head: tuple[Item, ...] = ()  # in the moment before the head's forward, when its parameters arrive
     loss_and_head: tuple[Item, ...] = ()  # in the loss and in the head's backward
+    in_loss: tuple[Item, ...] = ()  # beside these in the loss alone
+    in_head_backward: tuple[Item, ...] = ()  # and beside these in the head's backward alone
+    after_head: tuple[Item, ...] = ()  # in the moment after the head's backward, when its gradients leave
+    share_of_head: tuple[Item, ...] = ()  # of these gradients, from then on
     backward_head: tuple[Item, ...] = ()  # from the head's first parameter gradient on
     second_of_head: tuple[Item, ...] = ()  # beside these when a later gradient of the head has just been made
     before_backward: tuple[Item, ...] = ()  # beside these as a layer's backward begins, when the next one is sent for

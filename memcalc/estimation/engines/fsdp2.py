@@ -33,6 +33,7 @@ from memcalc.estimation.sharding import Held, Parameters
 from memcalc.spec.recipes import DTYPE_BYTES
 
 SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py"
+HOLDS_BOTH_INPUTS = (2, 12)  # the release that frees a reduce-scatter's input only when the next one exists
 PARAM = "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py"
 
 # The moments of a step around which the root's parameters are there.
@@ -52,6 +53,7 @@ class Unit(NamedTuple):
         dtype: that of the buffer they are gathered in: their own, or bytes where they have several.
         elements: of those gradients that are reduced.
         reduced: the dtype in which they are.
+        sharded: the dtype of their shards, which is that of the parameters' own.
     """
 
     symbol: str
@@ -59,6 +61,7 @@ class Unit(NamedTuple):
     dtype: str
     elements: int
     reduced: str
+    sharded: str
 
     def gather(self, name: str, detail: str) -> Item:
         """A buffer of its parameters."""
@@ -74,17 +77,40 @@ class Unit(NamedTuple):
         return (buffer(name, self.elements, self.reduced, 0, self.symbol, f"{SOURCE}: post_backward"),)
 
 
-def units_of(parameters: Parameters, choice: Choice) -> tuple[dict[bool, Unit], Unit]:
-    """A dense layer under False, one with experts under True; and the root.
+class Units(NamedTuple):
+    """The units of a model.
 
-    With a mixed-precision policy units are gathered in the compute dtype and reduced in fp32; else both in the dtype
-    that parameters are held in: those of adapters may be wider than those that are frozen. torchao's are in 8 bits.
+    Args:
+        layers: a dense layer under False, one with experts under True.
+        embedding: the embedding, where it is a unit; else it has nothing.
+        tail: final norm and head, likewise.
+        root: all the rest.
+    """
+
+    layers: dict[bool, Unit]
+    embedding: Unit
+    tail: Unit
+    root: Unit
+
+
+def gathered_dtype(held: Held, choice: Choice) -> str:
+    """The dtype in which a parameter is gathered: torchao's in 8 bits, others by the policy, else their own."""
+    if is_narrow(held, choice):
+        return "uint8"
+    packed = held.dtype == "uint8"  # 4-bit weights, which no policy casts
+    return held.dtype if packed else choice.gathered or held.dtype or choice.base
+
+
+def units_of(parameters: Parameters, choice: Choice) -> Units:
+    """Units with what they gather and reduce.
+
+    With a mixed-precision policy both are done in its dtypes; else in the dtype that parameters are held in: those of
+    adapters may be wider than those that are frozen. torchao's are in 8 bits.
     """
     spread = choice.spread(2)
-    usual = choice.compute if choice.mixed_policy else choice.base
 
     def dtype(held: Held) -> str:
-        return "uint8" if is_narrow(held, choice) else held.dtype or usual
+        return gathered_dtype(held, choice)
 
     def padded(held: Held) -> int:
         """What all ranks' shares of a tensor come to: rows that do not divide are rounded up, for every rank."""
@@ -98,21 +124,40 @@ def units_of(parameters: Parameters, choice: Choice) -> tuple[dict[bool, Unit], 
 
     def unit(symbol: str, size: int, elements: int, members: list[Held]) -> Unit:
         dtypes = {dtype(held) for held in members}
-        reduced = {held.dtype or usual for held in members if held.trains}
-        return Unit(
-            symbol,
-            size,
-            dtypes.pop() if len(dtypes) == 1 else "uint8",
-            elements,
-            # FSDP2 refuses gradients of several dtypes (_fsdp_param_group.py, _init_mp_dtypes).
-            "fp32" if choice.mixed_policy else next(iter(reduced), usual),
-        )
+        # FSDP2 refuses gradients of several dtypes (_fsdp_param_group.py, _init_mp_dtypes).
+        own = next((held.dtype or choice.base for held in members if held.trains), choice.base)
+        gathered = dtypes.pop() if len(dtypes) == 1 else "uint8"
+        return Unit(symbol, size, gathered, elements, choice.reduced or own, own)
+
+    def end(symbol: str, members: list[Held]) -> Unit:
+        found = Parameters(members)
+        return unit(symbol, root_unit(found, gathered), root_unit(found, trained), members)
 
     layers = [held for held in parameters if held.where == "layer"]
     others = [held for held in parameters if held.where != "layer"]
     elements = units(parameters, trained)
     kinds = {kind: unit("P_layer", size, elements[kind], layers) for kind, size in units(parameters, gathered).items()}
-    return kinds, unit("P_root", root_unit(parameters, gathered), root_unit(parameters, trained), others)
+    embedding, tail = [], []
+    if choice.wraps_ends:
+        embedding = [held for held in others if is_embedding(held)]
+        tail = [held for held in others if held.where == "head"]
+    rest = [held for held in others if held not in embedding and held not in tail]
+    return Units(kinds, end("P_embedding", embedding), end("P_tail", tail), end("P_root", rest))
+
+
+def is_embedding(held: Held) -> bool:
+    """Whether a parameter is the embedding's, which is a unit where the ends are."""
+    return held.where == "embedding" and held.module.partition(".")[0] == "embed_tokens"
+
+
+class Layer(NamedTuple):
+    """The buffers of the largest layer: its parameters, the next one's arrival, the one before's, its gradients."""
+
+    own: Item
+    arriving: Item
+    before: Item
+    scattered: tuple[Item, ...]
+    leaving: tuple[Item, ...]
 
 
 def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
@@ -121,18 +166,19 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
     Stage 3 is reshard_after_forward=True, where a layer's parameters are gathered again in backward; stage 2 is False,
     where they stay. The root's stay either way.
     """
-    layers, root = units_of(parameters, choice)
+    units = units_of(parameters, choice)
+    layers, root = units.layers, units.root
     widest = max(layers.values(), key=attrgetter("gathered"), default=root._replace(gathered=0, elements=0))
-    own = widest.gather("layer parameters, gathered", "unshard")
-    arriving = widest.gather("all-gather of a layer", "prefetch")
-    before = widest.gather("all-gather of the layer before", "its buffer lives until this copy-out")
-    scattered = widest.scatter("reduce-scatter input of the last layer")
-    leaving = widest.scatter("reduce-scatter input of a layer")
+    own, arriving, before, scattered, leaving = layer = Layer(
+        widest.gather("layer parameters, gathered", "unshard"),
+        widest.gather("all-gather of a layer", "prefetch"),
+        widest.gather("all-gather of the layer before", "its buffer lives until this copy-out"),
+        widest.scatter("reduce-scatter input of the last layer"),
+        widest.scatter("reduce-scatter input of a layer"),
+    )
     root_gather = root.gather("all-gather of the root", "unshard")
     root_scatter = root.scatter("reduce-scatter input of the root")
-    stays = root.gather("root parameters, gathered", "the root is not resharded")
-    # torch 2.12 lets the last input go only after the next one exists; all others before.
-    both = scattered if choice.torch[:2] == (2, 12) else ()
+    both = scattered if choice.torch[:2] == HOLDS_BOTH_INPUTS else ()
     around = Around(
         backward_layer=scattered,
         backward_first_layer=scattered,
@@ -143,10 +189,8 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
         after_embedding=(*root_scatter, *both),  # as of a layer: its parameters are let go before
         layer_share={kind: _left_behind(unit, choice) for kind, unit in layers.items()},
     )
-    if choice.mixed_policy:  # torchtitan does not reshard the last layer, which would be gathered at once again
+    if choice.gathers_last_layer_once:
         around = around._replace(loss_and_head=(own,))
-    usual = choice.compute if choice.mixed_policy else choice.base
-    sent_for = host_shards(parameters, choice, usual, f"{PARAM}: all_gather_inputs")
     if choice.zero_stage < 3:
         keep = {kind: unit.gather("layer parameters, gathered", "not resharded") for kind, unit in layers.items()}
         around = around._replace(
@@ -156,21 +200,69 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
             before_first_layer=(root_gather, arriving),
             layer_gathered=keep,
         )
-        return Buffers((), _beside_root(around, stays))
-    around = around._replace(
-        forward_layer=(own, arriving),
-        forward_head=(own, arriving) if choice.mixed_policy else (arriving,),
-        before_layer=(own, before, arriving),
-        before_first_layer=(own, root_gather, arriving),
-        backward_layer=(own, arriving, *scattered),
-        backward_last_layer=(own, arriving),
-        backward_first_layer=(own, *scattered),
-        after_layer=(arriving, *leaving, *both),
-        after_last_layer=(arriving, *leaving),
-        before_backward=(sent_for,) if choice.weights_on_host else (),
-        before_first_backward=(arriving,),
+    else:
+        sent_for = host_shards(parameters, choice, choice.gathered or choice.base, f"{PARAM}: all_gather_inputs")
+        around = around._replace(
+            forward_layer=(own, arriving),
+            forward_head=(own, arriving) if choice.gathers_last_layer_once else (arriving,),
+            before_layer=(own, before, arriving),
+            before_first_layer=(own, root_gather, arriving),
+            backward_layer=(own, arriving, *scattered),
+            backward_last_layer=(own, arriving),
+            backward_first_layer=(own, *scattered),
+            after_layer=(arriving, *leaving, *both),
+            after_last_layer=(arriving, *leaving),
+            before_backward=(sent_for,) if choice.weights_on_host else (),
+            before_first_backward=(arriving,),
+            in_head_backward=(arriving,) if choice.loss_in_model else (),
+        )
+    if choice.wraps_ends:
+        around = _with_ends(around, units, layer, choice)
+    return Buffers((), _beside_root(around, root) if root.gathered else around)
+
+
+def _with_ends(around: Around, units: Units, layer: Layer, choice: Choice) -> Around:
+    """The buffers where the embedding is a unit, and final norm and head are one.
+
+    Sources: Accelerate 1.15 utils/fsdp_utils.py, fsdp2_prepare_model; torchtitan 0.2.2 models/llama3/infra/
+    parallelize.py, apply_fsdp. The tail is not resharded after forward; its gradients leave as soon as its backward has
+    ended, and those of the embedding with the root's.
+    """
+    embedding, tail, gathers_again = units.embedding, units.tail, choice.zero_stage > 2
+    table = embedding.gather("embedding, gathered", "unshard")
+    table_arrives = embedding.gather("all-gather of the embedding", "its buffer lives until the next copy-out")
+    head = tail.gather("final norm and head, gathered", "not resharded after forward")
+    head_arrives = tail.gather("all-gather of final norm and head", "freed when the root's forward has ended")
+    of_head = tail.scatter("reduce-scatter input of final norm and head")
+    both = choice.torch[:2] == HOLDS_BOTH_INPUTS
+    own, prefetched, stays = ((layer.own,), (layer.arriving,), ()) if gathers_again else ((), (), (table,))
+    # As the first layer's backward begins, its own parameters are copied out; then the embedding's are prefetched.
+    beside_first = (max(table_arrives, layer.arriving, key=attrgetter("each")),) if gathers_again else stays
+    return around._replace(
+        before_first_layer=(*own, *stays, table_arrives, layer.arriving),
+        forward_layer=(*own, *stays, layer.arriving),
+        before_layer=(*own, *stays, layer.before, layer.arriving),
+        forward_head=(head, *stays, head_arrives),
+        before_head=(head, *stays, layer.arriving, head_arrives),
+        loss_and_head=(head, *stays),
+        in_loss=(head_arrives,) if choice.loss_in_model else (),
+        in_head_backward=prefetched if choice.loss_in_model else (),
+        backward_head=() if choice.loss_in_model else prefetched,
+        after_head=(*stays, *prefetched, *of_head),
+        share_of_head=(_share(tail, choice, "gradient share of final norm and head"),),
+        backward_layer=(*own, *stays, *prefetched, *layer.scattered),
+        backward_last_layer=(*own, *stays, *prefetched, *of_head),
+        backward_first_layer=(*own, *beside_first, *layer.scattered),
+        after_layer=(*stays, *prefetched, *layer.leaving, *(layer.scattered if both else ())),
+        after_last_layer=(*stays, *prefetched, *layer.leaving, *(of_head if both else ())),
+        after_first_layer=(*beside_first, *layer.leaving, *(layer.scattered if both else ())),
+        before_first_backward=(),
+        backward_embedding=(table, *layer.scattered),
+        after_embedding=(
+            *embedding.scatter("reduce-scatter input of the embedding"),
+            *(layer.scattered if both else ()),
+        ),
     )
-    return Buffers((), _beside_root(around, stays))
 
 
 def is_narrow(held: Held, choice: Choice) -> bool:
@@ -180,9 +272,13 @@ def is_narrow(held: Held, choice: Choice) -> bool:
     return not held.module.startswith("embed") and choice.narrow_gather.converts(held.module)
 
 
-def _beside_root(around: Around, root: Item) -> Around:
+def _beside_root(around: Around, root: Unit) -> Around:
     """The root's parameters beside all others, from the first layer's arrival until the root's own gradients leave."""
-    there: dict[str, Any] = {name: (root, *getattr(around, name)) for name in BESIDE_ROOT}
+    stays = root.gather("root parameters, gathered", "the root is not resharded")
+    there: dict[str, Any] = {name: (stays, *getattr(around, name)) for name in BESIDE_ROOT}
+    for name in ("before_head", "after_head"):  # where the head is a unit
+        if found := getattr(around, name):
+            there[name] = (stays, *found)
     return around._replace(**there)
 
 
@@ -191,8 +287,7 @@ def _left_behind(unit: Unit, choice: Choice) -> Item:
 
     Its share of the gradients; of those that go to the host nothing, but under HSDP what the groups have added up.
     """
-    own = choice.base if choice.mixed_policy else unit.reduced
-    share = gradient_share(unit.elements, choice, SOURCE, own)
+    share = _share(unit, choice)
     if not choice.weights_on_host:
         return share
     if not choice.replicates:
@@ -200,3 +295,9 @@ def _left_behind(unit: Unit, choice: Choice) -> Item:
     elements = -(-unit.elements // choice.data_parallel)
     detail = f"{SOURCE}: _all_reduce_state"
     return buffer("all-reduced gradients of a layer", elements, unit.reduced, 0, "P_layer/N", detail)
+
+
+def _share(unit: Unit, choice: Choice, name: str = "") -> Item:
+    """A rank's share of a unit's gradients."""
+    share = gradient_share(unit.elements, choice, SOURCE, unit.sharded)
+    return share._replace(tensor=name, formula=share.formula.replace("P_layer", unit.symbol)) if name else share

@@ -1,0 +1,62 @@
+"""How FSDP2's fully_shard is called: its mixed-precision policy, what it wraps, and when gradients are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from memcalc.spec.model import Block
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Wrap = Literal["layers", "layers-and-ends"]
+GradientSync = Literal["each", "last"]
+
+
+class FsdpSpec(Block):
+    """FSDP2's mixed-precision policy (torch.distributed.fsdp.MixedPrecisionPolicy), its units, and its reductions."""
+
+    param_dtype: Precision | None = Field(
+        None, description="dtype in which parameters are gathered, and modules compute; default: that of the shards"
+    )
+    reduce_dtype: Precision | None = Field(
+        None, description="dtype in which gradients are reduced; default: param_dtype, else that of the gradients"
+    )
+    output_dtype: Precision | None = Field(
+        None, description="dtype that outputs of units are cast to: that in which modules compute; default: no cast"
+    )
+    wrap: Wrap = Field(
+        "layers",
+        description="units: layers (the root has the rest) | layers-and-ends (the embedding is a unit, and so are "
+        "final norm and LM head together, which stay gathered until their backward; tied, all three are one)",
+    )
+    gradient_sync: GradientSync = Field(
+        "each",
+        description="micro-batches whose gradients are reduced: each | last (no_sync: until then they are summed "
+        "unsharded, in reduce_dtype)",
+    )
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing is set."""
+        return self == DEFAULT
+
+
+DEFAULT = FsdpSpec()
+
+
+def default_policy(fsdp: Any, implementation: object, dtype: object) -> Any:
+    """The block with the policy that a program is known to have; of a wrong type it is left for validation to reject.
+
+    torchtitan at ba2469780, torchtitan/parallelisms/parallelize_llama.py, apply_fsdp: bf16 parameters, fp32 reduction.
+    """
+    if implementation != "torchtitan" or not isinstance(fsdp, Mapping):
+        return fsdp
+    return {"param_dtype": dtype if isinstance(dtype, str) else "bf16", "reduce_dtype": "fp32"} | dict(fsdp)
+
+
+def computes_in(parallelism: Any) -> object:
+    """The dtype that a policy has modules compute in; None: there is none, or it is of a wrong type."""
+    fsdp = parallelism.get("fsdp") if isinstance(parallelism, Mapping) else None
+    return fsdp.get("param_dtype") if isinstance(fsdp, Mapping) else None
