@@ -37,6 +37,10 @@ RELEASES = {
         "transformers",
         ("5.23.0", "4.57.6", "4.48.3"),
         {
+            "5.16": Change(
+                "FSDP is FSDP2 where fsdp_config names no version; before, FSDP1.",
+                "training_args.py, _process_fsdp_args",
+            ),
             "5.0": Change("Weights are loaded in the checkpoint's dtype; before, in fp32.", "modeling_utils.py"),
             "4.54": Change(
                 "Grouped keys and values reach scaled_dot_product_attention as they are; before, repeated by head.",
@@ -53,6 +57,16 @@ RELEASES = {
             "4.49": Change(
                 "The loss shifts the labels; before, it made a shifted copy of the logits in fp32.",
                 "loss/loss_utils.py, ForCausalLMLoss",
+            ),
+        },
+    ),
+    "accelerate": Package(
+        "Accelerate",
+        ("1.15.0", "1.13.0"),
+        {
+            "1.14": Change(
+                "Under FSDP2 an untied embedding is a unit, and final norm and LM head are one; before, the root's.",
+                "utils/fsdp_utils.py, fsdp2_prepare_model",
             ),
         },
     ),

@@ -11,7 +11,7 @@ from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import place_trainers_loop, tell_evaluation
 from memcalc.importers import float8
 from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
-from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, to, told
+from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to, told
 from memcalc.importers.huggingface import GPUS, RECOMPUTE, TRAINER, finish_trainer
 from memcalc.importers.models import named_model
 from memcalc.importers.offload import ACTIVATIONS
@@ -54,7 +54,7 @@ FIELDS: dict[str, Meaning] = {
     "float32": fact("float32", "precision of the weights"),
     "dp_shard_size": to("parallelism.data_parallel"),
     "dp_replicate_size": fact("replicas", "parallelism.data_parallel_replicate"),
-    "fsdp_version": nothing("both versions shard alike; FSDP2's buffers are counted"),
+    "fsdp_version": part("parallelism.fsdp"),
     "load_in_8bit": overcounted("a base in 8 bits"),
     "liger_fused_linear_cross_entropy": fact("liger_fused_linear_cross_entropy", "training.loss"),
     **{name: fact(name, "training.kernels") for name in ("liger_rms_norm", "liger_rope", "liger_glu_activation")},

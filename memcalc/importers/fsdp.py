@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.importers.file_format import Meaning, fact, lacking, nothing, part
 from memcalc.importers.offload import place_shards
 
@@ -66,15 +66,74 @@ def place_fsdp(draft: Draft, words: str) -> int:
     if stage:
         draft.default("parallelism.zero_stage", stage)
         draft.default("parallelism.engine", "fsdp2")
-    steps = draft.given("training.gradient_accumulation_steps")
-    if stage and type(steps) is int and steps > 1:  # accelerator.py, no_sync: set_requires_gradient_sync(False)
-        what = "gradients that stay whole until the last micro-batch"
-        draft.limit(what, "their shards are counted", holds_memory=True)
     if _is_on(settings, "activation_checkpointing"):
-        draft.values["training.recompute"] = "full"
+        _place_checkpoints(draft, settings)
     if _is_on(settings, "offload_params") or "offload" in said:
         place_shards(draft)
     return stage
+
+
+def _place_checkpoints(draft: Draft, settings: Mapping[Any, Any]) -> None:
+    """Every layer that FSDP wraps is checkpointed.
+
+    FSDP1 with SIZE_BASED_WRAP finds no layer: accelerator.py hands that policy on to apply_activation_checkpointing,
+    which applies it without a size.
+    """
+    policy = settings.get("fsdp_auto_wrap_policy", settings.get("auto_wrap_policy"))
+    if str(policy).upper() == "SIZE_BASED_WRAP" and _version(draft) == 1:
+        draft.default("training.recompute", "none")
+        draft.notes.append(
+            "FSDP1 checkpoints no layer where auto_wrap_policy is SIZE_BASED_WRAP: nothing is recomputed"
+        )
+        return
+    draft.values["training.recompute"] = "full"
+
+
+def _version(draft: Draft) -> int:
+    """FSDP1 or FSDP2: as the file says, else as the program does; `accelerate launch` sets FSDP_VERSION to 1."""
+    config = draft.facts.get("fsdp_config")
+    settings = config if isinstance(config, Mapping) else {}
+    said = settings.get("fsdp_version", settings.get("version", draft.said.get("fsdp_version")))
+    if str(said) in ("1", "2"):
+        return int(str(said))
+    if draft.given(FRAMEWORK) == "accelerate":
+        return 1
+    return 2 if draft.has("transformers", "5.16") else 1
+
+
+def place_policy(draft: Draft, dtype: str | None) -> str:
+    """How Accelerate shards: its mixed-precision policy, its units, and no_sync until the last micro-batch.
+
+    Accelerate 1.15 utils/dataclasses.py, set_mixed_precision: parameters, reductions and outputs in the step's dtype,
+    on weights that train in fp32 (utils/fsdp_utils.py, fsdp2_prepare_model). accelerator.py: prepare_model runs FSDP1
+    under autocast, _prepare_fsdp2 does not; no_sync is set_requires_gradient_sync(False).
+
+    Args:
+        draft: our configuration in the making.
+        dtype: that of mixed precision; None: there is none.
+
+    Returns:
+        The recipe of what trains; "" where there is no policy.
+    """
+    if draft.given("parallelism.engine") != "fsdp2":
+        return ""
+    version = _version(draft)
+    if version == 1:
+        draft.limit("FSDP1", "FSDP2 with its policy is counted in its place", holds_memory=False)
+    elif draft.has("accelerate", "1.14"):
+        draft.default("parallelism.fsdp.wrap", "layers-and-ends")
+    steps = draft.given("training.gradient_accumulation_steps")
+    if draft.given("parallelism.offload") in (None, "none"):
+        draft.default("parallelism.fsdp.gradient_sync", "last")
+    elif type(steps) is int and steps > 1:
+        what = "gradients that stay whole until the last micro-batch"
+        draft.limit(what, "their shards are counted", holds_memory=True)
+    masters = str(draft.overridden.get("training.recipe", "")).startswith("mixed")
+    if dtype is None or masters:
+        return ""
+    for role in ("param_dtype", "reduce_dtype", "output_dtype"):
+        draft.default(f"parallelism.fsdp.{role}", dtype)
+    return "fp32" if version == 2 else "amp"
 
 
 def _place_replicas(draft: Draft) -> None:

@@ -21,7 +21,7 @@ from memcalc.importers.attention import attention
 from memcalc.importers.deepspeed import AS_PARTS
 from memcalc.importers.deepspeed_file import place_deepspeed
 from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, overcounted, to
-from memcalc.importers.fsdp import place_fsdp
+from memcalc.importers.fsdp import place_fsdp, place_policy
 from memcalc.importers.models import named_model, place_model
 from memcalc.importers.offload import place_optimizer
 
@@ -166,19 +166,19 @@ def finish_trainer(
     if half is None and low:
         half = "bf16" if weights.startswith("b") else "fp16"
     draft.default("training.dtype", half or "fp32")
+    policy = place_policy(draft, str(draft.given("training.dtype")) if autocasts else None)
     if half is None:
         draft.default("training.recipe", "fp32")
-    elif stage:
+    elif stage and draft.given("parallelism.engine") == "deepspeed":
         draft.default("training.recipe", "mixed-16")
         draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes a parameter")
     elif draft.values.get("training.finetune") in ("lora", "qlora"):
-        draft.default(
-            "training.recipe", "amp" if autocasts else "pure"
-        )  # adapters are in fp32, whatever the base is in
+        # Adapters are in fp32, whatever the base is in.
+        draft.default("training.recipe", policy or ("amp" if autocasts else "pure"))
         if autocasts and (low or weights_follow) and not _upcasts(draft):
             draft.default("training.lora.base_dtype", "compute")
-    else:
-        draft.default("training.recipe", "pure" if low else "amp")
+    else:  # under a policy what trains is made fp32, whatever it was loaded in
+        draft.default("training.recipe", policy or ("pure" if low else "amp"))
 
 
 def _upcasts(draft: Draft) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.catalogue.shipped import find_shipped
 from memcalc.frameworks.allocator_settings import EXPANDABLE, place_allocator_settings
 from memcalc.frameworks.draft import Draft
 from memcalc.importers import float8
@@ -22,7 +23,7 @@ FIELDS: dict[str, Meaning] = {
     "training.global_batch_size": fact("global", "training.global_batch_size"),
     "training.seq_len": to("training.sequence_length"),
     "training.mixed_precision_param": fact("param", "training.dtype: precision of the step"),
-    "training.mixed_precision_reduce": nothing("gradients are counted in fp32, the default"),
+    "training.mixed_precision_reduce": fact("reduce", "parallelism.fsdp: dtype of reductions"),
     "training.compile": lacking("torch.compile"),
     "compile.enable": lacking("torch.compile"),
     "compile*": nothing("part of torch.compile"),
@@ -126,6 +127,10 @@ def _finish(draft: Draft) -> None:
     preset = _FLAVORS.get((name, flavor)) or preset_of(f"{name}-{flavor}")
     if preset is not None:
         draft.values["preset"] = preset
+    elif name == "qwen3":  # its flavors have the names of the published models
+        published = f"Qwen/Qwen3-{flavor.upper()}"
+        if find_shipped(published) is not None:
+            draft.values["hf_config"] = published
     draft.default("training.dtype", _PRECISIONS.get(str(facts.get("param", "bfloat16")), "bf16"))
     half = draft.values["training.dtype"] != "fp32"
     draft.default("training.optimizer_implementation", "fused")
@@ -150,8 +155,6 @@ def _finish(draft: Draft) -> None:
         if draft.values.get("parallelism.tensor_parallel", 1) != 1:  # infra/parallelize.py, apply_tp
             draft.default("parallelism.sequence_parallel", True)
             draft.default("training.loss", "materialized" if facts.get("whole_logits") is True else "vocab-parallel")
-        if half and draft.values["training.recipe"] == "mixed-16":
-            draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes a parameter")
     # run_train.sh: as PYTORCH_ALLOC_CONF in 0.2, as PYTORCH_CUDA_ALLOC_CONF in 0.1.
     place_allocator_settings(draft, EXPANDABLE, "torchtitan's run_train.sh")
     float8.torchtitan(draft, facts.get("converters", []))
@@ -173,7 +176,7 @@ def _tell_validation(draft: Draft) -> None:
 def _recipe(draft: Draft) -> str:
     """distributed/utils.py, maybe_enable_amp: FSDP casts; else autocast, which there is none of with TP or stages."""
     if draft.values.get("parallelism.zero_stage"):
-        return "mixed-16"
+        return "fp32"
     split = any(draft.values.get(f"parallelism.{kind}_parallel", 1) != 1 for kind in ("tensor", "pipeline"))
     if split:
         draft.values["training.dtype"] = "fp32"
@@ -192,6 +195,7 @@ def _sharding(draft: Draft) -> None:
     if shards != 1 or draft.values.get("parallelism.context_parallel", 1) != 1:
         draft.default("parallelism.zero_stage", 2 if never else 3)
         draft.default("parallelism.engine", "fsdp2")
+        _units(draft)
     if type(shards) is int and shards > 1:
         draft.values["parallelism.data_parallel"] = shards * (replicas if type(replicas) is int else 1)
     if type(replicas) is int and replicas > 1:
@@ -199,6 +203,16 @@ def _sharding(draft: Draft) -> None:
     total = facts.get("global")
     if type(total) is int and total > 0:
         draft.values["training.global_batch_size"] = total
+
+
+def _units(draft: Draft) -> None:
+    """models/llama3/infra/parallelize.py, apply_fsdp: its mixed-precision policy, and what it wraps."""
+    if draft.given("parallelism.engine") != "fsdp2" or draft.given("parallelism.data_parallel") == 1:
+        return
+    facts = draft.facts
+    draft.default("parallelism.fsdp.param_dtype", str(draft.given("training.dtype")))
+    draft.default("parallelism.fsdp.reduce_dtype", _PRECISIONS.get(str(facts.get("reduce", "float32")), "fp32"))
+    draft.default("parallelism.fsdp.wrap", "layers-and-ends")
 
 
 def _micro_batches(draft: Draft) -> None:

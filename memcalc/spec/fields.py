@@ -70,6 +70,9 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
     for key, value in raw.items():
         name = SYMBOLS.get(block, {}).get(key, key)
         path: Path = (block, key)
+        if _is_both(name) and not isinstance(value, dict):
+            words[key] = value
+            continue
         if name not in fields and not (block == "model" and name in MODEL_SOURCES):
             if is_word(key, block):
                 words[key] = value
@@ -128,9 +131,19 @@ def _nested(name: str, raw: Any, source: Source) -> Any:
     return {key: value for key, value in raw.items() if value is not None and key in fields}
 
 
+def _is_both(name: str) -> bool:
+    """Whether a name is a block inside a block and another program's word as well: `fsdp: full_shard`."""
+    return name in NESTED and is_word(name)
+
+
 def find_field(name: str) -> Path | None:
-    """The path of a field given by its full path, bare name or symbol: "b" -> ("training", "micro_batch_size")."""
+    """The path of a field given by its full path, bare name or symbol: "b" -> ("training", "micro_batch_size").
+
+    A name that is a block and a word as well is the word where it stands alone.
+    """
     block, _, rest = name.partition(".")
+    if _is_both(rest or block):
+        return None
     if block in NESTED and rest:
         return (HOME[block], block, rest) if rest in NESTED[block].model_fields else None
     if rest:

@@ -33,7 +33,8 @@ def policy(spec: Spec) -> Iterator[Broken]:
     if fsdp.output_dtype not in (None, training.dtype):
         yield Broken(
             (*key, "output_dtype"),
-            f"output_dtype = {fsdp.output_dtype}, but modules compute in {training.dtype}: such casts are not modelled.",
+            f"output_dtype = {fsdp.output_dtype}, but modules compute in {training.dtype}: "
+            "such casts are not modelled.",
             f"Set output_dtype: {training.dtype}, or leave it out.",
         )
     if fsdp.param_dtype is not None and RECIPES[training.recipe].master is not None:

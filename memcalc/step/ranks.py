@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -80,8 +81,10 @@ def reduce_gradients(model: CausalLM, *, reduces: bool) -> None:
 
 def _precision(fsdp: FsdpSpec) -> MixedPrecisionPolicy:
     """The policy in PyTorch's dtypes."""
-    dtypes = (fsdp.param_dtype, fsdp.reduce_dtype, fsdp.output_dtype)
-    return MixedPrecisionPolicy(*(None if dtype is None else DTYPES[dtype] for dtype in dtypes))
+    param, reduce, output = (
+        None if dtype is None else DTYPES[dtype] for dtype in (fsdp.param_dtype, fsdp.reduce_dtype, fsdp.output_dtype)
+    )
+    return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce, output_dtype=output)
 
 
 def _ends(module: nn.Module) -> list[nn.Module]:
@@ -89,13 +92,13 @@ def _ends(module: nn.Module) -> list[nn.Module]:
 
     Source: Accelerate 1.15 utils/fsdp_utils.py, fsdp2_prepare_model and _find_final_norm.
     """
-    find = getattr(module, "get_input_embeddings", None)
-    if find is None:
+    if not hasattr(module, "get_input_embeddings"):
         found = [getattr(module, name, None) for name in ("embed_tokens", "norm", "lm_head")]
         return [each for each in found if each is not None]
-    base = getattr(module, module.base_model_prefix)
+    model: Any = module
+    base = getattr(model, model.base_model_prefix)
     norms = [child for child in base.children() if "Norm" in type(child).__name__]
-    return [find(), *norms[-1:], module.get_output_embeddings()]
+    return [model.get_input_embeddings(), *norms[-1:], model.get_output_embeddings()]
 
 
 def _give_memory(module: nn.Module, spec: Spec, device: torch.device) -> None:

@@ -34,7 +34,8 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
             "training.recompute": "full",
             "training.attention": "flash",
             "training.dtype": "bf16",
-            "training.recipe": "mixed-16",  # fp32 shards, gathered in 16 bits
+            "training.recipe": "amp",  # fp32 shards, gathered in bf16, under FSDP1's autocast
+            "parallelism.fsdp.param_dtype": "bf16",
             "training.implementation": "huggingface",
             "parallelism.zero_stage": 3,
             "parallelism.engine": "fsdp2",
@@ -163,7 +164,14 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
         "8B.toml",
         TORCHTITAN.replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 2"),
         (),
-        {"training.implementation": "plain", "training.recipe": "mixed-16", "parallelism.tensor_parallel": 2},
+        {
+            "training.implementation": "plain",
+            "training.recipe": "fp32",
+            "parallelism.fsdp.param_dtype": "bf16",
+            "parallelism.fsdp.reduce_dtype": "fp32",
+            "parallelism.fsdp.wrap": "layers-and-ends",
+            "parallelism.tensor_parallel": 2,
+        },
     ),
     "Megatron-LM": (
         "pretrain.sh",

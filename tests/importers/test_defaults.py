@@ -319,7 +319,7 @@ LLAMA_TITAN = (
         (
             "tensor_parallel_degree = 4",
             ("data_parallel=8",),
-            {"parallelism.sequence_parallel": True, "training.loss": "vocab-parallel", "training.recipe": "mixed-16"},
+            {"parallelism.sequence_parallel": True, "training.loss": "vocab-parallel", "training.recipe": "fp32"},
         ),
         (
             "tensor_parallel_degree = 4\ndisable_loss_parallel = true",

@@ -51,11 +51,12 @@ def test_until_transformers_4_51_it_kept_none(tmp_path: Path) -> None:
     assert not training.optimizer_options.embeddings_32bit
 
 
-def test_masters_have_no_tables_that_bitsandbytes_knows(tmp_path: Path) -> None:
+def test_tables_that_fsdp_shards_are_those_that_bitsandbytes_knows(tmp_path: Path) -> None:
+    """optim/optimizer.py, check_overrides: a module's own weight, which is then the shard."""
     training = read(tmp_path, optim="adamw_bnb_8bit", fsdp="full_shard")
 
-    assert training.recipe == "mixed-16"
-    assert not training.optimizer_options.embeddings_32bit
+    assert training.recipe == "fp32"
+    assert training.optimizer_options.embeddings_32bit
 
 
 @pytest.mark.parametrize("override", ["optimizer=adamw", "recipe=mixed-16", "implementation=plain"])

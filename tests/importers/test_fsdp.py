@@ -1,0 +1,115 @@
+"""How Accelerate, Trainer and torchtitan call FSDP: version, mixed-precision policy, units, accumulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memcalc.importers.loading import load
+from memcalc.spec.spec import Spec
+
+MODEL = "preset=llama-3.2-1b"
+TRAINER = "per_device_train_batch_size: 1\nbf16: true\nfsdp: full_shard auto_wrap\n"
+ACCELERATE = (
+    "distributed_type: FSDP\nmixed_precision: {precision}\nnum_processes: 4\nfsdp_config:\n  fsdp_version: {version}\n"
+)
+TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 1024\n[parallelism]\ndata_parallel_shard_degree = 8\n'
+
+
+def loaded(tmp_path: Path, text: str, *words: str, name: str = "run.yaml") -> Spec:
+    path = tmp_path / name
+    path.write_text(text)
+    return load(path, words)
+
+
+def sharding(spec: Spec) -> tuple[object, ...]:
+    fsdp = spec.parallelism.fsdp
+    dtypes = (fsdp.param_dtype, fsdp.reduce_dtype, fsdp.output_dtype)
+    return spec.training.recipe, dtypes, fsdp.wrap, fsdp.gradient_sync
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_accelerates_fsdp2_has_a_policy_and_no_autocast(precision: str, tmp_path: Path) -> None:
+    """utils/dataclasses.py, set_mixed_precision; accelerator.py, _prepare_fsdp2."""
+    text = ACCELERATE.format(precision=precision, version=2)
+    spec = loaded(tmp_path, text, MODEL, "s=64", "versions.accelerate=1.15.0")
+
+    assert spec.training.dtype == precision
+    assert sharding(spec) == ("fp32", (precision,) * 3, "layers-and-ends", "last")
+
+
+@pytest.mark.parametrize(("release", "wrap"), [("1.13.0", "layers"), ("1.14.0", "layers-and-ends")])
+def test_the_ends_are_units_since_accelerate_1_14(release: str, wrap: str, tmp_path: Path) -> None:
+    text = ACCELERATE.format(precision="bf16", version=2)
+
+    assert sharding(loaded(tmp_path, text, MODEL, "s=64", f"versions.accelerate={release}"))[2] == wrap
+
+
+def test_fsdp1_runs_under_autocast_and_is_named_as_a_limit(tmp_path: Path) -> None:
+    spec = loaded(tmp_path, ACCELERATE.format(precision="bf16", version=1), MODEL, "s=64")
+
+    assert sharding(spec) == ("amp", ("bf16",) * 3, "layers", "last")
+    assert any(limit.what == "FSDP1" and not limit.holds_memory for limit in spec.origin.limits)
+
+
+def test_without_mixed_precision_there_is_no_policy(tmp_path: Path) -> None:
+    spec = loaded(tmp_path, ACCELERATE.format(precision="no", version=2), MODEL, "s=64", "versions.accelerate=1.15.0")
+
+    assert sharding(spec) == ("fp32", (None, None, None), "layers-and-ends", "last")
+    assert spec.training.dtype == "fp32"
+
+
+@pytest.mark.parametrize(("release", "recipe"), [("5.23.0", "fp32"), ("5.6.0", "amp"), ("4.57.6", "amp")])
+def test_trainers_fsdp_is_fsdp2_since_transformers_5_16(release: str, recipe: str, tmp_path: Path) -> None:
+    """training_args.py: `fsdp_config.version`, whose default was 1."""
+    words = (MODEL, "data_parallel=4", f"versions.transformers={release}", "versions.accelerate=1.15.0")
+
+    assert sharding(loaded(tmp_path, TRAINER, *words))[0] == recipe
+    named = loaded(tmp_path, TRAINER + "fsdp_config:\n  fsdp_version: 2\n", *words)
+    assert sharding(named)[0] == "fp32"
+
+
+def test_size_based_wrapping_checkpoints_no_layer_of_fsdp1(tmp_path: Path) -> None:
+    text = ACCELERATE + "  fsdp_activation_checkpointing: true\n  fsdp_auto_wrap_policy: {policy}\n"
+
+    def recompute(version: int, policy: str) -> object:
+        config = text.format(precision="bf16", version=version, policy=policy)
+        return loaded(tmp_path, config, MODEL, "s=64", "versions.accelerate=1.15.0").training.recompute
+
+    assert recompute(1, "SIZE_BASED_WRAP") == "none"
+    assert recompute(1, "TRANSFORMER_BASED_WRAP") == recompute(2, "SIZE_BASED_WRAP") == "full"
+
+
+def test_offloaded_shards_say_that_their_sums_are_counted_as_shards(tmp_path: Path) -> None:
+    text = ACCELERATE.format(precision="bf16", version=2) + "  fsdp_offload_params: true\n"
+    words = (MODEL, "s=64", "versions.accelerate=1.15.0", "gradient_accumulation_steps=4")
+    spec = loaded(tmp_path, text, *words)
+
+    assert spec.parallelism.fsdp.gradient_sync == "each"
+    assert "gradients that stay whole until the last micro-batch" in {limit.what for limit in spec.origin.limits}
+
+
+def test_masters_that_a_user_sets_have_no_policy(tmp_path: Path) -> None:
+    text = ACCELERATE.format(precision="bf16", version=2)
+    spec = loaded(tmp_path, text, MODEL, "s=64", "versions.accelerate=1.15.0", "recipe=mixed-16")
+
+    assert sharding(spec)[:2] == ("mixed-16", (None, None, None))
+
+
+@pytest.mark.parametrize(("reduce", "dtype"), [("", "fp32"), ('mixed_precision_reduce = "bfloat16"\n', "bf16")])
+def test_torchtitans_policy(reduce: str, dtype: str, tmp_path: Path) -> None:
+    """models/llama3/infra/parallelize.py, apply_fsdp; a rank reduces every micro-batch."""
+    spec = loaded(tmp_path, TITAN.replace("seq_len = 1024\n", f"seq_len = 1024\n{reduce}"), name="run.toml")
+
+    assert sharding(spec) == ("amp", ("bf16", dtype, None), "layers-and-ends", "each")
+    assert spec.training.implementation == "torchtitan"
+    split = loaded(tmp_path, TITAN + "tensor_parallel_degree = 2\n", name="run.toml")
+    assert sharding(split) == ("fp32", ("bf16", "fp32", None), "layers-and-ends", "each")
+
+
+@pytest.mark.parametrize("flavor", ["0.6B", "14B", "32B"])
+def test_torchtitans_qwen3_has_the_published_sizes(flavor: str, tmp_path: Path) -> None:
+    text = TITAN.replace('name = "llama3"\nflavor = "8B"', f'name = "qwen3"\nflavor = "{flavor}"')
+
+    assert loaded(tmp_path, text, name="run.toml").model.architecture == "qwen3"
