@@ -31,6 +31,7 @@ class Choice(NamedTuple):
     clips: bool
     ema: str
     zeroes_gradients: bool
+    keeps_gradients_until_backward: bool  # those of the step before live through the next forward and its loss
     accumulates: bool
     zero_stage: int
     data_parallel: int  # the ranks over which ZeRO shards
@@ -103,6 +104,7 @@ def choice_of(spec: Spec) -> Choice:
         training.gradient_clipping is not None,
         training.ema,
         training.zero_grad == "zero",
+        training.zero_grad_before == "backward",
         training.gradient_accumulation_steps > 1,
         spec.parallelism.zero_stage,
         spec.parallelism.shards,

@@ -114,12 +114,14 @@ def _gradient_mask(choice: Choice) -> int:
         mask |= mask_of("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "backward_2")
     if choice.zeroes_gradients and not choice.partitions_gradients:
         mask |= mask_of("forward_2", "loss_2", "backward_2")
+    if choice.keeps_gradients_until_backward and not choice.partitions_gradients:
+        mask |= mask_of("forward_2", "loss_2")
     return mask
 
 
 def gradients_exist(choice: Choice, step: int) -> bool:
     """Whether gradients exist, whole, before the (last micro-batch's) backward of a step starts."""
-    return bool(_gradient_mask(choice) & BIT[f"loss_{step}"])
+    return bool(_gradient_mask(choice) & BIT[f"backward_{step}"])
 
 
 def is_made_in_backward(copy: Copy, choice: Choice) -> bool:

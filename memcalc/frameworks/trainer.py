@@ -39,7 +39,7 @@ def place_trainers_loop(draft: Draft) -> None:
     if keeps and draft.has("transformers", "4.52"):
         draft.default("training.optimizer_options.embeddings_32bit", True)
     _place_liger(draft)
-    _place_padding(draft)
+    place_padding(draft)
     if draft.given("training.dtype") == "fp32":
         draft.has("transformers", GROUPED_HEADS)  # which decides the kernel: spec/defaults.py
     if draft.given("training.loss") in (None, "materialized") and not draft.has("transformers", "4.49"):
@@ -49,7 +49,7 @@ def place_trainers_loop(draft: Draft) -> None:
         draft.notes.append("cut cross-entropy is counted as Liger's fused loss, which has some logits at a time")
 
 
-def _place_padding(draft: Draft) -> None:
+def place_padding(draft: Draft) -> None:
     """Whether sequences of a batch are padded, which gives transformers' sdpa a mask; the data decide it.
 
     Texts that are joined and cut, and batches of one sequence, are not padded; flash_attention_2 needs no mask.

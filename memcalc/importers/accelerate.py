@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.scripts import place_outputs
+from memcalc.frameworks.trainer import place_padding
 from memcalc.importers import float8, fsdp
 from memcalc.importers.deepspeed_file import read_beside
 from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, part, to
@@ -122,6 +124,9 @@ def _tell_scripts(draft: Draft) -> None:
     """What the script says, and is taken to say."""
     if "training.optimizer" not in draft.overridden:
         draft.notes.append("no optimizer in the file; assuming adamw. Change it with --set optimizer=")
+    place_outputs(draft)
+    if draft.given("training.implementation") == "huggingface":
+        place_padding(draft)
     if draft.values["training.recipe"] == "amp" and "training.recipe" not in draft.overridden:
         draft.notes.append("assuming that the script loads weights in fp32; --set recipe=pure if it loads 16 bits")
 

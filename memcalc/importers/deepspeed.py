@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.scripts import place_outputs
 from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
 from memcalc.importers.offload import place_optimizer
 
@@ -163,6 +164,7 @@ def finish_deepspeed(draft: Draft) -> None:
     draft.default("parallelism.zero_stage", 0)
     draft.default("parallelism.engine", "deepspeed")
     draft.default("training.implementation", "huggingface")
+    place_outputs(draft)
     if "training.optimizer" not in draft.values.keys() | draft.overridden.keys():
         draft.notes.append("no optimizer in the DeepSpeed config; assuming adamw. Change it with --set optimizer=")
     micro = "training.micro_batch_size" in draft.values.keys() | draft.overridden.keys()

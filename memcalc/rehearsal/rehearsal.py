@@ -106,6 +106,7 @@ class Rehearsal:
         self.alive: dict[int, list[int]] = {}  # storages of what is built
         self.weights: list[int] = []  # those of parameters
         self.gradients: list[int] = []
+        self.stale: list[int] = []  # those of the step before
         self.passing: MicroBatch | None = None  # the micro-batch under way
         self.kinds: dict[bool, MicroBatch] = {}  # those that find no gradients, and those that find some
         self.steady_step: Written | None = None  # the optimizer's steps but for the first one
@@ -148,8 +149,9 @@ class Rehearsal:
         elif kind == "optimizer_step":
             self._step(first=phase == "optimizer_step_1")
         elif kind == "zero_grad" and not self.choice.zeroes_gradients:
-            self.requests.drop(self.gradients)
-            self.gradients = []
+            self.stale, self.gradients = self.gradients, []
+            if not self.choice.keeps_gradients_until_backward:
+                self._drop_stale()
         elif kind == EVALUATION:
             self._evaluate()
         elif kind == "forward":
@@ -223,8 +225,13 @@ class Rehearsal:
         assert self.passing is not None
         self.passing.loss()
 
+    def _drop_stale(self) -> None:
+        self.requests.drop(self.stale)
+        self.stale = []
+
     def _backward(self, *, last: bool = True) -> None:
         assert self.passing is not None
+        self._drop_stale()
         self.gradients += self.passing.backward()
         if last:
             self.gradients = self.engine.after_last_backward(self.gradients)

@@ -51,9 +51,9 @@ def default_training(
         filled.setdefault("recipe", "fp32")
     _default_attention(filled, model)
     # Their loops let go of the output before backward: schedules.py's forward_step, torchtitan's `del pred`.
-    filled.setdefault(
-        "logits_until", "loss" if filled.get("implementation") in ("megatron", "torchtitan") else "backward"
-    )
+    lets_go = filled.get("implementation") in ("megatron", "torchtitan") or filled.get("framework") == "lightning"
+    filled.setdefault("logits_until", "loss" if lets_go else "backward")
+    _default_loop(filled)
     filled.setdefault("attention_windows", "mask" if filled.get("implementation") == "huggingface" else "kernel")
     if isinstance(filled.get("recipe"), str):
         filled["recipe"] = ALIASES.get(filled["recipe"], filled["recipe"])
@@ -63,6 +63,18 @@ def default_training(
     if filled.get("recipe") == "fp32":
         filled.setdefault("dtype", "fp32")
     return default_finetuning(default_optimizer(filled))
+
+
+def _default_loop(training: dict[str, Any]) -> None:
+    """Fill in what a program's loop does, where the run names the program.
+
+    Lightning 2.6 loops/optimization/automatic.py, Closure.closure: training_step, then zero_grad, then backward; the
+    step returns the loss alone. nanoGPT (train.py, model.py): F.cross_entropy of the logits as the head returns them.
+    """
+    framework = training.get("framework")
+    training.setdefault("zero_grad_before", "backward" if framework == "lightning" else "forward")
+    own = framework == "loop" and training.get("implementation", "plain") == "plain"
+    training.setdefault("loss_upcast", not (own and training.get("loss", "materialized") == "materialized"))
 
 
 def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:

@@ -13,6 +13,19 @@ def loss(spec: Spec) -> Iterator[Broken]:
     """What goes with which kind of loss."""
     training, model = spec.training, spec.model
     kind = training.loss
+    if not training.loss_upcast and (training.implementation != "plain" or kind != "materialized"):
+        yield Broken(
+            ("training", "loss_upcast"),
+            f"loss_upcast = false with implementation {training.implementation} and loss {kind}, which makes the copy.",
+            "Set loss_upcast: true, or implementation: plain and loss: materialized.",
+        )
+    if training.logits_dtype == "fp32" and (training.implementation in ("megatron", "torchtitan") or kind in TOKENWISE):
+        yield Broken(
+            ("training", "logits_dtype"),
+            f"logits_dtype = fp32 with implementation {training.implementation} and loss {kind}: the model returns no "
+            "logits to convert.",
+            "Set logits_dtype: compute.",
+        )
     if kind not in TOKENWISE or training.implementation == "megatron":
         return
     if spec.parallelism.tensor_parallel > 1 or spec.parallelism.context_parallel > 1:

@@ -85,6 +85,9 @@ class TrainingSpec(Block):
     gradient_clipping: Norm | None = Field(None, description="the norm that all gradients together are clipped to")
     ema: Average = Field("none", description="a moving average of the weights: none | weights (their dtype) | fp32")
     zero_grad: Literal["set_to_none", "zero"] = Field("set_to_none", description="free gradients, or fill with zeros")
+    zero_grad_before: Literal["forward", "backward"] = Field(
+        description="of a step's first micro-batch; default: forward, but backward with framework lightning",
+    )
     recompute: RecomputeWord | RecomputeLayers = Field(
         "none",
         description="none | selective | full | every-k (each k-th layer) | a list of layers; a nested list is one "
@@ -126,6 +129,14 @@ class TrainingSpec(Block):
         description="what transformers' loss shifts by a token: labels | logits, of which it makes a copy in fp32 "
         "(transformers before 4.49); with huggingface",
     )
+    loss_upcast: bool = Field(
+        description="whether the loss makes an fp32 copy of the logits (`logits.float()`), or reads them as they are "
+        "(`F.cross_entropy(logits, ...)`); default: true, but false with framework loop",
+    )
+    logits_dtype: Literal["compute", "fp32"] = Field(
+        "compute",
+        description="dtype of the logits that the model returns: compute | fp32 (converted, as by Lightning Fabric)",
+    )
     kernels: Kernels = Field(
         "torch",
         description="of transformers' norms, rotary positions and MLPs: torch | liger (whose loss is loss: fused)",
@@ -133,7 +144,8 @@ class TrainingSpec(Block):
     logits_until: LogitsUntil = Field(
         "backward",
         description="when the logits are released: after backward (`outputs = model(...)`) | "
-        "loss (Hugging Face's Trainer, `del logits`); default: backward, but loss with megatron and torchtitan",
+        "loss (Hugging Face's Trainer, `del logits`); default: backward, but loss with megatron, torchtitan and "
+        "framework lightning",
     )
     torch_version: TorchVersion = Field(
         "v2.13", description="PyTorch version: workspaces, FSDP2's buffers, fused norms"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,11 +72,22 @@ def with_loss(model: CausalLM, spec: Spec) -> CausalLM:
     kind = spec.training.loss
     if kind == "vocab-parallel":
         return replace(model, loss=vocab_parallel)
+    if spec.training.logits_dtype == "fp32":
+        model = replace(model, logits=partial(_in_fp32, model.logits))
     if kind == "materialized":
-        return model
+        return model if spec.training.loss_upcast else replace(model, loss=loss_as_returned)
     assert model.hidden is not None
     assert model.head is not None
     return replace(model, logits=model.hidden, loss=tokenwise_loss(spec.training, model.head))
+
+
+def _in_fp32(logits: Callable[[Tensor], Any], input_ids: Tensor) -> Any:
+    """The model's output converted to fp32 (Lightning Fabric, plugins/precision/utils.py, _convert_fp_tensor)."""
+    found = logits(input_ids)
+    if isinstance(found, Tensor):
+        return found.float()
+    found.logits = found.logits.float()
+    return found
 
 
 def build_base(spec: Spec, place: torch.device, device: torch.device) -> CausalLM:
@@ -103,6 +115,11 @@ def build_base(spec: Spec, place: torch.device, device: torch.device) -> CausalL
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy in fp32. A function of its own, so that the fp32 logits lose their name when it returns."""
     return functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), labels.view(-1))
+
+
+def loss_as_returned(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean cross-entropy of the logits in the dtype that they have."""
+    return functional.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
 
 
 @contextmanager

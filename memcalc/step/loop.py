@@ -63,6 +63,7 @@ class TrainingRun:
         self.device = device
         self.model: CausalLM | None = None
         self.copies: Copies | None = None
+        self.has_old_gradients = False  # those of the step before
         self.optimizer: torch.optim.Optimizer | None = None
         self.average: Average | None = None
         self.given = inputs
@@ -106,8 +107,10 @@ class TrainingRun:
             self.inputs = self._make_inputs(model)
         with model.surroundings():
             for step in range(1, steps + 1):
+                self.has_old_gradients = True
                 with observer.phase(f"zero_grad_{step}"):
-                    copies.zero_grad(set_to_none=self.spec.training.zero_grad == "set_to_none")
+                    if self.spec.training.zero_grad_before == "forward":
+                        self._zero_gradients(copies)
                 for remaining in reversed(range(self.spec.training.gradient_accumulation_steps)):
                     if self.spec.parallelism.fsdp.gradient_sync == "last" and self.engine in SHARDING:
                         from memcalc.step.ranks import reduce_gradients
@@ -118,6 +121,12 @@ class TrainingRun:
                     self._update(copies, optimizer)
                     if average is not None:
                         average.update()
+
+    def _zero_gradients(self, copies: Copies) -> None:
+        """Free a step's gradients, or fill them with zeros, once."""
+        if self.has_old_gradients:
+            copies.zero_grad(set_to_none=self.spec.training.zero_grad == "set_to_none")
+        self.has_old_gradients = False
 
     def _update(self, copies: Copies, optimizer: torch.optim.Optimizer) -> None:
         try:
@@ -146,6 +155,8 @@ class TrainingRun:
                 loss = model.loss(self.logits, labels)
                 if self.spec.training.logits_until == "loss":
                     self.logits = None
+                assert self.copies is not None
+                self._zero_gradients(self.copies)
         with observer.phase(f"backward_{step}"):
             if self.spec.training.gradient_accumulation_steps > 1:
                 loss = loss / self.spec.training.gradient_accumulation_steps

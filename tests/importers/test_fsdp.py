@@ -113,3 +113,13 @@ def test_torchtitans_qwen3_has_the_published_sizes(flavor: str, tmp_path: Path) 
     text = TITAN.replace('name = "llama3"\nflavor = "8B"', f'name = "qwen3"\nflavor = "{flavor}"')
 
     assert loaded(tmp_path, text, name="run.toml").model.architecture == "qwen3"
+
+
+def test_what_a_script_keeps_is_an_assumption_with_its_bytes(tmp_path: Path) -> None:
+    """2 bytes of every logit: 64 tokens of 128,256."""
+    spec = loaded(tmp_path, ACCELERATE.format(precision="bf16", version=2), MODEL, "s=64", "versions.accelerate=1.15.0")
+
+    assert spec.training.logits_until == "backward"
+    found = next(each for each in spec.origin.assumptions if each.field == "training.logits_until")
+    assert (found.taken, found.otherwise) == ("backward", "loss")
+    assert found.moved_bytes == 2 * 64 * 128256

@@ -333,3 +333,16 @@ def test_tables_over_fsdps_policy_equal_single_estimates() -> None:
     model = {"l": 3, "d": 64, "h": 4, "V": 1000, "tie_word_embeddings": False}
     config = {"model": model, "training": {"s": 64}, "parallelism": {"engine": "fsdp2", "data_parallel": 2}}
     assert_same(config, evaluate(config, axes))
+
+
+def test_tables_over_loops_equal_single_estimates() -> None:
+    axes: dict[str, Any] = {
+        "loss_upcast": [True, False],
+        "logits_dtype": ["compute", "fp32"],
+        "zero_grad_before": ["forward", "backward"],
+        "recipe": ["pure", "amp", "mixed-20"],
+        "gradient_accumulation_steps": [1, 3],
+        "b": [1, 4],
+    }
+    model = {"l": 3, "d": 64, "h": 4, "V": 1000}
+    assert_same({"model": model, "training": {"s": 64}}, evaluate({"model": model, "training": {"s": 64}}, axes))

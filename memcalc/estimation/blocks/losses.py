@@ -53,13 +53,23 @@ def write_loss(
     if finished is not None:
         logits = finished(logits)
         tape.still_named(x)  # hidden_states
+    if c.wide_output:
+        logits = ops.cast(logits, "fp32", "logits in fp32")
     _name(ops, c, logits)
     tape.end_forward()
+    _loss_of(ops, c, logits, wide_logits=wide_logits)
+
+
+def _loss_of(ops: Operators, c: Structure, logits: Tensor, *, wide_logits: bool) -> None:
+    """The loss of all logits."""
+    if not c.upcasts_logits:
+        ops.cross_entropy(logits, dtype="fp32" if c.autocast else logits.dtype)
+        return
     if c.loss == "vocab-parallel" and c.dtensor:
         ops.loss_parallel(ops.cast(logits, "fp32", "logits in fp32"))
         return
     if c.loss == "vocab-parallel":
-        tape.hold(ops.mean_of_tokens(ops.vocab_parallel_cross_entropy(logits)))
+        ops.tape.hold(ops.mean_of_tokens(ops.vocab_parallel_cross_entropy(logits)))
         return
     if wide_logits:
         logits = ops.cast(logits, "fp32", "logits in fp32")

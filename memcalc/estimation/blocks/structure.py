@@ -120,6 +120,8 @@ class Structure(NamedTuple):
     replaced_linears: bool = False  # DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py)
     fp8_columns: bool = False  # and whether it makes a second copy for backward's products
     float8: Float8 | None = None  # and how torchao's linear layers do
+    upcasts_logits: bool = True  # the loss makes an fp32 copy of the logits
+    wide_output: bool = False  # the program converts the model's output to fp32
     drops_logits: bool = False  # the loop has no name for the model's output in backward
     evaluates: bool = False  # without gradients, between steps
     shifts_logits: bool = False  # transformers' loss, before 4.49
@@ -245,6 +247,8 @@ def structure_of(spec: Spec) -> Structure:
         fp8=training.fp8 if megatron else "none",
         fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _card(spec)),
         float8=float8_of(spec),
+        upcasts_logits=training.loss_upcast,
+        wide_output=training.logits_dtype == "fp32",
         drops_logits=training.logits_until == "loss",
         shifts_logits=huggingface and training.loss_shift == "logits",
         liger=huggingface and training.kernels == "liger" and (model.architecture or "") in LIGER_FAMILIES,

@@ -55,13 +55,15 @@ class Loss(Base):
 
     _labels: tuple[Tensor, ...] = ()  # the loss function's variables
 
-    def cross_entropy(self, logits: Tensor, of: str = "", labels: Tensor | None = None) -> Tensor:
+    def cross_entropy(self, logits: Tensor, of: str = "", labels: Tensor | None = None, dtype: str = "") -> Tensor:
         """log_softmax, which keeps its output, then the mean of the labels' rows, which keeps it too.
 
-        `labels`: where they were made for the loss.
+        `labels`: where they were made for the loss. `dtype`: that of the log-probabilities, if not the logits'.
+        Autocast asks for fp32, and one kernel reads 16 bits and writes fp32 (ATen autocast_mode.cpp,
+        fp32_set_opt_dtype; native/cuda/SoftMax.cu, half_to_float); backward makes a gradient in the logits' dtype.
         """
         tape = self.tape
-        log_probabilities = tape.new("log-probabilities", logits.shape, logits.dtype, DERIVATIVES)
+        log_probabilities = tape.new("log-probabilities", logits.shape, dtype or logits.dtype, DERIVATIVES)
         tape.record(Node(f"log_softmax{of}", (logits,), (log_probabilities,), (log_probabilities.storage,), (NEW,)))
         loss = tape.new("loss", (), "fp32", DERIVATIVES)
         weight = tape.store("loss total weight", (), "fp32", "ATen native/cuda/Loss.cu")
