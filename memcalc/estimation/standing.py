@@ -16,21 +16,43 @@ from memcalc.spec.cards import Card
 from memcalc.spec.families import family_buffers
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
+from memcalc.spec.training import TOKENWISE
 
 ROTARY_TABLES, CAUSAL_MASKS = "rotary tables", "causal masks"  # the tensors of modules' buffers, as rows name them
 
 
 def standing_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
     """All of it, for one stage. The backward thread's workspace appears within backward_1: the timeline tells when."""
-    items = [*registered_buffers(spec, stage), *inputs(spec)]
+    items = [*registered_buffers(spec, stage), *inputs(spec), *logits_of_the_step_before(spec, stage)]
     if spec.training.implementation == "torchtitan":
         items.append(complex_table(spec))
+    if spec.training.framework == "torchtune":
+        items += rotary_cache(spec)
     if spec.training.implementation == "megatron":
         items += megatron.standing(spec, stage, stage_parameters(spec, stage), card)
     if uses_torch_products(spec, stage):
         items.append(workspace("forward", spec, card, from_phase("forward_1")))
         items.append(workspace("backward", spec, card, from_phase("optimizer_step_1")))
     return items
+
+
+def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[Item]:
+    """Logits that a loop's variable refers to until the next forward has returned; in backward they are the head's."""
+    training = spec.training
+    whole = training.loss not in TOKENWISE or not training.loss_recompute
+    if training.logits_until != "step" or not whole or not stage.has_head:
+        return []
+    mask = mask_of("optimizer_step_1", "zero_grad_2", "forward_2", "optimizer_step_2")
+    if training.gradient_accumulation_steps > 1:
+        mask |= mask_of("forward_1")
+    dtype = "fp32" if training.logits_dtype == "fp32" else training.dtype
+    vocabulary = -(-spec.model.vocab_size // spec.parallelism.tensor_parallel)
+    shape = (training.sequences, training.row_length // spec.parallelism.context_parallel, vocabulary)
+    size = DTYPE_BYTES[dtype]
+    each = size * shape[0] * shape[1] * shape[2]
+    kind, citation = Component.LOGITS_AND_LOSS, "a variable of the training loop, until it is assigned again"
+    name, formula = "logits of the micro-batch before", f"{size}·b·s·V"
+    return [Item(kind, "head", name, shape, dtype, 1, each, rounded(each), mask, formula, citation)]
 
 
 def uses_torch_products(spec: Spec, stage: Stage) -> bool:
@@ -87,6 +109,18 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
         )
         items.append(head)
     return items
+
+
+def rotary_cache(spec: Spec) -> list[Item]:
+    """torchtune's cosines and sines of all positions of the model, buffers in fp32 that its layers share."""
+    model = spec.model
+    if spec.training.implementation != "plain" or model.position_embedding != "rope":
+        return []
+    shape = (model.max_position_embeddings, model.rotary_dim)
+    each = 4 * shape[0] * shape[1]
+    citation = "torchtune 0.6.1 models/llama3_1/_position_embeddings.py, build_rope_cache"
+    given = (each, rounded(each), from_phase("model"), "4·S·d_rot", citation)
+    return [Item(Component.WEIGHTS, "buffers", ROTARY_TABLES, shape, "fp32", 1, *given)]
 
 
 def complex_table(spec: Spec) -> Item:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.litgpt import LORA_DROPOUT, adapted_layers, place_litgpt
 from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, part, to
 from memcalc.importers.models import named_model, place_model
 
@@ -73,13 +74,11 @@ _RECIPES = {
     "16-mixed": ("fp16", "amp"),
     "32-true": ("fp32", "fp32"),
 }
-_MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 def _finish(draft: Draft) -> None:
     facts = draft.facts
     place_model(draft)
-    draft.default("model.tie_word_embeddings", False)  # litgpt/model.py: the head has a matrix of its own
     dtype, recipe = _RECIPES.get(str(facts.get("precision", "bf16-true")), ("bf16", "pure"))
     draft.default("training.dtype", dtype)
     draft.default("training.recipe", recipe)
@@ -88,15 +87,16 @@ def _finish(draft: Draft) -> None:
     if not fine_tunes:  # litgpt/pretrain.py
         draft.default("training.optimizer_implementation", "fused")
         draft.limit("torch.compile", "litgpt/pretrain.py compiles every run", holds_memory=True)
-    draft.notes.append("the loss is taken in chunks of 128 tokens, whose logits all stay: counted whole")
-    # litgpt/model.py, RMSNorm; litgpt/lora.py; Fabric's conversion of the output to fp32
-    draft.limit("what LitGPT's own norms and adapters save", "plain modules are counted", holds_memory=True)
+    adapts = any(path.startswith("lora_") for path in draft.said)
+    place_litgpt(draft, adapters=adapts)
+    if adapts:  # litgpt/lora.py: one of q, k and v together
+        draft.limit("what LitGPT's own adapters save", "those of PEFT are counted", holds_memory=True)
     draft.default("training.micro_batch_size", 1 if fine_tunes else 4)
     devices, nodes = facts.get("devices"), facts.get("nodes", 1)
     gpus = devices * nodes if type(devices) is int and type(nodes) is int else None
     if gpus is not None:
         draft.default("parallelism.data_parallel", gpus)
-    if any(path.startswith("lora_") for path in draft.said):
+    if adapts:
         _adapters(draft)
     if gpus is not None and gpus > 1:
         _sharding(draft, nodes)
@@ -129,7 +129,8 @@ def _adapters(draft: Draft) -> None:
     wanted = [
         name for name in ("q_proj", "k_proj", "v_proj", "o_proj") if facts.get(name, name in ("q_proj", "v_proj"))
     ]
-    draft.values["training.lora.target_modules"] = [*wanted, *(_MLP if facts.get("mlp") else ())]
+    draft.values["training.lora.target_modules"] = adapted_layers(draft, wanted, mlp=bool(facts.get("mlp")))
+    draft.default("training.lora.dropout", LORA_DROPOUT)
     # adapters are made in the dtype of the weights: Fabric's precision "bf16-true" and that of bitsandbytes
     draft.default("training.lora.rank", 8)
     if draft.values["training.recipe"] == "pure":

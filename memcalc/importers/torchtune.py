@@ -8,8 +8,9 @@ from typing import Any
 
 from memcalc.frameworks.allocator_settings import EXPANDABLE, FIELD
 from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.torchtune import place_torchtune
 from memcalc.frameworks.trainer import tell_evaluation
-from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import ACTIVATIONS, place_shards
 
@@ -35,7 +36,8 @@ FIELDS: dict[str, Meaning] = {
     "data_parallel_replicate_dim": fact("replicas", "parallelism.data_parallel_replicate"),
     "tensor_parallel_dim": to("parallelism.tensor_parallel"),
     "context_parallel_dim": to("parallelism.context_parallel"),
-    "loss._component_": overcounted("a loss in parts, which keeps all logits all the same", "counted whole"),
+    "loss._component_": fact("loss", "training.loss"),
+    "loss.num_output_chunks": part("training.loss_chunks"),
     "loss*": nothing(),
     "model.apply_lora_to_output": lacking("an adapter beside the head"),
     "model.use_dora": lacking("DoRA"),
@@ -120,7 +122,7 @@ def _finish(draft: Draft) -> None:
     kind = _model(draft)
     draft.default("training.dtype", "bf16")
     draft.default("training.recipe", "fp32" if draft.values["training.dtype"] == "fp32" else "pure")
-    draft.default("training.logits_until", "loss")  # recipes/full_finetune_single_device.py: `del logits`
+    place_torchtune(draft)
     draft.notes.append("torchtune's own modules are not modelled: counted with plain modules and flash attention")
     named = facts.get("optimizer")
     if isinstance(named, str):

@@ -20,7 +20,7 @@ from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.sharding import Held, stage_parameters
 from memcalc.estimation.sized import run_sizer, sizer_of
 from memcalc.estimation.stages import recomputed_count, stages_of
-from memcalc.estimation.standing import workspace
+from memcalc.estimation.standing import logits_of_the_step_before, workspace
 from memcalc.estimation.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.rehearsal.built import Built
@@ -106,6 +106,8 @@ class Rehearsal:
         self.alive: dict[int, list[int]] = {}  # storages of what is built
         self.weights: list[int] = []  # those of parameters
         self.gradients: list[int] = []
+        self.logits_until_next = [item.each for item in logits_of_the_step_before(spec, self.stage)]
+        self.named: list[int] = []  # the logits of the micro-batch before
         self.stale: list[int] = []  # those of the step before
         self.passing: MicroBatch | None = None  # the micro-batch under way
         self.kinds: dict[bool, MicroBatch] = {}  # those that find no gradients, and those that find some
@@ -201,6 +203,8 @@ class Rehearsal:
             self.kinds[exist] = MicroBatch(self.requests, passing)
         self.passing = self.kinds[exist]
         self.passing.forward()
+        self.requests.drop(self.named)
+        self.named = []
 
     def _evaluate(self) -> None:
         """Batches without gradients, when those of the step are gone; the second finds the blocks that all later do."""
@@ -236,6 +240,7 @@ class Rehearsal:
         if last:
             self.gradients = self.engine.after_last_backward(self.gradients)
         self.passing.release()
+        self.named = [self.requests.take(each, 0, Component.LOGITS_AND_LOSS) for each in self.logits_until_next]
 
     def _step(self, *, first: bool) -> None:
         given = self.gradients if self.engine.hooks_gradients else []

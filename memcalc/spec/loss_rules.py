@@ -19,7 +19,32 @@ def loss(spec: Spec) -> Iterator[Broken]:
             f"loss_upcast = false with implementation {training.implementation} and loss {kind}, which makes the copy.",
             "Set loss_upcast: true, or implementation: plain and loss: materialized.",
         )
-    if training.logits_dtype == "fp32" and (training.implementation in ("megatron", "torchtitan") or kind in TOKENWISE):
+    whole = kind not in TOKENWISE or not training.loss_recompute
+    if not training.loss_recompute and kind != "chunked":
+        yield Broken(
+            ("training", "loss_recompute"),
+            f"loss_recompute = false with loss = {kind}, which has no chunks to checkpoint.",
+            "Set loss: chunked, or leave loss_recompute out.",
+        )
+    if not training.chunked_head and training.loss_recompute:
+        yield Broken(
+            ("training", "chunked_head"),
+            "chunked_head = false, but each chunk is recomputed from its hidden states.",
+            "Set loss: chunked and loss_recompute: false, or leave chunked_head out.",
+        )
+    if training.repeat_kv and training.implementation != "plain":
+        yield Broken(
+            ("training", "repeat_kv"),
+            f"repeat_kv = true with implementation {training.implementation}, whose modules decide.",
+            "Leave repeat_kv out, or set implementation: plain.",
+        )
+    if training.norm_dtype == "fp32" and training.implementation != "plain":
+        yield Broken(
+            ("training", "norm_dtype"),
+            f"norm_dtype = fp32 with implementation {training.implementation}, which has norms of its own.",
+            "Set norm_dtype: input, or implementation: plain.",
+        )
+    if training.logits_dtype == "fp32" and (training.implementation in ("megatron", "torchtitan") or not whole):
         yield Broken(
             ("training", "logits_dtype"),
             f"logits_dtype = fp32 with implementation {training.implementation} and loss {kind}: the model returns no "

@@ -21,7 +21,8 @@ Loss = Literal["materialized", "chunked", "fused", "tiled", "vocab-parallel"]
 PaddingMask = Literal["none", "boolean", "additive"]
 TOKENWISE = ("chunked", "fused", "tiled")  # losses that read the head's matrix, and never have all logits
 LossShift = Literal["labels", "logits"]
-LogitsUntil = Literal["backward", "loss"]
+LogitsUntil = Literal["step", "backward", "loss"]
+NormDtype = Literal["input", "fp32"]
 Windows = Literal["mask", "kernel"]
 Kernels = Literal["torch", "liger"]
 
@@ -124,6 +125,23 @@ class TrainingSpec(Block):
     loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(
         8, description="of a chunked loss: parts of the tokens, each checkpointed"
     )
+    loss_recompute: bool = Field(
+        True, description="of a chunked loss: whether chunks are checkpointed, or keep their logits (torchtune)"
+    )
+    chunked_head: bool = Field(
+        True,
+        description="of such a loss without recomputation: whether the LM head runs on each chunk as well, or once on "
+        "all tokens (LitGPT's full fine-tuning)",
+    )
+    repeat_kv: bool = Field(
+        False,
+        description="plain modules copy keys and values for every query head before the kernel (torchtune, LitGPT)",
+    )
+    norm_dtype: NormDtype = Field(
+        "input",
+        description="of plain RMSNorms: input: one kernel in the dtype of the input | fp32: operators on an fp32 copy, "
+        "cast back at the end (LitGPT, torchtune)",
+    )
     loss_shift: LossShift = Field(
         "labels",
         description="what transformers' loss shifts by a token: labels | logits, of which it makes a copy in fp32 "
@@ -143,7 +161,8 @@ class TrainingSpec(Block):
     )
     logits_until: LogitsUntil = Field(
         "backward",
-        description="when the logits are released: after backward (`outputs = model(...)`) | "
+        description="when the logits are released: backward: after it (`outputs = model(...)` in a function) | step: "
+        "when the next forward has returned | "
         "loss (Hugging Face's Trainer, `del logits`); default: backward, but loss with megatron, torchtitan and "
         "framework lightning",
     )

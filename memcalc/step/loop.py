@@ -30,6 +30,7 @@ from memcalc.step.refusals import (
     engine_of,
     no_kernel,
     no_split_update,
+    refuse_modules,
     refuse_offload,
     refuse_parallel,
     stopped,
@@ -57,6 +58,7 @@ class TrainingRun:
 
     def __init__(self, spec: Spec, device: torch.device, inputs: Mapping[str, Any] | None = None) -> None:
         refuse_parallel(spec)
+        refuse_modules(spec)
         refuse_offload(spec, device)
         self.spec = spec
         self.engine = engine_of(spec)
@@ -161,7 +163,8 @@ class TrainingRun:
             if self.spec.training.gradient_accumulation_steps > 1:
                 loss = loss / self.spec.training.gradient_accumulation_steps
             loss.backward()  # type: ignore[no-untyped-call]
-            self.logits = None
+            if self.spec.training.logits_until != "step":
+                self.logits = None
             del loss
 
     def _make_inputs(self, model: CausalLM) -> tuple[Any, Any]:

@@ -44,6 +44,27 @@ def refuse_parallel(spec: Spec) -> None:
             )
 
 
+def refuse_modules(spec: Spec) -> None:
+    """What other programs' modules do, which the reference decoder does not.
+
+    Raises:
+        InputError: the run asks for it.
+    """
+    training = spec.training
+    asked = {
+        "norm_dtype": training.norm_dtype != "input",
+        "repeat_kv": training.repeat_kv,
+        "loss_recompute": not training.loss_recompute,
+    }
+    for field in (name for name, is_asked in asked.items() if is_asked):
+        value = str(getattr(training, field)).lower()
+        raise InputError(
+            f"{field} = {value} is of another program's modules, which the step does not run.",
+            f"Leave {field} out, use `memcalc estimate`, or dry-run the program itself.",
+            f"training.{field}",
+        )
+
+
 def refuse_offload(spec: Spec, device: torch.device) -> None:
     """What is offloaded from the host to itself.
 

@@ -49,6 +49,63 @@ def test_bytes_per_logit_at_the_peak(words: tuple[str, ...], bytes_per_logit: in
     assert 0 <= found - bytes_per_logit * LOGITS < LOGITS // 20
 
 
+CHUNKED = ("recipe=pure", "loss=chunked", "loss_recompute=false", "loss_chunks=8")
+
+
+@pytest.mark.parametrize(
+    ("words", "phase", "bytes_per_logit"),
+    [
+        # torchtune: bf16 logits 2 and log-probabilities 4 of all chunks, an fp32 copy of one in eight
+        (("logits_until=loss",), "loss_2", 2 + 4 + 4 / 8),
+        # in backward log-probabilities go as gradients of one chunk come: 4 of all, two gradients of one
+        (("logits_until=loss",), "backward_2", 4 + (4 + 4) / 8),
+        # LitGPT with adapters: fp32 logits 4, log-probabilities 4
+        (("logits_until=step", "logits_dtype=fp32"), "loss_2", 4 + 4),
+        # LitGPT's full fine-tuning: logits 4, gradients of all chunks 4, and zeros around them 4
+        (("logits_until=step", "logits_dtype=fp32", "chunked_head=false"), "backward_2", 4 + 4 + 4),
+    ],
+)
+def test_bytes_per_logit_of_chunks_that_stay(words: tuple[str, ...], phase: str, bytes_per_logit: float) -> None:
+    found = of(run(*CHUNKED, *words), Component.LOGITS_AND_LOSS, phase)
+
+    assert abs(found - bytes_per_logit * LOGITS) < LOGITS // 10
+
+
+def test_logits_that_a_loop_names_live_through_the_step_and_the_next_forward() -> None:
+    """2 bytes of each in the optimizer's step, 4 where Fabric has converted them; the next backward has new ones."""
+    for words, item_bytes in (((), 2), (("logits_dtype=fp32",), 4)):
+        step, backward = (run("recipe=pure", *words, f"logits_until={each}") for each in ("step", "backward"))
+        for phase in ("optimizer_step_1", "optimizer_step_2", "forward_2"):
+            more = of(step, Component.LOGITS_AND_LOSS, phase) - of(backward, Component.LOGITS_AND_LOSS, phase)
+            assert more == item_bytes * LOGITS, phase
+        assert step.totals["backward_2"] == backward.totals["backward_2"]
+
+
+HIDDEN = TOKENS * WIDTH
+
+
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        # of each of two norms two fp32 tensors, in place of the bf16 input that one kernel keeps
+        (("norm_dtype=fp32",), 2 * (4 + 4 - 2) * HIDDEN),
+        # keys and values of 4 heads, in place of 2
+        (("repeat_kv=true",), 2 * 2 * (HIDDEN - HIDDEN // 2)),
+    ],
+)
+def test_modules_that_keep_more(words: tuple[str, ...], more: int) -> None:
+    one, own = (
+        sum(
+            row.bytes // row.count
+            for row in run("recipe=pure", "num_key_value_heads=2", *options, "logits_until=loss").rows
+            if row.component is Component.ACTIVATIONS and "loss_2" in row.phases
+        )
+        for options in ((), words)
+    )
+
+    assert own - one == more
+
+
 def test_gradients_that_are_freed_before_backward_live_through_the_next_forward() -> None:
     """Those of the step before: 4 bytes per parameter in the second step's forward and loss, and not in backward."""
     before = {each: run("recipe=amp", f"zero_grad_before={each}") for each in ("forward", "backward")}
@@ -89,6 +146,34 @@ def test_a_loop_around_transformers_has_its_loss() -> None:
             (
                 "loss_upcast = false with implementation huggingface and loss materialized, which makes the copy. "
                 "Set loss_upcast: true, or implementation: plain and loss: materialized."
+            ),
+        ),
+        (
+            ("loss_recompute=false",),
+            (
+                "loss_recompute = false with loss = materialized, which has no chunks to checkpoint. "
+                "Set loss: chunked, or leave loss_recompute out."
+            ),
+        ),
+        (
+            ("chunked_head=false", "loss=chunked"),
+            (
+                "chunked_head = false, but each chunk is recomputed from its hidden states. "
+                "Set loss: chunked and loss_recompute: false, or leave chunked_head out."
+            ),
+        ),
+        (
+            ("repeat_kv=true", "implementation=huggingface"),
+            (
+                "repeat_kv = true with implementation huggingface, whose modules decide. "
+                "Leave repeat_kv out, or set implementation: plain."
+            ),
+        ),
+        (
+            ("norm_dtype=fp32", "implementation=huggingface"),
+            (
+                "norm_dtype = fp32 with implementation huggingface, which has norms of its own. "
+                "Set norm_dtype: input, or implementation: plain."
             ),
         ),
         (

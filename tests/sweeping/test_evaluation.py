@@ -346,3 +346,17 @@ def test_tables_over_loops_equal_single_estimates() -> None:
     }
     model = {"l": 3, "d": 64, "h": 4, "V": 1000}
     assert_same({"model": model, "training": {"s": 64}}, evaluate({"model": model, "training": {"s": 64}}, axes))
+
+
+def test_tables_over_chunks_that_stay_equal_single_estimates() -> None:
+    axes: dict[str, Any] = {
+        "logits_until": ["step", "backward", "loss"],
+        "chunked_head": [True, False],
+        "norm_dtype": ["input", "fp32"],
+        "repeat_kv": [False, True],
+        "gradient_accumulation_steps": [1, 3],
+        "b": [1, 4],
+    }
+    model = {"l": 3, "d": 64, "h": 4, "num_key_value_heads": 2, "V": 1000, "normalization": "rmsnorm"}
+    config = {"model": model, "training": {"s": 64, "loss": "chunked", "loss_recompute": False, "recipe": "pure"}}
+    assert_same(config, evaluate(config, axes))

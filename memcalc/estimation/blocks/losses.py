@@ -33,6 +33,22 @@ def write_loss(
     tape = ops.tape
     vocabulary = "V/t" if c.split else "V"
     tape.begin_head()
+    if c.loss == "chunked" and not c.recomputes_loss:
+        dtype = "fp32" if c.wide_output else ""
+        shape, chunks = (vocabulary, width), c.loss_chunks
+        if not c.chunks_head:
+            logits = ops.linear(x, "lm_head", shape, ("b", "s", vocabulary), bias=c.lm_head_bias, tied=c.tied)
+            logits = ops.cast(logits, dtype or logits.dtype, "logits in fp32")
+            _name(ops, c, logits)
+            tape.end_forward()
+            ops.cross_entropy_by_chunk(ops.chunks_of_logits(logits, chunks))
+            return
+        parts = ops.logits_by_chunk(x, shape, chunks, bias=c.lm_head_bias, tied=c.tied, dtype=dtype)
+        for part in parts:
+            _name(ops, c, part)
+        tape.end_forward()
+        ops.cross_entropy_by_chunk(parts)
+        return
     if c.loss in TOKENWISE:
         _name(ops, c, x)  # the step names the hidden state in place of the logits
         tape.end_forward()

@@ -23,11 +23,23 @@ def norm(
     return y
 
 
+def _wide_rms_norm(ops: Operators, x: Tensor, module: str, width: str, out: Shape | None) -> Tensor:
+    """weight * normed on an fp32 copy of the input, cast last.
+
+    LitGPT 0.5.13 litgpt/model.py, RMSNorm; torchtune 0.6.1 modules/rms_norm.py, whose F.rms_norm falls back on
+    operators, for the weight is not in fp32.
+    """
+    normed = ops.normed_in_fp32(x, module)
+    return ops.cast(ops.times_weight(normed, module, width, out), x.dtype, f"{module} output in {x.dtype}")
+
+
 def _norm(
     ops: Operators, c: Structure, x: Tensor, module: str, width: str, *, weight: bool, out: Shape | None
 ) -> Tensor:
     tensors = ("weight",) if weight and c.norm_weight else ()
     if c.normalization == "rmsnorm":
+        if c.wide_norms and tensors:
+            return _wide_rms_norm(ops, x, module, width, out)
         if c.composite_norms:
             return ops.composite_rms_norm(x, module, width, weight=bool(tensors), out=out)
         return ops.rms_norm(x, module, width, tensors, out)

@@ -95,7 +95,7 @@ class Attention(Part):
     @property
     def sums_shared_heads(self) -> bool:
         """Whether a kernel is given keys and values for each query head: their gradients are sums, head by head."""
-        return self.c.attention == "memory-efficient" and self.c.grouped
+        return (self.c.attention == "memory-efficient" and self.c.grouped) or self.c.repeats_heads
 
     def head_norm(self, heads: Tensor, module: str, width: str, out: Shape) -> Tensor:
         """A norm of query or key heads, `width` wide together."""
@@ -159,16 +159,16 @@ class Attention(Part):
         return attended
 
     def fused_core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """One kernel; grouped heads are expanded for the memory-efficient one, which knows none."""
+        """One kernel; grouped heads are expanded for the memory-efficient one, which knows none, or by the module."""
         c, ops = self.c, self.ops
         h, kv = self.axis("h"), self.axis("h_kv")
         if c.cache is not None:
             return cached_attention(ops, c, q, k, v, (h, kv, "d_h"))
+        if c.repeats_heads or (c.grouped and c.attention != "flash"):
+            heads, kv = ("b", "s", h, "d_h"), h
+            k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
         if c.pads_heads:
             return ops.padded_flash_attention(q, k, v, h, kv, "s", splits=not c.attention_dropout)
         if c.attention == "flash":
             return ops.flash_attention(q, k, v, h, kv, "d_h", "s", splits=not c.attention_dropout)
-        if c.grouped:
-            heads = ("b", "s", h, "d_h")
-            k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
         return ops.efficient_attention(q, k, v, h, "d_h", "s")

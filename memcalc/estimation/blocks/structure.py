@@ -121,6 +121,10 @@ class Structure(NamedTuple):
     fp8_columns: bool = False  # and whether it makes a second copy for backward's products
     float8: Float8 | None = None  # and how torchao's linear layers do
     upcasts_logits: bool = True  # the loss makes an fp32 copy of the logits
+    recomputes_loss: bool = True  # a chunked loss is checkpointed chunk by chunk
+    chunks_head: bool = True  # and so is the head's product
+    repeats_heads: bool = False  # plain attention copies keys and values for every query head
+    wide_norms: bool = False  # plain RMSNorms compute on an fp32 copy
     wide_output: bool = False  # the program converts the model's output to fp32
     drops_logits: bool = False  # the loop has no name for the model's output in backward
     evaluates: bool = False  # without gradients, between steps
@@ -248,6 +252,10 @@ def structure_of(spec: Spec) -> Structure:
         fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _card(spec)),
         float8=float8_of(spec),
         upcasts_logits=training.loss_upcast,
+        recomputes_loss=training.loss_recompute,
+        chunks_head=training.chunked_head,
+        repeats_heads=training.repeat_kv and model.num_key_value_heads != model.num_attention_heads,
+        wide_norms=training.norm_dtype == "fp32",
         wide_output=training.logits_dtype == "fp32",
         drops_logits=training.logits_until == "loss",
         shifts_logits=huggingface and training.loss_shift == "logits",

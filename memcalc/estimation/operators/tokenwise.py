@@ -19,19 +19,9 @@ class TokenwiseLoss(Adapted, Loss):
     def chunked_cross_entropy(self, x: Tensor, weight: Shape, chunks: int, *, bias: bool, tied: bool) -> None:
         """Each chunk is checkpointed: its logits are made in forward, dropped, and made again in backward."""
         tape = self.tape
-        tokens = (*["T/n"] * (chunks - 1), "T'")
-        parts = tuple(Tensor(x.storage, (axis, weight[1]), x.dtype) for axis in tokens)
+        parts = tuple(Tensor(x.storage, (axis, weight[1]), x.dtype) for axis in _chunks(chunks))
         tape.record(Node("chunks of tokens", (x,), parts, (), (NEW,)))
-        shared: list[Tensor] = []
-        if self.autocast and self.trains("lm_head") and self.parameters != self.compute:
-            if bias:  # autocast casts the last argument first
-                gradient = self.parameter_gradient("lm_head", "bias", weight[:1], self.parameters)
-                shared.append(self.cast_weight("lm_head", "bias", weight[:1], gradient))
-            gradient = self.parameter_gradient("lm_head", "weight", weight, self.parameters)
-            shared.append(self.cast_weight("lm_head", "weight", weight, gradient))
-            if tied:
-                tape.deferred.add(gradient)
-                tape.tied_gradient = gradient
+        shared = self._shared_casts(weight, bias=bias, tied=tied)
         losses: list[Tensor] = []
         of_chunks: list[list[Node]] = []
         for part in parts:
@@ -45,9 +35,67 @@ class TokenwiseLoss(Adapted, Loss):
             of_chunks.append(tape.nodes[start:])
             tape.segments.append(Segment(start, len(tape.nodes), (part.storage,)))
         self._add_up(of_chunks, tied=tied)
-        total = tape.new("loss", (), "fp32", "sum over chunks")
-        tape.record(Node("sum over chunks", tuple(losses), (total,), (), (SAME,) * chunks))
-        tape.hold(total)
+        self._sum_of(losses)
+
+    def logits_by_chunk(
+        self, x: Tensor, weight: Shape, chunks: int, *, bias: bool, tied: bool, dtype: str
+    ) -> tuple[Tensor, ...]:
+        """The head on each chunk of tokens, whose logits stay; in another dtype where the model converts them.
+
+        torchtune 0.6.1 modules/transformer.py, chunked_output; LitGPT 0.5.13 litgpt/model.py, lm_head_chunk_size.
+        """
+        tape = self.tape
+        parts = tuple(Tensor(x.storage, (axis, weight[1]), x.dtype) for axis in _chunks(chunks))
+        tape.record(Node("chunks of tokens", (x,), parts, (), (NEW,)))
+        shared = self._shared_casts(weight, bias=bias, tied=tied)
+        of_chunks: list[list[Node]] = []
+        found: list[Tensor] = []
+        for part in parts:
+            start, out = len(tape.nodes), (part.shape[0], weight[0])
+            if shared:
+                logits = self._with_casts(part, shared, out)
+            else:
+                logits = self.linear(part, "lm_head", weight, out, bias=bias, tied=tied)
+            found.append(self.cast(logits, dtype, "logits in fp32") if dtype else logits)
+            of_chunks.append(tape.nodes[start:])
+        self._add_up(of_chunks, tied=tied)
+        return tuple(found)
+
+    def chunks_of_logits(self, logits: Tensor, chunks: int) -> tuple[Tensor, ...]:
+        """Views of the logits of all tokens but the last of each sequence; backward fills zeros around their gradients.
+
+        LitGPT 0.5.13 finetune/full.py and litgpt/utils.py, chunked_cross_entropy.
+        """
+        shifted = Tensor(logits.storage, ("b", "s-1", *logits.shape[2:]), logits.dtype)
+        self.tape.record(Node("tokens but the last", (logits,), (shifted,), (), (NEW,)))
+        parts = tuple(Tensor(logits.storage, (axis, logits.shape[2]), logits.dtype) for axis in _chunks(chunks))
+        self.tape.record(Node("chunks of logits", (shifted,), parts, (), (NEW,)))
+        return parts
+
+    def cross_entropy_by_chunk(self, logits: tuple[Tensor, ...]) -> None:
+        """Of chunks that stay, one after the other, each of an fp32 copy."""
+        self._sum_of(
+            [self.cross_entropy(self.cast(each, "fp32", "logits in fp32"), of=" of a chunk") for each in logits]
+        )
+
+    def _sum_of(self, losses: list[Tensor]) -> None:
+        total = self.tape.new("loss", (), "fp32", "sum over chunks")
+        self.tape.record(Node("sum over chunks", tuple(losses), (total,), (), (SAME,) * len(losses)))
+        self.tape.hold(total)
+
+    def _shared_casts(self, weight: Shape, *, bias: bool, tied: bool) -> list[Tensor]:
+        """The parameters' casts that all chunks read from autocast's cache; none where there is none."""
+        shared: list[Tensor] = []
+        if self.autocast and self.trains("lm_head") and self.parameters != self.compute:
+            if bias:  # autocast casts the last argument first
+                gradient = self.parameter_gradient("lm_head", "bias", weight[:1], self.parameters)
+                shared.append(self.cast_weight("lm_head", "bias", weight[:1], gradient))
+            gradient = self.parameter_gradient("lm_head", "weight", weight, self.parameters)
+            shared.append(self.cast_weight("lm_head", "weight", weight, gradient))
+            if tied:
+                self.tape.deferred.add(gradient)
+                self.tape.tied_gradient = gradient
+        return shared
 
     def _with_casts(self, x: Tensor, shared: list[Tensor], out: Shape) -> Tensor:
         """A product with parameters whose casts autocast has cached, until its region ends; recomputing casts again.
@@ -222,3 +270,8 @@ class TokenwiseLoss(Adapted, Loss):
         mean = self.tape.new("loss", (), "fp32", "aten::mean")
         self.tape.record(Node("mean of tokens", (losses,), (mean,), (), (NEW,)))
         return mean
+
+
+def _chunks(count: int) -> tuple[str, ...]:
+    """The axes of so many chunks of tokens."""
+    return (*["T/n"] * (count - 1), "T'")

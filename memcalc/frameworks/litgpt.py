@@ -1,0 +1,51 @@
+"""What LitGPT's programs and modules do that decides memory (LitGPT 0.5.13, on Lightning Fabric)."""
+
+from __future__ import annotations
+
+from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.weights import placed_config
+
+CHUNK = 128  # tokens of each sequence: finetune/lora.py, lm_head_chunk_size
+LORA_DROPOUT = 0.05  # finetune/lora.py, setup
+MOST_CHUNKS = 64  # that are told apart: more would move the peak by less than a thousandth
+
+# Families with one matrix for q, k and v, and with an MLP without a gate, by their model_type.
+_FUSED = {"gpt_neox": ("up_proj", "down_proj"), "phi3": ("gate_up_proj", "down_proj")}
+
+
+def place_litgpt(draft: Draft, *, adapters: bool) -> None:
+    """The head, the loss, the norms and the logits.
+
+    litgpt/model.py: the head has a matrix of its own; RMSNorm computes on x.float(). finetune/full.py, pretrain.py:
+    `logits` names what Fabric has converted to fp32 (plugins/precision/utils.py) until the next forward has returned;
+    finetune/lora.py has the head run on 128 tokens of each sequence at a time, whose logits all stay.
+    """
+    draft.default("model.tie_word_embeddings", False)
+    draft.default("training.logits_until", "step")
+    if draft.given("training.implementation") not in (None, "plain"):
+        return
+    draft.default("training.norm_dtype", "fp32")
+    draft.default("training.repeat_kv", True)  # litgpt/model.py, CausalSelfAttention: repeat_interleave
+    if draft.given("training.dtype") != "fp32":
+        draft.default("training.logits_dtype", "fp32")
+    length = draft.given("training.sequence_length")
+    if type(length) is int and draft.given("training.loss") in (None, "chunked"):
+        draft.default("training.loss", "chunked")
+        draft.default("training.loss_recompute", False)
+        draft.default("training.chunked_head", adapters)
+        draft.default("training.loss_chunks", min(max(-(-length // CHUNK), 1), MOST_CHUNKS))
+
+
+def adapted_layers(draft: Draft, attention: list[str], *, mlp: bool) -> list[str]:
+    """The layers beside which adapters stand, by the names that the model's family has for them.
+
+    Args:
+        draft: our configuration in the making, with its model.
+        attention: those of q_proj, k_proj, v_proj and o_proj that are wanted.
+        mlp: whether those of the MLP are.
+    """
+    fused = _FUSED.get(str(placed_config(draft).get("model_type")))
+    if fused is None:
+        return [*attention, *(("gate_proj", "up_proj", "down_proj") if mlp else ())]
+    own = ["qkv_proj"] if {"q_proj", "k_proj", "v_proj"} & set(attention) else []
+    return [*own, *(["o_proj"] if "o_proj" in attention else []), *(fused if mlp else ())]

@@ -1,0 +1,31 @@
+"""What torchtune's recipes and modules do that decides memory (torchtune 0.6.1)."""
+
+from __future__ import annotations
+
+from memcalc.frameworks.draft import Draft
+
+CHUNKS = 8  # modules/loss/ce_chunked_output_loss.py: num_output_chunks where a file does not say it
+_CHUNKED = ("CEWithChunkedOutputLoss", "LinearCrossEntropyLoss")
+
+
+def place_torchtune(draft: Draft) -> None:
+    """The loss by its component, norms on an fp32 copy, and logits that are let go before backward.
+
+    recipes/full_finetune_single_device.py: `del logits`. modules/transformer.py: the head runs on chunks of tokens
+    whose loss takes them, and else returns logits in fp32. modules/rms_norm.py: F.rms_norm of x.float().
+    """
+    draft.default("training.logits_until", "loss")
+    if draft.given("training.implementation") not in (None, "plain"):
+        return
+    draft.default("training.repeat_kv", True)  # modules/attention.py: k.unsqueeze(2).expand(...).flatten(1, 2)
+    half = draft.given("training.dtype") != "fp32"
+    if half:
+        draft.default("training.norm_dtype", "fp32")
+    component = str(draft.said.get("loss._component_", _CHUNKED[0])).rpartition(".")[2]
+    if component in _CHUNKED and draft.given("training.loss") in (None, "chunked"):
+        chunks = draft.said.get("loss.num_output_chunks", CHUNKS)
+        draft.default("training.loss", "chunked")
+        draft.default("training.loss_recompute", False)
+        draft.default("training.loss_chunks", chunks if type(chunks) is int else CHUNKS)
+    elif component == "CrossEntropyLoss" and half:
+        draft.default("training.logits_dtype", "fp32")

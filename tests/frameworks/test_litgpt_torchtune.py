@@ -1,0 +1,101 @@
+"""What LitGPT and torchtune do that decides memory, from their own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memcalc.importers.loading import load
+from memcalc.spec.spec import Spec
+
+LITGPT = "checkpoint_dir: checkpoints/meta-llama/Llama-3.2-1B\nprecision: {precision}\ntrain:\n  micro_batch_size: 1\n  max_seq_length: 1000\n"
+TORCHTUNE = (
+    "model:\n  _component_: torchtune.models.llama3_2.llama3_2_1b\ntokenizer:\n  max_seq_len: 512\nbatch_size: 2\n"
+    "optimizer:\n  _component_: torch.optim.AdamW\ndtype: {dtype}\nloss:\n  _component_: {loss}\n"
+)
+
+
+def loaded(tmp_path: Path, text: str, *words: str) -> Spec:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return load(path, words)
+
+
+def test_litgpts_full_fine_tuning(tmp_path: Path) -> None:
+    """Chunks of 128 tokens: 8 of 1,000; the head has a matrix of its own, whatever the checkpoint's config says."""
+    spec = loaded(tmp_path, LITGPT.format(precision="bf16-true"))
+    training = spec.training
+
+    assert not spec.model.tie_word_embeddings
+    assert (training.loss, training.loss_recompute, training.chunked_head, training.loss_chunks) == (
+        *("chunked", False, False),
+        8,
+    )
+    assert (training.logits_dtype, training.logits_until, training.norm_dtype) == ("fp32", "step", "fp32")
+    assert training.repeat_kv
+
+
+def test_litgpts_adapters_have_dropout_and_the_head_in_chunks(tmp_path: Path) -> None:
+    training = loaded(tmp_path, LITGPT.format(precision="bf16-true") + "lora_r: 8\n").training
+
+    assert training.lora is not None
+    assert training.lora.dropout == 0.05
+    assert training.lora.target_modules == ("q_proj", "v_proj")
+    assert training.chunked_head
+
+
+def test_litgpt_in_fp32_converts_nothing(tmp_path: Path) -> None:
+    assert loaded(tmp_path, LITGPT.format(precision="32-true")).training.logits_dtype == "compute"
+
+
+def test_fused_matrices_have_their_own_adapters(tmp_path: Path) -> None:
+    text = (
+        LITGPT.format(precision="bf16-true").replace("meta-llama/Llama-3.2-1B", "EleutherAI/pythia-160m")
+        + "lora_r: 8\nlora_mlp: true\n"
+    )
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    training = load(path, ()).training
+
+    assert training.lora is not None
+    assert training.lora.target_modules == ("qkv_proj", "up_proj", "down_proj")
+
+
+@pytest.mark.parametrize("loss", ["CEWithChunkedOutputLoss", "LinearCrossEntropyLoss"])
+def test_torchtunes_chunks_stay(loss: str, tmp_path: Path) -> None:
+    training = loaded(tmp_path, TORCHTUNE.format(dtype="bf16", loss=f"torchtune.modules.loss.{loss}")).training
+
+    assert (training.loss, training.loss_recompute, training.loss_chunks) == ("chunked", False, 8)
+    assert (training.logits_until, training.norm_dtype, training.repeat_kv) == ("loss", "fp32", True)
+
+
+def test_torchtunes_other_losses_have_logits_in_fp32(tmp_path: Path) -> None:
+    """modules/transformer.py: self.output(h).float()"""
+    training = loaded(tmp_path, TORCHTUNE.format(dtype="bf16", loss="torch.nn.CrossEntropyLoss")).training
+
+    assert (training.loss, training.logits_dtype) == ("materialized", "fp32")
+
+
+def test_torchtune_in_fp32_has_fused_norms(tmp_path: Path) -> None:
+    text = TORCHTUNE.format(dtype="fp32", loss="torchtune.modules.loss.CEWithChunkedOutputLoss")
+
+    assert loaded(tmp_path, text).training.norm_dtype == "input"
+
+
+def test_torchtunes_rotary_cache_has_all_positions(tmp_path: Path) -> None:
+    """131,072 positions x 64 features in fp32: 32 MiB."""
+    from memcalc.api import estimate
+
+    text = TORCHTUNE.format(dtype="bf16", loss="torchtune.modules.loss.CEWithChunkedOutputLoss")
+    rows = estimate(loaded(tmp_path, text)).ledger.rows
+
+    assert [row.bytes for row in rows if row.tensor == "rotary tables"] == [131072 * 64 * 4]
+
+
+@pytest.mark.parametrize("word", ["implementation=huggingface", "loss=materialized"])
+def test_what_a_user_sets_is_not_refused_for_what_the_program_does(word: str, tmp_path: Path) -> None:
+    field, _, value = word.partition("=")
+    text = TORCHTUNE.format(dtype="bf16", loss="torchtune.modules.loss.CEWithChunkedOutputLoss")
+    for spec in (loaded(tmp_path, text, word), loaded(tmp_path, LITGPT.format(precision="bf16-true"), word)):
+        assert getattr(spec.training, field) == value
