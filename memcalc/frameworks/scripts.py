@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.frameworks.draft import Draft
 
 FIELD = "training.logits_until"
+STEP = "training.optimizer_implementation"
 
 
 def place_outputs(draft: Draft) -> None:
@@ -14,3 +15,10 @@ def place_outputs(draft: Draft) -> None:
     """
     what = "whether the script keeps the model's outputs through backward (`outputs = model(...)`)"
     draft.default(FIELD, draft.choose(FIELD, what, ("backward", "loss")))
+
+
+def place_optimizer_step(draft: Draft) -> None:
+    """How the script's AdamW steps: over lists (PyTorch's default, with temporaries) or fused."""
+    if "training.optimizer" in draft.values.keys() | draft.overridden.keys():
+        return
+    draft.default(STEP, draft.choose(STEP, "how the script's optimizer steps", ("foreach", "fused")))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
-from memcalc.frameworks.scripts import place_outputs
+from memcalc.frameworks.scripts import place_optimizer_step, place_outputs
 from memcalc.frameworks.trainer import place_padding
 from memcalc.importers import float8, fsdp
 from memcalc.importers.deepspeed_file import read_beside
@@ -94,6 +94,7 @@ def _finish(draft: Draft) -> None:
     if kind != "FSDP":
         facts.pop("fsdp_config", None)
     _place_degrees(draft)
+    place_optimizer_step(draft)
     finish_trainer(draft, upcast=False)
     _tell_scripts(draft)
     if precision == "fp8":

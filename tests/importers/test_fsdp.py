@@ -123,3 +123,14 @@ def test_what_a_script_keeps_is_an_assumption_with_its_bytes(tmp_path: Path) -> 
     found = next(each for each in spec.origin.assumptions if each.field == "training.logits_until")
     assert (found.taken, found.otherwise) == ("backward", "loss")
     assert found.moved_bytes == 2 * 64 * 128256
+
+
+def test_how_a_script_steps_is_an_assumption(tmp_path: Path) -> None:
+    """foreach, PyTorch's default, has temporaries of the whole shard: fused is taken only where a user says so."""
+    words = ("preset=llama-3.2-3b", "s=64", "recompute=full", "versions.accelerate=1.15.0")
+    text = ACCELERATE.format(precision="bf16", version=2)
+
+    assert loaded(tmp_path, text, *words).training.optimizer_implementation == "foreach"
+    fused = loaded(tmp_path, text, *words, "optimizer_implementation=fused")
+    assert fused.training.optimizer_implementation == "fused"
+    assert loaded(tmp_path, text, *words, "optimizer=sgd").training.optimizer == "sgd"
