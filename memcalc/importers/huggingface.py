@@ -179,6 +179,8 @@ def finish_trainer(
             draft.default("training.lora.base_dtype", "compute")
     else:  # under a policy what trains is made fp32, whatever it was loaded in
         draft.default("training.recipe", policy or ("pure" if low else "amp"))
+        if low and autocasts and not policy and draft.given("training.recipe") == "pure":
+            draft.default("training.autocast", True)  # accelerator.py, prepare_model: whatever the weights are in
 
 
 def _upcasts(draft: Draft) -> bool:

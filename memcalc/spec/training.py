@@ -64,6 +64,10 @@ class TrainingSpec(Block):
     gradient_accumulation_steps: Size = Field(1, description="micro-batches before each optimizer step")
     global_batch_size: Size | None = Field(None, description="b * accumulation * data_parallel, checked if given")
     dtype: Dtype = Field("bf16", description="compute dtype of forward and backward")
+    autocast: bool = Field(
+        description="whether forward and loss run under torch.autocast, as Trainer's bf16: true does whatever its "
+        "weights are in; default: with recipe amp",
+    )
     recipe: Recipe = Field("mixed-20", description="which copies of weights and gradients exist, and when")
     fp8: Fp8 = Field(
         "none",

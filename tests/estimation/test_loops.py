@@ -106,6 +106,43 @@ def test_modules_that_keep_more(words: tuple[str, ...], more: int) -> None:
     assert own - one == more
 
 
+def test_autocast_over_16_bit_weights_runs_layer_norms_in_fp32() -> None:
+    """Of each of two norms an fp32 copy of the input stays, in place of the bf16 one; matmuls cast what they read.
+
+    gpt2's layers, plain: the fp32 outputs of norms are cast for the matmuls, which keep the casts.
+    """
+    small = ("num_layers=2", f"hidden_size={WIDTH}", "num_attention_heads=4", "b=2", "s=512", "optimizer=sgd")
+    pure, autocast = (
+        sum(
+            row.bytes // row.count
+            for row in memcalc.estimate(
+                "gpt2", *small, "recipe=pure", *words, "logits_until=loss", "dropout=0"
+            ).ledger.rows
+            if row.component is Component.ACTIVATIONS and "loss_2" in row.phases
+        )
+        for words in ((), ("autocast=true",))
+    )
+
+    assert autocast - pure == 2 * (4 - 2) * HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("recipe=amp", "autocast=false"), "autocast = false with recipe amp, which is autocast over fp32 weights."),
+        (
+            ("recipe=fp32", "autocast=true"),
+            "autocast = true with recipe fp32 and dtype fp32: autocast computes in 16 bit.",
+        ),
+    ],
+)
+def test_autocast_and_recipes_that_contradict_each_other(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError) as raised:
+        memcalc.load("gpt2", *words)
+
+    assert message in str(raised.value)
+
+
 def test_gradients_that_are_freed_before_backward_live_through_the_next_forward() -> None:
     """Those of the step before: 4 bytes per parameter in the second step's forward and loss, and not in backward."""
     before = {each: run("recipe=amp", f"zero_grad_before={each}") for each in ("forward", "backward")}

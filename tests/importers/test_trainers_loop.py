@@ -105,3 +105,20 @@ def test_axolotl_names_ligers_kernels_one_by_one(tmp_path: Path) -> None:
 
     assert any("rms_norm of Liger's kernels alone" in note for note in alone.notes)
     assert (alone.spec.training.kernels, together.kernels, together.loss) == ("torch", "liger", "materialized")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"bf16": True, "torch_dtype": "bfloat16"}, ("pure", True)),
+        ({"bf16": True, "torch_dtype": "float32"}, ("amp", True)),
+        ({"torch_dtype": "bfloat16"}, ("pure", False)),
+    ],
+)
+def test_trainer_autocasts_whatever_its_weights_are_in(
+    arguments: dict[str, Any], expected: tuple[str, bool], tmp_path: Path
+) -> None:
+    """accelerator.py, prepare_model: mixed_precision alone decides."""
+    training = read(tmp_path, **({"bf16": False} | arguments))
+
+    assert (training.recipe, training.autocast) == expected

@@ -17,6 +17,8 @@ LONG = pytest.mark.long
     "words",
     [
         ("recipe=pure", "loss_upcast=false", "zero_grad_before=backward"),
+        ("recipe=pure", "autocast=true"),
+        pytest.param(("recipe=pure", "autocast=true", "implementation=huggingface"), marks=LONG),
         pytest.param(("recipe=pure", "logits_dtype=fp32"), marks=LONG),
         pytest.param(("recipe=pure", "logits_dtype=fp32", "implementation=huggingface"), marks=LONG),
         pytest.param(("recipe=amp", "zero_grad_before=backward", "gradient_accumulation_steps=2"), marks=LONG),

@@ -170,7 +170,6 @@ class Structure(NamedTuple):
 def structure_of(spec: Spec) -> Structure:
     """The structure of a run."""
     model, training, parallelism = spec.model, spec.training, spec.parallelism
-    recipe = RECIPES[training.recipe]
     dropout = partial(_dropout, model, training)
     huggingface, megatron = (training.implementation == each for each in ("huggingface", "megatron"))
     theirs = huggingface and spec.inference is not None  # modules of all families, by the plain block
@@ -224,7 +223,7 @@ def structure_of(spec: Spec) -> Structure:
         batched=training.sequences > 1,
         compute=training.dtype,
         parameters=read_dtype(spec),
-        autocast=recipe.autocast and training.implementation != "torchtitan",  # FSDP2 casts what it gathers
+        autocast=training.autocast and training.implementation != "torchtitan",  # FSDP2 casts what it gathers
         selective=training.recompute == "selective",
         split=parallelism.tensor_parallel > 1,
         sequence_split=parallelism.sequence_parallel and parallelism.tensor_parallel > 1,

@@ -246,7 +246,7 @@ class Linear(Base):
             part = tape.store(f"{module} gradient before the sum", table, self.parameters, citation)
             tape.deferred.add(part)
             parameters, sums = (part,), ((part, part),)  # let go once it is added
-            if view and not self.autocast:
+            if view and not (self.autocast and self.parameters != self.compute):
                 total = tape.store(f"{module} {TIED_SUM}", table, self.parameters, citation)
                 sums = ((total, part, total),)
                 tape.tied_sum = total  # the head's own gradient counts for it from then on
