@@ -25,7 +25,9 @@ def place_litgpt(draft: Draft, *, adapters: bool) -> None:
     if draft.given("training.implementation") not in (None, "plain"):
         return
     draft.default("training.norm_dtype", "fp32")
-    draft.default("training.repeat_kv", True)  # litgpt/model.py, CausalSelfAttention: repeat_interleave
+    # litgpt/model.py, CausalSelfAttention: repeat_interleave; torch.cat of queries, head by head
+    draft.default("training.repeat_kv", True)
+    draft.default("training.heads_first", True)
     if draft.given("training.dtype") != "fp32":
         draft.default("training.logits_dtype", "fp32")
     length = draft.given("training.sequence_length")

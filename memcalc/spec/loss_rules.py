@@ -32,12 +32,13 @@ def loss(spec: Spec) -> Iterator[Broken]:
             "chunked_head = false, but each chunk is recomputed from its hidden states.",
             "Set loss: chunked and loss_recompute: false, or leave chunked_head out.",
         )
-    if training.repeat_kv and training.implementation != "plain":
-        yield Broken(
-            ("training", "repeat_kv"),
-            f"repeat_kv = true with implementation {training.implementation}, whose modules decide.",
-            "Leave repeat_kv out, or set implementation: plain.",
-        )
+    for field in ("repeat_kv", "heads_first"):
+        if getattr(training, field) and training.implementation != "plain":
+            yield Broken(
+                ("training", field),
+                f"{field} = true with implementation {training.implementation}, whose modules decide.",
+                f"Leave {field} out, or set implementation: plain.",
+            )
     if training.norm_dtype == "fp32" and training.implementation != "plain":
         yield Broken(
             ("training", "norm_dtype"),

@@ -141,6 +141,11 @@ class TrainingSpec(Block):
         False,
         description="plain modules copy keys and values for every query head before the kernel (torchtune, LitGPT)",
     )
+    heads_first: bool = Field(
+        False,
+        description="plain modules hand queries to the kernel head by head, so its output is copied token by token "
+        "(LitGPT)",
+    )
     norm_dtype: NormDtype = Field(
         "input",
         description="of plain RMSNorms: input: one kernel in the dtype of the input | fp32: operators on an fp32 copy, "

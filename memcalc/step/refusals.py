@@ -54,6 +54,7 @@ def refuse_modules(spec: Spec) -> None:
     asked = {
         "norm_dtype": training.norm_dtype != "input",
         "repeat_kv": training.repeat_kv,
+        "heads_first": training.heads_first,
         "loss_recompute": not training.loss_recompute,
     }
     for field in (name for name, is_asked in asked.items() if is_asked):

@@ -91,6 +91,8 @@ HIDDEN = TOKENS * WIDTH
         (("norm_dtype=fp32",), 2 * (4 + 4 - 2) * HIDDEN),
         # keys and values of 4 heads, in place of 2
         (("repeat_kv=true",), 2 * 2 * (HIDDEN - HIDDEN // 2)),
+        # the kernel's output, which its backward reads, and the copy that the next matmul reads
+        (("heads_first=true",), 2 * HIDDEN),
     ],
 )
 def test_modules_that_keep_more(words: tuple[str, ...], more: int) -> None:

@@ -68,6 +68,7 @@ def test_a_silent_file_has_these_values() -> None:
         "loss_recompute": True,
         "chunked_head": True,
         "repeat_kv": False,
+        "heads_first": False,
         "norm_dtype": "input",
         "loss_shift": "labels",
         "loss_upcast": True,

@@ -354,6 +354,7 @@ def test_tables_over_chunks_that_stay_equal_single_estimates() -> None:
         "chunked_head": [True, False],
         "norm_dtype": ["input", "fp32"],
         "repeat_kv": [False, True],
+        "heads_first": [False, True],
         "gradient_accumulation_steps": [1, 3],
         "b": [1, 4],
     }

@@ -51,7 +51,7 @@ class Attention(Part):
         if c.selective:
             self.tape.recompute(core, (q, k, v))
         eager, by_token = c.attention == "eager", core
-        if eager or c.pads_heads:
+        if eager or c.pads_heads or c.heads_first:
             by_token = ops.copy(core, "attention output by token", reorders=eager)
         query_width = self.axis("d" if c.square else "h·d_h")
         out = self.split.row(by_token, "attention.o_proj", ("d", query_width), bias=c.output_bias)

@@ -124,6 +124,7 @@ class Structure(NamedTuple):
     recomputes_loss: bool = True  # a chunked loss is checkpointed chunk by chunk
     chunks_head: bool = True  # and so is the head's product
     repeats_heads: bool = False  # plain attention copies keys and values for every query head
+    heads_first: bool = False  # plain attention's output is copied token by token
     wide_norms: bool = False  # plain RMSNorms compute on an fp32 copy
     wide_output: bool = False  # the program converts the model's output to fp32
     drops_logits: bool = False  # the loop has no name for the model's output in backward
@@ -254,6 +255,7 @@ def structure_of(spec: Spec) -> Structure:
         recomputes_loss=training.loss_recompute,
         chunks_head=training.chunked_head,
         repeats_heads=training.repeat_kv and model.num_key_value_heads != model.num_attention_heads,
+        heads_first=training.heads_first,
         wide_norms=training.norm_dtype == "fp32",
         wide_output=training.logits_dtype == "fp32",
         drops_logits=training.logits_until == "loss",

@@ -56,9 +56,13 @@ class TokenwiseLoss(Adapted, Loss):
                 logits = self._with_casts(part, shared, out)
             else:
                 logits = self.linear(part, "lm_head", weight, out, bias=bias, tied=tied)
-            found.append(self.cast(logits, dtype, "logits in fp32") if dtype else logits)
+            found.append(logits)
             of_chunks.append(tape.nodes[start:])
         self._add_up(of_chunks, tied=tied)
+        if dtype:  # of a list that is there until all of it is converted
+            wide = tuple(self.cast(logits, dtype, "logits in fp32") for logits in found)
+            tape.still_named(*found)
+            return wide
         return tuple(found)
 
     def chunks_of_logits(self, logits: Tensor, chunks: int) -> tuple[Tensor, ...]:
