@@ -330,7 +330,7 @@ class Family:
         if c.grouped:
             k, v = (self.repeated(x, name, ("b", "s", "h", "d_h"), views=c.masked) for x, name in ((k, "k"), (v, "v")))
         # One of numbers is shared, unless autocast wants it in another dtype.
-        shares = c.padding_mask == "additive" and not (c.autocast and c.parameters != c.compute)
+        shares = c.padding_mask == "additive" and not c.autocast
         return ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=c.masked and not shares)
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:
