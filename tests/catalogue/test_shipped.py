@@ -118,3 +118,25 @@ def test_mistral_without_a_window_is_not_given_the_default_of_its_class() -> Non
     assert window("mistralai/Mistral-7B-v0.1") == (4096, False)  # the catalogue holds it
     assert window("mistralai/Mistral-Small-24B-Instruct-2501") == (0, False)
     assert window("HuggingFaceH4/zephyr-7b-beta") == (4096, True)  # of the shape that v0.1 and v0.2 share
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "tied", "published"),
+    [
+        # Totals of the model cards: 0.49 B, 1.7 B, 0.36 B, 3.09 B, 1.54 B, 4.0 B and 3.8 B.
+        ("Qwen/Qwen2.5-0.5B-Instruct", True, 494_032_768),
+        ("HuggingFaceTB/SmolLM2-1.7B", True, 1_711_376_384),
+        ("HuggingFaceTB/SmolLM2-360M-Instruct", True, 361_821_120),
+        ("Qwen/Qwen2.5-3B-Instruct", True, 3_085_938_688),
+        ("Qwen/Qwen2.5-Math-1.5B", True, 1_543_714_304),
+        ("Qwen/Qwen3-4B-Instruct-2507", True, 4_022_468_096),
+        ("microsoft/Phi-3-mini-4k-instruct", False, 3_821_079_552),
+    ],
+)
+def test_models_whose_source_does_not_say_whether_they_are_tied(hub_id: str, tied: bool, published: int) -> None:
+    """LitGPT's table has no such field; the published totals decide."""
+    entry = find_shipped(hub_id)
+
+    assert entry is not None
+    assert entry.config["tie_word_embeddings"] is tied
+    assert entry.parameters == published
