@@ -30,15 +30,26 @@ def temporary_folder(kind: str, within: Path | None = None) -> Iterator[Path]:
     parent = Path(tempfile.gettempdir()) if within is None else within
     for stale in stale_folders(kind, parent):
         shutil.rmtree(stale, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=kind, dir=parent))
+    # Named before it is made: a signal may come at any moment, and what it ends must know what to remove.
+    folder = parent / f"{kind}{os.urandom(8).hex()}"
     held = None
     try:
+        folder.mkdir(mode=0o700)
         held = _hold(folder)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         if held is not None:
             os.close(held)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a directory, also if a signal comes meanwhile."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def compiler_cache(folder: Path) -> dict[str, str]:

@@ -74,6 +74,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _outcome(arguments: list[str]) -> int:
+    from memcalc.cli.ending import exit_code
     from memcalc.cli.messages import explain_usage, show_error
     from memcalc.cli.streams import ReaderGone, StreamFailed
     from memcalc.cli.tree import USAGE_ERRORS, command_tree
@@ -91,7 +92,7 @@ def _outcome(arguments: list[str]) -> int:
         show_error(explain_usage(error))
         return 2
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return exit_code() or INTERRUPTED
     except MemoryError:
         show_error("not enough host memory. Request less at a time, or free some memory.")
         return Unavailable.exit_code

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+import sys
 from contextlib import suppress
+from typing import Any
 
-from memcalc.errors import Terminated
+from memcalc.errors import ENDINGS, Terminated
 
 # A terminal that closes sends SIGHUP; `timeout`, `kill`, CI runners and batch systems send SIGTERM.
 _ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-
+_SOON = 0.01  # seconds
 
 _received: list[int] = []  # the signals that ended the process
 
@@ -20,9 +22,24 @@ def end_by_signals() -> None:
         with suppress(ValueError, OSError):  # not the main thread
             if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and so do we then
                 signal.signal(number, _terminate)
+    sys.unraisablehook = _raise_again
     with suppress(ValueError):
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _interrupt)
+
+
+def _raise_again(ignored: Any) -> None:
+    """Raise what a signal raised once more, where Python ignores it: in a callback of a weak reference, in `__del__`.
+
+    The import system has such callbacks, so that an interrupt could end in a message and nothing else.
+    """
+    if not issubclass(ignored.exc_type, ENDINGS):
+        sys.__unraisablehook__(ignored)
+        return
+    import _thread
+    import threading
+
+    threading.Timer(_SOON, _thread.interrupt_main).start()  # by then the callback has returned
 
 
 def exit_code() -> int | None:

@@ -86,8 +86,11 @@ def without_properties(parameters: Parameters) -> Parameters:
 
 
 def shard_shape(shape: tuple[int, ...], ranks: int, engine: str) -> tuple[int, ...]:
-    """One rank's share: rows of the first axis (FSDP2, DTensor's Shard(0)), or a flat stretch (DeepSpeed)."""
-    if ranks == 1:
+    """One rank's share: rows of the first axis (FSDP2, DTensor's Shard(0)), or a flat stretch (DeepSpeed).
+
+    A single number has no axis, and each rank has it.
+    """
+    if ranks == 1 or not shape:
         return shape
     if engine == "fsdp2":
         return (-(-shape[0] // ranks), *shape[1:])

@@ -98,6 +98,8 @@ def _exceeds(value: Any, counted: float) -> bool:
         return float(value) > counted
     except (TypeError, ValueError):
         return False
+    except OverflowError:  # an integer beyond all floats
+        return bool(value > 0)
 
 
 LENGTH = ("training.sequence_length", "tokens per sequence, which the program sets")
