@@ -57,7 +57,6 @@ def default_training(
     filled.setdefault("attention_windows", "mask" if filled.get("implementation") == "huggingface" else "kernel")
     if isinstance(filled.get("recipe"), str):
         filled["recipe"] = ALIASES.get(filled["recipe"], filled["recipe"])
-    filled.setdefault("autocast", filled.get("recipe") == "amp")
     # fp32 is a dtype and a recipe: whichever is named decides the other.
     if filled.get("dtype") == "fp32":
         filled.setdefault("recipe", "fp32")

@@ -144,13 +144,13 @@ def _precision(spec: Spec) -> Iterator[Broken]:
             f"recipe fp32 computes in fp32, but dtype = {dtype}.",
             "Set dtype: fp32, or recipe: amp to compute in 16 bit with fp32 weights.",
         )
-    if spec.training.autocast and recipe != "amp" and "fp32" in (recipe, dtype):
+    if spec.training.autocasts and recipe != "amp" and "fp32" in (recipe, dtype):
         yield Broken(
             ("training", "autocast"),
             f"autocast = true with recipe {recipe} and dtype {dtype}: autocast computes in 16 bit.",
             "Set recipe: amp and dtype: bf16 or fp16, or leave autocast out.",
         )
-    if recipe == "amp" and not spec.training.autocast:
+    if recipe == "amp" and not spec.training.autocasts:
         yield Broken(
             ("training", "autocast"),
             "autocast = false with recipe amp, which is autocast over fp32 weights.",

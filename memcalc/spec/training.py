@@ -64,7 +64,8 @@ class TrainingSpec(Block):
     gradient_accumulation_steps: Size = Field(1, description="micro-batches before each optimizer step")
     global_batch_size: Size | None = Field(None, description="b * accumulation * data_parallel, checked if given")
     dtype: Dtype = Field("bf16", description="compute dtype of forward and backward")
-    autocast: bool = Field(
+    autocast: bool | None = Field(
+        None,
         description="whether forward and loss run under torch.autocast, as Trainer's bf16: true does whatever its "
         "weights are in; default: with recipe amp",
     )
@@ -91,6 +92,7 @@ class TrainingSpec(Block):
     ema: Average = Field("none", description="a moving average of the weights: none | weights (their dtype) | fp32")
     zero_grad: Literal["set_to_none", "zero"] = Field("set_to_none", description="free gradients, or fill with zeros")
     zero_grad_before: Literal["forward", "backward"] = Field(
+        "forward",
         description="of a step's first micro-batch; default: forward, but backward with framework lightning",
     )
     recompute: RecomputeWord | RecomputeLayers = Field(
@@ -157,6 +159,7 @@ class TrainingSpec(Block):
         "(transformers before 4.49); with huggingface",
     )
     loss_upcast: bool = Field(
+        True,
         description="whether the loss makes an fp32 copy of the logits (`logits.float()`), or reads them as they are "
         "(`F.cross_entropy(logits, ...)`); default: true, but false with framework loop",
     )
@@ -191,6 +194,11 @@ class TrainingSpec(Block):
     versions: VersionsSpec | None = Field(None, description="releases of packages that decide memory")
     lora: LoraSpec | None = Field(None, description="adapters; with finetune lora or qlora")
     qlora: QloraSpec | None = Field(None, description="the 4-bit base; with finetune qlora")
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether forward and loss run under torch.autocast."""
+        return self.recipe == "amp" if self.autocast is None else self.autocast
 
     @property
     def sequences(self) -> int:

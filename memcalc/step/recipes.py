@@ -18,7 +18,7 @@ from memcalc.step.dtypes import DTYPES, compute_dtype
 
 def autocast(training: TrainingSpec, device: torch.device) -> AbstractContextManager[object]:
     """What the forward and the loss run under."""
-    if training.autocast:
+    if training.autocasts:
         return torch.autocast(device.type, dtype=compute_dtype(training))
     return nullcontext()
 

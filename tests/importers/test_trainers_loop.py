@@ -121,4 +121,4 @@ def test_trainer_autocasts_whatever_its_weights_are_in(
     """accelerator.py, prepare_model: mixed_precision alone decides."""
     training = read(tmp_path, **({"bf16": False} | arguments))
 
-    assert (training.recipe, training.autocast) == expected
+    assert (training.recipe, training.autocasts) == expected

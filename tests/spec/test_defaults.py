@@ -30,7 +30,7 @@ def test_a_silent_file_has_these_values() -> None:
         "gradient_accumulation_steps": 1,
         "global_batch_size": None,
         "dtype": "bf16",
-        "autocast": False,
+        "autocast": None,
         "recipe": "mixed-20",
         "fp8": "none",
         "fp8_skip": ("lm_head", "mlp.router"),

@@ -224,7 +224,7 @@ def structure_of(spec: Spec) -> Structure:
         batched=training.sequences > 1,
         compute=training.dtype,
         parameters=read_dtype(spec),
-        autocast=training.autocast and training.implementation != "torchtitan",  # FSDP2 casts what it gathers
+        autocast=training.autocasts and training.implementation != "torchtitan",  # FSDP2 casts what it gathers
         selective=training.recompute == "selective",
         split=parallelism.tensor_parallel > 1,
         sequence_split=parallelism.sequence_parallel and parallelism.tensor_parallel > 1,
