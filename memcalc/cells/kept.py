@@ -65,7 +65,7 @@ class Kept:
 
 def _answer(line: dict[str, Any]) -> Answer | None:
     """The answer of a line; None where it has none."""
-    values = {each.name: line.get(each.name) for each in fields(Answer)}
+    values: dict[str, Any] = {each.name: line.get(each.name) for each in fields(Answer)}
     sizes = (value for name, value in values.items() if name.endswith("_bytes"))
     phase, seconds, reason = values["peak_phase"], values["seconds"], values["reason"]
     if (
