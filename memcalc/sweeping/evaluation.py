@@ -156,7 +156,7 @@ class _Columns:
 
         def part(array: Array, before: int) -> Array:
             place: Any = (*(slice(None),) * before, *steps, ...)
-            own = array[place]
+            own: Array = array[place]
             return own.reshape(*own.shape[:before], -1)
 
         return self._each(part)
